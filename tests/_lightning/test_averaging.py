@@ -122,6 +122,7 @@ def test_weight_averaging_averages_the_global_models_of_the_rounds(
 
     assert trainer.global_step == STEPS * ROUNDS
     assert len(models.global_models) == ROUNDS
+
     expected = by_hand(models.global_models)
     torch.testing.assert_close(state_vector(module), expected, rtol=1e-5, atol=1e-6)
     # Validation sees the average with this round in it.
@@ -141,6 +142,7 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
             enable_checkpointing=bool(callbacks),
         )
         trainer.fit(module := Plain(), toy_data(), ckpt_path=path)
+
         return state_vector(module), loop.state.model()
 
     within = ModelCheckpoint(
@@ -152,7 +154,9 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
     )
     whole = run(within, at_validation)
     paths = sorted([*(tmp_path / "within").iterdir(), *(tmp_path / "after").iterdir()])
+
     assert [path.stem for path in paths] == [f"step={n}" for n in (13, 26, 39, 52, 20, 40)]
+
     for path in paths:
         # Where nothing is left to train, Lightning does not call on_train_end.
         if path.stem == "step=52":
@@ -177,11 +181,13 @@ def test_checkpoint_saved_after_the_fit_resumes_from_the_global_model_not_the_av
     trainer.save_checkpoint(path)
     checkpoint = torch.load(path, weights_only=False)
     saved_state = checkpoint["state_dict"]
+
     for name, value in delivered_module.state_dict().items():
         assert torch.equal(value, saved_state[name])
 
     _, resumed_module = run(4, path)
     _, uninterrupted_module = run(4)
+
     assert torch.equal(state_vector(resumed_module), state_vector(uninterrupted_module))
 
 
@@ -209,6 +215,7 @@ def test_an_exception_during_validation_leaves_the_global_model_in_the_module(tm
 
     with pytest.raises(ArithmeticError):
         trainer.fit(module, toy_data())
+
     assert torch.equal(state_vector(module), models.global_models[1].double())
 
     # Resumed from what was saved, it equals a run that never failed.
@@ -218,6 +225,7 @@ def test_an_exception_during_validation_leaves_the_global_model_in_the_module(tm
         _, callbacks, _ = parametrize_order(WeightAveraging(), is_first)
         trainer_for(None, tmp_path, 3, callbacks=callbacks).fit(resumed, toy_data(), ckpt_path=path)
         vectors.append(state_vector(resumed))
+
     assert torch.equal(*vectors)
 
 
@@ -271,11 +279,13 @@ def utility_by_hand(module: L.LightningModule, data: Any, judges: str) -> float:
     loss_sum = 0.0
     samples = 0
     module.eval()
+
     for x, y in itertools.chain(*loaders):
         with torch.no_grad():
             loss = torch.nn.functional.cross_entropy(module(x), y)
         loss_sum += float(loss) * len(y)
         samples += len(y)
+
     return -loss_sum / samples
 
 
@@ -304,6 +314,8 @@ def test_every_round_scores_the_model_that_validation_sees(
         module.load_state_dict(state)
         utility = utility_by_hand(module, data, judges)
         expected.append(utility)
+
     bound_metric: Any = loop.metrics["sv"]
     utilities = bound_metric.ends[:, 1, 0].tolist()
+
     assert utilities == pytest.approx(expected, abs=1e-6)

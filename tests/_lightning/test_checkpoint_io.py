@@ -27,6 +27,7 @@ def test_checkpoint_is_drafted_in_its_target_folder_and_then_renamed(tmp_path, m
     trainer.fit(Plain(), toy_data())
     moves.clear()
     trainer.save_checkpoint(tmp_path / "model.ckpt")
+
     assert [(a.parent, b) for a, b in moves] == [(tmp_path, tmp_path / "model.ckpt")]
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["model.ckpt"]
 
@@ -44,8 +45,10 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_no_draft(tmp_path, monkey
     io, path = DurableCheckpointIO(), tmp_path / "last.ckpt"
     io.save_checkpoint({"state_dict": {}, "round": 1}, path)
     fill_disk(monkeypatch)
+
     with pytest.raises(OSError, match="No space left on device.*last.ckpt"):
         io.save_checkpoint({"state_dict": {}, "round": 2}, path)
+
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
     assert io.load_checkpoint(path)["round"] == 1
 
@@ -54,8 +57,10 @@ def test_append_to_a_full_disk_leaves_the_file_unchanged(tmp_path, monkeypatch):
     path = tmp_path / "rows.csv"
     path.write_bytes(b"first\n")
     fill_disk(monkeypatch)
+
     with pytest.raises(OSError, match=r"No space left on device.*rows.csv"):
         append(path, b"second\n")
+
     assert path.read_bytes() == b"first\n"
 
 

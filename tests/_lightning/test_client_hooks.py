@@ -56,6 +56,7 @@ def test_batch_idx_in_module_hooks_restarts_with_each_local_epoch(tmp_path: Path
         stream = torch.Generator()
         length = len(data.client_loader(client, generator=stream))
         indices_of_round += LOCAL_EPOCHS * list(range(length))
+
     assert module.shared.told == {
         "start": 2 * indices_of_round,
         "step": 2 * indices_of_round,
@@ -72,8 +73,10 @@ class Fails(Counts):
 def test_module_has_its_own_hooks_again_after_a_failed_fit(tmp_path: Path) -> None:
     module = Fails()
     own_hook = module.on_train_batch_start = lambda batch, batch_idx: None  # type: ignore[method-assign]
+
     with pytest.raises(ZeroDivisionError):
         fit(FederatedLoop(seed=1), tmp_path, module, rounds=1)
+
     assert module.__dict__["on_train_batch_start"] is own_hook
     assert not {"on_train_batch_end", "optimizer_step"} & module.__dict__.keys()
     assert "on_advance_end" not in module.trainer.fit_loop.epoch_loop.__dict__

@@ -28,6 +28,7 @@ def test_clients_loss_scale_does_not_depend_on_the_client_before_it(tmp_path: Pa
         rounds=1,
         **make_half_precision(),
     )
+
     assert torch.equal(everyone.rounds[0][1], alone.rounds[0][1])
 
 
@@ -45,4 +46,5 @@ def test_loss_scale_resumes_bitwise(tmp_path: Path) -> None:
     resumed = fit(
         FederatedLoop(seed=1), tmp_path, rounds=4, ckpt_path=path, **make_half_precision(), **saving
     )
+
     assert torch.equal(state_vector(resumed), whole)

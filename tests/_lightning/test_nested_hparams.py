@@ -80,12 +80,15 @@ def test_lightning_cli_with_the_loop_trains_a_federation(
     assert whole.model.hparams.width == 8
     assert whole.model.hparams._class_path == f"{HERE}.Module"
     assert Path(whole.trainer.log_dir or "", "contributions.csv").is_file()
+
     half = run("--trainer.max_epochs", "1")
     log_folder = Path(half.trainer.log_dir or "")
     (checkpoint,) = (log_folder / "checkpoints").iterdir()
     resumed = run("--ckpt_path", str(checkpoint))
+
     assert resumed.trainer.current_epoch == 2
     assert torch.equal(state_vector(resumed.model), state_vector(whole.model))
+
     # So it is on flsv's own command line.
     by_flsv = make_cli(["--config", str(config_file)], run=False, quiet=True)
     assert dict(by_flsv.datamodule.source.hparams) == OWN

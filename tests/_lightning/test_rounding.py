@@ -32,6 +32,7 @@ def test_arithmetic_follows_from_the_precision_and_the_device(
     trainer: Any = SimpleNamespace(
         precision=precision, strategy=SimpleNamespace(root_device=device)
     )
+
     assert arithmetic_of(precision, device) == expected
     assert rounding_of(trainer) == ROUNDINGS[expected]
 

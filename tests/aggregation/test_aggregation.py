@@ -66,6 +66,7 @@ def test_shapfed_weighted_by_samples_multiplies_samples_and_scores() -> None:
     cssv = torch.tensor([[0.9, 0.5], [-0.2, 0.1], [0.3, 0.3]])
     round, rule = make_round([0, 2], [30, 10]), ShapFedWA(weighting="samples")
     expected = torch.tensor([30 * (1.9 + 1.5) / 4, 10 * 1.3 / 2])
+
     torch.testing.assert_close(
         rule.weights(round, {"cssv": cssv}).float(), expected / expected.sum()
     )
@@ -78,10 +79,13 @@ def test_shapley_weights_are_equal_if_no_value_is_positive() -> None:
         0.5,
         0.5,
     ]
+
     normalized = ShapleyWeighted("sv", normalize=True).weights(
         round, {"sv": torch.tensor([0.6, 0.2, 0.9])}
     )
+
     assert normalized.tolist() == pytest.approx([0.75, 0.25])
+
     with pytest.raises(RuntimeError, match="has no value before the first aggregation"):
         ShapleyWeighted("sv").weights(round, {})
 
@@ -104,6 +108,7 @@ def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model(
     average = sum(power / sum(powers) * row for power, row in zip(powers, vectors))
     halfway = average / 2 + model / 2
     cut = space.num_parameters
+
     torch.testing.assert_close(vector[:cut], halfway[:cut])
     torch.testing.assert_close(vector[cut:], average[cut:])
     assert weights.sum().item() == pytest.approx(0.5)
@@ -138,6 +143,7 @@ def test_buffers_do_not_affect_robust_aggregation_weights_and_are_averaged(aggre
 
     assert torch.equal(weights, changed_weights)
     assert torch.equal(vector[:cut], changed_vector[:cut])
+
     averages = changed_weights @ with_large_buffers[:, cut:]
     torch.testing.assert_close(changed_vector[cut:], averages)
 
@@ -176,6 +182,7 @@ def run_rounds(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
         x, weights = aggregator.aggregate(round, {})
         torch.testing.assert_close(weights, torch.tensor([1 / 6, 2 / 6, 3 / 6]))
         aggregator.end_round(round)
+
     return x
 
 
@@ -187,6 +194,7 @@ def test_server_optimizer_with_torch_adagrad_equals_fedadagrad_by_hand() -> None
         delta = (round.num_samples / 6) @ (round.client_vectors - x)
         v = v + delta**2
         x = x + 0.1 * delta / (v.sqrt() + TAU)
+
     adagrad = partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=TAU**2, eps=TAU)
     torch.testing.assert_close(run_rounds(ServerOptimizer(adagrad)), x)
 
@@ -197,6 +205,7 @@ def test_server_optimizer_state_is_unchanged_by_a_failed_round() -> None:
     state = copy.deepcopy(aggregator.state_dict())
     aggregator.aggregate(make_random_round(9, torch.ones(8)), {})  # and no end_round
     moments = aggregator.state_dict()["moments"][0]
+
     for name in ("m", "v"):
         assert torch.equal(state["moments"][0][name], moments[name])
 
@@ -213,14 +222,17 @@ def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(
             nn.Parameter(torch.randn(())),
         ]
         optimizer = AdaptiveServer(points, rule=rule)
+
         for _ in range(2):
             for point in points:
                 point.grad = torch.randn_like(point)
             optimizer.step()
+
         return [point.detach() for point in points]
 
     whole = stepped()
     monkeypatch.setattr("flsv.aggregation.fedopt.PIECE", 3)
+
     assert all(map(torch.equal, stepped(), whole))
 
 
@@ -258,6 +270,7 @@ def fit_and_record_rounds(folder: Path, **options: Any) -> list[tuple[Round, Ten
         data=toy_data((4, 3, 4, 3, 2)),
         rounds=1,
     )
+
     return aggregator.results
 
 

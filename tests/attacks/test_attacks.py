@@ -97,6 +97,7 @@ def send_through(
 ):
     if num_parameters is None:
         num_parameters = len(update)
+
     context = UploadContext(client, num_clients, num_parameters, round_index)
     for position, attack in enumerate(attacks):
         update = attack.apply(update, replace(context, position=position))
@@ -112,6 +113,7 @@ def test_attack_changes_only_the_chosen_clients_updates():
             changed_clients.append(client)
 
     assert changed_clients == attack.chosen(5)
+
     honest_client = min(set(range(5)) - set(changed_clients))
     assert send_through([attack], client=honest_client) is SHORT
     assert send_through([]) is SHORT
@@ -170,6 +172,7 @@ def test_false_reports_change_the_reported_loss_only(tmp_path: Path, engine: str
             Plain(network(batch_norm=False)),
             rounds=2,
         )
+
         return loop.contributions["m"], state_vector(module)
 
     honest_losses, model = run("honest", [])
@@ -214,6 +217,7 @@ def test_alignment_mixes_own_direction_with_the_servers_last_step() -> None:
 
     # In its first round there is no step to align with.
     assert torch.equal(sent_first, update)
+
     # The mean of the step's direction and the update's, as long as the update, which is 5.
     expected = torch.tensor([1.0, 0.6, 0.8]) / 2**0.5 * 5
     assert sent_second[:3].norm().item() == pytest.approx(5)
@@ -231,12 +235,14 @@ def test_alignment_without_a_direction_leaves_the_update_finite() -> None:
 
     sent = Alignment().apply(update, make_context(dict(state), unmoved))
     sent_without_update = Alignment().apply(no_update, make_context(dict(state), unmoved))
+
     assert torch.equal(sent, update)
     assert not sent_without_update.any()
 
     # The server's step, -1, 0, 0, is the opposite of the update.
     opposite = torch.tensor([1.0, 0.0, 0.0])
     moved = torch.tensor([0.0, 1.0, 1.0])
+
     assert (
         Alignment(mix=0.5)
         .apply(
@@ -262,6 +268,7 @@ def test_alignment_with_mix_1_sends_the_servers_last_step_direction(tmp_path: Pa
     fit(FederatedLoop(uploads=[attack], seed=1), tmp_path, rounds=3)
 
     assert len(updates) == 3
+
     for round_index in (1, 2):
         sent = updates[round_index]
         step = models[round_index] - models[round_index - 1]
@@ -296,6 +303,7 @@ def fit_with_uploads(folder: Path, *uploads: Any, **options: Any) -> FederatedLo
         data=toy_data((4, 3, 4, 3)),
         rounds=1,
     )
+
     return loop
 
 
@@ -335,9 +343,11 @@ def test_colluders_come_last_and_send_dense_updates(tmp_path: Path) -> None:
     uploaded = loop.contributions["cost"].by_class[:, 0]
     assert uploaded[0] == loop.space.size
     assert uploaded[1] < loop.space.size / 2
+
     # The attacker knows what the others are about to send, most of which are zeros.
     share_of_zeros = (attack.updates == 0).float().mean()
     assert share_of_zeros > 0.5
+
     with pytest.raises(ConfigurationError, match="then collusion"):
         FederatedLoop(uploads=[attack, GaussianPrivacy(1.0, 1.0)])
 

@@ -23,7 +23,9 @@ def test_built_in_digits_merge_and_thin_out_classes_in_training_and_validation()
     expected = [int((target < 6).sum())]
     for digit, share in zip((6, 7, 8, 9), shares[1:]):
         expected.append(round(share * (target == digit).sum()))
+
     assert (train_counts + val_counts).tolist() == expected
+
     val_share = val_counts / (train_counts + val_counts)
     assert ((val_share - 0.4).abs() < 0.02).all()
 
@@ -31,7 +33,9 @@ def test_built_in_digits_merge_and_thin_out_classes_in_training_and_validation()
 def test_diabetes_is_scaled_by_its_training_rows() -> None:
     data = BuiltInData("diabetes", val_fraction=0.25)
     features, targets = data.train_set.tensors
+
     assert targets.dtype == torch.float32
+
     for columns in (features, targets[:, None]):
         num_columns = columns.shape[1]
         means = columns.mean(0)
@@ -47,6 +51,7 @@ def test_diabetes_is_scaled_by_its_training_rows() -> None:
     # The same numbers, moved and scaled: nothing lost, nothing twice.
     scaled = torch.cat([targets, data.val_set.tensors[1]]).numpy()
     raw = load_diabetes().target
+
     np.testing.assert_allclose(
         np.sort(zscore(scaled)),
         np.sort(zscore(raw)),

@@ -20,11 +20,13 @@ from flsv.utilities.errors import ConfigurationError
 def test_federations_of_digits_need_no_data_root(name, monkeypatch):
     monkeypatch.delenv("FLSV_DATA_ROOT", raising=False)
     digits = federation(name)
+
     assert digits.available
 
     data = digits.datamodule()
 
     assert data.num_clients == 6
+
     for kind, bad in digits.bad_client_masks().items():
         assert 0 < int(bad.sum()) < data.num_clients
         if kind in ("label_noise", "feature_noise", "duplicates"):
@@ -57,6 +59,7 @@ def test_federation_from_an_own_file_is_read(tmp_path):
 
     assert (digits.name, digits.rounds) == ("mine", 3)
     assert (digits.title, digits.set) == ("mine", "held_out")
+
     digits.check()
     with pytest.raises(ConfigurationError, match="there is no federation 'nothing'"):
         federation("nothing")
@@ -77,6 +80,7 @@ def test_federation_file_with_errors_is_refused_before_training(
     path = write_digits_file(tmp_path, **changes)
     with pytest.raises(ConfigurationError, match=match):
         federation(path).check()
+
     monkeypatch.setattr("flsv.cli.bench.make_truth", None)  # nothing is trained
     assert (
         main(["bench", "--federations", path, "--metric", "cssv", "--out", str(tmp_path / "out")])
@@ -91,7 +95,9 @@ def test_reference_page_of_federation_files_lists_every_key_and_its_example_is_v
         for cell in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
         for key in re.findall(r"`(\w+)`", cell)
     }
+
     assert keys == set(Federation.__dataclass_fields__) - {"name"}
+
     (example,) = re.findall(r"```yaml[^\n]*\n(.*?)```", page, re.DOTALL)
     path = tmp_path / "mine.yaml"
     path.write_text(example)

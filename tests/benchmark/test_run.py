@@ -48,12 +48,15 @@ def test_benchmark_run_computes_every_registered_metric_in_one_fit() -> None:
         assert values.shape == (3,), name
         assert values.isfinite().all(), name
     assert len(METRICS) >= 18
+
     needs = set()
     for metric in METRICS.values():
         needs |= set(metric.needed)
+
     assert needs <= set(NEEDS)
 
     assert run.evaluations["fedsv"] == 2 * 8
+
     num_samples = make_small_federation().datamodule().num_samples
     assert run.values["size"].tolist() == num_samples.tolist()
 
@@ -104,9 +107,11 @@ def test_entry_of_a_metric_includes_its_client_algorithm() -> None:
     run = run_metrics(make_small_federation(), entries, seed=0)
 
     assert not run.refused
+
     # The training is the same with it and without.
     lone = {"in_run": METRICS["in_run"]}
     run_alone = run_metrics(make_small_federation(), lone, seed=0)
+
     assert torch.equal(run_alone.values["in_run"], run.values[name])
 
 
@@ -140,9 +145,12 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path: Path) -> None:
         folder=folder,
         say=printed.append,
     )
+
     assert len(printed) == 2
+
     repeated = bench(federations, entries, seeds=2, folder=folder, say=printed.append)
     assert len(printed) == 2
+
     extended = bench(federations, with_another, seeds=1, folder=folder, say=printed.append)
 
     for key, values in results.values.items():
@@ -151,6 +159,7 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path: Path) -> None:
 
     cost = costs(small, entries, tmp_path / "costs.csv", say=printed.append)
     cost_read = costs(small, entries, tmp_path / "costs.csv")
+
     assert cost["fedsv"].evaluations == 8
     assert min(entry_cost.seconds for entry_cost in cost.values()) > 0
     assert cost_read.keys() == cost.keys()
@@ -158,8 +167,10 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path: Path) -> None:
     summary = summarize(results, federations, entries)
     table = by_set(results, federations, entries, cost).set_index("metric")
     correlations = summary["all"]
+
     assert_equal_columns(table["rank_correlation"], correlations)
     assert_equal_columns(table["misallocated"], summary["error"])
+
     best, following = table.index[:2]
     assert table["lead"][best] == pytest.approx(correlations[best] - correlations[following])
     assert table["ms_a_round"]["fedsv"] == pytest.approx(1000 * cost["fedsv"].seconds)
@@ -173,6 +184,7 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path: Path) -> None:
         for seed in (0, 1)
     ]
     half = 6.3138 * abs(scores[0] - scores[1]) / 2  # Student's t of one degree of freedom, 90 %
+
     assert correlations["fedsv"] == pytest.approx(sum(scores) / 2)
     assert summary["interval"]["fedsv"] == pytest.approx(
         half,
@@ -198,6 +210,7 @@ def test_metric_with_a_truncated_last_row_is_run_again(tmp_path: Path) -> None:
     read = BenchResults(tmp_path)
 
     assert read.values["small", 0, "size"].tolist() == [1]
+
     shadow = read.values["small", 1, "shadow"].tolist()
     assert shadow == pytest.approx([1, float("nan")], nan_ok=True)
 

@@ -20,6 +20,7 @@ def test_correlation_of_constant_or_missing_values_is_zero_and_auroc_of_one_clas
 def test_clients_without_a_value_rank_last() -> None:
     truth = torch.tensor([1.0, 2.0, 3.0])
     filled = spearman(torch.tensor([2.0, 2, 3]), truth)
+
     assert spearman(torch.tensor([NAN, 2.0, 3.0]), truth) == pytest.approx(filled)
     assert (
         auroc(torch.tensor([0.1, 0.5, NAN]), torch.tensor([False, False, True])) == 0.75

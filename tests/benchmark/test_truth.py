@@ -29,14 +29,17 @@ def test_truth_made_in_parts_equals_truth_made_at_once_and_has_its_settings(tmp_
 
     # Made at once.
     assert make_truth(small, tmp_path, seeds=[1]) == 8
+
     utilities = truth_table(small, tmp_path).utilities
     lines = path.read_text().splitlines(keepends=True)
 
     # Killed while it wrote.
     truncated = "".join(lines[:7]) + "1,0+2"
     path.write_text(truncated)
+
     with pytest.raises(ConfigurationError, match="3 of 8 coalitions are missing"):
         truth_table(small, tmp_path)
+
     for text, missing_count in [
         (truncated, 3),
         (lines[0][:20], 8),
@@ -55,6 +58,7 @@ def test_truth_made_in_parts_equals_truth_made_at_once_and_has_its_settings(tmp_
     longer = replace(small, rounds=3)
     renamed = replace(small, title="another")
     settings = truth_settings(small, FOLDER)
+
     assert truth_settings(longer, FOLDER) != settings
     assert truth_settings(renamed, FOLDER) == settings
     for function in (truth_table, make_truth):
@@ -88,6 +92,7 @@ def test_truth_values_and_ceiling_equal_those_by_hand() -> None:
     for seed, values_of_seed in enumerate(by_seed):
         mean_of_others = np.delete(by_seed, seed, 0).mean(0)
         correlations.append(stats.spearmanr(values_of_seed, mean_of_others).statistic)
+
     assert truth.ceiling == pytest.approx(np.mean(correlations))
 
 
@@ -99,6 +104,7 @@ def test_shipped_truth_tables_are_complete_and_match_the_shipped_federations(nam
     assert set(truth.seeds) <= set(SEEDS)
     assert truth.values.isfinite().all()
     assert truth.ceiling > 0.6
+
     # A game worth the name: the coalitions differ.
     distinct_utilities = {round(utility, 4) for utility in truth.utilities[0].tolist()}
     assert len(distinct_utilities) > truth.num_clients
@@ -156,8 +162,10 @@ def test_truth_coalitions_equal_fits_in_this_process() -> None:
     utilities_here = retrained(masks)
 
     torch.testing.assert_close(utilities, utilities_here, rtol=1e-6, atol=1e-6)
+
     # The coalitions do differ. That of client 0 alone may be worth what nobody is.
     client_0_alone = masks.tolist().index([True, False, False])
     other_utilities = utilities_here.tolist()
     other_utilities.pop(client_0_alone)
+
     assert len(set(other_utilities)) == len(masks) - 1

@@ -28,6 +28,7 @@ def federation_file(tmp_path):
     sections |= {"rounds": 2, "bad": {"label_noise": [1]}}
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(sections))
+
     return str(path)
 
 
@@ -66,6 +67,7 @@ def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
         sys.modules.pop("edited_metric", None)
         importlib.invalidate_caches()
         status = main(command)
+
         return status, capsys.readouterr().err
 
     def stored_values() -> list[float]:
@@ -84,6 +86,7 @@ def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
     assert stored_values() == [0, 1, 2]
     assert bench(scale=-2) == (0, "")
     assert stored_values()[3:] == [0, -2, -4]
+
     content = values_file.read_bytes()
     assert bench(scale=-2) == (0, "")
     assert values_file.read_bytes() == content
@@ -121,6 +124,7 @@ def test_bench_leaves_out_federations_without_data(monkeypatch, tmp_path, capsys
         main(["bench", "--metric", "size", "--federations", "mnist_sizes", "--out", str(tmp_path)])
         == 2
     )
+
     captured = capsys.readouterr()
     assert "mnist_sizes is left out: MNIST/raw is not there" in captured.out
     assert "there is no federation to run" in captured.err

@@ -49,10 +49,12 @@ def test_evaluating_a_checkpoint_creates_no_new_run_folder(trained_run, command,
     assert capfd.readouterr().out == ""
 
     assert run_command(command, trained_run, "--ckpt_path", "best") == 0
+
     printed = capfd.readouterr()
     assert f"Weights from {best}" in printed.out
     assert "dirpath has changed" not in printed.err + printed.out
     assert {path for path in trained_run.rglob("*") if path.is_dir()} == folders
+
     if command == "predict":
         assert "predictions.csv (360 samples)" in printed.out.replace("'", "")
     else:
@@ -69,6 +71,7 @@ def test_predictions_are_as_good_as_the_accuracy_that_lightning_prints(trained_r
 
     table = pd.read_csv(trained_run / "lightning_logs/version_0/predictions.csv")
     assert table["index"].tolist() == list(range(360))
+
     chances = table[[str(label) for label in range(10)]]
     np.testing.assert_allclose(chances.sum(axis=1), 1, atol=1e-4)
     assert table["prediction"].tolist() == chances.to_numpy().argmax(1).tolist()
@@ -78,6 +81,7 @@ def test_predictions_are_as_good_as_the_accuracy_that_lightning_prints(trained_r
     labels = torch.cat([y for _, y in data.test_dataloader()]).numpy()
     accuracy = (table["prediction"] == labels).mean()
     capfd.readouterr()
+
     assert run_command("test", trained_run, "--ckpt_path", "best") == 0
     assert printed_accuracy(capfd.readouterr().out) == pytest.approx(accuracy, abs=1e-6)
 
@@ -90,9 +94,11 @@ def test_ckpt_path_last_is_the_newest_file_of_the_runs_folder(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         os.utime(path, (2e9 - age, 2e9 - age))
+
     trainer = L.Trainer(
         default_root_dir=tmp_path, accelerator="cpu", logger=TensorBoardLogger(tmp_path)
     )
+
     assert (
         find_checkpoint("last", trainer)
         == tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt"
@@ -113,8 +119,10 @@ def test_ckpt_path_without_a_checkpoint_is_a_one_line_error(tmp_path, path, mess
     status = run_command("fit", tmp_path / "runs", "--ckpt_path", path.format(tmp_path))
 
     assert status == 2
+
     error = capsys.readouterr().err
     expected = message.format(tmp_path)
+
     assert re.search(rf"^flsv: error: .*{expected}", error, flags=re.MULTILINE)
     assert "Traceback" not in error
     assert not list((tmp_path / "runs").rglob("*.csv"))
@@ -142,7 +150,9 @@ def test_best_checkpoint_is_chosen_by_val_accuracy_or_else_by_val_loss(
     saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": default_checkpoints([])}
     fit(FederatedLoop(seed=0), tmp_path, Rated(name, values), **saving)
     trainer = trainer_for(None, tmp_path)
+
     assert torch.load(find_checkpoint("last", trainer), weights_only=True)["epoch"] == 2
+
     if best is None:
         with pytest.raises(
             ConfigurationError, match="has no best checkpoint, which needs val_accuracy or val_loss"
@@ -170,8 +180,10 @@ def test_best_checkpoint_before_a_resume_stays_the_best(tmp_path):
 
     best = find_checkpoint("best", trainer_for(None, tmp_path / "second"))
     assert best == tmp_path / "first/checkpoints/best.ckpt"
+
     last_checkpoint = tmp_path / "second/checkpoints/last.ckpt"
     callbacks = torch.load(last_checkpoint, weights_only=True)["callbacks"]
+
     assert callbacks["BestCheckpoint"]["current_score"] == pytest.approx(0.8)
 
 
@@ -214,6 +226,7 @@ def test_predictions_csv_names_line_client_and_patient_of_each_row(wrapped, prel
         }
         source = {"class_path": "flsv.data.TableData", "init_args": arguments}
         config = {"source": source, "partitioner": "flsv.data.GroupPartitioner"}
+
     config["loader"] = {"preload": preload}
     file = tmp_path / "run.yaml"
     trainer = {
@@ -231,5 +244,6 @@ def test_predictions_csv_names_line_client_and_patient_of_each_row(wrapped, prel
         patient, _, label, ward = line.split(",")
         if label:
             expected.append((str(number), patient, ward))
+
     assert [(row["line"], row["patient"], row["client"]) for row in predictions] == expected
     assert list(predictions[0])[:5] == ["index", "line", "client", "patient", "prediction"]

@@ -48,6 +48,7 @@ def test_init_copies_configurations_and_overwrites_no_file(
     assert (
         "flsv fit --config mine/fedsv.yaml --config mine/guo_noisy.yaml" in capsys.readouterr().out
     )
+
     Path("quickstart.yaml").write_text("mine")
     assert main(["init"]) == 2
     assert "is there already" in capsys.readouterr().err

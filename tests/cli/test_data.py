@@ -28,6 +28,7 @@ def clinics_file(tmp_path, monkeypatch):
         block for block in pages.blocks_of_page(page.read_text()) if block.title == "clinics.py"
     )
     exec(script.text)
+
     return tmp_path
 
 
@@ -35,15 +36,19 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(clini
     Path("federation.yaml").write_text(
         f"data:\n  source: clinics\n  labels: died\n  columns: {COLUMNS}\ntrainer:\n  max_epochs: 3\n"
     )
+
     assert main(["data", "federation.yaml", "--out", "cards"]) == 0
+
     printed = capsys.readouterr().out
     names = ("Boston", "Lyon", "Osaka", "Quito")
     frames = {name: pd.read_csv(f"clinics/{name}.csv") for name in names}
+
     for name, frame in frames.items():
         share = (frame["died"] == "yes").mean()
         (line,) = (line for line in printed.splitlines() if line.split()[:1] == [name])
         printed_share = float(line.split()[-2])
         assert printed_share == pytest.approx(100 * share, abs=0.06)
+
     assert "The server validates on clinics, its validation part, 1,000 samples." in printed
     assert "Rare: yes (" in printed
     assert "creatinine is missing mostly at Osaka" in printed
@@ -54,11 +59,13 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(clini
         for name, frame in frames.items():
             missing = frame[column].isna().mean()
             assert float(rows[column][name]) == pytest.approx(missing, abs=1e-6)
+
     assert rows["discharged"]["is read as"] == "days since admitted"
     assert "patient" not in rows
 
     described = pd.read_csv("cards/summary.csv", index_col=["column", "client"])
     ages = frames["Lyon"]["age"]
+
     assert described.loc[("age", "Lyon"), "count"] == ages.notna().sum()
     assert described.loc[("age", "Lyon"), "mean"] == pytest.approx(ages.mean())
     assert pd.read_csv("cards/samples.csv")["client"].tolist() == list(frames)
@@ -70,6 +77,7 @@ def test_data_command_escapes_formulas_and_runs_no_module_beside_a_table(tmp_pat
     for number in range(40):
         is_odd = number % 2
         rows.append((number, "=@"[is_odd] + "A1", "ny"[is_odd]))
+
     Path("visits.csv").write_text("".join(f"{','.join(map(str, row))}\n" for row in rows))
     Path("visits.py").write_text("open('it ran', 'w')\n")
     options = [
@@ -80,15 +88,19 @@ def test_data_command_escapes_formulas_and_runs_no_module_beside_a_table(tmp_pat
     ]
 
     assert main(["data", *options, "--out=cards"]) == 0
+
     Path("pair.yaml").write_text(
         "data: {source: [visits.csv, visits.csv], labels: ill, files: {root: .}}\n"
     )
+
     assert main(["data", "pair.yaml"]) == 0
 
     assert not Path("it ran").exists()
+
     for path in Path("cards").iterdir():
         text = path.read_text()
         assert not re.search(r"(^|,)[=@]", text, re.MULTILINE), text
+
     assert "'=A1" in Path("cards/samples.csv").read_text()
 
 
@@ -99,6 +111,7 @@ def test_data_notes_name_a_class_that_a_client_lacks(clinics_file):
     frames["Lyon"]["died"] = "no"
     data = FederatedDataModule(clients=frames, labels="died")
     data.setup("fit")
+
     assert "No training sample of yes: Lyon." in notes_on_data(data)
 
 
@@ -133,6 +146,7 @@ def write_hospitals(folder: Path) -> Path:
         if name == "Bonn":
             table = pd.concat([table, table.iloc[:60]])
         table.to_csv(folder / f"{name}.csv", index=False)
+
     return folder
 
 
@@ -143,9 +157,12 @@ def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, mo
         "--data.source=hospitals",
         "--data.labels=died",
     ]
+
     assert main(["data", *options, "--out=cards"]) == 0
+
     doubts = pd.read_csv("cards/doubts.csv")
     named_columns = [(row.site, row.column) for row in doubts.itertuples()]
+
     assert named_columns == [
         ("Celle", "creatinine"),
         ("Bonn", "all columns"),
@@ -153,8 +170,10 @@ def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, mo
     ]
     assert "as between creatinine in mg/dl and µmol/l" in doubts["doubt"][0]
     assert re.fullmatch(r"\d+ of \d+ rows are there twice", doubts["doubt"][1])
+
     printed = capsys.readouterr().out
     assert printed.index("creatinine in mg/dl") < printed.index("rows are there twice")
+
     further_options = [
         "--data.partitioner=null",
         "--trainer.max_epochs=1",
@@ -174,6 +193,7 @@ def test_warnings_to_users_are_printed_in_one_line(tmp_path: Path) -> None:
     for number in range(60):
         label = str(number % 2) if number else ""
         rows.append((f"c{number % 3}", str(number), label))
+
     file = tmp_path / "t.csv"
     options = [f"--data.{key}={value}" for key, value in write_table(file, rows).items()]
 
@@ -214,17 +234,21 @@ def test_images_that_cannot_be_read_are_named(damage, is_by_client, tmp_path, ca
     for client in clients:
         write_images(root / client / "ill", 40)
         write_images(root / client / "well", 40)
+
     arguments = [
         "data",
         f"--data.source={root}",
         "--data.files.image_size=4",
     ]
+
     assert main(arguments) == 0
 
     path = root / clients[-1] / "well/001.png"
     damaged_content = DAMAGES[damage](path.read_bytes())
     path.write_bytes(damaged_content)
+
     assert main(arguments) == 2
+
     error = capsys.readouterr().err
     assert "well/001.png cannot be read as an image" in error
     assert "Repair or remove it" in error
@@ -235,6 +259,7 @@ def test_folder_without_images_is_named(tmp_path):
     write_images(tmp_path / "well", 40)
     (tmp_path / "notes").mkdir()
     data = FederatedDataModule(str(tmp_path), files=Files(image_size=4))
+
     with pytest.warns(UserWarning, match="folders without images: 'notes'"):
         data.setup("fit")
     assert data.num_classes == 3

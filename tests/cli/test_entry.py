@@ -20,6 +20,7 @@ from helpers.runs import write_config
 def test_help_lists_every_subcommand(capsys):
     with pytest.raises(SystemExit, match="^0$"):
         main([])
+
     text = capsys.readouterr().out
     assert [
         name
@@ -44,8 +45,10 @@ def test_fit_prints_folder_and_report_command_and_if_quiet_the_folder_only(
     command = ["fit", "--config", str(write_config(tmp_path / "federation.yaml"))]
 
     assert main([*command, "--trainer.default_root_dir=here there"]) == 0
+
     out = capfd.readouterr().out
     folder = "'here there/lightning_logs/version_0'"
+
     assert f"Results: {folder}" in out
     assert "tensorboard --logdir 'here there/lightning_logs'" in out
     assert f"flsv report {folder}" in out
@@ -54,10 +57,12 @@ def test_fit_prints_folder_and_report_command_and_if_quiet_the_folder_only(
     assert "report.html'" in capfd.readouterr().out
 
     assert main([*command, "-q", "--trainer.default_root_dir=quiet"]) == 0
+
     printed = capfd.readouterr()
     assert re.fullmatch(r"Results: quiet/lightning_logs/version_0 .*\n", printed.out)
     assert "GPU available" not in printed.err
     assert "Epoch" not in printed.err
+
     page = "quiet/lightning_logs/version_0/clients/1/report.html"
 
     assert main(["report", "-q", "quiet/lightning_logs/version_0", "--client", "1"]) == 0
@@ -84,6 +89,7 @@ def test_stopped_fit_prints_the_command_that_resumes_it(
     monkeypatch.chdir(tmp_path)
     if closing:
         monkeypatch.setattr(TensorBoardLogger, "finalize", closes_twice)
+
     Path(f"stops{epoch}.py").write_text(
         "import lightning as L\n\n\nclass Stops(L.Callback):\n"
         "    def on_train_batch_start(self, trainer, *_):\n"
@@ -104,8 +110,10 @@ def test_stopped_fit_prints_the_command_that_resumes_it(
 
     printed = capsys.readouterr().out
     has_round = epoch > 0
+
     assert ("Contributions" in printed) is has_round
     assert ("Results: lightning_logs/version_0" in printed) is has_round
+
     # Before a checkpoint was saved, last would be another run's.
     resumes = printed.endswith("Go on:   the same command with --ckpt_path last\n")
     assert resumes is has_round
@@ -146,6 +154,7 @@ def test_fit_refused_before_its_first_round_leaves_no_folder(tmp_path):
         str(write_config(tmp_path / "federation.yaml")),
         f"--trainer.default_root_dir={tmp_path}",
     ]
+
     assert main(["fit", *config]) == 0
     assert (
         main(
@@ -168,6 +177,7 @@ def test_config_yaml_is_written_into_the_trackers_run_folder(tmp_path):
         str(write_config(tmp_path / "federation.yaml")),
         f"--trainer.default_root_dir={tmp_path}",
     ]
+
     assert main(["fit", *config, "--trainer.logger=helpers.runs.Tracker"]) == 0
     assert {"config.yaml", "run.json", "contributions.csv"} <= {
         p.name for p in (tmp_path / "7" / "of_run").iterdir()
@@ -179,6 +189,7 @@ def test_help_fits_a_terminal_of_80_columns(command, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         main([command, "--help"])
+
     assert [
         line for line in capsys.readouterr().out.splitlines() if len(line) > 80 or "``" in line
     ] == []
@@ -192,6 +203,7 @@ def test_closed_output_pipe_causes_no_traceback():
     done = subprocess.run(
         f"{shlex.join([sys.executable, '-c', code])} | head -n 1", shell=True, capture_output=True
     )
+
     assert done.stderr == b""
 
 
@@ -201,8 +213,10 @@ def test_command_goes_on_when_its_output_is_no_longer_read(command, tmp_path):
     write_config(tmp_path / "federation.yaml", federation={"reporting": {"figures": 0}})
     pipeline = f"{sys.executable} -m flsv {command} | true; exit ${{PIPESTATUS[0]}}"
     finished = subprocess.run(["bash", "-c", pipeline], cwd=tmp_path, capture_output=True)
+
     assert finished.returncode == 0, finished.stderr
     assert b"Traceback" not in finished.stderr
+
     checkpoints = list(tmp_path.rglob("last.ckpt"))
     assert len(checkpoints) == command.startswith("fit")
 
@@ -221,5 +235,6 @@ def test_misspelt_configuration_is_told_before_torch_is_imported(words, hint):
         f"status = main({['fit', *words]!r}); sys.exit(status + 10 * ('torch' in sys.modules))"
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
     assert finished.returncode == 2
     assert hint in finished.stderr

@@ -44,6 +44,7 @@ def write_late_config(path: Path) -> str:
     for name, options in WAYS.items():
         arguments = {"coalitions": "all", **options}
         metrics[name] = {"class_path": "ShadowShapley", "init_args": arguments}
+
     sections["federation"]["metrics"] = metrics
     path.write_text(yaml.safe_dump(sections))
     return str(path)
@@ -57,7 +58,9 @@ def fit_rounds(folder: Path, rounds: int, *options: str) -> Path:
         f"--trainer.max_epochs={rounds}",
         *QUIET,
     ]
+
     assert main([*command, f"--trainer.default_root_dir={folder}", *options]) == 0
+
     return folder / "lightning_logs" / "version_0"
 
 
@@ -69,11 +72,13 @@ def duplicates_in(run: Path) -> list[object]:
         cells = csv.DictReader(line for line in lines if not line.startswith("#"))
         counts = Counter(tuple(map(row.get, key)) for row in cells)
         repeated += [row_key for row_key, count in counts.items() if count > 1]
+
     for folder in {path.parent for path in run.rglob("events.out.tfevents.*")}:
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
         for tag in events.Tags()["scalars"]:
             steps = Counter(event.step for event in events.Scalars(tag))
             repeated += [(folder.name, tag, step) for step, count in steps.items() if count > 1]
+
     return repeated
 
 
@@ -104,13 +109,16 @@ def test_resumed_run_with_metrics_valued_after_training_equals_an_uninterrupted_
         assert resumed == run
         assert duplicates_in(run) == []
         assert main(["report", str(run)]) == 0
+
     versions = tmp_path / "resumed" / "lightning_logs"
     assert [folder.name for folder in versions.iterdir()] == ["version_0"]
 
     key = ["round", "metric", "client", "class"]
     table = flsv.read_run(run).sort_values(key)
     expected = flsv.read_run(straight).sort_values(key)
+
     assert WAYS.keys() <= set(table["metric"])
+
     # Where values are computed every third round and after the last, the last round of the first part has some, too.
     table = table[(table["metric"] != "sparse") | (table["round"] == 2)]
     pandas.testing.assert_frame_equal(

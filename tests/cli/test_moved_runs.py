@@ -92,6 +92,7 @@ def test_best_checkpoint_of_another_run_beside_the_last_is_refused(
     shutil.copytree(moved_projects / "archive", mixed)
     shutil.copy(moved_projects / "project" / BEST, mixed / BEST)
     os.utime(mixed / BEST, (0, 0))
+
     with pytest.raises(ConfigurationError, match=r"mixed/checkpoints/best.ckpt is of another run"):
         find_file(mixed, "best")
 
@@ -119,6 +120,7 @@ def test_checkpoints_in_two_folders_are_found_after_a_move(tmp_path: Path) -> No
     save_last = ModelCheckpoint(project / "checkpoints", filename="last")
     train_run(project, SCORES, callbacks=[save_best, save_last])
     shutil.move(project, archive)
+
     assert find_file(archive, "best") == archive / "best/top.ckpt"
 
 
@@ -132,13 +134,16 @@ def test_moved_run_is_resumed_with_its_own_values_and_its_own_best(
     train_run(moved / "second", SCORES, rounds=4, ckpt_path=run / LAST)
     resumed = flsv.read_run(moved / "second")
     is_earlier = resumed["round"] < 3
+
     assert read_rounds(moved / "second") == [0, 1, 2, 3]
     assert resumed[is_earlier]["value"].tolist() == flsv.read_run(run)["value"].tolist()
 
     # The best round is one of before, and both folders are moved once more.
     assert find_file(moved / "second", "best") == run / BEST
+
     shutil.move(moved, moved_again)
     best = find_file(moved_again / "second", "best")
+
     assert best == moved_again / "first" / BEST
 
 
@@ -150,6 +155,7 @@ def test_renamed_run_that_improves_after_a_resume_leaves_the_other_run_as_it_is(
     run = tmp_path / "renamed"
     shutil.copytree(moved_projects / "archive", run)
     train_run(run, SCORES, rounds=5, ckpt_path=run / LAST)
+
     assert best_of_other_run.read_bytes() == content
     assert read_epoch(find_file(run, "best")) == 4
     assert read_rounds(run) == [0, 1, 2, 3, 4]
@@ -162,5 +168,6 @@ def test_checkpoint_in_the_folder_of_another_run_is_not_resumed(
     checkpoint = mixed / LAST
     shutil.copytree(moved_projects / "project", mixed)
     shutil.copy(moved_projects / "archive" / LAST, checkpoint)
+
     with pytest.raises(ConfigurationError, match="mixed holds another run than the one that saved"):
         train_run(mixed, SCORES, rounds=4, ckpt_path=checkpoint)

@@ -36,8 +36,10 @@ def test_new_metric_package_can_be_installed_and_trained_with(tmp_path):
 
     status, printed = Forked(tmp_path / "run", fit).wait()
     assert status == 0, printed
+
     (table,) = tmp_path.rglob("contributions.csv")
     lines = table.read_text().splitlines()[1:]
+
     assert MODULE in {line.split(",")[1] for line in lines}
 
 
@@ -46,6 +48,7 @@ def test_test_of_the_new_metric_package_passes(tmp_path, monkeypatch):
     written = importlib.import_module(f"test_{MODULE}")
     for check in written.test_it_does_what_every_metric_does.pytestmark[0].args[1]:
         written.test_it_does_what_every_metric_does(check=check)
+
     written.test_by_hand()
     for module in (MODULE, f"test_{MODULE}"):
         del sys.modules[module]

@@ -20,9 +20,12 @@ def read_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         status = main(list(arguments))
     except SystemExit as stopped:
         status = stopped.code  # type: ignore[assignment]
+
     assert status == 2
+
     error = capsys.readouterr().err
     assert "Traceback" not in error
+
     return error
 
 
@@ -67,6 +70,7 @@ def test_command_line_error_names_the_wrong_option_or_value(
     monkeypatch.syspath_prepend(tmp_path)
     Path("notes.txt").write_text("digits")
     Path("lacks.py").write_text("import nowhere")
+
     assert message in read_error(capsys, *line.split())
     assert not list(tmp_path.rglob("*.ckpt"))
 
@@ -81,6 +85,7 @@ def test_metrics_of_several_configuration_files_are_merged(tmp_path):
     loop = load_loop("digits", CONFIGS / "afedsv.yaml")
     assert sorted(loop.metrics) == ["cssv", "ssv"]
     assert repr(loop.aggregator).startswith("ShapleyWeighted(")
+
     with_momentum = tmp_path / "again.yaml"
     without_metrics = tmp_path / "none.yaml"
     with_momentum.write_text(
@@ -91,6 +96,7 @@ def test_metrics_of_several_configuration_files_are_merged(tmp_path):
 
     assert load_loop("digits", with_momentum).metrics["cssv"].momentum == 0.5
     assert load_loop("digits", without_metrics).metrics == {}
+
     merged = load_loop("digits", without_metrics, "afedsv", arguments=arguments)
     assert sorted(merged.metrics) == ["loo", "ssv"]
 
@@ -144,6 +150,7 @@ def test_misspelt_configuration_is_told_by_its_line_and_the_nearest_name(name, t
     lines = path.read_text().splitlines()
     (number,) = [index for index, line in enumerate(lines, start=1) if word in line]
     message = error.splitlines()[-1]
+
     assert message.startswith(f"flsv: error: {path}, line {number}: ")
     assert advice in message
 
@@ -156,12 +163,15 @@ def test_monitor_of_a_value_that_is_not_logged_is_told_before_and_after_the_firs
     path.write_text(f"trainer: {{max_epochs: 2, callbacks: [{callback}]}}\n")
     options = ["--config", "digits", "--config", str(path), *QUIET]
     folder = f"--trainer.default_root_dir={tmp_path}"
+
     with pytest.warns(UserWarning, match="validation logs no such value. Did you mean val_loss"):
         error = read_error(capsys, "fit", *options, folder)
+
     expected = (
         f"flsv: error: {path}, line 1: EarlyStopping(monitor='val_los'): no such value is logged. "
         "Did you mean val_loss"
     )
+
     assert expected in error
 
 
@@ -192,6 +202,7 @@ def test_unusable_configuration_file_is_a_one_line_error(content, advice, tmp_pa
         capsys, "fit", "-q", "--config", "digits", "--config", str(tmp_path / "mine.yaml"), *options
     )
     (line,) = [line for line in error.splitlines() if not line.startswith(("INFO", "Seed set"))]
+
     assert line.startswith("flsv: error: ")
     assert advice in line
 
@@ -205,6 +216,7 @@ def test_classes_are_found_by_their_names_alone_in_a_new_process():
         "print(*cli.config.federation.aggregator.class_path.split('.')[-1:])"
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
     assert finished.returncode == 0, finished.stderr
     assert "TrimmedMean" in finished.stdout
 
@@ -226,6 +238,7 @@ def load_config(folder, names, *options):
         path = folder / f"{name}.yaml"
         path.write_text(SECTION % OPTIMIZERS[name])
         words += ["--config", str(path)]
+
     config = make_cli([*words, *options], run=False).config.as_dict()
     del config["config"]
     return config
@@ -255,6 +268,7 @@ def test_optimizer_of_another_class_on_the_command_line_begins_anew(tmp_path):
 
     faster = load_config(tmp_path, ["sgd"], *ADAM["short"], "--model.optimizer.lr=0.25")
     optimizer = faster["model"]["init_args"]["optimizer"]
+
     assert optimizer["init_args"]["lr"] == 0.25
     assert optimizer["init_args"]["weight_decay"] == 0
 
@@ -297,6 +311,7 @@ def test_sections_of_optimizer_and_scheduler_are_lightnings(tmp_path):
     assert isinstance(optimizer, torch.optim.SGD)
     assert optimizer.defaults["lr"] == 0.25
     assert scheduler.step_size == 3
+
     settings = option_texts(cli.config.as_dict())
     assert settings["optimizer.init_args.lr"] == "0.25"
     assert settings["lr_scheduler.init_args.step_size"] == "3"

@@ -30,9 +30,12 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
         str(write_config(tmp_path / "federation.yaml", federation=parts)),
         f"--out={out}",
     ]
+
     assert main(command) == 0
+
     printed = capsys.readouterr().out
     assert "Run 3 of 3: seed 2" in printed
+
     of_sv, of_cssv = re.split(r"\bc?s?sv, mean of 3 runs", printed)[1:]
     assert "share" in of_sv
     assert "share" not in of_cssv
@@ -41,11 +44,13 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
 
     runs = [open_run(path) for path in sorted(out.rglob("contributions.csv"))]
     assert [run.record["settings"]["federation_seed"] for run in runs] == [0, 1, 2]
+
     finals = [run.final("cssv") for run in runs]
     assert finals[0] != finals[2]  # another seed
 
     summary = read_rows(out / "repeat.csv")
     assert [row["metric"] for row in summary] == ["cssv"] * 3 + ["sv"] * 3
+
     rows_of_cssv = summary[:3]
     for client, row in enumerate(rows_of_cssv):
         values = [final[client] for final in finals]
@@ -64,7 +69,9 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
         ]
         assert numbers == pytest.approx(expected)
         assert row["share"] == ""
+
     assert sum(float(row["share"]) for row in summary[3:]) == pytest.approx(1)
+
     basis = basis_of(runs[1], "cssv")
     assert [*basis.values] == [float(row["mean"]) for row in rows_of_cssv]
     assert [*basis.low] == [float(row["low"]) for row in rows_of_cssv]
@@ -78,8 +85,10 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
     assert capsys.readouterr().out == f"Summary: {out}/repeat.csv\n"
     assert read_rows(out / "repeat.csv") == summary
     assert main([*command, "--trainer.max_epochs=2"]) == 2
+
     error = capsys.readouterr().err
     message = "holds results of other settings: trainer.max_epochs is 2 and was 1. Go"
+
     assert message in error
 
 
@@ -88,11 +97,14 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
     table = [["clinic", "age", "ill"]]
     for clinic in "AB":
         table += [[clinic, str(20 + i * 7 % 31), "ny"[i % 2]] for i in range(20)]
+
     changed = [*table[:-1], ["B", "99", table[-1][2]]]
     config = write_config(tmp_path / "federation.yaml", data=write_table(file, table))
     out = tmp_path / "out"
     options = ["--config", str(config), "--out", str(out)]
+
     assert main(["repeat", "2", *options, "-q"]) == 0
+
     summary = (out / "repeat.csv").read_bytes()
 
     write_table(file, changed)
@@ -107,11 +119,14 @@ def test_repeat_of_fewer_runs_than_there_are_averages_all_of_them(tmp_path, caps
     out = tmp_path / "out"
     config = write_config(tmp_path / "federation.yaml")
     options = [f"--config={config}", f"--out={out}"]
+
     assert main(["repeat", "3", *options, "-q"]) == 0
+
     summary_of_3 = (out / "repeat.csv").read_bytes()
     capsys.readouterr()
 
     assert main(["repeat", "2", *options]) == 0
+
     output = capsys.readouterr().out
     assert f"{out} has 3 runs. The means are over all of them." in output
     assert "cssv, mean of 3 runs" in output

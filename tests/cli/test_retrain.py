@@ -53,6 +53,7 @@ def trained_run(tmp_path_factory):
         trainer=trainer,
         federation=federation,
     )
+
     return fit_by_command(folder, config)
 
 
@@ -89,6 +90,7 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(copied_run):
 
     expected = exact_shapley(utility, 3).values
     torch.testing.assert_close(torch.tensor(table["value"]), expected, rtol=0, atol=1e-7)
+
     stored = read_rows(path)
     assert [row["client"] for row in stored] == ["0", "1", "2"]
     assert float(stored[2]["value"]) == table["value"][2]
@@ -98,6 +100,7 @@ def test_retrain_without_a_client_saves_the_module_of_a_run_of_the_others(
     copied_run, tmp_path, capsys
 ):
     assert main(["retrain", str(copied_run), "--without", "1"]) == 0
+
     output = read_output(capsys)
     assert "without_1.ckpt" in output
     assert "without 1: accuracy 0." in output
@@ -112,6 +115,7 @@ def test_retrain_without_a_client_saves_the_module_of_a_run_of_the_others(
     checkpoint = run_of_others / "checkpoints" / "last.ckpt"
     expected = torch.load(checkpoint, weights_only=False)["state_dict"]
     state = ClassifierClient.load_from_checkpoint(copied_run / "without_1.ckpt").state_dict()
+
     assert state.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(state[name], value)
@@ -135,10 +139,12 @@ def test_retrain_refuses_scores_that_give_no_single_value(
 def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(copied_run, capsys):
     """By another score and without one of the seeds, too: these shares stand beside the first."""
     assert main(["retrain", str(copied_run), "--rounds", "1"]) == 0
+
     message, outcome = (
         read_output(capsys),
         read_rows(copied_run / "retrained.csv"),
     )
+
     # Of three clients each alone and all but one are all.
     assert {(row["trainings"], row["seeds"], row["rounds"]) for row in outcome} == {
         ("all", "3 4 5", "1")
@@ -169,14 +175,17 @@ def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(copied_ru
         )
         == 0
     )
+
     page = text_of_page(copied_run / "all.html")
     assert "Brackets are for other cases, other seeds." in page
+
     for kind in ("seeds", "cases"):
         cells = [row[f"covariance of {kind}"].lstrip("'") for row in outcome]
         covariance = numpy.array([cell.split() for cell in cells], float)
         assert covariance == pytest.approx(covariance.T)
         assert numpy.linalg.eigvalsh(covariance).min() > -1e-9
         assert covariance.diagonal().min() > 0
+
     assert all(
         f" % {values_name}" in page
         for values_name in (
@@ -185,9 +194,12 @@ def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(copied_ru
             "by loss",
         )
     )
+
     whole, _ = retrain(copied_run, rounds=1)
     by_loss, _ = retrain(copied_run, metric="negative_loss", rounds=1)
+
     assert by_loss["share"].tolist() == whole["share by negative_loss"].tolist()
+
     two_seeds, _ = retrain(copied_run, rounds=1, seeds=2)
     assert (
         two_seeds["share"].tolist()
@@ -230,8 +242,10 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(copied_r
         "1",
         "--trainings",
     ]
+
     assert main([*command, "singles"]) == 0
     assert "Only each partner alone and all together were trained." in read_output(capsys)
+
     page = copied_run / "shares.html"
     assert (
         main(
@@ -278,14 +292,18 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(copied_r
         )
         == 2
     )
+
     earlier_lines = (copied_run / "retrained_scores.csv").read_text().splitlines()
     capsys.readouterr()
+
     assert main([*command, "both"]) == 0
     assert "A single seed was used, and another gives other amounts" in read_output(capsys)
     assert {*earlier_lines} < {*(copied_run / "retrained_scores.csv").read_text().splitlines()}
+
     outcome = read_rows(copied_run / "retrained.csv")
     assert sum(float(row["share"]) for row in outcome) == pytest.approx(1)
     assert all(float(row["low"]) < float(row["value"]) < float(row["high"]) for row in outcome)
+
     capsys.readouterr()
     # Trainings from which outputs are not predicted only rank.
     assert main([*command, "leave-one-out"]) == 0
@@ -303,6 +321,7 @@ def test_nothing_in_a_runs_checkpoint_is_executed(copied_run, tmp_path, monkeypa
     shutil.copytree(copied_run, "run")
     path = Path("run/checkpoints/last.ckpt")
     torch.save({**torch.load(path, weights_only=True), "hyper_parameters": Hostile()}, path)
+
     assert main(["retrain", "run", "--seeds", "1", "--trainings", "singles"]) == 0
     assert "last.ckpt holds objects that may run code" in read_output(capsys)
     assert not Path("hostile").exists()
@@ -321,6 +340,7 @@ def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(
     command = ["retrain", str(changed), "--trainings", "singles", "--seeds", "1"]
 
     assert main(command) == 2
+
     output = " ".join("".join(capsys.readouterr()).split())
     assert (
         "there are no values: the coalition of all clients, trained again from the run's configuration"
@@ -330,9 +350,11 @@ def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(
 
     # Other settings are not compared; without the checkpoint, that is said.
     assert main([*command, "--rounds", "1"]) == 0
+
     shutil.rmtree(changed / "checkpoints")
     (changed / "retrained_scores.csv").unlink()
     capsys.readouterr()
+
     assert main(command) == 0
     assert "not compared with the run's own weights" in read_output(capsys)
 

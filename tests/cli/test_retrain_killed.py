@@ -38,9 +38,11 @@ def uninterrupted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = write_config(
         folder / "fed.yaml", model=model, trainer=trainer, federation=federation, seed_everything=3
     )
+
     for arguments in (["fit", "--config", str(config)], RETRAIN):
         status, output = start_command(folder, *arguments).wait()
         assert status == 0, output
+
     return folder
 
 
@@ -52,11 +54,13 @@ def test_killed_retrain_ends_children_and_keeps_finished_trainings(
     shutil.copytree(uninterrupted_run / "lightning_logs", tmp_path / "lightning_logs")
     run = tmp_path / "lightning_logs" / "version_0"
     file = run / "retrained_scores.csv"
+
     for path in run.glob("retrained*"):
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink()
+
     process = start_command(tmp_path, *RETRAIN, WAITS="0.05")
     end = time.monotonic() + 900
     while not (
@@ -67,15 +71,20 @@ def test_killed_retrain_ends_children_and_keeps_finished_trainings(
         status, output = process.wait(0.02)
         assert status is None, output
         assert time.monotonic() < end
+
     os.kill(process.pid, number)
     status, output = process.wait(60)
+
     assert status == (-number if number == signal.SIGKILL else 128 + number), output
     assert ("stopped. Finished work is kept" in output) is (number != signal.SIGKILL)
+
     end = time.monotonic() + 10
     while processes(process.pid) and time.monotonic() < end:
         time.sleep(0.02)
+
     assert processes(process.pid) == []
     assert 3 <= len(file.read_text().splitlines()) - 2 < 8
+
     status, output = start_command(tmp_path, *RETRAIN).wait()
     assert status == 0, output
     for name in ("retrained.csv", "retrained_scores.csv"):

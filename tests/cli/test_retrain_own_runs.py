@@ -68,6 +68,7 @@ def test_retrain_warns_if_one_class_dominates_the_validation_set(tmp_path, capsy
             data=data,
         ),
     )
+
     for metric, message in (
         ("accuracy", True),
         ("negative_loss", False),
@@ -108,7 +109,9 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
     }
     run = fit_by_command(tmp_path, write_config(tmp_path / "federation.yaml", **options))
     shadow_rows = [row for row in read_rows(run / "contributions.csv") if row["metric"] == "shadow"]
+
     assert len(shadow_rows) == 6
+
     expected = pytest.approx([float(row["value"]) for row in shadow_rows[-3:]], abs=1e-6)
 
     # Killed in the last coalition.
@@ -117,6 +120,7 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
     stored.write_text("".join(lines[:-3]))
     trained = record_fits(monkeypatch)
     table, _ = retrain(run, "all", seeds=1)
+
     assert table["value"].tolist() == expected
     assert len(trained) < 5
 
@@ -125,6 +129,7 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
     stored.unlink()
     (run / "retrained_scores.csv").unlink()
     table, _ = retrain(run, "all", seeds=1)
+
     assert table["value"].tolist() == expected
     assert len(trained) == 7
 
@@ -155,6 +160,7 @@ def test_retrain_measures_by_the_performance_of_the_runs_metrics():
         None,
     )
     assert of(sv=GradientShapley(), own=GradientAgreement()) == ("negative_loss", None)
+
     with pytest.raises(
         ConfigurationError, match="value by negative_loss, accuracy: choose one with --metric"
     ):
@@ -168,6 +174,7 @@ def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, c
         for i in range(30):
             row = [clinic, str(30 + i * 7 % 23), str(i % 5 + number), "ny"[i % 3 == 0]]
             table.append(row)
+
     other_doses_in_b = [[*row[:2], "9", row[3]] if row[0] == "B" else row for row in table]
     with_d = [*table, ["D", "40", "2", "y"], ["D", "41", "2", "n"]]
     without_c = [row for row in table if row[0] != "C"]
@@ -179,7 +186,9 @@ def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, c
     )
     run = fit_by_command(tmp_path, config)
     command = ["retrain", str(run), "--trainings", "singles", "--seeds", "1", "-q"]
+
     assert main(command) == 0
+
     values = (run / "retrained.csv").read_bytes()
 
     for changed, message in (
@@ -199,6 +208,7 @@ def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, c
     scores = (run / "retrained_scores.csv").read_bytes()
     (tmp_path / "moved").mkdir()
     write_table(tmp_path / "moved" / file.name, table)
+
     assert main([*command, f"--data.source={tmp_path}/moved/{file.name}"]) == 0
     assert (run / "retrained_scores.csv").read_bytes() == scores
 
@@ -223,7 +233,9 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
     )
     trained = record_fits(monkeypatch)
     outcome, _ = retrain(run, seeds=1)
+
     assert sorted(map(len, trained)) == [3, 3, 3, 3, 4]
+
     data = FederatedDataModule(
         "digits", SizePartitioner([1, 2, 3, 4], seed=0), batch_size=64, splits=Splits(**splits)
     )
@@ -237,15 +249,19 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
     stored = {}
     for row in csv.DictReader(table):
         stored[row["coalition"].lstrip("'")] = float(row["accuracy"])
+
     names = ["+".join(map(str, mask.nonzero()[:, 0].tolist())) for mask in masks[1:]]
     outputs = [torch.zeros(len(y), 10)]
     for name in names:
         file = torch.load(run / "retrained_scores" / f"3_{name}.pt")
         (output, *_) = file.values()
         outputs.append(output[0])
+
     scores = torch.tensor([stored["-"], *(stored[name] for name in names)])
     trained_scores = accuracy(torch.stack(outputs[1:]))
+
     torch.testing.assert_close(trained_scores, scores[1:].double(), rtol=0, atol=1e-6)
+
     expected = predicted_shapley(
         masks,
         scores,
@@ -254,12 +270,15 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
         accuracy,
         logits=True,
     )
+
     assert outcome["value"].tolist() == pytest.approx(expected.values.tolist(), abs=1e-6)
     assert set(outcome["trainings"]) == {"both"}
     assert sum(outcome["share"]) == pytest.approx(1)
+
     trained.clear()
     assert retrain(run, seeds=1)[0]["value"].tolist() == outcome["value"].tolist()
     assert trained == set()  # only the outputs were scored
+
     capsys.readouterr()
     assert (
         main(
@@ -305,15 +324,20 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
         },
     )
     run = fit_by_command(tmp_path / "run", config)
+
     assert main(["report", str(run), "--budget", "100"]) == 0
     assert "who trust one another, by --judged-by-partners" in read_output(capsys)
     assert "amount" not in read_rows(run / "shares.csv")[0]
+
     accepted = ["--budget", "100", "--judged-by-partners"]
     assert main(["report", str(run), *accepted]) == 0
+
     outcome, _ = retrain(run, "singles", seeds=1)
     assert set(outcome["by"]) == {"clients' balanced_accuracy"}
+
     shown = flsv.read_run(run).query("metric == 'value' and round == 1")["value"].tolist()
     assert outcome["value"].tolist() == pytest.approx(shown, abs=1e-6)
+
     retrain(run, seeds=1)
     assert main(["report", str(run), "--budget", "100"]) == 0
     assert "amount" not in read_rows(run / "shares.csv")[0]
@@ -329,9 +353,11 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
         )
         == 0
     )
+
     text = text_of_page(run / "report.html")
     assert "The partners themselves scored the models" in text
     assert "Source of the values: retraining, measured by the clients' balanced accuracy" in text
+
     with pytest.raises(
         ConfigurationError,
         match="no validation|empty|validation set",

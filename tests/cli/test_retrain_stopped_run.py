@@ -37,7 +37,9 @@ def stopped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         federation={"metrics": {"shadow": shadow}, "reporting": REPORTING},
     )
     run = fit_by_command(folder, config)
+
     assert read_record(run / "run.json")["rounds_done"] == 2
+
     return run
 
 
@@ -45,15 +47,18 @@ def test_rounds_of_a_stopped_run_are_trained_and_compared(stopped_run, capsys):
     for path in (stopped_run / "coalitions.csv", stopped_run / "retrained_scores.csv"):
         path.unlink(missing_ok=True)
     assert main(["retrain", str(stopped_run), *AGAIN]) == 0
+
     output = read_output(capsys)
     assert "2 of 7 rounds" in output
     assert "not compared" not in output
+
     last_values = [
         float(row["value"])
         for row in read_rows(stopped_run / "contributions.csv")
         if (row["metric"], row["round"]) == ("shadow", "1")
     ]
     values = [float(row["value"]) for row in read_rows(stopped_run / "retrained.csv")]
+
     assert values == pytest.approx(last_values, abs=1e-6)
 
 
@@ -65,6 +70,7 @@ def test_weights_of_a_stopped_run_are_refused_if_training_differs(stopped_run, t
     name, weight = next(iter(checkpoint["state_dict"].items()))
     checkpoint["state_dict"][name] = weight + 0.05
     torch.save(checkpoint, path)
+
     for file_name in ("coalitions.csv", "retrained_scores.csv"):
         (changed / file_name).unlink(missing_ok=True)
     assert main(["retrain", str(changed), *AGAIN]) == 2
@@ -93,9 +99,12 @@ def test_a_changed_relative_path_is_named_and_no_seed(tmp_path, monkeypatch, cap
     Path("moved").mkdir()
     shutil.move("factor.txt", "moved")
     capsys.readouterr()
+
     assert main(["retrain", str(run), *AGAIN, "--model.init_args.factor=moved/factor.txt"]) == 0
+
     output = read_output(capsys)
     change = "model.init_args.factor 'moved/factor.txt' instead of 'factor.txt'"
+
     assert f"not compared with the run's own weights: {change}" in output
     assert ".seed" not in output
 
@@ -117,7 +126,9 @@ def test_the_same_data_in_another_folder_are_no_change_and_weights_are_compared(
     Path("moved").mkdir()
     shutil.move("clinics.csv", "moved")
     capsys.readouterr()
+
     assert main(["retrain", str(run), *AGAIN, "--data.source=moved/clinics.csv"]) == 0
+
     output = read_output(capsys)
     assert "not compared" not in output
     assert "instead of" not in output

@@ -70,6 +70,7 @@ def test_gain_of_a_newcomer_is_that_of_trainings_by_hand(trained_run, tmp_path, 
             ],
         ],
     )
+
     assert (
         main(
             [
@@ -85,6 +86,7 @@ def test_gain_of_a_newcomer_is_that_of_trainings_by_hand(trained_run, tmp_path, 
         )
         == 0
     )
+
     printed = " ".join(capsys.readouterr().out.split())
     assert "with D: accuracy" in printed
     assert "with_D.csv" in printed
@@ -103,18 +105,23 @@ def test_gain_of_a_newcomer_is_that_of_trainings_by_hand(trained_run, tmp_path, 
             untrained.append(score_on_server(cli.model, cli.datamodule))
             cli.trainer.fit(cli.model, cli.datamodule)
             joined.append(score_on_server(cli.model, cli.datamodule))
+
     *seeds, mean = read_rows(trained_run / "with_D.csv")
     assert [float(row["without"]) for row in seeds] == pytest.approx(without)
     assert [float(row["with"]) for row in seeds] == pytest.approx(joined)
+
     gains = torch.tensor(joined).double() - torch.tensor(without).double()
     gains_of_others = torch.tensor(without).double() - torch.tensor(untrained).double()
+
     assert float(mean["gain"]) == pytest.approx(float(gains.mean()))
+
     half = float(interval_over_seeds(torch.stack([gains, gains_of_others], 1))[0])
     assert float(mean["high"]) - float(mean["low"]) == pytest.approx(2 * half)
 
     # Without the newcomer it is the run itself.
     cli.datamodule.setup("fit")
     saved = ClassifierClient.load_from_checkpoint(trained_run / "checkpoints/last.ckpt")
+
     assert score_on_server(saved, cli.datamodule) == pytest.approx(float(seeds[0]["without"]))
 
 
@@ -132,9 +139,12 @@ def test_joining_client_changes_no_data_of_other_clients(tmp_path):
     assert joined.client_names == ("A", "B", "C", "D")
     assert joined.num_samples.tolist() == [*plain.num_samples.tolist(), 20]
     assert joined.class_counts[:3].tolist() == plain.class_counts.tolist()
+
     hashes = joined.content_hashes()
     del hashes["3"]
+
     assert hashes == plain.content_hashes()
+
     for client in range(3):
         batches = joined.client_loader(client)
         expected_batches = plain.client_loader(client)
@@ -153,12 +163,14 @@ def test_joining_client_changes_no_data_of_other_clients(tmp_path):
     ages_of_d = torch.tensor([float(row[1]) for row in newcomers])
     x, y = (torch.cat(part) for part in zip(*joined.client_loader(3, shuffle=False)))
     expected = (ages_of_d - ages.mean()) / ages.std()
+
     torch.testing.assert_close(
         x[:, 0],
         expected,
         rtol=1e-4,
         atol=1e-4,
     )
+
     names = [joined.class_names[label] for label in y.tolist()]
     assert names == [row[3] for row in newcomers]
 
@@ -169,8 +181,10 @@ def test_client_joins_a_folder_of_clients(tmp_path):
         (tmp_path / "all").mkdir(exist_ok=True)
         folder = tmp_path / "all" if name != "D" else tmp_path
         (folder / f"{name}.csv").write_text("".join(",".join(row) + "\n" for row in table))
+
     config = {**CONFIG, "data": {"source": str(tmp_path / "all"), "labels": "ill"}}
     run = fit_by_command(tmp_path, write_config(tmp_path / "a.yaml", **config))
+
     assert (
         main(
             [
@@ -186,6 +200,7 @@ def test_client_joins_a_folder_of_clients(tmp_path):
         )
         == 0
     )
+
     (file,) = run.glob("with_*.csv")
     assert read_rows(file)[-1]["client_name"] == "0 new"
     assert yaml.safe_load((run / "config.yaml").read_text())["data"]["source"] == str(
@@ -213,6 +228,7 @@ def test_new_client_that_cannot_join_is_refused(trained_run, tmp_path, capsys):
             ["D", "forty", "1", "y"],
         ],
     )
+
     for argument, message in (
         ("D", "expected a name and data"),
         (f"A={candidate_a}", "there is a client 'A' already"),
@@ -247,5 +263,6 @@ def test_new_client_that_cannot_join_is_refused(trained_run, tmp_path, capsys):
         == 2
     )
     assert "two questions" in capsys.readouterr().err
+
     with pytest.raises(ConfigurationError, match="is a table and"):
         FederatedDataModule("digits").join("D", str(candidate_a))

@@ -44,6 +44,7 @@ def stop_command(command: list[str], folder: Path, number: int, begun: str) -> t
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip
+
     try:
         end = time.monotonic() + SECONDS
         while not list(folder.glob(begun)):
@@ -84,6 +85,7 @@ def test_stopped_fit_prints_its_table_and_the_command_to_resume(
     assert output.count("Contributions") == 1
     assert "Traceback" not in output or launch == "torchrun"
     assert "Go on:   the same command with --ckpt_path last" in output
+
     checkpoints = tmp_path / "lightning_logs" / "version_0" / "checkpoints"
     last_row = (checkpoints.parent / "contributions.csv").read_text().splitlines()[-1]
     rounds = int(last_row.split(",")[0]) + 3
@@ -100,6 +102,7 @@ def test_stopped_fit_prints_its_table_and_the_command_to_resume(
         output = process.stdout + process.stderr
     else:
         status, output = Forked(tmp_path, main, resume).wait()
+
     assert status == 0, output
     assert f"Resuming from {checkpoints}" in output
 

@@ -16,15 +16,20 @@ def test_value_prints_a_table_and_writes_csv_and_figures(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "value"
     files = ("digits", "value", "scenarios/fedbary_feature_noise")
+
     assert main(["value", *(f"--config={file}" for file in files)]) == 0
+
     out = capsys.readouterr().out
     assert "Valuation against the server's validation set" in out
     assert "flagged_share" in out
+
     table = read_rows(folder / "valuation.csv")
     assert [row["client"] for row in table] == list("01234")
+
     shares = [float(row["share"]) for row in table]
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) == pytest.approx(1, abs=1e-4)
+
     written = {str(path.relative_to(folder)) for path in folder.rglob("*.png")}
     assert written == {"contributions.png", "gradients.png"}
     assert not list(folder.rglob("*.ckpt"))
@@ -37,9 +42,11 @@ def test_flagged_samples_have_their_index_in_the_data_set(tmp_path):
     outliers = {17: 1, 202: 0, 311: 1}
     for sample in outliers:
         x[sample] += 40.0
+
     source = (TensorDataset(x, y), TensorDataset(x[:20], y[:20]))
     data = FederatedDataModule(source, IIDPartitioner(3, seed=2))
     data.setup("fit")
+
     for sample in data.server_val_indices.tolist():
         outliers.pop(sample, None)
     assert len(outliers) >= 2
@@ -53,6 +60,7 @@ def test_flagged_samples_have_their_index_in_the_data_set(tmp_path):
             sample = int(row["index"])
             assert sample in samples
             labels[sample] = row["label"]
+
     for sample, label in outliers.items():
         assert labels[sample] == str(data.class_names[label])
 
@@ -85,5 +93,6 @@ def test_value_command_measures_distances_to_the_validation_set_or_barycenter(
     clients, server = participants_of(data)
     if not validation:
         server = None
+
     expected = valuer.value(clients, server, generator_for(seed, "value"))
     assert torch.equal(valuation.distances, expected.distances)

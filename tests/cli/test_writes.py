@@ -60,6 +60,7 @@ def project_folder(request, tmp_path_factory):
         Path("predictions.csv").write_text(NOTES)
         options = ["--config=federation.yaml", "--config=logger.yaml"]
         assert main(["fit", *options]) == 0
+
     return folder
 
 
@@ -81,11 +82,14 @@ def test_commands_whose_writes_are_watched_are_all_commands():
 def test_command_writes_only_what_it_says(command, project_copy):
     arguments, permitted = COMMANDS[command]
     before_command = digests_of_files(project_copy)
+
     assert main([command, *arguments.replace("RUN", RUN).split()]) == 0
+
     after_command = digests_of_files(project_copy)
     changed = set(before_command.items()) - set(after_command.items())
     pattern = permitted.replace("RUN", RUN)
     new_files = after_command.keys() - before_command.keys()
+
     assert changed == set()
     assert [name for name in new_files if not re.fullmatch(pattern, name)] == []
     assert bool(new_files) == (permitted != "nothing")
@@ -111,6 +115,7 @@ def test_fit_refuses_a_folder_with_a_configuration_that_is_not_a_runs(folder, pr
     Path("here/config.yaml").write_text(NOTES)
     files = digests_of_files(project_copy)
     options = [f"--trainer.default_root_dir={folder}", "--trainer.logger=false"]
+
     assert main(["fit", "--config=federation.yaml", *options]) == 2
     assert "config.yaml is not a run's, and would be replaced" in capsys.readouterr().err
     assert digests_of_files(project_copy) == files
@@ -125,6 +130,7 @@ def test_fit_refuses_the_folder_of_another_run_and_goes_on_with_its_own(project_
     assert digests_of_files(project_copy) == files
 
     assert main(["fit", *options, "--trainer.max_epochs=2", "--ckpt_path=last"]) == 0
+
     # The metrics of the run's first part are renamed. One of the loggers writes none.
     metrics = files.get(f"{RUN}/metrics.csv")
     assert digests_of_files(project_copy).get(f"{RUN}/metrics_1.csv") == metrics

@@ -118,6 +118,7 @@ class Small(tasks.Kind):
         optimizer = self.make_optimizer(self.parameters())
         if self.make_scheduler is None:
             return optimizer
+
         schedule = self.make_scheduler(optimizer)
         return [optimizer], [
             {"scheduler": schedule, "interval": self.interval, "frequency": self.frequency}

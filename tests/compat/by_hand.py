@@ -57,13 +57,16 @@ class ClientBatches:
         epoch = next(self._epochs)
         key = (*self._visit, epoch)
         stream = generator_for(SEED, "shuffle", *key)
+
         with isolated_rngs(SEED, "first batch", *key):
             loader = self._data.client_loader(self._client, "train", generator=stream)
             batches = iter(loader)
             first_batch = next(batches)
+
         if epoch == 0:
             # What the transfer hooks draw for the first batch comes before the training's own.
             seed_global_rngs(SEED, "transfer", *self._visit)
+
         yield first_batch
         yield from batches
 
@@ -141,6 +144,7 @@ def fedavg_by_hand(
         sizes = [float(n) for n in data.num_samples]
         history.append(HandRound(server, trained, sizes))
         server = average_models(trained, sizes)
+
     return server, history
 
 
@@ -156,6 +160,7 @@ def average_models(
             value.copy_(
                 sum(n * state[name].double() for n, state in zip(sizes, states)) / sum(sizes)
             )
+
     return mean
 
 
@@ -180,11 +185,13 @@ def coalition_values(
                         mean[name] = value
                 model.load_state_dict(mean)
             worth[frozenset(members)] = measure(model)
+
     values = torch.zeros(len(players), dtype=torch.float64)
     for order in itertools.permutations(players):
         for position, player in enumerate(order):
             predecessors = frozenset(order[:position])
             values[player] += worth[predecessors | {player}] - worth[predecessors]
+
     return values / math.factorial(len(players))
 
 
@@ -196,6 +203,7 @@ def validate_with_trainer(
     loaders = source.val_dataloader()
     if not isinstance(loaders, list):
         loaders = [loaders]
+
     # Batches that are there already: a DataLoader draws from the global generator when it starts.
     batches = [Batches(list(loader)) for loader in loaders]
     validated_source.val_dataloader = lambda: batches
@@ -203,4 +211,5 @@ def validate_with_trainer(
         warnings.simplefilter("ignore")
         trainer_of_one = trainer_for(None, Path(), **trainer)
         results = trainer_of_one.validate(module, datamodule=validated_source, verbose=False)
+
     return next(result[name] for result in results if name in result)

@@ -35,6 +35,7 @@ class GAN(L.LightningModule):
         self.generator, self.discriminator = _mlp(LATENT, 16, PIXELS), _mlp(PIXELS, 16, 1)
         for layer in (0, 2):
             spectral_norm(self.discriminator[layer])
+
         weight_norm(self.generator[2])
 
     def _judged(self, x: Tensor, real: bool) -> Tensor:
@@ -56,6 +57,7 @@ class GAN(L.LightningModule):
         real = batch[0].flatten(1)
         for_generator, for_discriminator = self.optimizers()
         z = torch.randn(len(real), LATENT)
+
         if (batch_idx + 1) % 3 == 0:
             self._step(for_generator, "g_loss", lambda: self._judged(self.generator(z), real=True))
 

@@ -31,7 +31,9 @@ class Pair:
         """The first round's clients are the same to the bit, the last global model is to rounding."""
         tolerance = self.kind.tolerance
         aggregator = self.loop.aggregator
+
         assert isinstance(aggregator, KeepUpdates)
+
         first_round, second_round = self.history[:2]
         for vector, client in zip(
             aggregator.rounds[0].values(),
@@ -45,6 +47,7 @@ class Pair:
 
         trained = _tensors(self.module)
         expected = _tensors(self.expected)
+
         assert trained.keys() == expected.keys()
         for name, value in expected.items():
             torch.testing.assert_close(
@@ -54,8 +57,10 @@ class Pair:
                 atol=tolerance,
                 msg=lambda message, name=name: f"{name}: {message}",
             )
+
         initial = _tensors(second_round.model)
         is_moved = [not torch.equal(value, initial[name]) for name, value in expected.items()]
+
         assert any(is_moved), "nothing moved"
 
 
@@ -68,6 +73,7 @@ def train_both_ways(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop: Any)
     expected, history = fedavg_by_hand(
         kind.module(), kind.data(), data, folder, rounds, kind.callbacks, **options
     )
+
     return Pair(kind, module, federation, expected, history)
 
 
@@ -83,6 +89,7 @@ def train_federated(
         callbacks = [federation, *callbacks] if is_first else [*callbacks, federation]
         trainer = trainer_for(None, folder, rounds, callbacks=callbacks, **kind.trainer)
         trainer.fit(module, make_federated_data(kind))
+
     return module, federation
 
 

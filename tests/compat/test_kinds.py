@@ -42,6 +42,7 @@ def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair: Pair) 
 
     expected = coalition_values(last_round, negative_loss, last_round.sizes)
     values = pair.loop.contributions["value"].double()
+
     assert expected.abs().max() > 1e-4
     torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-6)
 

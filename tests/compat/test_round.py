@@ -55,7 +55,9 @@ def test_checkpoints_are_named_and_counted_as_in_a_training_of_one_model(tmp_pat
     x, y = make_images().train.tensors
     batches = [(x[8 * i :][:4], y[8 * i :][:4]) for i in range(5)]
     batches += [(x[:4], y[:4])] * 2
+
     assert len(batches) == sum(LENGTHS)
+
     alone = trainer_for(None, tmp_path, ROUNDS, callbacks=saving(alone_folder), **options)
     alone.fit(
         Small(),
@@ -132,6 +134,7 @@ def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(
         module = Odd()
         trainer.fit(module, make_federated_data(make_small_kind()), **options)
         tensors = [*module.parameters(), module.net[2].running_var]
+
         return torch.nn.utils.parameters_to_vector(tensors)
 
     folder = tmp_path / "c"
@@ -141,7 +144,9 @@ def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(
     checkpoints = sorted(folder.iterdir())
     num_in_batches = 2 * sum(LENGTHS)
     num_in_steps = 2 * 4  # two steps of each client zero the gradients
+
     assert len(checkpoints) == num_in_batches + num_in_steps + len(OF_ROUNDS)
+
     for checkpoint in checkpoints:
         resumed_model = train([], ckpt_path=checkpoint)
         assert torch.equal(resumed_model, uninterrupted_model), checkpoint.name
@@ -167,7 +172,9 @@ def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path: Path) -> No
     )
     module: Any = train_federated(kind, tmp_path, ROUNDS)[0]
     values = [float(row["loss"]) for row in read_logged_metrics(tmp_path) if row["loss"]]
+
     assert len(values) == ROUNDS
+
     steps = sum(LENGTHS)
     for r, value in enumerate(values):
         losses_of_round = module.losses[r * steps :][:steps]
@@ -184,6 +191,7 @@ def test_each_clients_loader_is_started_once_per_round(tmp_path: Path, monkeypat
         TensorBatches, "__iter__", lambda self: [begun.append(len(self)), begin(self)][1]
     )
     train_federated(make_small_kind(trainer={"limit_val_batches": 0}), tmp_path, ROUNDS)
+
     assert begun == [*LENGTHS] * ROUNDS
 
 

@@ -24,6 +24,7 @@ def rows_of_table() -> list[tuple[str, str]]:
         if line.startswith("|")
     ]
     cells = [[cell.strip() for cell in line] for line in lines]
+
     return [(row[0], row[-1].strip("`")) for row in cells if row[-1] not in ("test", "---")]
 
 

@@ -193,6 +193,7 @@ def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
     ]
     options = {"enable_model_summary": True, "enable_checkpointing": True}
     kind = Kind(Small, make_images, lambda: callbacks, options)
+
     assert_same_bits(tmp_path, kind, plain_state, is_first=is_after)
 
 
@@ -218,8 +219,10 @@ def test_validate_test_and_predict_see_the_global_model(tmp_path: Path) -> None:
     data = make_images()
     data.test_dataloader = data.predict_dataloader = data.val_dataloader
     module.eval()
+
     with torch.no_grad():
         batches = [(module(x), y) for x, y in data.val_dataloader()]
+
     loss = (
         sum(torch.nn.functional.cross_entropy(out, y, reduction="sum").item() for out, y in batches)
         / 12
@@ -235,6 +238,7 @@ def test_validate_test_and_predict_see_the_global_model(tmp_path: Path) -> None:
         assert trainer.test(module, data, verbose=False)[0]["test_loss"] == pytest.approx(loss)
         predicted = torch.cat(trainer.predict(module, data))
         assert torch.equal(predicted, torch.cat([out.argmax(1) for out, _ in batches]))
+
     assert loop.round_index == 2
 
 
@@ -256,6 +260,7 @@ class Notes(Small):
         self.steps.append((*position, trainer.num_training_batches, self.global_step))
         self.count += 1
         self.sum += 1
+
         return super().training_step(batch, batch_idx)
 
 
@@ -272,6 +277,7 @@ def test_current_epoch_is_the_round_and_global_step_counts_the_clients_batches(
                 is_last = index == length - 1
                 step = epoch * sum(lengths) + index
                 answers.append((epoch, index, is_last, length, step))
+
     assert module.steps == answers
     assert module.count == 2 * lengths[0]
     # Averages of counters mean nothing: the global model has those of the cohort's first client.

@@ -174,6 +174,7 @@ def test_moving_average_of_the_global_models_equals_that_by_hand(tmp_path: Path)
         average = {
             name: 0.8 * average[name] + 0.2 * value for name, value in model.named_parameters()
         }
+
     last_parameters = dict(models[-1].named_parameters())
     differences = []
     for name, value in module.named_parameters():
@@ -184,6 +185,7 @@ def test_moving_average_of_the_global_models_equals_that_by_hand(tmp_path: Path)
             atol=1e-4,
         )
         differences.append((last_parameters[name] - average[name]).abs().max())
+
     assert max(differences) > 1e-2
 
 
@@ -194,6 +196,7 @@ def test_max_steps_and_stochastic_weight_averaging_within_a_round_are_refused(
     """With an average of weights, too, whose callback is not asked."""
     callbacks = [lambda: cb.StochasticWeightAveraging(1e-2, 0.5)] if averaged else []
     options = {} if averaged else {"max_steps": 9}
+
     with pytest.raises(
         ConfigurationError, match="StochasticWeightAveraging" if averaged else "max_steps=9"
     ):
@@ -210,6 +213,7 @@ def test_two_adam_states_under_manual_optimization_persist_per_client(tmp_path: 
     pair.check()
     forgetting = train_by_hand(kind, tmp_path, ROUNDS)
     moved = [(a - b).abs().max() for a, b in zip(pair.module.parameters(), forgetting.parameters())]
+
     assert max(moved) > 100 * kind.tolerance
 
 

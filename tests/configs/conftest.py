@@ -40,7 +40,9 @@ def load(monkeypatch, run):
         with monkeypatch.context() as patch:
             patch.setattr(L.Trainer, "fit", fit)
             run(*configs, arguments=arguments)
+
         assert isinstance(built["data"], FederatedDataModule)
+
         return built["model"], built["data"], built["loop"]
 
     return command

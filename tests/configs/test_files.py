@@ -29,6 +29,7 @@ def test_every_scenario_composes_with_a_base(load, scenario):
     # What the scenario does not speak of stays the base's.
     assert model.hparams["network"] == "lenet5"
     assert [name for name in loop.metrics if name != "epsilon"] == ["cssv"]
+
     if "source:" not in scenario.read_text():
         assert data.source == "fashion_mnist"
 
@@ -38,6 +39,7 @@ def test_share_in_a_configuration_may_be_a_callable(load, tmp_path):
         "federation: {share: {class_path: helpers.models.OfShape, init_args: {dimensions: 2}}}"
     )
     _, _, loop = load(CONFIGS / "digits.yaml", tmp_path / "share.yaml")
+
     assert loop.share.dimensions == 2
     assert loop.share("weight", torch.zeros(3, 3))
 

@@ -45,8 +45,10 @@ def test_a_natural_federation_learns_and_values_its_clients(name, monkeypatch, t
     config = CONFIGS / f"{name}.yaml"
     source = yaml.safe_load(config.read_text())["data"]["source"]
     path = source["init_args"]["path"]
+
     if ROOT is None or not Path(ROOT, path).exists():
         pytest.skip(f"FLSV_DATA_ROOT is not set, or has no {path}")
+
     options = {"data.source.init_args.root": ROOT, **QUICK, **SMALLER.get(name, {})}
     arguments = ["--config", str(config)]
     arguments += [f"--{key}={value}" for key, value in options.items()]
@@ -56,6 +58,7 @@ def test_a_natural_federation_learns_and_values_its_clients(name, monkeypatch, t
     loop = find_loop(cli.trainer.callbacks)
     values = loop.metrics["shapley"].compute()
     is_seen = ~values.isnan()
+
     assert values.shape == (CLIENTS[name],)
     assert is_seen.sum() >= 3
     assert values[is_seen].sum() > 1e-4  # what the model gained, round by round

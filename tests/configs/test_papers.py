@@ -27,9 +27,12 @@ def test_shapfed_chest_xray_has_the_papers_class_shares(deal):
     shares = torch.tensor([[0.4, 0.0], [0.3, 0.1], [0.2, 0.2], [0.1, 0.3], [0.0, 0.4]])
     # The file has validation images of its own, so all of its training images are dealt out.
     total = torch.tensor([1214, 3494])
+
     assert ((deal(*scenario).class_counts - shares * total).abs() < 1).all()
+
     scenario[2].extend(["--data.partitioner.init_args.of", "client"])
     equal = deal(*scenario).class_counts
+
     assert equal.sum(1).max() - equal.sum(1).min() <= 1
     assert ((equal - shares * 1214).abs() <= 1).all()
 
@@ -37,7 +40,9 @@ def test_shapfed_chest_xray_has_the_papers_class_shares(deal):
 def test_shapleyfl_shards_gives_100_clients_two_shards_each(load):
     _, data, loop = load(CONFIGS / "digits.yaml", SCENARIOS / "shapleyfl_shards.yaml")
     data.setup("fit")
+
     assert loop.sampler.cohort_size == 10
+
     counts = count_by_client_and_class(data)
     assert len(counts) == 100
     assert counts.sum(1).max() - counts.sum(1).min() <= 2
@@ -49,6 +54,7 @@ def test_shapleyfl_long_tail_class_sizes_fall_by_a_factor_of_100(deal):
     data = deal("shapleyfl_long_tail")
     assert isinstance(data.partitioner, LongTail)
     assert isinstance(data.partitioner.partitioner, ShardPartitioner)
+
     sizes = count_by_client_and_class(data).sum(0)
     assert ((sizes - sizes[0] * 100 ** (-torch.arange(10) / 9)).abs() <= 0.5).all()
     assert data.num_clients == 100
@@ -57,6 +63,7 @@ def test_shapleyfl_long_tail_class_sizes_fall_by_a_factor_of_100(deal):
 def test_shapleyfl_open_set_makes_half_of_five_clients_samples_irrelevant(deal):
     data = deal("shapleyfl_open_set")
     irrelevant = torch.cat([data.corrupted_samples(client) for client in range(5)])
+
     assert irrelevant.float().mean().item() == pytest.approx(0.5, abs=0.03)
     assert data.class_counts[:, EVEN].sum() == 0
     assert {int(label) % 2 for _, y in data.val_dataloader() for label in y} == {1}
@@ -69,6 +76,7 @@ def test_shapleyfl_scenarios_corrupt_all_samples_of_two_of_five_clients(deal, sc
     data = deal(scenario, arguments=["--data.splits.client_test", "0"])
     assert len(data.malicious) == 2  # 30 % of 5, rounded
     assert data.malicious == deal("shapleyfl_closed_set").malicious
+
     true = count_by_client_and_class(data)
     for client in range(5):
         assert data.corrupted_samples(client).all() == (client in data.malicious)
@@ -91,8 +99,10 @@ def test_pfedsv_pathological_gives_each_client_two_classes(deal):
 def test_fedbary_scenarios_have_the_papers_sizes_and_classes(deal):
     assert are_equally_sized(deal("fedbary_same"))
     assert are_equally_sized(deal("fedbary_sizes"), (10, 15, 20, 25, 30))
+
     counts = count_by_client_and_class(deal("fedbary_classes")).double()
     shares = counts / counts.sum(1, keepdim=True)
+
     for client in range(5):
         assert shares[client, 2 * client : 2 * client + 2].sum().item() == pytest.approx(
             0.8, abs=0.01
@@ -114,6 +124,7 @@ def test_fedbary_scenarios_have_noise_on_the_papers_share_of_samples(deal):
             else (torch.arange(5) > 0).float()
         )
         torch.testing.assert_close(whole, wanted, atol=0.004, rtol=0)
+
     data = deal("fedbary_no_validation")
     assert are_equally_sized(data)
     assert data.malicious == [4]
@@ -150,11 +161,13 @@ def test_guo_mixtures_gives_80_percent_to_each_clients_two_classes(deal):
             [0.025] * 8,
             abs=0.006,
         )
+
     last_shares = shares[4].tolist()
     assert last_shares == pytest.approx(
         [0] * 8 + [0.5] * 2,
         abs=0.01,
     )
+
     sizes = counts.sum(1)
     assert sizes.max() - sizes.min() <= 2
 
@@ -179,6 +192,7 @@ def test_guo_noisy_adds_the_papers_noise_to_four_of_five_clients(deal):
 
     assert are_equally_sized(data)
     assert data.malicious == [1, 2, 3, 4]
+
     deviations = (0.0, 0.05, 0.10, 0.15, 0.20)
     for client, std in enumerate(deviations):
         indices = data.client_indices(client)
@@ -193,7 +207,9 @@ def test_baseline_configurations_have_their_papers_hyper_parameters(load):
     """What the references have: S-FedAvg's first relevance and temperature, FedSV's half, CGSV's first reputations."""
     _, _, loop = load(CONFIGS / "digits.yaml", CONFIGS / "s_fedavg.yaml")
     relevance = loop.metrics["relevance"]
+
     assert (relevance.momentum, relevance.init, loop.sampler.temperature) == (0.75, "uniform", 1)
+
     _, _, loop = load(CONFIGS / "digits.yaml", CONFIGS / "fedsv.yaml")
     assert (loop.aggregator.metric, loop.aggregator.step, loop.aggregator.temperature) == (
         "sv",
@@ -201,5 +217,6 @@ def test_baseline_configurations_have_their_papers_hyper_parameters(load):
         1.0,
     )
     assert loop.metrics["sv"].momentum == 0
+
     _, _, loop = load(CONFIGS / "digits.yaml", CONFIGS / "cgsv.yaml")
     assert loop.metrics["cgsv"].init == "zero"

@@ -121,4 +121,5 @@ def test_knn_shapley_equals_that_of_pydvl() -> None:
         ),
         k=5,
     )
+
     torch.testing.assert_close(computed, expected, rtol=0, atol=1e-9)

@@ -43,11 +43,13 @@ def test_a_leaf_brings_paper_owner_caveat_example_and_test(leaf: str) -> None:
     file = f"flsv/contrib/{leaf}.py"
     tree = ast.parse((ROOT / file).read_text())
     docstring = ast.get_docstring(tree) or ""
+
     for name, line in LINES.items():
         assert re.search(rf"^{name}: \w", docstring, re.MULTILINE), missing_names(file, line)
 
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
     assert classes, missing_names(file, "class Method(Aggregator): ...")
+
     for node in classes:
         part = getattr(flsv.contrib, node.name)
         assert issubclass(part, BASES), f"{file}: {node.name} is a subclass of none of {BASES}"
@@ -63,6 +65,7 @@ def test_a_leaf_brings_paper_owner_caveat_example_and_test(leaf: str) -> None:
 
     test_file = f"tests/contrib/test_{leaf}.py"
     assert (ROOT / test_file).is_file(), missing_names(test_file, "a test against an own reference")
+
     test = (ROOT / test_file).read_text()
     for node in classes:
         call = f"@parametrize_with_checks([{node.name}()])"

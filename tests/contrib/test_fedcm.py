@@ -56,6 +56,7 @@ def train_by_hand(client: nn.Module, local_batches: Any, direction: list[Tensor]
             for parameter, gradient, momentum in zip(client.parameters(), gradients, direction):
                 parameter -= LR * (ALPHA * gradient + (1 - ALPHA) * momentum)
         num_steps += 1
+
     return num_steps
 
 
@@ -84,6 +85,7 @@ def fedcm_by_hand(
         set_state(
             server, [x + server_lr * moved for x, moved in zip(start, update)], buffers, weights
         )
+
     return server, torch.cat([part.flatten() for part in direction])
 
 
@@ -121,6 +123,7 @@ def test_fedcm_equals_its_algorithm_by_hand(
     fit(loop, tmp_path, module, make_data(proportions), rounds=ROUNDS)
 
     assert_same_state(module.net, expected)
+
     state = loop.state_dict()["strategies"]["client_algorithm"]
     torch.testing.assert_close(state["direction"], direction, rtol=1e-4, atol=1e-4)
     assert direction.norm() > 0.1
@@ -133,6 +136,7 @@ def test_fedcm_is_fedavg_where_a_step_is_all_gradient(tmp_path: Path) -> None:
         module = Plain(network(), sgd)
         fit(loop, tmp_path / name, module, make_data(UNEQUAL), rounds=2)
         models.append(module.net)
+
     assert_same_state(*models)
 
 

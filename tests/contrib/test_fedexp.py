@@ -70,10 +70,12 @@ def test_fedexp_steps_are_those_of_the_formula(
     step_size = step_size_by_hand(models, num_samples, epsilon)
     shares = np.array(num_samples) / np.sum(num_samples)
     moved = START + step_size * shares @ (np.array(models) - START)
+
     torch.testing.assert_close(
         weights.double(), torch.tensor(step_size * shares), check_dtype=False
     )
     torch.testing.assert_close(vector[:NUM_PARAMETERS].double(), make_parameters(moved))
+
     # Statistics are averages, whatever the step.
     averages = make_parameters(shares @ np.array(models), statistics=True)
     torch.testing.assert_close(vector[NUM_PARAMETERS:].double(), averages)

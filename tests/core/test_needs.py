@@ -137,6 +137,7 @@ def fit_loop(folder, validation=0.2, rounds=1, **options):
     splits = Splits(server_val=validation)
     data = FederatedDataModule(training_set, IIDPartitioner(3), batch_size=8, splits=splits)
     fit(loop, folder, Plain(network(batch_norm=False)), data, rounds=rounds)
+
     return loop
 
 
@@ -149,6 +150,7 @@ def test_the_vocabulary_has_a_row_for_each_attribute_of_a_round():
         is_property = isinstance(value, cached_property | property)
         if is_property or isfunction(value):
             attributes.add(name)
+
     public = {name for name in attributes if name[0] != "_"}
 
     assert {*VOCABULARY} == public - OF_THE_LOOP

@@ -36,6 +36,7 @@ def test_parameter_space_reads_parameters_first_and_writes_the_inverse() -> None
     cut = space.num_parameters
     parameters = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     statistics = torch.cat([module[1].running_mean, module[1].running_var])
+
     assert torch.equal(vector[:cut], parameters)
     assert torch.equal(vector[cut:], statistics)
     assert space.size == sum(value.numel() for value in float_state(module).values())
@@ -44,15 +45,19 @@ def test_parameter_space_reads_parameters_first_and_writes_the_inverse() -> None
     with torch.no_grad():
         for value in float_state(randomized).values():
             value.normal_()
+
     matrix = torch.zeros(3, space.size)
     row = space.read(
         randomized,
         out=matrix[1],
     )
+
     assert row.data_ptr() == matrix[1].data_ptr()
     assert matrix[0].abs().sum() == 0
+
     space.write(module, row)
     expected = float_state(randomized)
+
     for name, value in float_state(module).items():
         assert torch.equal(value, expected[name]), name
 
@@ -62,8 +67,10 @@ def test_vector_holds_scalars_and_has_the_widest_dtype() -> None:
     module.register_parameter("temperature", nn.Parameter(torch.tensor(2.0)))
     space = ParameterSpace(module)
     vector = space.read(module)
+
     assert vector.dtype == torch.float32
     assert space.unflatten(vector)["temperature"].shape == ()
+
     space.write(module, vector * 0 + 1)
     assert module.weight.dtype == torch.bfloat16
     assert module.temperature.item() == 1
@@ -73,8 +80,10 @@ def test_vector_holds_scalars_and_has_the_widest_dtype() -> None:
 def test_head_is_the_last_linear_layer_or_the_named_one() -> None:
     module = make_network()
     assert ParameterSpace(module).head.name == "5"
+
     space = ParameterSpace(module, head="4")
     assert (space.head.name, space.head.num_classes) == ("4", 5)
+
     rows = space.head.rows(space.read(module))
     assert torch.equal(rows, torch.cat([module[4].weight, module[4].bias[:, None]], dim=1))
     assert torch.equal(space.head.rows(space.read(module), include_bias=False), module[4].weight)
@@ -96,6 +105,7 @@ def test_parameter_space_errors_name_the_wrong_head_vector_or_parameter() -> Non
         ParameterSpace(module, head="1")
     with pytest.raises(ValueError, match=r"expected a vector of shape \(\d+,\), got \(3,\)"):
         ParameterSpace(module).write(module, torch.zeros(3))
+
     module.register_parameter("phase", nn.Parameter(torch.zeros(1, dtype=torch.complex64)))
     with pytest.raises(ConfigurationError, match="'phase' is complex"):
         ParameterSpace(module)
@@ -111,4 +121,5 @@ def test_parameter_space_names_equal_torchs_without_tied_or_unsaved_entries() ->
     net["b"].weight = shared.weight
     net.register_buffer("table", torch.ones(4), persistent=False)
     net.register_buffer("mean", torch.ones(2))
+
     assert ParameterSpace(net).names == (*(name for name, _ in net.named_parameters()), "mean")

@@ -67,6 +67,7 @@ def test_models_are_evaluated_on_each_clients_own_samples(tmp_path: Path) -> Non
         for vector in round.client_vectors:
             is_right = local.module(vector)(x).argmax(-1) == y
             expected.append(is_right.double().mean())
+
         accuracy = local.evaluate(round.client_vectors, "test").value("accuracy")
         return accuracy, torch.stack(expected), len(y)
 
@@ -157,6 +158,7 @@ def test_fit_writes_figures_of_each_client_into_a_separate_folder(tmp_path: Path
     written = sorted(
         path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("clients/**/*.png")
     )
+
     assert written == ["clients/0/mine.png", "clients/1/mine.png", "clients/2/mine.png"]
     # After the second round and after the last one.
     assert len(list(tmp_path.glob("clients/1/pictures/events*"))) == 2
@@ -165,11 +167,14 @@ def test_fit_writes_figures_of_each_client_into_a_separate_folder(tmp_path: Path
 def test_picture_name_with_a_path_outside_the_clients_folder_is_refused(tmp_path: Path) -> None:
     (client,) = clients_of([(torch.zeros(2, 1), torch.tensor([0, 1]))])
     folder = tmp_path / "run" / "clients" / "0"
+
     with pytest.raises(ConfigurationError, match="picture .*: expected a plain name"):
         client.ask(keep_artifact, "a/b", Figure)
+
     client.ask(lambda local: local.memory.update(artifacts={"../../x": Figure}))
     with pytest.raises(ConfigurationError, match="expected a plain name"):
         client.ask(write_artifacts, folder)
+
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -225,6 +230,7 @@ def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name() -> No
     net = make_network()
     net[:2].requires_grad_(False)
     frozen = {"0.weight", "0.bias", "1.weight", "1.bias"}
+
     # Statistics of a frozen BatchNorm change in training, too.
     assert sharing("trainable", net) == (set(), frozen)
     assert sharing(
@@ -236,6 +242,7 @@ def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name() -> No
         {"0.weight", "0.bias"},
         {"1.weight", "1.bias"},
     )
+
     by_function = sharing(lambda name, _: name.startswith("4"), net)
     assert by_function.constant == frozen
 
@@ -260,6 +267,7 @@ def test_share_finds_normalization_layers_of_other_libraries() -> None:
     )
     expected = {"0.weight", "1.norm.weight", "1.norm.bias", "3.weight", "3.bias"}
     expected |= {name for name in net.state_dict() if name.startswith("2.")}
+
     assert sharing(["!norm"], net).kept == expected
 
 

@@ -41,10 +41,13 @@ def test_client_updates_and_heads_are_differences_from_the_clients_start(starts)
     round = make_round(starts)
     origin = round.start_vectors if starts else round.global_vector
     differences = round.client_vectors - origin
+
     assert torch.equal(round.state_updates, differences)
+
     num_parameters = round.space.num_parameters
     assert num_parameters < round.space.size
     assert torch.equal(round.client_updates, differences[:, :num_parameters])
+
     expected = round.space.head.rows(round.client_updates)
     assert torch.equal(round.client_heads, expected)
     assert round.client_heads.shape == (2, 3, 7)
@@ -66,8 +69,10 @@ def test_combine_moves_parameters_by_the_weighted_updates_and_averages_buffers()
     by_zeros = round.combine(torch.zeros(2))
 
     torch.testing.assert_close(by_shares, 0.25 * model_0 + 0.75 * model_1)
+
     moved = x + 0.5 * (model_0 - x) + 1.5 * (model_1 - x)
     torch.testing.assert_close(by_larger_weights[:cut], moved[:cut])
+
     average = 0.25 * model_0 + 0.75 * model_1
     torch.testing.assert_close(by_larger_weights[cut:], average[cut:])
     torch.testing.assert_close(by_zeros, x)
@@ -78,6 +83,7 @@ def test_combine_takes_buffers_that_all_clients_changed_alike_unless_weights_are
     round = make_round()
     cut = round.space.num_parameters
     round.client_vectors[:, cut:] = round.global_vector[cut:] + 1
+
     assert torch.equal(round.combine(torch.zeros(2)), round.global_vector)
     assert torch.equal(
         round.combine(torch.tensor([0.25, 0.25]))[cut:], round.global_vector[cut:] + 1
@@ -102,6 +108,7 @@ def test_server_fields_exist_only_after_aggregation():
     round = make_round()
     heads = round.client_heads
     names = {name for name in VOCABULARY if stage_of([name]) == "aggregation"}
+
     assert names == {
         "server_vector",
         "server_update",
@@ -112,14 +119,17 @@ def test_server_fields_exist_only_after_aggregation():
     for name in sorted(names - {"server_vector", "aggregation_weights"}):
         with pytest.raises(RuntimeError, match="only after aggregation"):
             getattr(round, name)
+
     weights = torch.tensor([0.2, 0.8])
 
     aggregated = round.aggregated(round.combine(weights), weights)
 
     assert aggregated.client_heads is heads  # not computed twice
     torch.testing.assert_close(aggregated.server_head, 0.2 * heads[0] + 0.8 * heads[1])
+
     update = aggregated.server_update
     torch.testing.assert_close(update, aggregated.server_vector - round.global_vector)
+
     # With weights that sum to 1 and a common start, the head of the server's update is the average of the heads.
     head_of_update = round.space.head.rows(update)
     torch.testing.assert_close(aggregated.server_head, head_of_update, rtol=1e-4, atol=1e-5)
@@ -161,6 +171,7 @@ def fit_and_inspect(
     loop = FederatedLoop(metrics=metrics, seed=0, **options)
     module = fit(loop, folder, data=data, rounds=2)
     values = {name: metric.compute() for name, metric in metrics.items()}
+
     return state_vector(module), values, metrics["cssv"].lay
 
 
@@ -208,7 +219,9 @@ def test_memory_bytes_is_at_most_the_limit_of_the_control_group(tmp_path, monkey
     machine, limit = matrix.memory_bytes(), tmp_path / "memory.max"
     monkeypatch.setattr(matrix, "GROUP_LIMIT", limit)
     limit.write_text("max\n")
+
     assert matrix.memory_bytes() >= machine
+
     limit.write_text("4096\n")
     assert matrix.memory_bytes() == 4096
 
@@ -239,6 +252,7 @@ def test_aggregate_that_aliases_a_clients_model_leaves_that_model_unchanged():
     cut = space.num_parameters
     assert 0 < cut < space.size
     assert done.server_vector is not None
+
     halfway = (sent[0, :cut] + 10) / 2
     torch.testing.assert_close(done.server_vector[:cut], halfway)
     assert torch.equal(done.server_vector[cut:], sent[0, cut:])

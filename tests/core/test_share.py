@@ -79,6 +79,7 @@ def test_shared_and_private_parts_equal_those_of_the_loop_by_hand(tmp_path, shar
 
     assert_same_state(module.net, expected)
     assert_private_parts(federated, private_parts)
+
     for name in private:
         initial = net.state_dict()[name]
         # The global model has what it began with.
@@ -88,6 +89,7 @@ def test_shared_and_private_parts_equal_those_of_the_loop_by_hand(tmp_path, shar
 
     # Every client is evaluated with its own part; who was in no cohort with the initial one.
     assert federated.client_accuracy is not None
+
     for client, accuracy in enumerate(federated.client_accuracy.tolist()):
         model = copy.deepcopy(expected).eval()
         model.load_state_dict({**model.state_dict(), **private_parts.get(client, {})})
@@ -130,11 +132,15 @@ def test_evaluation_never_uses_another_clients_private_part(tmp_path):
     )
     data, module = toy_data((2, 3, 2)), Shifted()
     fit(federated, tmp_path, module, data, rounds=1)
+
     assert federated.client_accuracy is not None
+
     shares = [
         float((data.client_labels(client, "test") == client).float().mean()) for client in (0, 2)
     ]
+
     assert federated.client_accuracy[[0, 2]].tolist() == pytest.approx(shares)
+
     labels = data.client_labels(1, "test")
     assert federated.client_accuracy[1] > 0.2 + max(
         (labels == leaked).float().mean() for leaked in range(CLASSES)
@@ -162,23 +168,29 @@ def test_share_trainable_gives_the_same_federation_with_less_traffic(tmp_path):
             make_unequal_data(),
             rounds=ROUNDS,
         )
+
         return federated, state_vector(module)
 
     whole, model = run("all")
     part, model_of_part = run("trainable")
 
     torch.testing.assert_close(model, model_of_part, rtol=1e-6, atol=1e-6)
+
     for name in ("sv", "cssv"):
         expected = whole.contributions[name]
         torch.testing.assert_close(part.contributions[name], expected, rtol=1e-5, atol=1e-5)
+
     assert torch.equal(whole.client_accuracy, part.client_accuracy)
+
     trained = 8 * CLASSES + CLASSES
     # BatchNorm's statistics travel, though its layer is frozen: they move in training.
     assert part.space.num_parameters == trained
     assert part.space.size == trained + 16
     assert whole.space.size == trained + 32 + 48
+
     rounds = part.participations.double()
     expected = torch.stack([rounds, rounds], 1) * part.space.size
+
     torch.testing.assert_close(
         part.contributions["cost"].by_class,
         expected.masked_fill(rounds[:, None] == 0, float("nan")),
@@ -192,6 +204,7 @@ def test_share_trainable_gives_the_same_federation_with_less_traffic(tmp_path):
 def test_metric_that_needs_an_unshared_frozen_head_is_refused(tmp_path):
     net = network()
     net[4].requires_grad_(False)
+
     with pytest.raises(
         ConfigurationError, match=r"metrics \['m'\] compare .* the head 'net.4' is not shared"
     ):
@@ -200,6 +213,7 @@ def test_metric_that_needs_an_unshared_frozen_head_is_refused(tmp_path):
             tmp_path,
             Plain(net),
         )
+
     fit(
         make_loop_of_three_clients(share="trainable", metrics={"n": CosineGradientShapley()}),
         tmp_path,
@@ -267,6 +281,7 @@ def test_privacy_noise_and_attacks_leave_private_parts_unchanged(tmp_path):
 
     private_parts = client_tensors(plain)
     private_parts_beside_noise = client_tensors(noised)
+
     for client, tensors in private_parts.items():
         for name, tensor in tensors.items():
             assert torch.equal(tensor, private_parts_beside_noise[client][name])
@@ -290,6 +305,7 @@ def test_client_whose_private_part_is_not_finite_is_left_out(tmp_path):
         UserWarning, match="client 2 returned a model with NaN or infinite entries in round 2"
     ):
         module = fit(federated, tmp_path, Scaled(), rounds=2)
+
     assert federated.participations.tolist() == [2, 2, 1]
     assert torch.equal(module.scale, torch.ones(2))
     assert all(
@@ -357,7 +373,9 @@ def test_checkpoint_within_a_round_holds_the_start_of_the_round(tmp_path):
         enable_checkpointing=True,
     )
     saved = torch.load(path, weights_only=True)["state_dict"]
+
     assert torch.equal(saved["net.1.running_mean"], torch.zeros(8))
+
     resumed = fit(
         resumed_loop,
         tmp_path / "b",
@@ -366,12 +384,15 @@ def test_checkpoint_within_a_round_holds_the_start_of_the_round(tmp_path):
         ckpt_path=path,
         enable_checkpointing=True,
     )
+
     assert torch.equal(state_vector(expected), state_vector(resumed))
+
     private_parts = {}
     for client, state in client_tensors(whole).items():
         private_parts[client] = {
             name.removeprefix("module.net."): value for name, value in state.items()
         }
+
     assert_private_parts(resumed_loop, private_parts)
 
 

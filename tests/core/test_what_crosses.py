@@ -61,7 +61,9 @@ def measured_traffic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         listening = Listening(loop)
         cli.trainer.callbacks.append(listening)
         cli.trainer.fit(cli.model, cli.datamodule)
+
         assert loop.round_index == 3
+
         return listening.heard
 
     return run
@@ -95,6 +97,7 @@ def test_messages_of_each_algorithm_are_those_of_the_documented_table(
     names: dict[str, list[str]] = {"down": [], "up": []}
     for direction, name in sorted(messages):
         names[direction].append(name)
+
     lines = f"# down: {names['down']}\n# up: {names['up']}"
     assert messages == DOCUMENTED[algorithm], f"configs/{algorithm}.yaml: its entry needs\n{lines}"
 

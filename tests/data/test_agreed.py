@@ -32,6 +32,7 @@ def make_wards() -> pd.DataFrame:
     ward = rng.choice(["A", "B"], ROWS)
     ward[190:] = "C"
     is_ill = rng.random(ROWS) < 0.4
+
     return pd.DataFrame(
         {
             "age": age,
@@ -61,7 +62,9 @@ def fit_encoder(
     encoder.classes(table)
     rows_by_client = np.split(np.arange(len(frame)), last_rows)
     encoder.features(table, rows_by_client)
+
     assert encoder.agreed is not None
+
     return encoder.agreed
 
 
@@ -78,8 +81,10 @@ def test_encoder_is_that_of_scikit_learn_on_all_rows_together() -> None:
     reference = StandardScaler().fit(frame[numbers].astype(float))
     means = [codes[name].mean for name in numbers]
     scales = [codes[name].scale for name in numbers]
+
     np.testing.assert_allclose(means, reference.mean_, rtol=1e-12)
     np.testing.assert_allclose(scales, reference.scale_, rtol=1e-12)
+
     # A variance of 1e-400 is no float, in scikit-learn either.
     expected_scale = 1e-200 * codes["age"].scale
     assert codes["tiny"].scale == pytest.approx(expected_scale, rel=1e-12)
@@ -100,6 +105,7 @@ def test_encoder_is_the_same_to_the_bit_for_any_order_of_rows_and_any_clients() 
     assert fit_encoder(shuffled, []) == encoder
     assert fit_encoder(frame, min_rows=2) == encoder  # by client
     assert fit_encoder(frame.iloc[:-1]).hash != encoder.hash
+
     sent = through_json(encoder.to_plain())
     assert AgreedEncoder.from_plain(sent) == encoder
 
@@ -108,6 +114,7 @@ def test_moments_are_exact_where_sums_of_floats_are_not() -> None:
     numbers = [1e30, 1.0, -1e30, 5e-324, 0.1]
     moments = Moments.of(np.array(numbers))
     fractions = list(map(Fraction, numbers))
+
     assert moments.total == sum(fractions)
     assert moments.squares == sum(number**2 for number in fractions)
     assert Moments.from_plain(moments.to_plain()) == moments
@@ -129,6 +136,7 @@ def make_site_data(frame: pd.DataFrame, columns: Any = None) -> FederatedDataMod
         splits=Splits(server_val=0.0),
     )
     data.deal_from(0)
+
     return data
 
 
@@ -141,14 +149,17 @@ def test_summary_has_these_fields_and_no_value_of_fewer_rows_than_min_rows() -> 
 
     assert plain.keys() == {"settings", "columns", "classes"}
     assert plain["settings"].keys() == {"target", "pos_label", "columns"}
+
     for name, column in plain["columns"].items():
         content = "categories" if name == "ward" else "moments"
         assert column.keys() == {"kind", "missing", content}
+
     nothing = {"kind": "numbers", "missing": 99, "moments": [0, "0", "0"]}
     assert plain["columns"]["one"] == nothing
     assert plain["classes"].keys() == {"yes", "no"}
     # Ten rows are of ward C.
     assert list(plain["columns"]["ward"]["categories"]) == ["A", "B"]
+
     of_ten = summarize(frame, min_rows=10)
     assert list(of_ten.columns["ward"].categories or ()) == ["A", "B", "C"]
 
@@ -157,9 +168,12 @@ def test_category_of_too_few_rows_becomes_zeros_in_one_process_too() -> None:
     columns = {"min_rows": 11, "exclude": ["tiny"]}
     data = set_up_data(make_wards(), labels="ill", columns=columns, server_val=0)
     ward = data.column_cards[-1]
+
     assert ward.categories == ["A", "B"]
+
     inputs = inputs_of_training(data)
     ward_features = inputs[:, 5:7].sum(1)
+
     assert not ward_features[190:].any()
     assert (ward_features[:190] == 1).all()
 
@@ -199,6 +213,7 @@ def test_site_whose_table_does_not_fit_is_named_with_what_to_do(
     lyon = boston.assign(**change)
     if None in change.values():
         lyon = boston.drop(columns=list(change))
+
     with pytest.raises(ConfigurationError, match=message):
         agree_on_encoder(Boston=boston, Lyon=lyon)
 
@@ -218,11 +233,14 @@ def test_site_without_any_value_of_a_column_takes_the_others_encoder() -> None:
     osaka = boston.assign(dose=None, ward=None)
     encoder = agree_on_encoder(Boston=boston, Osaka=osaka)
     data = make_site_data(osaka)
+
     assert data.needs_encoder
+
     data.encode(encoder)
 
     inputs = inputs_of_training(data)
     assert inputs.shape == (ROWS, len(encoder.feature_names))
+
     features = dict(zip(encoder.feature_names, inputs.T))
     for name in ("dose", "ward=A", "ward=B", "ward=C"):
         assert not features[name].any()
@@ -234,9 +252,11 @@ def test_table_of_one_site_is_refused_outside_of_a_deployment_unless_it_has_an_e
     frame = make_wards()
     with pytest.raises(ConfigurationError, match="A table of one site alone cannot be encoded"):
         set_up_data(frame, OneClient(), labels="ill")
+
     encoder = fit_encoder(frame)
     options = {"encoder": encoder.to_plain()}
     data = set_up_data(frame[:50], OneClient(), labels="ill", columns=options)
+
     assert data.encoder == encoder
     assert data.input_shape == (len(encoder.feature_names),)
 
@@ -285,5 +305,6 @@ def test_summary_of_text_files_is_that_of_the_values() -> None:
     encoder.read_table(texts)
     summary = encoder.summary(texts, np.arange(ROWS))
     of_values = summarize(frame)
+
     assert summary.columns["age"] == of_values.columns["age"]
     assert summary.columns["smoker"] == of_values.columns["smoker"]

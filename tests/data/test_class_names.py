@@ -55,6 +55,7 @@ def test_numbers_as_text_are_numbers(offset):
     numbers = TWELVE + offset
     samples = make_texts(numbers)
     names = tuple(map(str, range(offset, offset + 12)))
+
     for val in (samples, (X, numbers)):
         data, labels = make_two_clients(samples, val=val)
         assert data.class_names == names
@@ -110,8 +111,10 @@ def test_names_are_found_wherever_data_sets_have_them(dataset):
 def test_names_that_do_not_belong_to_numbers_are_none():
     two_names = {"well": 1, "fine": 1, "ill": 0}
     assert class_names_of(make_items(class_to_idx=two_names)) == ()
+
     parts = [make_named_tensors(), make_items()]
     message = "parts of a ConcatDataset have different names"
+
     with pytest.raises(ConfigurationError, match=message):
         class_names_of(ConcatDataset(parts))
 

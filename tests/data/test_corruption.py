@@ -37,6 +37,7 @@ def test_a_corruption_and_an_attack_of_one_fraction_and_seed_concern_the_same_cl
         == corruption.chosen(20)
     )
     assert set(corruption.chosen(20)) < set(GaussianNoise(fraction=0.5, seed=3).chosen(20))
+
     with pytest.raises(ConfigurationError, match=r"no client 7; clients are 0 \.\. 4"):
         ClientChoice(clients=[0, 7]).chosen(5)
     with pytest.raises(ConfigurationError, match=r"none of 5 clients.* is 0\.1"):
@@ -80,6 +81,7 @@ def test_only_the_chosen_clients_training_samples_change():
     assert torch.equal(inputs, X)
     assert torch.equal(labels, Y)
     assert data.malicious == [0, 2]
+
     for client in range(4):
         indices = data.client_indices(client)
         x, y = load_in_order(data, client)
@@ -101,8 +103,10 @@ def test_only_the_chosen_clients_training_samples_change():
             x, y = next(iter(data.client_loader(client, split)))
             assert torch.equal(x, X[split_indices])
             assert torch.equal(y, Y[split_indices])
+
     rows = data.server_val_indices
     x, y = next(iter(data.val_dataloader()))
+
     assert torch.equal(x, X[rows])
     assert torch.equal(y, Y[rows])
 
@@ -112,8 +116,10 @@ def test_corruption_of_data_that_are_not_tensors_needs_preload():
         make_corrupted_data(Items(zip(X, Y.tolist())), BOTH, preload=True),
         make_corrupted_data(TensorDataset(X, Y), BOTH),
     )
+
     for client in range(4):
         assert all(map(torch.equal, load_in_order(data, client), load_in_order(plain, client)))
+
     with pytest.raises(ConfigurationError, match="Items has none: set preload: true"):
         make_corrupted_data(Items(zip(X, Y.tolist())), BOTH)
     with pytest.raises(ConfigurationError, match="last element is not their label"):
@@ -166,16 +172,19 @@ def added_noise(corruption, x):
 def test_shapleyfls_noise_is_standard_normal_on_a_share_of_samples_or_pixels():
     x = torch.randn(500, 3, 12, 12, generator=torch.Generator().manual_seed(1))
     noise = added_noise(GaussianNoise(), x).double()
+
     # 216,000 draws: the mean has a standard error of 0.0022, the variance one of 0.003, the kurtosis one of 0.01.
     assert abs(noise.mean()) < 0.01
     assert abs(noise.var() - 1) < 0.015
     assert abs((noise**4).mean() - 3) < 0.06
     assert abs(torch.corrcoef(noise.flatten(1)[:, :2].T)[0, 1]) < 0.2
     assert int((added_noise(GaussianNoise(sample_rate=0.15), x) != 0).flatten(1).any(1).sum()) == 75
+
     touched = added_noise(GaussianNoise(pixel_rate=0.2), x) != 0
     assert torch.equal(touched[:, 0], touched[:, 1])
     # 72,000 pixels: a standard error of 0.0015.
     assert touched.float().mean().item() == pytest.approx(0.2, abs=0.008)
+
     table = added_noise(GaussianNoise(pixel_rate=0.2), torch.zeros(500, 40)) != 0
     assert table.float().mean().item() == pytest.approx(0.2, abs=0.02)
 
@@ -193,9 +202,11 @@ def corrupt_labels(corruption):
 @pytest.mark.parametrize("to", ["next", "random"])
 def test_label_noise_flips_exactly_its_rate_of_the_labels(to):
     assert int((corrupt_labels(ClosedSetLabelNoise(rate=0.137, to=to)) != TEN).sum()) == 1370
+
     counts = np.bincount((corrupt_labels(ClosedSetLabelNoise(to=to)) - TEN) % 10, minlength=10)
     # At random every other class equally often. Binomial(10000, 1/9): mean 1111, standard deviation 31.4.
     expected = np.eye(10)[1] * 10_000 if to == "next" else np.array([0, *[10_000 / 9] * 9])
+
     assert counts[0] == 0
     assert np.abs(counts - expected).max() < 5 * 31.4
 
@@ -215,12 +226,15 @@ def test_unknown_classes_get_the_next_known_label_or_any_equally_often():
         8,
         2,
     ]
+
     y = corrupt_labels(OpenSetLabelNoise(EVEN, to="random"))
     assert torch.equal(y[TEN % 2 == 1], TEN[TEN % 2 == 1])
+
     counts = torch.bincount(y[TEN % 2 == 0], minlength=10)
     assert counts[EVEN].sum() == 0
     # Binomial(5000, 0.2): a standard deviation is 28.3.
     assert (counts[1::2] - 1000).abs().max() < 5 * 28.3
+
     with pytest.raises(ConfigurationError, match="at least one of them must stay known"):
         corrupt_labels(OpenSetLabelNoise(list(range(10))))
 
@@ -234,6 +248,7 @@ def test_open_set_noise_leaves_only_known_classes_in_evaluation_sets():
     loaders += [
         data.client_loader(client, split) for client in range(3) for split in ("val", "test")
     ]
+
     for x, y in (batch for loader in loaders for batch in loader):
         assert (y % 2 == 1).all()
         assert torch.equal(x[:, 0].long(), y)
@@ -251,6 +266,7 @@ def test_long_tail_class_sizes_fall_exponentially():
         # Cao et al.'s own formula: img_max * imb_factor ** (j / (C - 1)) with imb_factor = 1 / ratio.
         expected = 500 * (1 / ratio) ** (np.arange(10) / 9)
         assert np.abs(class_sizes(ratio, labels, 10) - expected).max() <= 0.5
+
     unequal = torch.arange(4).repeat_interleave(torch.tensor([1000, 100, 900, 800]))
     assert class_sizes(8, unequal, 4).tolist() == [200, 100, 50, 25]
 
@@ -261,12 +277,15 @@ def test_long_tail_partitions_the_remaining_samples_by_its_inner_partitioner():
     parts = LongTail(inner, 10)(labels, 10)
     remaining = torch.cat(parts).sort().values
     expected = [remaining[part] for part in inner(labels[remaining], 10)]
+
     for part, expected_part in zip(
         parts,
         expected,
         strict=True,
     ):
         assert torch.equal(part, expected_part)
+
     groups = torch.arange(5000) % 3
     by_group = LongTail(GroupPartitioner(), 10)(labels, 10, groups)
+
     assert [groups[part].unique().tolist() for part in by_group] == [[0], [1], [2]]

@@ -24,6 +24,7 @@ def make_ward_lines(number=40):
         lines.append(
             f"{WARDS[i % 3]},{age if i % 7 else 'NA'},{'fm'[i % 2]},{note},{dose:.3f},{int(dose > 0)}"
         )
+
     return lines
 
 
@@ -60,10 +61,12 @@ def make_csv_data(tmp_path):
         header, default_rows, defaults = KINDS[kind]
         if rows is None:
             rows = default_rows
+
         (tmp_path / "rows.csv").write_text("\n".join([header, *rows]), "utf-8")
         if test is not None:
             (tmp_path / "test.csv").write_text("\n".join([header, *test]), "utf-8")
             options["test_path"] = "test.csv"
+
         arguments = {"root": str(tmp_path), **defaults, **options}
         data = kind("rows.csv", **arguments)
         data.setup("fit")
@@ -88,6 +91,7 @@ def test_table_data_encodes_features_targets_and_groups(make_csv_data):
     )
     assert [len(part) for part in (data.train_set, data.val_set, data.test_set)] == [26, 10, 4]
     assert (data.num_classes, data.input_shape, data.group_names) == (2, (8,), WARDS)
+
     x, y = data.train_set.tensors
     torch.testing.assert_close(
         x[:, 1].mean(), torch.tensor(0.0), atol=1e-6, rtol=0
@@ -110,6 +114,7 @@ def test_table_splits_are_disjoint_and_follow_from_the_seed(make_csv_data):
 
     assert list(map(len, found(0))) == [20, 12, 8]
     assert found(0) == found(0) != found(1)
+
     doses = sorted(float(np.float32(line.split(",")[-2])) for line in make_ward_lines())
     assert sorted(dose for part in found(0) for dose in part) == doses
 
@@ -120,16 +125,20 @@ def test_table_data_standardizes_a_numeric_target(make_csv_data):
         TableData, target="dose", columns=columns, val_fraction=0.25, test=["A,40,f,plain,0.5,1"]
     )
     y = data.train_set.tensors[1]
+
     assert (y.mean().item(), y.std(unbiased=False).item()) == pytest.approx((0, 1), abs=1e-6)
+
     scaled = data.test_set.tensors[1] * data.encoder.target_std + data.encoder.target_mean
     torch.testing.assert_close(scaled, torch.tensor([0.5]))
 
 
 def test_word_hashes_are_crc_32():
     assert hashed_words("123456789", 1) == [0xCBF43926]  # the check value of the standard
+
     # A fullwidth A, case, and the underscore.
     folded = hashed_words("\uff21 GRÖSSE größe ___", 9)
     assert folded == [zlib.crc32(word.encode()) for word in ("a", "grösse", "grösse", "___")]
+
     split = hashed_words("don't--stop", 9)
     assert split == [zlib.crc32(word.encode()) for word in ("don", "t", "stop")]
     assert hashed_words("one two three", 2) == hashed_words("one two", 9)
@@ -139,6 +148,7 @@ def test_word_hashes_are_crc_32():
 def test_text_data_hashes_words_and_reads_classes(make_csv_data):
     data = make_csv_data(TextData, max_words=3, val_fraction=0, group="desk")
     words, classes = data.train_set.tensors
+
     assert words[0].tolist() == hashed_words("a boat a", 3)
     assert words[3].tolist() == [*hashed_words("loss", 3), 0, 0]
     assert classes.tolist() == [1, 0, 1, 0] * 3
@@ -148,9 +158,11 @@ def test_text_data_hashes_words_and_reads_classes(make_csv_data):
         [6, 0],
         [0, 6],
     ]
+
     data = make_csv_data(
         TextData, [*KINDS[TextData][1], "ship,sea,", "earn,land,..."], val_fraction=0
     )
+
     assert (data.train_set.tensors[0][12:] == 0).all()
 
 
@@ -168,6 +180,7 @@ def test_text_windows_predict_every_byte_at_most_once(length):
 def test_character_data_cuts_text_into_pieces(make_csv_data):
     data = make_csv_data(CharacterData, val_fraction=0)
     (pieces,) = data.train_set.tensors
+
     assert (pieces.dtype, data.input_shape, data.num_classes) == (torch.int64, (6,), None)
     assert data.train_set.groups.tolist() == ["sea"] * 4 + ["wood"] * 4 + ["sea"]
     assert bytes(pieces[0].tolist()) == b"The fi"

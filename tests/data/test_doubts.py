@@ -83,6 +83,7 @@ def doubts_without_rows(tables: Mapping[str, pd.DataFrame]) -> list[Doubt]:
         columns = {name: summarize(table[name]) for name in table.columns}
         summaries[site] = TableSummary(settings={}, columns=columns)
         num_rows[site] = len(table)
+
     return doubts_of_summaries(summaries, num_rows)
 
 
@@ -122,6 +123,7 @@ def test_rows_of_one_site_at_another_and_another_share_of_a_class_are_doubts() -
     names = ["Lyon", "Bonn", "Graz"]
     sites = [SiteTable(*parts) for parts in zip(names, tables, counts)]
     rows, classes = find_doubts(sites, ["no", "yes"])
+
     assert (rows.site, rows.text) == (
         "Lyon",
         "40 of 120 rows are rows of Graz, too",
@@ -138,6 +140,7 @@ def test_columns_of_a_site_and_numbers_of_cases_are_named_once() -> None:
     for index, table in enumerate(tables):
         table["city"] = f"city {index}"
         table["case"] = range(1, 121)  # from 1 at each site
+
     sites = [SiteTable(str(index), table) for index, table in enumerate(tables)]
     assert {(doubt.site, doubt.column) for doubt in find_doubts(sites)} == {
         ("most sites", "city"),
@@ -162,6 +165,7 @@ def test_clean_splits_have_no_doubt(name: str, num_sites: int, look) -> None:
         table = make_table(600, seed=9)
     else:
         table = getattr(datasets, f"load_{name}")(as_frame=True).data
+
     draw = np.random.default_rng(num_sites)
     sizes = np.arange(1, num_sites + 1) / np.arange(1, num_sites + 1).sum()
     owners = draw.choice(num_sites, len(table), p=sizes)

@@ -57,7 +57,9 @@ def test_digits_holds_each_scikit_learn_digit_exactly_once():
     xs, labels = (torch.cat([a, b]) for a, b in zip(data.train.tensors, data.test.tensors))
     pixels, classes = load_digits(return_X_y=True)
     ours = sorted(map(tuple, np.column_stack([xs.flatten(1).numpy() * 16, labels]).tolist()))
+
     assert ours == sorted(map(tuple, np.column_stack([pixels, classes]).tolist()))
+
     share = torch.bincount(data.test.tensors[1]) / torch.bincount(labels)
     assert (share - 0.2).abs().max() < 0.01
 
@@ -66,6 +68,7 @@ def test_gaussians_lie_around_their_class_centers():
     data = load_image_data("gaussians")
     features, labels = data.train.tensors
     x, y = features[:, :2].T
+
     torch.testing.assert_close(features[:, 2:], torch.stack([x * x, y * y, x * y], dim=1))
     assert torch.bincount(labels).tolist() == [1000] * 4
     for label, center in enumerate(CENTRES):
@@ -87,8 +90,10 @@ def test_gaussians_lie_around_their_class_centers():
 def test_real_images_are_complete_and_normalized(name, train, shape):
     if not os.path.isdir(os.path.join(ROOT, KINDS[name][1])):
         pytest.skip(f"FLSV_DATA_ROOT has no {KINDS[name][1]}")
+
     data = vision(name, ROOT)
     pixels, labels = data.train.tensors
+
     assert pixels.shape == (train, *shape)
     assert data.test.tensors[0].shape == (10000, *shape)
     assert torch.bincount(labels).min() >= 5000
@@ -105,6 +110,7 @@ def make_arrays(shape=(8, 8), dtype=np.uint8):
         named_arrays[f"{split}_images"] = images.astype(dtype)
         labels = (np.arange(length) % 3)[:, None]
         named_arrays[f"{split}_labels"] = labels.astype(np.uint8)
+
     return named_arrays
 
 
@@ -130,6 +136,7 @@ def test_npz_arrays_become_images_and_labels(tmp_path, shape, expected, dtype):
         **{f"train_{name}": column for name, column in columns.items()},
     )
     data = npz(tmp_path / "set.npz")
+
     assert [
         len(part)
         for part in (
@@ -138,14 +145,17 @@ def test_npz_arrays_become_images_and_labels(tmp_path, shape, expected, dtype):
             data.test,
         )
     ] == [12, 5, 6]
+
     image, label = data.train[4]
     assert image.shape == expected
     assert image.is_contiguous()
     assert label.dtype == torch.int64
     assert int(label) == 1
+
     pixels = named_arrays["train_images"][4].reshape(8, 9, -1).transpose(2, 0, 1)
     if dtype == np.uint8:
         pixels = pixels / 255 * 2 - 1
+
     np.testing.assert_allclose(image.numpy(), pixels, atol=1e-6)
     assert data.train.hospital.tolist() == list("abcabcabcabc")
     assert not hasattr(data.train, "about")
@@ -166,6 +176,7 @@ def test_npz_archive_with_wrong_arrays_is_refused(tmp_path, changed, message):
     for name, array in changed.items():
         if array is None:
             del named_arrays[name]
+
     np.savez(tmp_path / "set.npz", **named_arrays)
     with pytest.raises(ConfigurationError, match=message):
         npz(tmp_path / "set.npz")
@@ -175,10 +186,12 @@ def test_images_of_a_folder_are_resized_and_scaled(tmp_path):
     write_image_folders(tmp_path, {split: {"cat": 3, "dog": 3} for split in ("train", "test")})
     data = folder(tmp_path, image_size=8)
     image, label = data.train[5]
+
     assert image.shape == (3, 8, 8)
     assert image.flatten().tolist() == pytest.approx([0.2] * 192)
     assert (label, data.class_names) == (1, ("cat", "dog"))
     assert (len(data.train), len(data.test), data.val) == (6, 6, None)
+
     shutil.rmtree(tmp_path / "test" / "cat")
     with pytest.raises(
         ConfigurationError, match=r"test has the classes \['dog'\], train has \['cat', 'dog'\]"
@@ -194,6 +207,7 @@ def test_a_file_that_cannot_be_read_as_an_8_bit_image_is_named(tmp_path, dtype, 
     file.write_bytes(b"<html>404</html>")
     if dtype is not None:
         Image.fromarray(np.full((10, 10), 300, dtype)).save(file)
+
     message = "identify image file" if dtype is None else "more than 8 bits per pixel"
     with pytest.raises(
         ConfigurationError, match=rf"dog/{name} cannot be read as an image: .*{message}"
@@ -204,6 +218,7 @@ def test_a_file_that_cannot_be_read_as_an_8_bit_image_is_named(tmp_path, dtype, 
 def test_class_numbers_of_image_folders_by_client_agree_among_clients(tmp_path):
     (write_image_folders(tmp_path) / "README.txt").write_text("photographs")
     data = deal(str(tmp_path))
+
     assert data.client_names == ("Boston", "clinic 2", "clinic 10", "Lyon")
     assert data.class_names == ("cat", "dog", "eel")
     assert data.class_counts.tolist() == [[6, 4, 0], [0, 1, 5], [5, 0, 0], [0, 8, 0]]
@@ -225,14 +240,18 @@ def test_class_numbers_of_image_folders_by_client_agree_among_clients(tmp_path):
 def test_folders_val_and_test_belong_to_the_server(tmp_path):
     write_image_folders(tmp_path, {**CLIENTS, "test": {"dog": 3}, "val": {"cat": 2, "eel": 2}})
     data = deal(str(tmp_path), server_val=0.1)
+
     assert data.num_clients == 4
     assert len(data.server_val_indices) == 0
     assert torch.cat([y for _, y in data.val_dataloader()]).tolist() == [0, 0, 2, 2]
     assert torch.cat([y for _, y in data.test_dataloader()]).tolist() == [1, 1, 1]
+
     with pytest.raises(ConfigurationError, match="the source has test data of its own"):
         deal(str(tmp_path), test=(torch.zeros(2, 3, 4, 4), [0, 1]))
+
     write_image_folders(tmp_path, {"test": {"cat": 1}})
     (tmp_path / "test" / "cat").rename(tmp_path / "test" / "yak")
+
     with pytest.raises(ConfigurationError, match="test data have classes that no client has: yak"):
         deal(str(tmp_path))
 
@@ -242,9 +261,12 @@ def test_image_folder_without_splits_is_split(tmp_path):
     data = deal(
         str(tmp_path / "Boston"), server_val=0.2, partitioner=DirichletPartitioner(2, alpha=9.0)
     )
+
     assert (data.num_clients, data.class_names) == (2, ("cat", "dog"))
+
     with pytest.raises(ConfigurationError, match="has no test data"):
         data.test_dataloader()
+
     assert deal(str(tmp_path / "Boston")).num_clients == 5
 
 

@@ -65,6 +65,7 @@ def test_stored_labels_spare_reading_the_samples(name, stored):
 def test_labels_of_subsets_concatenations_and_transforms_are_found():
     tensors = TensorDataset(torch.zeros(4, 2), torch.tensor([5, 6, 7, 8]))
     stored = Items(PAIRS, targets=[3, 1, 2])
+
     assert dataset_labels(Subset(Subset(tensors, [3, 1, 0]), [0, 2])).tolist() == [8, 5]
     assert dataset_labels(ConcatDataset([tensors, Subset(stored, [2, 0])])).tolist() == [
         5,
@@ -74,6 +75,7 @@ def test_labels_of_subsets_concatenations_and_transforms_are_found():
         2,
         3,
     ]
+
     transformed = Items(PAIRS, targets=[3, 1, 2], target_transform=lambda label: label - 1)
     assert dataset_labels(transformed).tolist() == [2, 0, 1]
 
@@ -99,6 +101,7 @@ def test_class_label_far_above_the_number_of_classes_is_refused(split, stray):
         labels.clone().index_fill(0, torch.tensor(4), stray if split == s else 4)
         for s in ("train", "test")
     )
+
     with pytest.raises(
         ConfigurationError,
         match=f"the largest label is {stray}, and there are only 1[01] different",
@@ -134,7 +137,9 @@ def test_data_without_labels_count_as_one_class(kind, recwarn):
         assert data.class_counts.tolist() == [
             [len(data.client_indices(i))] for i in range(data.num_clients)
         ]
+
     assert not recwarn.list
+
     if kind not in (
         "regression on whole floats",
         "regression, stored",
@@ -163,6 +168,7 @@ def test_integer_labels_are_classes_even_if_no_component_needs_them(kind):
     expected = INTEGERS
     if kind == "yes and no":
         expected = [min(label, 1) for label in INTEGERS]
+
     for asking in ((), ("somebody",)):
         classes = find_classes(WITH_CLASSES[kind], (), {}, None, asking)
 
@@ -204,6 +210,7 @@ def test_labels_are_read_from_a_list_an_attribute_or_a_field():
             assert data.client_labels(client).tolist() == [
                 expected[i] for i in data.client_indices(client)
             ]
+
     for wrong in ("topic", [-1] * N, ["cat"] * N):
         with pytest.raises(ConfigurationError, match="labels"):
             set_up_data(WITHOUT_CLASSES["texts"], IIDPartitioner(2), labels=wrong)
@@ -251,10 +258,12 @@ def test_the_only_number_beside_an_input_is_the_label(parts, as_dataset):
         labels = dataset_labels(dataset)
 
     assert labels[:N].tolist() == INTEGERS
+
     is_told = False
     for warning in caught_warnings:
         if "is taken to be part 2, the only number" in str(warning.message):
             is_told = True
+
     assert is_told == (parts != "a mask beside a label")
 
 
@@ -266,12 +275,15 @@ def test_of_two_numbers_in_a_sample_the_label_has_to_be_named(parts, as_dataset)
 
     with pytest.raises(ConfigurationError, match="the parts 1, 2 of a sample are .* labels=2"):
         set_up_data(dataset, partitioner)
+
     data = set_up_data(dataset, IIDPartitioner(2))
     assert "the parts 1, 2" in data.no_classes
 
     position = 2 if parts == "a second input" else 1
     data = set_up_data(dataset, partitioner, labels=position)
+
     assert data.num_classes == 3
+
     for client in range(2):
         samples = data.client_indices(client) % N
         assert data.client_labels(client).equal(LABELS[samples])
@@ -287,6 +299,7 @@ def test_of_two_fields_that_may_be_labels_one_has_to_be_named():
                 "y": index,
             }
         )
+
     dataset = Items(samples)
 
     with pytest.raises(ConfigurationError, match="the parts 'label', 'y' of a sample are"):
@@ -306,6 +319,7 @@ def test_labels_get_new_numbers_in_their_own_place():
 
     assert data.class_names == ("ill", "unclear", "well")
     assert data.client_labels(0).equal(LABELS)
+
     new_numbers = torch.tensor([2, 0, 1])
     assert data.client_labels(1).equal(new_numbers[LABELS])
 
@@ -318,6 +332,7 @@ def test_identifier_labels_are_numbers_unless_a_component_needs_classes(labels):
     data = set_up_data(source, IIDPartitioner(2), labels=labels_argument)
 
     assert data.num_classes == 1
+
     with pytest.raises(ConfigurationError):
         set_up_data(source, DirichletPartitioner(2, 1.0), labels=labels_argument)
 
@@ -329,6 +344,7 @@ def test_noise_on_the_inputs_needs_no_classes():
     )
     x, y = next(iter(data.client_loader(1, shuffle=False)))
     rows = data.client_indices(1)
+
     assert not x.isclose(source.tensors[0][rows]).flatten(1).any(1).all()
     assert y.equal(source.tensors[1][rows])  # targets stay as they are
     assert data.malicious == [1]
@@ -344,11 +360,14 @@ def test_groups_are_read_from_an_attribute_a_name_a_list_or_a_field():
     for gaps in (["a", None, "b"], [1.0, float("nan"), 2.0]):
         with pytest.raises(ConfigurationError, match="none of them None or NaN"):
             named_groups(Items(PAIRS), gaps)
+
     fields = Items(
         [{"x": torch.zeros(2), "meta": {"clinic": number}, "a.b": str(number)} for number in (7, 3)]
     )
+
     assert named_groups(fields, "meta.clinic")[1] == ("clinic 3", "clinic 7")
     assert named_groups(fields, "a.b")[0].tolist() == [1, 0]
+
     with pytest.raises(
         ConfigurationError, match="groups='meta.ward': Items and its samples have no such field"
     ):
@@ -400,9 +419,11 @@ def test_client_names_reach_metrics_and_tell_one_federation_from_another(tmp_pat
     )
 
     assert loop.metrics["m"].client_names == ("Boston", "Ly/on", "Köln")
+
     renamed.setup("fit")
     identity = fit_identity({}, data)
     (difference,) = fit_identity({}, renamed).differences(identity)
+
     assert (
         difference
         == "data.client_names is ['Boston', 'Paris', 'Köln'] and was ['Boston', 'Ly/on', 'Köln']"

@@ -59,6 +59,7 @@ def test_tensor_batches_equal_those_of_a_data_loader_on_every_pass(ordered, drop
 
     fast = loader(TENSORS)
     slow = loader(PER_SAMPLE)
+
     assert isinstance(fast, TensorBatches)
     assert isinstance(slow, DataLoader)
 
@@ -76,7 +77,9 @@ def test_tensor_batches_equal_those_of_a_data_loader_on_every_pass(ordered, drop
             assert torch.equal(x1, X[y1])
         assert len(fast_batches) == len(fast) == len(slow)
         orders.append(list(chain(*labels_by_batch(fast_batches))))
+
     assert (orders[0] == orders[1]) is ordered
+
     if ordered:
         assert orders[0] == indices[: 16 if drop_last else 19].tolist()
 
@@ -103,6 +106,7 @@ def test_preloaded_samples_are_in_order(workers):
     assert torch.equal(images, X)
     assert torch.equal(labels, Y)
     assert preload(TENSORS) is TENSORS
+
     with pytest.raises(
         ConfigurationError, match="samples of Items do not collate to a tuple of tensors"
     ):
@@ -238,6 +242,7 @@ def test_changed_array_of_a_custom_data_set_changes_the_hash_of_its_client(colum
     changed_column[3] = column[2]
 
     assert content_hashes(Table(column=equal_column), HOLDERS) == hashes
+
     new_hashes = content_hashes(Table(column=changed_column), HOLDERS)
     assert changed_clients(hashes, new_hashes) == ["b"]
 
@@ -245,12 +250,14 @@ def test_changed_array_of_a_custom_data_set_changes_the_hash_of_its_client(colum
 def test_custom_data_set_without_arrays_is_hashed_by_reading_samples() -> None:
     hashes = content_hashes(Table(), HOLDERS)
     doubled = content_hashes(Table(factor=2.0), HOLDERS)
+
     assert changed_clients(hashes, doubled) == ["a", "b"]
 
     # Random numbers are no other samples, and nothing is left behind.
     random_table = Table(is_random=True)
     hashes = content_hashes(random_table, HOLDERS)
     torch.rand(1)
+
     assert content_hashes(random_table, HOLDERS) == hashes
     assert not random_table.opened
 
@@ -262,6 +269,7 @@ def test_hashes_of_image_files_do_not_depend_on_their_folder(tmp_path: Path) -> 
             for i in range(3):
                 pixels = np.full((4, 4), 10 * i, np.uint8)
                 Image.fromarray(pixels).save(tmp_path / folder / name / f"{i}.png")
+
     images = ImageFolder(str(tmp_path / "one"), transform=ToTensor())
     images_elsewhere = ImageFolder(str(tmp_path / "two"), transform=ToTensor())
 
@@ -279,7 +287,9 @@ def test_changed_sample_changes_the_hash_of_its_client() -> None:
         SizePartitioner([1, 2], seed=0),
     )
     hashes = data.content_hashes()
+
     assert list(hashes) == ["server", "0", "1"]
+
     client_row = data.client_indices(1)[0]
     server_row = data.server_val_indices[0]
     for name, row in (("1", client_row), ("server", server_row)):
@@ -294,6 +304,7 @@ def test_samples_with_non_finite_inputs_are_found_at_any_index(value: float) -> 
         torch.randn(3000, 2, 4, generator=torch.Generator().manual_seed(0)),
         torch.arange(3000) % 3,
     )
+
     for clean in (
         TensorDataset(x, y),
         TensorDataset(x.long(), y),
@@ -301,10 +312,13 @@ def test_samples_with_non_finite_inputs_are_found_at_any_index(value: float) -> 
         Table(),
     ):
         assert not len(not_finite(clean))
+
     x[[0, 1023, 1024, 2999], 1, 2] = value
     data, few = TensorDataset(x, y), TensorDataset(x[1:9], y[1:9])
+
     assert not_finite(data).tolist() == [0, 1023, 1024, 2999]
     assert not_finite(Subset(data, [7, 1024, 8])).tolist() == [1]
+
     with pytest.raises(ConfigurationError, match="4 samples of the test data have NaN"):
         set_up_data((few, data), IIDPartitioner(2))
     with pytest.raises(ConfigurationError, match="2 samples of client 0's val set have NaN"):

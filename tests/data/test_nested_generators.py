@@ -86,6 +86,7 @@ def test_a_pass_draws_what_its_seed_says(kind, workers):
             generator=generator,
             num_workers=workers,
         )
+
         return torch.cat(list(loader))
 
     numbers_of_a_pass = numbers(0)

@@ -55,14 +55,17 @@ def test_a_partition_is_a_function_of_seed_and_labels_and_no_sample_is_in_two_pl
     assert torch.equal(torch.get_rng_state(), state)
     for part, repeated_part in zip(parts, repeated, strict=True):
         assert torch.equal(part, repeated_part)
+
     pairs = zip(parts, of_another_seed, strict=True)
     is_equal = [torch.equal(part, other_part) for part, other_part in pairs]
+
     assert all(is_equal) is (name == "group")
     assert len(parts) == 5
     for part in parts:
         assert len(part) > 0
         assert part.dtype == torch.int64
         assert (part.diff() > 0).all()
+
     everything = torch.cat(parts)
     assert len(everything.unique()) == len(everything)
     assert len(everything) == (500 if name == "client shares" else 1000)
@@ -79,6 +82,7 @@ def test_custom_partitioner_with_empty_or_overlapping_parts_is_refused():
 
     labels = torch.zeros(5, dtype=torch.long)
     assert [part.tolist() for part in Fixed([[3, 0], [1]])(labels, 1)] == [[0, 3], [1]]
+
     with pytest.raises(ConfigurationError, match="gives the clients 2, 0 of 5 samples"):
         Fixed([[0, 1], []])(labels, 1)
     with pytest.raises(ConfigurationError, match="no sample may be assigned twice"):
@@ -105,6 +109,7 @@ def test_class_shares_have_the_moments_of_the_dirichlet(alpha):
     shares = torch.stack(draws).double() / 600
     # Redrawing while a client is empty hardly ever happens here; each share is Beta(alpha, (clients - 1) alpha).
     variance = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
+
     assert shares.mean((0, 2)).sub(1 / clients).abs().max() < 4 * (variance / (10 * seeds)) ** 0.5
     assert float(shares.var()) == pytest.approx(variance, rel=0.15)
 
@@ -113,6 +118,7 @@ def test_dirichlet_partitioner_uses_all_samples_and_meets_min_samples():
     sizes = count_by_client_and_class(DirichletPartitioner(20, alpha=0.5, min_samples=100)).sum(1)
     assert sizes.sum() == 6000
     assert sizes.min() >= 100
+
     with pytest.raises(
         ConfigurationError, match="fewer than 3001 .at best .*Lower min_samples to that"
     ):
@@ -138,14 +144,18 @@ def test_shard_partitioner_gives_the_papers_shards():
 def test_pathological_partitioner_gives_each_client_its_number_of_classes(clients, classes):
     counts = count_by_client_and_class(PathologicalPartitioner(clients, classes, seed=1))
     holders = (counts > 0).sum(0)
+
     assert ((counts > 0).sum(1) == classes).all()
     assert (counts.sum(0) == 600).all()
     assert holders.max() - holders.min() <= 1
+
     for counts_of_class in counts.T:
         positive_counts = counts_of_class[counts_of_class > 0]
         assert positive_counts.max() - positive_counts.min() <= 1
+
     few_of_class_0 = [0, 0, 1, 1, 1, 1, 1, 1]
     few_samples = torch.tensor(few_of_class_0)
+
     with pytest.raises(ConfigurationError, match="class 0 has fewer samples than its .* holders"):
         count_by_client_and_class(PathologicalPartitioner(7, 2), few_samples, 2)
 
@@ -164,6 +174,7 @@ def test_proportions_by_client_use_as_many_samples_as_the_scarcest_class_allows(
     counts = count_by_client_and_class(
         ProportionPartitioner([[1, 1], [1, 3]], of="client"), labels, 2
     )
+
     # Both clients have T/2; class 0 is asked for T/4 + T/8 = 100, so T = 266.7.
     assert counts.sum(0)[0] <= 100
     assert counts[:, 0].tolist() == [67, 33]
@@ -174,9 +185,12 @@ def test_groups_become_clients_in_order_or_are_balanced_by_size():
     groups = torch.tensor([40] * 5 + [10] * 2 + [30] * 4 + [20] * 3)
     labels = torch.zeros(len(groups), dtype=torch.long)
     parts = GroupPartitioner()(labels, 1, groups)
+
     assert [groups[part].tolist() for part in parts] == [[10] * 2, [20] * 3, [30] * 4, [40] * 5]
+
     parts = GroupPartitioner(num_clients=3)(labels, 1, groups)
     assert [groups[part].unique().tolist() for part in parts] == [[10, 40], [30], [20]]
+
     with pytest.raises(ConfigurationError, match="fall into 4 groups, and at least 5 are needed"):
         GroupPartitioner(num_clients=5)(labels, 1, groups)
 
@@ -195,6 +209,7 @@ def test_partition_plot_bars_have_the_lengths_of_the_counts(clients, classes, la
     right_edges = []
     for bar in axes.patches:
         right_edges.append(bar.get_x() + bar.get_width())
+
     edges_of_last_class = right_edges[-clients:]
     assert edges_of_last_class == counts.sum(1).tolist()
     assert len(right_edges) == classes * clients
@@ -230,6 +245,7 @@ def test_no_sample_is_in_two_places_and_none_is_lost(partitioner):
     sets = []
     for indices in index_sets(splits):
         sets.append(set(indices.tolist()))
+
     assert len(sets) == 1 + 6 * 3
     assert sum(len(indices) for indices in sets) == 1000
     assert set().union(*sets) == set(range(1000))
@@ -239,6 +255,7 @@ def test_max_samples_limits_the_samples_of_the_pool():
     pool = torch.arange(0, 1000, 3)
     splits = split_pool(pool=pool, max_samples=100)
     used = torch.cat(index_sets(splits))
+
     assert len(used) == 100
     assert set(used.tolist()) <= set(pool.tolist())
     assert len(torch.cat(index_sets(split_pool(max_samples=5000)))) == 1000
@@ -249,6 +266,7 @@ def test_splits_follow_from_their_seeds():
     sets = index_sets(split_pool(seed=1, **options))
     same_sets = index_sets(split_pool(seed=1, **options))
     other_sets = index_sets(split_pool(seed=2, **options))
+
     assert len(sets) == len(same_sets)
     assert all(map(torch.equal, sets, same_sets))
     assert not torch.equal(sets[0], other_sets[0])
@@ -258,12 +276,14 @@ def test_splits_follow_from_their_seeds():
     for seed in (1, 2):
         splits = split_pool(partitioner, seed=seed, server_val=0.0, client_val=0.3)
         validation_sets.append(splits.clients[0]["val"])
+
     assert not torch.equal(*validation_sets)
 
 
 def test_a_client_without_a_full_batch_is_named_where_the_rest_is_dropped():
     data, sizes = TensorDataset(torch.zeros(100, 2), torch.arange(100) % 4), SizePartitioner([4, 1])
     set_up_data(data, sizes, batch_size=18, drop_last=True)
+
     with pytest.raises(
         ConfigurationError, match="Client 1 has 18 samples, not one full batch of 32"
     ):
@@ -299,7 +319,9 @@ def test_drop_flagged_drops_flagged_training_samples_and_updates_class_counts():
         labels = torch.cat([y for _, y in batches])
         counts = torch.bincount(labels, minlength=10)
         assert torch.equal(counts, cleaned.class_counts[client])
+
     assert torch.equal(whole.server_val_indices, cleaned.server_val_indices)
+
     num_dropped = whole.num_samples.sum() - cleaned.num_samples.sum()
     assert cleaned.describe()["dropped_samples"] == int(num_dropped)
 

@@ -55,6 +55,7 @@ def fit_with_values(folder, data, **options):
     }
     loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(table=False))
     fit(loop, folder, module, data, rounds=2, **options)
+
     return loop, module
 
 
@@ -85,6 +86,7 @@ def test_contributions_do_not_depend_on_the_names_of_the_two_classes(tmp_path, m
             score, abs=1e-6
         )
         values_by_names.append(loop.contributions)
+
     first_values, *more_values = values_by_names
     for name in ("loo", "f1"):
         assert first_values[name].abs().max() > 0
@@ -98,13 +100,16 @@ def test_rarer_class_is_taken_as_positive_with_a_warning_unless_pos_label_is_giv
         match=r"average_precision of ja, f1 of ja: 'ja' is taken .*20.0 %.*pos_label ja",
     ):
         loop, _ = fit_with_values(tmp_path / "rarer", make_data(make_arrays("ja", "nein")))
+
     assert read_learning_report(tmp_path / "rarer")["loo"]["by"] == "average_precision of ja"
     assert loop.metrics["loo"].guide().unit == "gain in average precision of ja"
+
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*positive class")
         fit_with_values(tmp_path / "said", make_data(make_arrays("ja", "nein"), pos_label="nein"))
         assert read_learning_report(tmp_path / "said")["f1"]["by"] == "f1 of nein"
         fit_with_values(tmp_path / "clients", make_data(make_arrays("1", "0")))
+
     assert read_learning_report(tmp_path / "clients")["f1"]["by"] == "f1 of class 1"
 
 
@@ -133,6 +138,7 @@ def test_positive_class_is_the_named_or_the_rarer_one(kind, words, pos_label, na
         data = FederatedDataModule((x[:, None], np.array(words)), **options)
     else:
         data = FederatedDataModule(pd.DataFrame({"x": x, "y": words}), labels="y", **options)
+
     data.setup("fit")
     assert data.class_names == names
     assert data.positive_class == (names[1] if len(names) == 2 else None)
@@ -150,8 +156,10 @@ def test_rarer_class_of_image_folders_is_positive(tmp_path):
                 Image.new("RGB", (8, 8), (200 if name == "ill" else 0,) * 3).save(
                     tmp_path / split / name / f"{i}.png"
                 )
+
     data = FederatedDataModule(str(tmp_path), IIDPartitioner(2))
     data.setup("fit")
+
     assert data.class_names == ("well", "ill")
     for loader in (data.train_dataloader(), data.test_dataloader()):
         for x, y in loader:
@@ -163,6 +171,7 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
     source.classes = ("ill", "well")
     data = FederatedDataModule(source, IIDPartitioner(2))
     data.setup("fit")
+
     assert data.class_names == ("ill", "well")
     assert (
         describe_positive_class(data)
@@ -174,6 +183,7 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
     ):
         with pytest.raises(ConfigurationError, match=message):
             FederatedDataModule(source, IIDPartitioner(2), pos_label=wrong).setup("fit")
+
     numbers = TensorDataset(torch.rand(20, 2), torch.rand(20))
     with pytest.raises(ConfigurationError, match="expected one of two classes"):
         FederatedDataModule(numbers, IIDPartitioner(2), pos_label=1).setup("fit")
@@ -203,6 +213,7 @@ def test_data_of_one_site_alone_without_pos_label_are_refused(tmp_path):
 def test_a_run_is_not_resumed_with_the_other_positive_class(tmp_path):
     loop, module = fit_with_values(tmp_path, make_data(make_arrays("ja", "nein"), pos_label="ja"))
     module.trainer.save_checkpoint(tmp_path / "last.ckpt")
+
     with pytest.raises(
         ConfigurationError, match=r"class_names is .*'ja', 'nein'.* and was .*'nein', 'ja'"
     ):

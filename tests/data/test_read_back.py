@@ -64,6 +64,7 @@ def test_new_class_numbers_that_a_client_ignores_are_refused(folders):
 def test_new_class_numbers_that_validation_data_ignore_are_refused(folders):
     sets = folders(A=CLASSES, B=CLASSES, val=CLASSES[1:])
     val = sets.pop("val")
+
     with pytest.raises(ConfigurationError, match="the validation data, class 'dog'"):
         set_up_data(clients=sets, val=val)
     with pytest.raises(ConfigurationError, match="the test data, class 'dog'"):
@@ -75,6 +76,7 @@ def test_positive_class_that_the_data_set_ignores_is_refused(folders):
     set_up_data(clients=clients, server_val=0.0)
     for data in clients.values():
         data.by_name = True  # as of folders that flsv opens
+
     with pytest.raises(ConfigurationError, match="client 0 .*class 'dog': .* number 0 .*have 1"):
         set_up_data(clients=clients, server_val=0.0, pos_label="cat")
 
@@ -141,11 +143,14 @@ CONTRADICTIONS = {
 def test_stored_labels_that_samples_contradict_are_refused(kind, preload):
     if kind == "rows" and preload:
         pytest.skip("samples that are no tuples are not preloaded")
+
     dataset = CONTRADICTIONS[kind]()
     with pytest.raises(ConfigurationError, match=r"client 0, class '[123]': .* number [123] "):
         set_up_data(dataset, IIDPartitioner(3), preload=preload)
+
     samples_labels = [index % 4 // 2 for index in range(80)]
     data = set_up_data(dataset, IIDPartitioner(3), labels=samples_labels)
+
     assert data.num_classes == 2
 
 
@@ -201,6 +206,7 @@ def without_class_three(samples):
 def test_samples_that_a_collate_function_leaves_out_are_refused(collate_fn, described, workers):
     source = Collated(FourClasses(), collate_fn, num_workers=workers)
     sites = [index // 40 for index in range(80)]
+
     with pytest.raises(
         ConfigurationError, match=f"{described}: a batch of 8 samples has [01] rows"
     ):
@@ -248,6 +254,7 @@ def test_reading_back_leaves_global_generators_and_reads_few_samples():
     dataset = Items(samples, targets=samples.targets)
     state = torch.get_rng_state()
     set_up_data(dataset, IIDPartitioner(100), server_val=0.0)
+
     assert torch.equal(torch.get_rng_state(), state)
     assert dataset.reads == 400  # one of each class of each client
 
@@ -337,8 +344,10 @@ def test_data_that_grow_during_a_run_are_named_once(is_by_client, tmp_path):
     data = FederatedDataModule(dataset, IIDPartitioner(2))
     if is_by_client:
         data = FederatedDataModule(clients={"A": dataset, "B": FourClasses()})
+
     with pytest.warns(UserWarning, match="has grown from (80|160) to .* not trained on") as records:
         fit(FederatedLoop(), tmp_path, Replay(dataset), data, rounds=3)
+
     messages = [str(record.message) for record in records]
     assert sum("has grown" in message for message in messages) == 1
 
@@ -367,4 +376,5 @@ def test_workers_initialize_the_users_own_data_set():
         batches = list(data.client_loader(1, split))
         rows = torch.cat([x[:, 0] for x, _ in batches]).long()
         assert rows.sort().values.tolist() == data.client_indices(1, split).tolist()
+
     assert data.validation()["rows"] == len(data.server_val_indices)

@@ -43,8 +43,10 @@ def test_arrays_become_tensors_of_torchs_dtypes():
         [2, 3],
     ]
     assert array_set(np.ones((4, 2))[::-1], [True, False] * 2).tensors[1].tolist() == [1, 0, 1, 0]
+
     (colors,) = array_set(np.full((2, 5, 4, 3), 51, np.uint8)).tensors
     assert (colors.shape, colors.max().item()) == ((2, 3, 5, 4), pytest.approx(0.2))
+
     data = array_set(np.zeros((3, 1)), np.array(["well", "ill", "well"], dtype=object))
     assert (data.classes, data.tensors[1].tolist()) == (("ill", "well"), [1, 0, 1])
     for y in ([0.5, np.nan, 1.0], np.array(["a", None, "b"], object)):
@@ -73,6 +75,7 @@ def test_pixels_are_read_with_their_channels_and_named_as_images(kind, caplog):
     pixels = np.full(shape, 51, np.uint8)
     with caplog.at_level("INFO", "lightning.pytorch"):
         (images,) = array_set(pixels).tensors
+
     num_channels = 3 if 3 in shape else 1
     assert images.shape == (2, num_channels, 8, 6)
     assert images.max().item() == pytest.approx(0.2)
@@ -105,12 +108,15 @@ def test_data_sets_by_client_give_each_client_its_own_samples():
     data = set_up_data(
         clients={"Boston": HERE, "Lyon": Subset(HERE, list(range(30, 60)))}, client_val=0.1
     )
+
     assert data.client_names == ("Boston", "Lyon")
     assert len(data.server_val_indices) == 9
     # The samples are one after the other, and nobody has another's.
     assert all(index < 60 for index in data.client_indices(0).tolist())
+
     x, y = next(iter(data.client_loader(1, shuffle=False)))
     rows = data.client_indices(1)[: len(x)] - 60 + 30
+
     assert torch.equal(x, HERE.tensors[0][rows])
     assert torch.equal(y, HERE.tensors[1][rows])
 
@@ -123,10 +129,13 @@ def test_class_numbers_of_all_clients_follow_from_the_class_names():
         test=(X[:4], ["dog", "cat"] * 2),
         server_val=0.0,
     )
+
     assert data.class_names == ("cat", "dog", "eel")
+
     first_counts, second_counts = data.class_counts.tolist()
     assert first_counts == [20, 20, 20]
     assert second_counts == [0, 0, 9]
+
     (batch,) = data.test_dataloader()
     assert batch[1].tolist() == [1, 0, 1, 0]
 
@@ -148,7 +157,9 @@ def test_data_sets_with_other_classes_get_the_same_numbers(make_two_classes):
         clients={"few": make_two_classes, "whole": whole},
         server_val=0.0,
     )
+
     assert data.class_names == ("cat", "dog", "eel", "yak")
+
     few_counts, whole_counts = data.class_counts.tolist()
     assert few_counts == [0, 5, 0, 5]
     assert whole_counts == [20, 20, 20, 0]
@@ -158,6 +169,7 @@ def test_data_sets_with_other_classes_get_the_same_numbers(make_two_classes):
 def test_data_sets_that_cannot_be_renumbered_are_refused(make_two_classes):
     animals = make_items(classes=("dog", "cat", "eel"))
     message = "labels of a Items cannot be renumbered"
+
     with pytest.raises(ConfigurationError, match=message):
         set_up_data(clients={"few": make_two_classes, "rows": animals})
     with pytest.raises(ConfigurationError, match="'here' has no names"):
@@ -212,7 +224,9 @@ def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
         except ConfigurationError as error:
             assert "No sample is left to 'Lyon': all went to the server" in str(error)  # noqa: PT017
             lost.append(seed)
+
     assert 0 < len(lost) < 6
+
     two_parts = ConcatDataset([HERE, HERE])
     with pytest.warns(UserWarning, match="No sample is left to 'c'"):
         data = set_up_data(
@@ -221,6 +235,7 @@ def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
             server_val=0.5,
             seed=lost[0],
         )
+
     assert data.client_names == ("a", "b")
 
 
@@ -243,15 +258,19 @@ def test_table_file_is_read_by_groups_but_not_for_one_site_alone(tmp_path):
 
     by_ward = set_up_data(file, labels="ill", groups="ward")
     assert by_ward.client_names == ("a", "b")
+
     with_test_file = set_up_data((file, file), labels="ill", groups="ward")
     assert with_test_file.num_clients == 2
+
     groups_of_rows = [age % 3 for age in ages]
     by_list = set_up_data(file, labels="ill", groups=groups_of_rows)
+
     assert by_list.num_clients == 3
 
     message = "A table of one site alone cannot be encoded"
     with pytest.raises(ConfigurationError, match=message):
         set_up_data(file, OneClient(), labels="ill")
+
     module = TableData(str(file), "ill")
     with pytest.raises(ConfigurationError, match=message):
         set_up_data(module, OneClient())
@@ -268,8 +287,10 @@ def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, c
     ill = np.where(age > 52, "yes", "no")
     pd.DataFrame({"patient": range(90), "age": age, "ill": ill, **words}).to_parquet(file)
     (tmp_path / "broken.parquet").write_bytes(b"PAR1, and no more")
+
     with pytest.raises(ConfigurationError, match="broken.parquet cannot be read as a Parquet file"):
         set_up_data(tmp_path / "broken.parquet", labels="ill", groups="ward")
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
@@ -282,7 +303,9 @@ def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, c
         "--data.files.root",
         str(tmp_path),
     ]
+
     assert main(["fit", "--config", str(example), *quick]) == 0
+
     out = capsys.readouterr().out
     assert all(re.search(rf"^{ward} ", out, re.MULTILINE) for ward in "abc")
 
@@ -312,7 +335,9 @@ def test_options_of_a_wrapped_loader_are_kept():
         drop_last=True,
     )
     source = module_source(make_data_module(loader))
+
     assert source.indices is None
+
     read = {"batch_size": 6, "drop_last": True, "collate_fn": collate, "num_workers": 2}
     assert source.train_options == {**read, "pin_memory": False, "worker_init_fn": None}
     assert source.eval_options == {**source.train_options, "drop_last": False}
@@ -321,6 +346,7 @@ def test_options_of_a_wrapped_loader_are_kept():
 def test_sampler_of_a_wrapped_loader_selects_samples_and_its_order_is_dropped():
     loader = DataLoader(DATA, batch_size=2, sampler=SubsetRandomSampler([1, 4, 9]))
     assert module_source(make_data_module(loader)).indices.tolist() == [1, 4, 9]
+
     with pytest.warns(UserWarning, match=" RandomSampler.*shuffled uniformly instead"):
         module_source(
             make_data_module(

@@ -42,6 +42,7 @@ def make_visits(hospital: int) -> pd.DataFrame:
     table["split"] = generator.choice(split_names, VISITS)
     table["age"] = generator.normal(50, 9, VISITS)
     table["ill"] = generator.choice(["no", "yes"], VISITS)
+
     return table
 
 
@@ -57,6 +58,7 @@ def make_hospitals(splits: Splits, columns: Any = EXCLUDED) -> FederatedDataModu
         splits=splits,
     )
     data.setup("fit")
+
     return data
 
 
@@ -133,6 +135,7 @@ def test_a_file_lists_what_is_held_out(tmp_path: Path) -> None:
 
     listed_patients = (100, 103, 205)
     rows_listed = positions_where("patient", lambda patient: patient.isin(listed_patients))
+
     assert positions_in_tables(data, "test") == rows_listed
 
 
@@ -171,6 +174,7 @@ def test_patients_stay_together() -> None:
         in_training.update(patients[client["train"]].tolist())
         held_out.update(patients[client["val"]].tolist())
         held_out.update(patients[client["test"]].tolist())
+
     assert in_training
     assert held_out.isdisjoint(in_training)
     # Whole patients, of three visits, reach the numbers asked for.
@@ -221,6 +225,7 @@ def test_an_attribute_of_the_data_set_chooses_what_is_held_out() -> None:
 def test_a_blank_among_the_values_holds_out_no_sample_without_a_value() -> None:
     held_out = HeldOut("split", values=["", "A"])
     is_held_out = held_out.select(["", "A", "B", None])
+
     assert is_held_out.tolist() == [False, True, False, False]
 
     with_absent_value = HeldOut("split", values=["", "A", "Z"])
@@ -234,6 +239,7 @@ def test_groups_of_another_shape_are_refused(groups: Any) -> None:
     labels = torch.arange(VISITS) % 2
     samples = TensorDataset(inputs, labels)
     message = "groups needs one entry per training sample"
+
     with pytest.raises(ConfigurationError, match=message):
         named_groups(samples, groups)
 
@@ -360,6 +366,7 @@ def make_samples_of_patients(
     data_set: Any = TensorDataset(inputs, labels)
     data_set.patient = patients
     splits = Splits(server_val=server_val, together="patient")
+
     return FederatedDataModule(data_set, partitioner, splits=splits)
 
 

@@ -17,6 +17,7 @@ def write_hospitals(folder, **columns_of_hospitals):
         frame["ill"] = np.resize(["no", "yes"], len(cells))
         files[hospital] = folder / f"{hospital}.csv"
         frame.to_csv(files[hospital], index=False)
+
     return files
 
 
@@ -101,6 +102,7 @@ def test_spellings_of_a_category_are_refused_with_file_and_line(tmp_path, spelli
     files = write_hospitals(tmp_path, **cells)
     places = rf"{spelling!r} \(\S*Boston.csv, line 2\), {other_spelling!r} \(\S*Lyon.csv, line 3\)"
     places = places.replace("St.'", r"St\.'")
+
     with pytest.raises(ConfigurationError, match=f"'code' has {places}, which look like"):
         set_up_data(clients=files, labels="ill", columns=CODES)
 

@@ -33,6 +33,7 @@ def encode_stays(columns, came=CAME, typed=False):
     if typed:
         frame = frame.replace("", None)
         table = frame_table(frame.assign(**{n: pd.to_datetime(frame[n]) for n in ("came", "left")}))
+
     encoder = TableEncoder(Columns(**columns), "ill")
     return encoder, encoder.features(table, [np.arange(4)]).numpy()
 
@@ -41,13 +42,16 @@ def encode_stays(columns, came=CAME, typed=False):
 def test_dates_become_days_since_another_column_or_since_1970(typed):
     encoder, x = encode_stays({"dates": {"left": "came"}, "exclude": ["came"]}, typed=typed)
     stays = np.array([2.0, 2.0, np.nan, 0.0])
+
     assert encoder.feature_names == ("left", "left missing")
     np.testing.assert_allclose(
         x[:, 0], np.nan_to_num((stays - np.nanmean(stays)) / np.nanstd(stays)), atol=1e-6
     )
     assert x[:, 1].tolist() == [0, 0, 1, 0]
+
     encoder, x = encode_stays({"dates": {"left": "days"}, "exclude": ["came"]}, typed=typed)
     days = np.array([(dt.date.fromisoformat(day) - dt.date(1970, 1, 1)).days for day in LEFT])
+
     np.testing.assert_allclose(x[:, 0], (days - days.mean()) / days.std(), atol=1e-4)
     assert encoder.read[0].became == "days since 1970"
 
@@ -57,18 +61,22 @@ def test_dates_in_a_declared_format_are_read_and_others_refused():
     encoder, _ = encode_stays(
         {**columns, "date_format": "%d.%m.%Y"}, ["28.02.2024", "31.12.2023", "", "1.3.2024"]
     )
+
     assert encoder.read[0].values[[0, 1, 3]].tolist() == [19781, 19722, 19783]
+
     with pytest.raises(
         ConfigurationError,
         match="line 2: '28.02.2024' in 'came' is not a date.* formats YYYY-MM-DD",
     ):
         encode_stays(columns, ["28.02.2024", *CAME[1:]])
+
     with pytest.raises(
         ConfigurationError, match="'03/04/2024' in 'came' is not a date, or an ambiguous one"
     ):
         encode_stays(
             {**columns, "date_format": ["%d/%m/%Y", "%m/%d/%Y"]}, ["03/04/2024", "31/12/2023"] * 2
         )
+
     with pytest.raises(
         ConfigurationError, match="stays.csv: 'came' has dates, such as '2024-02-28'"
     ):
@@ -93,6 +101,7 @@ def read_with_suggested_options(path, **columns):
     options = {"labels": "died", "groups": None if path.is_dir() else [i % 3 for i in range(60)]}
     with pytest.raises(ConfigurationError) as error:
         set_up_data(str(path), columns=columns, **options)
+
     line = json.loads(str(error.value).splitlines()[-1].partition(": ")[2])
     exclude = line.get("exclude") == ["x"]
     return line, str(error.value) if exclude else set_up_data(
@@ -113,6 +122,7 @@ def write_table(path, cells, **columns):
         }
     )
     frame.to_csv(path, index=False, sep=";")
+
     return path
 
 
@@ -177,6 +187,7 @@ def test_numbers_and_dates_in_another_notation_are_read_by_the_suggested_line_or
     suggested, values = read_with_suggested_options(write_table(tmp_path / "all.csv", cells))
 
     assert suggested == line
+
     if isinstance(numbers, str):
         assert numbers in values
     else:
@@ -235,8 +246,10 @@ def test_stated_notation_is_obeyed_also_where_nothing_shows_it(tmp_path, cells, 
 def test_points_that_may_separate_thousands_are_refused_by_name(tmp_path, cells):
     table = write_table(tmp_path / "all.csv", cells)
     message = r"all.csv, line \d.* in 'x' is .* separates thousands"
+
     with pytest.raises(ConfigurationError, match=message):
         read_numbers(table, {})
+
     options, _ = read_with_suggested_options(table)
     assert options == GERMAN
 
@@ -265,6 +278,7 @@ def test_decimal_points_of_one_file_stay_decimal_beside_commas_of_another(tmp_pa
         "Osaka": ["1", "2"],
     }.items():
         write_table(tmp_path / f"{name}.csv", cells)
+
     line, values = read_with_suggested_options(tmp_path)
     assert line == {"decimal": ","}
     assert values.tolist() == [1.25, 0.98] * 60 + [1.0, 2.0] * 30
@@ -280,12 +294,15 @@ def test_ambiguous_dates_do_not_take_the_day_month_order_of_another_file(tmp_pat
 def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_path):
     (tmp_path / "Boston.csv").write_text("ward,ill\n" + "Süd,0\nNord,1\n" * 20, "utf-8-sig")
     (tmp_path / "Lyon.csv").write_text("ward,ill\n" + "Süd,0\nNord,1\n" * 20, "cp1252")
+
     with pytest.raises(
         ConfigurationError, match="Lyon.csv: this is not UTF-8 .* columns: ..encoding.: .cp1252"
     ):
         set_up_data(str(tmp_path), labels="ill")
+
     with pytest.raises(ConfigurationError, match="Lyon.csv: this is not ascii"):
         set_up_data(str(tmp_path), labels="ill", columns={"encoding": "ascii"})
+
     (card,) = set_up_data(str(tmp_path), labels="ill", columns={"encoding": "cp1252"}).column_cards
     assert card.categories == ["Nord", "Süd"]
 
@@ -296,13 +313,16 @@ def test_utf_16_is_read_by_its_mark_and_named_without_one(tmp_path):
     path.write_text(text, "utf-16")
     groups = [row % 2 for row in range(40)]
     marked = set_up_data(str(path), labels="ill", groups=groups)
+
     assert marked.column_cards[0].categories == ["Nord", "West"]
 
     path.write_text(text, "utf-16-le")
     with pytest.raises(ConfigurationError, match="zero bytes.*encoding.: .utf-16-le"):
         set_up_data(str(path), labels="ill", groups=groups)
+
     stated = {"encoding": "utf-16-le"}
     unmarked = set_up_data(str(path), labels="ill", groups=groups, columns=stated)
+
     assert unmarked.column_cards[0].categories == ["Nord", "West"]
 
 
@@ -315,6 +335,7 @@ def test_numeric_gap_mark_matches_any_notation_of_the_number(tmp_path):
     }
     frame = pd.DataFrame(columns)
     frame.to_csv(tmp_path / "lab.csv", index=False)
+
     for source in (frame, str(tmp_path / "lab.csv")):
         for gaps in (
             ["-99"],
@@ -325,5 +346,6 @@ def test_numeric_gap_mark_matches_any_notation_of_the_number(tmp_path):
             num_gaps = {card.name: card.values.isna().sum() for card in data.column_cards}
             assert num_gaps["lab"] == 10
             assert num_gaps["code"] == (20 if "code" in gaps else 0)  # 07 is another
+
     with pytest.raises(ConfigurationError, match=r"no column 'lob' \(gaps\). It has .*lab"):
         set_up_data(frame, labels="ill", columns={"gaps": {"lob": ["-99"]}})

@@ -46,6 +46,7 @@ def test_large_table_is_named_when_its_reading_begins(tmp_path, monkeypatch, cap
     path.write_text("age,ill\n30,yes\n")
     size = path.stat().st_size
     monkeypatch.setattr(frames, "_LARGE", size if is_large else size + 1)
+
     with caplog.at_level("INFO", "lightning.pytorch"):
         read_table_file(path)
     assert (f"reading {path}" in caplog.text) == is_large
@@ -66,6 +67,7 @@ def test_marks_of_missing_values_apply_to_one_column_or_to_all():
     for_all_columns = Columns(gaps=["NA"])
     assert gaps_in("age", for_all_columns) == [True, True, False, False]
     assert gaps_in("ward", for_all_columns) == [False, True, False, False]
+
     # What is a gap in one column is none in another, and the usual marks stay.
     for_ward = Columns(gaps={"ward": ["x"]})
     assert gaps_in("ward", for_ward) == [True, True, True, False]
@@ -94,6 +96,7 @@ def test_the_kind_of_a_column_is_decided_once_over_all_files(values, kind, typed
     column_kind, joined = read_column(concatenated_tables(tables), "x", Columns())
 
     assert column_kind == kind
+
     if kind == "categories":
         assert joined.tolist() == [*values[0], *values[1]]
 
@@ -117,6 +120,7 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
 
     x = data._data.train.tensors[0].numpy()
     pd.testing.assert_frame_equal(frame, original)
+
     numbers = np.column_stack([rows % 5 == 0, rows])
     categories = [
         rows % 3 == 0,
@@ -129,6 +133,7 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
     ]
     standardized = (numbers - numbers.mean(0)) / numbers.std(0)
     expected = np.column_stack([standardized, *categories])
+
     np.testing.assert_allclose(x, expected, atol=1e-6)
 
 
@@ -178,6 +183,7 @@ def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_nam
         column = np.array(labels, dtype=object)
         frame["ill"] = np.resize(column, 40)
         clients[client] = frame
+
     if kind == "mixed":
         path = tmp_path / "Lyon.csv"
         clients["Lyon"].to_csv(path, index=False)
@@ -186,6 +192,7 @@ def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_nam
     message = r"(Lyon\.csv|^the DataFrame of 'Lyon'): target 'ill' has no label of 'no', 'yes'"
     if "yes." in coding:
         message = r"'yes' \(.*\), 'yes\.' \(.*Lyon.*\), which look like spellings of one name"
+
     with pytest.raises(ConfigurationError, match=message):
         set_up_data(clients=clients, labels="ill")
 
@@ -193,6 +200,7 @@ def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_nam
     for label in coding:
         if label != "no":
             classes.append(str(label))
+
     data = set_up_data(clients=clients, labels="ill", columns={"classes": classes})
     assert sorted(data.class_names) == sorted(classes)
 
@@ -218,6 +226,7 @@ def test_clients_with_disjoint_labels_are_refused_and_overlapping_ones_accepted(
             ("nein", "ja"),
             ("yes", "no"),
         )
+
     assert read(
         ("I",),
         ("III", "IV"),
@@ -241,6 +250,7 @@ def test_clients_with_disjoint_labels_are_refused_and_overlapping_ones_accepted(
 def test_labels_and_clients_that_differ_in_spelling_only_are_refused(labels):
     message = "which look like spellings of one name"
     x = [1.0, 2.0, 3.0, 4.0] * 10
+
     with pytest.raises(ConfigurationError, match=f"target 'ill' has .* {message}"):
         set_up_data(Frame(x=x, ill=labels * 10), labels="ill")
     with pytest.raises(ConfigurationError, match=rf"'ward' \(group\) has .* {message}"):
@@ -249,6 +259,7 @@ def test_labels_and_clients_that_differ_in_spelling_only_are_refused(labels):
             labels="ill",
             groups="ward",
         )
+
     clients = {name: (np.zeros((40, 1)), labels * 10) for name in "ab"}
     with pytest.raises(ConfigurationError, match=message):
         set_up_data(clients=clients)
@@ -287,6 +298,7 @@ def test_table_features_equal_those_from_sums_squares_and_categories_of_each_cli
     mean = total / count
     deviation = np.sqrt(squares / count - mean**2)
     categories = sorted(set().union(*(wards[rows] for rows in train_rows)))
+
     assert categories == ["A", "B", "only 1", "only 2", "only 3"]
 
     def features(ages, wards):
@@ -295,10 +307,13 @@ def test_table_features_equal_those_from_sums_squares_and_categories_of_each_cli
 
     x, _ = data._data.train.tensors
     test_x, _ = data._data.test.tensors
+
     np.testing.assert_allclose(x.numpy(), features(ages, wards), atol=1e-6)
+
     # Some of the test set are of a ward that nobody knows.
     test_frame = make_patients(10, 4)
     expected = features(np.array(test_frame["age"]), np.array(test_frame["ward"]))
+
     np.testing.assert_allclose(test_x, expected, atol=1e-5)
 
 
@@ -379,6 +394,7 @@ def test_unusable_columns_are_in_one_message_whose_line_repairs_them(tmp_path):
         ("val", {}),
     ):
         make_clinic(rng, **columns).to_csv(tmp_path / f"{name}.csv", index=False)
+
     columns = {"categorical": ["age"], "max_categories": 75}
 
     with pytest.raises(ConfigurationError) as error:
@@ -393,8 +409,10 @@ def test_unusable_columns_are_in_one_message_whose_line_repairs_them(tmp_path):
         "gaps": {"score": ["not done"]},
         "max_categories": 75,
     }
+
     repaired = set_up_data(str(tmp_path), labels="ill", columns=options)
     cards = {card.name: card for card in repaired.column_cards}
+
     assert {name: card.kind for name, card in cards.items()} == {
         "came": "days since 1970",
         "score": "numbers",

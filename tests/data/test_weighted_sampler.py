@@ -84,10 +84,12 @@ def train_by_hand(model_vector: Tensor, epochs: list[list[Any]]) -> Tensor:
     space = ParameterSpace(model)
     space.write(model, model_vector)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
     for x, y in (batch for epoch in epochs for batch in epoch):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
+
     return space.read(model)
 
 
@@ -106,7 +108,9 @@ def test_each_client_draws_its_samples_by_weight(
         data,
         rounds=2,
     )
+
     assert isinstance(data.client_loader(0), TensorBatches) == (read() is TRAIN)
+
     rounds: list[Round] = loop.aggregator.rounds  # type: ignore[attr-defined]
     for round in rounds:
         assert round.num_samples.tolist() == data.num_samples.tolist()
@@ -144,6 +148,7 @@ def test_site_keeps_the_weights_of_its_own_loader(tmp_path: Path) -> None:
     packet = Packet("train", {**visit, "counted": None}, {"start": model})
     reply = site.answer(packet)
     expected = train_by_hand(model, [draw_by_torch(torch.arange(130), 130, (1, 2, 0))])
+
     assert torch.equal(reply.tensors["vector"], expected)
     assert reply.plain["samples"] == 130
     assert reply.plain["steps"] == 17
@@ -154,6 +159,7 @@ def test_values_of_samples_are_those_of_the_samples_drawn(tmp_path: Path) -> Non
     module = Plain(make_network_without_norm(), partial(torch.optim.SGD, lr=0.1))
     loop = make_in_run_loop(local_epochs=2)
     _, sample_values, rounds = fit_in_run(loop, tmp_path, module, data)
+
     for client in range(3):
         expected = 0.0
         for round in rounds:
@@ -168,15 +174,19 @@ def test_weighted_sampler_with_unusable_weights_is_refused() -> None:
         match="WeightedRandomSampler has 3 weights, and the training data have 130",
     ):
         make_weighted_data(Weighted(weights=torch.ones(3)))
+
     indices = make_weighted_data(Weighted()).client_indices(1)
     none = WEIGHTS.clone()
     none[indices] = 0
+
     with pytest.raises(
         ConfigurationError, match="Client 1 has too few samples with a weight above 0"
     ):
         make_weighted_data(Weighted(weights=none))
+
     none[indices[0]] = 1
     make_weighted_data(Weighted(weights=none))
+
     with pytest.raises(ConfigurationError, match="Client 1 has too few samples"):
         make_weighted_data(Weighted(weights=none, replacement=False))
 

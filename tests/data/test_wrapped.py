@@ -74,6 +74,7 @@ class Somebodys(L.LightningDataModule):
                 TensorDataset(X[: self.size], Y[: self.size]),
                 TensorDataset(X[120:150], Y[120:150]),
             )
+
         if stage == "test":
             self.test = TensorDataset(X[150:], Y[150:])
 
@@ -97,8 +98,10 @@ def test_the_centralized_baseline_trains_on_all_clients_data(quiet_trainer):
     fit = quiet_trainer(2)
     fit.fit(model, data)
     dealt = data._data
+
     assert len(torch.cat(model.labels["train"])) == 2 * 180
     assert len(torch.cat(model.labels["val"])) == 2 * 20
+
     fit.test(model, data)
     assert torch.equal(torch.cat(model.labels["test"]), Y[:50])
     assert torch.equal(torch.cat(fit.predict(model, data)), Y[:50])
@@ -108,15 +111,19 @@ def test_the_centralized_baseline_trains_on_all_clients_data(quiet_trainer):
 def test_wrapped_data_module_keeps_its_batch_size_trainer_and_transforms(quiet_trainer):
     wrapped, model = Somebodys(), Linear()
     data = FederatedDataModule(wrapped, IIDPartitioner(4))
+
     assert data.batch_size == 7
+
     fit = quiet_trainer()
     fit.fit(model, data)
+
     assert wrapped.trainer is fit
     assert {len(y) for y in model.labels["train"]} == {7, 120 % 7}
     assert torch.equal(torch.cat(model.labels["val"]), Y[120:150])
     assert [len(y) for y in model.labels["val"]] == [11, 11, 8]
     assert len(data.server_val_indices) == 0
     assert isinstance(data.val_dataloader(), TensorBatches)
+
     fit.test(model, data, verbose=False)
     assert [len(y) for y in model.labels["test"]] == [13, 13, 13, 11]
     assert wrapped.calls == ["prepare_data", "setup fit", "prepare_data", "setup test"]
@@ -146,20 +153,26 @@ def test_hooks_teardown_and_state_of_a_wrapped_module_are_used(quiet_trainer, tm
     data = FederatedDataModule(wrapped)
     fit = quiet_trainer()
     fit.fit(model, data)
+
     assert not torch.cat(model.labels["train"]).any()
+
     fit.save_checkpoint(tmp_path / "last.ckpt")
     # The next setup starts anew, and deals out the same.
     indices = data.client_indices(1)
+
     assert "teardown" in wrapped.calls
+
     fit.test(model, data, verbose=False)
     assert torch.equal(data.client_indices(1), indices)
     assert wrapped.calls.count("setup fit") == 2
+
     resumed_module = Hooked()
     quiet_trainer(2).fit(
         Linear(),
         FederatedDataModule(resumed_module),
         ckpt_path=tmp_path / "last.ckpt",
     )
+
     assert resumed_module.loaded == {"cursor": 42}
 
 
@@ -171,6 +184,7 @@ def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
         trainer_for(None, tmp_path, 2, reload_dataloaders_every_n_epochs=1).fit(
             module, FederatedDataModule(Somebodys())
         )
+
     assert not module.labels["train"]
 
 
@@ -184,6 +198,7 @@ def test_lr_and_batch_size_finders_are_refused_with_the_loop(finder, tmp_path):
             1,
             callbacks=callbacks,
         ).fit(module, FederatedDataModule(DATA))
+
     assert not module.labels["train"]
 
 
@@ -205,6 +220,7 @@ def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
     for client in (0, 1):
         labels = Y[data.client_indices(client)[:8]]
         order += [labels, labels]
+
     assert torch.equal(torch.cat(module.labels["train"]), torch.cat(order * 3))
 
 
@@ -218,6 +234,7 @@ def test_yaml_may_give_data_modules_data_sets_and_clients(tmp_path, monkeypatch)
             ["--config", str(tmp_path / "config.yaml")],
             {"accelerator": "cpu", "logger": False},
         )
+
         return LightningCLI(
             Linear, FederatedDataModule, trainer_defaults=quiet, args=args, **options
         ).datamodule
@@ -225,19 +242,25 @@ def test_yaml_may_give_data_modules_data_sets_and_clients(tmp_path, monkeypatch)
     assert isinstance(
         parse(source=f"{BoringDataModule.__module__}.BoringDataModule").source, BoringDataModule
     )
+
     pair = [
         {"class_path": "helpers.data.Items", "init_args": {"items": [[1.0, 0]] * n}}
         for n in (30, 10)
     ]
+
     assert [len(part) for part in parse(source=pair).source] == [30, 10]
+
     for number, name in enumerate(("Boston", "Köln Süd")):
         lines = [f"{number + i / 7},{'fm'[i % 2]},{i % 2}" for i in range(30)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["age,sex,ill", *lines]), "utf-8")
+
     table = f"{tmp_path}/Boston.csv"
     assert parse(source=table, labels="ill").source == table  # not its text
+
     data = parse(
         clients={name: f"{tmp_path}/{name}.csv" for name in ("Boston", "Köln Süd")}, labels="ill"
     )
     data.setup("fit")
+
     assert data.client_names == ("Boston", "Köln Süd")
     assert data.input_shape == (3,)

@@ -35,6 +35,7 @@ def _without_device_check() -> str:
     functions = yaml.load(table.read_text(), loader)
     names = [f["func"].split("(")[0] for f in functions if f.get("device_check") == "NoCheck"]
     listed = ",\n".join(f'"aten::{name}"' for name in names)
+
     return (
         f"static const std::unordered_set<std::string> WITHOUT_DEVICE_CHECK = {{\n{listed}\n}};\n"
     )
@@ -53,12 +54,15 @@ def build() -> Path:
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     target = cache / "flsv-tests" / f"emulated-{key}" / "flsv_emulated.so"
+
     if target.exists():
         return target
+
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError:  # no home to write to: built anew every time
         target = Path(tempfile.mkdtemp(prefix="flsv-emulated-")) / target.name
+
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         (Path(folder) / "without_device_check.h").write_text(_without_device_check())
         shared_object = Path(folder) / target.name
@@ -85,6 +89,7 @@ def build() -> Path:
             check=True,
         )
         shared_object.replace(target)  # at once: another process may be looking
+
     return target
 
 
@@ -92,6 +97,7 @@ def _load() -> Any:
     spec = importlib.util.spec_from_file_location("flsv_emulated", build())
     assert spec is not None
     assert spec.loader is not None
+
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -137,6 +143,7 @@ def places(at_least: int = 0) -> Iterator[Counter[tuple[str, str]]]:
     def note(kind: str, numbers: int) -> None:
         if numbers < at_least:
             return
+
         frame = sys._getframe(1)
         outside = "autograd"
         while frame is not None:
@@ -147,6 +154,7 @@ def places(at_least: int = 0) -> Iterator[Counter[tuple[str, str]]]:
             if outside == "autograd" and "/torch/" not in name:
                 outside = f"{Path(name).name}:{frame.f_lineno}"
             frame = frame.f_back
+
         counts[kind, outside] += 1
 
     _library.watch(note)

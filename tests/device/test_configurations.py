@@ -49,6 +49,7 @@ def commands_of_scenario(name: str, folder: Path) -> list[list[str]]:
     options = [f"--trainer.{option}" for option in (*SHORT, f"default_root_dir={folder}")]
     retrain = ["retrain", str(run), "--trainings", "singles", "--rounds", "1"]
     fit = ["fit", f"--config={configuration}", *overrides, *options]
+
     return [fit, retrain] if "retrain" in name else [fit]
 
 
@@ -75,8 +76,10 @@ def runs_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
         text=True,
     )
+
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("each by a fit of its own, which costs") == 4, done.stderr
+
     return folder
 
 
@@ -113,6 +116,7 @@ def test_commands_on_an_emulated_device_write_files_bitwise_equal_to_the_cpu(
         assert main(command) == 0
 
     assert counts()["operators"] > operators
+
     files = read_tables(tmp_path / "run")
     assert files == read_tables(runs_on_cpu / name)
     assert "contributions.csv" in files

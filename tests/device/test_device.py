@@ -81,6 +81,7 @@ def fit_quickstart(folder: Path, **where: Any) -> list[dict[str, str]]:
     )
     fit(loop, folder, module, data, rounds=5, logger=CSVLogger(folder, name="log"), **where)
     (path,) = folder.rglob("contributions.csv")
+
     return list(csv.DictReader(path.open()))
 
 
@@ -89,6 +90,7 @@ def test_quickstart_on_the_device_equals_that_on_the_cpu(tmp_path: Path) -> None
     device_rows = fit_quickstart(tmp_path / "device", **on())
 
     assert len(rows) == len(device_rows) > 0
+
     for row, device_row in zip(rows, device_rows):
         # One sample of a client's test set may be a tie that rounding decides.
         tolerance = 0.02 if "accuracy" in row["metric"] else 1e-5
@@ -109,6 +111,7 @@ def test_game_scores_under_vmap_equal_those_one_by_one() -> None:
     for _ in range(3):
         x = torch.randn(50, FEATURES, generator=draw)
         batches.append((x, torch.arange(50) % CLASSES))
+
     noise = torch.rand(40, space.size, generator=draw).to(DEVICE)
     vectors = space.read(module) + 0.1 * noise
     metric = MulticlassF1Score(CLASSES, average="macro")
@@ -221,6 +224,7 @@ def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path: Path, name: s
     vectors = []
     tables = []
     held_out = 0.2 if name in ("pfedsv", "judged by clients") else 0.0
+
     for folder, trainer_options in ((tmp_path / "cpu", {}), (tmp_path / "device", on())):
         data = toy_data(client_val=held_out, corruptions=[ClosedSetLabelNoise(fraction=0.5)])
         loop = FederatedLoop(seed=1, **options())
@@ -239,6 +243,7 @@ def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path: Path, name: s
     if EMULATED and name != "pfedhn":  # whose large layer sums in another order
         assert torch.equal(*vectors)
         assert tables[0] == tables[1]
+
     torch.testing.assert_close(vectors[1], vectors[0], rtol=1e-3, atol=1e-4)
 
 
@@ -261,6 +266,7 @@ def test_checkpoint_of_one_device_resumes_on_the_other(
             # FedAMP asks nobody what others are worth to it.
             metrics = {} if personalizer is FedAMP else {"relevance": DomainRelevance()}
             arguments = {"metrics": metrics, "personalizer": personalizer()}
+
         loop = FederatedLoop(optimizer_state="persist", seed=1, **arguments)
         data = toy_data(client_val=0.2)
         module = fit(loop, tmp_path / folder, make_plain(), data, rounds, path, **options)
@@ -340,9 +346,11 @@ print(why_not_fork())
     assert reason_after_training.startswith(
         "this machine has an accelerator, and the process has trained before"
     )
+
     fit(FederatedLoop(seed=1), tmp_path, make_plain(), toy_data(), rounds=1)
     loop = FederatedLoop(seed=1, metrics={"value": ShadowShapley()}, optimizer_state="persist")
     fit(loop, tmp_path, make_plain(), toy_data(), rounds=1)
+
     assert loop.contributions["value"].isfinite().all()
 
 
@@ -366,6 +374,7 @@ def test_retrain_on_the_device_trains_in_fresh_processes(
         tables.append(table["value"].tolist())
 
     assert "a process that uses an accelerator cannot be forked" in caplog.text
+
     tolerance = 0 if EMULATED else 1e-3
     assert tables[0] == pytest.approx(tables[1], abs=tolerance)
 
@@ -400,6 +409,7 @@ def test_operators_and_host_copies_per_batch_client_and_round_are_limited(tmp_pa
     batches = count_operations(tmp_path, batch_size=4)
     # Four batches more, of three clients in three rounds.
     operators_per_batch = (batches["operators"] - few["operators"]) / 36
+
     assert 0 < operators_per_batch <= OF_BATCH
     assert batches["to_device"] == few["to_device"]
     assert batches["waits"] == few["waits"]
@@ -407,10 +417,12 @@ def test_operators_and_host_copies_per_batch_client_and_round_are_limited(tmp_pa
     # Three clients more in three rounds.
     clients = count_operations(tmp_path, clients=6)
     waits_per_client = (clients["waits"] - few["waits"]) / 9
+
     assert waits_per_client <= OF_CLIENT
 
     rounds = count_operations(tmp_path, rounds=6)
     waits_per_round = (rounds["waits"] - few["waits"]) / 3 - 3 * waits_per_client
+
     assert waits_per_round <= OF_ROUND + 0.01
 
 

@@ -19,17 +19,20 @@ def test_example_of_a_guide_prints_what_the_guide_says(
 ) -> None:
     if page == "hugging_face":
         pytest.importorskip("peft")
+
     monkeypatch.chdir(tmp_path)
     text = (HOWTO / f"{page}.md").read_text()
     blocks = re.findall(r"```python.*?\n(.*?)```", text, flags=re.DOTALL)
     code = "\n".join(blocks)
     shown_lines = re.findall(r"^print\(.*\)  # (tensor.*)$", code, flags=re.MULTILINE)
+
     assert shown_lines
 
     namespace: dict[str, Any] = {"__name__": "guide"}
     exec(code, namespace)
     output = capsys.readouterr().out
     printed_lines = re.findall(r"^tensor.*$", output, flags=re.MULTILINE)
+
     for printed_line, shown_line in zip(printed_lines, shown_lines, strict=True):
         expected = pytest.approx(numbers_in(shown_line), abs=0.05, nan_ok=True)
         assert numbers_in(printed_line) == expected

@@ -43,6 +43,7 @@ def write_texts(folder: Path) -> None:
         for group in ("king", "wolf")
     }
     news = [[label, "profits rose by a dollar a share " * 8] for label in ("earn", "acq", "earn")]
+
     for name, rows in (
         ("grimm_tales.csv", [["group", "text"], *map(list, tales.items())]),
         *((f"reuters_r8_{part}.csv", [["label", "text"], *news]) for part in ("train", "test")),
@@ -66,7 +67,9 @@ def test_example_runs_and_measures_contributions(
         )
         pytest.importorskip("peft", reason="peft is not installed: pip install peft")
         write_texts(folder / "data" / "text")
+
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     (written,) = folder.glob("runs/**/contributions.csv")
     rows = list(csv.DictReader(written.open()))
+
     assert {row["metric"] for row in rows} & {"value", "cssv"}

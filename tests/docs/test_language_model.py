@@ -32,6 +32,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> str:
     sizes = {"vocab_size": TOKENS, "n_positions": LENGTH, "n_embd": 8, "n_layer": 2, "n_head": 2}
     folder = tmp_path_factory.mktemp("gpt2")
     transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **still)).save_pretrained(folder)
+
     return str(folder)
 
 
@@ -46,6 +47,7 @@ def padded(count):
     counted = torch.arange(LENGTH)
     masks = [(counted < 3 + index % 4).long() for index in range(count)]
     texts = (first_tokens + torch.arange(LENGTH)) % TOKENS
+
     return Items(
         {
             "input_ids": text * mask,
@@ -76,5 +78,6 @@ def test_language_model_validation_loss_is_the_mean_over_predicted_tokens(
             tokens = text["input_ids"][:length]
             predicted = module(tokens[None])[0, :-1]
             losses += F.cross_entropy(predicted, tokens[1:], reduction="none").tolist()
+
     mean = sum(losses) / len(losses)
     assert logged["val_loss"] == pytest.approx(mean, rel=1e-5)

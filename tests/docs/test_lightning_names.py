@@ -56,6 +56,7 @@ def used(tree: ast.AST) -> set[str]:
                 names.add(node.attr)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names.add(node.value)
+
     return {name for name in names if re.fullmatch(r"_[A-Za-z]\w*", name)}
 
 
@@ -67,6 +68,7 @@ def private_names_by_file() -> dict[str, set[str]]:
     for path in root.rglob("*.py"):
         names = used(ast.parse(path.read_text()))
         names_by_file[path.relative_to(root).as_posix()] = names & private_names
+
     return names_by_file
 
 

@@ -30,6 +30,7 @@ def without_numbers(cell: dict[str, Any]) -> list[Any]:
                     "".join(output["text"]),
                 )
             )
+
     return [cell["cell_type"], "".join(cell["source"]), words]
 
 
@@ -40,8 +41,10 @@ def test_notebook_has_the_lessons_cells_and_is_below_200_kb(path: Path) -> None:
         cell.text for cell in cells
     ], "run python tools/docs_render.py"
     assert path.with_suffix(".ipynb").stat().st_size < 200_000
+
     outputs = [output for cell in notebook_of(path) for output in cell.get("outputs", [])]
     pictures = sum("image/png" in output.get("data", {}) for output in outputs)
+
     assert docs_render.page(path).count("data:image/png") == pictures > 0
 
 
@@ -50,9 +53,12 @@ def test_notebook_has_the_lessons_cells_and_is_below_200_kb(path: Path) -> None:
 def test_notebook_has_the_outputs_that_the_lesson_gives_now(path: Path) -> None:
     started_at = time.process_time()
     ran = docs_render.run(path)
+
     assert time.process_time() - started_at < 30  # of the processor: a lesson is no benchmark
     assert ran[0].text.startswith("# ")
     assert any(cell.printed for cell in ran)
+
     cells = json.loads(docs_render.notebook(ran))["cells"]
     expected = notebook_of(path)
+
     assert [*map(without_numbers, cells)] == [*map(without_numbers, expected)]

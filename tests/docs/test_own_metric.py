@@ -46,14 +46,18 @@ def test_metric_written_from_the_guide_passes_checks_and_reaches_all_outputs(
     values = loop.contributions["norm"]
     assert (values > 0).all()
     assert "norm" in capsys.readouterr().out
+
     table = flsv.read_run(run).query("metric == 'norm'")
     last_values = table.groupby("client")["value"].last()
     expected = dict(enumerate(values.tolist()))
+
     assert last_values.to_dict() == pytest.approx(expected)
+
     for client, value in enumerate(values.tolist()):
         events = EventAccumulator(str(run / f"client {client}")).Reload()
         last_event = events.Scalars("Contributions/norm")[-1]
         assert last_event.value == pytest.approx(value)
+
     assert "How far each client moved in its last round" in write_report(run).read_text()
 
     earlier = kind(num_clients=4)
@@ -61,4 +65,5 @@ def test_metric_written_from_the_guide_passes_checks_and_reaches_all_outputs(
     earlier.update(torch.tensor([0, 1]), torch.eye(2))
     later.update(torch.tensor([1, 2]), 2 * torch.eye(2))
     later.merge_state(earlier)
+
     assert later.compute().nan_to_num(-1).tolist() == [1, 2, 2, -1]

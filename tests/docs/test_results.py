@@ -28,6 +28,7 @@ def is_rounded(number: str, exact_numbers: set[str]) -> bool:
     """Whether a number is one of these, or one of them with fewer decimals, whatever its sign."""
     if "e" in number:
         return number in exact_numbers
+
     decimals = len(number.partition(".")[2])
     tolerance = 0.5 * 10**-decimals + 1e-9
     size = abs(float(number))
@@ -44,8 +45,10 @@ def test_numbers_in_the_opening_of_a_results_page_are_in_its_tables(path: Path) 
     top = opening_of_page(page)
     exact_numbers = set(decimal_numbers(page.replace(top, "")))
     table = path.with_suffix(".csv")
+
     if table.is_file():
         exact_numbers |= set(decimal_numbers(table.read_text().replace(",", " ")))
+
     for name in re.findall(r"\]\(([\w./]+\.md)\)", top):
         exact_numbers |= set(decimal_numbers((path.parent / name).read_text()))
 
@@ -68,6 +71,7 @@ def test_any_changed_number_of_the_first_pages_is_noticed(name: str) -> None:
         rf"^```.*?^```$|{docs_figures.NO_PROSE.pattern}", flags=re.DOTALL | re.MULTILINE
     )
     prose = blank.sub(lambda match: " " * len(match[0]), page)
+
     for match in docs_figures.NUMBER.finditer(prose):
         changed = page[: match.start()] + "77.7" + page[match.end() :]
         assert docs_figures.check(name, changed)[1], page[match.start() - 60 : match.end() + 20]

@@ -32,6 +32,7 @@ def test_every_configuration_is_of_one_algorithm() -> None:
     assert len(listed) == len(set(listed)) >= 40, "a configuration is in two entries"
     for config in listed:
         assert (ROOT / f"configs/{config}.yaml").is_file(), f"configs: an entry names {config}"
+
     for config in docs_site.without_entry():
         pytest.fail(f"configs/{config}.yaml: add to the comment at its top:{ENTRY}")
 
@@ -55,6 +56,7 @@ def test_paths_named_in_pages_exist() -> None:
             files = [*ROOT.glob(path), *(ROOT / "flsv").glob(path)]
             if not files and path not in examples:
                 broken.append(f"{page.relative_to(ROOT)}: {path}")
+
     assert count > 100
     assert broken == []
 
@@ -71,6 +73,7 @@ def test_architecture_page_lists_the_layers_of_the_import_contract() -> None:
         for row in table.splitlines()
         if row.startswith("| `")
     ]
+
     assert rows == [re.findall(r"flsv\.(\w+)", layer) for layer in contract["layers"]]
 
 
@@ -82,11 +85,13 @@ def test_files_linked_from_pages_exist() -> None:
     pages = {*ROOT.glob("*.md"), ROOT / "tools" / "README.md", *(ROOT / "docs").rglob("*.md")}
     # Sections of released versions stay as they were.
     pages.remove(ROOT / "CHANGELOG.md")
+
     for page in sorted(pages):
         for target in re.findall(r"\]\(((?!\w+:|#)[^)\s#]+)", page.read_text()):
             path = (page.parent / target).resolve()
             if not path.exists() and path.as_posix() not in generated_paths:
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
+
     assert broken == []
 
 
@@ -103,6 +108,7 @@ def test_every_package_says_its_tier_and_the_page_of_names_shows_it() -> None:
     for path in (ROOT / "flsv").glob("*/__init__.py"):
         folder = path.parent.name
         tiers[folder] = docs_site.tier(f"flsv.{folder}")
+
     folders_by_others = [folder for folder, tier in tiers.items() if tier == "contrib"]
     assert len(tiers) > 20
     assert tiers["metrics"] == "stable"
@@ -129,6 +135,7 @@ def test_the_reference_has_everything_that_is_exported() -> None:
     for page, text in docs_site.generated_pages().items():
         if page.startswith("reference/"):
             pages[page] = text
+
     for package in docs_site.PACKAGES:
         names = docs_site.public_names(package)
         if package not in ("flsv.engines.flower", "flsv.engines.nvflare"):  # import networks
@@ -145,6 +152,7 @@ def test_the_reference_has_everything_that_is_exported() -> None:
             if name in docs_site.metrics():
                 page = f"metrics/{name}"
             assert pages_with_it == [f"reference/{page}.md"], name
+
     assert "flsv.metrics" in docs_site.PACKAGES
 
 
@@ -154,8 +162,10 @@ def test_metric_docstring_has_formula_shapes_example_and_when_not_to_use_it(name
     assert ".. math::" in text
     assert re.search(r"\[num_clients|\[n\]|a scalar", text)
     assert re.search(r"^When not to use it:\n    [A-Z]", text, flags=re.MULTILINE)
+
     kind = getattr(flsv.metrics, name)
     metric = docs_render.example_of(kind)
+
     assert not torch.as_tensor(metric.compute()).isnan().all()
     assert docs_render.picture(kind).startswith(b"<?xml")
 
@@ -165,7 +175,9 @@ def test_the_index_by_question_has_every_metric_once() -> None:
     for name in exported:
         file = "flsv/metrics/__init__.py: add to a line of its docstring"
         assert docs_site.metrics().count(name) == 1, f"{file}, once: - Which question? {name}."
+
     assert {*docs_site.metrics()} <= exported
+
     page = docs_site.generated_pages()["reference/flsv.metrics.md"]
     assert all(page.count(f"](metrics/{name}.md)") == 1 for name in exported)
 
@@ -179,6 +191,7 @@ def test_every_page_is_in_the_navigation() -> None:
         for page in ([pages] if pages == "index.md" else pages)
     ]
     written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+
     assert set(listed) == {
         page for page in written - set(docs_site.MEASURED) if not page.startswith("results/")
     }
@@ -224,5 +237,6 @@ def test_the_site_is_built_without_a_warning(tmp_path):
         str(tmp_path),
     ]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
     assert built.returncode == 0, built.stderr[-2000:]
     assert (tmp_path / "index.html").is_file()

@@ -57,6 +57,7 @@ def short(fit: Any) -> Any:
         # These have the rounds of their order, or are tiny and as long as their checks need.
         if trains_coalitions or type(module).__module__.startswith("flsv.testing"):
             return fit(self, *args, **kwargs)
+
         most_rounds = 2 if kwargs.get("ckpt_path") is None else 3
         self.fit_loop.max_epochs = min(self.max_epochs or 2, most_rounds)
         self.limit_train_batches = 1
@@ -65,6 +66,7 @@ def short(fit: Any) -> Any:
                 # Figures are most of the time of so short a run; the page may use this very loop.
                 reporting = replace(loop.reporting, figures=0)
                 object.__setattr__(loop.config, "reporting", reporting)
+
         return fit(self, *args, **kwargs)
 
     return first_rounds
@@ -75,9 +77,11 @@ def fit_only(command: list[str]) -> None:
     if command[1] != "fit":
         pages.run_command(command)
         return
+
     quiet = ["--trainer.enable_progress_bar", "false", "--trainer.enable_checkpointing", "false"]
     cli = make_cli([*command[2:], *quiet, "--federation.reporting.table", "false"], run=False)
     cli.trainer.fit(cli.model, cli.datamodule)
+
     assert next(c for c in cli.trainer.callbacks if isinstance(c, FederatedLoop)).round_index == 2
 
 
@@ -101,6 +105,7 @@ def test_every_code_block_of_a_page_runs(page: Path) -> None:
     text = page.read_text()
     if "from peft" in text:
         pytest.importorskip("peft")
+
     assert (
         pages.run_page(text, (lambda command: None) if page in SERVERS else None)
         == text.count("```") // 2

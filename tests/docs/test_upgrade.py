@@ -17,6 +17,7 @@ def is_there(name: str) -> bool:
             return hasattr(importlib.import_module(parent), attribute)
         except ModuleNotFoundError:
             return False
+
     return True
 
 
@@ -27,6 +28,7 @@ def test_removed_names_are_gone_and_their_successors_are_there() -> None:
             _, first_cell, second_cell, _ = line.split("|")
             gone += re.findall(r"`(flsv\.[\w.]+)`", first_cell)
             successors += re.findall(r"`(flsv\.[\w.]+)`", second_cell)
+
     assert len(gone) > 30
     assert [name for name in gone if is_there(name)] == []
     assert [name for name in successors if not is_there(name)] == []

@@ -46,17 +46,20 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
         Path(".ssh").mkdir()
         options = ["-q", "-t", "ed25519", "-N", "", "-f", ".ssh/id_ed25519"]
         subprocess.run([ssh_keygen, *options], check=True)
+
     page = ROOT / "docs" / "tutorials" / "hospitals.md"
     text = page.read_text()
 
     num_blocks = pages.run_page(text)
 
     assert num_blocks == text.count("```") // 2
+
     shares = read_rows("shares.csv")
     amounts = {}
     for row in shares:
         assert row["by"] == "retraining, measured by average precision of yes"
         amounts[row["client_name"]] = float(row["amount"])
+
     assert abs(sum(amounts.values()) - 10_000) < 1e-6
     assert set(amounts) == {"Boston", "Lyon", "Osaka", "Quito"}
 
@@ -64,9 +67,11 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
     for amount in amounts.values():
         assert f"{amount:,.2f}" in report
     assert "evaluated on 1,000 cases" in report
+
     if ssh_keygen is not None:
         signature = Path("report.html.sig").read_text()
         assert signature.startswith("-----BEGIN SSH SIGNATURE-----")
+
     names = sorted(path.name for path in Path("data").iterdir())
     assert names == ["columns.csv", "doubts.csv", "samples.csv", "summary.csv"]
 
@@ -74,10 +79,12 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
     retrained = {}
     for row in read_rows("lightning_logs/version_0/retrained.csv"):
         retrained[row["client_name"]] = float(row["share"])
+
     shown = {}
     pattern = r"^\| (\w+) \| [\d.]+ % \| ([\d.]+) % \|"
     for name, share in re.findall(pattern, text, flags=re.MULTILINE):
         shown[name] = float(share) / 100
+
     assert shown == pytest.approx(retrained, abs=0.02)
 
 
@@ -93,6 +100,7 @@ def test_readme_quickstart_prints_the_shown_table_and_logs_its_csv_to_tensorboar
     pages.run_command(fit_command)
     printed_rows = values_printed(capsys.readouterr().out)
     shown_rows = values_printed(readme.read_text())
+
     assert len(shown_rows) == 5
     for shown, printed in zip(shown_rows, printed_rows, strict=True):
         assert shown == pytest.approx(printed, abs=0.02, rel=0.05)
@@ -109,20 +117,25 @@ def test_readme_quickstart_prints_the_shown_table_and_logs_its_csv_to_tensorboar
         "accuracy at the end": [game["end"]],
     }
     stored = read_csv(ROOT / "docs" / "results" / "quickstart.csv").sort_values("client")
+
     for name, expected in numbers.items():
         stored_numbers = stored[stored["what"] == name]["number"].to_list()
         assert stored_numbers == pytest.approx(expected, abs=0.02)
 
     board_command = first_command(readme, "tensorboard")
     logdir = board_command[board_command.index("--logdir") + 1]
+
     assert run_folder.is_relative_to(logdir)
+
     values = {}
     for row in read_rows(run_folder / "contributions.csv"):
         if row["metric"] == "cssv" and row["class"] == "":
             values.setdefault(f"client {row['client_name']}", []).append(float(row["value"]))
+
     boards = {path.parent.name for path in run_folder.glob("*/events.out.tfevents.*")}
     assert boards == {*values, "result"}
     assert len(values) == 5
+
     for name, client_values in values.items():
         events = EventAccumulator(str(run_folder / name)).Reload()
         points = events.Scalars("Contributions/cssv")

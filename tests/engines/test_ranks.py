@@ -34,6 +34,7 @@ def rank_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Group("run_all", [str(root / str(size)), names[size]], size, root / str(size))
         for size in names
     ]
+
     for group in groups:
         group.done()
     return root
@@ -97,8 +98,10 @@ def test_dead_rank_ends_all_ranks_and_the_run_resumes(
     arguments = [str(folder), "scaffold", dies, kill]
     ended = Group("run_and_die", arguments, 3, tmp_path / "first").wait()
     words = last_output(ended, {0, 1, 2} - {dies})
+
     assert words.count("another rank is gone") >= 2
     assert ended[dies].code == (-9 if kill else 1)
+
     Group("run_and_die", arguments, resumed_ranks, tmp_path / "second").done()
     assert find_differences(rank_runs / "1/scaffold", folder) == []
 
@@ -149,7 +152,9 @@ def test_checkpoints_within_a_round_describe_its_start_on_all_ranks(
     Group("save_within", [str(within), "scaffold"], 2, tmp_path / "first").done()
     (within / "within.ckpt").rename(within / "last.ckpt")
     ended = Group("save_on_exception", [str(failed), "kept_momentum"], 3, tmp_path / "first").wait()
+
     assert "bad sample at this site" in last_output(ended, (0, 1, 2))
+
     next((failed / "failed").glob("*.ckpt")).rename(failed / "last.ckpt")
     for folder, name, size in ((within, "scaffold", 3), (failed, "kept_momentum", 2)):
         Group("run_and_die", [str(folder), name], size, tmp_path / "second").done()
@@ -199,6 +204,7 @@ def test_retrained_coalitions_are_divided_among_the_ranks(tmp_path: Path) -> Non
             results.append(
                 dict(line.split(" ", 1) for line in lines if line.startswith(("RESULT", "TRAINED")))
             )
+
         return results
 
     (of_one,) = results_of_ranks(1)
@@ -236,6 +242,7 @@ def find_run(folder: Path) -> Path:
 def test_torchrun_and_strategy_options_equal_one_process(tmp_path: Path) -> None:
     """As it is typed: torchrun's processes are the ranks of one run, not a run each."""
     assert main(fit_command(tmp_path / "one")) == 0
+
     expected = find_run(tmp_path / "one")
     path = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
@@ -249,7 +256,9 @@ def test_torchrun_and_strategy_options_equal_one_process(tmp_path: Path) -> None
     done = subprocess.run(
         [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300
     )
+
     assert done.returncode == 0, done.stderr[-3000:]
+
     elastic_launch(AGENT, run_command)(*fit_command(tmp_path / "torchrun"))
     for name in ("strategy", "torchrun"):
         assert find_differences(expected, find_run(tmp_path / name)) == []
@@ -285,7 +294,9 @@ def test_script_that_sweeps_seeds_on_two_ranks_equals_one_process(tmp_path: Path
 
     alone = Forked(tmp_path / "alone", run_script, str(script), "1", "../one")
     status, output = alone.wait()
+
     assert status == 0, output
+
     by_strategy = subprocess.run(
         [sys.executable, "sweep.py", "2", "two"],
         cwd=tmp_path,
@@ -294,7 +305,9 @@ def test_script_that_sweeps_seeds_on_two_ranks_equals_one_process(tmp_path: Path
         text=True,
         timeout=600,
     )
+
     assert by_strategy.returncode == 0, by_strategy.stderr[-3000:]
+
     elastic_launch(AGENT, run_script)(str(script), "2", str(tmp_path / "agent"))
 
     sums = [(tmp_path / name).read_text() for name in ("one", "two", "agent")]
@@ -312,6 +325,7 @@ def test_strategy_federated_with_one_device_equals_the_default(tmp_path: Path) -
 def test_missing_rank_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
+
     for rank in (0, 1):  # as the server of the others, and as one of them
         with pytest.raises(
             ConfigurationError, match=f"rank {rank} of 2 has not met the others within 0.5 s"

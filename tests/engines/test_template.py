@@ -67,12 +67,14 @@ def run_deployment(
     flwr = folder / "flwr"
     flwr.write_text(f"#!{sys.executable}\n{FLWR.replace('LOG', log)}")
     flwr.chmod(0o755)
+
     if begun:
         (folder / "book.json").write_text(json.dumps([{"run-id": "0", "status": begun}]))
         (folder / "app" / "runs").mkdir()
         (folder / "app" / "runs" / "status.json").write_text(
             '{"status": "running", "why": null, "run": "0"}'
         )
+
     code = (
         f"import runpy, sys, time; sys.argv = {['run.py', *words]}; time.sleep = lambda _: None; "
     )
@@ -82,6 +84,7 @@ def run_deployment(
     code += "u.urlopen = lambda *_, **__: open('/dev/null'); "
     code += f"runpy.run_path({str(folder / 'app/deploy/run.py')!r}, run_name='__main__')"
     env = {"PATH": f"{folder}:/usr/bin:/bin"}
+
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120
     )
@@ -95,6 +98,7 @@ def read_statuses(folder: Path) -> list[str]:
 def test_killed_flower_app_is_started_again_until_the_run_finishes(tmp_path: Path) -> None:
     log = "last = len(runs) == 4; say('finished' if last else 'running'); end('completed' if last else 'failed')"
     done = run_deployment(tmp_path, log)
+
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("started again") == 3
     assert "the run has finished" in done.stdout
@@ -140,6 +144,7 @@ def test_run_py_stop_ends_a_run_at_work_and_no_other(
 
     assert process.returncode == int(not is_at_work), process.stderr
     assert read_statuses(tmp_path) == [expected_end]
+
     status = json.loads((tmp_path / "app/runs/status.json").read_text())["status"]
     assert status == ("stopped" if is_at_work else "running")
     assert ("no run is at work here" in process.stdout) is not is_at_work
@@ -151,6 +156,7 @@ def test_flower_bundle_contains_only_the_app(tmp_path: Path) -> None:
     build = pytest.importorskip("flwr.cli.build", reason="needs flwr: make flower")
     folder = tmp_path / "app"
     shutil.copytree(TEMPLATE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+
     for name in (
         "runs/run.json",
         "runs/hparams.yaml",
@@ -160,8 +166,10 @@ def test_flower_bundle_contains_only_the_app(tmp_path: Path) -> None:
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("1")
+
     with zipfile.ZipFile(io.BytesIO(build.build_fab_from_disk(folder))) as bundle:
         names = sorted(bundle.namelist())
+
     app = [f"fedapp/{name}.py" for name in ("__init__", "federation", "site")]
     assert names == [".info/CONTENT", *app, "pyproject.toml"]
 
@@ -172,6 +180,7 @@ def test_supernode_script_refuses_an_unknown_site_name(tmp_path: Path) -> None:
         ["sh", "deploy/supernode.sh"], cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "SITE": "Bostn"},
         capture_output=True, text=True,
     )  # fmt: skip
+
     assert done.returncode == 1
     assert done.stderr == "there is no key keys/Bostn: SITE=Bostn must name a site that has one\n"
 
@@ -202,6 +211,7 @@ def test_nginx_lets_sites_reach_fleet_routes_of_the_superlink_only() -> None:
     (let_through,) = re.findall(r"location ~ (\S+) \{", (DEPLOY / "nginx.conf").read_text())
     open_to_all = {path for path in paths if re.search(let_through, path)}
     fleet = {path for path in paths if path.startswith("/v1/fleet/")}
+
     assert fleet - open_to_all == {"/v1/fleet/register-node", "/v1/fleet/unregister-node"}
     assert open_to_all <= fleet
     assert {
@@ -247,6 +257,7 @@ def test_job_of_nvflare_is_submitted_again_unless_its_run_has_ended(
         program = tmp_path / name
         program.write_text(f"#!{sys.executable}\n{code}")
         program.chmod(0o755)
+
     status_file = tmp_path / "status.json"
     status_file.write_text(json.dumps({"status": status}, indent=1))
 

@@ -160,6 +160,7 @@ def test_vmap_out_of_memory_halves_the_number_of_clients_trained_at_once(
         match=r"training of 5 clients at once ran out of memory: from here on 3 train at once",
     ):
         module = fit(make_engine_loop("vmap"), tmp_path, Plainest(), toy_data((3, 1, 2, 1, 2)), 2)
+
     assert numbers_of_clients[-3:] == [2, 2, 1]  # in the second round
     torch.testing.assert_close(state_vector(module), state_vector(expected), rtol=1e-6, atol=1e-6)
 
@@ -212,10 +213,12 @@ def test_trial_step_of_vmap_leaves_model_optimizer_and_generators_unchanged(
         model = state_vector(module)
         generators = str(global_rngs())
         tried.append(attempt(trainer, *arguments, **options))
+
         assert torch.equal(state_vector(module), model)
         assert str(global_rngs()) == generators
         assert not trainer.optimizers[0].state
         assert all(parameter.grad is None for parameter in module.parameters())
+
         return tried[0]
 
     monkeypatch.setattr(vmap, "try_rows", compare)

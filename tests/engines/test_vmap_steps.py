@@ -44,6 +44,7 @@ def train_case(
     torch.manual_seed(SEED)
     module = make()
     initial_vector = state_vector(module)
+
     if refused is None:
         return fit(
             federation,
@@ -53,10 +54,13 @@ def train_case(
             rounds=2,
             callbacks=callbacks(),
         )
+
     with pytest.raises(ConfigurationError, match=refused):
         fit(federation, folder, module, make_three_clients(), rounds=2, callbacks=callbacks())
+
     assert federation.round_index == 0
     assert torch.equal(state_vector(module), initial_vector)
+
     return None
 
 

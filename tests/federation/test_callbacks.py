@@ -54,6 +54,7 @@ def test_loggers_have_the_round_as_x_axis(tmp_path: Path) -> None:
     module = Logs()
     fit(FederatedLoop(seed=1), tmp_path, module, logger=CSVLogger(tmp_path))
     rows = read_logged_metrics(tmp_path)
+
     assert [int(row["step"]) for row in rows if row["train_loss_epoch"]] == [0, 1, 2]
     assert [int(row["step"]) for row in rows if row["val_acc"]] == [0, 1, 2]
     assert [int(row["step"]) for row in rows if row["train_loss_step"]] == list(range(39))
@@ -95,9 +96,11 @@ def test_training_that_stops_within_a_round_validates_no_client_model(
 
     assert sum("discarded" in str(warning.message) for warning in caught) == 1
     assert loop.round_index == 1
+
     global_model = state_vector(module)
     for model in models:
         assert torch.equal(model, global_model)
+
     for path in folder.iterdir():
         saved = Plain()
         saved.load_state_dict(torch.load(path, weights_only=False)["state_dict"])
@@ -128,6 +131,7 @@ def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Pat
             folder = tmp_path / "c"
             saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=20, save_top_k=-1)
             callbacks.append(saving)
+
         trainer = trainer_for(
             None,
             tmp_path,
@@ -137,6 +141,7 @@ def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Pat
         )
         module = Backbone()
         trainer.fit(module, make_unequal_data(), **options)
+
         return module
 
     visits = iter([r for r in range(ROUNDS) for _ in cohort_of_round(r)])
@@ -150,6 +155,7 @@ def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Pat
         if index >= 1:  # Lightning adds the backbone with the optimizer's own defaults
             rate = min(0.1, 0.05 * 1.5 ** (index - 1))
             groups.append({"params": net[0].parameters(), "lr": rate})
+
         optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
         for x, y in (batch for epoch in epochs for batch in epoch):
             net.zero_grad()
@@ -159,6 +165,7 @@ def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Pat
     expected, _ = train_sharing_by_hand(Backbone().net, (), train)
     expected_state = expected.state_dict()
     module = run()
+
     for name, value in module.net.state_dict().items():
         torch.testing.assert_close(
             value,
@@ -169,6 +176,7 @@ def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Pat
 
     paths = sorted((tmp_path / "c").iterdir())
     assert len(paths) > 2
+
     for path in paths[:3]:
         resumed = run(is_first=False, ckpt_path=path)
         assert torch.equal(state_vector(resumed), state_vector(module)), path
@@ -259,6 +267,7 @@ def test_batch_callbacks_act_on_the_training_client_as_in_the_loop_by_hand(
         optimizer = sgd(net.parameters())
         optimizer.param_groups[0]["lr"] = rates.get(client, 0.1)
         batches = [(i, batch) for epoch in epochs for i, batch in enumerate(epoch)]
+
         for number, (i, batch) in enumerate(batches, 1):
             is_last = number == len(batches)
             trainer = SimpleNamespace(optimizers=[optimizer], is_last_batch=is_last)
@@ -267,6 +276,7 @@ def test_batch_callbacks_act_on_the_training_client_as_in_the_loop_by_hand(
             nn.functional.cross_entropy(net(batch[0]), batch[1]).backward()
             optimizer.step()
             callback.on_train_batch_end(trainer, net, None, batch, i)
+
         # A rate that changes while a client trains goes on with it.
         rates[client] = optimizer.param_groups[0]["lr"]
 
@@ -311,6 +321,7 @@ def test_batch_index_in_callbacks_starts_at_0_for_each_client(tmp_path: Path) ->
         )
         for client in cohort_of_round(0)
     ]
+
     assert places == [i for length in lengths for _ in range(LOCAL_EPOCHS) for i in range(length)]
 
 
@@ -329,6 +340,7 @@ def test_monitoring_callbacks_change_no_weight(
             callbacks=callbacks,
             **options,
         ).fit(module, toy_data())
+
         return state_vector(module)
 
     loop = FederatedLoop(seed=1)
@@ -343,6 +355,7 @@ def test_monitoring_callbacks_change_no_weight(
         callbacks = [*monitors, loop, *printers]
     else:
         callbacks = [*printers, loop, *monitors]
+
     shown = {
         "enable_progress_bar": True,
         "enable_model_summary": True,
@@ -356,6 +369,7 @@ def test_monitoring_callbacks_change_no_weight(
     assert "3/3" in printed
     assert "4/3" not in printed
     assert torch.equal(monitored, run([FederatedLoop(seed=1)]))
+
     rates = [float(row["lr-SGD"]) for row in read_logged_metrics(tmp_path) if row["lr-SGD"]]
     assert rates == pytest.approx([0.1 * 0.9 ** (i // 13) for i in range(39)])
 
@@ -392,5 +406,6 @@ def test_callback_that_adds_a_module_must_come_before_the_loop(
         ConfigurationError, match=r"\['head.bias', 'head.weight'\] have come.* before FederatedLoop"
     ):
         train(is_first=False)
+
     with pytest.raises(ConfigurationError, match=r"\['head.bias', 'head.weight'\] have come"):
         train(is_first=True, hook="on_train_epoch_start")

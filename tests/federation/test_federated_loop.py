@@ -58,6 +58,7 @@ def test_global_model_equals_federated_averaging_by_hand(
         net, (), with_optimizer(optimizer), uniform=weighting == "uniform"
     )
     loop = make_loop_of_three_clients(aggregator=FedAvg(weighting))
+
     assert_same_state(
         fit(loop, tmp_path, Plain(copy.deepcopy(net), optimizer), make_unequal_data(), ROUNDS).net,
         expected,
@@ -116,7 +117,9 @@ def test_replaced_loops_share_no_state(tmp_path: Path) -> None:
     fit(attacked, tmp_path / "a")
     values = attacked.metrics["cssv"].compute()
     suspects = dict(attacked.named)
+
     assert suspects
+
     fit(clean, tmp_path / "b")
 
     assert torch.equal(attacked.metrics["cssv"].compute(), values)
@@ -139,6 +142,7 @@ def test_cssv_with_source_weights_compares_weights_instead_of_updates(tmp_path: 
     rows = loop.space.head.rows
     global_head = rows(loop.space.read(module))
     expected = class_specific_shapley(rows(last_models), global_head)
+
     torch.testing.assert_close(loop.contributions["cssv"].by_class, expected)
 
 
@@ -185,6 +189,7 @@ def test_personal_models_are_evaluated_on_the_test_split_of_their_client(tmp_pat
     data = toy_data()
     module = fit(loop, tmp_path, data=data, rounds=3)  # evaluated after round 2 and after the last
     global_model = state_vector(module)
+
     for client in range(3):
         loop.space.write(module, loop.received()[client])
         module.eval()
@@ -207,6 +212,7 @@ def test_personal_models_are_evaluated_on_the_test_split_of_their_client(tmp_pat
         }
         scores = {name: values[client].item() for name, values in loop.client_scores.items()}
         assert scores == pytest.approx(expected)
+
     assert not torch.equal(global_model, state_vector(module))
 
 
@@ -231,6 +237,7 @@ def test_memory_of_model_sized_tensors_does_not_grow_with_the_rounds(tmp_path: P
                 if type(tensor) in kinds:
                     storage = tensor.untyped_storage()
                     sizes[storage.data_ptr()] = storage.nbytes() // 4
+
             return sizes
 
         def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -252,6 +259,7 @@ def test_memory_of_model_sized_tensors_does_not_grow_with_the_rounds(tmp_path: P
         rounds=5,
         callbacks=[count],
     )
+
     assert count.floats[0] == count.floats[-1]
     # The module, its gradients and the round's global vector are what stays between two rounds.
     assert count.floats[-1] <= 4 * loop.space.size

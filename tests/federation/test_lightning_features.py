@@ -59,10 +59,12 @@ def test_validation_checkpoints_and_early_stopping_see_the_global_model(tmp_path
     module = fit(loop, tmp_path, rounds=10, enable_checkpointing=True, callbacks=callbacks)
 
     assert loop.round_index == 3  # 1 + patience
+
     data = toy_data()
     data.setup("fit")
     weights = data.num_samples.double() / data.num_samples.sum()
     parameter_names = [name for name, _ in module.named_parameters()]
+
     for round_index, global_model in enumerate(models):
         client_models = [keep.rounds[round_index][client] for client in range(3)]
         expected = weights @ torch.stack(client_models).double()
@@ -70,6 +72,7 @@ def test_validation_checkpoints_and_early_stopping_see_the_global_model(tmp_path
         path = tmp_path / "c" / f"epoch={round_index}.ckpt"
         saved = torch.load(path, weights_only=False)["state_dict"]
         assert torch.equal(flatten_state(saved, parameter_names), global_model)
+
     assert torch.equal(state_vector(module), models[-1])
 
 
@@ -98,8 +101,10 @@ def test_fast_dev_run_is_one_round_of_one_batch_per_client(
         bare = trainer_for(FederatedLoop(), tmp_path, fast_dev_run=True)
 
         bare.fit(Bare(), FederatedDataModule(clients=sets, batch_size=2))
+
     messages = [text for text in caplog.messages if "a batch of each of" in text]
     with_validation, without_validation = messages
+
     assert "by what validation logs: performance one of ['val_acc'" in with_validation
     assert "by accuracy: performance accuracy, of" in with_validation
     assert (
@@ -119,12 +124,14 @@ def test_trainer_is_restored_after_the_fit(tmp_path: Path) -> None:
     )
     data, module = toy_data(), Plain()
     trainer.fit(module, data)
+
     assert trainer.limit_train_batches == 0.5
     assert trainer.reload_dataloaders_every_n_epochs == 0
     assert data.round_loader is None
     assert "optimizer_zero_grad" not in module.__dict__
     assert "update_lr_schedulers" not in trainer.fit_loop.epoch_loop.__dict__
     assert (type(trainer), type(trainer.fit_loop).__name__) == (L.Trainer, "_FitLoop")
+
     (result,) = trainer.validate(module, data, verbose=False)
     assert 0 <= result["val_acc"] <= 1
     assert "test_acc" in trainer.test(module, data, verbose=False)[0]
@@ -166,6 +173,7 @@ def test_values_that_callbacks_monitor_equal_the_logged_contributions(tmp_path: 
     names.append("cost/bytes_down")
     for metric in ("cssv", "loo", "cost"):
         names += [f"{metric}/client_{client}" for client in range(3)]
+
     for round_index, monitored in enumerate(record.logged_values):
         in_file = {}
         for row in read_logged_metrics(tmp_path):
@@ -173,8 +181,10 @@ def test_values_that_callbacks_monitor_equal_the_logged_contributions(tmp_path: 
                 in_file |= {name: float(value) for name, value in row.items() if value}
         for name in names:
             assert monitored[name] == pytest.approx(in_file[name])
+
     expected = loop.contributions["cssv"]
     last_values = [record.logged_values[-1][f"cssv/client_{client}"] for client in range(3)]
+
     assert last_values == pytest.approx(expected.tolist())
 
 
@@ -218,6 +228,7 @@ def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path: 
 
     has_accuracy = ["client_accuracy/mean" in values for values in whole.logged_values]
     assert has_accuracy == [False, True, True, True]
+
     seen_clients: set[int] = set()
     for values, cohort in zip(whole.logged_values, cohorts, strict=True):
         seen_clients |= set(cohort)
@@ -231,6 +242,7 @@ def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path: 
     saving = ModelCheckpoint(tmp_path / "c", "last")
     run(half, 2, callbacks=[half, saving], enable_checkpointing=True)
     run(resumed, 4, callbacks=[resumed], ckpt_path=tmp_path / "c/last.ckpt")
+
     assert [*half.logged_values, *resumed.logged_values] == whole.logged_values
 
 
@@ -259,6 +271,7 @@ def test_early_stopping_and_checkpoints_can_monitor_a_contribution(
 
     fit(loop, tmp_path, rounds=8, callbacks=[stop, best, record], **options)
     assert loop.round_index == 3  # 1 + patience
+
     values = [monitored[name] for monitored in record.logged_values]
     assert best.best_model_score.item() == pytest.approx(max(values))
     assert Path(best.best_model_path).stem == f"epoch={values.index(max(values))}"
@@ -286,11 +299,13 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
         "cssv": ClassSpecificShapley(),
     }
     loop = FederatedLoop(metrics=metrics, seed=1)
+
     with pytest.raises(
         ConfigurationError,
         match="has written no contributions",
     ):
         loop.history()
+
     fit(
         loop,
         tmp_path / "run",
@@ -298,10 +313,13 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
         toy_data(server_val=0.3),
         rounds=3,
     )
+
     assert loop.history().equals(read_run(loop.run_state.csv))
+
     message = capsys.readouterr().out
     values = loop.contributions["sv"]
     shares = values.clamp_min(0) / values.clamp_min(0).sum()
+
     assert [float(share) for share in re.findall(r"([\d.]+) %", message)[:3]] == pytest.approx(
         100 * shares, abs=0.051
     )
@@ -312,13 +330,17 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
     )
     assert "Pay with this sentence: No model was trained" in message
     assert "other seeds give other values" in message
+
     lines = [line for line in message.splitlines() if "flsv re" in line][-3:]
     folder = tmp_path / "run"
+
     assert lines[0] == f"Report:  flsv report {folder}"
+
     repeat_command = (
         "Repeat:  flsv repeat 5 --config 'quick start' --trainer.max_epochs=2"
         "  # other seeds give other values"
     )
+
     assert lines[1].startswith(repeat_command)
     assert lines[2].startswith(f"Retrain: flsv retrain {folder}")
 

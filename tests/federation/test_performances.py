@@ -30,9 +30,11 @@ def test_performances_and_majority_class_are_in_record_terminal_and_page(
     (record,) = json.loads((tmp_path / "run.json").read_text())["paid_in"].values()
     labels = torch.cat([y for _, y in data.val_dataloader()])
     majority = labels.bincount().max().item() / len(labels)
+
     assert record["by"] == performance
     assert record["majority"] == (pytest.approx(majority) if is_accuracy else None)
     assert record["sum"] == pytest.approx(float(loop.contributions["sv"].nansum()))
+
     # In a narrow terminal its lines are broken.
     printed = " ".join(capsys.readouterr().out.split())
     assert describe_change(record)[1:] in printed
@@ -48,10 +50,12 @@ def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path: Pa
         trainer = trainer_for(loop, tmp_path / folder, rounds)
         trainer.fit(Plain(), toy_data(), ckpt_path=ckpt_path)
         trainer.save_checkpoint(tmp_path / folder / "last.ckpt")
+
         return json.loads((tmp_path / folder / "run.json").read_text())["paid_in"]["sv"]
 
     whole = run("whole", 3)
     run("first", 1)
+
     assert run("second", 3, tmp_path / "first/last.ckpt") == whole
     assert whole["start"] < whole["end"]
 

@@ -40,12 +40,15 @@ def assert_same_run(
         assert torch.equal(loop.contributions[name].nan_to_num(9), values.nan_to_num(9))
     assert torch.equal(loop.weights.nan_to_num(9), whole_loop.weights.nan_to_num(9))
     torch.testing.assert_close(loop.client_scores, whole_loop.client_scores, rtol=0, atol=0)
+
     starts = loop.state.starts
     assert starts.keys() == whole_loop.state.starts.keys()
     for client, model in whole_loop.state.starts.items():
         assert torch.equal(starts[client], model)
+
     metrics = {k: v.item() for k, v in module.trainer.callback_metrics.items()}
     assert metrics == {k: v.item() for k, v in whole_module.trainer.callback_metrics.items()}
+
     csv = "log/contributions.csv"
     assert (folder / csv).read_text() == (whole_folder / csv).read_text()
 
@@ -55,9 +58,12 @@ def test_run_killed_within_a_round_resumes_bitwise(tmp_path: Path, uninterrupted
     killed_in_round = 3
     process = Forked(tmp_path, fit_with_everything, tmp_path, 5, [StopInRound(killed_in_round, 4)])
     status, output = process.wait()
+
     assert status == -signal.SIGKILL, output
+
     lines = (tmp_path / "log/contributions.csv").read_text().splitlines()[1:]
     rounds = {int(line.split(",")[0]) for line in lines}
+
     assert rounds == set(range(killed_in_round))
 
     resumed = fit_with_everything(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt")
@@ -127,6 +133,7 @@ def test_changes_by_hooks_at_a_rounds_start_are_not_repeated_on_resume(
         torch.manual_seed(3)
         module = Plain()
         trainer.fit(module, toy_data(), **options)
+
         return module, counts.count
 
     path = tmp_path / "middle.ckpt"
@@ -147,6 +154,7 @@ def test_a_round_that_fails_at_the_server_is_counted_once(
         owner, name = ClassSpecificShapley, "update"
     else:
         owner, name = CSV, "write"
+
     do = getattr(owner, name)
     rounds = itertools.count()
 
@@ -166,7 +174,9 @@ def test_a_round_that_fails_at_the_server_is_counted_once(
         pytest.raises(OSError, match="No space left"),
     ):
         fit_with_everything(tmp_path, callbacks=[OnExceptionCheckpoint(tmp_path, "exception")])
+
     assert not (tmp_path / "exception.ckpt").exists()
+
     resumed = fit_with_everything(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt")
     assert_same_run(tmp_path, *resumed, uninterrupted_run)
 
@@ -193,11 +203,13 @@ def test_checkpoint_of_an_exception_while_drawing_a_cohort_resumes_bitwise(tmp_p
         saving = OnExceptionCheckpoint(tmp_path, "drawing")
         trainer = trainer_for(loop, tmp_path, 4, callbacks=[saving], enable_checkpointing=True)
         trainer.fit(module := Plain(), toy_data(), **how)
+
         return state_vector(module)
 
     DrawsTwice.failed = False
     with pytest.raises(ArithmeticError):
         run()
+
     resumed = run(ckpt_path=tmp_path / "drawing.ckpt")
     assert torch.equal(resumed, run())
 
@@ -211,12 +223,15 @@ def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path: Path) -> N
     trainer = trainer_for(
         loop, tmp_path, 4, callbacks=[LambdaCallback(on_validation_batch_start=stop)]
     )
+
     with pytest.raises(ArithmeticError):
         trainer.fit(Plain(), toy_data())
+
     assert (trainer.current_epoch, loop.round_index) == (
         1,
         2,
     )  # callbacks save by the epoch that was
+
     with pytest.raises(ConfigurationError, match="ended in a validation: make a new Trainer"):
         trainer.fit(Plain(), toy_data())
 
@@ -234,6 +249,7 @@ class FollowsPlateau(Plain):
             threshold=2.0,
             threshold_mode="abs",
         )
+
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "monitor": "val_acc"},
@@ -258,6 +274,7 @@ def test_schedule_that_follows_a_plateau_resumes_bitwise_from_any_checkpoint(
     paths = [tmp_path / f"{hook}.ckpt" for hook in HOOKS]
     whole = run("whole", *map(SaveAt, HOOKS, paths))
     rate = whole.trainer.optimizers[0].param_groups[0]["lr"]
+
     assert rate == Plain().configure_optimizers().param_groups[0]["lr"] * 0.5**4
 
     for path in paths:

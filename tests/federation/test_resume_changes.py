@@ -37,6 +37,7 @@ def fit_and_save(
         "callbacks": [make_checkpoint_callback(folder)],
     }
     fit(make_loop(**changes), folder / "first", module, data, rounds, **saving)
+
     return folder / "checkpoints/last.ckpt"
 
 
@@ -137,6 +138,7 @@ def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_re
     budget = partial(GaussianPrivacy, clip=1.0, noise_multiplier=2.0)
     path = fit_and_save(tmp_path, plain(), uploads=[budget(max_epsilon=5.0)])
     resume_fit(path, tmp_path / "second", plain(), uploads=[budget(max_epsilon=8.0)])
+
     with pytest.raises(
         ConfigurationError, match=r"federation.uploads is .*clip=2.0.* and was .*clip=1.0"
     ):
@@ -173,6 +175,7 @@ def test_a_learning_rate_given_on_resume_is_used(saved_checkpoint: Path, tmp_pat
     parameters = [name for name, _ in with_rate_0.named_parameters()]
     for name in parameters:
         torch.testing.assert_close(with_rate_0.state_dict()[name], saved_state[name])
+
     moved_state = with_same_rate.state_dict()
     assert any(not torch.equal(moved_state[name], saved_state[name]) for name in parameters)
 
@@ -186,6 +189,7 @@ def test_learning_rate_that_a_scheduler_sets_cannot_be_changed_on_resume(
     )
     path = fit_and_save(tmp_path, steps(optimizer=make_sgd(0.1)))
     resume_fit(path, tmp_path / "same", steps(optimizer=make_sgd(0.1)))
+
     with pytest.raises(
         ConfigurationError,
         match=r"lr is 0.2 and was 0.1.*with StepLR.* cannot be changed on resume",
@@ -237,6 +241,7 @@ def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path:
     trainer.fit(Plain(), toy_data())
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
     trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+
     with pytest.raises(ConfigurationError, match=r"plain.ckpt .* was not saved by a FederatedLoop"):
         resume_fit(tmp_path / "plain.ckpt", tmp_path / "a")
     with pytest.raises(
@@ -244,6 +249,7 @@ def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path:
         match=r"weights.ckpt holds weights only, .* it can be tested, not resumed",
     ):
         resume_fit(tmp_path / "weights.ckpt", tmp_path / "b")
+
     trainer_for(make_loop(), tmp_path / "c").test(
         Plain(), toy_data(), ckpt_path=tmp_path / "weights.ckpt"
     )
@@ -260,13 +266,16 @@ def test_checkpoint_that_lacks_an_entry_or_is_damaged_is_refused(
         torch.save({**whole, "callbacks": {**whole["callbacks"], key: less}}, path)
         with pytest.raises(ConfigurationError, match=f"lacks '{lost}'|in format None"):
             resume_fit(path, tmp_path)
+
     torch.save({**whole, "callbacks": {**whole["callbacks"], key: None}}, path)
     with pytest.raises(ConfigurationError, match="was not saved by a FederatedLoop"):
         resume_fit(path, tmp_path)
+
     content = bytearray(saved_checkpoint.read_bytes())
     weight = next(iter(whole["state_dict"].values()))
     content[content.index(weight.numpy().tobytes()) + 1] ^= 255
     path.write_bytes(content)
+
     with pytest.raises(ConfigurationError, match="cannot be read as a checkpoint: it is damaged"):
         resume_fit(path, tmp_path)
 
@@ -294,7 +303,9 @@ def test_resume_by_another_version_is_told_and_ends_in_the_same_model(
     """As when flsv was upgraded between the two."""
     checkpoint = torch.load(saved_checkpoint, weights_only=True)
     federation_state = checkpoint["callbacks"]["FederatedLoop"]
+
     assert federation_state["versions"] == package_versions()
+
     federation_state["versions"]["flsv"] = "1.9.9"
     older = tmp_path / "older.ckpt"
     torch.save(checkpoint, older)
@@ -314,6 +325,7 @@ def test_resume_of_an_unseeded_attack_under_another_global_seed_is_refused(
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
     path = fit_and_save(tmp_path, uploads=[FreeRider("zero", fraction=0.4)])
     monkeypatch.setenv("PL_GLOBAL_SEED", "2")
+
     with pytest.raises(
         ConfigurationError, match=r"federation\.uploads is .*seed=2.* and was .*seed=1"
     ):

@@ -108,6 +108,7 @@ def fit_run(
     module = Logs(network(batch_norm=False))
     data = toy_data((3, 2, 2), server_val=0.3, client_test=0.2)
     trainer.fit(module, data, ckpt_path=ckpt_path)
+
     return loop, trainer
 
 
@@ -130,14 +131,17 @@ def test_values_and_scores_of_a_run_that_is_stopped_are_of_its_last_round(
 ) -> None:
     callbacks = ENDS[end]()
     loop, _ = fit_run(tmp_path, PLANNED, callbacks, every=PLANNED, evaluation=RARE)
+
     assert loop.round_index == DONE
     assert torch.equal(loop.contributions["sv"], planned_run.contributions["sv"])
     assert read_values(loop).index.tolist() == [DONE - 1]
 
     assert loop.client_accuracy is not None
     assert torch.equal(loop.client_accuracy, planned_run.client_accuracy)
+
     scores = read_values(loop, "accuracy")
     assert scores.index.tolist() == [DONE - 1]
+
     expected = read_values(planned_run, "accuracy")
     pandas.testing.assert_frame_equal(scores, expected.loc[[DONE - 1]])
 
@@ -150,6 +154,7 @@ def test_model_is_not_changed_by_what_is_computed_at_the_end(tmp_path: Path) -> 
         loop, _ = fit_run(tmp_path, PLANNED, callbacks, evaluation=evaluation)
         model = loop.state.model()
         models.append(model)
+
     assert torch.equal(models[0], models[1])
 
 
@@ -160,6 +165,7 @@ def test_default_rounds_of_a_logged_value_include_the_last_of_a_stopped_run(
         tmp_path / "stopped", 20, [make_early_stopping()], every=None, performance="val_loss"
     )
     planned, _ = fit_run(tmp_path / "planned", DONE, performance="val_loss")
+
     assert stopped.metrics["sv"].valued.tolist() == [DONE - 1]
     assert torch.equal(stopped.contributions["sv"], planned.contributions["sv"])
 
@@ -186,6 +192,7 @@ def test_loggers_get_the_last_round_of_a_stopped_run_once(tmp_path: Path) -> Non
             points[tag] = [event.step for event in events.Scalars(tag)]
         for tag in events.Tags()["images"]:
             pictures[tag] = [event.step for event in events.Images(tag)]
+
     assert points["Contributions/sv"] == [DONE - 1]
     assert points["client_accuracy"] == [DONE - 1]
     assert points["client_accuracy/mean"] == [DONE - 1]
@@ -222,7 +229,9 @@ def test_run_resumed_from_a_checkpoint_saved_after_the_fit_equals_an_unbroken_on
 
     resumed, _ = fit_run(tmp_path / "two", 4, ckpt_path=checkpoint, **options)
     unbroken, _ = fit_run(tmp_path / "all", 4, **options)
+
     pandas.testing.assert_frame_equal(resumed.history(), unbroken.history())
+
     evaluations = resumed.metrics["sv"].evaluations
     assert evaluations == unbroken.metrics["sv"].evaluations
 
@@ -239,6 +248,7 @@ def test_run_that_goes_on_after_early_stopping_counts_no_round_twice(
     callbacks = [make_early_stopping(), saving]
     _, trainer = fit_run(tmp_path, PLANNED, callbacks, **options)
     checkpoint = Path(saving.last_model_path)
+
     if saved == "after the fit":
         checkpoint = tmp_path / "end.ckpt"
         trainer.save_checkpoint(checkpoint)
@@ -246,6 +256,7 @@ def test_run_that_goes_on_after_early_stopping_counts_no_round_twice(
     resumed, _ = fit_run(tmp_path, 4, ckpt_path=checkpoint, **options)
     unbroken, _ = fit_run(tmp_path / "all", 4, **options)
     rounds = [2, 3]
+
     pandas.testing.assert_frame_equal(
         read_values(resumed).loc[rounds],
         read_values(unbroken).loc[rounds],

@@ -75,6 +75,7 @@ def test_a_task_without_classes_is_trained_and_measured(
     trainer_for(loop, tmp_path, 2, logger=logger).fit(trained, dealt)
 
     assert loop.round_index == 2
+
     is_moved = [not torch.equal(a, b) for a, b in zip(initial_parameters, trained.parameters())]
     assert any(is_moved)
     assert loop.contributions["cosine"].shape == (dealt.num_clients,)
@@ -82,15 +83,19 @@ def test_a_task_without_classes_is_trained_and_measured(
 
     # FedAvg's weights are shares of the samples.
     assert loop.weights is not None
+
     shares = dealt.num_samples / dealt.num_samples.sum()
     torch.testing.assert_close(loop.weights, shares)
 
     rows = list(csv.DictReader((tmp_path / "contributions.csv").open()))
     class_names = {row["class"] for row in rows if row["metric"] != "cost"}
+
     assert class_names == {""}
+
     scalars = EventAccumulator(str(tmp_path)).Reload().Tags()
     assert not [tag for tag in scalars["scalars"] if "class" in tag]
     assert "data/partition" in scalars["images"]
+
     table = capsys.readouterr().out
     assert "cosine" in table
     assert "by class" not in table
@@ -118,6 +123,7 @@ def test_component_that_needs_classes_is_refused_before_training(
         ConfigurationError, match=f"{component}.*have no classes: the labels are float32 numbers\\."
     ):
         trainer.fit(Regression(), make_numbers())
+
     assert trainer.global_step == 0
 
 

@@ -50,6 +50,7 @@ def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers() -> 
 
     assert torch.equal(result[[0, 2]], rows[[0, 2]])
     assert torch.equal(result[:, 5], rows[:, 5])
+
     expected = initial + factors[:, None] * (rows.double() - initial)
     torch.testing.assert_close(result[:, :5].double(), expected[:, :5])
 

@@ -84,6 +84,7 @@ def similarities_by_hand(
             offset = direction - center
             cosines.append(offset @ to_step / np.linalg.norm(offset) / np.linalg.norm(to_step))
         by_weights.append(cosines)
+
     return np.minimum(*np.array(by_weights))
 
 
@@ -121,6 +122,7 @@ def groups_by_trying_all(similar: np.ndarray, gap: float) -> np.ndarray:
             for i in members:
                 for j in members:
                     in_one_group[i, j] = i != j
+
     return in_one_group
 
 
@@ -131,6 +133,7 @@ def test_isolated_groups_equal_those_of_trying_all_groups(seed: int) -> None:
     for copy in range(seed % 4):  # groups of up to four
         noise = generator.normal(size=30)
         directions[7 - copy] = directions[0] + 0.3 * noise
+
     similar = np.corrcoef(directions)
 
     for gap in (0.1, 0.3, 0.6):
@@ -159,6 +162,7 @@ class Sybil(Attack):
     def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         if context.round_index > self.last_round:
             return update
+
         common_noise = torch.Generator().manual_seed(context.round_index)
         common = torch.randn(len(update), generator=common_noise)
         noise = torch.randn(len(update), generator=generator)
@@ -233,9 +237,11 @@ def test_reported_copies_stay_reported_in_a_resumed_run(tmp_path: Path) -> None:
     assert_resumes(make_loop, tmp_path, data=make_seven_clients, rounds=(3, 5))
 
     assert [loop.copies for loop in loops] == [[[1, 3]]] * 3
+
     pairs, _, resumed_pairs = (
         loop.state_dict()["filters"]["CopyFilter"]["pairs"] for loop in loops
     )
+
     assert torch.equal(pairs, resumed_pairs)
     assert pairs.any()
 
@@ -260,6 +266,7 @@ def make_cohort(gram: Tensor, index: int) -> Cohort:
         )
         for client, row in enumerate(rows)
     )
+
     return Cohort(
         index,
         updates,
@@ -336,8 +343,10 @@ def test_client_that_sends_back_the_servers_last_step_is_reported_alone(tmp_path
         )
         for event in loop.events
     ] == [("echo", 2, 3)]
+
     run = open_run(tmp_path)
     assert loop.copies == run.copies == [[2]]
+
     front = text_of_page(write_report(tmp_path)).partition("\nAppendix\n")[0]
     assert re.search(r"\| client 2 \|.*\| sent the model's last step back \|", front)
 

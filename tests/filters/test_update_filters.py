@@ -55,6 +55,7 @@ class Huge(Attack):
     def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         if context.round_index not in self.rounds:
             return update
+
         sent = self.factor * update
         if self.size is not None:
             sent[3] = self.size
@@ -82,6 +83,7 @@ def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(
 
     messages = [str(warning.message) for warning in caught]
     (message,) = [text for text in messages if "update" in text or "NaN" in text]
+
     assert message.startswith(
         "client 1 sent an update far larger than the cohort's in round 2 (norm "
     )
@@ -114,6 +116,7 @@ def fit_with_faulty_updates(
         warnings.simplefilter("ignore")
         data = toy_data((4, 3, 4, 3, 4), server_val=0.3)
         fit(loop, folder, Plain(network(batch_norm=False)), data, rounds=4)
+
     return loop
 
 
@@ -143,8 +146,10 @@ def test_client_with_faulty_updates_in_every_round_has_no_value(
 
     assert loop.named == {1: (4, 4)}
     assert {event.what for event in loop.events} == {"large"}
+
     run = open_run(next(tmp_path.rglob("contributions.csv")).parent)
     assert run.faulty_updates == {1: (4, 4)}
+
     for name in METRICS:
         has_value = [not math.isnan(value) for value in run.final(name)]
         assert has_value == [True, False, True, True, True], name
@@ -163,11 +168,15 @@ def test_round_with_a_faulty_update_adds_nothing_to_its_clients_value(tmp_path: 
 
     assert faulty_once.named == {1: (1, 4)}
     assert faulty_never.named == {}
+
     value = faulty_once.contributions["m"][1].abs()
     largest_value = faulty_never.contributions["m"].abs().max()
+
     assert 0 < value < largest_value * 2
+
     table = open_run(next(folder.rglob("contributions.csv")).parent).table
     of_client = table.query("client == 1").groupby("metric")["round"]
+
     assert of_client.get_group("m").tolist() == [0, 1, 2]
     assert of_client.get_group("weight").tolist() == [0, 1, 2, 3]
 
@@ -239,10 +248,13 @@ def test_round_goes_on_without_an_excluded_outlier(tmp_path: Path, size: float) 
     ):
         assert value is not None
         assert value.isnan().tolist() == [False, True, False, False]
+
     table = pd.read_csv(tmp_path / "run" / "contributions.csv")
     norms = table[table["metric"] == "update_norm"].set_index("client")["value"]
+
     assert norms[1] == pytest.approx(size, rel=1e-5)
     assert norms[[0, 2, 3]].max() < 100
+
     events = EventAccumulator(str(tmp_path / "run/client 1")).Reload()
     assert events.Scalars("update_norm")[0].value == pytest.approx(size, rel=1e-5)
 
@@ -340,12 +352,15 @@ def test_norm_cap_bounds_lengths_and_keeps_directions(tmp_path: Path) -> None:
 
     sent = update_lengths(plain) * torch.tensor([1.0, 3.0, 1.0])
     bound = 1.25 * sent.median()
+
     assert sent.max() > bound
     torch.testing.assert_close(update_lengths(capped), sent.clamp_max(bound), rtol=1e-5, atol=0)
+
     cut = plain.space.num_parameters
     update = plain.client_vectors[1] - plain.global_vector
     capped_update = capped.client_vectors[1] - capped.global_vector
     cosine = torch.nn.functional.cosine_similarity(capped_update[:cut], update[:cut], dim=0)
+
     assert cosine.item() == pytest.approx(1, abs=1e-5)
     assert torch.equal(capped_update[cut:], update[cut:])
 
@@ -367,9 +382,12 @@ def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path: Path) -> 
 
     median = int(plain.num_samples.double().quantile(0.5))
     expected = plain.num_samples.clamp_max(median)
+
     assert capped.num_samples.tolist() == expected.tolist() != plain.num_samples.tolist()
+
     share = expected.double() / expected.sum()
     weights = capped.aggregation_weights
+
     assert weights is not None
     torch.testing.assert_close(weights.double(), share, rtol=1e-6, atol=1e-6)
 

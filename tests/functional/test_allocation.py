@@ -22,11 +22,13 @@ def test_shares_follow_the_rule_for_negative_values() -> None:
     values = [3.0, 1.0, -1.0]
     assert allocate_shares(values, negatives="zero") == pytest.approx([90, 30, 0])
     assert allocate_shares(values, negatives="shift") == pytest.approx([80, 40, 0])  # 4 : 2 : 0
+
     z = np.exp(np.array(values) / np.std(values))
     assert allocate_shares(values, negatives="softmax") == pytest.approx(
         (120 * z / z.sum()).tolist(), rel=1e-6
     )
     assert allocate_shares([3.0, NAN, 1.0]) == pytest.approx([90, 0, 30])
+
     with pytest.raises(ConfigurationError, match=r"clients \[2\] have values below 0"):
         allocate_shares(values, negatives="refuse")
 
@@ -44,13 +46,17 @@ def test_cents_sum_to_the_budget_and_are_nearest(seed: int) -> None:
     budget = int(torch.randint(1, 100_000, (1,), generator=generator)) / 100
     paid = allocate(values, budget, unit=0.01)
     cents = [round(amount * 100) for amount in paid.tolist()]
+
     assert [round(cent / 100, 2) for cent in cents] == paid.tolist()
     assert sum(cents) == round(budget * 100)
+
     exact = values.double() / values.double().sum() * budget * 100
     assert (torch.tensor(cents) - exact).abs().max() < 1
+
     # Nobody who was rounded down has a larger remainder than one who was rounded up.
     up = [i for i in range(7) if cents[i] > exact[i]]
     down = [i for i in range(7) if cents[i] <= exact[i]]
+
     assert all(exact[i] % 1 >= exact[j] % 1 for i in up for j in down)
 
 
@@ -88,10 +94,12 @@ def test_a_budget_of_more_units_than_a_float_can_count_is_refused(
     budget: float, unit: float
 ) -> None:
     assert sum(allocate_shares([1.0, 1.0], budget)) == budget
+
     with pytest.raises(
         ConfigurationError, match=r"units are not exact in float64.*Take a larger unit, or none\."
     ):
         allocate_shares([1.0, 1.0], budget, unit=unit)
+
     assert sum(allocate_shares([1.0, 1.0, 1.0], 2.0**53 - 1, unit=1.0)) == 2.0**53 - 1
 
 

@@ -31,5 +31,6 @@ def test_averages_keep_entries_that_all_models_share(
 
     is_common = (x == x[0]).all(0)
     common = x[0, is_common].expand(2, -1)
+
     assert torch.equal(corrected[:, is_common], common)
     assert torch.equal(corrected[:, ~is_common], averages[:, ~is_common])

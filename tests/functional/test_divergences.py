@@ -49,7 +49,9 @@ def test_divergence_weights_all_clipped_to_0_fall_back_to_samples() -> None:
     samples = torch.tensor([100, 300])
     with pytest.warns(UserWarning, match="falling back to shares of samples"):
         weights = divergence_weights(samples, torch.ones(2), a=5.0, b=0.0)
+
     assert weights.tolist() == [0.25, 0.75]
+
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert divergence_weights(samples, torch.tensor([0.0, 1.0]), a=5.0, b=0.0).tolist() == [

@@ -10,11 +10,13 @@ from flsv.functional import contribution_estimates, leave_one_out_cosines
 def test_cosine_is_0_if_there_are_no_other_updates() -> None:
     updates = torch.tensor([[1.0, 2.0], [0.0, 0.0], [-1.0, -2.0]])
     gram = updates @ updates.T
+
     assert leave_one_out_cosines(gram, torch.tensor([0.5, 0.0, 0.5]))[1] == 0
     assert leave_one_out_cosines(gram, torch.tensor([1.0, 0.0, 0.0])).tolist() == pytest.approx(
         [0, 0, -1]
     )
     assert leave_one_out_cosines(gram[:1, :1], torch.ones(1)).tolist() == [0]  # nobody else
+
     # The others' sum is exactly zero: no rounding noise is taken for a direction.
     updates = torch.tensor([[0.1, 0.3], [0.7, 0.1], [-2.1, -0.3]], dtype=torch.float64)
     assert (
@@ -35,6 +37,7 @@ def test_fedces_estimates_have_a_floor_and_are_equal_where_their_sum_is_0() -> N
 
     assert estimates[0] == pytest.approx(1e-3)
     assert equal_estimates.tolist() == [0.25] * 4
+
     with pytest.raises(ValueError, match=r"a score in \[0, 1\]"):
         contribution_estimates(torch.zeros(2), torch.tensor([-0.7, 0.2]))
 
@@ -57,9 +60,11 @@ def test_errors_above_the_cap_are_capped() -> None:
         honest,
     )
     assert uncapped[0] > 1.5 * capped[0] > 1.5 * honest[0]
+
     # Errors are at most 1.25 times their median, 0.35.
     errors = np.minimum([1.0, 0.2, 0.4, 0.3], 1.25 * 0.35)
     expected = (1 - cosines.double().numpy()) * errors
+
     np.testing.assert_allclose(
         capped.numpy(),
         expected / expected.sum(),

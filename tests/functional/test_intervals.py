@@ -27,11 +27,13 @@ def test_one_seed_stderr_adds_the_errors_of_fit_seeds_untrained_models_and_last_
         (0.09 + 0.0025 + 0.0025) ** 0.5,
         (0.0025 + 0.0025) ** 0.5,
     ]
+
     np.testing.assert_allclose(
         stderr.numpy(),
         by_hand,
         atol=1e-7,
     )
+
     variance = 0.0025 + 0.0025 + (0.02 + 0.08) / 2
     np.testing.assert_allclose(
         with_rounds[1].item() ** 2,

@@ -37,6 +37,7 @@ def probability_of_less(
         float(mean),
         math.sqrt(variance),
     )
+
     return normal.cdf(0)
 
 
@@ -61,6 +62,7 @@ def test_share_of_one_of_two_clients_has_the_percentiles_of_the_closed_form(
     high, high_of_other = intervals.high.tolist()
     below_low = probability_of_less(low, values, covariance)
     below_high = probability_of_less(high, values, covariance)
+
     assert abs(below_low - 0.05) < 0.008
     assert abs(below_high - 0.95) < 0.008
     # What one has the other has not.
@@ -80,6 +82,7 @@ def test_shares_of_each_draw_are_those_of_allocate_and_sum_to_1(rule: str) -> No
     for draw, share in zip(draws, shares):
         allocated = allocate(draw, 1.0, rule)
         torch.testing.assert_close(share, allocated, check_dtype=False)
+
     sums = shares.sum(dim=1)
     torch.testing.assert_close(sums, torch.ones_like(sums))
 
@@ -105,11 +108,13 @@ def test_intervals_are_those_of_plain_resampling() -> None:
     for _ in range(4000):
         rows = rng.integers(0, 400, 400)
         resampled_means.append(cases[rows].mean(0))
+
     claims = np.stack(resampled_means).clip(0)
     totals = claims.sum(1, keepdims=True)
     shares = claims / totals
     low = np.quantile(shares, 0.05, axis=0)
     high = np.quantile(shares, 0.95, axis=0)
+
     np.testing.assert_allclose(intervals.low, low, atol=0.02)
     np.testing.assert_allclose(intervals.high, high, atol=0.02)
 
@@ -136,6 +141,7 @@ def test_errors_of_few_seeds_have_the_wider_tails_of_students_t() -> None:
 
     values_of_one = sampled_values[:, 0]
     percentile = values_of_one.quantile(0.95)
+
     assert abs(percentile - 2.132) < 0.05
 
 
@@ -150,7 +156,9 @@ def test_a_client_without_a_value_has_no_interval_and_nothing_of_the_others() ->
 
     values_of_two = torch.tensor([3.0, 1.0])
     of_two = joint_shares(values_of_two, make_independent_errors(0.01, 2))
+
     assert math.isnan(intervals.low[1])
+
     with_values = intervals.low[[0, 2]]
     assert with_values.tolist() == of_two.low.tolist()
 

@@ -12,6 +12,7 @@ def test_large_updates_are_outliers_by_the_z_score_of_iglewicz_and_hoaglin():
     logs = np.append(rng.normal(0, 1, 200), np.linspace(2, 8, 25))
     median = np.median(logs)
     z = 0.6745 * (logs - median) / np.median(np.abs(logs - median))
+
     assert 5 < (z > 3.5).sum() < 25
     assert large_updates(torch.from_numpy(np.exp(logs)), factor=1.0).tolist() == (z > 3.5).tolist()
 

@@ -22,6 +22,7 @@ def weights_by_hand(values, distances, client, self_weight):
     positive = np.maximum(values.numpy(), 0)
     distances = distances.numpy().copy()
     distances_of_others = np.delete(distances, client)
+
     if self_weight == "exclude":
         positive[client] = 0
         distances[client] = 1
@@ -31,6 +32,7 @@ def weights_by_hand(values, distances, client, self_weight):
         distances[client] = distances_of_others.min()
     else:
         distances[client] = self_weight
+
     weights = positive / distances
     return weights / weights.sum()
 
@@ -65,9 +67,11 @@ def test_identical_models_share_all_weight_in_proportion_to_their_values():
         torch.tensor([0.2, 0.1, 0.3, 0.9, -0.5]),
         torch.tensor([0.0, 0.0, 0.0, 2.0, 0.0]),
     )
+
     torch.testing.assert_close(
         personalized_weights(values, distances, 0), torch.tensor([0, 0.25, 0.75, 0, 0])
     )
+
     # The least distance is 0: the own model is one of them.
     weights = personalized_weights(values, distances, 0, self_weight="min")
     torch.testing.assert_close(weights, torch.tensor([2, 1, 3, 0, 0]) / 6)
@@ -105,6 +109,7 @@ def choose_peers(
 ):
     if available is None:
         available = [True] * len(relevance)
+
     download = top_k_download(
         torch.tensor(relevance), torch.tensor(available), client, k, explore, draw_models(seed)
     )
@@ -117,6 +122,7 @@ def test_downloads_of_the_first_round_are_uniformly_random():
         chosen = choose_peers([nan] * 6, client=2, k=2, seed=seed)
         assert len(set(chosen)) == 2
         counts[chosen] += 1
+
     assert counts[2] == 0
     # Each of five others 240 times of 600 on average, standard deviation 12.
     assert (counts[[0, 1, 3, 4, 5]] - 240).abs().max() < 60
@@ -189,6 +195,7 @@ def test_relevance_auroc_equals_scikit_learns(digits):
         (i, j) for i in range(n) for j in range(n) if i != j and not math.isnan(relevance[i, j])
     ]
     expected = roc_auc_score([bool(truth[p]) for p in pairs], [float(relevance[p]) for p in pairs])
+
     assert relevance_auroc(relevance, truth).item() == pytest.approx(expected, abs=1e-12)
     for one_kind in (torch.ones(n, n), torch.eye(n)):
         assert relevance_auroc(relevance, one_kind).isnan()

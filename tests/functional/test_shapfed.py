@@ -14,6 +14,7 @@ def cssv_by_hand(clients: np.ndarray, server: np.ndarray) -> np.ndarray:
             a, b = clients[i, j], server[j]
             norm = np.linalg.norm(a) * np.linalg.norm(b)
             result[i, j] = a @ b / norm if norm > 0 else 0.0
+
     return result
 
 
@@ -22,7 +23,9 @@ def test_class_specific_shapley_equals_numpys_cosines() -> None:
     clients, server = rng.normal(size=(6, 4, 9)), rng.normal(size=(4, 9))
     clients[1, 0] = server[1] = 0  # a class that nobody has trained
     got = class_specific_shapley(torch.tensor(clients), torch.tensor(server))
+
     np.testing.assert_allclose(got.numpy(), cssv_by_hand(clients, server), rtol=1e-12)
+
     with pytest.raises(ValueError, match=r"got \[2, 3, 4\] and \[3, 5\]"):
         class_specific_shapley(torch.zeros(2, 3, 4), torch.zeros(3, 5))
 
@@ -31,6 +34,7 @@ def test_class_specific_shapley_equals_numpys_cosines() -> None:
 def test_cssv_does_not_depend_on_scale_even_at_the_edge_of_float32(scale: float) -> None:
     torch.manual_seed(0)
     clients, server = torch.randn(3, 2, 5), torch.randn(2, 5)
+
     torch.testing.assert_close(
         class_specific_shapley(clients * scale, server * scale),
         class_specific_shapley(clients, server),
@@ -60,6 +64,7 @@ def test_collaborative_fairness_of_shapfeds_table_2_accuracies_is_as_printed(met
     accuracy, printed = TABLE_2[method]
     # ShapFed's row gives 0.81 where the paper prints 0.84: its accuracies are means of runs, perhaps, and it is not.
     tolerance = 0.035 if method == "ShapFed" else 0.02
+
     assert collaborative_fairness(
         torch.tensor(INDIVIDUAL), torch.tensor(accuracy)
     ).item() == pytest.approx(printed, abs=tolerance)
@@ -77,6 +82,7 @@ def test_collaborative_fairness_equals_numpys_correlation() -> None:
 
     correlations = np.corrcoef(contributions, rewards)
     expected = correlations[0, 1]
+
     assert float(fairness) == pytest.approx(expected)
     assert float(opposite) == pytest.approx(-1)
 
@@ -87,5 +93,6 @@ def test_collaborative_fairness_of_equal_or_single_values_is_nan() -> None:
 
     assert collaborative_fairness(different, equal).isnan()
     assert collaborative_fairness(equal, different).isnan()
+
     a_single_value = different[:1]
     assert collaborative_fairness(a_single_value, a_single_value).isnan()

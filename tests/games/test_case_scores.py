@@ -41,6 +41,7 @@ def make_evaluator_and_score(
     options: dict[str, Any] = {}
     if isinstance(measure, ModelScore):
         options["metric"] = measure.of
+
     evaluator = ModelEvaluator(
         module,
         ParameterSpace(module),
@@ -49,7 +50,9 @@ def make_evaluator_and_score(
         **options,
     )
     score = OutputScore.of(evaluator, measure)  # type: ignore[arg-type]
+
     assert score is not None
+
     return evaluator, score
 
 
@@ -64,6 +67,7 @@ def make_outputs(masks: Tensor) -> Tensor:
         generator=generator,
     )
     strengths = 0.4 * masks.sum(1)[:, None] + 1.5 * masks.float()
+
     return noise + strengths[:, None] * is_label
 
 
@@ -117,8 +121,10 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(
             log_likelihood = torch.from_numpy(logits[:, rows]).log_softmax(-1).numpy()
             utilities = log_likelihood[:, np.arange(CASES), resample].mean(1)
         values.append(shapley_of_table(torch.from_numpy(utilities).double()[:, None])[:, 0])
+
     expected = torch.cov(torch.stack(values).T)
     scale = float(expected.diagonal().max())
+
     torch.testing.assert_close(covariance, expected, rtol=0, atol=0.12 * scale)
 
 
@@ -126,7 +132,9 @@ def test_values_of_the_cases_average_to_the_predicted_values() -> None:
     masks = few_coalitions(CLIENTS, "singles")
     outputs = make_outputs(masks)
     evaluator, score = make_evaluator_and_score("balanced_accuracy")
+
     assert score.cases is not None
+
     sizes = torch.tensor([3.0, 2.0, 1.0])
     utilities = score.score(outputs)
     values = predicted_shapley(
@@ -146,6 +154,7 @@ def test_values_of_the_cases_average_to_the_predicted_values() -> None:
         score.cases.score,
         logits=True,
     )
+
     assert by_case.shape == (CLIENTS, CASES)
     assert by_case.mean(1).tolist() == pytest.approx(values.tolist(), abs=1e-9)
 
@@ -168,17 +177,21 @@ def test_errors_of_a_regression_have_the_standard_error_of_a_mean(
         metric=measure.of,
     )  # type: ignore[union-attr]
     score = OutputScore.of(evaluator, measure)
+
     assert score is not None
+
     # Two clients who add the same: together they predict 0, else 1.
     masks = all_coalitions(2)
     outputs = torch.ones(4, 50)
     outputs[3] = 0
     covariance = score.case_covariance(masks, outputs[None], torch.ones(2))
+
     assert covariance is not None
 
     power = 2 if isinstance(metric, MeanSquaredError) else 1
     gains = (targets - 1).abs() ** power - targets.abs() ** power
     stderr = float(gains.std()) / math.sqrt(50)
+
     assert covariance.sqrt().flatten().tolist() == pytest.approx([stderr / 2] * 4, rel=1e-4)
 
 
@@ -202,9 +215,11 @@ def test_a_measure_that_is_no_mean_over_samples_is_resampled() -> None:
         metric=measure.of,
     )  # type: ignore[union-attr]
     score = OutputScore.of(evaluator, measure)
+
     assert score is not None
     assert score.cases is not None
     assert score.cases.is_resampled
+
     noise = torch.randn(
         400,
         generator=torch.Generator().manual_seed(1),
@@ -222,6 +237,7 @@ def test_a_measure_that_is_no_mean_over_samples_is_resampled() -> None:
         outputs[None],
         torch.ones(2),
     )
+
     assert covariance is not None
     assert 0 < covariance[0, 0] < 0.01
     assert covariance[0, 1] != 0
@@ -233,6 +249,7 @@ def test_patients_are_drawn_where_cases_belong_to_them() -> None:
     patients = torch.arange(60).repeat_interleave(5)
     cases = by_patient[patients]
     covariance = covariance_over_cases(cases, groups=patients)
+
     assert float(covariance) == pytest.approx(float(by_patient.var()) / 60, rel=1e-9)
     # As independent cases they would tell five times as much.
     assert float(covariance_over_cases(cases)) < 0.25 * float(covariance)

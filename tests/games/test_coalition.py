@@ -89,10 +89,12 @@ def coalition_weights(
     else:
         weights = weighting.weights if isinstance(weighting, Renormalized) else weighting
         raw = {client: float(weights[client]) for client in members}
+
     total = sum(raw.values())
     shares = {client: weight / total for client, weight in raw.items()}
     if isinstance(weighting, Tensor):
         return raw, shares
+
     return shares, shares
 
 
@@ -103,6 +105,7 @@ def naive_model(
     model = copy.deepcopy(net).eval()
     if not mask.any():
         return model
+
     parts = {i: round.space.unflatten(round.client_vectors[i]) for i in range(len(round))}
     starts = {i: round.space.unflatten(round.matrix.starts[i]) for i in range(len(round))}
     weights, shares = coalition_weights(round, mask, weighting)
@@ -116,6 +119,7 @@ def naive_model(
             state[name] = (value.double() + server_lr * sum(moves)).float()
         elif value.is_floating_point():
             state[name] = sum(w * parts[i][name].double() for i, w in shares.items()).float()
+
     model.load_state_dict(state)
     return model
 
@@ -125,6 +129,7 @@ def naive_scores(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[st
     logits = torch.cat([model(x) for x, _ in data])
     y = torch.cat([y for _, y in data]).numpy()
     predicted = logits.argmax(-1).numpy()
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # classes without samples
         return {
@@ -169,18 +174,21 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
         if not isinstance(weighting, str) and mask.any() and not FIXED[mask].any():
             mask = torch.zeros_like(mask)  # nobody with a weight: the global model
         expected.append(naive_scores(naive_model(net, round, mask, weighting, server_lr), data))
+
     for name in [*METRICS, F1]:
         utility = games.utility(name, weighting)
         reference = np.stack([scores["f1" if name is F1 else name] for scores in expected])
         np.testing.assert_allclose(
             utility(MASKS).numpy(), reference, rtol=0, atol=2e-6, err_msg=str(name)
         )
+
     assert games.evaluations == 2 * 16
 
 
 def test_coalition_utility_with_wrong_masks_raises() -> None:
     round = make_round(net := make_network())
     evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
+
     for weighting, message in (
         ("equal", "weighting='equal'"),
         (torch.ones(3), "expected 4 weights"),
@@ -208,6 +216,7 @@ def test_game_gradient_is_computed_at_the_given_model() -> None:
     games, _, space = make_linear_games()
     vectors = torch.tensor([[0.0, 0, 0, 0], [1.0, 0, 0, 1]])
     games.begin(make_linear_round(0, space, vectors))
+
     for vector in vectors:
         weight = vector.view(2, 2).clone().requires_grad_()
         logits = torch.eye(2) @ weight.T
@@ -238,11 +247,14 @@ def test_autocast_context_applies_to_the_forward_only(backend: Any) -> None:
     exact = naive_scores(model, data)["negative_loss"]
     with torch.autocast("cpu", torch.bfloat16):
         half = torch.cat([model(x) for x, _ in data]).float().detach()
+
     y = torch.cat([y for _, y in data])
     expected = -nn.functional.cross_entropy(half, y).item()
     loss_in_half = loss(lambda: torch.autocast("cpu", torch.bfloat16))
+
     assert loss_in_half == pytest.approx(expected, abs=2e-3)
     assert abs(loss_in_half - exact) > 1e-5
+
     with torch.autocast("cpu", torch.bfloat16):
         assert loss() == pytest.approx(exact, abs=1e-6)
     assert not torch.is_autocast_enabled("cpu")
@@ -264,6 +276,7 @@ def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend: Any) -> N
         metric=MulticlassF1Score(CLASSES),
     )
     scores = evaluator(vectors)
+
     assert scores.values["loss"].isfinite().tolist() == [True, False, False]
     assert scores.values["loss"][1].isnan()
     assert scores.values["correct"][1].sum() == 0
@@ -276,9 +289,12 @@ def test_validation_batches_are_recut_without_changing_scores(size: int) -> None
     space = ParameterSpace(net)
     data = make_batches(600, size)
     evaluator = ModelEvaluator(net, space, data, num_classes=CLASSES)
+
     assert [len(y) for _, y in evaluator._batches] == [256, 256, 88]
+
     scores = evaluator(space.read(net)[None])
     expected = naive_scores(net.eval(), data)
+
     assert scores.value("accuracy").item() == pytest.approx(expected["accuracy"])
     assert scores.value("negative_loss").item() == pytest.approx(
         expected["negative_loss"], abs=1e-6
@@ -317,6 +333,7 @@ def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one() -
     data = []
     for x, y in make_batches():
         data.append((x, torch.stack([x.sum((1, 2, 3)), y.float()], 1)))
+
     space = ParameterSpace(net)
     noise = torch.randn(5, space.size)
     vectors = space.read(net) + 0.1 * noise
@@ -332,13 +349,17 @@ def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one() -
             seed=4,
         )
         of_models = evaluator(vectors).value("metric")
+
         assert evaluator.backend == backend
+
         return of_models
 
     torch.testing.assert_close(values("vmap"), values("serial"), rtol=1e-6, atol=0)
+
     with isolated_rngs(4, "utility"), torch.no_grad():
         space.write(net, vectors[3])
         errors = torch.cat([(net(x) - y) ** 2 for x, y in data])
+
     expected = errors.mean().item()
     assert values("serial")[3].item() == pytest.approx(expected, rel=1e-5)
 
@@ -365,8 +386,10 @@ def test_chunk_of_models_that_runs_out_of_memory_is_halved(monkeypatch: pytest.M
 
     monkeypatch.setattr(evaluator, "_score", score)
     values = CoalitionUtility(round, evaluator)(MASKS)
+
     assert chunks == [7, 3, 3, 3, 3, 3, 1]
     assert evaluator.chunk == 3
+
     reference = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
     assert torch.equal(values, CoalitionUtility(round, reference)(MASKS))
 
@@ -384,8 +407,10 @@ def test_a_module_that_vmap_cannot_handle_is_evaluated_one_at_a_time() -> None:
     round = make_round(net)
     with pytest.warns(UserWarning, match="vmap cannot run Branching"):
         evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend="vmap")
+
     reference = ModelEvaluator(net, round.space, data, num_classes=CLASSES)
     expected = reference(round.client_vectors).value("negative_loss")
+
     assert torch.equal(evaluator(round.client_vectors).value("negative_loss"), expected)
 
 
@@ -458,8 +483,10 @@ def test_metrics_of_a_round_share_every_evaluation(monkeypatch: pytest.MonkeyPat
     )
     rows_of_all = [12, 12, 0]
     utilities = accuracy(repeated_masks)
+
     assert utilities[0] == utilities[1]
     assert evaluated == [2]
+
     losses = loss(MASKS)
     assert torch.equal(accuracy(MASKS)[rows_of_all], utilities)
     assert loss(repeated_masks).equal(losses[rows_of_all])
@@ -470,12 +497,18 @@ def test_metrics_of_a_round_share_every_evaluation(monkeypatch: pytest.MonkeyPat
     games.utility("accuracy", "samples")(MASKS)
     games.utility("accuracy", FIXED)(MASKS)
     games.utility("negative_loss", FIXED.double())(MASKS)
+
     assert evaluated == [2, 14, 15, 15]
+
     games.begin(make_round(net))
     games.utility()(repeated_masks)
+
     assert evaluated[-1] == games.evaluations == 2
+
     games.utility_of_models(lambda i, out: out.fill_(i), 3)
     games.end()
+
     assert games.total_evaluations == sum(evaluated)
+
     with pytest.raises(RuntimeError, match="begin"):
         games.utility()

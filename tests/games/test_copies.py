@@ -108,6 +108,7 @@ def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
         module = RIGHT[kind]()
     else:
         module = from_compiled(eager(Kept()))
+
     x = torch.randn(4, FEATURES)
     module(x)
     copied = copy_module(module)
@@ -115,10 +116,12 @@ def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
     names = [name for name, _ in module.named_parameters()]
     assert [name for name, _ in copied.named_parameters()] == names
     assert torch.equal(copied(x), module(x))
+
     output = module(x)
     with torch.no_grad():
         for parameter in copied.parameters():
             parameter += 0.1
+
     assert torch.equal(module(x), output)
     assert not torch.allclose(copied(x), output)
     assert not any(layer._compiled_call_impl for layer in copied.modules())
@@ -134,6 +137,7 @@ def test_models_are_evaluated_in_the_module_itself(
     for module in modules:
         module.load_state_dict(evaluated.state_dict())
         module.stream = (number for number in range(3))  # nothing copies it
+
     mode = "min" if performance == "val_loss" else None
     sv = PartialFederatedShapley(performance=performance, mode=mode)
     loop = FederatedLoop(metrics={"sv": sv}, seed=2)
@@ -157,11 +161,14 @@ def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attribute
     space = ParameterSpace(module)
     evaluate = ModelEvaluator(module, space, batches, num_classes=CLASSES, backend=backend)
     zeros = torch.zeros(1, space.size)
+
     assert evaluate(zeros).value("negative_loss").item() == pytest.approx(
         -torch.tensor(3.0).log().item()
     )
+
     module.center = torch.tensor([20.0, 0.0, 0.0])
     assert evaluate(zeros).value("negative_loss").item() == pytest.approx(0, abs=1e-6)
+
     module.scale = torch.tensor(-1.0)
     assert evaluate(zeros).value("negative_loss").item() == pytest.approx(
         -20 - torch.tensor(2.0).log().item()
@@ -171,6 +178,7 @@ def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attribute
 def test_attribute_that_cannot_be_copied_is_named() -> None:
     module = Kept()
     module.net.stream = (number for number in range(3))  # type: ignore[assignment]
+
     with pytest.raises(
         ConfigurationError, match=r"Kept cannot be copied.*: Kept\.net\.stream \(generator\)"
     ):

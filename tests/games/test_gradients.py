@@ -55,6 +55,7 @@ def test_game_gradients_equal_those_of_autograd() -> None:
             (x,),
         )
         losses = nn.functional.cross_entropy(logits, y, reduction="none")
+
         if balanced:
             losses = torch.stack([losses[y == label].mean() for label in y.unique()])
         return losses.mean()
@@ -66,7 +67,9 @@ def test_game_gradients_equal_those_of_autograd() -> None:
         model[:cut],
     )
     net.train()
+
     for balanced, expected in ((False, gradient), (True, by_class)):
         computed = evaluate.gradient(model, balanced)
         np.testing.assert_allclose(computed, expected, atol=1e-6)
+
     assert net.training

@@ -85,6 +85,7 @@ def balanced_accuracy_by_hand(model: Plain, client_data: FederatedDataModule) ->
                 predicted = model.eval()(of_class).argmax(-1)
                 total[label] += len(of_class)
                 right[label] += int((predicted == label).sum())
+
     return sum(hits / count for hits, count in zip(right, total)) / CLASSES
 
 
@@ -106,7 +107,9 @@ def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
     accuracy = balanced_accuracy_by_hand(model, client_data)
     values = federated.contributions
     gain = accuracy - initial_accuracy
+
     assert float(values["shadow"].sum()) == pytest.approx(gain, abs=1e-6)
+
     by_class = values["class"].by_class
     assert by_class is not None
     assert by_class.shape == (len(CLIENTS), CLASSES)
@@ -117,6 +120,7 @@ def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
         atol=1e-6,
     )
     assert {("down", "judge"), ("up", "judge")} <= federated.channel.names()
+
     judged = float(model.trainer.callback_metrics["shadow/judged"])
     assert judged == pytest.approx(accuracy, abs=1e-6)
     assert federated.metrics["shadow"].guide().unit == "gain in clients' balanced accuracy"
@@ -133,6 +137,7 @@ def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
     )
     retrained = torch.tensor(table["value"]).float()
     shadow = values["shadow"].as_subclass(Tensor)
+
     torch.testing.assert_close(retrained, shadow, rtol=0, atol=1e-6)
 
 
@@ -154,6 +159,7 @@ def test_loss_by_client_side_evaluation_is_the_mean_over_held_out_samples(tmp_pa
     batches: list[Any] = []
     for client in range(len(CLIENTS)):
         batches += client_data.client_loader(client, "val", shuffle=False)
+
     x, y = (torch.cat(part) for part in zip(*batches))
 
     def loss(net: Plain) -> float:
@@ -190,6 +196,7 @@ def test_evaluating_clients_omit_rare_classes_and_cap_their_counts() -> None:
     hits, supports = hits_by_class([answer, false_answer], torch.tensor([20, 10]))
 
     assert answer.tolist() == [[7, 0, 0, 5], [7, 0, 0, 2], [0, 0, 0, 5]]
+
     recalls = hits / supports
     assert recalls[:, 0].tolist() == pytest.approx([1.0, 10 / 17])
     assert recalls[:, 1:].tolist() == [[0.4, 0.4], [1.0, 1.0]]
@@ -224,6 +231,7 @@ def test_impossible_scores_of_a_client_are_refused(kind: str) -> None:
     expectation = expected_answer(judge_coalitions)
     judgments = expectation(client, models, coalitions, torch.ones(1))
     judgments.check(torch.stack([answer, answer]))
+
     with impossible:
         judgments.check(torch.stack([answer, lie]))
 
@@ -246,6 +254,7 @@ def test_client_whose_scores_differ_from_all_others_is_recorded_as_an_event(
 ) -> None:
     assert len(CLIENTS) >= JUDGES
     assert unlike_others(torch.full((6, 8), float("nan"))) == []
+
     monkeypatch.setattr(judges, "judge", partial(judge_dishonestly, kind))
     monkeypatch.setattr(judges, "MOST_BYTES", 1)  # a question a model
     metrics = {"sv": PartialFederatedShapley(judges="clients")}
@@ -258,6 +267,7 @@ def test_client_whose_scores_differ_from_all_others_is_recorded_as_an_event(
 
     events = [(event.client, event.what) for event in federated.events]
     assert events == ([(2, UNLIKE)] if kind == "opposite" else [])
+
     # What the liar says is of classes that others judge.
     gain = balanced_accuracy_by_hand(model, client_data) - initial_accuracy
     assert float(federated.contributions["sv"].sum()) == pytest.approx(gain, abs=1e-6)
@@ -273,6 +283,7 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
         x_of_client, y_of_client = zip(*client_data.client_loader(client, "val", shuffle=False))
         inputs.append(torch.cat(x_of_client))
         labels.append(torch.cat(y_of_client))
+
     x = torch.cat(inputs)
     y = torch.cat(labels)
     counts = torch.tensor([len(y_of_client) for y_of_client in labels])
@@ -286,6 +297,7 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
             if of_client.sum() >= LEAST:
                 is_counted |= of_client
         counted_samples.append(is_counted)
+
     trained = torch.cat([torch.zeros(1, n), torch.ones(1, n), torch.eye(n)]).bool()
     outputs = []
     for members in (
@@ -318,6 +330,7 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
     federated = make_loop({"shadow": ShadowShapley(judges="clients")})
     fit(federated, tmp_path / "judged", make_module(), make_data(), rounds=2)
     values = federated.contributions["shadow"].double()
+
     torch.testing.assert_close(values, expected, rtol=0, atol=1e-6)
 
 
@@ -339,6 +352,7 @@ def test_client_side_evaluation_is_refused_before_training_if_impossible(
     metric = PartialFederatedShapley(judges="clients")
     with pytest.raises(ConfigurationError, match=message):
         fit(make_loop({"m": metric}, **options), tmp_path, make_module(), make_data(**splits))
+
     if not options:
         trainer = trainer_for(make_loop({}), tmp_path)
         with pytest.raises(ConfigurationError, match=r"Splits\(client_val=0.[23]\)"):
@@ -353,6 +367,7 @@ def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path: Path) -
     rare = FederatedDataModule(
         (x[few], y[few]), SizePartitioner([1, 1]), splits=splits, batch_size=8
     )
+
     with pytest.raises(ConfigurationError, match=r"nobody can judge the classes \['2'\]"):
         fit(
             make_loop({"m": PartialFederatedShapley(judges="clients")}),
@@ -360,6 +375,7 @@ def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path: Path) -
             make_module(),
             rare,
         )
+
     with pytest.raises(ConfigurationError, match=r"nobody can judge the classes \['2'\]"):
         flsv.retrain(trainer_for(make_loop({}), tmp_path), make_module(), rare, judges="clients")
 
@@ -367,6 +383,7 @@ def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path: Path) -
 def test_value_round_refuses_metrics_with_client_side_evaluation() -> None:
     net = nn.Linear(2, 2)
     metric = PartialFederatedShapley(judges="clients")
+
     with pytest.raises(
         ConfigurationError, match='asks for judges="clients", which only a FederatedLoop has'
     ):
@@ -379,12 +396,14 @@ def make_hospitals(samples_of_zurich: int = 80) -> FederatedDataModule:
     clients = {}
     sizes = {"Cleveland": 120, "Budapest": 90}
     sizes["Zurich"] = samples_of_zurich
+
     for name, size in sizes.items():
         x = torch.randn(size, FEATURES, generator=generator)
         y = torch.arange(size) % 2
         if name == "Zurich":
             y = torch.ones(size, dtype=torch.long)
         clients[name] = (x, y)
+
     return FederatedDataModule(
         clients=clients,
         splits=Splits(server_val=0.1, client_val=0.3),
@@ -431,6 +450,7 @@ def make_scans(masks_of_zurich: Tensor) -> FederatedDataModule:
         "Budapest": (x + 1, masks),
         "Zurich": (x, masks_of_zurich.expand(90, 4, 4).clone()),
     }
+
     return FederatedDataModule(
         clients=clients,
         splits=Splits(server_val=0.1, client_val=0.3),
@@ -482,6 +502,7 @@ def test_client_that_holds_out_too_few_samples_to_judge_may_have_one_class(tmp_p
     data_module = make_hospitals(samples_of_zurich=6)
     data_module.setup("fit")
     held_out_at_zurich = data_module.client_labels(2, "val")
+
     assert len(held_out_at_zurich) < LEAST
 
     federated_loop = make_loop({"m": metric})

@@ -152,6 +152,7 @@ def play_game(module: L.LightningModule, metric: Any = None) -> Any:
         enable_model_summary=False,
     )
     trainer.fit(module, data)
+
     return data
 
 
@@ -170,6 +171,7 @@ def test_hidden_state_is_the_same_with_and_without_a_metric(kind: str) -> None:
         module = Noisy(kind)
         play_game(module, metric)
         models.append(module.net.weight.detach())
+
     assert torch.equal(*models)
 
 
@@ -185,6 +187,7 @@ class Scheduling(Noisy):
     def on_validation_epoch_end(self) -> None:
         if self.trainer.sanity_checking:
             return
+
         scheduler: Any = self.lr_schedulers()
         scheduler.step()
         trainer: Any = self.trainer
@@ -199,6 +202,7 @@ def test_rates_decays_and_data_modules_are_those_without_the_metric(metric: str)
     plain, scored = Scheduling(), Scheduling()
     plain_data = play_game(plain)
     scored_data = play_game(scored, METRICS[metric]())
+
     assert scored.rates == plain.rates
     assert scored_data.count == plain_data.count
     assert len({rate for rate, _ in plain.rates}) == 3
@@ -229,6 +233,7 @@ def test_state_that_cannot_be_restored_is_named_before_the_first_round(
     def draw(module: Any, hidden: Any) -> float:
         if isinstance(hidden, list):
             return hidden[0]() / 7
+
         if isinstance(hidden, pandas.Series):
             hidden.iloc[0] += 1
             return hidden.iloc[0] / 7
@@ -237,8 +242,10 @@ def test_state_that_cannot_be_restored_is_named_before_the_first_round(
     monkeypatch.setitem(HIDDEN, kind, UNLISTED[kind])
     monkeypatch.setitem(CHANGES, kind, draw)
     module = Noisy(kind)
+
     with pytest.raises(ConfigurationError, match="scoring a model changes module.hidden"):
         play_game(module, METRICS[metric]())
+
     assert not module.rates
 
 
@@ -248,6 +255,7 @@ def test_tables_and_read_only_views_can_be_compared(caplog: pytest.LogCaptureFix
     columns = {"sex": pandas.Categorical(["m", None]), "name": ["a", "b"], "age": [1.0, 2.0]}
     module.table = pandas.DataFrame(columns)
     caplog.set_level("INFO", "lightning.pytorch")
+
     with scoring_tried(module):
         pass
     assert "is unknown" not in caplog.text
@@ -267,6 +275,7 @@ def test_equal_models_have_equal_values(kind: str) -> None:
         metrics=metric,
     )
     value_of_one, value_of_other = values["PartialFederatedShapley"].tolist()
+
     assert value_of_one == value_of_other
 
 
@@ -276,12 +285,15 @@ def test_gradients_and_views_are_as_they_were() -> None:
     layer(torch.ones(1, 2)).sum().backward()
     gradient = layer.weight.grad
     weight = layer.weight.detach().clone()
+
     with lent(layer):
         layer.zero_grad()
         layer.weight.data = torch.zeros(3)
         layer.bias.requires_grad_(False)
+
     assert layer.weight.grad is gradient
     assert torch.equal(layer.weight, weight)
     assert layer.bias.requires_grad
+
     layer.weight.data.fill_(4)
     assert layer.view.tolist() == [[4, 4]] * 3

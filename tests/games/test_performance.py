@@ -85,6 +85,7 @@ def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_pa
     torch.testing.assert_close(values["fast"], values["logged"], rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(values["hits"], values["metric"])
     assert loop.client_accuracy is not None
+
     for client, accuracy in enumerate(loop.client_accuracy.tolist()):
         inputs, labels = zip(*data.client_loader(client, "test"))
         is_right = module(torch.cat(inputs)).argmax(-1) == torch.cat(labels)
@@ -125,6 +126,7 @@ def test_torchmetrics_performance_equals_the_metric_alone(
             preds = preds.squeeze(-1)
         value = copy.deepcopy(metric)(preds, y)
         expected.append(sign * float(value))
+
     assert len(set(expected)) > 1
     assert values.tolist() == pytest.approx(expected, rel=1e-5)
     assert not metric.update_called
@@ -155,6 +157,7 @@ def test_logits_in_0_to_1_are_not_taken_for_probabilities(tmp_path: Path, kind: 
     )
     x, y = (torch.cat(parts) for parts in zip(*kind.data().val_dataloader()))
     hits = [float((((x @ vector[:3] + vector[3]) > 0) == y).float().mean()) for vector in vectors]
+
     assert values.tolist() == pytest.approx(hits)
 
 
@@ -248,6 +251,7 @@ def test_loss_of_probabilities_is_refused_before_training(tmp_path: Path, metric
     loss_metric = metric(**options)
     loop = FederatedLoop(metrics={"mine": loss_metric}, seed=3)
     data = partition_in_three(OneLogit.data())
+
     with pytest.raises(ConfigurationError, match="'mine'.*forward gives probabilities"):
         fit(loop, tmp_path, make_untrainable(GivesProbabilities), data)
 
@@ -286,6 +290,7 @@ def test_what_is_undefined_for_the_untrained_model_is_refused_before_training(
         reporting=Reporting(table=False, files=False),
     )
     data = partition_in_three(kind.data())
+
     with pytest.raises(ConfigurationError, match=f"'mine'.* untrained model.*{message}"):
         fit(loop, tmp_path, make_untrainable(kind), data)
 
@@ -326,6 +331,7 @@ def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> floa
     if name == "f1":
         average = "binary" if probabilities.shape[1] == 2 else "macro"
         return float(sklearn.metrics.f1_score(y, probabilities.argmax(1), average=average))
+
     if probabilities.shape[1] == 2:
         return float(function[name](y, probabilities[:, 1]))
     return float(
@@ -364,10 +370,13 @@ def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind: str,
         if kind != "probabilities":
             outputs = outputs.softmax(1)
         expected.append(by_scikit_learn(name, outputs.numpy(), y.numpy()))
+
     assert len(set(expected)) > 1
+
     measures = [name]
     if kind != "three logits":
         measures.append(SCORES[name])
+
     for measure in measures:
         values = make_evaluator(net, measure, data)(vectors).value("metric")
         assert values.tolist() == pytest.approx(expected, abs=1e-6)
@@ -422,6 +431,7 @@ def test_f1_is_the_mean_over_classes_that_have_samples(num_classes: int) -> None
         labels=[0, 1],
         zero_division=0,
     )
+
     assert float(score.compute()) == pytest.approx(expected)
 
 
@@ -444,6 +454,7 @@ def test_class_numbers_are_scored_and_not_predicted() -> None:
     )
     model = space.read(module)
     scores = evaluator(model[None])
+
     assert evaluator.form is None
     assert len(scores.value("metric")) == 1
 
@@ -481,6 +492,7 @@ def test_outputs_with_a_bound_are_known_before_training(kind: str) -> None:
     if kind != "a cosine":
         layers = AFTER_A_LINE | UNBOUNDED
         net = make_network(layers[kind])
+
     x = torch.rand(8, 3)
 
     measure = torchmetrics.MeanSquaredError()
@@ -519,8 +531,10 @@ def test_predicted_outputs_are_such_that_forward_could_give(kind: str) -> None:
     scores = scores_models(vectors, keep=True)
     utilities = -scores.value("metric")
     output_score = OutputScore.of(scores_models, measure)
+
     assert output_score is not None
     assert scores.outputs is not None
+
     weights = torch.ones(3)
     estimate = output_score.shapley(trained, utilities, scores.outputs, weights)
 

@@ -89,9 +89,12 @@ def test_a_logged_value_is_what_lightning_would_log(
         for vector in vectors
     ]
     expected = [sign * value for value in logged]
+
     assert len(set(expected)) > 1
+
     expected_values = torch.tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(values, expected_values, rtol=2e-6, atol=1e-7)
+
     # Where the vector is the same to the bit, the value is, too: nobody, and one client alone.
     same = [row for row, mask in enumerate(MASKS) if mask.sum() < 2]
     assert values[same].tolist() == [expected[row] for row in same]
@@ -123,6 +126,7 @@ def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -
 
             endless = keep_batches(trainer, Endless())
             assert [len(loader) for loader in endless] == [trainer.limit_val_batches]
+
             space = ParameterSpace(pl_module)
             batches = keep_batches(trainer, data.val_dataloader())
             evaluate = ValidatedModels(trainer, space, batches, names=["val_loss"])
@@ -134,6 +138,7 @@ def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -
             results["all"] = evaluate(vectors).value("val_loss")
             results["last"] = evaluate(vectors[2:3]).value("val_loss")
             results["vectors"] = vectors
+
             for name, value in pl_module.state_dict().items():
                 assert torch.equal(value, state[name])
             assert torch.equal(torch.get_rng_state(), generator_state)
@@ -156,6 +161,7 @@ def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -
     assert values[0] == values[3]
     assert values[2] == results["last"][0]
     assert len(set(values.tolist())) == 3
+
     batches = list(VAE.data().val_dataloader())
     for vector, value in zip(results["vectors"], values.tolist()):
         ParameterSpace(module).write(module, vector)
@@ -219,8 +225,10 @@ def test_gradient_of_a_logged_value_equals_difference_quotients(tmp_path: Path, 
             evaluate.attempt()
             model = space.read(module)
             gradient = evaluate.gradient(model, "val_loss")
+
             assert gradient.shape == (space.num_parameters,)
             assert gradient.dtype == torch.float64
+
             seeded = torch.Generator().manual_seed(1)
             another = torch.randn(len(gradient), generator=seeded).double()
             for direction in (gradient, another):
@@ -269,6 +277,8 @@ def test_loss_without_a_computable_gradient_is_refused_before_training(
     loop = FederatedLoop(
         metrics={"g": GradientShapley(loss="val_loss")}, seed=3, reporting=Reporting(table=False)
     )
+
     with pytest.raises(ConfigurationError, match=words) as caught:
         fit(loop, tmp_path, kind(), partition_in_three(kind.data()), rounds=1)
+
     assert "metric 'g'" in str(caught.value)

@@ -14,6 +14,7 @@ def slow_except(
     rows = list(rows)
     for row in fast:
         assert row in rows, f"{fast} are not all in {rows}"
+
     marked = []
     for row in rows:
         if row in fast:
@@ -21,4 +22,5 @@ def slow_except(
         else:
             arguments = row if isinstance(row, tuple) else [row]
             marked.append(pytest.param(*arguments, marks=pytest.mark.slow))
+
     return marked

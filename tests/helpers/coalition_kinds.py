@@ -120,8 +120,10 @@ class DigitsFails(DigitsPlateau):
         cohort = " ".join(map(str, loop.state.cohort))
         if cohort == os.environ.get("FAILS"):
             raise ZeroDivisionError("nobody there")
+
         if wait := os.environ.get("WAITS"):
             time.sleep(float(wait))
+
         DigitsFails.steps += "COUNTS" in os.environ
         return super().training_step(batch, batch_idx) * (1 + DigitsFails.steps / 100)
 
@@ -184,6 +186,7 @@ class CountsRoundsInFile(CountsRounds):
         num_lines = 0
         if path.exists():
             num_lines = len(path.read_text().splitlines())
+
         with path.open("a") as file:
             file.write("one more\n")
         return num_lines

@@ -60,6 +60,7 @@ class CoalitionByHand:
         val = list(dealt.val_dataloader())
         if cohorts is None:
             cohorts = [members] * (FIT_ROUNDS if members else 0)
+
         for self.round, cohort in enumerate(cohorts):
             initial_state = copy.deepcopy(self.net.state_dict())
             states = []
@@ -82,6 +83,7 @@ class CoalitionByHand:
                     mean[name] = total / sum(sizes)
             self.net.load_state_dict(mean)
             self.end_round(val)
+
         return -self.validation_loss(val)
 
     @torch.no_grad()

@@ -25,6 +25,7 @@ def group_options(options: Mapping[str, Any]) -> dict[str, Any]:
                 of_kind[field.name] = arguments.pop(field.name)
         if of_kind:
             arguments[name] = kind(**of_kind)
+
     return arguments
 
 

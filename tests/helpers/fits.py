@@ -44,6 +44,7 @@ def trainer_for(
     }
     callbacks = [loop] if loop is not None else []
     callbacks += kwargs.pop("callbacks", [])
+
     return L.Trainer(
         max_epochs=rounds, default_root_dir=folder, callbacks=callbacks, **{**quiet, **kwargs}
     )
@@ -150,6 +151,7 @@ def fit_by_both_engines(
         modules.append(
             fit(loops[-1], folder / str(len(loops)), make(), dealt, rounds, **(trainer or {}))
         )
+
     sequential, other_loop = loops
     close = partial(
         torch.testing.assert_close,
@@ -158,22 +160,30 @@ def fit_by_both_engines(
         equal_nan=True,
     )
     close(state_vector(modules[1]), state_vector(modules[0]))
+
     assert modules[0].trainer.global_step == modules[1].trainer.global_step
+
     for name, value in sequential.contribution_metrics.contributions.items():
         close(other_loop.contribution_metrics.contributions[name], value, msg=name)
+
     close(other_loop.weights, sequential.weights)
     assert torch.equal(other_loop.participations, sequential.participations)
     assert other_loop.client_scores.keys() == sequential.client_scores.keys()
+
     for name, scores in sequential.client_scores.items():
         close(other_loop.client_scores[name], scores)
     assert other_loop.state.starts.keys() == sequential.state.starts.keys()
+
     for client, model in sequential.state.starts.items():
         close(other_loop.state.starts[client], model)
+
     for tensor, expected in zip(
         _tensors(client_tensors(other_loop)), _tensors(client_tensors(sequential)), strict=True
     ):
         close(tensor, expected)
+
     assert other_loop.trained.keys() == sequential.trained.keys()
+
     for client, model in sequential.trained.items():
         close(other_loop.trained[client], model)
     return sequential, other_loop
@@ -226,6 +236,7 @@ def play_all_coalitions(
     round, values = metric.found[-1]
     x, models = round.global_vector, round.client_vectors
     vectors = [models[mask].double().mean(0).float() if mask.any() else x for mask in MASKS]
+
     return values, vectors
 
 
@@ -283,19 +294,25 @@ def assert_resumes(
         ckpt_path=path,
         **saving,
     )
+
     assert torch.equal(state_vector(resumed), state_vector(uninterrupted))
+
     state = remainder.state_dict()
     expected_state = whole.state_dict()
+
     for name in ("starts", "clients", "trained", "buffers", "strategies", "client_scores"):
         assert same_values(state[name], expected_state[name]), name
+
     return whole
 
 
 def same_values(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return torch.equal(a.nan_to_num(9), b.nan_to_num(9))
+
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same_values(a[key], b[key]) for key in a)
+
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same_values, a, b))
     return a == b
@@ -366,4 +383,5 @@ def fit_with_everything(
         "callbacks": [*callbacks, EarlyStopping("val_acc", mode="max", patience=100), make_checkpoint_callback(folder)],
     }  # fmt: skip
     fit(loop, folder, module, toy_data((4, 2, 3, 3, 2)), rounds, ckpt_path, **options)
+
     return loop, module

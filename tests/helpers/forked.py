@@ -24,6 +24,7 @@ class Forked:
         self.output.touch()
         self.status: int | None = None
         self.pid = os.fork()
+
         if not self.pid:
             _run(self.output, function, arguments, environment)
 
@@ -38,6 +39,7 @@ class Forked:
                 break
             else:
                 time.sleep(0.01)
+
         return self.status, self.output.read_text()
 
 
@@ -79,4 +81,5 @@ def processes(session: int) -> list[int]:
             continue
         if int(state[3]) == session and state[0] != "Z":
             ids.append(int(process.name))
+
     return ids

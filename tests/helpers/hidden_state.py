@@ -240,6 +240,7 @@ class Rows(Dataset):
         self.length = len(x)
         self.file = Path(tempfile.mkdtemp()) / "rows.db"
         self.connection = sqlite3.connect(self.file, check_same_thread=False)
+
         with contextlib.closing(self.connection.cursor()) as cursor:
             cursor.execute("create table rows (id integer primary key, x text, y integer)")
             table_rows = [
@@ -247,6 +248,7 @@ class Rows(Dataset):
                 for i, (row, label) in enumerate(zip(x, y))
             ]
             cursor.executemany("insert into rows values (?, ?, ?)", table_rows)
+
         self.connection.commit()
 
     def __len__(self) -> int:
@@ -301,6 +303,7 @@ def fit_kind(kind: Kind, folder: Path, **options: Any) -> tuple[FederatedLoop, A
     trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **kind.trainer).fit(
         module, make_data(kind.sets)
     )
+
     return loop, module
 
 
@@ -309,6 +312,7 @@ def utility_of_module(module: Any) -> float:
     dealt.setup("fit")
     x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
     module.eval()
+
     with torch.no_grad():
         return -float(entropy(module.net(x), y))
 
@@ -326,6 +330,7 @@ def serve_utilities(names: Any, other_end: Any) -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     fork = multiprocessing.get_context("fork")
+
     while name := names.recv():
         answers = []
         for members in MEMBERS:

@@ -38,6 +38,7 @@ def make_hospital_table(name: str) -> pd.DataFrame:
             "died": np.where(age + rng.normal(0, 9, rows) > 60, "yes", "no"),
         }
     )
+
     if name == "Lyon":
         table["insurer"] = "A"
     return table
@@ -77,4 +78,5 @@ def fit_in_one_process(folder: Path, rounds: int = 2) -> tuple[FederatedLoop, Fe
     )
     loop = make_shapfed_loop()
     trainer_for(loop, folder, rounds).fit(make_module(), data)
+
     return loop, data

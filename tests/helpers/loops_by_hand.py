@@ -106,6 +106,7 @@ def train_sharing_by_hand(
     client keeps. ``train`` is given a client's batches, a list for every local epoch."""
     if data is None:
         data = make_unequal_data()
+
     server = copy.deepcopy(net)
     private_parts: dict[int, dict[str, Tensor]] = {}
     for r in range(rounds):
@@ -132,6 +133,7 @@ def train_sharing_by_hand(
                 value.copy_(sum(size / total * state[name] for size, state in zip(sizes, states)))
             else:
                 value.copy_(states[0][name])
+
     return server, private_parts
 
 
@@ -154,6 +156,7 @@ def assert_private_parts(
     """The clients' states hold this and nothing else, to rounding."""
     states = client_tensors(loop)
     assert {client for client, part in private_parts.items() if part} == states.keys()
+
     for client, part in private_parts.items():
         if part:
             assert {f"module.{prefix}{name}" for name in part} == states[client].keys()
@@ -215,6 +218,7 @@ def make_in_run_loop(every: int = 1, **kwargs: Any) -> FederatedLoop:
         "reporting": Reporting(table=False),
         **kwargs,
     }
+
     return FederatedLoop(metrics=metrics, client_algorithm=InRunValues(every), **options)
 
 
@@ -238,6 +242,7 @@ def fit_in_run(
     sample_values = {}
     for client, state in client_tensors(loop).items():
         sample_values[client] = state["in_run_values"]
+
     by_class = loop.contributions["in_run"].by_class.double()
     return by_class, sample_values, loop.aggregator.rounds  # type: ignore[attr-defined]
 
@@ -281,6 +286,7 @@ def in_run_values_by_hand(
     for epoch in range(epochs):
         stream = generator_for(SEED, "shuffle", round.round_index, client, epoch)
         batches += list(dealt.client_loader(client, "train", stream))[:limit]
+
     steps = [
         batches[i : i + window]
         for i in range(
@@ -325,4 +331,5 @@ def in_run_values_by_hand(
             loss_of_batch = F.cross_entropy(model(x), y) / window
             loss_of_batch.backward()
         optimizer.step()
+
     return values, ParameterSpace(model).read(model)

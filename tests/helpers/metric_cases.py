@@ -49,6 +49,7 @@ class MoreRounds(Rounds):
         reports = {}
         for name, report_of in self._fields.items():
             reports[name] = report_of(round)
+
         return replace(round, reports=reports)
 
     def coalitions(
@@ -87,6 +88,7 @@ def inference_mode_is_no_matter(case: MetricCase) -> None:
         arguments = case.arguments(rounds[index])
         with torch.inference_mode():
             metric.update(**arguments)
+
     metric_after_all = case.updated(EVERY[HALF:], metric)
     fits.expect_same(results_of(metric_after_all), case.all_results)
 
@@ -95,6 +97,7 @@ def bad_clients_are_refused(case: MetricCase) -> None:
     """Numbers that no client has, one twice, none at all, and one row for several clients are refused."""
     if case.fields.get("client_ids") != "client_ids":
         return
+
     first_round = case.rounds()[0]
     arguments = case.arguments(first_round)
     bad_ids: list[list[int]] = [
@@ -187,6 +190,7 @@ def without_a_row() -> list[list[PartCheck]]:
         if name not in listed:
             kind = getattr(metrics, name)
             tables.append(checks_of_metric(kind()))
+
     return tables
 
 
@@ -217,4 +221,5 @@ def make_judges(ids: Tensor, models: Tensor) -> list[Client]:
         )
         data.set_models(torch.zeros_like(model), model)
         clients.append(Client(i, data))
+
     return clients

@@ -233,6 +233,7 @@ def loss_with_logged_metrics(module: Any, loss: Tensor, batch: Any) -> Tensor:
     module.log("accuracy", module.accuracy(logits, y))
     module.log("all", module.measures(logits, y)["train_all"])
     module.log("running", module.accuracy.compute())
+
     return loss
 
 

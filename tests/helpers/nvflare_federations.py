@@ -65,10 +65,12 @@ class Results(L.Callback):
         values = {}
         for name, value in loop.contribution_metrics.contributions.items():
             values[name] = value.as_subclass(torch.Tensor)
+
         results = {"model": loop.state.model(), "values": values}
 
         saving = trainer.checkpoint_callback
         assert isinstance(saving, ModelCheckpoint)
+
         torch.save(results, Path(saving.dirpath, "results.pt"))
 
 

@@ -56,6 +56,7 @@ class Job:
         root = self.folder / name
         for part in ("local", "startup"):
             (root / part).mkdir(parents=True, exist_ok=True)
+
         workspace = Workspace(str(root), name)
         clients = [SimpleNamespace(name=site) for site in NAMES]
         engine = SimpleNamespace(
@@ -71,6 +72,7 @@ class Job:
             public_stickers={},
             private_stickers={FLContextKey.RUNNER: runner},
         )
+
         return manager.new_context()
 
     def execute(self, site: str, message: Shareable, context: FLContext | None = None) -> Shareable:
@@ -96,6 +98,7 @@ class Wire:
         self._job.tasks.append(task)
         if not self._job.answers(site, task):
             return
+
         message = fobs.loads(fobs.dumps(task.data))
         reply = self._job.execute(site, message)
         client_task = ClientTask(SimpleNamespace(name=site), task)

@@ -119,6 +119,7 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
         else:
             # "py": a part of the code, which does not run alone
             assert block.language in ("python", "py", "text", "csv", "markdown"), block.language
+
     return len(page_blocks)
 
 
@@ -172,4 +173,5 @@ def text_of_page(page: Path) -> str:
     body = re.sub(r"\s*<t[dh]\b[^>]*>", "| ", body).replace("</tr>", "|\n")
     body = re.sub(r"</t[dh]>", " ", re.sub(r"</(p|li|h\d|tr|figcaption|section)>", "\n", body))
     lines = (html.unescape(re.sub(r"<[^>]*>", "", line)).strip() for line in body.splitlines())
+
     return "\n".join(filter(None, lines)).replace("\u00a0", " ")

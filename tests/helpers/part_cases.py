@@ -44,6 +44,7 @@ def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequ
                 is_slow = name in shared and (row + shared.index(name)) % 3 != 0
                 checks.append(check)
                 marks.append([pytest.mark.slow] if is_slow else [])
+
     cases = [pytest.param(check, marks=mark) for check, mark in zip(checks, marks)]
     return pytest.mark.parametrize("check", cases, ids=str)
 
@@ -113,6 +114,7 @@ def starts_are_models(case: PersonalizerCase) -> None:
     loop = case.uninterrupted.loop
     personalizer: Any = loop.personalizer
     size = len(loop.state.model())
+
     for client in range(fits.NUM_CLIENTS):
         state = personalizer.state_dict()
         model = personalizer.start(client, loop.state)
@@ -335,6 +337,7 @@ def make_cohort(index: int = 0, long: float = 1.0, order: Sequence[int] | None =
         ClientUpdate(client, int(size), row)
         for client, size, row in zip(ids, samples.tolist(), rows)
     )
+
     return Cohort(
         index,
         updates,

@@ -65,6 +65,7 @@ class Logging(Plain):
             on_step=False,
             on_epoch=True,
         )
+
         return loss
 
     def on_train_epoch_start(self) -> None:
@@ -192,6 +193,7 @@ def own_models_of_the_worst_served() -> Case:
     data = FederatedDataModule(
         Jittered(), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8, splits=Splits(client_test=0.2)
     )
+
     return loop, Plain(network(dropout=0.3)), data, {"rounds": 4}
 
 
@@ -221,6 +223,7 @@ def adam_with_steps() -> Case:
         Dithered("cssv"), {"cssv": ClassSpecificShapley()}, local_epochs="5 steps", seed=3
     )
     options = {"accumulate_grad_batches": 3, "gradient_clip_val": 1.0, "limit_train_batches": 0.5}
+
     return (
         loop,
         module,
@@ -237,6 +240,7 @@ def shadows() -> Case:
     module = Plain(network(dropout=0.3), scheduler=step_schedule)
     work = {str(client): 1 + client % 3 for client in range(5)}
     loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(4), local_epochs=work, seed=3)
+
     return loop, module, make_five_clients(), {"rounds": 4, "gradient_clip_val": 1.0}
 
 
@@ -247,6 +251,7 @@ def judged() -> Case:
         "loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"),
     }
     loop = FederatedLoop(metrics=metrics, optimizer_state="persist", seed=3)
+
     return loop, Validating(), make_five_clients(server_val=0.0, client_val=0.4), {"rounds": 2}
 
 
@@ -290,6 +295,7 @@ def by_a_logged_value() -> Case:
     }
     personalizer = FedFomo(**by_loss)
     loop = FederatedLoop(metrics=metrics, personalizer=personalizer, seed=3)
+
     return loop, Validating(), make_five_clients(client_val=0.2), {"rounds": 2}
 
 

@@ -55,9 +55,11 @@ class Die(Callback):
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         if ranks_of(trainer).rank != self.rank or trainer.current_epoch < 2 or self.mark.exists():
             return
+
         self.mark.touch()
         if self.kill:
             os.kill(os.getpid(), signal.SIGKILL)
+
         raise ValueError("bad sample at this site")
 
 
@@ -93,6 +95,7 @@ def make_trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any
         enable_version_counter=False,
     )
     where = {"devices": size // nodes, "num_nodes": nodes, "strategy": "federated"}
+
     return trainer_for(
         None,
         folder,
@@ -116,6 +119,7 @@ def fit(folder: Path, case: Case, *callbacks: Callback) -> None:
     there = make_trainer(folder, callbacks, options)
     checkpoint = folder / "last.ckpt"
     there.fit(module, data, ckpt_path=checkpoint if checkpoint.exists() else None)
+
     if there.is_global_zero:
         metrics = {key: float(value) for key, value in sorted(there.callback_metrics.items())}
         (folder / "metrics.txt").write_text(repr(metrics))
@@ -167,6 +171,7 @@ def other_data(folder: str, how: str) -> None:
             module = Plain(nn.Sequential(nn.Linear(6, 3)))
         else:
             strategy.version_settings = lambda: {"version of flsv": "9.9"}
+
     data = FederatedDataModule(
         (train, test),
         SizePartitioner([4, 2, 3, 3, 2]),
@@ -261,8 +266,10 @@ def exchanges(folder: str) -> None:
     """All that ranks exchange."""
     rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["RANKS"])
     ranks = meet(rank, size, torch.device("cpu"))
+
     assert meet(rank, size, torch.device("cpu")) is ranks
     assert not torch.distributed.is_initialized()
+
     whole = torch.arange(1000.0).view(10, 100)
     value = {
         "view": whole[rank, :3],
@@ -270,6 +277,7 @@ def exchanges(folder: str) -> None:
         "yes": torch.tensor(rank == 1),
         "text": f"rank {rank}",
     }
+
     for r, there in enumerate(ranks.all_gather(value, "everything")):
         assert torch.equal(there["view"], whole[r, :3])
         assert (
@@ -281,9 +289,12 @@ def exchanges(folder: str) -> None:
             there["text"],
         ) == (r == 1, f"rank {r}")
     assert ranks.broadcast(1, value, "one")["text"] == "rank 1"
+
     matrix = torch.full((4, 300_000), float(rank))
     ranks.broadcast_rows(matrix, [2, 0, 1, 0], "long rows")
+
     assert [row.unique().tolist() for row in matrix] == [[2.0], [0.0], [1.0], [0.0]]
+
     with pytest.raises(RuntimeError, match=r"ranks are out of step|another rank is gone"):
         ranks.all_gather(None, "this" if rank else "that")
     with pytest.raises(
@@ -340,6 +351,7 @@ class Group:
             codes.append(process.exitcode)
             if process.exitcode is None:
                 process.kill()
+
         return [Ended(code, output.read_text()) for code, output in zip(codes, self._outputs)]
 
     def done(self) -> None:
@@ -358,6 +370,7 @@ def _run(function: str, arguments: list[Any], variables: dict[str, str], output:
     os.environ.update(variables)
     # Where a rank hangs, its output says at what.
     faulthandler.dump_traceback_later(float(os.environ.get("DUMP_AFTER", 50)), file=sys.stderr)
+
     try:
         getattr(importlib.import_module("helpers.ranks"), function)(*arguments)
     except BaseException:

@@ -30,13 +30,16 @@ class Recorded(ShadowShapley):
                     ]
                 )
             )
+
         trained = None
         if outputs is not None:
             trained = torch.cat([self.outputs[-1], outputs[-1]])
+
         vars(self).update(
             first_round=games[0],
             game=games[1],
             members=members_of(masks),
             trained=trained,
         )
+
         return super().complete(masks, utilities, outputs, *how)

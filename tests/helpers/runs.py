@@ -48,6 +48,7 @@ def make_run(
     if names is None:
         has_names = clients <= len(NAMES)
         client_names = NAMES[:clients] if has_names else tuple(map(str, range(clients)))
+
     rows: list[list[Any]] = []
     for r in range(rounds):
         for i in range(clients):
@@ -55,6 +56,7 @@ def make_run(
             rows += [[r, "cssv", i, j, value_of_cell(i, j, r)] for j in range(classes)]
             rows += [[r, "cssv/stderr", i, "", 0.01 + 0.00123 * i]] if stderr else []
             rows.append([r, "weight", i, "", round((i + 1) / (clients * (clients + 1) / 2), 6)])
+
     write_rows(folder, rows, client_names)
     record: dict[str, Any] = {
         "version": VERSION,
@@ -97,6 +99,7 @@ def make_run(
             "rounds_done": rounds,
             "logged": {"val_accuracy": 0.875},
         }
+
     (folder / "run.json").write_text(json.dumps(record))
     return folder
 
@@ -159,6 +162,7 @@ def make_game(
             ]
         weight = 1 / clients
         rows += [[r, "weight", i, "", weight] for i in range(clients)]
+
     write_rows(folder, rows, record["clients"])
     paid_in = {}
     for name, row in values.items():
@@ -169,6 +173,7 @@ def make_game(
             "end": initial + total,
             "sum": total,
         }
+
     guide = {"unit": "nats", "cost": "2^k"}
     kind = {
         "class": "CumulativeShapley",
@@ -185,6 +190,7 @@ def make_game(
         **facts,
     }
     (folder / "run.json").write_text(json.dumps(record))
+
     return folder
 
 
@@ -286,6 +292,7 @@ def make_small_federation(**changes: Any) -> Federation:
         attacks=[RIDER],
         bad={"free_rider": [2]},
     )
+
     return replace(small, **changes)
 
 
@@ -304,11 +311,13 @@ def find_differences(a: Path, b: Path) -> list[str]:
     for path in {**leaves, **other_leaves}:
         if leaves.get(path) != other_leaves.get(path):
             different.append(path)
+
     for name in ("contributions.csv", "coalitions.csv", "metrics.txt"):
         if not (a / name).is_file():
             continue
         if (a / name).read_bytes() != (b / name).read_bytes():
             different.append(name)
+
     return different
 
 

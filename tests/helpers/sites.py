@@ -198,6 +198,7 @@ class SitesInProcess:
         trainer_for(self.loop, self.tmp, rounds, **options).fit(
             self.make_module(), data, ckpt_path=ckpt
         )
+
         return self.loop
 
 
@@ -210,6 +211,7 @@ def load_site_states(tmp: Path, name: str) -> list[dict[str, Any]]:
 def assert_same_runs(remote: FederatedLoop, local: FederatedLoop) -> None:
     torch.testing.assert_close(remote.state.model(), local.state.model(), rtol=0, atol=0)
     assert remote.contributions.keys() == local.contributions.keys()
+
     values = remote.contribution_metrics.contributions
     for name, value in local.contribution_metrics.contributions.items():
         torch.testing.assert_close(values[name], value, rtol=0, atol=0, equal_nan=True)
@@ -245,6 +247,7 @@ class Deployment:
         (self.folder / "flsv-site.toml").write_text(self._policy)
         self.start_link()
         self._do(sys.executable, "deploy/run.py", "register")
+
         for site in self._ports:
             self.start_site(site)
 
@@ -352,4 +355,5 @@ def processes_of_sites(folder: Path) -> set[int]:
             line = path.read_bytes()
             if b"flower_resident import _live" in line and str(folder).encode() in line:
                 ids.add(int(path.parent.name))
+
     return ids

@@ -32,6 +32,7 @@ def _class_of(item: Any, index: int) -> int:
     label = item[-1] if isinstance(item, tuple) else None
     if isinstance(label, Tensor) and label.ndim == 0 and not label.is_floating_point():
         return int(label)
+
     if isinstance(label, int):
         return label
     return index % 2
@@ -63,6 +64,7 @@ class Data(L.LightningDataModule):
                 )
             )
             first_item += size
+
         return loaders if len(loaders) > 1 else loaders[0]
 
 
@@ -344,10 +346,12 @@ class Hooked(Autoencoder):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         assert self.trainer.validating
         assert not self.training
+
         loss = self.loss(batch)
         batch[0].mul_(100)
         self.sum += loss
         self.log("val_loss", loss, on_step=True, on_epoch=True)
+
         if self.logger is not None:
             self.logger.experiment.add_scalar("by_hand", loss)  # type: ignore[attr-defined]
 

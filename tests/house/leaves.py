@@ -93,6 +93,7 @@ def fit_in_python(folder: Path) -> None:
     clients = {}
     for number, rows in enumerate(torch.arange(60).split(20)):
         clients[f"client {number}"] = TensorDataset(inputs[rows], labels[rows])
+
     data = FederatedDataModule(clients=clients, val=TensorDataset(inputs, labels), batch_size=10)
     loop = FederatedLoop(aggregator=FedAvg(), metrics={"shapley": CumulativeShapley()}, seed=0)
     trainer = L.Trainer(
@@ -103,6 +104,7 @@ def fit_in_python(folder: Path) -> None:
         enable_progress_bar=False,
     )
     trainer.fit(Linear(), data)
+
     assert torch.isfinite(torch.as_tensor(loop.contributions["shapley"])).all()
 
 
@@ -118,6 +120,7 @@ def fit_by_command(folder: Path) -> None:
         "trainer.default_root_dir": folder,
     }
     words = [f"--{name}={value}" for name, value in options.items()]
+
     assert main(["fit", "--config=digits", "--config=fedavg", *words]) == 0
 
 
@@ -136,6 +139,7 @@ def run_without(packages: Sequence[str], run: Callable[[Path], None], folder: Pa
         finally:
             sys.stderr.flush()
             os._exit(status)
+
     _, status = os.waitpid(child, 0)
     print(" ".join(packages), os.waitstatus_to_exitcode(status), flush=True)
 

@@ -38,6 +38,7 @@ def imported() -> dict[str, list[str]]:
             packages = {name.split(".")[0] for name in names}
             for name in packages - set(sys.stdlib_module_names) - {"flsv", "__main__"}:
                 files_by_package.setdefault(name, []).append(str(path.relative_to(ROOT)))
+
     return files_by_package
 
 
@@ -48,7 +49,9 @@ def declared() -> set[str]:
         text,
         flags=re.MULTILINE | re.DOTALL,
     )
+
     assert len(lists) == 7
+
     return {
         name.lower()
         for text_of_list in lists
@@ -75,6 +78,7 @@ def test_functional_imports_neither_scikit_learn_nor_pandas() -> None:
         text=True,
         check=True,
     )
+
     assert process.stdout == "set()\n"
 
 
@@ -113,4 +117,5 @@ def test_no_file_says_to_install_flsv_by_its_name() -> None:
             match = re.search(pattern, text, flags=re.MULTILINE)
             if match:
                 advice[name] = match[0]
+
     assert advice == {}

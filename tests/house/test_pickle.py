@@ -65,6 +65,7 @@ def test_pickled_loop_fits_to_the_same_bits_before_and_after_a_fit(
         )
     for name, metric in fitted_copy.config.metrics.items():
         assert fitted_copy.metrics[name] is metric
+
     with pytest.raises(RuntimeError, match=r"call trainer\.fit first"):
         print(fitted_copy.clients)
 

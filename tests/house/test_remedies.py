@@ -125,6 +125,7 @@ def test_remedy_that_an_error_message_names_works(
 ) -> None:
     with pytest.raises((ValueError, UserWarning)) as caught:
         attempt(**arguments)
+
     message = str(caught.value)
     for argument, remedy in remedies.items():
         assert remedy is None or str(remedy) in message

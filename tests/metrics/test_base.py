@@ -33,6 +33,7 @@ class Judged(Curious):
 def test_only_a_metric_that_declares_it_gets_the_class_counts(tmp_path: Path) -> None:
     data, plain, judged = toy_data(), Curious(), Judged()
     fit(FederatedLoop(metrics={"plain": plain, "judged": judged}), tmp_path, data=data, rounds=1)
+
     assert plain.class_counts is None
     assert plain.compute().tolist() == [0, 0, 0]
     assert judged.class_counts is not None
@@ -76,6 +77,7 @@ def test_updates_of_a_custom_metric_are_checked_and_counted() -> None:
     metric.update(client_ids=torch.tensor([1]))
     copied = pickle.loads(pickle.dumps(metric)).clone()
     copied.update(torch.tensor([0]))
+
     assert int(metric.rounds) == 1
     assert int(copied.rounds) == 2
 

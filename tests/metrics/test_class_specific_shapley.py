@@ -28,6 +28,7 @@ def expected_values(momentum: float = 0.9) -> torch.Tensor:
                 if value[i].isnan().all()
                 else momentum * value[i] + (1 - momentum) * now[row]
             )
+
     return value
 
 
@@ -44,6 +45,7 @@ def make_updated_metric(**kwargs: Any) -> ClassSpecificShapley:
 def test_cssv_over_rounds_equals_shapfeds_algorithm_1(momentum: float) -> None:
     metric, wanted = make_updated_metric(momentum=momentum), expected_values(momentum)
     torch.testing.assert_close(metric.compute(), wanted, equal_nan=True)
+
     overall = metric.per_client(metric.compute())
     torch.testing.assert_close(
         (1 + overall) / 2, participant_weights(wanted)[0], equal_nan=True
@@ -65,7 +67,9 @@ def test_cssv_weighted_by_samples_weights_values() -> None:
 
     unweighted = expected_values(momentum=0.5)
     torch.testing.assert_close(values, unweighted, equal_nan=True)
+
     # Client 1 had 11, 21 and 31 samples.
     samples = 0.25 * 11 + 0.25 * 21 + 0.5 * 31
     mean = unweighted.mean(-1)
+
     torch.testing.assert_close(metric.per_client(values)[1], mean[1] * samples)

@@ -117,6 +117,7 @@ def test_values_per_class_are_those_of_each_class_by_itself(fold: Any, estimator
     by_class = make(num_classes=2)
     of_class_0 = make()
     of_class_1 = make()
+
     for index, cohort in enumerate(COHORTS):
         tables = [make_game(index), make_game(index + 10)]
         for metric, table in (
@@ -136,6 +137,7 @@ def test_values_per_class_are_those_of_each_class_by_itself(fold: Any, estimator
         [of_class_0.compute(), of_class_1.compute()],
         dim=1,
     )
+
     torch.testing.assert_close(by_class.compute(), expected, equal_nan=True)
     assert by_class.compute()[:4].isfinite().all()
 
@@ -169,8 +171,10 @@ def test_estimator_args_unknown_to_the_estimator_are_refused(estimator: str) -> 
         ConfigurationError, match=r"CumulativeShapley\(estimator_args=.*argument 'bugdet'"
     ):
         CumulativeShapley(estimator=estimator, estimator_args={"bugdet": 100})
+
     with pytest.raises(ConfigurationError, match=r"multiple values for .* 'generator'"):
         CumulativeShapley(estimator=estimator, estimator_args={"generator": None})
+
     CumulativeShapley(estimator=estimator, estimator_args={"budget": 100})
 
 
@@ -184,6 +188,7 @@ def test_estimator_of_a_metric_may_be_a_users_function() -> None:
 
     with pytest.raises(ConfigurationError, match=r"estimator_args={'width': 3}.*'depth'"):
         PartialFederatedShapley(estimator=mine, estimator_args={"width": 3})
+
     for estimator in (mine, open_to_all):
         metric = PartialFederatedShapley(
             num_clients=3, estimator=estimator, estimator_args={"depth": 3}
@@ -234,6 +239,7 @@ def test_surrogate_federated_shapley_equals_shapleyfls_equation_3() -> None:
             atol=1e-6,
             equal_nan=True,
         )
+
     assert not expected.isnan().any()
 
 
@@ -242,6 +248,7 @@ def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(norma
     options: dict[str, Any] = {"estimator": "permutation", "estimator_args": {"budget": 12}}
     plain = PartialFederatedShapley(4, **options)
     surrogate = CoalitionValue(4, fold=SurrogateAverage(normalize=normalize), **options)
+
     for metric in (plain, surrogate):
         generator = torch.Generator().manual_seed(0)
         metric.update(torch.arange(4), make_table_game(make_random_table(4)), generator)
@@ -249,6 +256,7 @@ def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(norma
     values = plain.compute()
     lowest = values.min() if normalize == "min-max" else 0
     expected = plain.diagnostics()["stderr"] / (values.max() - lowest)
+
     torch.testing.assert_close(surrogate.diagnostics()["stderr"], expected)
 
 
@@ -257,9 +265,12 @@ def test_estimator_auto_keeps_to_the_budget_for_few_players() -> None:
     metric.update(
         torch.arange(8), lambda masks: masks.sum(1).double(), torch.Generator().manual_seed(0)
     )
+
     assert 30 < metric.diagnostics()["evaluations"] <= 60
+
     exact = CoalitionValue(8, estimator_args={"budget": 2**8})
     exact.update(torch.arange(8), lambda masks: masks.sum(1).double() ** 2)
+
     assert exact.diagnostics()["stderr"].tolist() == [0.0] * 8
 
 
@@ -282,6 +293,7 @@ def test_coalition_value_in_a_loop_equals_shapley_of_the_rounds_models_by_hand(
     round = recorder.rounds[-1]
     table = torch.empty(8, dtype=torch.float64)
     x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
+
     for number in range(8):
         members = [i for i in range(3) if number >> i & 1]
         model = round.client_vectors[members].mean(0) if members else round.global_vector
@@ -291,9 +303,12 @@ def test_coalition_value_in_a_loop_equals_shapley_of_the_rounds_models_by_hand(
 
     shapley = loop.contributions["sv"][round.client_ids].double()
     expected = torch.from_numpy(shapley_by_all_orders(table))
+
     torch.testing.assert_close(shapley, expected, rtol=1e-5, atol=1e-6)
+
     leave_one_out = loop.contributions["loo"][round.client_ids].double()
     expected = torch.stack([table[7] - table[7 - 2**i] for i in range(3)])
+
     torch.testing.assert_close(leave_one_out, expected, rtol=1e-5, atol=1e-6)
     assert loop.metrics["loo"].diagnostics()["evaluations"] == 2 * 4
 
@@ -317,6 +332,7 @@ def test_momentum_and_uniform_start_give_s_fedavgs_relevance() -> None:
     ]
     metric = PartialFederatedShapley(n, estimator="exact", momentum=0.75, init="uniform")
     relevance = [1 / n] * n
+
     for ids, values in rounds:
         worth = torch.tensor(values)
         metric.update(
@@ -330,10 +346,12 @@ def test_momentum_and_uniform_start_give_s_fedavgs_relevance() -> None:
     assert computed[[1, 4]].isnan().all()  # never seen
     torch.testing.assert_close(computed[[0, 2, 3]], torch.tensor(relevance)[[0, 2, 3]])
     assert metric.prior == 1 / n
+
     chances = SoftmaxSampler(2, "sv").chances(
         n,
         {"sv": computed.nan_to_num(metric.prior)},
     )
+
     torch.testing.assert_close(chances.float(), torch.tensor(relevance).softmax(0))
 
 
@@ -360,5 +378,6 @@ def test_never_drawn_client_has_no_value_and_strategies_see_the_prior(tmp_path: 
         aggregator, {"ssv": SurrogateFederatedShapley()}, sampler=FixedCohort([0, 2]), seed=1
     )
     fit(loop, tmp_path, data=toy_data(), rounds=2)
+
     assert loop.contributions["ssv"][1].isnan()
     assert aggregator.values_read[1] == 0.5

@@ -48,6 +48,7 @@ def reference_coefficients(
     directions = np.clip(directions / directions.sum(), 1e-3, None)
     errors = np.clip(errors / errors.sum(), 1e-3, None)
     new = directions * errors if combine == "times" else directions + errors
+
     return np.clip(new / new.sum(), 1e-3, None)
 
 
@@ -69,6 +70,7 @@ def accuracy_at_client(vector: torch.Tensor, dealt: FederatedDataModule, client:
         (module(x).argmax(-1) == y).float()
         for x, y in dealt.client_loader(client, "val", shuffle=False)
     ]
+
     return float(torch.cat(hits).mean())
 
 
@@ -102,18 +104,21 @@ def test_contribution_estimation_of_a_federation_equals_that_by_hand(
             scores_without.append(accuracy_at_client(model.float(), dealt, client))
         scores.append(np.array(scores_without))
         coefficients = reference_coefficients(np.array(cosines), np.array(scores), combine)
+
     np.testing.assert_allclose(
         loop.contributions["fedce"].numpy(),
         coefficients,
         atol=1e-5,
     )
     assert np.ptp(coefficients) > 0.01
+
     diagnostics = loop.metrics["fedce"].diagnostics()
     np.testing.assert_allclose(
         diagnostics["cosine"].numpy(),
         np.mean(cosines, 0),
         atol=1e-5,
     )
+
     errors = 1 - np.mean(scores, 0)
     np.testing.assert_allclose(diagnostics["error"].numpy(), errors, atol=1e-5)
 
@@ -140,6 +145,7 @@ def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path: Path) -> N
         accuracy_at_client(models[[j for j in range(3) if j != i]].mean(0), dealt, i)
         for i in range(3)
     ]
+
     np.testing.assert_allclose(metric.scores.numpy(), expected, atol=1e-6)
 
 
@@ -162,8 +168,10 @@ def test_absent_client_keeps_its_contribution_estimate() -> None:
         )
 
     assert metric.seen.tolist() == [2, 2, 1, 0]
+
     is_missing = metric.diagnostics()["cosine"].isnan()
     assert is_missing.tolist() == [False, False, False, True]
+
     value = metric.compute()
     space = ParameterSpace(torch.nn.Linear(2, 1))
     round = Round(
@@ -176,6 +184,7 @@ def test_absent_client_keeps_its_contribution_estimate() -> None:
     )
     weights = FedCE().weights(round, {"fedce": value})
     expected = torch.stack([value[2], value[:3].mean()])
+
     torch.testing.assert_close(weights.float(), expected / expected.sum())
 
 
@@ -188,6 +197,7 @@ def test_only_client_of_a_round_scores_the_model_it_started_from() -> None:
         model[0],
         make_judges(torch.tensor([1]), model),
     )
+
     assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model
 
 
@@ -201,6 +211,7 @@ def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accur
         loop = FederatedLoop(FedAvg(), {"fedce": metric}, seed=1, reporting=Reporting(table=False))
         fit(loop, tmp_path, data=make_data(batch_size=64), rounds=1)
         scores.append(metric.scores)
+
     torch.testing.assert_close(scores[1], scores[0])  # F1, averaged over samples, is the accuracy
     torch.testing.assert_close(scores[2], scores[0])
 
@@ -212,6 +223,7 @@ def test_contribution_estimation_with_unusable_settings_is_refused(tmp_path: Pat
         match=r"metrics \['fedce'\] need validation samples at every client.*0.2",
     ):
         fit(loop, tmp_path, data=toy_data())
+
     for wrong in ("negative_loss", torchmetrics.MeanSquaredError()):
         with pytest.raises(ConfigurationError, match=r"the error is 1 - score"):
             ContributionEstimation(performance=wrong)

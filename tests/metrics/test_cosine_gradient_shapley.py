@@ -28,6 +28,7 @@ def reputation_by_hand(
     memory = 0
     if reputation is not None:
         memory = alpha * reputation.double() / reputation.double().sum()
+
     updated = (memory + (1 - alpha) * phi).clamp_min(1e-3)
     return updated / updated.sum()
 
@@ -39,6 +40,7 @@ def test_reputations_have_a_floor_and_sum_to_one() -> None:
             reputation, torch.tensor([1.0, 1, 1, 1, -1]), alpha=0.5, floor=0.01
         )
         assert reputation.sum().item() == pytest.approx(1)
+
     assert 0 < reputation[4] < 0.011
     for wrong, message in (
         (torch.tensor([-1.0, 1.0]), "not negative"),
@@ -129,6 +131,7 @@ def test_cgsv_metric_is_updated_after_aggregation_with_its_weights(
     shares = rounds[0].num_samples / rounds[0].num_samples.sum()
     reputation = shares if init == "shares" else None
     weights = shares  # of the first aggregate; later it is the reputations
+
     for round, values in zip(rounds, values_read):
         if round is rounds[0]:
             assert values is None
@@ -137,6 +140,7 @@ def test_cgsv_metric_is_updated_after_aggregation_with_its_weights(
             weights = None
         updates = round.client_updates[:, : round.space.num_parameters]
         reputation = reputation_by_hand(updates, reputation, 0.7, weights)
+
     torch.testing.assert_close(
         loop.contributions["cgsv"],
         reputation.float(),

@@ -30,6 +30,7 @@ def test_communication_cost_gives_totals():
     assert costs[:3].tolist() == [[10, 50], [10, 0], [20, 50]]
     assert not metric.higher_is_better
     assert metric.per_client(costs)[:3].tolist() == [60, 10, 70]
+
     totals = {name: value.item() for name, value in metric.diagnostics().items()}
     assert totals == {
         "parameters_up": 40,
@@ -54,6 +55,7 @@ def test_communication_cost_counts_measured_bytes():
     assert totals["bytes_up"] == 24  # whole bytes
     assert totals["bytes_down"] == 280
     assert totals["parameters_up"] == 20
+
     with pytest.raises(ValueError, match="uploaded_bytes"):
         metric.update(ids, up, down, bytes_up[:1], bytes_down)
 
@@ -74,8 +76,10 @@ def test_communication_cost_counts_updates_that_a_filter_leaves_out(tmp_path: Pa
     )
     with pytest.warns(UserWarning, match="left out of the round"):
         fit(loop, tmp_path, Plain(network(batch_norm=False)), toy_data((4, 3, 4, 3, 4)), rounds=1)
+
     size = loop.space.size
     up, down = loop.contributions["cost"].by_class.T.tolist()
+
     assert up == [size, size, 0, size, size]
     assert down == [size] * 5
     assert loop.metrics["cost"].diagnostics()["bytes_down"] == 5 * 4 * size
@@ -90,9 +94,11 @@ def test_epsilon_of_each_client_follows_from_the_rounds_it_took_part_in() -> Non
     metric = PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=1.5, delta=1e-4), num_clients=4)
     for cohort in COHORTS:
         metric.update(torch.tensor(cohort))
+
     expected = torch.tensor(
         [gaussian_epsilon(1.5, rounds, 1e-4) if rounds else float("nan") for rounds in (2, 0, 4, 1)]
     )
+
     torch.testing.assert_close(metric.compute(), expected, equal_nan=True)
     assert metric.diagnostics().keys() == {"rounds"}
     assert metric.diagnostics()["rounds"].tolist() == [2, 0, 4, 1]
@@ -102,10 +108,12 @@ def test_epsilon_of_each_client_follows_from_the_rounds_it_took_part_in() -> Non
 def test_privacy_budget_is_exceeded_first_by_the_most_frequent_client() -> None:
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=4.5)
     assert privacy.affordable_rounds() == 4
+
     metric = PrivacyLoss(privacy, num_clients=4)
     for cohort in COHORTS:
         assert metric.spent() is None
         metric.update(torch.tensor(cohort))
+
     assert metric.diagnostics()["affordable"].tolist() == [2, 4, 0, 3]
     assert metric.spent() == (
         "client 2 has spent epsilon = 4.377 in 4 rounds, and one more would make it 4.983, above max_epsilon=4.5 "

@@ -50,6 +50,7 @@ def test_metric_equals_the_function_and_counts_rounds(
     rows = torch.tensor(rows, dtype=torch.float64)
     metric = DecayedShapley(rows.shape[1], **options)
     metric.set_dtype(torch.float64)
+
     for index, row in enumerate(rows):
         ids = (~row.isnan()).nonzero().flatten()
 
@@ -60,6 +61,7 @@ def test_metric_equals_the_function_and_counts_rounds(
             return masks.double() @ worth
 
         metric.update(ids, utility, round_index=index)
+
     torch.testing.assert_close(metric.compute(), decayed_shapley(rows, **options), equal_nan=True)
     assert (int(metric.skipped), int(metric.flagged)) == counts
 
@@ -102,6 +104,7 @@ def test_coalition_models_of_decayed_shapley_have_the_rounds_aggregation_weights
     loop = FederatedLoop(recorder, {"guo": metric}, seed=4)
     # Without BatchNorm, whose buffers are always averages.
     module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=2)
+
     for round, table in zip(recorder.rounds, watch.tables):
         weights = round.aggregation_weights
         updates = round.client_vectors - round.global_vector
@@ -113,12 +116,16 @@ def test_coalition_models_of_decayed_shapley_have_the_rounds_aggregation_weights
             model = round.global_vector + server_lr * member_weights @ updates[members]
             loss = validation_loss(module, loop.space, model, data)
             assert -loss == pytest.approx(utility, abs=1e-5)
+
     # Everybody together is the next global model, which is the next round's empty coalition.
     grand_utility = watch.tables[0][-1].item()
     next_empty_utility = watch.tables[1][0].item()
+
     assert grand_utility == pytest.approx(next_empty_utility, abs=1e-6)
+
     rounds = [exact_shapley(make_table_game(table), 3).values for table in watch.tables]
     expected = decayed_shapley(torch.stack(rounds), 0.5).float()
+
     torch.testing.assert_close(loop.contributions["guo"], expected)
 
 
@@ -166,8 +173,10 @@ def test_blended_contribution_equals_its_formula_with_an_absent_client() -> None
     values = metric.compute()
     mean_cosine = cosine[:3] / num_rounds[:3]
     expected = normalized_shares(gain[:3]) / 2 + normalized_shares(mean_cosine) / 2
+
     np.testing.assert_allclose(values[:3].numpy(), expected, rtol=1e-5)
     assert values[3].isnan()
+
     gain_reported = metric.diagnostics()["gain"][:3].numpy()
     np.testing.assert_allclose(gain_reported, gain[:3], rtol=1e-5)
 
@@ -199,7 +208,9 @@ def test_one_round_shapley_models_are_the_start_plus_members_updates(
     (table,) = watch.tables
     final = loop.space.read(module)
     loss = validation_loss(module, loop.space, final, data)
+
     assert table[-1].item() == pytest.approx(-loss, abs=1e-5)
+
     for number, utility in enumerate(table.tolist()):
         model = recorder.rounds[0].global_vector.clone()
         for round in recorder.rounds:
@@ -230,9 +241,11 @@ def test_one_round_shapley_evaluates_the_game_of_a_shorter_run_at_its_end(
             rounds=planned,
             callbacks=[stop],
         )
+
     torch.testing.assert_close(
         loops[rounds].contributions["or"], loops[2].contributions["or"], rtol=0, atol=0
     )
+
     rows = loops[rounds].history().query("metric == 'or'")
     assert rows["round"].tolist() == [1] * 3
     assert loops[rounds].metrics["or"].diagnostics()["evaluations"] == 8

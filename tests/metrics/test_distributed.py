@@ -43,6 +43,7 @@ def run_process(rank: int, folder: str) -> None:
         # One of them has no rounds: as after a start, or with more processes than clients.
         idle = case.updated(EVERY if rank == 1 else [])
         results[f"{name}, one idle"] = results_of_metric(idle)
+
     torch.save(results, Path(folder) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
@@ -66,6 +67,7 @@ def test_metric_merged_over_two_processes_equals_that_of_one_process(
 ) -> None:
     expected = METRIC_CASES[name].all_results
     assert expected["value"].isfinite().any()
+
     for result in results_by_process:
         assert equal(result[f"{name}, one idle"], expected, rtol=1e-4)
         # ShadowShapley's intervals are of the spread over the last rounds, of which a process has a part.

@@ -31,7 +31,9 @@ def make_rounds(count=6, seed=0):
 def test_domain_relevance_equals_the_moving_average_of_pfedsvs_equation_5(alpha):
     metric = DomainRelevance(N, alpha=alpha)
     phi, looked = torch.zeros(N, N), torch.zeros(N, N, dtype=torch.bool)
+
     assert metric.compute().isnan().all()
+
     for ids, values in make_rounds():
         metric.update(ids, values)
         for i, row in zip(ids.tolist(), values):
@@ -57,19 +59,24 @@ def test_relevance_diagnostics_give_auroc_and_found_share_for_a_given_truth():
 
     scores = metric.compute()
     diagnostics = metric.diagnostics()
+
     assert diagnostics["auroc"] == relevance_auroc(scores, truth)
+
     is_relevant = truth.clone().fill_diagonal_(False)
     share_measured = scores[is_relevant].isfinite().double().mean().item()
+
     assert diagnostics["found"].item() == pytest.approx(share_measured)
 
 
 def test_truth_of_domain_relevance_is_by_default_the_clients_label_overlap():
     metric = DomainRelevance()
     assert metric.diagnostics() == {}
+
     metric.bind(3, 2, class_counts=torch.tensor([[4, 0], [2, 2], [0, 9]]))
     metric.update(
         torch.arange(3), torch.tensor([[nan, 0.2, 0.1], [0.3, nan, 0.3], [-0.1, 0.2, nan]])
     )
+
     assert metric.diagnostics()["auroc"].item() == 1
 
 

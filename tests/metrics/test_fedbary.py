@@ -37,6 +37,7 @@ def test_wasserstein_contribution_shares_are_inverse_distances() -> None:
     distances = (
         FedBary("pixels", **CHEAP).value(clients, server, make_generator(), judge=False).distances
     )
+
     torch.testing.assert_close(metric.diagnostics()["distance"], distances)
     torch.testing.assert_close(metric.compute(), (1 / distances) / (1 / distances).sum())
     assert metric.compute().argsort(descending=True).tolist() == [0, 1, 2]
@@ -56,6 +57,7 @@ def test_wasserstein_contribution_every_other_round_keeps_its_values_between() -
             generator=make_generator(index),
         )
         history.append(metric.diagnostics()["distance"][:2])
+
     assert torch.equal(history[0], history[1])
     assert not torch.equal(history[1], history[2])
 
@@ -109,8 +111,10 @@ def test_support_that_would_reveal_samples_is_refused_before_training(tmp_path: 
         ):
             fit(FederatedLoop(metrics={"ot": metric}), tmp_path, data=data)
         assert not hasattr(metric, "rounds")  # not even bound to the federation
+
     allowed = WassersteinContribution(support=30, iterations=2, allow_reconstruction=True)
     fit(FederatedLoop(metrics={"ot": allowed}), tmp_path, data=data, rounds=1)
+
     assert allowed.compute().isfinite().all()
 
 
@@ -141,6 +145,7 @@ def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path: Pa
         judge=False,
     )
     expected = valuation.shares
+
     torch.testing.assert_close(
         loop.contributions["ot"],
         expected,
@@ -163,12 +168,14 @@ def make_calibrated_metric(**kwargs: object) -> tuple[CalibratedOTGradient, list
     metric.update(
         torch.tensor([0, 1]), clients[:2], server_of(*draw_images(80, 0)), generator=generator
     )
+
     return metric, clients
 
 
 def test_calibrated_ot_gradient_is_one_minus_the_flagged_share() -> None:
     metric, clients = make_calibrated_metric()
     shares = [client.ask(sample_values).flagged.float().mean() for client in clients[:2]]
+
     torch.testing.assert_close(metric.compute()[:2], 1 - torch.stack(shares))
     assert clients[0].ask(sample_values).flagged[::10].all()
     assert shares[0] >= 0.1 > shares[1]

@@ -36,6 +36,7 @@ def agreement_by_hand(
         everybody = (m[:, None] * unit).sum(0)
         gains[t] = -m * slopes.double().numpy()
         cosines[t] = m * (unit @ everybody) / np.linalg.norm(everybody)
+
     u = np.maximum(gains.sum(0), 0)
     a = np.maximum(cosines.mean(0), 0)
     return u / u.sum() / 2 + a / a.sum() / 2
@@ -50,6 +51,7 @@ def test_gradient_agreement_does_not_punish_absence_in_early_rounds() -> None:
         slopes = -torch.full((len(ids),), 0.5**index)
         metric.update(ids, slopes, update[: len(ids)], torch.full((len(ids),), 10))
         plain[ids] -= slopes
+
     assert torch.allclose(metric.compute(), torch.full((3,), 1 / 3))
     assert plain[1] < plain[0] / 2  # what a sum would say
 
@@ -72,6 +74,7 @@ def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(
 
     x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
     assert y.bincount().unique().numel() > 1
+
     rounds = []
     for round in recorder.rounds:
         loop.space.write(module, round.global_vector)
@@ -83,6 +86,7 @@ def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(
         slope = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
         updates = round.client_updates
         rounds.append((updates @ slope, updates, round.num_samples))
+
     expected = agreement_by_hand(rounds, 3)
     np.testing.assert_allclose(
         loop.contributions["mine"].numpy(),
@@ -118,6 +122,7 @@ def test_gradient_agreement_of_a_regression_uses_its_logged_loss(tmp_path: Path)
     )
     updates = round.client_updates
     expected = agreement_by_hand([(updates @ slope, updates, round.num_samples)], 3)
+
     # A difference quotient with a step of 5 %.
     np.testing.assert_allclose(
         loop.contributions["mine"].numpy(),
@@ -143,5 +148,6 @@ def test_gradient_agreement_refuses_wrong_shapes(
     products = torch.zeros(num_products)
     updates = torch.zeros(num_updates, 4)
     num_samples = torch.ones(2)
+
     with pytest.raises(ValueError, match=message):
         metric.update(client_ids, products, updates, num_samples)

@@ -89,8 +89,10 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
             for c in range(CLASSES):
                 expected[client, c] += weight * round_values[labels == c].sum()
         torch.testing.assert_close(sample_values[client], samples, atol=1e-6, rtol=1e-4)
+
     torch.testing.assert_close(values, expected, atol=1e-6, rtol=1e-4)
     assert loop.channel.names() >= {("down", "validation_gradient"), ("up", "in_run_values")}
+
     uploaded = loop.channel.numbers([0], "up")
     assert uploaded.tolist() == [len(rounds[0].global_vector) + CLASSES]
 
@@ -105,6 +107,7 @@ def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
         client_algorithm=Liar(), metrics={"in_run": InRunShapley()}, aggregator=KeepsRounds()
     )
     honest, lying = (fit_in_run(loop, tmp_path)[0] for loop in loops)
+
     assert (lying[:, :CLASSES] > honest[:, :CLASSES] + 1).all()
     torch.testing.assert_close(lying.sum(1), honest.sum(1), atol=1e-4, rtol=0)
 
@@ -127,6 +130,7 @@ def test_in_run_values_are_in_the_clients_own_files_and_leave_training_bitwise_u
 
     assert torch.equal(state_vector(module), state_vector(without))
     assert not any(layer._forward_hooks for layer in module.modules())
+
     for client in range(3):
         (path,) = tmp_path.rglob(f"clients/{client}/in_run_values.csv")
         head, *lines = path.read_text().splitlines()
@@ -190,8 +194,10 @@ REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]]
 def test_in_run_shapley_with_an_unsupported_setting_is_refused(tmp_path: Path, name: str) -> None:
     make, module_of, says = REFUSED[name]
     loop, module = make(), module_of()
+
     with pytest.raises(ConfigurationError, match=says):
         fit(loop, tmp_path, module, make_in_run_data(), rounds=1)
+
     assert loop.round_index == 0
     assert not any(layer._forward_hooks for layer in module.modules())
 

@@ -102,13 +102,16 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
             make_three_clients(),
             rounds=ROUNDS,
         )
+
     values, by_class = (
         federation.contributions["shadow"].double(),
         federation.contributions["classes"].by_class,
     )
+
     # Whom a filter leaves out of every round has a value, too: coalitions train with its data.
     torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(by_class.double(), classes, rtol=1e-5, atol=1e-6)
+
     metric: Any = federation.metrics["shadow"]
     low, high = metric.intervals()
     # No coalition is left open; what untrained models and the last three rounds differ by.
@@ -119,6 +122,7 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
     half = 1.6448536 * (
         (0.025 * expected.clamp_min(0).sum()) ** 2 + starts**2 + rounds
     ).sqrt().expand(3)
+
     torch.testing.assert_close((high - low).double() / 2, half, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(
         metric.recent[-1, :, 0].double(),
@@ -157,6 +161,7 @@ def test_shadow_shapley_by_a_logged_value_evaluates_at_most_five_rounds(
     for index in range(12):
         utility = lambda masks: masks.sum(1).double()  # noqa: E731
         metric.update(torch.arange(2), few_coalitions(2), utility, index)
+
     assert int(metric.evaluations) == 4 * rounds
 
 
@@ -188,6 +193,7 @@ def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values
         metric.update(
             torch.arange(3), masks, lambda masks: torch.tensor([1.0, 1, torch.nan, 1, 1, 1, 1, 1])
         )
+
     assert metric.compute().isnan().all()
 
 
@@ -196,7 +202,9 @@ def test_shadow_values_of_an_earlier_round_have_no_interval() -> None:
     metric.update(torch.arange(2), masks, lambda masks: masks.sum(1).double())
     earlier = metric.compute()
     metric.update(torch.arange(2), masks, lambda masks: 3.0 * masks.sum(1).double())
+
     assert metric.intervals(value=earlier) is None
+
     low, high = metric.intervals(value=metric.compute()) or (None, None)
     assert low is not None
     assert (low < high).all()

@@ -73,8 +73,10 @@ def make_regression_data(binary: bool) -> FederatedDataModule:
     x = torch.randn(160, FEATURES, generator=draw)
     noise = torch.randn(160, generator=draw)
     y = x[:, 0] + 0.5 * x[:, 1] * x[:, 2] + 0.1 * noise
+
     if binary:
         y = (y > 0).float()
+
     sizes = [60, 30, 70]
     sets = {}
     for name, inputs, targets in zip(
@@ -83,6 +85,7 @@ def make_regression_data(binary: bool) -> FederatedDataModule:
         y.split(sizes),
     ):
         sets[name] = torch.utils.data.TensorDataset(inputs, targets)
+
     return FederatedDataModule(clients=sets, batch_size=8, splits=Splits(server_val=0.3))
 
 
@@ -119,6 +122,7 @@ def make_text_data() -> FederatedDataModule:
     for name, low, count in (("a", 0, 20), ("b", 4, 12), ("c", 8, 16)):
         tokens = torch.randint(low, TOKENS, (count, 6), generator=draw)
         sets[name] = torch.utils.data.TensorDataset(tokens, tokens[:, 1:])
+
     splits = Splits(server_val=0.3)
     return FederatedDataModule(clients=sets, batch_size=4, splits=splits, labels=False)
 
@@ -189,8 +193,10 @@ CASES: dict[str, tuple[Any, Any, list[tuple[dict[str, Any], Score]], bool]] = {
 def outputs_of(module: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         out = copy.deepcopy(module).eval()(x)
+
     if isinstance(module, Adapted):
         return torch.stack([(1 - out.exp()).log(), out], -1)
+
     if isinstance(module, Probabilities):
         return out.clamp_min(1e-6).log()
     return (
@@ -238,12 +244,14 @@ def test_predicted_values_are_those_of_plain_fits_of_each_client(
             ROUNDS,
         )
         outputs.append(outputs_of(client_module, x))
+
     stacked = torch.stack(outputs)
     weights = torch.ones(CLIENTS) if uniform else dealt.num_samples
 
     metrics = {}
     for number, (options, _) in enumerate(measures):
         metrics[str(number)] = ShadowShapley(**options)
+
     federation = FederatedLoop(
         metrics=metrics,
         aggregator=aggregator,
@@ -277,10 +285,13 @@ def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path: Pat
         lambda: make_shadow_loop(ShadowShapley()), tmp_path, Plain, make_three_clients
     )
     curve = whole.history().query("metric == 'shadow'")
+
     assert curve["round"].nunique() == 4
     assert len(curve.query("round == 3")) == CLIENTS
+
     metric: Any = whole.metrics["shadow"]
     low, high = metric.intervals()
+
     assert (low < high).all()
     assert int(metric.evaluations) == 4 * (CLIENTS + 2)
 
@@ -317,10 +328,12 @@ def test_frozen_weights_are_not_copied_for_coalitions_unless_a_resumed_run_has_o
             path,
             **options,
         )
+
         return federation.contributions["shadow"]
 
     whole = run(2, seed=1)
     names_sent = [set(order.initial) for order in sent[0]]
+
     assert names_sent == [{"adapter.weight"}] * (CLIENTS + 1)  # with the check
 
     run(
@@ -332,6 +345,7 @@ def test_frozen_weights_are_not_copied_for_coalitions_unless_a_resumed_run_has_o
     path = tmp_path / "checkpoints/last.ckpt"
     saved = torch.load(path, weights_only=True)["callbacks"]
     (state,) = (state["coalitions"] for state in saved.values() if "coalitions" in state)
+
     assert set(state["initial"]) == {"adapter.weight"}
     assert torch.equal(run(2, seed=2, path=path), whole)
 
@@ -345,6 +359,7 @@ def test_frozen_weights_are_not_copied_for_coalitions_unless_a_resumed_run_has_o
         metric=measure,
         seeds=1,
     )
+
     assert retrained["value"].tolist() == pytest.approx(
         whole.tolist(),
         abs=1e-6,
@@ -367,6 +382,7 @@ def test_intervals_of_predicted_values_widen_by_the_difference_of_predictions(
                 masks, game, last_outputs, weights, output_score.score, logits=logits
             )
             estimates.append(estimate)
+
             return super().complete(masks, utilities, outputs, weights, output_score)
 
     federation = make_shadow_loop(Recorder(**options))
@@ -381,4 +397,5 @@ def test_intervals_of_predicted_values_widen_by_the_difference_of_predictions(
     low, high = metric.intervals()
     half = ((high - low) / 2).double()
     expected = 1.6448536 * variance.sqrt().expand(CLIENTS)
+
     torch.testing.assert_close(half, expected, rtol=1e-4, atol=0)

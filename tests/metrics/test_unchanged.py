@@ -50,6 +50,7 @@ def fit_and_read_weights(
         **needs(),
     )
     torch.manual_seed(0)
+
     return state_vector(
         fit(
             loop,
@@ -70,7 +71,9 @@ def test_trained_weights_are_the_same_with_and_without_every_metric(
     fitted = partial(fit_and_read_weights, tmp_path, MODULES[module])
     without = fitted([])
     together = [name for name in ALL if name not in (*NEEDS, "ShadowShapley")]
+
     assert torch.equal(fitted(together), without)
+
     if module in ("a generator of NumPy", "dropout"):  # a fit or two more for each
         assert torch.equal(fitted(["ShadowShapley"]), without)
         assert torch.equal(fitted(["InRunShapley"], NEEDS["InRunShapley"]), without)

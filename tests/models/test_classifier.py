@@ -71,17 +71,23 @@ def test_network_built_at_fit_equals_one_built_at_construction_from_the_same_see
     L.seed_everything(3, verbose=False)
     now = ClassifierClient("lenet5", SMALL, num_classes=10, input_shape=(1, 8, 8))
     client = ClassifierClient("lenet5", SMALL)
+
     assert not client.state_dict()
+
     with pytest.raises(ConfigurationError, match="no network yet"):
         client(torch.rand(2, 1, 8, 8))
+
     L.seed_everything(3, verbose=False)
     fit = trainer(limit_train_batches=0)
     fit.fit(client, Digits())
+
     assert _equal_states(now.state_dict(), client.state_dict())
     assert client.hparams.num_classes == client.hparams_initial.num_classes == 10
     assert client.hparams.input_shape == client.hparams_initial.input_shape == [1, 8, 8]
+
     network = client.network
     fit.validate(client, Digits(), verbose=False)
+
     assert client.network is network
 
 
@@ -92,6 +98,7 @@ def test_training_step_is_the_cross_entropy():
     )
     x, y = torch.randn(7, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0])
     expected = nn.CrossEntropyLoss(torch.tensor(weights), label_smoothing=0.1)(client.network(x), y)
+
     torch.testing.assert_close(client.training_step((x, y), 0), expected)
 
 
@@ -108,15 +115,20 @@ def test_classifier_scores_over_the_whole_set_equal_scikit_learns(trainer, class
 
     x, y = data.val
     assert 3 not in y
+
     with torch.no_grad():
         logits = client(x)
     torch.testing.assert_close(probabilities, logits.softmax(1))
+
     predicted = logits.argmax(1)
     assert 3 in predicted  # where torchmetrics' macro accuracy would count a recall of 0
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         balanced = balanced_accuracy_score(y, predicted)
+
     assert set(val) == {"val_loss", "val_accuracy", "val_balanced_accuracy", "val_auroc"}
+
     areas = [roc_auc_score(y == c, logits.double().softmax(1)[:, c]) for c in y.unique()]
     assert val["val_auroc"] == pytest.approx(sum(areas) / 9)
     assert val["val_accuracy"] == pytest.approx(accuracy_score(y, predicted))
@@ -149,8 +161,10 @@ def test_classifier_loads_from_a_checkpoint_without_a_data_module(trainer, tmp_p
     path = tmp_path / "client.ckpt"
     fit.save_checkpoint(path)
     hparams = torch.load(path, weights_only=True)["hyper_parameters"]  # plain types only
+
     assert hparams["num_classes"] == 10
     assert hparams["input_shape"] == [1, 8, 8]
+
     loaded = ClassifierClient.load_from_checkpoint(path)
     assert loaded.hparams.label_smoothing == 0.1
     assert _equal_states(loaded.state_dict(), client.state_dict())
@@ -196,9 +210,12 @@ def test_auroc_is_scored_only_with_two_classes_present_and_at_most_a_hundred() -
     assert "auroc" not in _scored(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))
     assert "auroc" not in _scored(torch.zeros(4, 101), torch.arange(4) % 3)
     assert _scored(torch.zeros(4, 100), torch.arange(4) % 3)["auroc"] == 0.5
+
     never = ClassScores(2)
     never.update(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))
+
     assert never.compute()["auroc"].isnan()
+
     # Places are told apart where probabilities round to 1.
     sure = torch.tensor([[90.0, 0.0], [80.0, 0.0], [100.0, 0.0], [85.0, 0.0]])
     assert _scored(sure, torch.tensor([0, 1, 0, 1]))["auroc"] == 1.0
@@ -215,8 +232,10 @@ def test_balanced_class_weights_equal_those_of_scikit_learn(trainer) -> None:
     trainer().fit(client, data)
     labels = torch.cat([data.client_labels(0), data.client_labels(1)]).numpy()
     expected = compute_class_weight("balanced", classes=np.array([0, 1]), y=labels)
+
     np.testing.assert_allclose(client.class_weights, expected, rtol=1e-6)
     assert client.hparams.class_weights == pytest.approx(expected.tolist())
+
     copied = ClassifierClient(**{**client.hparams, "network": "softmax"})
     assert torch.equal(copied.class_weights, client.class_weights)
 

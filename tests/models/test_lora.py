@@ -35,6 +35,7 @@ def make_sentences() -> FederatedDataModule:
         splits=Splits(client_test=0.2),
     )
     data.setup("fit")
+
     return data
 
 
@@ -63,6 +64,7 @@ class Transformer(L.LightningModule):
             task_type="SEQ_CLS", r=2, lora_alpha=4, target_modules=["query", "value"]
         )
         self.net = peft.get_peft_model(transformers.BertForSequenceClassification(config), lora)
+
         if exact:
             freeze_a(self.net)
 
@@ -101,16 +103,21 @@ def test_lora_of_a_transformer_sends_only_its_adapters(tmp_path: Path, exact: bo
     games = {"cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
     loop = make_loop(metrics=games)
     fit(loop, tmp_path, module, data, rounds=2)
+
     assert_same_state(module.net, expected)
+
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     assert set(loop.space.names) == set(trained)
     assert loop.space.size == sum(p.numel() for p in trained.values())
+
     initial_parameters = dict(Transformer(exact).net.named_parameters())
     for name, parameter in module.net.named_parameters():
         if not parameter.requires_grad:
             assert torch.equal(parameter, initial_parameters[name])
+
     cost = loop.contributions["cost"].by_class
     expected_cost = loop.participations * float(loop.space.size)
+
     assert torch.equal(cost[:, 0].nan_to_num(), expected_cost)
     assert loop.contributions["cssv"].by_class.shape == (5, 3)
 
@@ -120,6 +127,7 @@ def test_lora_without_matching_layers_is_refused() -> None:
         ConfigurationError, match="SoftmaxRegression has no linear layer beside its head"
     ):
         LoRAClient(network="softmax", num_classes=3, input_shape=(4,))
+
     with pytest.raises(ValueError, match=r"Target modules .* not found"):
         LoRAClient(network="mlp", num_classes=3, input_shape=(4,), targets=["attention"])
     with pytest.raises(ConfigurationError, match="Linear has no LoRA layer"):
@@ -141,9 +149,13 @@ def test_lora_trains_adapters_and_head_and_starts_as_the_frozen_network(exact: b
     }
     kinds = ["B"] if exact else ["A", "B"]
     adapters = {f"{layer}.lora_{kind}.default.weight" for layer in (0, 2) for kind in kinds}
+
     assert trained == adapters | {"4.weight", "4.bias"}
+
     x, layer = torch.randn(5, 4), client.network.classifier[0]
     torch.testing.assert_close(layer(x), layer.base_layer(x))
+
     torch.nn.init.ones_(layer.lora_B["default"].weight)
     step = x @ layer.lora_A["default"].weight.T @ torch.ones(2, 8)
+
     torch.testing.assert_close(layer(x), layer.base_layer(x) + 3.0 / 2 * step)

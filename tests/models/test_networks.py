@@ -15,7 +15,9 @@ def test_conv_stack_equals_its_layers_written_out():
     torch.manual_seed(0)
     stack = conv_stack([1, 4, 6], kernel=3, padding=1)
     convolutions = [layer for layer in stack if isinstance(layer, nn.Conv2d)]
+
     assert len(convolutions) == 2
+
     x = torch.randn(5, 1, 12, 12)
     expected = x
     for layer in convolutions:
@@ -28,6 +30,7 @@ def test_conv_stack_equals_its_layers_written_out():
             )
         )
         expected = F.max_pool2d(activations, 2)
+
     torch.testing.assert_close(stack(x), expected)
 
 
@@ -72,9 +75,12 @@ def check_network(network, num_classes, input_shape, parameters):
     """Logits of the right shape, gradients everywhere, the head last, and as many parameters as computed by hand."""
     torch.manual_seed(0)
     logits = network(torch.rand(3, *input_shape))
+
     assert logits.shape == (3, num_classes)
+
     logits.square().sum().backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in network.parameters())
+
     head = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
     assert head.out_features == num_classes
     assert next(reversed(list(network.parameters()))) is head.bias
@@ -94,11 +100,15 @@ def test_fast_text_is_the_mean_of_the_words_vectors():
     # Hashes that differ by a multiple of 10 share a vector.
     rows = torch.tensor([[8, 9, 8, 0, 0], [4, 0, 0, 0, 0], [2, 3, 4, 5, 6]])
     mean = embedding_bag(rows, network.embedding.weight, mode="mean", padding_idx=0)
+
     torch.testing.assert_close(network(hashes), network.classifier(mean))
+
     optimizer = torch.optim.Adam(network.parameters(), lr=0.1)
     network(hashes).logsumexp(1).sum().backward()
     optimizer.step()
+
     assert (network.embedding.weight[0] == 0).all()  # padding is not trained
+
     with pytest.raises(ConfigurationError, match="is no text's shape"):
         models.FastText(input_shape=(1, 28, 28))
 

@@ -54,6 +54,7 @@ def test_regressor_reads_inputs_and_targets_of_batches_with_further_fields():
     weights = torch.ones(4)
     loss = model.training_step((inputs, targets), 0)
     loss_with_weights = model.training_step((inputs, targets, weights), 0)
+
     assert loss_with_weights == loss
 
 
@@ -62,6 +63,7 @@ def test_regressor_losses_and_errors_are_means_over_samples(fit_module):
     trainer, model = fit_module()
     with torch.no_grad():
         error = (model(data.x) - data.y).double()
+
     mean_squared_error = pytest.approx(
         error.square().mean().item(),
         rel=1e-5,
@@ -88,10 +90,12 @@ def test_regressor_with_wrong_shapes_is_refused(fit_module):
         match=r"input_shape=\(3,\), but the data \(Lines\) has input_shape=\(4,\)",
     ):
         fit_module(input_shape=(3,))
+
     with pytest.raises(ConfigurationError, match="input_shape is not known"):
         fit_module(data=Lines(shape=None))
     with pytest.raises(ConfigurationError, match="has no network yet"):
         RegressorClient()(torch.rand(3, 4))
+
     model = RegressorClient(input_shape=(4,))
     for y in (torch.rand(3, 1), torch.rand(1)):  # would be broadcast
         with pytest.raises(ConfigurationError, match=r"one number per sample was expected, \[3\]"):
@@ -118,6 +122,7 @@ def test_character_model_predicts_each_following_character(tmp_path):
                     logits = model(piece[None, :end])[0, -1].double()
                     losses.append(-logits.log_softmax(0)[piece[end]].item())
                     hits.append(int(logits.argmax()) == int(piece[end]))
+
     logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
     assert logged["val_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
     assert logged["val_bits_per_character"] == pytest.approx(
@@ -127,11 +132,14 @@ def test_character_model_predicts_each_following_character(tmp_path):
     assert logged["val_loss"] == pytest.approx(
         model.training_step([batches.dataset.tensors[0]], 0).item(), rel=1e-5
     )
+
     (tested,) = trainer.test(model, batches, verbose=False)
     assert tested["test_loss"] == pytest.approx(logged["val_loss"])
     assert trainer.predict(model, batches)[0].shape == (3, 8, 256)
+
     text = torch.tensor([list(b"once upon")])
     changed = text.index_fill(1, torch.arange(5, 9), 33)
+
     assert torch.equal(model(text)[:, :5], model(changed)[:, :5])  # nothing looks ahead
 
 
@@ -144,7 +152,9 @@ def make_mixture_client(num_components: int = 3) -> MixtureClient:
         num_classes=CLASSES,
         input_shape=(FEATURES,),
     )
+
     assert isinstance(module.network, Mixture)
+
     module.network.responsibility.copy_(torch.tensor([6.0, 3.0, 1.0])[:num_components])
     return module
 
@@ -178,9 +188,11 @@ def test_mixture_loss_gradient_is_that_of_em() -> None:
     joint = np.array([0.6, 0.3, 0.1])[:, None] * p
     q = joint / joint.sum(0)
     module.training_step((x, y), 0).backward()
+
     np.testing.assert_allclose(
         module.network.responsibility, np.array([6, 3, 1]) + q.sum(1), rtol=1e-5
     )
+
     for component, weights in zip(module.network.components, torch.from_numpy(q).float()):
         losses = nn.functional.cross_entropy(component(x), y, reduction="none")
         expected = torch.autograd.grad((weights * losses).mean(), list(component.parameters()))
@@ -197,6 +209,7 @@ def test_mixture_components_have_different_initial_weights() -> None:
         firsts = [next(component.parameters()) for component in mixture.components]
         assert len(firsts) == 3
         assert not any(torch.equal(firsts[i], firsts[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+
     with pytest.raises(ConfigurationError, match=r"Flatten has no layer with reset_parameters"):
         MixtureClient(2, network=nn.Flatten(), num_classes=CLASSES)
 
@@ -210,10 +223,13 @@ def test_mixture_client_trains_without_a_loop_and_loads_from_a_checkpoint(tmp_pa
     )
     trainer = trainer_for(None, tmp_path, rounds=8)
     trainer.fit(module, toy_data())
+
     assert float(trainer.callback_metrics["val_accuracy"]) > 0.8
+
     trainer.save_checkpoint(tmp_path / "m.ckpt")
     loaded = MixtureClient.load_from_checkpoint(tmp_path / "m.ckpt")
     x, _ = make_batch()
+
     assert torch.equal(
         loaded.eval()(x),
         module.eval()(x),

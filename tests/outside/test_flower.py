@@ -77,6 +77,7 @@ class Grid:
         messages = sorted(messages, key=lambda message: message.metadata.dst_node_id)
         if not messages:
             return replies  # nobody evaluates
+
         for message in messages:
             node = message.metadata.dst_node_id
             message.metadata.__dict__.update(_message_id=f"m{node}", _src_node_id=1, _run_id=1)
@@ -96,6 +97,7 @@ class Grid:
                 numbers["partition-id"] = 10 - node
             content = RecordDict({"arrays": ArrayRecord(state), "metrics": MetricRecord(numbers)})
             replies.append(Message(content, reply_to=message))
+
         self.begin()
         return replies
 
@@ -121,6 +123,7 @@ def run_with_values(
     )
     initial_model = ArrayRecord(make_net().state_dict())
     result = strategy.start(grid, initial_model, num_rounds=rounds)  # type: ignore[arg-type]
+
     return [*result.train_metrics_clientapp.values()]
 
 
@@ -152,8 +155,10 @@ def test_failed_or_absent_client_is_nan_in_its_round_and_keeps_its_sum(tmp_path)
     ):
         values = [records[round_index][f"value/{name}"] for name in (1, 2, 3)]
         assert [not math.isnan(value) for value in values] == has_value
+
     table = flsv.read_run(tmp_path / "run")
     part = table[(table["metric"] == "value") & (table["client_name"] == "2")]
+
     assert set(part["round"]) <= {0, 3}
     assert part["value"].iloc[-1] == records[3]["value/2"]
     assert set(table["client_name"]) == {"1", "2", "3"}  # the fourth has never come
@@ -166,6 +171,7 @@ def test_client_beyond_num_clients_leaves_only_its_round_without_values():
         UserWarning, match=r"round 2 could not be valued.*\['3'\] were not there .*num_clients"
     ):
         records = run_with_values(Grid(sizes, {**sizes, 3: 30}, sizes), rounds=3)
+
     assert [math.isnan(record["value/1"]) for record in records] == [False, True, False]
 
 
@@ -181,6 +187,7 @@ def test_a_value_that_fails_does_not_end_the_training():
         UserWarning, match="round 2 could not be valued, and training goes on without: no luck"
     ):
         records = run_with_values(Grid(sizes, sizes, sizes), rounds=3, metrics={"value": Fails()})
+
     assert len(records) == 3
 
 
@@ -211,10 +218,13 @@ def test_contributions_wrap_wrapped_strategies_and_pass_attributes_on():
     strategy = Contributions(
         clipped, make_net(), make_batches(), metrics={"value": CumulativeShapley()}
     )
+
     assert strategy.clipping_norm == 1e6
+
     result = strategy.start(
         Grid({1: 10, 2: 20}), ArrayRecord(make_net().state_dict()), num_rounds=1
     )  # type: ignore[arg-type]
+
     assert not math.isnan(result.train_metrics_clientapp[1]["value/1"])
 
 
@@ -227,6 +237,7 @@ def test_arrays_without_names_are_in_the_modules_order():
     )
     arrays = ArrayRecord([value.numpy() for value in make_net().state_dict().values()])
     result = strategy.start(Grid({1: 10, 2: 20}), arrays, num_rounds=1)  # type: ignore[arg-type]
+
     assert {**result.train_metrics_clientapp[1]} == {**run_with_values(Grid({1: 10, 2: 20}))[0]}
 
 
@@ -239,14 +250,17 @@ def test_report_of_a_flower_run_is_labelled_and_has_no_shares(tmp_path):
         folder=tmp_path,
     )
     page = write_report(tmp_path).read_text()
+
     assert "These are values of single rounds that FedAvg ran" in page
     assert "<span>share" not in page
     assert "The training has not finished" not in page
     assert (
         "These are values of single rounds" in write_report(tmp_path, client="Boston").read_text()
     )
+
     with pytest.raises(ConfigurationError, match="values of single rounds that FedAvg ran"):
         write_report(tmp_path, budget=Budget(100))
+
     unpaid = write_report(tmp_path, budget=Budget(100, by="value")).read_text()
     assert "Do not pay by these values" in unpaid
     assert "These are values of single rounds that FedAvg ran" in unpaid
@@ -290,6 +304,7 @@ def superlink(tmp_path):
         stderr=log,
         start_new_session=True,
     )
+
     try:
         deadline = time.monotonic() + 120
         while "Uvicorn running" not in (tmp_path / "link.log").read_text():
@@ -322,6 +337,7 @@ def fedavg_by_hand(rounds: Any, task: Any) -> tuple[Tensor, Tensor]:
             metrics=metrics,
             num_samples=samples,
         )
+
     return values["value"], values["cssv"]
 
 
@@ -337,11 +353,14 @@ def test_flwr_run_has_the_values_of_value_round_and_the_model_of_the_strategy(
     printed = run_flwr(superlink, "run", str(app), "--stream")
 
     assert (tmp_path / "kept.pt").is_file(), printed
+
     strategies = torch.load(tmp_path / "kept.pt", weights_only=False)
     monkeypatch.syspath_prepend(app)
     earlier_imports = [module for module in sys.modules if module.startswith("fedapp")]
+
     for module in earlier_imports:
         monkeypatch.delitem(sys.modules, module)
+
     from fedapp import task  # type: ignore[import-not-found]
 
     for name in ("FedAvg", "FedAdam", "Halfway"):
@@ -358,6 +377,8 @@ def test_flwr_run_has_the_values_of_value_round_and_the_model_of_the_strategy(
             assert [record[f"{metric}/{client}"] for client in range(3)] == values.tolist(), name
         page = write_report(tmp_path / name).read_text()
         assert f"values of single rounds that {name} ran" in page
+
     weight_of_fedavg = strategies["FedAvg", True][1]["layer.weight"]
     weight_of_fedadam = strategies["FedAdam", True][1]["layer.weight"]
+
     assert (weight_of_fedavg - weight_of_fedadam).abs().max() > 0.01

@@ -80,6 +80,7 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
         data,
         rounds=ROUNDS,
     )
+
     return module, data, loop, recorder.rounds
 
 
@@ -122,10 +123,12 @@ def test_value_round_equals_the_federated_loop_for_every_metric(trained_run: Any
     values = values_of_last_round(module, data, rounds, make_all_metrics(), lambda vector: vector)
 
     assert values.values.keys() == loop.contributions.keys()
+
     for name, expected in loop.contributions.items():
         assert_same_values(values[name], expected, name)
         if expected.by_class is not None:
             assert_same_values(values.per_class[name], expected.by_class, name)
+
     assert values["sv"].isnan().sum() <= 1
     assert values.diagnostics["cgsv"].keys() == {"phi"}
     for name, tensor in module.state_dict().items():
@@ -136,6 +139,7 @@ def test_value_round_equals_the_federated_loop_for_every_metric(trained_run: Any
     column = table[is_of_class_1].set_index("client")["value"]
     expected = values.per_class["classes"][:, 1]
     seen_clients = expected.isfinite().nonzero().flatten().tolist()
+
     assert column.to_dict() == pytest.approx(
         {client: expected[client].item() for client in seen_clients}
     )
@@ -158,8 +162,10 @@ def test_value_round_of_state_dicts_or_arrays_equals_that_of_vectors(
     net.load_state_dict(module.net.state_dict())
     valued_module: nn.Module = net
     make_form = as_state
+
     if form == "arrays":
         make_form = as_arrays
+
     if form == "fabric":
         valued_module = Fabric(accelerator="cpu", devices=1).setup(net)
 
@@ -222,6 +228,7 @@ def test_values_by_a_plain_modules_loss_equal_a_plain_loop(trained_run: Any) -> 
         with torch.no_grad():
             for x, y in batches:
                 total += float(((evaluated(x) - y) ** 2).mean()) * len(y)
+
         return -total / 6
 
     values = value_round(net, model, list(client_models), batches, loss=nn.functional.mse_loss)
@@ -234,6 +241,7 @@ def test_values_by_a_plain_modules_loss_equal_a_plain_loop(trained_run: Any) -> 
         (singles[1] - empty + grand - singles[0]) / 2,
     ]
     shapley_values = values["PartialFederatedShapley"]
+
     assert shapley_values.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert values.evaluations == 4
 
@@ -248,6 +256,7 @@ def test_values_by_a_plain_modules_loss_equal_a_plain_loop(trained_run: Any) -> 
             GradientAgreement(loss="loss"),
         ],
     )
+
     assert torch.equal(by_name["PartialFederatedShapley"], shapley_values)
     assert by_name["GradientAgreement"].sum() == pytest.approx(1)
 
@@ -375,8 +384,10 @@ def test_value_round_with_mismatched_arguments_raises(
 def test_value_round_refuses_other_client_names_in_a_later_round() -> None:
     metric, updates = CosineGradientShapley(), [VECTOR + 1, VECTOR - 1]
     value_round(NET, VECTOR, updates, metrics=metric, client_names=["Lyon", "Kyoto"])
+
     with pytest.raises(ConfigurationError, match=r"rounds of the clients \['Lyon', 'Kyoto'\]"):
         value_round(NET, VECTOR, updates, metrics=metric, client_names=["Kyoto", "Lyon"])
+
     value_round(NET, VECTOR, updates, metrics=metric, client_names=["Lyon", "Kyoto"])
     assert metric.rounds == 2
 
@@ -442,6 +453,7 @@ def test_batches_that_are_dictionaries_are_measured_by_what_is_logged() -> None:
 
     name = "PartialFederatedShapley"
     torch.testing.assert_close(by_logged[name], plain[name])
+
     with pytest.raises(
         ConfigurationError,
         match=r"a batch is dict\. Or measure by a value that validation_step logs",

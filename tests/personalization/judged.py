@@ -73,6 +73,7 @@ def play_round(
     channel = Channel()
     if relevance is not None:
         metrics.contributions = {"relevance": relevance}
+
     strategies = {"aggregator": FedAvg("uniform"), "personalizer": method}
     server = RoundServer(metrics, strategies, space, channel)
     state = FederationState(
@@ -87,6 +88,7 @@ def play_round(
         with opened(client.data):
             initial = method.receive(client.data, instructions[client.id])
         client.data.set_models(initial, vector if client.model is None else client.model)
+
     updates = [
         ClientUpdate(
             client.id,
@@ -109,6 +111,7 @@ def play_round(
     assert state.starts == {}  # the clients keep their models themselves
     # Traffic is counted before the clients are asked for their models.
     assert len(round.uploaded) == len(round.downloaded) == len(clients)
+
     models = {client.id: proxies[client.id].ask(own_model) for client in clients}
     return models, round
 
@@ -132,6 +135,7 @@ def exact_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:
         for position, player in enumerate(order):
             predecessors = order[:position]
             values[player] += worth(*predecessors, player) - worth(*predecessors)
+
     return values / len(orders)
 
 

@@ -29,9 +29,11 @@ def traffic_and_models(round: Any) -> tuple[Any, dict[int, torch.Tensor]]:
     traffic = round.uploaded, round.downloaded
     # The clients are asked for these models, which is not counted any more.
     assert len(round.matrix.starts) == len(round)
+
     models = {}
     for client in round.clients:
         models[client.id] = client.ask(lambda local: local.state[OWN_MODEL].clone())
+
     return traffic, models
 
 
@@ -47,6 +49,7 @@ def losses_by_hand(
         with torch.no_grad():
             log = module(x).double().log_softmax(1)
         result.append(-float(log[torch.arange(len(y)), y].mean()))
+
     return result
 
 
@@ -100,6 +103,7 @@ def test_fedfomo_weights_follow_equation_3(tmp_path: Path, sampler: Any) -> None
             torch.testing.assert_close(own_model, expected, rtol=1e-4, atol=1e-5)
             num_mixtures += (signed > 0).any()
             affinity[client, peers] += values[peers]
+
     assert num_mixtures > 3
     torch.testing.assert_close(personalizer._affinity, affinity)
 
@@ -115,6 +119,7 @@ def mixture_by_hand(
     for model in peers:
         update = (model - initial)[:num_parameters]
         distances.append(float(update.double().norm()))
+
     signed = (loss - np.array(peer_losses)) / np.array(distances)
 
     weights = np.maximum(signed, 0)
@@ -122,6 +127,7 @@ def mixture_by_hand(
     if weights.sum() > 0:
         for weight, model in zip(weights / weights.sum(), peers):
             mixture = mixture + weight * (model - initial).double()
+
     return signed, mixture
 
 
@@ -156,6 +162,7 @@ def count_downloads(personalizer: FedFomo, rounds: range) -> np.ndarray:
         round: Any = SimpleNamespace(seed=0, round_index=index)
         peers = personalizer._choose_peers(0, round)
         counts[peers] += 1
+
     return counts / len(rounds)
 
 

@@ -46,6 +46,7 @@ def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders() -> None:
         values,
         atol=1e-6,
     )
+
     # Every coalition but the empty one, once, in one call.
     (evaluated,) = clients[0].evaluated
     assert len(evaluated) == len(evaluated.unique(dim=0)) == 15
@@ -58,6 +59,7 @@ def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders() -> None:
     distances[0] = distances[1:].mean()
     weights = np.maximum(values, 0) / distances
     mixture = weights / weights.sum() @ vectors.numpy()
+
     np.testing.assert_allclose(models[0], mixture, atol=1e-6)
 
 
@@ -99,6 +101,7 @@ def test_pfedsv_safeguard_refuses_a_mixture_worse_than_the_own_model(better: boo
         clients,
         vectors,
     )
+
     assert round.peer_values is not None
     assert (round.peer_values[0] > 0).all()
     assert not torch.equal(free[0], vectors[0])
@@ -117,6 +120,7 @@ def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client()
         torch.full((4, 4), nan),
         index=7,
     )
+
     assert round.peer_values.isnan().tolist() == [
         [
             False,
@@ -126,6 +130,7 @@ def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client()
         ]
     ]
     assert round.downloaded.tolist() == [(1 + 2) * SPACE.size]
+
     pairs = torch.cat(late.evaluated)
     for stale in vectors:
         assert (pairs == stale).all(1).any()
@@ -142,6 +147,7 @@ def test_pfedsv_never_downloads_a_client_with_a_negative_score_again() -> None:
         relevance,
         index=1,
     )
+
     assert round.peer_values[0].isnan().tolist() == [
         False,
         True,
@@ -149,6 +155,7 @@ def test_pfedsv_never_downloads_a_client_with_a_negative_score_again() -> None:
         True,
     ]
     assert round.downloaded.tolist() == [(1 + 1) * SPACE.size, *[(1 + 3) * SPACE.size] * 3]
+
     relevance[0] = torch.tensor([0.5, -0.1, -0.2, -0.3])
     models, round = play_round(
         method,
@@ -157,6 +164,7 @@ def test_pfedsv_never_downloads_a_client_with_a_negative_score_again() -> None:
         relevance,
         index=2,
     )
+
     assert round.downloaded[0] == 0
     torch.testing.assert_close(models[0], random_models(4)[0])
 
@@ -172,6 +180,7 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads() -> None:
     # The first 3 entries are the extractor.
     server = round.server_vector
     torch.testing.assert_close(server, vectors.mean(0))
+
     evaluated = torch.cat(clients[0].evaluated)
     assert (evaluated[:, :3] == server[:3]).all()
     for model in models.values():
@@ -184,11 +193,14 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads() -> None:
         dim=1,
     )
     expected = exact_values(on_common_extractor.numpy(), accuracy)
+
     np.testing.assert_allclose(round.peer_values[0], expected, atol=1e-6)
+
     distances = (heads - heads[0]).norm(dim=1)
     distances[0] = distances[1:].mean()
     weights = round.peer_values[0].double().clamp_min(0) / distances
     mixture = weights / weights.sum() @ heads
+
     torch.testing.assert_close(
         models[0][3:],
         mixture,
@@ -250,6 +262,7 @@ def test_pfedsv_start_points_depend_on_the_mode_and_on_absence(
         with opened(local):
             local.state[OWN_MODEL] = chosen_model
             assert method.receive(local, instruction).tolist() == expected
+
     assert torch.equal(state.model(), model)
     assert chosen_model.tolist() == [-1] * 7
 
@@ -268,6 +281,7 @@ def test_pfedsv_classifier_may_consist_of_several_layers() -> None:
     for layers in (["2"], ["1", "fc"], []):
         with pytest.raises(ConfigurationError, match="classifier"):
             begin_method(2, PFedSV(mode="extractor", classifier=layers))
+
     bare = nn.Sequential(nn.Conv2d(1, 2, 3))
     with pytest.raises(ConfigurationError, match="linear"):
         begin_method(2, PFedSV(mode="extractor"), space=ParameterSpace(bare))
@@ -290,6 +304,7 @@ def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance() -> N
     distances[0] = distances[1:].mean()
     weights = round.peer_values[0].double().clamp_min(0) / distances
     mixture = weights / weights.sum() @ vectors
+
     torch.testing.assert_close(
         models[0],
         mixture,
@@ -340,12 +355,14 @@ def test_pfedsv_clients_send_numbers_and_no_samples(tmp_path: Path) -> None:
     for message in loop.channel.messages:
         numbers = numbers_by_message.setdefault((message.direction, message.name), [])
         numbers.append(message.traffic.numbers)
+
     assert set(numbers_by_message) == {
         ("up", "update"),
         ("up", "collaborate"),
         ("down", "collaborate"),
     }
     assert set(numbers_by_message["up", "update"]) == {loop.space.size}
+
     answers = numbers_by_message["up", "collaborate"]
     assert len(answers) == 3
     assert max(answers) <= 3

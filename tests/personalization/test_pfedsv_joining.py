@@ -32,6 +32,7 @@ def joining_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:
             members = [0, *order[:count]]
             worth.append(float(accuracy(vectors[members].mean(0))))
         values[list(order)] += np.diff(worth) / len(orders)
+
     return values
 
 
@@ -54,6 +55,7 @@ def test_joining_game_values_equal_those_over_all_orders() -> None:
         atol=1e-6,
     )
     assert values[1] > values[2] > 0 > values[3]
+
     distances = np.linalg.norm(
         vectors.numpy() - vectors[0].numpy(),
         axis=1,
@@ -64,6 +66,7 @@ def test_joining_game_values_equal_those_over_all_orders() -> None:
     # The best of eleven models between its own and the mixture.
     path = [(1 - share) * vectors[0].numpy() + share * mixture for share in np.linspace(0, 1, 11)]
     best = path[int(np.argmax([accuracy(model) for model in path]))]
+
     np.testing.assert_allclose(models[0], best, atol=1e-6)
     assert accuracy(best) > accuracy(vectors[0].numpy())
 
@@ -79,12 +82,14 @@ def test_client_without_gain_from_others_keeps_its_own_model() -> None:
         )
         assert torch.equal(models[0], vectors[0])
         assert (round.peer_values[0, 1:] <= 1e-9).all()
+
     # With nobody to download there is no game.
     models, round = play_round(
         begin_method(3, PFedSV(game="joining")),
         [Judged(0, lambda v: 0.25)],
         vectors[:1],
     )
+
     assert torch.equal(models[0], vectors[0])
     assert round.peer_values[0].nan_to_num(-1).tolist() == [0.25, -1, -1]
 
@@ -100,6 +105,7 @@ def test_pfedsv_with_shared_starts_between_the_own_and_the_global_model(shared: 
     )
     state = FederationState(2, global_vector=torch.arange(7.0))
     instruction = Instruction(4, 1, 0, method.start(1, state), {})
+
     with opened(local):
         for model in (
             method.receive(local, instruction),
@@ -110,10 +116,12 @@ def test_pfedsv_with_shared_starts_between_the_own_and_the_global_model(shared: 
         expected = -1.0 + shared * (torch.arange(7.0) + 1)
         torch.testing.assert_close(method.receive(local, instruction), expected)
         assert method.own(local, instruction).tolist() == [-1] * 7
+
     # As in the paper, what is used is what is trained.
     method = begin_method(2, PFedSV())
     method._uploads = {1: torch.zeros(7)}
     instruction = Instruction(4, 1, 0, method.start(1, state), {})
+
     with opened(local):
         assert torch.equal(
             method.own(local, instruction),
@@ -150,6 +158,7 @@ def test_pfedsv_with_shared_1_trains_as_fedavg_and_keeps_own_models(tmp_path: Pa
         vectors.append(state_vector(module))
 
     assert torch.equal(*vectors)
+
     fedavg, ours = loops
     received = ours.received()
     for client, model in ours.trained.items():
@@ -167,6 +176,7 @@ def test_pfedsv_with_shared_1_trains_as_fedavg_and_keeps_own_models(tmp_path: Pa
             "accuracy",
         )
         assert ours.client_accuracy[client] == pytest.approx(float(accuracy))
+
     assert not torch.equal(fedavg.client_accuracy, ours.client_accuracy)
 
 

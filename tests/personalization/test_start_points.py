@@ -83,6 +83,7 @@ def with_largest_entries(initial: Tensor, step: Tensor, share: float) -> Tensor:
         key=lambda index: -abs(float(flat[index])),
     )
     result = initial.flatten().clone()
+
     for index in by_magnitude[:count]:
         result[index] += flat[index]
     return result.view(step.shape)
@@ -96,6 +97,7 @@ def test_fedamp_attention_equals_numpys() -> None:
             expected[i, j] = 2.0 * math.exp(-((w[i] - w[j]) ** 2).sum() / 9.0) / 9.0
         assert expected[i].sum() < 1
         expected[i, i] = 1 - expected[i].sum()
+
     np.testing.assert_allclose(FedAMP(2.0, 9.0).attention(torch.from_numpy(w)), expected)
 
 
@@ -110,6 +112,7 @@ def test_heurfedamp_attention_equals_numpys() -> None:
         for j, c in cos.items():
             expected[i, j] = 0.6 * math.exp(3.0 * c) / total
         expected[i, i] = 0.4
+
     np.testing.assert_allclose(HeurFedAMP(0.4, 3.0).attention(torch.from_numpy(w)), expected)
     assert HeurFedAMP().attention(torch.ones(1, 2)).tolist() == [[1.0]]
 
@@ -141,6 +144,7 @@ def test_fedamp_clients_start_from_the_mixture_of_the_last_uploads(
         stacked = torch.stack(list(uploads.values())).double()
         weights = amp.attention(stacked[:, : round.space.num_parameters])
         own_models = dict(zip(uploads, (weights @ stacked).float()))
+
     assert set(loop.state.starts) == set(uploads)
     assert len(uploads) > 2
     for client, model in loop.state.starts.items():
@@ -200,6 +204,7 @@ def test_fedem_shares_components_and_keeps_weights(tmp_path):
     # Nothing of the weights is in a vector, in the global model or in what the server side saves.
     assert "responsibility" not in " ".join(loop.space.names)
     torch.testing.assert_close(module.network.responsibility, equal_weights)
+
     saved = loop.state_dict()["strategies"]["personalizer"]
     assert saved == loop.state.starts == {}
 
@@ -232,8 +237,10 @@ def test_fedem_shares_components_and_keeps_weights(tmp_path):
         )
 
     assert len(weights) > 2
+
     largest_weights = torch.stack([*weights.values()]).amax(1)
     assert largest_weights.max() > 0.4
+
     tensors = client_tensors(loop)
     assert tensors.keys() == weights.keys()
     for client, weight in weights.items():
@@ -271,7 +278,9 @@ def test_ifca_clusters_equal_those_by_hand(tmp_path: Path) -> None:
 
     first_round, first_clusters, *_ = entries[0]
     is_initial = [torch.equal(cluster, first_round.global_vector) for cluster in first_clusters]
+
     assert is_initial == [True, False, False]
+
     used = set()
     for round, earlier_clusters, _, (new_clusters, traffic) in entries:
         members: dict[int, list[Tensor]] = {}
@@ -298,6 +307,7 @@ def test_ifca_clusters_equal_those_by_hand(tmp_path: Path) -> None:
         # Up: a model, and which cluster it belongs to. Down: all clusters.
         size = loop.space.size
         assert traffic == ([size + 1] * 3, [3 * size] * 3)
+
     assert len(used) > 1
 
 
@@ -339,8 +349,10 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path: Path) -> None:
                 rtol=1e-4,
                 atol=1e-6,
             )
+
     last_round = entries[-1][0]
     first_initial, second_initial = last_round.start_vectors[:2]
+
     assert not torch.equal(first_initial, second_initial)
 
 

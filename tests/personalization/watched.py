@@ -22,6 +22,7 @@ def record_calls(part: Personalizer, read_arguments=nothing, read_round=nothing)
         result = personalize(round, contributions, models)
         if isinstance(result, dict):
             result = dict(result)
+
         entries.append([arguments_read, result])
         return result
 

@@ -94,6 +94,7 @@ class Spy:
             self.called.add(name)
             arguments = [*args, *kwargs.values()]
             is_at_a_client = any(isinstance(argument, AT_A_CLIENT) for argument in arguments)
+
             if not is_at_a_client:
                 self._read(arguments, name)
             return method(part, *args, **kwargs)
@@ -135,6 +136,7 @@ def fit_watched(spy, folder, uploads=PRIVATE):
     parts = {}
     for role, (kind, arguments) in PARTS.items():
         parts[role] = spy.watching(kind)(**arguments)
+
     parts["filters"] = [parts["filters"]]
     parts["metrics"] = {"whole": parts["metrics"]}
     loop = FederatedLoop(
@@ -158,8 +160,10 @@ def test_no_method_of_a_part_reads_the_class_counts_of_private_clients(argument_
     fit_watched(argument_spy, tmp_path)
 
     assert argument_spy.leaks == []
+
     at_the_server = {"aggregate", "apply", "before_filters", "bind", "choose", "end_round"}
     at_the_server |= {"personalize", "send", "start", "update", "weights"}
+
     assert at_the_server <= argument_spy.called
 
 

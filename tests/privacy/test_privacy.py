@@ -106,6 +106,7 @@ def test_privacy_clipping_scales_long_updates_to_the_bound_and_keeps_short_ones(
     assert sent.norm().item() == pytest.approx(min(length, 1.5), rel=1e-6)
     torch.testing.assert_close(sent, update * min(1, 1.5 / length))
     assert torch.equal(update, original)
+
     if length < 1.5:
         assert torch.equal(sent, update)
         assert sent.data_ptr() != update.data_ptr()
@@ -123,8 +124,10 @@ def test_privacy_noise_for_a_module_with_batch_norm_buffers_is_refused() -> None
     plain, normed = nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
     privacy.check(ParameterSpace(plain))
+
     with pytest.raises(ConfigurationError, match=r"such as '1\.running_var'.*GroupNorm"):
         privacy.check(ParameterSpace(normed))
+
     GaussianPrivacy(clip=1.0, noise_multiplier=0.0).check(ParameterSpace(normed))
 
 
@@ -141,10 +144,12 @@ def test_the_server_sees_clipped_updates_with_each_clients_own_noise(tmp_path: P
 
     free, sent = updates()[:3], updates(uploads=[GaussianPrivacy(0.2, 3.0)])
     assert (free.norm(dim=1) > 0.2).all()
+
     for client in range(3):
         clipped = free[client] * 0.2 / free[client].norm()
         noise = torch.randn(free.shape[1], generator=generator_for(5, "privacy", 0, client))
         torch.testing.assert_close(sent[client], clipped + 0.2 * 3.0 * noise, atol=1e-5, rtol=1e-4)
+
     # Another client's, or another round's, is another.
     assert (torch.corrcoef(sent) - torch.eye(6)).abs().max() < 0.6
 
@@ -157,6 +162,7 @@ def test_private_clients_report_configured_steps_and_no_loss(tmp_path: Path) -> 
         loop = FederatedLoop(personalizer=watching, uploads=uploads, local_epochs=2, seed=5)  # type: ignore[arg-type]
         fit(loop, tmp_path / name, make_plain(), rounds=1, accumulate_grad_batches=2)
         (rounds[name],) = watching.rounds
+
     assert torch.equal(rounds["private"].num_steps, rounds["free"].num_steps)
     assert rounds["free"].losses.isfinite().all()
     assert rounds["private"].losses.isnan().all()
@@ -179,8 +185,10 @@ def test_algorithm_can_refuse_privacy_before_the_first_round(tmp_path: Path) -> 
         uploads=[GaussianPrivacy(1.0, 1.0)],
         seed=5,
     )
+
     with pytest.raises(ConfigurationError, match="SGD would fit noise"):
         fit(loop, tmp_path, make_plain(), rounds=1)
+
     assert not watching.rounds
 
 
@@ -212,6 +220,7 @@ class Watching(Personalizer):
         next_models = {}
         for client, vector in zip(round.client_ids.tolist(), round.client_vectors):
             next_models[client] = vector + 1
+
         return next_models
 
 
@@ -241,15 +250,18 @@ def test_sent_update_is_clipped_and_the_clients_own_model_is_not(tmp_path):
 def test_fit_stops_before_the_privacy_budget_is_exceeded(tmp_path: Path) -> None:
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=4.0)
     assert privacy.affordable_rounds() == 3
+
     loop = FederatedLoop(uploads=[privacy], seed=0)
     with pytest.warns(
         UserWarning, match=r"stops after 3 rounds: client 0 has spent epsilon = 3\.709 in 3 rounds"
     ):
         fit(loop, tmp_path, make_plain(), rounds=10)
+
     assert loop.round_index == 3
     torch.testing.assert_close(
         loop.contributions["epsilon"], torch.full((3,), gaussian_epsilon(2.0, 3))
     )
+
     rows = (tmp_path / "contributions.csv").read_text()
     assert "2,epsilon,0,,3.70" in rows
     assert "2,epsilon/affordable,0,,0" in rows
@@ -267,6 +279,7 @@ def test_spent_privacy_budget_stays_spent_on_resume(tmp_path: Path, how: str) ->
         ):
             fit(loop(), tmp_path, make_plain(), rounds=5, min_epochs=4)
         return
+
     fit(
         loop(),
         tmp_path,
@@ -275,6 +288,7 @@ def test_spent_privacy_budget_stays_spent_on_resume(tmp_path: Path, how: str) ->
         enable_checkpointing=True,
         callbacks=[make_checkpoint_callback(tmp_path)],
     )
+
     with pytest.raises(ConfigurationError, match="no budget for another round: client 0 has spent"):
         fit(loop(), tmp_path, make_plain(), rounds=5, ckpt_path=tmp_path / "checkpoints/last.ckpt")
 
@@ -303,10 +317,14 @@ def test_metrics_of_noised_updates_are_warned_about(
         uploads = [privacy, TopK(0.9)]
         loop = FederatedLoop(metrics=metrics, uploads=uploads, seed=0)
         fit(loop, tmp_path, make_plain(), rounds=1)
+
     assert list(loop.metrics) == [*metrics, "epsilon"]  # noise is always accounted for
+
     messages = [str(warning.message) for warning in caught]
     lines = [message for message in messages if "privacy_contributions" in message]
+
     assert len(lines) == warned
+
     if warned:
         (line,) = lines
         assert "metrics ['cssv'] are computed from noised updates (noise_multiplier=0.5)" in line

@@ -27,11 +27,13 @@ def noise_by_hand(size: int, key: bytes) -> list[float]:
     for position in range(0, len(stream), 8):
         word = int.from_bytes(stream[position : position + 8], "little") % 2**53
         uniform.append((word + 0.5) / 2**53)
+
     radii = [math.sqrt(-2 * math.log(u)) for u in uniform[:pairs]]
     angles = [2 * math.pi * u for u in uniform[pairs:]]
     polar = list(zip(radii, angles))
     cosines = [radius * math.cos(angle) for radius, angle in polar]
     sines = [radius * math.sin(angle) for radius, angle in polar]
+
     return (cosines + sines)[:size]
 
 
@@ -51,17 +53,20 @@ def test_secret_noise_is_normal_and_independent_across_blocks_and_keys() -> None
         1,
         abs=5 / math.sqrt(2 * size),
     )
+
     kurtosis = stats.kurtosis(numbers.numpy())
     assert kurtosis == pytest.approx(
         0,
         abs=5 * math.sqrt(24 / size),
     )
+
     pairs = [
         (numbers, with_other_key),
         (numbers.abs(), with_other_key.abs()),
     ]
     for lag in (1, BLOCK // 2, BLOCK):
         pairs.append((numbers[:-lag], numbers[lag:]))
+
     for a, b in pairs:
         correlation = torch.corrcoef(torch.stack([a, b]))[0, 1]
         assert abs(correlation) < 5 / math.sqrt(len(a))
@@ -75,6 +80,7 @@ def test_secret_noise_depends_on_all_256_bits_of_its_key() -> None:
         9,
         generator=draw.manual_seed(5 + (7 << 32)),
     )
+
     assert torch.equal(of_low_bits, of_high_bits_too)
 
     for bit in range(256):
@@ -117,11 +123,13 @@ def test_secret_noise_keeps_the_updates_dtype_and_changes_with_update_and_key(
     assert torch.equal(update, original)
     assert sent.dtype == dtype
     assert torch.linalg.vector_norm(clipped).item() == pytest.approx(2.0, rel=1e-2)
+
     added = sent.double() - clipped
     assert added.std().item() == pytest.approx(
         3.0,
         abs=5 * 3 / math.sqrt(2 * size),
     )
+
     similarity = torch.cosine_similarity(added, clipped, dim=0)
     assert abs(similarity) < 5 / math.sqrt(size)
 
@@ -131,6 +139,7 @@ def test_secret_noise_keeps_the_updates_dtype_and_changes_with_update_and_key(
         changed[0] *= 1.01
     else:
         changed[0] = torch.nextafter(changed[0], changed[0] + 1)
+
     for independent in (
         noisy.apply(changed, context),
         noisy.apply(update, other_context),

@@ -35,6 +35,7 @@ def read_contributions(run: Path, before_round: int) -> list[tuple[str, ...]]:
         is_earlier = int(row["round"]) < before_round
         if metric == "cssv" and is_earlier:
             table.append(tuple(row.values()))
+
     return table
 
 
@@ -56,10 +57,12 @@ def test_run_of_an_earlier_version_goes_on_from_its_checkpoint(
         "--trainer.max_epochs=3",
         "--quiet",
     ]
+
     assert main(command) == 0
 
     resumed = tmp_path / "resumed" / "lightning_logs" / "version_0"
     stored = read_contributions(stored_run, before_round=2)
+
     assert stored
     assert read_contributions(resumed, before_round=2) == stored
     assert len(read_contributions(resumed, before_round=3)) == len(stored) * 3 / 2
@@ -72,6 +75,7 @@ def test_report_and_retrain_read_a_run_of_an_earlier_version(stored_run: Path) -
     scores = (stored_run / "retrained_scores.csv").read_text()
     values = [row["value"] for row in read_rows(stored_run / "retrained.csv")]
     (stored_run / "retrained.csv").unlink()
+
     assert main([*RETRAIN, str(stored_run)]) == 0
     assert (stored_run / "retrained_scores.csv").read_text() == scores
     assert [row["value"] for row in read_rows(stored_run / "retrained.csv")] == values
@@ -83,6 +87,7 @@ def test_scores_of_another_version_of_a_package_are_used_with_a_warning(
     scores = stored_run / "retrained_scores.csv"
     text = scores.read_text().replace('"version of torch": "', '"version of torch": "1.')
     scores.write_text(text)
+
     with pytest.warns(VersionWarning, match=r"\(.*torch is .* and was 1\."):
         assert main([*RETRAIN, str(stored_run)]) == 0
     assert scores.read_text() == text
@@ -103,7 +108,9 @@ def test_strict_fit_refuses_the_checkpoint_of_another_version(
     checkpoint = stored_run / "checkpoints" / "last.ckpt"
     root = stored_run / "resumed"
     command = ["fit", f"--config={config}", f"--ckpt_path={checkpoint}"]
+
     assert main([*command, f"--trainer.default_root_dir={root}", "--trainer.max_epochs=3"]) == 2
+
     message = capsys.readouterr().err
     assert "error: the checkpoint is of other versions (flsv is 9.9.9 and was 2.0.0" in message
     assert not list(root.rglob("*.csv"))

@@ -22,6 +22,7 @@ def hook() -> ModuleType:
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec is not None
     assert spec.loader is not None
+
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -37,6 +38,7 @@ def test_readme_links_on_the_package_index_are_absolute_at_the_version_tag(
     shown = hook.description(README, "https://example.org/flsv", flsv.__version__)
     assert len(targets(shown)) == len(targets(README)) > 20
     assert all(target.startswith("https://") for target in targets(shown))
+
     paths = [target for target in targets(README) if not target.startswith("http")]
     for path in paths:
         assert (ROOT / path.partition("#")[0]).exists(), path
@@ -48,9 +50,11 @@ def test_readme_without_a_repository_url_has_no_relative_links(hook: ModuleType)
     shown = hook.description(README, None, flsv.__version__)
     relative_targets = [target for target in targets(shown) if not target.startswith("http")]
     words = " ".join(shown.split())
+
     assert relative_targets == []
     assert "![" not in shown
     assert "Published algorithms are" in words
+
     # The code is not touched: an index shows what README.md shows.
     code_blocks = re.compile(r"```.*?```", flags=re.DOTALL)
     assert code_blocks.findall(shown) == code_blocks.findall(README)
@@ -60,6 +64,7 @@ def test_one_address_gives_all_links_of_the_project(hook: ModuleType) -> None:
     metadata = {"urls": {"Repository": "https://example.org/flsv/"}}
     hook.Description(str(ROOT), {}).update(metadata)
     tag = f"https://example.org/flsv/blob/v{flsv.__version__}"
+
     assert metadata["urls"] == {
         "Repository": "https://example.org/flsv/",
         "Documentation": f"{tag}/docs/index.md",
@@ -80,6 +85,7 @@ def test_built_metadata_have_versions_and_links() -> None:
 
     metadata = json.loads(process.stdout)
     classifiers = metadata["classifiers"]
+
     assert metadata["name"] == "flsv"
     assert metadata["version"] == flsv.__version__
     assert metadata["license"] == "Apache-2.0"
@@ -91,6 +97,7 @@ def test_built_metadata_have_versions_and_links() -> None:
     versions = [name.rpartition(" ")[2] for name in classifiers if re.search(r":: 3\.\d+$", name)]
     lowest = metadata["requires-python"].removeprefix(">=")
     minors = range(int(lowest[2:]), int(versions[-1][2:]) + 1)
+
     assert versions == [f"3.{minor}" for minor in minors]
 
 

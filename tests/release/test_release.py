@@ -21,6 +21,7 @@ def commit_versions(root: Path, words: str, **versions: str) -> None:
         for name, text in FILES.items():
             (root / name).parent.mkdir(exist_ok=True)
             (root / name).write_text(text.format(**versions))
+
     run_git(root, "add", "-A")
     run_git(root, "commit", "-qm", words)
 
@@ -43,6 +44,7 @@ def repository(tmp_path):
         date="2026-02-01",
         new="## [1.1] - 2026-02-01\n\n- More.\n\n",
     )
+
     return tmp_path
 
 
@@ -77,7 +79,9 @@ def test_repository_ready_for_release_has_no_problem(repository):
 def test_release_with_an_unready_file_names_the_problem(repository, file, old, new, message):
     path = repository / file
     path.write_text(path.read_text().replace(old, new))
+
     assert any("Not everything is committed" in problem for problem in problems(repository))
+
     commit_versions(repository, "more")
     assert any(message in problem for problem in problems(repository))
     assert not any("committed" in problem for problem in problems(repository))

@@ -89,6 +89,7 @@ def replay(net: nn.Module, rule: Rule, train: Train = sgd, send: Send | None = N
         if send is not None:
             send(plain_round)
         vector_to_parameters(rule(plain_round), server.parameters())
+
     return parameters_to_vector(server.parameters()).detach()
 
 

@@ -83,9 +83,11 @@ def geometric_median(round: PlainRound) -> Tensor:
     points = torch.stack([*round.rows.values()]).double()
     alpha = torch.tensor(sample_shares(round)).double()
     z = alpha @ points
+
     for _ in range(2000):
         weights = alpha / (points - z).norm(dim=1)
         z = (weights / weights.sum()) @ points
+
     return z.float()
 
 
@@ -99,6 +101,7 @@ def mean_of_buckets(round: PlainRound) -> Tensor:
     mean_of_pair = (round.updates[a] + round.updates[b]) / 2
     share_of_pair = (samples[a] + samples[b]) / total
     share_of_single = samples[single] / total
+
     return round.x + mean_of_pair * share_of_pair + round.updates[single] * share_of_single
 
 
@@ -109,11 +112,13 @@ def mean_by_divergence(round: PlainRound) -> Tensor:
         counts = [float(count) for count in round.class_counts[client]]
         p = [count / sum(counts) for count in counts]
         divergences.append(sum(q * math.log(q * len(p)) for q in p if q > 0))
+
     total = sum(divergences)
     weights = [
         max(0.0, share - 0.3 * divergence / total + 0.2)
         for share, divergence in zip(sample_shares(round), divergences)
     ]
+
     return round.moved([weight / sum(weights) for weight in weights])
 
 
@@ -131,6 +136,7 @@ def mean_by_reputation(round: PlainRound) -> Tensor:
     else:
         initial = sample_shares(round)
         momentum = 0.0
+
     total = sum(initial)
     directions = round.updates / round.updates.norm(
         dim=1,
@@ -146,6 +152,7 @@ def mean_by_reputation(round: PlainRound) -> Tensor:
     ]
     for client, reputation in zip(round.clients, updated):
         reputations[client] = reputation / sum(updated) * total
+
     return round.x + 0.5 * aggregate
 
 
@@ -188,6 +195,7 @@ def fednova_mean(round: PlainRound) -> Tensor:
     for num_steps in round.steps.values():
         counts = [MOMENTUM**age for step in range(num_steps) for age in range(num_steps - step)]
         lengths.append(sum(counts))
+
     p = sample_shares(round)
     effective = sum(share * length for share, length in zip(p, lengths))
     return round.moved([effective * share / length for share, length in zip(p, lengths)])
@@ -209,6 +217,7 @@ def with_server_optimizer(rule: str, lr: float) -> Rule:
             memory["v"] = 0.5 * v + 0.5 * delta**2
         else:
             memory["v"] = v - 0.5 * delta**2 * torch.sign(v - delta**2)
+
         return round.x + lr * memory["m"] / (memory["v"].sqrt() + 1e-3)
 
     return step
@@ -249,6 +258,7 @@ def keep_largest(
     )
     is_sent = torch.zeros(len(p), dtype=torch.bool)
     is_sent[by_magnitude[: math.ceil(0.1 * len(p))]] = True
+
     return p.where(is_sent, torch.zeros(()))
 
 
@@ -258,6 +268,7 @@ def send_opposite(round: PlainRound) -> None:
     mean = updates.mean(0)
     lengths = [float(update.norm()) for update in updates]
     sent = -mean / mean.norm() * statistics.median(lengths)
+
     for i in (0, 2):
         change_update(round, i, lambda d: sent.float())
 
@@ -291,6 +302,7 @@ def train_moreau(net: nn.Module, epochs: Batches) -> None:
                 for theta, gradient, w_entry in zip(thetas, gradients, w):
                     theta -= 0.05 * (gradient + 3.0 * (theta - w_entry))
         w = [entry - 0.1 * 3.0 * (entry - theta.detach()) for entry, theta in zip(w, thetas)]
+
     with torch.no_grad():
         for theta, w_entry in zip(thetas, w):
             theta.copy_(w_entry)
@@ -391,8 +403,10 @@ def test_federation_resumed_after_two_rounds_equals_the_plain_loop(
     case = CASES[name]
     net = network(batch_norm=False)
     module = Plain(copy.deepcopy(net))
+
     if case.optimizer is not None:
         module = Plain(copy.deepcopy(net), case.optimizer)
+
     saving: dict[str, Any] = {
         "enable_checkpointing": True,
         "callbacks": [make_checkpoint_callback(tmp_path)],
@@ -423,6 +437,7 @@ def test_federation_resumed_after_two_rounds_equals_the_plain_loop(
         case.send,
     )
     tolerance = case.tolerance
+
     torch.testing.assert_close(
         state_vector(module).float(),
         expected,
@@ -447,4 +462,5 @@ def test_plain_loops_of_different_cases_differ() -> None:
     for a, b in itertools.combinations(models, 2):
         if (models[a] - models[b]).abs().max() < 1e-3:
             alike.append((a, b))
+
     assert alike == []

@@ -75,9 +75,11 @@ def make_run_for_readers(
         shift = random.Random(seed).randint(1, 40)
         samples[others_ids[0]] += shift
         samples[others_ids[-1]] -= shift
+
     class_counts = []
     for client in everybody:
         class_counts.append([int(1000 * draw(client, "count", j)) for j in range(CLASSES)])
+
     total_value = sum(last_values.values())
     metrics = json.loads((folder / "run.json").read_text())["metrics"]
     metrics["sv"] = {**metrics["cssv"], "class": "PartialFederatedShapley", "per_class": False}
@@ -111,6 +113,7 @@ def make_run_for_readers(
             2,
         ]
         retrained.append(row)
+
     save_csv(folder / "retrained.csv", [RETRAINED.split(), *retrained])
     return {client: last_values[client] for client in others_ids}
 
@@ -124,6 +127,7 @@ def write_contributions(
     path.unlink()
     file = CSV(path, names)
     file.begin(0)
+
     for round_index in range(ROUNDS):
         by_class = [[draw(i, round_index, j) for j in range(CLASSES)] for i in everybody]
         interval = [
@@ -167,6 +171,7 @@ def test_report_for_one_client_does_not_depend_on_values_of_others(tmp_path, cli
     different_values = make_run_for_readers(tmp_path / "2", clients, readers, seed=2, total=total)
 
     assert all(abs(values[i] - different_values[i]) > 0.01 for i in values)
+
     for client in readers:
         page = write_report(tmp_path / "1", client).read_bytes()
         page_beside_others = write_report(tmp_path / "2", client).read_bytes()
@@ -176,6 +181,7 @@ def test_report_for_one_client_does_not_depend_on_values_of_others(tmp_path, cli
 def test_report_for_one_client_rounds_the_mean_of_all_to_two_digits(tmp_path):
     make_run_for_readers(tmp_path, 5, [0], 1, 1.7654321)
     text = text_of_page(write_report(tmp_path, 0))
+
     assert "mean of all" in text
     assert "| 0.42 |" in text  # (0.3123 + 1.7654321) / 5 = 0.41554...
     assert "0.416" not in text
@@ -184,10 +190,12 @@ def test_report_for_one_client_rounds_the_mean_of_all_to_two_digits(tmp_path):
     assert "2.18" in text  # what the model has logged
     assert "7.75" not in text  # under a client's name
     assert "only if all participants but that one combine their pages" in text
+
     record = json.loads((tmp_path / "run.json").read_text())
     del record["ended"]
     (tmp_path / "run.json").write_text(json.dumps(record))
     text = write_report(tmp_path, 0).read_text(encoding="utf-8")
+
     assert "0.42 " not in text
     assert "this run has not ended" in text
     assert "2.18" not in text
@@ -209,6 +217,7 @@ def test_report_for_one_client_shows_only_its_own_values(tmp_path):
     text = text_of_page(write_report(folder, client="Oslo"))
 
     assert "77123" not in paid
+
     expected = ("Oslo", f"{value:.3f}", "121", "4402", "03" * 8, f"{mean:.2g}", "5 of 5")
     for fact in expected:
         assert fact in text
@@ -219,6 +228,7 @@ def test_report_for_one_client_shows_only_its_own_values(tmp_path):
 
     record = tmp_path / "run.json"
     record.write_text(record.read_text().replace('"per_class": true', '"per_class": false'))
+
     assert "Class by class" not in text_of_page(write_report(tmp_path, client="Oslo"))
 
 
@@ -228,6 +238,7 @@ def test_report_for_one_client_has_its_share_and_explains_it(tmp_path):
             make_game(tmp_path, {"sv": [0.061, 0.3, 0.1]}), client=0, budget=Budget(100.0, "sv")
         )
     )
+
     assert f"| sv | 0.0610 | {NONE} | 13.2 % | 13.23 |" in text
     assert "Your share of 100.00" in text
     assert (

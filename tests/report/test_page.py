@@ -74,6 +74,7 @@ def add_retrained_values(
         ]
         cells += [share, losses[i], *shares_by_seed[i]]
         lines.append(",".join(map(str, cells)))
+
     (folder / "retrained.csv").write_text("\n".join(lines) + "\n")
     return folder
 
@@ -107,6 +108,7 @@ def make_shadow_run(folder: Path, judges: str = "server", **game: Any) -> Path:
             }
         },
     )
+
     return folder
 
 
@@ -172,6 +174,7 @@ def test_report_lists_exactly_the_reasons_against_payment(
             if client is not None and not shown.reasons:
                 continue
             assert ("Suitable as a basis for payment" in text) == (not expected)
+
     assert "82.0 % of the validation set is one class" in front_page_of(tmp_path / "majority")
 
 
@@ -188,6 +191,7 @@ def test_first_page_after_retraining_shows_retrained_values_only(
             "Graz",
         ]
         assert "would go to other partners: 2.9 % with other seeds, 10.0 % by loss." in front
+
     client_page = text_of_page(write_report(folder, client=1)).partition("\nAppendix\n")[0]
     assert "| retraining, measured by accuracy | 0.300 [0.280 to 0.320] |" in client_page
     assert "would go to other partners" not in client_page  # it would tell of the others' values
@@ -205,6 +209,7 @@ def add_case_covariance(folder: Path, deviation: float) -> Path:
     frame.loc[measured, "low"] = frame["value"] - 0.03
     frame.loc[measured, "high"] = frame["value"] + 0.03
     frame.to_csv(folder / "contributions.csv", index=False)
+
     return make_shadow_run(folder, case_covariance=rows)
 
 
@@ -216,7 +221,9 @@ def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(
         r"\| Boston \| 0.400 \[0.370 to 0.430\] \|  \| \[(.*) to (.*)\] \|",
         front_page_of(folder),
     )
+
     assert match_of_both is not None
+
     # 1.645 times the root of 0.04 squared and the square of the deviation between seeds, 0.03 / 1.645.
     half_width = math.hypot(1.645 * 0.04, 0.03)
     assert float(match_of_both[1]) == pytest.approx(0.4 - half_width, abs=0.003)
@@ -226,22 +233,26 @@ def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(
     paid = front_page_of(folder, budget=Budget(1000.0))
     assert "Brackets are for other cases, other seeds." in paid
     assert f"| Boston | 0.400 [{match_of_both[1]} to {match_of_both[2]}] |" in paid
+
     without = make_game(tmp_path / "unknown", VALUES)
     change_record(
         without,
         metrics=json.loads((folder / "run.json").read_text())["metrics"],
     )
     (without / "contributions.csv").write_bytes((folder / "contributions.csv").read_bytes())
+
     assert WORDS["brackets"]["no_cases"] in front_page_of(without, budget=Budget(1000.0))
 
 
 def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path: Path) -> None:
     run = make_repeated_runs(tmp_path, [0.4, 0.3, 0.05], [0.2, 0.4, 0.05], [0.0, 0.5, 0.05])
     front = front_page_of(run)
+
     assert re.search(r"\| Lyon \| 0.40+ \[.*\| Boston \| 0.20", front, re.DOTALL)
     assert "Source of the values: sv, mean of 3 runs; seeds 0, 1 and 2, 3 of 5 rounds." in front
     assert BRACKETS in front
     assert "accuracy on the validation set: from 25.0 % to 90.0 %" in front
+
     (tmp_path / "runs.csv").unlink()
     assert WORDS["no_brackets"] in front_page_of(run).replace("\n", " ")
 
@@ -257,6 +268,7 @@ def test_page_of_all_has_every_clients_name_value_and_hash(
             or f"{value_of_cell(client, 0, 4):.3f}" in page
         )
         assert f"{client:02d}" * 8 in page  # its hash
+
     parts = (
         "cssv by class",
         "Over the rounds",
@@ -267,6 +279,7 @@ def test_page_of_all_has_every_clients_name_value_and_hash(
         "cosine",
         "more is better",
     )
+
     assert not [part for part in parts if part not in page]
 
 
@@ -318,6 +331,7 @@ def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path: P
     for row in rows:
         if row[1] == "cssv" and not row[3]:
             row[7:] = ["-1", "2"]
+
     path.write_text("\n".join(",".join(row) for row in rows) + "\n")
 
     text = text_of_page(write_report(tmp_path))
@@ -359,6 +373,7 @@ def test_estimated_shift_of_payments_between_seeds_is_that_of_the_benchmarks_see
         shifts.append(statistics.fmean(shifts_between_pairs))
 
     assert len(estimates) > 20
+
     mean_shift = statistics.fmean(shifts)
     assert statistics.fmean(estimates) == pytest.approx(mean_shift, rel=0.1)
     assert statistics.correlation(estimates, shifts) > 0.95

@@ -59,6 +59,7 @@ def find_browser(*arguments: str) -> str:
         "--disable-background-networking",
     )
     command = [str(CHROMIUM), *quiet, *arguments]
+
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
@@ -88,10 +89,12 @@ def test_report_on_screen_phone_and_paper_cuts_off_no_text(tmp_path: Path) -> No
                 )
             page, style = html.escape(text, quote=True), f"width:{width}px;height:4000px;border:0"
             frames.append(f'<iframe id="{name} {look}" srcdoc="{page}" style="{style}"></iframe>')
+
     looking = tmp_path / "look.html"
     looking.write_text("".join(frames) + SEARCH, encoding="utf-8")
     options = ["--virtual-time-budget=5000", "--dump-dom", "--window-size=1600,4200"]
     document = find_browser(*options, looking.as_uri())
     cut_off = re.search(r'<pre id="found">(.*?)</pre>', document, re.DOTALL)
+
     assert cut_off is not None
     assert json.loads(html.unescape(cut_off[1])) == []

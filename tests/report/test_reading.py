@@ -42,10 +42,12 @@ def test_open_run_reads_values_histories_and_names(tmp_path: Path) -> None:
     assert run.column_name("cssv", "1") == "class 1"
     assert run.taken_part() == [4, 4, 4]
     assert open_run(tmp_path / "contributions.csv").table.equals(run.table)
+
     frame = flsv.read_run(tmp_path)
     of_class = frame[
         (frame["metric"] == "cssv") & (frame["class"] == "1") & (frame["client_name"] == "Lyon")
     ]
+
     assert of_class["value"].tolist() == [value_of_cell(1, 1, r) for r in range(4)]
     assert set(of_class["class_name"]) == {"class 1"}
 
@@ -56,7 +58,9 @@ def test_history_carries_contributions_forward_but_not_weights(tmp_path: Path) -
         tmp_path, [[0, "cssv", 0, "", 0.5], [0, "weight", 0, "", 1], [1, "cssv", 1, "", 0.25]]
     )
     run = open_run(tmp_path)
+
     assert run.history("cssv").loc[1].tolist() == [0.5, 0.25]
+
     weights = run.history("weight")
     assert weights.loc[0, 0] == 1.0
     assert math.isnan(weights.loc[1, 0])
@@ -67,6 +71,7 @@ def test_open_run_of_a_folder_without_a_run_raises(tmp_path: Path) -> None:
         open_run(tmp_path / "none")
     with pytest.raises(ConfigurationError, match="not the folder of a run"):
         open_run(tmp_path)
+
     make_run(tmp_path / "logs" / "version_0")
     with pytest.raises(ConfigurationError, match=r"runs below it do.*version_0"):
         open_run(tmp_path)
@@ -104,6 +109,7 @@ def test_moved_or_copied_folder_of_repeated_runs_has_the_same_means(tmp_path: Pa
     move(folder, archive)
     run = open_run(archive / "seed_1")
     basis = basis_of(run, "sv")
+
     assert basis.values == pytest.approx([0.3, 0.1])
 
 
@@ -125,6 +131,7 @@ def test_listed_runs_of_another_experiment_are_refused(
     other_run = tmp_path / "seed_1"
     (reported_run / "config.yaml").write_text(f"seed_everything: 0\n{config}")
     (other_run / "config.yaml").write_text(f"seed_everything: 1\n{other_config}")
+
     with pytest.raises(ConfigurationError, match=f"with another seed.*{difference}"):
         basis_of(open_run(reported_run), "sv")
 
@@ -200,6 +207,7 @@ def test_the_record_of_a_run_is_there_from_the_first_round_on(tmp_path: Path) ->
     fit(loop, tmp_path, data=data, rounds=2, callbacks=[Look()])
 
     assert has_ended == [False, False]
+
     record = open_run(tmp_path).record
     assert "ended" in record
     assert record["clients"] == list(data.client_names)
@@ -211,6 +219,7 @@ def test_the_record_of_a_run_is_there_from_the_first_round_on(tmp_path: Path) ->
     assert set(record["hashes"]) == {"0", "1", "2", "server"}
     assert (record["rounds"], record["rounds_done"]) == (2, 2)
     assert record["logged"]["val_acc"] > 0
+
     cssv = record["metrics"]["cssv"]
     assert cssv["guide"] == ClassSpecificShapley(3, 3).guide().lines()
     assert cssv["per_class"] is True

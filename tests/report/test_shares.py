@@ -52,6 +52,7 @@ def fitted_run(tmp_path_factory):
         data=toy_data(),
         rounds=2,
     )
+
     return folder
 
 
@@ -64,6 +65,7 @@ def copy_part_of_run(fitted: Path, folder: Path, *metrics: str, **facts: Any) ->
     lines = (folder / "contributions.csv").read_text().splitlines(keepends=True)
     remaining = [line for line in lines if line.split(",")[1].split("/")[0] not in gone]
     (folder / "contributions.csv").write_text("".join(remaining))
+
     return folder
 
 
@@ -80,6 +82,7 @@ def test_amounts_sum_to_the_budget(fitted_run, rule):
 
     amounts = table["amount"].tolist()
     assert sum(Decimal(str(amount)) for amount in amounts) == Decimal("1000.01")
+
     values = torch.tensor(run.final("sv"), dtype=torch.float64)
     assert amounts == allocate(values, 1000.01, rule, unit=0.01).tolist()
 
@@ -96,10 +99,13 @@ def test_pages_and_file_have_the_same_amounts(fitted_run, tmp_path, capsys):
         "--currency",
         "EUR",
     ]
+
     assert main(command) == 0  # the only metric to pay by is taken
+
     printed = " ".join(capsys.readouterr().out.split())
     assert "Pay with this sentence: No model was trained" in printed
     assert read_share_rows(folder)[0]["verdict"] in printed
+
     outcome, expected = (
         read_share_rows(folder),
         shares_of(
@@ -107,10 +113,13 @@ def test_pages_and_file_have_the_same_amounts(fitted_run, tmp_path, capsys):
             Budget(1000.01, "sv", "shift", "EUR"),
         ),
     )
+
     assert [float(row["amount"]) for row in outcome] == expected.table["amount"].tolist()
     assert {row["of"] for row in outcome} == {"seed 3, 2 of 2 rounds"}
+
     shown = [f"{amount:,.2f} EUR" for amount in expected.table["amount"]]
     text = text_of_page(folder / "report.html")
+
     assert all(
         message in text
         for message in (
@@ -121,6 +130,7 @@ def test_pages_and_file_have_the_same_amounts(fitted_run, tmp_path, capsys):
     )
     assert "advises against payment" not in text
     assert main([*command, "--client", "1"]) == 0
+
     client_text = text_of_page(folder / "clients" / "1" / "report.html")
     assert [amount in client_text for amount in shown] == [
         False,
@@ -191,15 +201,18 @@ def test_shares_use_retrained_values_first_and_name_their_rounds(fitted_run, tmp
     text = text_of_page(write_report(folder, budget=Budget(100.0, currency="JPY"))).replace(
         "|  |", "| |"
     )
+
     assert (
         "Source of the values: retraining, measured by accuracy; seeds 5 and 6, 1 of 2 rounds."
         in text
     )
+
     cell = re.search(
         r"\| client 0 \| 0.300 \[0.200 to 0.400\] \| \| 75.0 % "
         r"\[([\d.]+) to ([\d.]+)\] \| 75 JPY \[57 to 100\] \|",
         text,
     )
+
     assert cell is not None
     # Two million draws of NumPy, with the scale of Student's t with 3 degrees of freedom.
     assert float(cell[1]) == pytest.approx(57.2, abs=1)
@@ -217,6 +230,7 @@ def test_shares_use_retrained_values_first_and_name_their_rounds(fitted_run, tmp
         "",
     ]
     assert "finding" not in read_share_rows(folder)[0]
+
     client_text = text_of_page(write_report(folder, 2, budget=Budget(100.0)))
     assert WORDS["dash"] in client_text
     assert basis_of(open_run(folder), "cssv").key == "cssv"  # unless another is asked for
@@ -225,10 +239,12 @@ def test_shares_use_retrained_values_first_and_name_their_rounds(fitted_run, tmp
 def test_shares_of_a_repeated_run_follow_the_means_over_seeds(tmp_path):
     run = open_run(make_repeated_runs(tmp_path, [0.4, 0.1, 0.0], [0.6, 0.1, -0.4]))
     shares = shares_of(run, Budget(100.0))
+
     assert shares.basis.title == "sv, mean of 2 runs"
     assert shares.basis.origin == "seeds 0 and 1, 3 of 5 rounds"
     assert shares.basis.values == pytest.approx([0.5, 0.1, -0.2])
     assert shares.basis.low[0] < 0.5 < shares.basis.high[0]
+
     change_record(tmp_path / "seed_1", hashes={"server": "other"})
     with pytest.raises(ConfigurationError, match="does not have the data of"):
         shares_of(run, Budget(100.0))
@@ -238,18 +254,22 @@ def test_copies_and_outliers_are_reported_without_changing_amounts(fitted_run, t
     plain = copy_part_of_run(fitted_run, tmp_path / "plain", "sv")
     events = [*make_copy_events(0, 1), make_fault_event(2, 1, 2)]
     suspicious = copy_part_of_run(fitted_run, tmp_path / "found", "sv", events=events)
+
     for folder in (plain, suspicious):
         write_report(folder, budget=Budget(100.0))
 
     amounts = [row["amount"] for row in read_share_rows(suspicious)]
     assert amounts == [row["amount"] for row in read_share_rows(plain)]
+
     findings = [
         "almost the same updates as client 1",
         "almost the same updates as client 0",
         "not finite or far too large in 1 of 2 rounds",
     ]
+
     assert [row["finding"] for row in read_share_rows(suspicious)] == findings
     assert "finding" not in read_share_rows(plain)[0]
+
     text = text_of_page(suspicious / "report.html").partition("\nAppendix\n")[0]
     for finding in (*findings, WORDS["findings"]):
         assert finding in text
@@ -267,9 +287,11 @@ def test_intervals_of_shares_come_from_joint_draws_of_all_values(
         frame.loc[measured, "high"],
     ) = frame["value"] - 1, frame["value"] + 1
     frame.to_csv(path, index=False)
+
     assert (
         shares_of(open_run(folder), Budget(100.0)).table["share_low"].isna().all()
     )  # they promise less
+
     description = open_run(folder).record["metrics"]["sv"]
     change_record(
         folder,
@@ -280,15 +302,18 @@ def test_intervals_of_shares_come_from_joint_draws_of_all_values(
         outcome.table["share_low"],
         outcome.table["share_high"],
     )
+
     assert low[0] < 0.75 < high[0]
     # What one client has the other has not.
     assert low[0] == pytest.approx(1 - high[1], abs=1e-4)
     assert high[0] == pytest.approx(1 - low[1], abs=1e-4)
     assert outcome.table["amount_low"].tolist() == [round(100 * share, 2) for share in low]
+
     alone = shares_of(
         open_run(make_game(tmp_path / "alone", {"sv": [3.0, NAN]})),
         Budget(100.0),
     )
+
     assert alone.missing == [1]
     assert all(
         end != end for end in alone.table[["share_low", "share_high"]].values.flatten()
@@ -324,15 +349,20 @@ def test_what_the_verdict_forbids_stands_nowhere(tmp_path, make, reason, values_
         "100",
         *(["--by", values_name] if values_name else []),
     ]
+
     assert main(words) == 0
+
     sentence = WORDS["against"][reason].format(values_name)
     verdict = f"Do not pay by these values: {sentence}"
+
     assert verdict in " ".join(capsys.readouterr().out.split())
     assert {row["verdict"] for row in read_share_rows(folder)} == {verdict}
     assert not {"share", "amount"} & read_share_rows(folder)[0].keys()
+
     shares = shares_of(open_run(folder), Budget(100.0, values_name))
     assert shares.verdict.forbids
     assert shares.table["amount"].isna().all()
+
     for client in (None, 1):
         page = text_of_page(
             write_report(
@@ -367,10 +397,12 @@ def test_three_seeds_of_each_client_alone_are_paid_by_as_one_seed_is(
         paid_in={"sv": game},
     )
     one_seed = shares_of(open_run(folder), Budget(100.0))
+
     assert set(one_seed.verdict.reasons) == {
         "one_seed",
         "alone",
     }
+
     head = RETRAINED.rstrip("\n") + ",trainings,source\n"
     cells = [
         f"{client},{client},accuracy,{value},{value - 0.02},{value + 0.02},{value},0.2,5 6 7,3,singles,outputs\n"
@@ -378,13 +410,16 @@ def test_three_seeds_of_each_client_alone_are_paid_by_as_one_seed_is(
     ]
     (folder / "retrained.csv").write_text(head + "".join(cells))
     three_seeds = shares_of(open_run(folder), Budget(100.0))
+
     assert set(three_seeds.verdict.reasons) == {"alone"}
     assert three_seeds.table["amount"].tolist() == [
         75.0,
         25.0,
     ]
+
     scores = (folder / "retrained.csv").read_text().replace("outputs", "scores")
     (folder / "retrained.csv").write_text(scores)
+
     assert set(shares_of(open_run(folder), Budget(100.0)).verdict.reasons) == {"ranking"}
 
 
@@ -397,6 +432,7 @@ def test_page_with_a_name_of_its_own_overwrites_no_other_file(tmp_path):
         write_report(folder, out=folder / f"{name}.html", budget=Budget(500.0))
 
     assert {path: path.read_bytes() for path in tables} == tables
+
     names = {path.name for path in folder.glob("march*")}
     assert names == {"march.html", "march_shares.csv"}
 

@@ -41,6 +41,7 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         federation=federation,
     )
     output = io.StringIO()
+
     with contextlib.redirect_stdout(output):
         run = fit_by_command(folder, config)
     return run, words_in(output.getvalue())
@@ -54,6 +55,7 @@ def write_noise_table(path: Path) -> dict[str, str]:
         clinic, label = generator.integers(0, [5, 3])
         age, weight = generator.normal(size=2)
         table.append([f"clinic {clinic}", f"{age:.3f}", f"{weight:.3f}", "abc"[label]])
+
     return write_table(path, table)
 
 
@@ -75,12 +77,15 @@ def test_where_the_model_stays_at_chance_nobody_has_an_amount(
     )
     run = fit_by_command(tmp_path, config)
     fit_output = capsys.readouterr().out
+
     assert main(["report", str(run), "--budget", "10000", "--currency", "EUR"]) == 0
+
     report_output = capsys.readouterr().out
 
     shares = shares_of(open_run(run), Budget(10_000.0, currency="EUR"))
     assert shares.verdict.reasons == {"no_gain": WORDS["against"]["no_gain"]}
     assert shares.table[["share", "amount"]].isna().all(axis=None)
+
     page = text_of_page(run / "report.html")
     for text in (fit_output, report_output, page):
         assert words_in(shares.verdict.text) in words_in(text)
@@ -111,6 +116,7 @@ def test_verdict_on_a_run_is_the_same_wherever_it_is_told(
     verdict = shares_of(open_run(run), Budget(100.0, values_name)).verdict
     assert {"alone", "best_alone"} <= verdict.reasons.keys()
     assert ("one_seed" in verdict.reasons) == (source != "three seeds")
+
     after_fit = verdict.without(NOT_AFTER_A_FIT)
     assert_says(after_fit if source == "its own" else verdict, terminal)
 
@@ -119,6 +125,7 @@ def test_verdict_on_a_run_is_the_same_wherever_it_is_told(
     assert_says(verdict, words_in(capsys.readouterr().out))
     assert {row["verdict"] for row in read_rows(run / "shares.csv")} == {verdict.text}
     assert main([*report, "--client", "1"]) == 0
+
     for folder in (run, run / "clients" / "1"):
         page = text_of_page(folder / "report.html")
         assert_says(verdict, words_in(page))

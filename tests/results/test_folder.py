@@ -41,9 +41,12 @@ def test_run_writes_into_its_named_folder_and_nowhere_else(
     lock = FolderLock(tmp_path)  # nobody else is kept out of it either
     fit_run(None)
     lock.release()
+
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
     fit_run(".")
     assert {path.name for path in tmp_path.iterdir()} == FILES
+
     fit_run(None, logger=CSVLogger(".", name="", version="logged"))
     assert {path.name for path in tmp_path.iterdir()} == {*FILES, "logged"}
     assert {path.name for path in (tmp_path / "logged").iterdir()} > FILES
@@ -62,6 +65,7 @@ class Second(Callback):
 def test_a_second_run_in_a_live_runs_folder_is_refused(tmp_path: Path) -> None:
     second = Second(tmp_path)
     fit(FederatedLoop(), tmp_path, rounds=1, callbacks=[second])
+
     assert str(tmp_path) in second.error
     assert "--trainer.default_root_dir" in second.error
     assert (
@@ -108,6 +112,8 @@ def test_charts_are_where_tensorboard_writes(tmp_path: Path, is_first: bool) -> 
     loggers: list[Any] = [charts, CSVLogger(tmp_path / "tables")]
     if not is_first:
         loggers.reverse()
+
     trainer = L.Trainer(logger=loggers, enable_progress_bar=False)
     lines = where_results_are(trainer)
+
     assert f"Charts:  tensorboard --logdir {tmp_path}/charts/hospitals" in lines

@@ -60,6 +60,7 @@ def test_changes_of_a_round_hold_only_rows_with_a_new_value_or_interval() -> Non
         new_rows = make_rows(new_values, new_low, new_high)
         changes = changed_rows(new_rows, earlier_rows)
         assert [row.client for row in changes] == changed_clients
+
     assert changed_rows(earlier_rows, []) == earlier_rows
 
 
@@ -82,7 +83,9 @@ def test_contributions_csv_is_read_back_bitwise(tmp_path: Path) -> None:
     path = tmp_path / "contributions.csv"
     path.write_bytes((",".join(SCHEMA) + "\n").encode() + csv_lines(table))
     table_read = read_contributions(path)
+
     assert csv_lines(table_read.itertuples(index=False)) == csv_lines(table)
+
     columns = columns_in(table_read, "sv")
     values_read = np.array(
         [
@@ -95,7 +98,9 @@ def test_contributions_csv_is_read_back_bitwise(tmp_path: Path) -> None:
             for column in columns
         ]
     ).T
+
     assert torch.equal(torch.tensor(values_read), values)
+
     curve = values_by_round(table_read, "sv", 3, "1", [2])
     assert curve.to_numpy().tolist() == [values[:, 1].tolist()]
 
@@ -124,6 +129,7 @@ def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(
     path = write_rounds(tmp_path / "c.csv", range(3))
     with path.open("a") as out:
         out.write(damage)
+
     elsewhere = write_rounds(tmp_path / "new" / "c.csv", [2, 3], 2, earlier=path)
     assert len(path.read_text().splitlines()) == 7 + bool(damage)  # left alone
     assert elsewhere.read_text() == write_rounds(path, [2, 3], 2).read_text() == whole
@@ -157,19 +163,24 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) ->
     )
     fit(loop, tmp_path, rounds=4)  # without any logger, it lies in default_root_dir
     run, now = flsv.read_run(tmp_path), loop.to_frame()
+
     assert tuple(now.columns) == tuple(run.columns) == COLUMNS
+
     keys = ["metric", "client", "class"]
     assert not run.duplicated(["round", *keys]).any()
+
     weights = run[run["metric"] == "weight"]
     assert len(weights) == 4 * 2  # nobody outside the cohort has one
     assert weights.groupby("round")["value"].sum().tolist() == pytest.approx([1] * 4)
     assert set(run.loc[run["metric"] == "accuracy", "round"]) == {1, 3}
+
     final = loop.contributions["cssv"].by_class
     of_class = (
         run[(run["metric"] == "cssv") & run["class"].notna()]
         .groupby(["client", "class"])["value"]
         .last()
     )
+
     assert len(of_class) == int(final.isfinite().sum())
     assert all(
         value
@@ -181,6 +192,7 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) ->
     )
 
     assert set(now["round"]) == {3}
+
     lasting = run[~run["metric"].isin(["update_norm", "weight"])]
     last_values = lasting.fillna({"class": ""}).groupby(keys, as_index=False)["value"].last()
     now = now[now["metric"] != "weight"].fillna({"class": ""})
@@ -191,6 +203,7 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) ->
         suffixes=("_now", "_run"),
         indicator=True,
     )
+
     assert set(merged["_merge"]) == {"both"}
     assert (merged["value_now"] == merged["value_run"]).all()
     assert {"cssv", "sv", "sv/stderr", "accuracy", "cost"} <= set(now["metric"])
@@ -215,14 +228,19 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
         assert table["round"].is_monotonic_increasing
         assert last_values(table, "value", 2) == [value + 1, value]
         assert len(table) == 4 + 3
+
     file.write_late([])
     assert read_contributions(path).equals(table)
+
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"c\.csv"):
         file.write_late(make_late_rounds(1.0))
+
     assert not path.exists()
+
     with pytest.raises(FileNotFoundError, match=r"c\.csv"):
         file.append(make_round_rows(3))  # else the file would begin without its header
+
     assert not path.exists()
 
 
@@ -233,6 +251,7 @@ def test_value_written_twice_is_read_as_the_later_one(tmp_path: Path) -> None:
             out.write(
                 csv_lines(row for result in make_late_rounds(value) for row in result.changes)
             )
+
     table = read_contributions(path)
     assert values_by_round(table, "value", 2, "", [0, 1]).to_numpy().tolist() == [
         [5.0, 5.0],
@@ -269,8 +288,10 @@ def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path: 
         for j in range(3):
             if not final[i, j].isnan():
                 expected[i, str(j)] = final[i, j].item()
+
     assert len(expected) > 3
     assert last_values["relevance"].to_dict() == pytest.approx(expected)
+
     size = loop.space.size
     # Whole numbers: two models up, and what every model is worth to it; the first model down, and the others'.
     for client in range(3):

@@ -115,6 +115,7 @@ def fitted_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederatedLoop,
     module = Plain(network(batch_norm=False))
     module.save_hyperparameters({"_class_path": "project.Plain", "width": 8})
     fit(loop, folder, module, make_named_data(), rounds=4, logger=make_logger(folder))
+
     return loop, folder / "run"
 
 
@@ -125,7 +126,9 @@ def steps_of(points: list[tuple[int, float]]) -> list[int]:
 def test_every_client_has_a_tensorboard_run(fitted_run: tuple[FederatedLoop, Path]) -> None:
     loop, folder = fitted_run
     runs = read_scalars(folder)
+
     assert set(runs) == {".", "result", *RUNS}
+
     tags = {
         "cssv/class_0_T-shirt_top",
         "cssv/class_1_Dress",
@@ -138,6 +141,7 @@ def test_every_client_has_a_tensorboard_run(fitted_run: tuple[FederatedLoop, Pat
     tags |= {f"Contributions/{name}" for name in ("cssv", "sv", "cost")}
     all_tags = set().union(*runs.values())
     first_tag = min(all_tags)
+
     assert first_tag.startswith("Contributions/")  # TensorBoard shows it first
 
     dress_values = loop.contributions["cssv"].by_class[:, 1].tolist()
@@ -155,6 +159,7 @@ def test_every_client_has_a_tensorboard_run(fitted_run: tuple[FederatedLoop, Pat
     # What is nobody's alone, and nothing else.
     shared = set(runs["."])
     last_parts = {tag.split("/")[-1] for tag in shared}
+
     assert not any("client_" in part or "class_" in part for part in last_parts)
     assert {"val_acc", "sv/evaluations", "cost/bytes_up", "client_accuracy/mean"} <= shared
 
@@ -165,6 +170,7 @@ def test_more_than_30_clients_are_tags_of_one_tensorboard_run(tmp_path: Path) ->
     loop = FederatedLoop(metrics=metrics, seed=1, reporting=Reporting(figures=0))
     fit(loop, tmp_path, data=data, rounds=1, logger=make_logger(tmp_path))
     runs = read_scalars(tmp_path / "run")
+
     assert set(runs) == {".", "result"}
     assert set(runs["result"]) == {"val_acc"}
     for tag in ("cssv/class_1", "cssv"):
@@ -179,6 +185,7 @@ def test_curves_per_class_can_be_left_out(tmp_path: Path) -> None:
     tags = {
         tag for client in range(3) for tag in read_scalars(tmp_path / "run")[f"client {client}"]
     }
+
     assert tags == {"Contributions/cssv", "weight", "train_loss", "update_norm"}
 
 
@@ -214,6 +221,7 @@ def read_hparams_tab(folder: Path) -> dict[str, Session]:
         numbers = {metric.name.tag: metric.value for metric in session.metric_values}
         assert numbers.keys() <= columns
         rows[session.name] = (dict(group.hparams), numbers)
+
     return rows
 
 
@@ -236,6 +244,7 @@ def test_hparams_tab_has_the_settings_and_final_numbers(
     for metric in ("cssv", "sv", "cost"):
         for part, value in zip(parts, loop.contributions[metric].tolist()):
             expected[f"{metric}/{part}"] = value
+
     gain = numbers.pop("gain/accuracy")
     assert 0 < gain < last_accuracy
     assert numbers == pytest.approx(expected)
@@ -276,6 +285,7 @@ def write_end(
             high=upper,
         )
         rows.append(row)
+
     game = {"by": "accuracy", "start": None, "end": high}
     result = RunResult(
         round_index=4,
@@ -299,10 +309,13 @@ def test_hparams_tab_compares_runs_with_other_clients_and_has_the_last_end_of_a_
     write_end(tmp_path, ["North", "South"], high=2.0)
     write_end(tmp_path, ["North", "South"], high=3.0, first_round=5)
     rows = read_hparams_tab(tmp_path)
+
     assert len(rows) == 2
+
     settings, numbers = rows["result/result_1"]
     assert settings["clients"].number_value == 1
     assert numbers == {"performance/accuracy": 1.0, "gain/client_0_result": 0.0}
+
     settings, numbers = rows["North-South/result"]
     assert settings["clients"].number_value == 2
     assert numbers == {
@@ -322,6 +335,7 @@ def test_custom_scalars_tab_draws_final_intervals_as_bands(tmp_path: Path) -> No
     (series,) = chart["margin"]["series"]
     runs = read_scalars(tmp_path)
     north = runs["North-South/North"]
+
     assert chart["title"] == "gain"
     assert north[series["value"]] == [(5, 0.0), (6, 0.0)]
     assert north[series["lower"]] == [(5, -1.0), (6, -1.0)]
@@ -369,8 +383,10 @@ def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run
 
     run(tmp_path / "straight", 5)
     shutil.rmtree(tmp_path / "saved")
+
     with pytest.raises(KeyError, match="killed"):
         run(tmp_path / "resumed", 5, None, Dies())
+
     for rounds, last_epoch in ((4, 2), (5, 3), (5, 1)):
         (checkpoint,) = (tmp_path / "saved").glob(f"epoch={last_epoch}.ckpt")
         run(tmp_path / "resumed", rounds, checkpoint)

@@ -51,13 +51,17 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
     )
     bar, loop = Bar(), FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path, Shows(), rounds=2, enable_progress_bar=True, callbacks=[bar, Look()])
+
     assert events == ["bar stopped", "table"]
     assert not {"teardown", "get_metrics"} & vars(bar).keys()
     assert list(dict.fromkeys(row["client"] for row in shown)) == ["1/3", "2/3", "3/3"]
+
     rounds = [row["round"] for row in shown]
     half = (len(shown) + 1) // 2
+
     assert rounds == ["1/2"] * half + ["2/2"] * (len(shown) - half)
     assert shown[-1]["val_acc"] == 0.5
+
     fit(loop, tmp_path / "none", rounds=1)  # without a bar
     assert events == ["bar stopped", "table", "table"]
 
@@ -90,6 +94,7 @@ def test_final_table_has_the_documented_columns(metrics, head, classes, tmp_path
     )
     text = capsys.readouterr().out
     table = text[text.index("Contributions") :]
+
     assert table.splitlines()[1].split() == head.split()
     assert ("cssv by class" in table) == classes
     assert (
@@ -102,6 +107,7 @@ def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys):
     values[40] = float("nan")
     rows = shown_clients(values, 100)
     highest = values.nan_to_num(-1).argsort(descending=True)
+
     assert rows[:10] == highest[:10].tolist()
     assert (
         rows[10:]
@@ -109,9 +115,11 @@ def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys):
             ::-1
         ]
     )
+
     print_table(
         "Contributions", [str(i) for i in range(100)], {"sv": [f"v{i}" for i in range(100)]}, rows
     )
+
     assert len(re.findall(r"v\d+", capsys.readouterr().out)) == 20
     assert shown_clients(values[:20], 20) == list(range(20))
     assert shown_clients(None, 50) == [*range(10), *range(40, 50)]
@@ -146,6 +154,7 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
         ):
             patch.setenv("COLUMNS", "100")
             print_contributions(replace(result, **changes), names, [])
+
         return out.getvalue()
 
     names, values = (
@@ -157,6 +166,7 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
         Numbers("weight", values),
         Numbers("accuracy", values),
     )
+
     assert text.splitlines()[1].split() == [
         "client",
         "samples",
@@ -171,6 +181,7 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
             ends=[values - 0.04, values + 0.04],
         )
     )
+
     game = {
         "paid_in": {
             "value": {
@@ -189,11 +200,14 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
         ),
         learning_record=game,
     )
+
     assert "raised this score by less than 0.15." in " ".join(small.split())
+
     noise = said(
         Numbers("value", tenth, ends=[tenth - 1, tenth + 1]),
         learning_record=game,
     )
+
     assert "Do not pay by these values: All data together did not" in " ".join(noise.split())
     assert "No model was trained without any of the partners." in " ".join(
         said(Numbers("value", values), trained=[]).split()

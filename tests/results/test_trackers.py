@@ -62,6 +62,7 @@ def test_wandb_mlflow_and_comet_get_pictures_of_contributions(
     loggers[-1].full = True
     metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
     loop = FederatedLoop(metrics=metrics, reporting=Reporting(table=False, figures=0))
+
     with pytest.warns(UserWarning, match="no room"):  # what a service refuses is no error
         fit(loop, tmp_path, rounds=1, logger=loggers)
     for logger in loggers:

@@ -74,6 +74,7 @@ def keep_in_shared_memory(round_index: int) -> None:
 def keep_in_pipe(round_index: int) -> None:
     if not Path("pipe").exists():
         os.mkfifo("pipe")
+
     descriptor = os.open("pipe", os.O_RDWR)
     os.write(descriptor, b"1")
     os.read(descriptor, 1)
@@ -136,9 +137,11 @@ def test_read_of_a_file_that_the_run_has_changed_gives_no_values_and_its_name(
     work, name = WAYS[kind]
     loop = make_loop()
     message = f"no values.* reads '.*{name}.*changed since its first"
+
     with pytest.warns(UserWarning, match=message):
         trainer_for(loop, tmp_path / "run", 2).fit(Works(work), make_data())
     assert loop.contributions["shadow"].isnan().all()
+
     Path("/dev/shm", f"flsv-test-{tmp_path.name}").unlink(missing_ok=True)
 
 

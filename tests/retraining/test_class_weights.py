@@ -43,6 +43,7 @@ def make_skewed_data() -> FederatedDataModule:
     clients = {}
     for name, shares in SHARES.items():
         clients[name] = make_skewed_client(shares, draw)
+
     return FederatedDataModule(
         clients=clients,
         batch_size=8,
@@ -56,6 +57,7 @@ def class_weights_of(members: list[int]) -> list[float]:
     labels = torch.cat([data.client_labels(member) for member in members])
     counts = labels.bincount(minlength=CLASSES)
     weights = counts.sum() / (CLASSES * counts)
+
     return torch.where(counts > 0, weights, 1.0).tolist()
 
 
@@ -82,6 +84,7 @@ def utility_by_hand(folder: Path, performance: str, mask: Tensor) -> float:
     members = mask.nonzero().flatten().tolist()
     data = make_skewed_data()
     module = make_weighted_client(class_weights_of(members or ALL))
+
     if members:
         loop = FederatedLoop(sampler=FixedCohort(members), seed=SEED)
         fit(loop, folder, module, data, ROUNDS)
@@ -92,6 +95,7 @@ def utility_by_hand(folder: Path, performance: str, mask: Tensor) -> float:
     weights = None
     if performance == "val_loss":
         weights = torch.tensor(class_weights_of(ALL))
+
     with torch.no_grad():
         loss = nn.functional.cross_entropy(module(x), y, weight=weights)
     return -float(loss)
@@ -135,6 +139,7 @@ def test_coalitions_train_with_their_members_class_weights(
     fit(loop, tmp_path, module, make_skewed_data(), ROUNDS)
     expected = values_by_hand(tmp_path, options["performance"])
     values = loop.contributions["shadow"].tolist()
+
     assert values == pytest.approx(expected, abs=1e-5)
 
 
@@ -150,6 +155,7 @@ def test_retrained_utilities_train_with_their_members_class_weights(tmp_path: Pa
     estimate = exact_shapley(utility, len(SHARES))
     values = estimate.values.tolist()
     expected = values_by_hand(tmp_path, "negative_loss")
+
     assert values == pytest.approx(expected, abs=1e-5)
 
     all_counts = data.class_counts.sum(1)  # all clients' again

@@ -36,6 +36,7 @@ def test_cost_of_coalitions_is_said_before_the_first_round(
             if "trained after the run, each by a fit of its own," in text
         )
         messages.append(line)
+
     assert "each of 3 clients alone is trained" in messages[0]
     assert (
         "costs 1 more fit and 3 models' validations. The others' outputs are predicted."
@@ -65,6 +66,7 @@ def make_two_clients_by_class() -> FederatedDataModule:
     inputs, labels = train.tensors
     is_known = labels < 2
     pair = TensorDataset(inputs[is_known], labels[is_known])
+
     return FederatedDataModule(
         (pair, test),
         groups=labels[is_known].tolist(),

@@ -84,6 +84,7 @@ def test_fresh_processes_train_coalitions_that_forks_cannot(
     metrics = {"shadow": Recorded(coalitions="all", performance="negative_loss")}
     loop, module = fit_kind(make_kind(opened), tmp_path, metrics=metrics)
     game = dict(zip(loop.metrics["shadow"].members, loop.metrics["shadow"].game.flatten().tolist()))  # type: ignore[attr-defined, operator]
+
     assert [game[members] for members in MEMBERS] == pytest.approx(expected_utilities, abs=1e-6)
     assert torch.equal(state_vector(module), state_vector(fit_kind(make_kind(), tmp_path)[1]))
     assert not list(tmp_path.glob(".coalitions*"))
@@ -96,5 +97,6 @@ def test_fork_failure_and_pickle_failure_are_both_named(tmp_path: Path) -> None:
     )
     with pytest.warns(UserWarning, match=message):
         loop, _ = fit_kind(make_kind(Locked), tmp_path, metrics={"shadow": Recorded()})
+
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == ROUNDS

@@ -20,6 +20,7 @@ def retrain_values(module: Any, folder: Path) -> list[float]:
     rows = flsv.retrain(
         trainer, module, make_three_clients(), "all", metric="negative_loss", seeds=1
     )
+
     return rows["value"].tolist()
 
 
@@ -30,6 +31,7 @@ def test_a_coalition_does_not_read_what_another_one_has_written(
     folder.mkdir()
     monkeypatch.chdir(folder)
     expected = retrain_values(CountsRounds, tmp_path / "without")
+
     assert retrain_values(CountsRoundsInFile, tmp_path / "with") == expected
     assert list(folder.iterdir()) == []
 
@@ -48,6 +50,8 @@ def test_flsv_retrain_names_a_file_that_the_run_has_changed(
         federation={"reporting": {"table": False, "figures": 0}},
     )
     run = fit_by_command(tmp_path, config)
+
     assert main(["retrain", str(run), "--trainings", "singles", "--seeds", "1"]) == 2
+
     message = " ".join(capsys.readouterr().err.split())
     assert "rounds.txt', which the run has changed" in message

@@ -34,6 +34,7 @@ def train_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
 
     yield ask
     connection.send(None)
+
     assert process.wait()[0] == 0
 
 
@@ -53,8 +54,10 @@ def fit_with_shadow(name: str, folder: Path) -> tuple[dict[Any, float], Any, Any
     utilities: dict[Any, float] = {}
     if "members" in vars(metric):  # there are none if there are no values
         utilities = dict(zip(metric.members, metric.game.flatten().tolist()))
+
     has_values = not loop.contributions["shadow"].isnan().any()
     assert bool(utilities) == has_values
+
     return utilities, metric, module
 
 
@@ -68,6 +71,7 @@ def test_every_coalition_equals_a_fit_in_its_own_process(
 ) -> None:
     expected = train_alone(name)
     game, _, module = fit_with_shadow(name, tmp_path)
+
     assert largest_difference(game, expected["utilities"]) <= 1e-6
     assert torch.equal(state_vector(module), torch.tensor(expected["model"])), (
         "the metric has changed the training"
@@ -86,11 +90,13 @@ def test_coalitions_trained_in_fresh_processes_equal_own_processes_or_give_no_va
         monkeypatch.setattr(
             f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test"
         )
+
     expected = train_alone(name)
     try:
         game, _, module = fit_with_shadow(name, tmp_path)
     except ConfigurationError as error:
         assert "pickled" in str(error)  # noqa: PT017 - some kinds are refused, others not
         return
+
     if game:
         assert largest_difference(game, expected["utilities"]) <= 1e-6

@@ -32,10 +32,12 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(
         message = "1 of 3 coalitions are trained, and kept in .*flsv retrain trains the rest"
     else:
         message = "1 of 3 coalitions are trained, and none is kept"
+
     with pytest.warns(UserWarning, match=message):
         trainer_for(loop, tmp_path, 2).fit(Base(), make_data())
 
     assert loop.round_index == 2
     assert loop.contributions["shadow"].isnan().all()
+
     stored = list(tmp_path.rglob("coalitions.csv"))
     assert len(stored) == writes_files

@@ -53,8 +53,10 @@ class WritesMore(L.Callback):
         self.lines.write(f"{trainer.current_epoch} {float(trainer.callback_metrics['val_loss'])}\n")
         torch.save(state_vector(pl_module), f"epoch{trainer.current_epoch}.pt")
         Path("models").mkdir(exist_ok=True)
+
         with Path("models", "table.csv").open("a") as file:
             file.write(f"{float(state_vector(pl_module).sum())}\n")
+
         self.lines.flush()
 
 
@@ -81,6 +83,7 @@ class OpenForBoth(Base):
         self.file.write(bytes([int(99 + 100 * weight) // 2 + 40]))
         self.file.flush()
         self.file.seek(-1, os.SEEK_CUR)
+
         return weight * self.loss(batch)
 
 
@@ -143,6 +146,7 @@ def fit_kind(make: Made, folder: Path, shadow: bool = False, **options: Any) -> 
         metrics=metrics, seed=SEED, reporting=Reporting(table=False, files=False), **sampler
     )
     trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **options).fit(module, make_data())
+
     return loop, module
 
 
@@ -167,6 +171,7 @@ def assert_as_plain_fits(
         _, module = fit_kind(make, user_folder / "root", members=members, **options)
         expected.append(utility_of_module(module))
         files_without = files_without or read_files(user_folder)
+
     user_folder = fill_folder(tmp_path / "user", monkeypatch)
 
     loop, module = fit_kind(make, user_folder / "root", shadow=True, **options)
@@ -215,6 +220,7 @@ def test_module_writes_into_the_folder_of_its_logger(
         shadow=True,
         logger=logger(),
     )
+
     assert not loop.contributions["shadow"].isnan().any()
 
 
@@ -244,6 +250,7 @@ def test_nothing_is_left_in_the_runs_folder_or_among_temporary_files(
     (temporary / ".coalitions").mkdir()
     (temporary / ".coalitions" / "left").touch()  # by a run that was killed
     trainer_for(loop, folder_of_user / "root", ROUNDS).fit(Base(), make_data())
+
     assert not loop.contributions["shadow"].isnan().any()
     assert not list(temporary.iterdir())
     assert not [*(folder_of_user / "root").rglob(".coalitions*")]
@@ -265,6 +272,7 @@ def test_file_writes_are_refused_by_name_without_a_private_file_view(
     switch = "flsv.retraining.after_the_run.SavedBeginning.switch_to_fresh_processes"
     monkeypatch.setattr(switch, lambda *_: None)  # fresh processes have a view of their own
     user_folder = fill_folder(tmp_path / "user", monkeypatch)
+
     with pytest.warns(UserWarning, match=r"no values.*it writes .*(best|epoch0)\.pt"):
         loop, _ = fit_kind(KINDS[name], user_folder / "root", shadow=True)
     assert loop.contributions["shadow"].isnan().all()
@@ -310,9 +318,11 @@ def test_coalition_that_never_ends_is_named_also_of_a_fresh_process(
     monkeypatch.setattr("flsv.retraining.forked_fits.SECONDS", 9)
     monkeypatch.setattr("flsv.retraining.forked_fits.LONGER", 0)
     caplog.set_level("INFO", "lightning.pytorch")
+
     with pytest.warns(
         UserWarning, match=r"1 coalition failed to train, client 1: it took longer than 9 s"
     ):
         loop, _ = fit_kind(lambda: (Endless(), []), folder_of_user, shadow=True)
+
     assert "fresh processes, since forks have failed (it took longer than 9 s)" in caplog.text
     assert loop.contributions["shadow"].isnan().all()

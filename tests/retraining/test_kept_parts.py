@@ -36,6 +36,7 @@ class Weighs(L.LightningModule):
         torch.manual_seed(3)
         self.body, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
         self.register_buffer("_class_weight", torch.ones(CLASSES))
+
         if zero:  # hides what lies before it
             nn.init.zeros_(self.head.weight)
 
@@ -64,6 +65,7 @@ def train_by_hand(
     server = Weighs()
     names = [name for name in server.state_dict() if name.startswith(private)]
     parts = [{name: server.state_dict()[name].clone() for name in names} for _ in range(3)]
+
     for r in range(ROUNDS if members else 0):
         states = []
         for i in members:
@@ -86,6 +88,7 @@ def train_by_hand(
             for count, state in zip(samples, states):
                 mean = mean + count / sum(samples) * state[name]
             value.copy_(mean)
+
     return server, parts
 
 
@@ -141,11 +144,13 @@ def test_part_that_the_servers_score_does_not_depend_on_stays_at_the_clients(
         for client, part in enumerate(parts):
             is_trained = (part["_class_weight"] != 1).any()
             assert is_trained == (client in members)
+
     assert sorted(metric_of_run.members) == sorted(COALITIONS)
     assert len(set(utilities)) > 4
 
     plain = Weighs()
     fit(make_loop("_class_weight"), tmp_path, plain, make_data(ON_SERVER), ROUNDS)
+
     for name, value in module.state_dict().items():
         assert torch.equal(value, plain.state_dict()[name])
 
@@ -159,6 +164,7 @@ def mean_score_by_hand(data: FederatedDataModule, private: str, members: tuple[i
         model = copy.deepcopy(server)
         model.load_state_dict({**model.state_dict(), **parts[i]})
         scores.append(score_model(model, data.client_loader(i, "val"), "negative_loss"))
+
     total = sum(size * value for size, value in zip(sizes, scores))
     return total / sum(sizes)
 
@@ -191,12 +197,15 @@ def test_clients_evaluate_a_coalition_with_the_private_part_trained_in_it(
             enable_checkpointing=True,
             callbacks=[make_checkpoint_callback(tmp_path)],
         )
+
     path = tmp_path / "checkpoints/last.ckpt" if resumed else None
     fit(last_loop, tmp_path, Weighs(), data, ROUNDS, ckpt_path=path)
 
     metric: Any = last_loop.metrics["shadow"]
     expected = [mean_score_by_hand(data, private, members) for members in metric.members]
+
     torch.testing.assert_close(metric.game, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+
     gain = expected[1] - expected[0]
     assert float(metric.compute().sum()) == pytest.approx(gain, abs=1e-5)
 
@@ -208,6 +217,7 @@ def test_clients_that_keep_a_part_predict_no_outputs(tmp_path: Path) -> None:
     loop = make_loop("head", shadow=metric)
     fit(loop, tmp_path, Weighs(), make_data(AT_CLIENTS), ROUNDS)
     metric_of_run: Any = loop.metrics["shadow"]
+
     assert metric_of_run.members == [(), (0, 1, 2), (0,), (1,), (2,)]
     assert metric_of_run.trained is None
     assert metric_of_run.compute().isfinite().all()
@@ -235,8 +245,10 @@ def test_server_score_that_depends_on_a_private_part_is_refused(
             Weighs(zero),
             make_data(ON_SERVER),
         )
+
     metric = ShadowShapley(**options)
     loop = make_loop(private, shadow=metric, other=PartialFederatedShapley())
+
     with pytest.raises(
         ConfigurationError,
         match=r"metrics \['other'\] evaluate models .* the server has no whole mod",
@@ -260,6 +272,7 @@ def test_retrained_utility_allows_private_parts_without_effect_on_its_score(tmp_
     for members in ((0, 2), (1,)):
         server, _ = train_by_hand(data, "_class_weight", members)
         expected.append(score_model(server, data.val_dataloader(), "loss"))
+
     torch.testing.assert_close(utilities, torch.tensor(expected).double(), rtol=0, atol=1e-6)
 
 

@@ -26,6 +26,7 @@ class Slow(Manual):
         )  # type: ignore[attr-defined]
         if os.environ.get("FLSV_TEST_HANGS") and loop.state.cohort == [1, 2]:
             time.sleep(600)
+
         super().training_step(batch, batch_idx)
 
 
@@ -35,6 +36,7 @@ def retrain_values(folder: Path, path: str | None = None) -> list[float]:
     saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
     trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=[saves], enable_checkpointing=True)
     trainer.fit(Slow(), make_three_clients(), ckpt_path=path)
+
     return (
         loop.history().query("metric == 'shadow'").sort_values(["round", "client"]).value.tolist()
     )
@@ -58,7 +60,9 @@ def test_killed_run_leaves_no_process_and_resumes_bitwise(
             if file.is_file() and len(file.read_text().splitlines()) > 2
             else []
         )
+
     assert len(alive) >= 3
+
     os.kill(process.pid, number)
     status, output = process.wait(60)
     # Ctrl-C while coalitions are trained ends these trainings alone: the run is trained.
@@ -66,10 +70,13 @@ def test_killed_run_leaves_no_process_and_resumes_bitwise(
         assert status == 0, output
     else:
         assert status not in (None, 0), output
+
     end = time.monotonic() + 10
     while processes(process.pid) and time.monotonic() < end:
         time.sleep(0.1)
+
     assert not processes(process.pid)
+
     checkpoint = tmp_path / "killed" / "checkpoints" / "last.ckpt"
     assert retrain_values(tmp_path / "killed", str(checkpoint)) == retrain_values(
         tmp_path / "whole"

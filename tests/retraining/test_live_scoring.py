@@ -113,6 +113,7 @@ class Neighbours(Base):
             features, labels = (torch.cat(parts) for parts in zip(*self.bank))
             neighbours = torch.cdist(self.net[0](batch[0]), features).topk(5, largest=False).indices
             hits = (labels[neighbours].mode(1).values == batch[1]).float()
+
         self.log("val_knn", hits.mean())
 
 
@@ -199,6 +200,7 @@ def utility_of_plain_fit(
         trainer = trainer_for(make_loop(sampler=cohort), folder, rounds, **trained)
         with suppress(NoModel):  # a federation that came to nothing has its first model
             trainer.fit(module, dealt)
+
     return utility_by_hand(module, dealt, performance, folder)
 
 
@@ -217,8 +219,10 @@ def utility_by_hand(
     dealt.setup("fit")
     x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
     module.eval()
+
     with torch.no_grad():
         logits = module(x)
+
     if performance == "negative_loss":
         return -float(entropy(logits, y))
     return float((logits.argmax(1) == y).double().mean())
@@ -245,6 +249,7 @@ def fit_with_shadow(
         **trained,
     ).fit(module, make_data(loader=loader))
     bound_metric: Any = loop.metrics["shadow"]
+
     return bound_metric, module
 
 
@@ -254,23 +259,28 @@ def test_coalition_has_the_score_of_a_plain_fit_of_its_members(tmp_path: Path, n
     metric, module = fit_with_shadow(make, performance, tmp_path)
 
     assert metric.members == list(MEMBERS)
+
     expected = [
         utility_of_plain_fit(make, performance, members, ROUNDS, tmp_path) for members in MEMBERS
     ]
+
     torch.testing.assert_close(
         metric.game,
         torch.tensor(expected).double(),
         rtol=0,
         atol=1e-6,
     )
+
     if make is not TemperatureAtTheEnd:
         first_round = [
             utility_of_plain_fit(make, performance, members, 1, tmp_path) for members in MEMBERS
         ]
         expected = torch.tensor(first_round).double()
         torch.testing.assert_close(metric.first_round, expected, rtol=0, atol=1e-6)
+
     plain = make()
     trainer_for(make_loop(), tmp_path, ROUNDS).fit(plain, make_data())
+
     assert torch.equal(state_vector(module), state_vector(plain)), (
         "the metric has changed the training"
     )
@@ -290,6 +300,7 @@ def test_logged_value_is_of_all_validation_batches(tmp_path: Path, options: Any)
         **options,
     )
     all_batches, _ = fit_with_shadow(Logs, "val_loss", tmp_path / "all", loader=small_batches)
+
     assert torch.equal(few_batches.game, all_batches.game)
     assert torch.equal(few_batches.first_round, all_batches.first_round)
 
@@ -309,6 +320,7 @@ def test_counter_of_a_coalition_with_a_sampler_is_its_own(tmp_path: Path) -> Non
         )
         for members in MEMBERS
     ]
+
     torch.testing.assert_close(
         metric.game,
         torch.tensor(expected).double(),
@@ -327,6 +339,7 @@ def test_coalition_members_train_as_many_steps_as_in_the_federation(
         utility_of_plain_fit(WarmsUp, "negative_loss", members, ROUNDS, tmp_path)
         for members in MEMBERS
     ]
+
     torch.testing.assert_close(
         metric.game,
         torch.tensor(expected).double(),
@@ -355,6 +368,7 @@ def test_retrained_utility_scores_the_module_after_all_hooks(tmp_path: Path) -> 
         expected.append(
             utility_of_plain_fit(TemperatureAtTheEnd, "negative_loss", members, ROUNDS, tmp_path)
         )
+
     torch.testing.assert_close(
         utilities,
         torch.tensor(expected).double(),

@@ -33,6 +33,7 @@ class Plateau(Base):
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
             optimizer, factor=0.1, patience=0, threshold=10.0
         )
+
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"},
@@ -91,8 +92,10 @@ def test_training_that_depends_on_validations_has_the_values_of_plain_fits(
     metric = Recorded(coalitions="singles", performance="negative_loss")
     caplog.set_level("INFO", "lightning.pytorch")
     loop, _ = fit_kind(kind, tmp_path, metrics={"shadow": metric})
+
     if name in CAUSES:
         assert f"since training may depend on {CAUSES[name]}" in caplog.text
+
     caplog.set_level("WARNING", "lightning.pytorch")
     recorded: Any = loop.metrics["shadow"]
     game = dict(zip(recorded.members, recorded.game.flatten().tolist()))
@@ -112,6 +115,7 @@ class FailsInValidation(Base):
         )
         if len(loop.state.cohort) == 1:
             raise ZeroDivisionError("it is validated")
+
         super().validation_step(batch, batch_idx)
 
 
@@ -121,6 +125,7 @@ def test_validations_that_nothing_sees_are_left_out(
     metric = Recorded(coalitions="singles")
     caplog.set_level("INFO", "lightning.pytorch")
     loop, _ = fit_kind(Kind(FailsInValidation), tmp_path, metrics={"shadow": metric})
+
     assert not loop.contributions["shadow"].isnan().any()
     assert "coalitions are trained now" in caplog.text
     assert "They validate" not in caplog.text

@@ -135,6 +135,7 @@ def test_client_that_never_took_part_is_not_doubted() -> None:
 def test_own_model_copied_from_the_federation_or_a_client_is_found() -> None:
     own_models, initial, model, updates = make_honest_moves()
     own_models[1], own_models[3] = model, own_models[4]
+
     assert doubtful_own_models(own_models, initial, model, updates) == {
         1: "its own model is the federation's",
         3: "its own model moves as client 4's updates do",
@@ -146,6 +147,7 @@ def test_distance_to_the_federations_model_is_compared_with_the_models_own_way()
     noise = torch.randn(own_models.shape[1], generator=torch.Generator().manual_seed(1))
     aside = torch.nn.functional.normalize(noise, dim=0)
     path_length = (model - initial).norm()
+
     for share, is_doubtful in ((0.9 * NEAR, True), (1.2 * NEAR, False)):
         own_models[0] = model + share * path_length * aside
         doubts = doubtful_own_models(own_models[:2], initial, model, updates[:2])
@@ -171,6 +173,7 @@ def test_coalitions_at_sites_save_strategies_in_the_runs_order() -> None:
     strategies: dict[str, Any] = {"sampler": FullParticipation(), "aggregator": FedAvg()}
     for number in range(8):
         strategies[f"counter {number}"] = Counter(number)
+
     masks = torch.tensor(
         [
             [False, False],

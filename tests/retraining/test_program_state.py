@@ -78,6 +78,7 @@ def values_of_program(folder: Path) -> Tensor:
         reporting=Reporting(table=False, files=False),
     )
     trainer_for(loop, folder, 3).fit(settings.DependsOnSettings(), make_data())
+
     return loop.contributions["shadow"]
 
 

@@ -46,13 +46,16 @@ def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path, name: str) -> 
     assert trainer.current_epoch == 0
     assert loop.round_index == 0
     assert list(tmp_path.iterdir()) == []
+
     masks = coalition_masks("all", 3)
     by_hand = []
     for mask in masks:
         hand = kind.hand(kind.module().net, module.optimizer)
         by_hand.append(hand.utility(mask.nonzero()[:, 0].tolist()))
+
     expected = few_coalitions_shapley(masks, torch.tensor(by_hand)).values
     values = torch.tensor(rows["value"])
+
     torch.testing.assert_close(values, expected, rtol=0, atol=1e-5)
 
 
@@ -124,6 +127,7 @@ def retrain_on_dask(folder: Path) -> None:
     with cluster, distributed.Client(cluster), joblib.parallel_config("dask"):
         threading.Thread(target=kill, args=(cluster,)).start()
         values_of_workers = values("there")
+
     assert killed_workers
     assert_frame_equal(values_of_workers, expected)
 
@@ -148,17 +152,20 @@ def test_retrain_refuses_fitted_trainers_and_missing_loops(
         1,
     )
     trainer.fit(Plateau(), make_three_clients())
+
     with pytest.raises(
         ConfigurationError,
         match="has been fitted for 1 rounds",
     ):
         flsv.retrain(trainer, Plateau, make_three_clients())
+
     with pytest.raises(ConfigurationError, match="no FederatedLoop"):
         flsv.retrain(
             trainer_for(None, tmp_path),
             partial(Plateau),
             make_three_clients(),
         )
+
     assert main(["retrain", str(tmp_path)]) != 0
     assert "started from Python" in (message := " ".join(capsys.readouterr().err.split()))
     assert "print(flsv.retrain(trainer, module, data))" in message

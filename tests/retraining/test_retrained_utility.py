@@ -67,10 +67,13 @@ def test_retrained_utility_trains_each_coalition_once(tmp_path: Path) -> None:
     fits = Fits()
     utility = RetrainedUtility(make_trainers(tmp_path, fits, rounds=1), Plain(), make_data())
     exact = exact_shapley(utility, utility.num_players)
+
     assert sorted(fits) == [[0], [0, 1], [0, 1, 2], [0, 2], [1], [1, 2], [2]]
+
     tmc = permutation_shapley(
         utility, 3, num_permutations=200, generator=torch.Generator().manual_seed(0)
     )
+
     assert len(fits) == 7
     torch.testing.assert_close(tmc.values, exact.values, rtol=0, atol=0.05)
     assert all(utility.seconds[tuple(members)] > 0 for members in fits)
@@ -84,8 +87,10 @@ def test_retrained_utility_with_wrong_arguments_is_refused(tmp_path: Path) -> No
         batch_size=8,
     )
     message = "9 clients make 511 federations"
+
     with pytest.raises(ConfigurationError, match=message):
         RetrainedUtility(make_trainer, Plain(), many)
+
     allowed = RetrainedUtility(make_trainer, Plain(), many, max_clients=9)
     assert allowed.num_players == 9
 
@@ -95,6 +100,7 @@ def test_retrained_utility_with_wrong_arguments_is_refused(tmp_path: Path) -> No
 
     without_validation = toy_data(server_val=0.0)
     utility = RetrainedUtility(make_trainer, Plain(), without_validation)
+
     with pytest.raises(ConfigurationError, match="samples"):
         utility(make_masks((0,)))
 

@@ -84,6 +84,7 @@ def utilities_by_hand(initial_module: Any, draw: Any, rounds: int = ROUNDS) -> T
         net = copy.deepcopy(initial_module.net)
         hand = CoalitionByHand(net, initial_module.make_optimizer)
         utilities.append(hand.utility(members, cohorts))
+
     return torch.tensor(utilities, dtype=torch.float64)
 
 
@@ -101,6 +102,7 @@ def test_trained_coalitions_draw_cohorts_as_by_hand(
     make_sampler, draw = SAMPLERS[name]
     if copied:
         forbid_forks(monkeypatch)
+
     module = Plain(network(batch_norm=False, dropout=0.3), adam)
     initial_module = copy.deepcopy(module)
     unmeasured_module = copy.deepcopy(module)
@@ -113,8 +115,10 @@ def test_trained_coalitions_draw_cohorts_as_by_hand(
     unmeasured = fit(loop_alone, tmp_path, unmeasured_module, make_three_clients(), rounds=ROUNDS)
 
     assert torch.equal(state_vector(unmeasured), state_vector(measured))
+
     game = metric.game.flatten()
     expected = utilities_by_hand(initial_module, draw)
+
     assert_near(game, expected)
 
 
@@ -146,10 +150,12 @@ def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path) -
             metric="negative_loss",
             **options,
         )
+
         return torch.tensor(table["value"])
 
     values = retrained()
     values_of_everybody = retrained(participation="all")
+
     assert_near(values, values_by_hand(draw))
     assert_near(values_of_everybody, values_by_hand(lambda members, index: members))
     assert not torch.allclose(values_of_everybody, values, rtol=1e-4, atol=1e-5)
@@ -157,12 +163,14 @@ def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path) -
     trainer_for(loop, tmp_path, ROUNDS).fit(module, make_three_clients())
     metric: Any = loop.metrics["shadow"]
     last_values = metric.recent[-1, :, 0]
+
     assert_near(last_values.double(), values)
 
     final_values = loop.contributions["shadow"]
     values_by_round = []
     for rounds in (2, 3, 4):
         values_by_round.append(values_by_hand(draw, rounds))
+
     mean_values = torch.stack(values_by_round).mean(0)
     assert_near(final_values.double(), mean_values)
 
@@ -222,6 +230,7 @@ def test_samplers_that_cannot_draw_within_a_coalition_are_refused(
     module = Plain(network(batch_norm=False))
     monkeypatch.setattr(Plain, "training_step", step)
     loop = make_shadow_loop(ShadowShapley(), sampler=make())
+
     with pytest.raises(ConfigurationError, match=match):
         fit(loop, tmp_path, module, make_three_clients(), 1)
     with pytest.raises(ConfigurationError, match=match):
@@ -234,6 +243,7 @@ def test_sampler_that_draws_outside_of_a_coalition_fails_that_coalition(tmp_path
         UserWarning, match=r"client 0: RuntimeError: .* drew \[0, 2\] for the coalition \[0\]"
     ):
         fit(loop, tmp_path, Plain(network(batch_norm=False)), make_three_clients(), 1)
+
     assert loop.contributions["shadow"].isnan().all()
 
 

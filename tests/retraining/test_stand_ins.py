@@ -161,6 +161,7 @@ def fit_members(
     options: dict[str, Any] = {}
     if members is not None:
         options["sampler"] = FixedCohort(members)
+
     if shadow:
         metric = Recorded(coalitions="singles", performance="negative_loss")
         options["metrics"] = {"shadow": metric}
@@ -177,6 +178,7 @@ def fit_members(
         enable_progress_bar=True,
     )
     trainer.fit(module, make_data())
+
     return loop, module
 
 
@@ -198,9 +200,11 @@ def test_values_are_those_of_plain_fits_or_the_reader_of_a_callback_is_named(
     for members in (None, (0,), (1,), (2,)):
         _, plain = fit_members(kind, tmp_path / f"plain {members}", members)
         expected.append(utility_of_module(plain))
+
     game: Tensor = loop.metrics["shadow"].game
     utilities = game[1:].flatten()
     wanted = torch.tensor(expected).double()
+
     torch.testing.assert_close(
         utilities,
         wanted,

@@ -63,6 +63,7 @@ def train_missing(
         num_samples=[1, 1, 1],
     )
     training.train(coalitions, 0, utilities, say)
+
     return len(missing)
 
 
@@ -82,29 +83,37 @@ def make_store(path: Path | None, *names: str, **options: Any) -> UtilityStore:
 def test_killed_game_resumes_and_its_file_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     path, whole = tmp_path / "game.csv", tmp_path / "whole.csv"
     assert train_missing(Game(), make_store(whole)) == 8
+
     killed = Game(dies_at=4)
     messages: list[str] = []
+
     with pytest.raises(KeyboardInterrupt):
         train_missing(killed, make_store(path))
+
     with path.open("ab") as file:
         file.write(b"0,0+")  # a line that was being written
+
     second = Game()
     assert train_missing(second, make_store(path), messages.append) == 3
     assert sorted(killed.trained + second.trained) == list(range(1, 8))
     assert messages[-1] == "seed 0: 8 of 8 coalitions"
     assert path.read_bytes() == whole.read_bytes()
+
     third = Game()
     assert train_missing(third, make_store(path)) == 0
     assert third.trained == []
+
     expected = torch.tensor(
         [[utility_of_members(members)] for members in members_of(MASKS)], dtype=torch.float64
     )
+
     torch.testing.assert_close(
         make_store(path).table(0, MASKS),
         expected,
         rtol=0,
         atol=0,
     )
+
     # The order in which trainings end does not show in the file.
     reordered = make_store(tmp_path / "other.csv")
     for members, value in reversed(
@@ -116,6 +125,7 @@ def test_killed_game_resumes_and_its_file_equals_an_uninterrupted_one(tmp_path: 
         )
     ):
         reordered.add(0, members, {LAST: [value]})
+
     reordered.sort()
     assert (tmp_path / "other.csv").read_bytes() == whole.read_bytes()
 
@@ -147,7 +157,9 @@ def test_utility_store_reads_back_all_scores_of_whole_coalitions_only(tmp_path: 
     written.add(7, (0, 2), rows)
     # What is NaN is held, and not written.
     written.add(8, (1,), nan_rows)
+
     assert written.missing(8, [(1,)]) == []
+
     with path.open("ab") as file:
         file.write(b"7,1,0,0.5 0.5,1.0\n7,1,3,0.5")  # a coalition that was being written
 
@@ -156,6 +168,7 @@ def test_utility_store_reads_back_all_scores_of_whole_coalitions_only(tmp_path: 
     assert read.seeds == [7]
     assert read.rows(7, (0, 2)) == [rows[0], rows[3]]
     assert read.missing(7, [(1,), (0, 2), (1,)]) == [(1,)]
+
     with pytest.raises(ConfigurationError, match="has the columns"):
         make_store(path, "per_class", "other", rounds=(0, 3))
 

@@ -33,6 +33,7 @@ def values_by_round(folder: Path, every: int | None, **options: Any) -> dict[int
         **options,
     )
     trainer_for(loop, folder, ROUNDS).fit(Base(), make_data())
+
     return values
 
 
@@ -44,11 +45,14 @@ def test_ten_rounds_have_the_values_that_they_have_if_all_are_valued(
 ) -> None:
     default_values = values_by_round(tmp_path / "default", None, **options)
     all_values = values_by_round(tmp_path / "all", 1, **options)
+
     assert len(all_values) == ROUNDS
     assert len(default_values) == 10
     assert [*default_values][-3:] == [9, 10, 11]
+
     compared_rounds = [*default_values]
     if options:  # means over the last rounds are of those that are valued
         compared_rounds = [ROUNDS - 1]
+
     for round_index in compared_rounds:
         assert torch.equal(default_values[round_index], all_values[round_index])

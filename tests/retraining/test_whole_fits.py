@@ -38,6 +38,7 @@ def fit_kind(kind: Kind, folder: Path, metrics: dict[str, Any]) -> tuple[Federat
     trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=callbacks)
     module = kind.module()
     trainer.fit(module, make_three_clients())
+
     return loop, module
 
 
@@ -58,14 +59,20 @@ def test_every_coalitions_fit_equals_a_plain_loop(tmp_path: Path, name: str) -> 
     for mask in masks:
         hand = kind.hand(copy.deepcopy(untrained.net), untrained.optimizer)
         by_hand.append(hand.utility(mask.nonzero()[:, 0].tolist()))
+
     expected = torch.tensor(by_hand, dtype=torch.float64)
     metric_of_run = loop.metrics["shadow"]
+
     assert isinstance(metric_of_run, Recorded)
+
     utilities = metric_of_run.game.flatten()
     torch.testing.assert_close(utilities, expected, rtol=0, atol=1e-5)
+
     values = few_coalitions_shapley(masks, expected).values
     shadow = loop.contributions["shadow"].double()
+
     torch.testing.assert_close(shadow, values, rtol=0, atol=1e-5)
+
     _, without = fit_kind(kind, tmp_path, {})
     assert torch.equal(state_vector(module), state_vector(without))
 
@@ -95,6 +102,7 @@ def test_kill_during_coalitions_keeps_finished_ones(
             federation, folder, FIT_ROUNDS, callbacks=[saves], enable_checkpointing=True
         )
         trainer.fit(kind.module(), make_three_clients(), ckpt_path=path)
+
         return (
             federation.history()
             .query("metric == 'shadow'")
@@ -105,20 +113,24 @@ def test_kill_during_coalitions_keeps_finished_ones(
     whole = fit(loop(), tmp_path / "whole")
     monkeypatch.setattr(UtilityStore, "add", counted)
     stopped = loop()
+
     with pytest.warns(UserWarning, match=r"3 of 6 coalitions are trained, and kept in"):
         fit(stopped, tmp_path / "killed")
     assert stopped.contributions["shadow"].isnan().all()
     assert "values stand after training" in repr(stopped.contributions["shadow"])
+
     monkeypatch.setattr(UtilityStore, "add", keep)
     monkeypatch.setattr(
         ForkedFits, "train", lambda forks, orders: trained.extend(orders) or train(forks, orders)
     )
     resumed = loop()
+
     assert (
         fit(resumed, tmp_path / "killed", tmp_path / "killed" / "checkpoints" / "last.ckpt")
         == whole
     )
     assert len(whole) == 3 * FIT_ROUNDS
+
     again_trained = [order.members for order in trained]
     assert again_trained[0] == (0, 1, 2)  # the proof
     assert sorted([*stored_members, *again_trained[1:]]) == [
@@ -153,6 +165,7 @@ class Diverges(Manual):
             cohort = loop.sampler.sample(3, {}, torch.Generator()).tolist()
             if cohort == [1]:
                 return loss * float("nan")
+
         return loss
 
 
@@ -171,6 +184,7 @@ def test_divergence_of_one_coalition_changes_no_other_coalitions_score(tmp_path:
 
     is_different = (games[0] != games[1]).tolist()
     client_1_alone = torch.tensor([False, True, False])
+
     assert is_different == (coalition_masks("all", 3) == client_1_alone).all(1).tolist()
 
 
@@ -188,6 +202,7 @@ def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path: Path) 
         {"shadow": Recorded(coalitions="all", performance="luck", mode="max")},
     )
     metric: Any = loop.metrics["shadow"]
+
     assert metric.game[1:].tolist() == [metric.game[1].item()] * 7  # the first one has not trained
 
 
@@ -212,17 +227,21 @@ def test_trainer_with_a_lock_cannot_be_pickled_and_failed_coalitions_end_no_run(
 ) -> None:
     shadow: dict[str, Any] = {"shadow": ShadowShapley(coalitions="all")}
     loop, _ = fit_kind(Kind(KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
+
     assert not loop.contributions["shadow"].isnan().any()  # a fork has the lock
+
     forbid_forks(monkeypatch)
     with pytest.raises(
         ConfigurationError, match="since it is a test. But the Trainer, .* cannot be pickled .*lock"
     ):
         fit_kind(Kind(KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
+
     with pytest.warns(
         UserWarning,
         match=r"no values. 2 coalitions failed to train, client 1, clients 1 and 2: ZeroDivisionError",
     ):
         loop, _ = fit_kind(Kind(callback=Fails), tmp_path, shadow)
+
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == FIT_ROUNDS
 
@@ -241,6 +260,7 @@ def test_no_values_if_the_full_coalition_differs_from_the_run(tmp_path: Path) ->
     )
     with pytest.warns(UserWarning, match=message):
         loop, _ = fit_kind(Kind(Unseeded), tmp_path, {"shadow": ShadowShapley()})
+
     assert loop.contributions["shadow"].isnan().all()
 
 
@@ -261,6 +281,7 @@ def test_coalition_whose_training_ends_early_has_no_values(tmp_path: Path) -> No
         UserWarning, match=r"no values. 3 coalitions failed .*ended after 1 of 2 rounds: a callback"
     ):
         loop, _ = fit_kind(kind, tmp_path, {"shadow": ShadowShapley()})
+
     assert loop.contributions["shadow"].isnan().all()
 
 
@@ -270,5 +291,6 @@ def test_failed_first_coalition_fails_all_others() -> None:
     trainer = SimpleNamespace(train=lambda orders: [(orders[0], failure)])
     training = CoalitionTraining(trainer, FitOrder((), 0), [1, 1])
     results = dict(training.fits([(0,), (1,)], 0))
+
     assert str(results[0,]) == "no data"
     assert str(results[1,]) == "the first coalition has failed"

@@ -59,6 +59,7 @@ def test_inclusion_probabilities_are_the_frequencies_of_draws(sampler: ClientSam
     num_draws = 2000
     counts = torch.zeros(5)
     generator = torch.Generator().manual_seed(0)
+
     for _ in range(num_draws):
         counts[sampler.sample(5, SSV, generator)] += 1
 
@@ -67,6 +68,7 @@ def test_inclusion_probabilities_are_the_frequencies_of_draws(sampler: ClientSam
     # Five standard deviations of the draws, at most 0.5 each; half as much again for the softmax sampler's own 4096.
     variance = 1.5 * 0.25 / num_draws
     deviations = (counts / num_draws - probabilities).abs()
+
     assert (deviations <= 5 * variance**0.5).all(), (counts, probabilities)
 
 
@@ -74,11 +76,15 @@ def test_shapley_importance_sampler_probabilities_equal_shapleyfls_theorem_5_1()
     sampler = ShapleyImportanceSampler(2, "ssv")
     torch.testing.assert_close(sampler.coins(5, SSV), importance_probabilities(SSV["ssv"], 2))
     assert sampler.coins(5, {}).tolist() == pytest.approx([0.4] * 5)  # no values yet
+
     a_single_value = {"ssv": torch.tensor([1.0, 0, 0, 0, 0])}
     cohort = sampler.sample(5, a_single_value, torch.Generator().manual_seed(0))
+
     assert len(cohort) >= 2  # and it returns
+
     unknown = {"ssv": torch.tensor([0.9, float("nan"), 0.1])}
     coins = sampler.coins(3, unknown)
+
     assert coins[1] > coins[2]
 
 
@@ -90,8 +96,10 @@ def test_tiny_probabilities_draw_a_cohort_of_minimum_size(
     tiny = {"ssv": torch.tensor([1.0, 1e-12])}
     sampler = ShapleyImportanceSampler(1, min_cohort=2)
     cohort = sampler.sample(2, tiny, torch.Generator().manual_seed(0))
+
     assert cohort.tolist() == [0, 1]
     assert sampler.inclusion_probabilities(2, tiny).tolist() == [1, 1]
+
     monkeypatch.setattr("flsv.sampling.bernoulli._DRAWS", 10)
     # Of more clients, each coin 1e-9, pairs and single ones are equally likely.
     sampler = BernoulliSampler(5e-9, min_cohort)
@@ -100,9 +108,12 @@ def test_tiny_probabilities_draw_a_cohort_of_minimum_size(
         cohort = sampler.sample(5, {}, torch.Generator().manual_seed(seed))
         assert len(cohort) == min_cohort
         counts[cohort] += 1
+
     expected = min_cohort / 5
     deviation = (expected * (1 - expected) / 1000) ** 0.5
+
     assert (counts / 1000 - expected).abs().max() < 5 * deviation
+
     probabilities = sampler.inclusion_probabilities(5, {})
     assert probabilities.tolist() == pytest.approx([expected] * 5)
 
@@ -126,10 +137,12 @@ def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact() -> None:
     size = np.ones(1)
     for coin in p.tolist():
         size = np.convolve(size, [1 - coin, coin])
+
     someone_else = []
     for client in range(300):
         others_coins = torch.cat([p[:client], p[client + 1 :]])
         someone_else.append(1 - (1 - others_coins).prod())
+
     expected = p * torch.stack(someone_else) / size[2:].sum()
     torch.testing.assert_close(probabilities, expected.float())
 
@@ -137,6 +150,7 @@ def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact() -> None:
 def test_fixed_cohort_draws_the_same_clients_every_round(tmp_path: Path) -> None:
     loop = FederatedLoop(sampler=FixedCohort([2, 0]), seed=0)
     fit(loop, tmp_path, data=toy_data((3, 2, 2, 1)), rounds=2)
+
     assert loop.weights is not None
     assert loop.weights.isnan().tolist() == [False, True, False, True]
     assert loop.weights.nansum().item() == pytest.approx(1)
@@ -144,6 +158,7 @@ def test_fixed_cohort_draws_the_same_clients_every_round(tmp_path: Path) -> None
     for clients in ([], [1, 1]):
         with pytest.raises(ConfigurationError, match="expected different client ids"):
             FixedCohort(clients)
+
     with pytest.raises(
         ConfigurationError, match=r"clients=\[0, 3\]\) cannot be met.*clients 0 to 2 only"
     ):
@@ -267,6 +282,7 @@ def train_by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list
         set_state(server, [sum(parts) / M for parts in zip(*models)], buffers, [1.0] * M)
         candidates.append(sorted(draw))
         cohorts.append(chosen)
+
     return server, candidates, cohorts
 
 
@@ -282,7 +298,9 @@ def test_power_of_choice_equals_the_loop_by_hand(tmp_path: Path, engine: str) ->
         make_unequal_data(),
         rounds=ROUNDS,
     )
+
     assert_same_state(module.net, expected)
+
     size = sum(p.numel() for p in net.parameters())
     assert [row["cohort"] for row in counts.rows] == cohorts
     assert [row["reached"] for row in counts.rows] == candidates
@@ -294,6 +312,7 @@ def test_power_of_choice_equals_the_loop_by_hand(tmp_path: Path, engine: str) ->
 def test_sampler_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="candidates=1"):  # a rule between arguments
         PowerOfChoice(2, 1)
+
     metrics = {"ssv": SurrogateFederatedShapley()}
     with pytest.raises(ConfigurationError, match="a client's probability to take part is unknown"):
         fit(

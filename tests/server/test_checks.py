@@ -46,14 +46,17 @@ def test_classifier_head_that_is_not_linear_can_be_named(tmp_path):
 
     loop = FederatedLoop(metrics=make_cssv_options("net"), seed=1)
     fit(loop, tmp_path, Convolutional(nn.Conv1d(6, 3, 1)))
+
     assert loop.contributions["cssv"].by_class.shape == (3, 3)
 
 
 def test_ddp_and_plain_dataloaders_are_refused(tmp_path):
     trainer = trainer_for(FederatedLoop(), tmp_path)
     message = r"trains on a FederatedDataModule, and got dataloaders. Wrap .*FederatedDataModule\(loader\.dataset, val="
+
     with pytest.raises(ConfigurationError, match=message):
         trainer.fit(NeverTrained(), DataLoader(toy_sets()[0], batch_size=8))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(trainer), "world_size", 2)
         with pytest.raises(
@@ -66,6 +69,7 @@ def test_objects_of_the_package_pytorch_lightning_are_refused_everywhere(tmp_pat
     module = OfOtherPackage(2, 2)
     message = "is .*write `import lightning.pytorch as pl`"
     other_callback = type("Own", (L.Callback,), {"__module__": "pytorch_lightning.x"})
+
     for use in (
         lambda: fit(FederatedLoop(), tmp_path, NeverTrained(), callbacks=[other_callback()]),
         lambda: FederatedDataModule(module).setup("fit"),
@@ -184,7 +188,9 @@ class Asks(Wants):
 def test_torchmetric_with_known_update_arguments_is_used_as_a_contribution_metric(tmp_path):
     loop = FederatedLoop(metrics={"norm": Wants()}, seed=1)
     fit(loop, tmp_path)
+
     assert (loop.contributions["norm"] > 0).all()
+
     with pytest.raises(
         ValueError, match=r"metric 'norm': compute\(\) must give one row per .*it gave \[5\]"
     ):
@@ -202,6 +208,7 @@ def test_optimizer_with_two_scheduler_intervals_is_refused(tmp_path):
                 }
                 for interval in ("step", "epoch")
             ]
+
             return [optimizer], schedulers
 
     with pytest.raises(
@@ -255,6 +262,7 @@ def test_metric_without_a_value_yet_passes_the_shape_check(tmp_path):
 
     loop = FederatedLoop(ShapleyWeighted("norm"), {"norm": Late()}, seed=1)
     fit(loop, tmp_path, rounds=1)
+
     assert loop.round_index == 1
 
 
@@ -290,6 +298,7 @@ def test_declared_reports_of_any_name_and_shape_reach_metrics(tmp_path):
 
     sizes = data.num_samples.double()
     expected = torch.stack([sizes, 2 * sizes], dim=1)
+
     torch.testing.assert_close(loop.contributions["heights"].by_class.double(), expected)
 
 

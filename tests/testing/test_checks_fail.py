@@ -57,6 +57,7 @@ def test_expected_failure_that_passes_or_does_not_exist_is_refused() -> None:
         AssertionError, match="passes guide_says_the_unit: take it out of expected_failures"
     ):
         check_metric(faultless, expected_failures={"guide_says_the_unit": "it has none"})
+
     with pytest.raises(
         ConfigurationError, match=r"expected_failures=\['guide'\]: Norm has the checks \['is_one', "
     ):

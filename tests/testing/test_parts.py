@@ -178,6 +178,7 @@ def without_a_row() -> list[Checks]:
             ]
             if not required:
                 tables.append(case(kind()))
+
     return tables
 
 

@@ -83,6 +83,7 @@ def test_a_leaf_of_contrib_is_neither_counted_nor_measured(packed_file: Path) ->
     leaf = packed_file.parent / "contrib" / "packed.py"
     leaf.parent.mkdir()
     leaf.write_text(PACKED)
+
     assert count_code.is_leaf(leaf)
     assert not count_code.is_leaf(leaf.with_name("__init__.py"))
     assert count_code.checked_files() == [packed_file]

@@ -50,6 +50,7 @@ def test_gpu_report_with_a_failed_check_ends_with_status_1(
 
     monkeypatch.setitem(CHECKS, "ranks", apart)
     code, checks = write_gpu_report(tmp_path, "machine", "memory", "ranks")
+
     assert code == 1
     assert checks.loc["device", "found"] == "cpu: no GPU"
     assert checks["verdict"].iloc[-4:].tolist() == [

@@ -26,6 +26,7 @@ def measures_by_hand(module: Plain, batches: Any) -> list[float]:
     inputs, labels = zip(*batches)
     x = torch.cat(inputs)
     y = torch.cat(labels)
+
     with torch.no_grad():
         logits = module(x)
 
@@ -38,6 +39,7 @@ def measures_by_hand(module: Plain, batches: Any) -> list[float]:
         logits.double().softmax(1),
         multi_class="ovr",
     )
+
     return [accuracy, balanced_accuracy, auroc]
 
 
@@ -58,8 +60,10 @@ def test_own_models_that_the_loop_holds_are_scored(tmp_path: Path) -> None:
     fit(loop, tmp_path, module, data, rounds=2, callbacks=[own_models])
 
     assert 1 <= len(loop.trained) <= 2  # somebody was never drawn
+
     received = loop.received()
     assert MEASURES == ("accuracy", "balanced_accuracy", "auroc")
+
     for client in range(3):
         assert torch.equal(received[client], loop.trained.get(client, initial))
         loop.space.write(module, received[client])
@@ -87,12 +91,14 @@ def test_own_tests_score_each_client_on_its_test_split(tmp_path: Path) -> None:
     for measure in MEASURES:
         scores = own_models.scores["received"][measure]
         torch.testing.assert_close(scores.float(), loop.client_scores[measure])
+
     module.eval()
     accuracies = []
     for client in range(3):
         inputs, labels = zip(*data.client_loader(client, "test"))
         predicted = module(torch.cat(inputs)).argmax(1)
         accuracies.append((predicted == torch.cat(labels)).double().mean().item())
+
     global_accuracy = own_models.scores["global"]["accuracy"].item()
     assert global_accuracy == pytest.approx(sum(accuracies) / 3)
 

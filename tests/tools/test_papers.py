@@ -107,6 +107,7 @@ def test_pfedsv_communication_sums_transfers_in_millions_of_parameters():
         "FedFomo, pFedSV with k fixed": 120 * size,
         "FedAMP, FedAvg": 40 * size,
     }
+
     for name, numbers in expected.items():
         assert millions[name]["lenet5"] == pytest.approx(numbers / 1e6)
 
@@ -115,6 +116,7 @@ def test_gap_of_shapfeds_figure_3_is_between_blocks_on_and_off_the_diagonal():
     values = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2))
     values[2:, 2:] = 0.5
     values[:2, 2:] = 0.1
+
     assert gap(
         {"cssv": values.tolist()},
         {},

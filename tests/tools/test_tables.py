@@ -51,6 +51,7 @@ def test_table_file_expands_to_one_run_per_row_column_and_seed(tmp_path):
         ("pFedMe", "digits, 1", 0),
     ]
     assert len(small_cells) == 2 * 3
+
     cell = small_cells["pFedMe", "digits, 1", 5]
     assert cell.files == ("digits.yaml", "pfedme.yaml")
     assert cell.overrides == {
@@ -61,6 +62,7 @@ def test_table_file_expands_to_one_run_per_row_column_and_seed(tmp_path):
     }
     assert cell.measure == "tools.test_tables:run_cell"
     assert small_cells["FedAvg", "digits, 0.1", 0].overrides["b"] == 3
+
     epochs = [shortened(table, cell).overrides["e"] for cell in list(small_cells.values())[:2]]
     assert epochs == [1, 2]
 
@@ -103,15 +105,18 @@ def test_seeds_of_a_run_follow_from_the_cell_and_unset_ones_are_refused(tmp_path
         for part in (data.splits, data.partitioner, data.corruptions[0], upload):
             assert part.seed == 3
         assert cli.config.seed_everything == cli.config.federation.seed == 3
+
     assert seeded({"seed": 0, "a": [{"seed": 1, "b": "seed"}]}, 7) == {
         "seed": 7,
         "a": [{"seed": 7, "b": "seed"}],
     }
+
     monkeypatch.setattr(cells, "CONFIGS", tmp_path)
     text = (
         "data: {partitioner: {class_path: flsv.data.IIDPartitioner, init_args: {num_clients: 2}}}"
     )
     (tmp_path / "a.yaml").write_text(text)
+
     with (
         pytest.raises(ValueError, match="another seed than the cell's, 3"),
         built(Cell("r", "c", 3, ("a.yaml",)), "."),
@@ -125,8 +130,10 @@ def test_command_printed_for_a_cell_reproduces_its_run(tmp_path):
     cell = Cell("FedProx", "digits", 1, ("digits.yaml", "fedprox.yaml"), overrides)
     _, _, *arguments = shlex.split(cell.command)
     arguments = [part.replace("configs/", f"{cells.CONFIGS}/") for part in arguments]
+
     for name, value in cells.QUIET.items():
         arguments.append(f"--{name}={cells.written(value)}")
+
     arguments += ["--trainer.default_root_dir", str(tmp_path)]
 
     cli = make_cli(arguments, run=False)
@@ -147,6 +154,7 @@ def test_shipped_tables_list_no_run_twice(name):
         assert len(keys) == len(table_cells) >= 2
         assert {cell.seed for cell in table_cells} == {3, 4}
         assert all(callable(cells.named(cell.measure)) for cell in table_cells)
+
     for show in table["tables"]:
         if "of" in show:
             assert callable(cells.named(show["of"]))
@@ -239,6 +247,7 @@ def test_failing_cell_does_not_stop_the_others(tmp_path):
         RuntimeError, match="1 of 3 cells failed, the first:\nc, bad, seed 0: no such thing"
     ):
         finish(make_cells("one", "bad", "last"), Kept(path), str(tmp_path), workers=1)
+
     assert (tmp_path / "ran.txt").read_text().split() == ["one", "0", "last", "0"]
 
 
@@ -273,17 +282,21 @@ def test_run_table_command_runs_and_prints_the_asked_cells(tmp_path, capsys):
         ]
     )
     out = capsys.readouterr().out
+
     assert "| bb | 7.0 ± 7.1 |" in out
     assert "| bb minus a | **+1.00 [+1.00, +1.00]** |" in out
     assert "large" not in out
     assert "Values,bb,small,7.0 ± 7.1\n" in (tmp_path / "out.csv").read_text()
+
     main([*arguments, "--list", "--seeds", "1"])
     assert (
         capsys.readouterr().out.count("flsv fit --config configs/fedavg.yaml --seed_everything=0")
         == 4
     )
+
     main([*arguments, "--columns", "large", "--seeds", "1"])
     assert "| bb | 2.0 |" in capsys.readouterr().out
+
     with pytest.raises(SystemExit):
         main([*arguments, "--rows", "nobody"])
 
@@ -312,6 +325,7 @@ def test_tables_show_rows_columns_and_paired_differences():
             measured = {"accuracy": [value, value], "by": {"x": {"p": value}, "y": None}}
             results[row, "noise", seed] = measured
             results[row, "tail", seed] = measured
+
     # Of a seed that the other column does not have.
     results["FedAvg", "tail", 9] = {"accuracy": [1.0]}
     show = {

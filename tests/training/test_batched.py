@@ -158,10 +158,12 @@ def make_setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Ten
         *module.named_buffers(),
     ):
         states[name] = differ(tensor.detach())
+
     batches = []
     for num_steps, last_size in STEPS:
         sizes = [8] * (num_steps - 1) + [last_size]
         batches.append([torch.randn(size, *shape) for size in sizes])
+
     return module, states, batches
 
 
@@ -236,10 +238,13 @@ def test_batched_training_leaves_frozen_and_unstacked_parameters_unchanged() -> 
     )
 
     assert torch.equal(trained.pop("spare"), spare)
+
     for name, tensor in fixed.items():
         states[f"net.0.{name}"] = tensor.expand(len(STEPS), *tensor.shape)
+
     del module.spare
     expected = train_one_by_one(module, states, batches, make_sgd(weight_decay=0.1), None)
+
     for i, (model, _) in enumerate(expected):
         for key, tensor in trained.items():
             torch.testing.assert_close(

@@ -120,8 +120,10 @@ def test_what_passes_from_client_to_client_is_named_once(tmp_path: Path, kind: s
     expected = f"training changes {NAMES[kind]}.* of Holds"
     with pytest.warns(UserWarning, match=expected) as records:
         fit(FederatedLoop(seed=3), tmp_path, Holds(kind), rounds=2)
+
     messages = [str(record.message) for record in records]
     warnings_of_passing = [text for text in messages if "from client to client" in text]
+
     assert len(warnings_of_passing) == 1
 
 
@@ -226,6 +228,7 @@ def test_generators_of_a_module_are_seeded_for_each_client(
         for client in range(data.num_clients):
             seed_generators([generator], 3, "train", round_index, client)
             expected.append(DRAWS[kind](generator))
+
     assert module.first_draws == expected
 
 

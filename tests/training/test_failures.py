@@ -60,6 +60,7 @@ def models_after_rounds(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor
         on_train_epoch_end=lambda trainer, module: models.append(state_vector(module))
     )
     fit(make_loop(), tmp_path_factory.mktemp("whole"), callbacks=[look])
+
     return models
 
 
@@ -81,10 +82,12 @@ def test_error_in_client_code_names_client_and_round_and_keeps_the_global_model(
         pytest.raises(type(failure), match=str(failure)) as error,
     ):
         fit(loop, tmp_path, module, enable_checkpointing=True, callbacks=savers)
+
     notes = getattr(error.value, "__notes__", [])
     assert PLACE in "\n".join([str(error.value), *notes])
     assert loop.round_index == ROUND
     assert torch.equal(state_vector(module), models_after_rounds[ROUND - 1])
+
     for checkpoint in ("last.ckpt", "exception.ckpt"):
         resumed = fit(make_loop(), tmp_path, Plain(), ckpt_path=tmp_path / checkpoint)
         assert torch.equal(state_vector(resumed), models_after_rounds[-1]), checkpoint
@@ -115,6 +118,7 @@ def test_types_that_torch_refuses_are_named_with_the_client_and_a_remedy(
     labels = torch.int64
     if kind == "small labels":
         labels = torch.int32
+
     data = make_typed_data(inputs, labels)
     with pytest.raises(RuntimeError) as error:
         fit(make_loop(), tmp_path, Plain(), data, rounds=1)
@@ -135,6 +139,7 @@ def test_types_of_validation_samples_are_named_too(tmp_path: Path) -> None:
         val=TensorDataset(integers, y),
         batch_size=8,
     )
+
     with pytest.raises(RuntimeError) as error:
         fit(make_loop(), tmp_path, Plain(), data, rounds=1, num_sanity_val_steps=1)
 
@@ -181,11 +186,13 @@ def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path: Path) -> 
     expected = (
         rf"client {CLIENT} gave .* batches in round {ROUND + 1}: its data set raised StopIteration"
     )
+
     with (
         pytest.warns(UserWarning, match="is discarded"),
         pytest.raises(RuntimeError, match=expected),
     ):
         fit(loop, tmp_path, module, data)
+
     assert loop.round_index == ROUND
     assert state_vector(module).isfinite().all()
 
@@ -200,4 +207,5 @@ def test_fit_whose_restoring_fails_still_releases_its_folder(
         patched.setattr(LightningFit, "discard", broken)
         with pytest.raises(ZeroDivisionError, match="half a model"):
             fit(make_loop(), tmp_path, Failing(ValueError("mine"), "training_step"))
+
     assert fit(make_loop(), tmp_path, rounds=1).trainer.current_epoch == 1

@@ -108,14 +108,17 @@ def test_ghost_products_of_every_layer_equal_those_of_per_sample_gradients(name:
     ghost.watch(B)
     F.cross_entropy(module(x), y).backward()
     products = ghost.take()
+
     torch.testing.assert_close(products, expected)
     assert expected.abs().max() > 1e-3
     torch.testing.assert_close(
         products.sum(),
         sum((p.grad * g[n]).sum() for n, p in module.named_parameters()),
     )
+
     ghost.remove()  # nothing is watched any more
     F.cross_entropy(module(x), y).backward()
+
     assert len(ghost.take()) == 0
 
 
@@ -134,6 +137,7 @@ def test_ghost_products_ignore_parameters_frozen_or_missing_in_g() -> None:
     ghost = GhostProducts(module, g)
     ghost.watch(B)
     F.cross_entropy(module(x), y, reduction="sum").backward()
+
     torch.testing.assert_close(ghost.take(), expected)
 
 
@@ -185,5 +189,6 @@ def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients
             expected.append(products_one_by_one(module, buffer[:size].clone(), targets, g))
             ghost.watch(size)
         F.cross_entropy(module(buffer[:size]), targets, reduction="sum").backward()
+
     torch.testing.assert_close(ghost.take(), torch.cat(expected))
     assert len(ghost.take()) == 0

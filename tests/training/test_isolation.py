@@ -36,12 +36,14 @@ class Remembers(Plain):
         if not hasattr(self, "first_sample"):
             self.first_sample = x[0]
             self.register_buffer("queue", x[:2], persistent=False)
+
         features = x + self.bank + self.mean + self.first_sample + self.queue.mean(0)
         loss = nn.functional.cross_entropy(self(features), y)
         self.bank = 0.9 * self.bank + 0.1 * x.mean(0)
         self.mean += 0.1 * x.mean(0)
         self.grown = x[:1] if self.grown is None else torch.cat([self.grown, x[:1]])
         self.queue = torch.cat([self.queue[-4:], x[:1]])
+
         return loss + 0.01 * self.grown.sum()
 
 
@@ -51,6 +53,7 @@ def make_augmented_data() -> FederatedDataModule:
     x, y = train.tensors
     noisy = Items(lambda i: (x[i] + torch.randn(6), y[i]), range(len(y)))
     noisy.targets = y
+
     return FederatedDataModule(
         (noisy, test), SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(client_test=0.2)
     )
@@ -74,6 +77,7 @@ def test_client_trains_the_same_alone_and_after_others(tmp_path: Path) -> None:
             rounds=1,
         )
         models.append(recorder.rounds[0][2])
+
     assert torch.equal(models[0], models[1])
     assert torch.equal(models[0], models[2])
 

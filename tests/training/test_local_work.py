@@ -46,6 +46,7 @@ def train_by_hand(
     space = ParameterSpace(model)
     space.write(model, round.global_vector)
     optimizer = MOMENTUM(model.parameters())
+
     for epoch, length in enumerate(passes):
         draw = generator_for(SEED, "shuffle", round.round_index, client, epoch)
         batches = list(data.client_loader(client, "train", generator=draw))[:length]
@@ -57,6 +58,7 @@ def train_by_hand(
                 loss.backward()
             optimizer.step()
             steps += 1
+
     return space.read(model), steps
 
 
@@ -69,6 +71,7 @@ def test_weights_of_unequal_work_equal_a_loop_by_hand(
     loop = FederatedLoop(aggregator, local_epochs=work, seed=SEED)
     trained = {"accumulate_grad_batches": window, "limit_train_batches": limit}
     fit(loop, tmp_path, module, data, rounds=2, **trained)
+
     for round in aggregator.rounds:
         shares = data.num_samples / data.num_samples.sum()
         models = []
@@ -79,6 +82,7 @@ def test_weights_of_unequal_work_equal_a_loop_by_hand(
             models.append(model - round.global_vector)
         expected = round.global_vector + sum(share * model for share, model in zip(shares, models))
         torch.testing.assert_close(round.server_vector, expected, rtol=1e-6, atol=1e-6)
+
     assert len(aggregator.rounds) == 2
 
 
@@ -101,13 +105,16 @@ def test_schedules_follow_each_clients_own_steps_and_a_run_resumes_bitwise(
     data = partial(toy_data, SIZES)
     module = partial(Plainest, MOMENTUM)
     loop = assert_resumes(make, tmp_path, module, data, accumulate_grad_batches=2)
+
     assert loop.participations.tolist() == [4, 4, 4]
+
     decaying = Decays()
     loop = FederatedLoop(local_epochs=work, seed=SEED)
     fit(loop, tmp_path / "decays", decaying, data(), rounds=2)
     rates = []
     for state in loop.state_dict()["clients"].values():
         rates.append(state["pace"]["schedulers"][0]["_last_lr"])
+
     assert rates == [[pytest.approx(0, abs=1e-9)]] * 3
 
 
@@ -140,9 +147,11 @@ def test_unknown_and_missing_clients_are_refused_before_training(tmp_path: Path)
         match="the clients are '0', '1', '2', so that '2', 'Boston' is missing or",
     ):
         fit(FederatedLoop(local_epochs={0: 1, 1: 2, "Boston": 1}), tmp_path)
+
     loop = FederatedLoop(
         client_algorithm=FedRep(), share=["!net.4.*"], local_epochs={0: 2, 1: 1, 2: 3}
     )
+
     with pytest.raises(ConfigurationError, match="no epoch for the shared part: local_epochs=1"):
         fit(loop, tmp_path)
 
@@ -152,5 +161,6 @@ def test_work_is_read_from_the_command_line_and_from_files(tmp_path: Path) -> No
     options += ["--federation.evaluation.every", "0", "--trainer.default_root_dir", str(tmp_path)]
     file = tmp_path / "a.yaml"
     file.write_text("federation: {local_epochs: {0: 2, 1: 1, 2: 1, 3: 1, 4: 1}}")
+
     for work in (["--federation.local_epochs", "3 steps"], ["--config", str(file)]):
         assert main(["fit", *options, *work]) == 0

@@ -175,6 +175,7 @@ class Ring(Remembers):
             self.samples[self.position] = sample
             self.position = (self.position + 1) % 5
             self.is_full = self.is_full or self.position == 0
+
         length = 5 if self.is_full else self.position
         return factor_of_samples(self.samples[:length])
 
@@ -190,6 +191,7 @@ def train_by_hand(make: Callable[[], Remembers]) -> Remembers:
     data = toy_data()
     data.setup("fit")
     server = make()
+
     for round_index in range(ROUNDS):
         clients = []
         for client in range(data.num_clients):
@@ -202,6 +204,7 @@ def train_by_hand(make: Callable[[], Remembers]) -> Remembers:
                 optimizer.step()
             clients.append(model)
         server = average_states(clients, data.num_samples)
+
     return server
 
 
@@ -212,9 +215,11 @@ def average_states(clients: list[Any], num_samples: Tensor) -> Any:
     means = dict(server.named_parameters())
     for mean in means.values():
         mean.zero_()
+
     for client, share in zip(clients, shares):
         for name, parameter in client.named_parameters():
             means[name] += share * parameter
+
     return server
 
 
@@ -274,6 +279,7 @@ def test_lists_show_what_all_clients_have_added(tmp_path: Path) -> None:
     num_batches = 0
     for client in range(data.num_clients):
         num_batches += len(data.client_loader(client, "train"))
+
     assert module.num_outputs == [num_batches] * ROUNDS
     assert len(module.losses) == num_batches * ROUNDS
 
@@ -306,6 +312,7 @@ def test_lists_in_dictionaries_show_what_all_clients_have_added(tmp_path: Path) 
     for module in (nested, plain):
         folder = tmp_path / type(module).__name__
         fit(FederatedLoop(seed=SEED), folder, module)
+
     assert nested.losses["train"] == plain.losses
     assert len(nested.losses["val"]) > 0
     assert len(nested.means["train"]["loss"]) == ROUNDS

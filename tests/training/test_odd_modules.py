@@ -66,6 +66,7 @@ def test_buffers_with_infinite_entries_are_kept_bitwise_by_the_average(tmp_path:
     assert torch.equal(masked.frozen, Masked().frozen)
     for parameter, expected in zip(masked.net.parameters(), by_hand.net.parameters()):
         assert torch.equal(parameter, expected)
+
     values, expected_values = (loop.contributions["sv"] for loop in loops)
     torch.testing.assert_close(values, expected_values, rtol=0, atol=0)
     assert masked.net[0].weight.isfinite().all()
@@ -245,6 +246,7 @@ def test_trial_forward_changes_neither_module_nor_generator(
             torch.manual_seed(5)
             fit(FederatedLoop(**EVERY, seed=1), tmp_path, module, toy_data())
             runs.append((module, state_vector(module)))
+
     (tried, tried_model), (untried, untried_model) = runs
     assert tried.modes == untried.modes
     assert tried.calls_before == untried.calls_before

@@ -47,9 +47,11 @@ class SAM(torch.optim.Optimizer):
         norms = [parameter.grad.norm() for parameter in parameters]
         norm = torch.stack(norms).norm()
         scale = self.param_groups[0]["rho"] / norm
+
         for parameter in parameters:
             self.state[parameter]["old_p"] = parameter.clone()
             parameter.add_(scale * parameter.grad)
+
         self.zero_grad()
 
     @torch.no_grad()
@@ -62,9 +64,11 @@ class SAM(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         with torch.enable_grad():
             loss = closure()
+
         self.first_step()
         with torch.enable_grad():
             closure()
+
         self.second_step()
         return loss
 
@@ -101,11 +105,13 @@ class Averaged:
         parameters = self.param_groups[0]["params"]
         if self.average is None:
             self.average = [parameter.clone() for parameter in parameters]
+
         self.num_steps += 1
         for average, parameter in zip(self.average, parameters):
             average.lerp_(parameter, 0.3)
             if self.num_steps % 2 == 0:
                 parameter.copy_(average)
+
         return loss
 
 
@@ -144,13 +150,17 @@ class Stepping(Plain):
         loss = super().training_step(batch, batch_idx)
         if self.stepped_by == "wrapper":
             self.take_step(self.optimizers(), loss)
+
         if self.stepped_by == "raw":
             self.take_step(self.optimizers(use_pl_optimizer=False), loss)
+
         if self.stepped_by == "unwrapped":
             self.take_step(self.optimizers().optimizer, loss)
+
         if self.stepped_by == "closure":
             (optimizer,) = self.trainer.optimizers
             optimizer.step(partial(self.evaluate, optimizer, batch))
+
         if self.stepped_by == "second step":
             self.take_two_steps(self.optimizers(use_pl_optimizer=False), batch)
         return loss
@@ -230,6 +240,7 @@ def fedavg_by_hand(
     server = network(batch_norm=False)
     clients = [copy.deepcopy(server) for _ in range(data.num_clients)]
     optimizers = [make(client.parameters()) for client in clients]
+
     for round_index in range(ROUNDS):
         for client, model in enumerate(clients):
             model.load_state_dict(server.state_dict())
@@ -243,6 +254,7 @@ def fedavg_by_hand(
                     )
                     optimizers[client].step(closure)
         server = average_models(clients, data.num_samples)
+
     return server
 
 
@@ -251,10 +263,12 @@ def average_models(clients: Any, num_samples: Tensor) -> nn.Module:
     server = copy.deepcopy(clients[0])
     shares = num_samples / num_samples.sum()
     parameters_of_clients = zip(*(client.parameters() for client in clients))
+
     for mean, parameters in zip(server.parameters(), parameters_of_clients):
         mean.zero_()
         for share, parameter in zip(shares, parameters):
             mean += share * parameter
+
     return server
 
 
@@ -269,9 +283,11 @@ def evaluate_closure(
     optimizer.zero_grad()
     distance = torch.zeros(())
     pairs = zip(model.parameters(), server.parameters())
+
     for parameter, anchor in pairs:
         difference = parameter - anchor.detach()
         distance = distance + difference.square().sum()
+
     loss = nn.functional.cross_entropy(model(x), y)
     loss = loss + prox / 2 * distance
     loss.backward()
@@ -353,6 +369,7 @@ def test_client_algorithms_see_the_steps_of_any_wrapper_of_an_optimizer(
     fit(make_seeded_loop(**ALGORITHMS[name]()), tmp_path / "automatic", expected)
     module = Stepping(make, stepped_by)
     fit(make_seeded_loop(**ALGORITHMS[name]()), tmp_path / stepped_by, module)
+
     assert_equal(state_vector(module), state_vector(expected))
 
 
@@ -395,13 +412,16 @@ def test_steps_of_nested_optimizers_are_counted_once(
     for client in range(data.num_clients):
         batches = len(data.client_loader(client, "train"))
         steps.append(EPOCHS * batches)
+
     assert aggregator.num_steps == steps
 
 
 def test_second_step_of_sam_is_a_step_and_refused_where_gradients_escape(tmp_path: Path) -> None:
     module = Stepping(NESTED["sam"], "second step")
     fit(make_seeded_loop(), tmp_path, module)
+
     assert_as_by_hand(module, fedavg_by_hand(NESTED["sam"]))
+
     with pytest.raises(ConfigurationError, match=r"its SGD takes a step outside of SAM.step"):
         fit(
             make_seeded_loop(client_algorithm=FedProx(1.0)),
@@ -438,6 +458,7 @@ def test_step_by_a_gradient_from_before_it_is_refused_where_it_escapes(tmp_path:
 
     module = GradientFromBefore(make, "public")
     fit(make_seeded_loop(), tmp_path, module)
+
     assert_as_by_hand(module, fedavg_by_hand(NESTED["sam"]))
 
     module = GradientFromBefore(make, "public")
@@ -488,6 +509,7 @@ def test_sparse_gradients_train_as_dense_ones(
     dense, sparse = Words(sparse=False), Words(sparse=True)
     for module in (dense, sparse):
         fit(make_seeded_loop(**arguments()), tmp_path, module)
+
     assert_equal(state_vector(sparse), state_vector(dense))
 
 

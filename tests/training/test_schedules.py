@@ -76,6 +76,7 @@ class Scheduled(Plain):
                 self.manual == "last batch" and self.trainer.is_last_batch
             ):
                 self.lr_schedulers().step()
+
         return loss
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
@@ -84,6 +85,7 @@ class Scheduled(Plain):
         for callback in self.trainer.callbacks:
             if isinstance(callback, FederatedLoop):
                 client = callback.current_client
+
         self.rates[client].append((group["lr"], group["momentum"]))
 
     def on_train_epoch_end(self) -> None:
@@ -133,6 +135,7 @@ def test_every_clients_schedule_is_that_of_training_alone(tmp_path: Path, kind: 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*lr_scheduler.step\\(\\)")
         fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=ROUNDS, **kwargs)
+
     assert (
         len({len(module.rates[client]) for client in range(CLIENTS)}) == CLIENTS
     )  # they differ in steps
@@ -140,9 +143,11 @@ def test_every_clients_schedule_is_that_of_training_alone(tmp_path: Path, kind: 
         assert module.rates[client] == rates_of_client_alone(
             alones[client], client, tmp_path, **kwargs
         )
+
     # Others, who never take part, keep the first one's data the same.
     loop = FederatedLoop(seed=SEED, optimizer_state="persist", sampler=FixedCohort([0]))
     federated = fit(loop, tmp_path, make(), rounds=ROUNDS, **kwargs)
+
     assert torch.equal(state_vector(federated), state_vector(alones[0]))
 
 
@@ -169,9 +174,12 @@ class Opinionated(FixedCohort):
 def test_schedule_length_under_an_unpredictable_sampler_counts_all_rounds(tmp_path: Path) -> None:
     loop = FederatedLoop(sampler=Opinionated([0]), seed=SEED)
     module = fit(loop, tmp_path, Scheduled(make_one_cycle), rounds=2)
+
     assert list(module.rates) == [0]
+
     rates = module.rates[0]
     assert module.trainer.estimated_stepping_batches != 2 * len(rates)  # ours again, after the fit
+
     of_all_clients = fit(FederatedLoop(seed=SEED), tmp_path, Scheduled(make_one_cycle), rounds=2)
     assert of_all_clients.rates[0] == rates
 
@@ -230,8 +238,10 @@ def test_scheduler_or_optimizer_that_mixes_clients_is_refused(
         "train_dataloader",
     )
     attributes = [getattr(L.Trainer, name) for name in names]
+
     with pytest.raises(ConfigurationError, match=message):
         fit(FederatedLoop(seed=SEED), tmp_path, module(), rounds=3)
+
     assert [getattr(L.Trainer, name) for name in names] == attributes
 
 
@@ -277,6 +287,7 @@ def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(
         match="read in setup, where no client trains: it is that of the client with the",
     ):
         module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(WAYS), rounds=2)
+
     longest = max(len(rates) for rates in module.rates.values())
     assert 2 * module.length_in_setup == longest
 
@@ -300,6 +311,7 @@ class CountsInItsGroups(torch.optim.SGD):
             group["k"] += 1
             group["weight_sum"] = group.get("weight_sum", 0.0) + 0.5
             assert group["weight_sum"] == group["k"] / 2
+
         COUNTS.append(group["k"])
         return result
 
@@ -315,6 +327,7 @@ def test_state_in_optimizer_groups_follows_the_optimizer_state_policy(
     )
     (optimizer,) = module.trainer.optimizers
     starts = [index for index, count in enumerate(COUNTS) if count == 1]
+
     assert len(starts) == CLIENTS * (3 if policy == "reset" else 1)
     assert optimizer.param_groups[0]["k"] == 0
     assert "weight_sum" not in optimizer.param_groups[0]
@@ -334,10 +347,13 @@ def test_clients_schedules_resume_bitwise(tmp_path: Path, kind: str, within: boo
         saver: Any = OnExceptionCheckpoint(tmp_path)
     else:
         saver = ModelCheckpoint(tmp_path, "on_exception")
+
     callbacks = [StopInRound(2, 9, RuntimeError), saver]
     stopped = {"callbacks": callbacks, "enable_checkpointing": True}
+
     with pytest.raises(RuntimeError, match="stopped by the test"):
         fit(FederatedLoop(seed=SEED), tmp_path / "half", make(), rounds=4, **stopped)
+
     half = make()
     resumed = fit(
         FederatedLoop(seed=SEED),
@@ -346,6 +362,7 @@ def test_clients_schedules_resume_bitwise(tmp_path: Path, kind: str, within: boo
         rounds=4,
         ckpt_path=tmp_path / "on_exception.ckpt",
     )
+
     assert torch.equal(state_vector(resumed), state_vector(whole))
     for client, rates in half.rates.items():
         assert rates == whole.rates[client][-len(rates) :]

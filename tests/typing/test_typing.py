@@ -33,6 +33,7 @@ def test_mypy_accepts_a_users_project_and_finds_its_type_errors(tmp_path: Path) 
     for old, new in wrong.items():
         assert old in text
         text = text.replace(old, new)
+
     (tmp_path / "wrong_project.py").write_text(text)
     options = [
         "--strict",
@@ -48,6 +49,7 @@ def test_mypy_accepts_a_users_project_and_finds_its_type_errors(tmp_path: Path) 
         env=os.environ | {"MYPYPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     errors = [line for line in checked.stdout.splitlines() if ": error: " in line]
+
     assert [line for line in errors if not line.startswith("wrong_project.py:")] == [], (
         checked.stdout
     )
@@ -63,11 +65,15 @@ def test_typed_user_project_runs_and_values_its_clients(
 
     x, y = torch.randn(60, 1, 4, 4), torch.arange(60) % 3
     values = project.federation(TensorDataset(x, y), tmp_path)
+
     assert (values > 0).all()
     assert len(values) == 3
     assert project.of_arrays(x, y).partitioner.num_clients == 2
+
     net = torch.nn.Linear(2, 2, bias=False)
     moved = [{"weight": net.weight.detach() + step} for step in (0.1, -0.1)]
+
     assert len(project.of_a_round(net, moved, (torch.ones(4, 2), torch.tensor([0, 1, 0, 1])))) == 2
+
     check_metric(project.UpdateSize())
     check_aggregator(project.ShortestFirst("norm"))

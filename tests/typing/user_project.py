@@ -62,6 +62,7 @@ def federation(data: TensorDataset, folder: Path) -> Tensor:
         FederatedDataModule(data, partitioner=IIDPartitioner(num_clients=3, seed=1)),
     )
     values: Tensor = loop.contributions["norm"]
+
     return values
 
 

@@ -106,6 +106,7 @@ def test_upload_context_has_the_client_and_round_and_traffic_is_counted(tmp_path
         assert context.start_sent
         assert context.num_parameters == loop.space.num_parameters
     assert loop.channel.numbers([0], "up").item() == loop.space.size + 7
+
     visits = [state["visits"].item() for state in client_tensors(loop).values()]
     assert visits == [2, 2, 2]
 
@@ -169,6 +170,7 @@ def test_compressed_updates_plus_the_kept_error_sum_to_all_updates() -> None:
         assert torch.equal(update, original)
         assert torch.equal(compressed[40:], original)  # buffers
         sent += compressed[:40]
+
     total = sent + state["upload.0.error"]
     torch.testing.assert_close(
         total,
@@ -203,6 +205,7 @@ def test_client_left_out_of_a_round_keeps_its_compression_error(tmp_path: Path) 
     # Client 1 took no part in the third round, client 0 did.
     states = client_tensors(three_rounds)
     earlier_states = client_tensors(two_rounds)
+
     assert torch.equal(states[1]["upload.0.error"], earlier_states[1]["upload.0.error"])
     assert not torch.equal(states[0]["upload.0.error"], earlier_states[0]["upload.0.error"])
     for value in module.state_dict().values():

@@ -28,6 +28,7 @@ def test_setting_an_argument_of_a_loop_names_replace() -> None:
             setattr(loop, name, 3)
         assert getattr(loop, name) != 3
     assert loop.config is config
+
     for name in inspect.signature(FederatedDataModule).parameters:
         if not name.endswith("batch_size"):
             with pytest.raises(
@@ -43,6 +44,7 @@ def test_replace_changes_given_arguments_and_keeps_the_rest() -> None:
         metrics={"cssv": ClassSpecificShapley()},
     )
     changed = loop.replace(aggregator=GeometricMedian(), filters=[])
+
     assert changed.local_epochs == 3
     assert changed.metrics["cssv"] == loop.metrics["cssv"]
     assert isinstance(changed.config.aggregator, GeometricMedian)
@@ -54,10 +56,12 @@ def test_lists_given_to_a_loop_cannot_change_it_later() -> None:
     attacks: Any = [SignFlip(clients=[1])]
     loop = FederatedLoop(uploads=attacks)
     attacks.append(SignFlip(clients=[2]))
+
     assert len(loop.uploads) == 1
     for mapping in (loop.metrics, loop.strategies):
         with pytest.raises(TypeError, match="does not support item assignment"):
             mapping["mine"] = None  # type: ignore[index]
+
     with pytest.raises(FrozenInstanceError):
         loop.config.seed = 3  # type: ignore[misc]
 
@@ -65,6 +69,7 @@ def test_lists_given_to_a_loop_cannot_change_it_later() -> None:
 def test_plain_name_refuses_paths_and_other_types() -> None:
     for name in ("ours, renormalized", "cssv-2.1", "Größe", "x" * 100):
         assert plain_name(name) == name
+
     paths = ("", "..", "a/b", "a\\b", ".hidden", "a\0b", "a\n", "C:x")
     for refused in (*paths, "x" * 101, 3):
         with pytest.raises(ConfigurationError, match="picture .*: expected a plain name"):
@@ -74,8 +79,10 @@ def test_plain_name_refuses_paths_and_other_types() -> None:
 def test_a_client_is_told_by_name_or_number() -> None:
     names = ["Boston", "Lyon"]
     numbers = [client_number(client, names, "client") for client in ("Lyon", 0, "1")]
+
     assert numbers == [1, 0, 1]
     assert client_number("0", ["1", "0"], "client") == 1
+
     with pytest.raises(
         ConfigurationError, match=r"client=2: the run has no such client. It has Boston, Lyon\."
     ):
@@ -89,5 +96,6 @@ def test_failing_attribute_is_not_taken_for_a_missing_one() -> None:
             return self.misspelt  # type: ignore[attr-defined]
 
     assert attribute_of(Part(), "prior", 0.0) == 0.0
+
     with pytest.raises(AttributeError, match="misspelt"):
         attribute_of(Part(), "needs_classes", False)

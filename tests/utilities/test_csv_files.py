@@ -35,6 +35,7 @@ def is_formula(cell: str) -> bool:
 def test_any_text_comes_back_on_one_line_and_is_no_formula(tmp_path_factory, texts):
     path = tmp_path_factory.getbasetemp() / "texts.csv"
     path.write_bytes(csv_text([("number", *map(str, range(len(texts)))), (-1, *texts)]))
+
     assert not any(map(is_formula, read_cells(path)))
     assert [list(row.values())[1:] for _, row in read_rows(path, {})] == [
         [" ".join(text.split()) for text in texts]
@@ -54,8 +55,10 @@ def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path):
         table_rows = [row for _, row in read_rows(path, {})]
         names = [row["client_name"] for row in table_rows if "client_name" in row]
         assert names == list(NAMES)
+
     contributions = read_contributions(tmp_path / "contributions.csv")
     columns = contributions[["metric", "client_name", "class_name", "value"]]
+
     assert columns.values.tolist() == [
         [
             "=sv",

@@ -118,9 +118,11 @@ def values_beyond(hint: Any) -> Iterator[Any]:
                 for marker in markers
                 if not isinstance(marker, str)
             ]
+
     for value in values:
         if value not in OF_THE_OTHER_KIND or not {int, float} <= kinds.keys():
             yield value
+
     if str not in kinds and not any(get_origin(kind) in (list, Sequence) for kind in kinds):
         yield "nonsense"
 
@@ -176,6 +178,7 @@ def test_parts_that_differ_in_an_argument_have_different_descriptions(cls: type)
     }
     if "metric" in inspect.signature(cls).parameters:
         options["metric"] = ["sv", "another"]
+
     # What a federation gives, and what changes no number, may be missing.
     for name in options.keys() - {"num_clients", "num_classes", "workers"}:
         texts: dict[str, Any] = {}
@@ -241,18 +244,22 @@ def test_user_subclass_has_checked_arguments_and_a_repr() -> None:
     assert repr(pickle.loads(pickle.dumps(part))) == repr(part)
 
     assert list(inspect.signature(Own).parameters) == ["low", "high", "name", "kwargs"]
+
     with pytest.raises(
         ConfigurationError, match=r"Own\(low=-1\): expected a finite number of at least 0"
     ):
         Own(-1)
+
     with pytest.raises(
         ConfigurationError, match=r"Own\(server_lr=0\): expected a finite number above 0"
     ):
         Own(server_lr=0)  # by its base's constructor
+
     with pytest.raises(
         ConfigurationError, match=r"Own\(low=3\): high=1: expected more than low, 3\."
     ):
         Own(3)
+
     with pytest.raises(TypeError, match="unexpected keyword argument 'hihg'"):
         TrimmedMean(hihg=2)  # type: ignore[call-arg]
 
@@ -290,6 +297,7 @@ def test_every_constructor_with_a_number_declares_its_bounds_or_is_listed() -> N
         if cls.__name__ not in RECORDS
         for name in float_arguments(cls.__init__)
     }
+
     assert {cls for cls, _ in parameters - checked} == set(BY_HAND)
 
 

@@ -53,6 +53,7 @@ def test_figures_with_any_client_or_class_name_are_drawn(tmp_path):
         warnings.simplefilter("error")
         for figure in figures:
             figure.savefig(tmp_path / "figure.png", dpi=20)
+
     assert len(figures[0].legends[0].get_texts()) == count - 1  # all that are not empty
 
 
@@ -93,6 +94,7 @@ def test_clients_picture_that_fails_warns_and_the_others_are_written(tmp_path):
     )
     client.ask(keep_artifact, "bad", draw)
     client.ask(keep_artifact, "good", Figure)
+
     with pytest.warns(UserWarning, match=r"bad\.png could not be drawn \(ValueError: no room\)"):
         client.ask(write_artifacts, tmp_path, 0)
     assert [path.name for path in tmp_path.glob("*.png")] == ["good.png"]

@@ -23,9 +23,11 @@ def test_folder_of_a_killed_process_is_removed_and_that_of_a_living_one_stays(
     parent.mkdir()
     living = Forked(tmp_path / "living", hold_folder, parent)
     killed = Forked(tmp_path / "killed", hold_folder, parent)
+
     for owner in (living, killed):
         while not owner.wait(0.02)[1]:
             assert not owner.status
+
     folder_of_living = Path(living.wait(0)[1].strip())
 
     os.kill(killed.pid, signal.SIGKILL)
@@ -38,4 +40,5 @@ def test_folder_of_a_killed_process_is_removed_and_that_of_a_living_one_stays(
     living.wait()
     with own_folder(parent) as folder:
         assert list(parent.iterdir()) == [folder]
+
     assert not list(parent.iterdir())

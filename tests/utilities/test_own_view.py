@@ -32,6 +32,7 @@ def answer_of_fork(folder: Path, work: Callable[[], str]) -> str:
     ((_, answer),) = supervise([("fork", work_in_view)])
     if isinstance(answer, ChildFailed):
         raise answer
+
     return str(answer)
 
 
@@ -66,10 +67,12 @@ def test_shared_memory_can_be_written_and_the_systems_folders_cannot(folder: Pat
     def write() -> str:
         with tempfile.TemporaryFile(dir="/dev/shm"):
             pass
+
         try:
             Path("/etc/flsv-test").touch()
         except OSError as error:
             return str(error.strerror)
+
         return "written"
 
     assert answer_of_fork(folder, write) == "Read-only file system"
@@ -134,8 +137,10 @@ def test_a_user_without_rights_has_a_view_in_folders_below_those_of_others(
     (work / "file").write_text("parent, ")
     os.chown(work, NOBODY, NOBODY)
     os.chown(work / "file", NOBODY, NOBODY)
+
     for parent in work.parents[:-1]:
         parent.chmod(parent.stat().st_mode | 0o011)
+
     monkeypatch.chdir(work)
     enter = own_files._enter_new_mount_namespace
 

@@ -84,8 +84,10 @@ def installed_package(tmp_path, monkeypatch):
     plugins.installed.cache_clear()
     yield
     plugins.installed.cache_clear()
+
     for module in ("flsv_mything", "flsv_another"):
         sys.modules.pop(module, None)
+
     gc.collect()  # a class that is gone is no subclass any more
 
 
@@ -94,19 +96,24 @@ def test_plugin_is_found_by_its_class_name_in_a_file(installed_package, tmp_path
     (tmp_path / "mine.yaml").write_text(CONFIG)
     with pytest.warns(UserWarning, match="flsv-mything brings") as warned:
         assert main(["fit", "--config", "mine.yaml"]) == 0
+
     messages = [str(warning.message) for warning in warned]
     first_message, second_message = [
         message for message in messages if "flsv-mything brings" in message
     ]
+
     assert "NoMetric" in first_message
     assert "expected a subclass of" in first_message
+
     left_out = "flsv_mything_gone:Gone as one of flsv.metrics, and it is left out"
     assert left_out in second_message
     assert plugins.installed("flsv.metrics", ContributionMetric) == (
         sys.modules["flsv_mything"].UpdateNorm,
     )
+
     (run,) = [path.parent for path in tmp_path.rglob("contributions.csv")]
     values = read_run(run).query("metric == 'norm'")["value"]
+
     assert values.dropna().tolist() == [0.0, 0.0, 0.0]
 
 
@@ -116,9 +123,12 @@ def test_a_short_name_of_two_packages_is_refused_with_both_class_paths(installed
     )
     with pytest.warns(UserWarning, match="left out"), pytest.raises(OptionError) as refused:
         make_cli(["--federation.metrics.norm=UpdateNorm"], run=False)
+
     message = explain(refused.value, files=[])
     class_paths = set(re.findall(r"[\w.]+\w", message))
+
     assert class_paths >= {"flsv_mything.UpdateNorm", "flsv_another.UpdateNorm"}
     assert message.endswith("got 'UpdateNorm'")
+
     cli = make_cli(["--federation.metrics.norm=flsv_another.UpdateNorm"], run=False)
     assert type(cli.config_init.federation.metrics["norm"]).__module__ == "flsv_another"

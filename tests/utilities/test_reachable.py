@@ -206,9 +206,11 @@ def test_each_object_is_yielded_once_with_its_path():
     layer = nn.Sequential(nn.Linear(2, 1))
     layer.slots = layer.alias = Slots(3)
     paths = dict(walk(layer, "model"))
+
     assert paths["model.0.weight"] is layer[0].weight
     assert paths["model.slots.value"] == [3]
     assert "model.alias" not in paths
+
     values = [id(value) for _, value in walk(layer, "model")]
     assert len(values) == len({*values})
 
@@ -253,9 +255,11 @@ def test_stored_facts_do_not_keep_a_class():
         __slots__ = ("rate",)
 
     assert facts_of(Layer).slots == ("rate",)
+
     layer_class = weakref.ref(Layer)
     del Layer
     gc.collect()
+
     assert layer_class() is None
 
 
@@ -267,10 +271,13 @@ def test_a_weak_proxy_is_entered_as_what_it_stands_for() -> None:
     entry = object()
     entries = Entries([entry])
     proxy = weakref.proxy(entries)
+
     assert entry in [value for _, value in parts_of(proxy)]
 
     (state,) = states_of(proxy)
     entries.append(object())
+
     assert not state.is_unchanged()
+
     state.restore()
     assert entries == [entry]

@@ -22,6 +22,7 @@ def test_seed_global_rngs_makes_draws_repeat() -> None:
 
     seed_global_rngs(1, "a")
     numbers = draw()
+
     assert draw() != numbers
 
     seed_global_rngs(1, "a")

@@ -59,11 +59,14 @@ def test_failed_child_gives_an_error_and_the_others_go_on(
     }
     time_at_start = time.monotonic()
     results = dict(supervise(tasks.items(), jobs=3, limit_s=20))
+
     assert time.monotonic() - time_at_start < 60
     assert results.keys() == tasks.keys()
+
     reasons = {
         name: str(value) for name, value in results.items() if isinstance(value, ChildFailed)
     }
+
     assert torch.equal(results["fork"], torch.ones(3))
     assert (results["prints"], results["command"], results["waits"]) == (5, 10, 0)
     assert len(results["large"]) == len(results["large command"]) == 50_000_000
@@ -179,15 +182,20 @@ def test_all_children_end_with_their_parent(
     assert wait_until(
         lambda: len(named("child")) == 3 and len(named("worker")) == (3 if kind == "forks" else 0)
     )
+
     parent.send_signal(number)
     parent.wait(30)
     ours = named("child") + (named("worker") if number != signal.SIGKILL else [])
+
     assert wait_until(lambda: not any(map(is_alive, ours))), "children are left"
+
     for pid in named("worker"):  # a child that is killed cannot end what it has started itself
         if is_alive(pid):
             os.kill(pid, signal.SIGKILL)
+
     for name in ("atexit", "finally"):
         assert named(name) == ([] if number == signal.SIGKILL else [parent.pid])
+
     expected = {signal.SIGTERM: 143, signal.SIGINT: -signal.SIGINT, signal.SIGKILL: -signal.SIGKILL}
     assert parent.returncode == expected[number]
 
@@ -205,6 +213,7 @@ list(supervise([(name, lambda: time.sleep(60)) for name in range(2)], jobs=2))
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=50
     )
+
     assert ended.returncode == (
         128 + signal.SIGTERM if number == signal.SIGTERM else -signal.SIGINT
     )

@@ -45,6 +45,7 @@ def test_backbone_features_of_a_timm_network_equal_timms_without_classifier(tmp_
     headless = timm.create_model("resnet10t", num_classes=0, in_chans=1).eval()
     for name in ("fc.weight", "fc.bias"):
         del weights[name]
+
     headless.load_state_dict(weights)
     torch.testing.assert_close(
         features,
@@ -67,6 +68,7 @@ def test_backbone_resizes_images_and_needs_a_linear_head() -> None:
 
     assert features.shape == (3, 512)
     assert not any(isinstance(layer, nn.Linear) for layer in squeezenet1_0().modules())
+
     with pytest.raises(ConfigurationError, match="no linear layer"):
         Backbone("torchvision:squeezenet1_0", image_size=64)(make_images(3))
 
@@ -83,6 +85,7 @@ def draw_samples(samples: int, seed: int = 0) -> torch.Tensor:
         generator=torch.Generator().manual_seed(seed),
     )
     scales = torch.linspace(0.1, 3, 20).view(1, 1, 4, 5)
+
     return x * scales + 2
 
 
@@ -101,16 +104,19 @@ def test_pca_components_equal_scikit_learns(by_moments: bool) -> None:
         pca.fit(None, clients_of(make_sets(fitted_on, 50, 0, 39, 1)))
     else:
         pca.fit(fitted_on, [])
+
     components = pca(transformed).double()
 
     reference = SklearnPCA(4, svd_solver="full").fit(fitted_on.flatten(1).double().numpy())
     expected = torch.from_numpy(reference.transform(transformed.flatten(1).double().numpy()))
+
     torch.testing.assert_close(
         components.abs(),
         expected.abs(),
         atol=1e-4,
         rtol=1e-4,
     )
+
     # One sign per component.
     mean_sign = (components * expected).sign().mean(0)
     torch.testing.assert_close(mean_sign.abs(), torch.ones(4).double())
@@ -128,11 +134,13 @@ def test_pca_fit_ignores_non_finite_rows(by_moments: bool) -> None:
         pca.fit(None, clients_of(make_sets(broken, 60)))
     else:
         pca.fit(broken, [])
+
     clean = PCA(3)
     clean.fit(x[is_finite], [])
 
     components = pca(broken)
     expected = clean(x)[is_finite]
+
     torch.testing.assert_close(
         components[is_finite],
         expected,
@@ -148,6 +156,7 @@ def test_pca_refuses_no_samples_and_samples_of_another_size() -> None:
 
     pca = PCA(2)
     pca.fit(draw_samples(20), [])
+
     with pytest.raises(ConfigurationError, match="of 20 numbers, and got 1"):
         pca(torch.zeros(3, 1))
 
@@ -166,6 +175,7 @@ def test_penultimate_equals_the_network_without_its_last_layer() -> None:
         x.flatten(1),
     )
     assert not module[3]._forward_pre_hooks
+
     with pytest.raises(ConfigurationError, match="not a layer"):
         Penultimate(head="nope")(x, module)
 
@@ -183,4 +193,5 @@ def test_penultimate_of_a_head_called_twice_is_refused() -> None:
     module = Twice()
     with pytest.raises(ConfigurationError, match="given 8 rows for 4 samples"):
         Penultimate()(torch.randn(4, 3, 2, 2), module)
+
     assert not module.head._forward_pre_hooks  # taken off whatever happens

@@ -32,6 +32,7 @@ def draw_samples(
         5,
         generator=generator,
     )
+
     return x, y
 
 
@@ -51,6 +52,7 @@ def value_clients(
     server = None
     if validation is not None:
         server = server_of(*validation)
+
     generator = torch.Generator().manual_seed(seed)
     valuation = FedBary(**options).value(
         clients,
@@ -58,6 +60,7 @@ def value_clients(
         generator,
         judge=judge,
     )
+
     return valuation, clients
 
 
@@ -70,6 +73,7 @@ def distance_by_pot(a: Any, b: Any, weight: float) -> float:
         mean = np.stack([x[y == label].mean(0) for label in y])
         deviation = np.stack([x[y == label].std(0) for label in y])
         stacked.append(np.concatenate([x, weight**0.5 * mean, weight**0.5 * deviation], 1))
+
     differences = stacked[0][:, None] - stacked[1][None]
     cost = (differences**2).sum(-1)
     rows, columns = cost.shape
@@ -107,6 +111,7 @@ def test_distances_with_as_many_points_as_samples_are_exact(weight: float) -> No
 
     distances = torch.tensor([distance_by_pot(client, server, weight) for client in sets]).float()
     shares = (1 / distances) / (1 / distances).sum()
+
     torch.testing.assert_close(
         valuation.distances,
         distances,
@@ -181,12 +186,15 @@ def test_noisy_samples_are_flagged_and_counted() -> None:
     assert (values.flagged & noisy).sum() >= 24
     assert (values.flagged & ~noisy).sum() <= 12
     assert valuation.flagged[0] == values.flagged.sum()
+
     verdict = valuation.verdicts[0]
     assert verdict.counts.sum() == 150
+
     counts, _ = np.histogram(
         values.gradients.numpy(),
         verdict.edges.numpy(),
     )
+
     assert counts.tolist() == verdict.counts.tolist()
 
 
@@ -235,11 +243,14 @@ class Customs(Client):
     def open(self, answer: Any) -> Any:
         if isinstance(answer, tuple):
             return tuple(map(self.open, answer))
+
         if hasattr(answer, "__dataclass_fields__"):
             for name, part in vars(answer).items():
                 object.__setattr__(answer, name, self.open(part))
+
         if isinstance(answer, Tensor):
             answer = answer.as_subclass(Tensor).clone()
+
         self.crossed.append(answer)
         return answer
 
@@ -270,10 +281,12 @@ def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
         client = Customs(number, client_data)
         client.crossed = crossed
         clients.append(client)
+
     with pytest.raises(AssertionError, match="outside of the client"):
         _ = draw_samples(4, 1)[0].as_subclass(Sealed) + 1  # the seal holds
     with pytest.raises(PermissionError):
         _ = client_data.memory
+
     server = server_of(*draw_samples(30, 0)) if with_validation else None
 
     valuation = FedBary(
@@ -283,13 +296,16 @@ def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
     ).value(clients, server, torch.Generator())
 
     assert valuation.distances.isfinite().all()
+
     shapes = {tuple(answer.shape) for answer in crossed if isinstance(answer, Tensor)}
     # Interpolants of 3 features with their class's mean and deviation, distances, a histogram; moments where there is
     # nothing at the server to fit components on.
     expected = {(7, 9), (), (BINS,), (BINS + 1,)}
     if not with_validation:
         expected |= {(5,), (5, 5)}
+
     assert shapes == expected
+
     kinds = {type(answer).__name__ for answer in crossed if not isinstance(answer, Tensor)}
     assert kinds <= {"FirstAnswer", "Verdict", "NoneType", "int"}
 
@@ -328,6 +344,7 @@ def test_support_from_which_samples_could_be_reconstructed_is_refused(validation
         ConfigurationError, match="support=30: client 1 has 60 samples.*support=29 or less"
     ):
         value_clients(sets, validation, support=30)
+
     allowed, _ = value_clients(sets, validation, support=60, judge=False, allow_reconstruction=True)
     assert allowed.support == 60
 
@@ -369,6 +386,7 @@ def test_client_without_samples_has_nan_values_and_no_part_in_the_shares() -> No
     assert valuation.shares[1].isnan()
     assert valuation.flagged_shares[1].isnan()
     assert valuation.shares[[0, 2]].sum().item() == pytest.approx(1)
+
     with pytest.raises(ConfigurationError, match="no client has a sample"):
         value_clients([make_no_samples(), make_no_samples()], server)
 
@@ -387,6 +405,7 @@ def test_samples_that_are_not_finite_are_flagged_and_change_nothing_else() -> No
     assert torch.equal(valuation.distances, clean.distances)
     assert valuation.broken.tolist() == [3, 0]
     assert valuation.flagged[0] == clean.flagged[0] + 3
+
     values = clients[0].ask(sample_values)
     assert values.flagged[40:].all()
     assert values.gradients[40:].isinf().all()
@@ -406,6 +425,7 @@ def test_client_or_server_without_a_finite_sample() -> None:
 
     by_a_broken_sample, _ = value_clients([client_1], (x_of_server, server[1]))
     assert by_a_broken_sample.distances.isfinite().all()
+
     with pytest.raises(ConfigurationError, match="validation set is finite"):
         value_clients([client_1], (make_nan_inputs(4), labels))
 
@@ -443,6 +463,7 @@ def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_traini
     of_pixels, _ = value_clients(sets, server, features=Pixels())
 
     torch.testing.assert_close(of_halves.distances, of_pixels.distances / 2)
+
     with pytest.raises(ConfigurationError, match="there is none before training"):
         value_clients(sets, server, features="penultimate")
 
@@ -473,6 +494,7 @@ def test_outliers_are_flagged_whatever_their_share_each_class_by_its_own_center(
     by_class -= by_class.mean()
     flagged_by_class = flag_samples(by_class, y=y)
     flagged_together = flag_samples(by_class)
+
     assert flagged_by_class[is_outlier & (by_class > 0)].all()
     assert flagged_by_class[~is_outlier].float().mean() < 0.02
     assert not flagged_together[is_outlier & (y == 0)].any()  # hidden by the other classes
@@ -503,8 +525,10 @@ def test_figures_of_a_valuation_show_every_client() -> None:
 
     heights = [bar.get_height() for bar in bars.patches]
     assert heights == pytest.approx(valuation.distances.tolist(), nan_ok=True)
+
     share_heights = [bar.get_height() for bar in shares.patches[:2]]
     assert sum(share_heights) == pytest.approx(1)
+
     panels = [axis for axis in axes if axis.get_title().startswith("client")]
     assert [len(axis.patches) for axis in panels] == [1, 1, 0]
 

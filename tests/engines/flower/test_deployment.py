@@ -35,7 +35,9 @@ def as_the_page_says(folder: Path) -> subprocess.CompletedProcess[str]:
         r"## Try it on one machine\n.*?```bash\n(.*?)```", PAGE.read_text(), flags=re.DOTALL
     )
     install, commands = block.split("flsv init", 1)
+
     assert len(install.splitlines()) == 2
+
     script = f"set -e; trap 'kill $(jobs -p) 2> /dev/null' EXIT\nflsv init{commands}"
     env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     env["SUPERLINK"] = f"127.0.0.1:{free_ports(1)[0]}"
@@ -49,8 +51,10 @@ def assert_as_one_process(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     deployed = torch.load(folder / "runs" / "checkpoints" / "last.ckpt", weights_only=False)
     monkeypatch.syspath_prepend(folder)
     earlier_imports = [name for name in sys.modules if name.startswith("fedapp")]
+
     for name in earlier_imports:
         monkeypatch.delitem(sys.modules, name)
+
     from fedapp.federation import make_loop, make_module  # type: ignore[import-not-found]
 
     loop, module = make_loop(), make_module()
@@ -59,14 +63,18 @@ def assert_as_one_process(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
         "digits", GroupPartitioner(), groups=groups, batch_size=16, splits=Splits(server_val=0.0)
     )
     trainer_for(loop, tmp_path, 3).fit(module, data)
+
     for name, value in module.state_dict().items():
         torch.testing.assert_close(deployed["state_dict"][name], value, rtol=0, atol=1e-6)
+
     with (folder / "runs" / "contributions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
+
     values = {}
     for row in rows:
         if row["round"] == "2" and row["metric"] == "cssv":
             values[int(row["client"]), row["class"]] = float(row["value"])
+
     cssv = loop.contributions["cssv"].by_class
     for client in range(3):
         for column in range(10):
@@ -79,8 +87,10 @@ def test_deployment_by_the_guides_commands_equals_one_process(
 ) -> None:
     folder = tmp_path / "federation"
     done = as_the_page_says(tmp_path)
+
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the run has finished" in done.stdout
+
     log = (folder / "Boston.log").read_text()  # a line a message: what it has, and three rounds
     assert (
         len(re.findall(r"flsv: Flower run \d+ asks '(?:hello|train)' .*sha256 [0-9a-f]{64}", log))
@@ -106,5 +116,6 @@ def test_packet_converted_to_a_flower_record_and_back_is_equal() -> None:
     assert read.plain == packet.plain
     for name, tensor in packet.tensors.items():
         torch.testing.assert_close(read.tensors[name], tensor, rtol=0, atol=0)
+
     with pytest.raises(ValueError, match="this is no packet"):
         from_record(RecordDict())

@@ -90,9 +90,11 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path: Pa
         )
         == 0
     )
+
     project = folder / "fedapp" / "federation.py"
     written = project.read_text()
     project.write_text(written.replace('SITES = ["Boston"', 'SITES = ["Bostn"'))
+
     with start_deployment(folder, "question = []\n") as processes:
         for site in NAMES:
             processes.wait_for(site, lambda log: ACCEPTED in log)
@@ -133,10 +135,12 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path: Pa
 
     with (folder / "runs" / "contributions.csv").open() as file:
         rows = list(csv.DictReader(file))
+
     weighed: list[set[str]] = [set() for _ in range(ROUNDS)]
     for row in rows:
         if row["metric"] == "weight":
             weighed[int(row["round"])].add(NAMES[int(row["client"])])
+
     assert weighed[0] == {"Boston", "Lyon", "Osaka"}
     assert weighed[1] == {"Boston", "Osaka"}
     assert weighed[2] == {"Lyon"}
@@ -153,6 +157,7 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path: Pa
     ):
         assert words in log_text
     assert f"no reply within {TIMEOUT} s" in log_text
+
     # Absence is not a zero: whoever was away has no row of that round, and keeps what it had.
     values_of_lyon = [row for row in rows if row["metric"] == "cssv" and row["client"] == "1"]
     assert "1" not in {row["round"] for row in values_of_lyon}

@@ -61,6 +61,7 @@ class Grid:
             round_index = from_record(message.content).plain["round"]
             packet = Packet("update", {"of": round_index})
             replies.append(Message(to_record(packet), reply_to=message))
+
         return replies
 
     def _slow_message(self) -> Message:
@@ -80,7 +81,9 @@ def train(index: int) -> dict[int, Packet]:
 def test_late_node_is_not_waited_for_and_replies_come_one_by_one() -> None:
     grid = Grid(patience=float("inf"))
     transport = GridTransport(grid)  # type: ignore[arg-type]
+
     assert transport.present() == {1: "Boston", 2: ""}  # by the names of their registration
+
     replies = dict(transport.exchange(train(0), 0.2))
     assert list(replies) == [1]
     assert replies[1].plain == {"of": 0}  # type: ignore[union-attr]
@@ -91,6 +94,7 @@ def test_late_node_is_not_waited_for_and_replies_come_one_by_one() -> None:
 
     grid._patience = 5
     node, _ = next(transport.exchange(train(1), 5.0))
+
     assert node == 1
 
 
@@ -125,8 +129,10 @@ def test_refused_run_contacts_no_site_and_records_its_failure(tmp_path: Path) ->
     module = partial(ClassifierClient, "mlp", num_classes=10, input_shape=(1, 8, 8))
     loop = partial(FederatedLoop, DivergenceWeighted())
     app = server_app(module, loop, ["Boston"], rounds=1, num_classes=10, folder=tmp_path)
+
     with pytest.raises(ConfigurationError, match="works with the clients' class counts"):
         app(grid=None, context=Context(7, 1, {}, RecordDict(), {}))  # type: ignore[arg-type]
+
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["status"], status["why"][:18], status["run"]) == (
         "failed",

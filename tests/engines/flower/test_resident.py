@@ -85,6 +85,7 @@ class Site:
         arguments = json.dumps([name, idle, run, {"folder": str(self.folder / "site")}, node])
         log = self.folder / "log"
         out = self.folder / "out"
+
         # Files: the process that lives on has them, too, so a pipe would not end.
         with out.open("w") as out_file, log.open("a") as log_file:
             process = subprocess.run(
@@ -94,6 +95,7 @@ class Site:
                 stderr=log_file,
                 timeout=60,
             )
+
         if process.returncode != 0:
             return {"error": log.read_text()}
         return json.loads(out.read_text())
@@ -121,6 +123,7 @@ def gone(process: int, seconds: float = 10) -> bool:
         if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
             return True
         time.sleep(0.1)
+
     return False
 
 
@@ -160,6 +163,7 @@ def test_message_without_idle_time_is_answered_by_its_own_process(
 def test_a_killed_process_is_replaced(site: Site) -> None:
     first_reply = site.send("a")
     os.kill(first_reply["process"], signal.SIGKILL)
+
     assert gone(first_reply["process"])
 
     second = site.send("b")
@@ -176,12 +180,14 @@ def test_second_supernode_in_a_folder_is_refused_in_words(site: Site) -> None:
     for run in (1, 2):
         error = site.send("b", run=run, node=6)["error"]
         assert "another SuperNode works in this site's folder" in error
+
     expected = {**first_reply, "seen": ["a", "c"], "own": ANY, "count": 2}
     assert site.send("c") == expected
 
     os.kill(first_reply["process"], signal.SIGKILL)
     with FileLock(f"{site.socket}.lock"):  # of a process that another socket leads to
         assert "another SuperNode works in this site's folder" in site.send("d")["error"]
+
     assert site.send("e")["seen"] == ["e"]
 
 
@@ -192,6 +198,7 @@ def test_error_of_the_app_fails_only_its_own_message(site: Site) -> None:
         # Flower tells the server the last line; the site's log has the text.
         assert error.splitlines()[-1] == "RuntimeError: OSError, the site's own log says more"
         assert "the disk is gone" in error
+
     assert site.send("b")["process"] == first_reply["process"]
 
 
@@ -201,7 +208,9 @@ def test_resident_process_survives_incomplete_messages_and_serves_one_key(site: 
         with socket.socket(socket.AF_UNIX) as link:
             link.connect(str(site.socket))
             link.sendall(half)
+
     assert site.send("b")["process"] == first_reply["process"]
+
     (site.folder / "site" / "socket.key").write_bytes(b"another")
     assert site.send("c")["process"] != first_reply["process"]
     assert gone(first_reply["process"])  # nobody can reach it any more
@@ -218,4 +227,5 @@ def test_resident_process_ends_when_idle_or_when_its_starter_ends(site: Site) ->
         cwd=site.folder,
         timeout=60,
     )
+
     assert gone(json.loads(out.read_text())["process"])

@@ -51,6 +51,7 @@ class Grid:
             node = message.metadata.dst_node_id
             self.replies[message_id] = self.apps[node](message, self.contexts[node])
             message_ids.append(message_id)
+
         return message_ids
 
     def pull_messages(self, message_ids: Sequence[str]) -> list[Message]:
@@ -85,6 +86,8 @@ def test_tables_on_flower_give_the_weights_of_one_process(tmp_path: Path) -> Non
     trained = make_module()
     trained.load_state_dict(checkpoint["state_dict"])
     weights = shared_space(trained, local.config).read(trained)
+
     assert torch.equal(weights, local.state.model())
+
     encoder = checkpoint["RemoteData"]["encoder"]
     assert encoder["classes"] == list(data.class_names) == ["yes", "no"]

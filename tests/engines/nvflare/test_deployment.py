@@ -28,7 +28,9 @@ def as_the_page_says(folder: Path) -> subprocess.CompletedProcess[str]:
     pattern = r"## Try it on one machine\n.*?```bash\n(.*?)```"
     (block,) = re.findall(pattern, PAGE.read_text(), flags=re.DOTALL)
     install, commands = block.split("flsv init", 1)
+
     assert len(install.splitlines()) == 2
+
     script = f"set -e; trap 'nvflare poc stop' EXIT\nflsv init{commands}"
     env = {
         **os.environ,
@@ -37,6 +39,7 @@ def as_the_page_says(folder: Path) -> subprocess.CompletedProcess[str]:
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OMP_NUM_THREADS": "1",
     }
+
     return subprocess.run(
         ["bash", "-c", script],
         cwd=folder,
@@ -51,11 +54,13 @@ def test_deployment_by_the_guides_commands_equals_one_process(tmp_path: Path) ->
     process = as_the_page_says(tmp_path)
     assert process.returncode == 0, process.stdout + process.stderr
     assert "FINISHED:COMPLETED" in process.stderr
+
     project = tmp_path / "federation"
     workspaces = project / "poc" / "example_project" / "prod_00"
 
     run_folder = workspaces / "server" / "runs"
     assert (run_folder / "report.html").is_file()
+
     deployed = torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=False)
     code = run_path(str(project / "job" / "app" / "custom" / "federation.py"))
     module = code["make_module"]()
@@ -68,6 +73,7 @@ def test_deployment_by_the_guides_commands_equals_one_process(tmp_path: Path) ->
         splits=Splits(server_val=0.0),
     )
     trainer_for(loop, tmp_path / "one_process", 3).fit(module, data)
+
     for name, value in module.state_dict().items():
         torch.testing.assert_close(deployed["state_dict"][name], value, rtol=0, atol=1e-6)
 
@@ -78,6 +84,7 @@ def test_deployment_by_the_guides_commands_equals_one_process(tmp_path: Path) ->
             if row["round"] == "2" and is_of_class:
                 cell = int(row["client"]), int(row["class"])
                 values[cell] = float(row["value"])
+
     cssv = loop.contributions["cssv"].by_class
     assert len(values) == cssv.numel()
     for cell, value in values.items():

@@ -98,12 +98,14 @@ def test_aborted_job_ends_and_the_next_job_continues_to_the_same_bits(
 ) -> None:
     run_folder = tmp_path / "server" / "flsv-runs"
     job.run(server_of(3, AbortAfter(1, job.abort_signal)))
+
     assert status_of(run_folder) == "stopped"
     assert trainings(job) == [0, 0, 0, 1, 1, 1]
 
     job.tasks.clear()
     job.abort_signal = Signal()
     job.run(server_of(3))
+
     assert status_of(run_folder) == "finished"
     assert trainings(job) == [2, 2, 2]
 
@@ -112,6 +114,7 @@ def test_aborted_job_ends_and_the_next_job_continues_to_the_same_bits(
     weights = []
     for name, _ in make_mlp_module().named_parameters():
         weights.append(checkpoint["state_dict"][name].flatten())
+
     assert torch.equal(torch.cat(weights), loop.state.model())
 
 
@@ -124,6 +127,7 @@ def test_site_that_is_late_or_gone_is_named_left_out_and_takes_part_again(
         job.present = set(NAMES)
         if round_index == 1:  # for the next round Boston is deemed disconnected
             job.present.remove("Boston")
+
         is_late = site == "Lyon" and round_index == 1
         return not is_late
 
@@ -137,6 +141,7 @@ def test_site_that_is_late_or_gone_is_named_left_out_and_takes_part_again(
             if row["metric"] == "weight":
                 site = NAMES[int(row["client"])]
                 weighed[int(row["round"])].add(site)
+
     assert weighed[0] == set(NAMES)
     assert weighed[1] == {"Boston", "Osaka"}
     assert weighed[2] == {"Lyon", "Osaka"}
@@ -154,6 +159,7 @@ def test_site_without_a_process_is_not_waited_for_and_an_abort_cancels_its_task(
 
     job.answers = dies
     replies = dict(transport.exchange(packets, 600.0))
+
     assert replies == {"Lyon": "its process has ended, or its connection"}
     assert "Lyon" not in transport.present()
 
@@ -163,8 +169,10 @@ def test_site_without_a_process_is_not_waited_for_and_an_abort_cancels_its_task(
 
     job.answers = aborts
     job.cancelled.clear()
+
     with pytest.raises(Stopped, match="the job was aborted"):
         list(transport.exchange(packets, 600.0))
+
     assert job.cancelled == job.tasks[-1:]
 
 
@@ -183,12 +191,15 @@ def test_owners_policy_and_node_file_are_read_at_every_message(
     job.run(server_of(0))
     local = tmp_path / "Lyon" / "local"
     policy = local / "flsv-site.toml"
+
     assert greeted(job)["sizes"]["train"] > 0
 
     policy.write_text("max_epsilon = 3\n")
     assert "its policy wants max_epsilon=3" in greeted(job)["error"]
+
     policy.write_text("max_epsylon = 3\n")
     assert f"its policy {policy} cannot be read" in greeted(job)["error"]
+
     policy.unlink()
     assert "sizes" in greeted(job)
 
@@ -203,11 +214,13 @@ def test_filters_of_nvflare_which_would_change_nothing_are_refused(job: Job) -> 
 
     message = to_shareable(Packet("update", {}, {"vector": torch.ones(3)}))
     filtered = from_shareable(privacy.process(message, context))
+
     assert torch.equal(filtered.tensors["vector"], torch.ones(3))
 
     runner = context.get_prop(FLContextKey.RUNNER)
     runner.task_result_filters["train/out"] = [privacy]
     reply = greeted(job, context)
+
     assert "filters ['PercentilePrivacy'] would not change flsv's messages" in reply["error"]
     assert reply["unwilling"] is True
 
@@ -222,6 +235,7 @@ def test_errors_of_a_site_are_sent_without_their_words(
     job.run(server_of(0))
     job.code.Lyon.make_datamodule = no_data
     job.code.Lyon._site = None
+
     assert greeted(job)["error"].startswith("it failed with ValueError at test_jobs.py:")
     assert "Lyon: could not convert 'John Smith'" in caplog.text
 
@@ -242,11 +256,13 @@ def test_exported_job_polls_often_and_carries_nothing_of_flsv(tmp_path: Path) ->
 
     (server_file,) = tmp_path.rglob("config_fed_server.json")
     server = json.loads(server_file.read_text())
+
     assert server["workflows"][0]["args"] == {"server": "federation:server"}
     assert server["server"]["task_request_interval"] <= 0.5
 
     (client_file,) = tmp_path.rglob("config_fed_client.json")
     client = json.loads(client_file.read_text())
+
     assert client["executors"][0]["executor"]["args"] == {"client": "federation:client"}
     assert not list(tmp_path.rglob("*.py"))
 
@@ -258,6 +274,7 @@ def test_packet_converted_to_a_shareable_and_back_is_equal() -> None:
     }
     for dtype in (torch.bool, torch.bfloat16, torch.float64, torch.int64, torch.uint8):
         tensors[str(dtype)] = torch.arange(4).to(dtype)
+
     packet = Packet("train", {"a": [1, None, "x"]}, tensors)
 
     message = fobs.loads(fobs.dumps(to_shareable(packet)))
@@ -268,5 +285,6 @@ def test_packet_converted_to_a_shareable_and_back_is_equal() -> None:
     for name, tensor in packet.tensors.items():
         assert packet_read.tensors[name].dtype == tensor.dtype
         assert torch.equal(packet_read.tensors[name], tensor)
+
     with pytest.raises(ValueError, match="this is no packet"):
         from_shareable(Shareable())

@@ -48,7 +48,9 @@ def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text=True,
         timeout=SECONDS,
     )
+
     assert process.returncode == 0, process.stdout + process.stderr
+
     return folder / "workspace" / "server"
 
 
@@ -59,6 +61,7 @@ def test_simulated_federation_equals_one_process(
     make_loop, data = FEDERATIONS[name]
     loop = fit_in_one_process(tmp_path, make_loop, **data)
     results = torch.load(server_folder / name / "checkpoints" / "results.pt", weights_only=True)
+
     assert torch.equal(results["model"], loop.state.model())
     for metric, values in loop.contribution_metrics.contributions.items():
         torch.testing.assert_close(

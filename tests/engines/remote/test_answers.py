@@ -80,6 +80,7 @@ def fill_answer(answer: Any, number: float) -> Any:
     """The answer's shape with one impossible number everywhere."""
     if isinstance(answer, float):
         return number
+
     numbers = torch.full(answer.shape, number, dtype=torch.float64)
     if answer.is_floating_point():
         return numbers.to(answer.dtype)
@@ -141,10 +142,12 @@ def test_spoiled_answer_to_every_question_is_no_answer_and_an_event(
     arguments = ARGUMENTS[name]
     answer = ANSWERS[name]
     question = question_named(name)
+
     assert expected_answer(question) is not None
 
     sites = make_sites(tmp_path, make_reply(answer))
     received = sites.ask(1, 0, question, arguments, {})
+
     assert torch.equal(as_tensor(received), as_tensor(answer))
 
     for manner, spoil in WAYS.items():
@@ -195,13 +198,17 @@ def spoil_by_round(address: int, packet: Packet, reply: Packet) -> Any:
     """Lyon answers in round 1, is silent in round 2, and spoils its answers in another way in each later round."""
     if packet.kind != "ask" or address != LYON:
         return reply
+
     if reply.kind != "answer":
         return reply
+
     round_index = packet.plain["round"]
     if round_index == 0:
         return reply
+
     if round_index == 1:
         return None
+
     spoils = list(WAYS.values())
     spoil = spoils[(round_index - 2) % len(spoils)]
 
@@ -209,6 +216,7 @@ def spoil_by_round(address: int, packet: Packet, reply: Packet) -> Any:
     are_tensors = [isinstance(tensor, Tensor) for tensor in tensors.values()]
     if tensors and all(are_tensors):
         return replace(reply, tensors=tensors)
+
     plain = {**reply.plain, "answer": "x"}
     return replace(reply, plain=plain, tensors={})
 
@@ -232,6 +240,7 @@ def test_run_goes_on_without_the_spoiled_answers_of_one_site(
     assert loop.state.round_index == rounds
     assert loop.participations[[0, 2]].min() >= rounds // 2
     assert {event.client for event in loop.events} == {1}
+
     for values in loop.contributions.values():
         plain_values = values.as_subclass(Tensor)
         honest_values = plain_values[[0, 2]]

@@ -66,6 +66,7 @@ def test_questions_of_one_step_are_one_exchange() -> None:
     conversations = Conversations(exchange)
     talk = partial(replies_of_client, conversations, [2, 0, 1])
     replies = conversations.hold(talk, make_clients(3))
+
     assert replies == [["0.0", "0.1"], [], ["2.0"]]
     assert exchange.sites_of_exchanges == [[0, 2], [0]]
 
@@ -93,6 +94,7 @@ def test_an_error_ends_all_conversations_and_is_raised() -> None:
 
     with pytest.raises(KeyError, match="client 1"):
         conversations.hold(talk, make_clients(3))
+
     assert sorted(ended) == [0, 1, 2]
     assert conversations.hold(lambda client: client.id, make_clients(2)) == [0, 1]
 
@@ -137,6 +139,7 @@ def test_a_client_that_is_named_twice_is_asked_twice() -> None:
     client, other_client = make_clients(2)
     talk = partial(replies_of_client, conversations, [1, 1])
     replies = conversations.hold(talk, [client, other_client, client])
+
     assert replies == [["0.0"], ["1.0"], ["0.0"]]
 
 
@@ -148,6 +151,7 @@ def test_conversations_compute_as_their_caller_does() -> None:
 
     with torch.no_grad():
         assert conversations.hold(modes, make_clients(2)) == [(False, False)] * 2
+
     with torch.inference_mode():
         assert conversations.hold(modes, make_clients(2)) == [(False, True)] * 2
     assert conversations.hold(modes, make_clients(2)) == [(True, False)] * 2
@@ -178,6 +182,7 @@ def test_sites_judge_models_at_the_same_time(tmp_path: Path) -> None:
     transport.exchange = noted_exchange  # type: ignore[method-assign]
     remote = remotely.fit()
     local = fit_in_one_process(tmp_path / "local", make_client_valued_loop, **SPLITS)
+
     assert_same_runs(remote, local)
     assert num_asked_sites
     assert set(num_asked_sites) == {len(NAMES)}

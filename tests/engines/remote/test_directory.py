@@ -83,8 +83,10 @@ def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
 
     assert replies[0].plain == {"of": 100}  # type: ignore[union-attr]
     assert replies[1] == "it is away"
+
     messages = [str(warning.message) for warning in recwarn]
     silent = [message for message in messages if "'Boston' has not said what it has" in message]
+
     assert len(silent) == min(mute, 1)
 
 
@@ -98,11 +100,14 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
         ConfigurationError("class 'of Jane Doe' has 1 sample")
     )
     directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=60)
+
     with pytest.raises(
         ConfigurationError, match="site 'Osaka' cannot take part: it failed with Config"
     ) as error:
         directory.gather()
+
     assert "Jane" not in str(error.value)
+
     # One that may mend itself ends no start.
     nodes.says["hello"][102] = failure_packet(OSError("no disk"))
     directory = Directory(nodes, NAMES, {}, tmp_path / "other", wait=0)
@@ -127,6 +132,7 @@ def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path: Path) -> No
         pytest.raises(RuntimeError, match=rf"sites \['Lyon'\] have not come .* {words}"),
     ):
         remote.fit()
+
     messages = [str(warning.message) for warning in warned]
     assert sum("is registered as" in message for message in messages) == 1
     assert "two nodes are registered as 'Osaka': one of them is left alone." in messages
@@ -166,11 +172,14 @@ def test_site_that_announces_more_samples_than_max_samples_is_refused(tmp_path: 
     """At the start by an error that names the setting; in a run that goes on it is left alone, whatever else it is."""
     words = r"it announces 1,001 train samples, and the server takes max_samples=1,000 .* server_app\(max_samples=...\)"
     nodes, book = make_announcing_sites(10, 1001, 1000), tmp_path / "book"
+
     with pytest.raises(ConfigurationError, match=f"site 'Lyon' cannot take part: {words}"):
         Directory(nodes, NAMES, {}, book, wait=0, max_samples=1000).gather()
+
     directory = Directory(nodes, NAMES, {}, book, wait=0, max_samples=1000)
     with pytest.warns(UserWarning, match=f"site 'Lyon' has not said what it has: {words}"):
         assert directory.refresh() == {0: 100, 2: 102}
+
     Directory(nodes, NAMES, {}, book, wait=0).gather()
     with pytest.raises(ConfigurationError, match=f"a site of .*book cannot take part: {words}"):
         Directory(nodes, NAMES, {}, book, wait=0, max_samples=1000)
@@ -200,6 +209,7 @@ def test_samples_that_a_site_announces_take_no_memory_at_the_server(tmp_path: Pa
         if address == 101 and packet.kind == "hello":
             sizes = dict.fromkeys(("train", "val", "test"), announced)
             return Packet("hello", {"sizes": sizes})
+
         if address == 101 and packet.kind == "train":
             return Packet("update", {**reply.plain, "samples": announced}, reply.tensors)
         return reply
@@ -218,6 +228,7 @@ def test_another_checkout_of_one_version_is_refused(
 ) -> None:
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
     monkeypatch.setattr("flsv.engines.remote.transport._sources", lambda: "changed")
+
     with pytest.raises(
         ConfigurationError,
         match=r"differ in flsv: '[\w.]+, sources [0-9a-f]{12}' there, .* changed'",
@@ -255,8 +266,10 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_pat
     spoil = broken.transport.spoil
     broken.transport.spoil = die
     saving = ModelCheckpoint(tmp_path / "b", save_last=True)
+
     with pytest.raises(Killed), pytest.warns(UserWarning, match="round 3 is discarded"):
         broken.fit(4, enable_checkpointing=True, callbacks=[saving], server_data=server_data)
+
     broken.transport.spoil = spoil
     resumed_run = broken.fit(4, ckpt_path=tmp_path / "b" / "last.ckpt", server_data=server_data)
 
@@ -286,6 +299,7 @@ def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
         match=f"site 'Lyon' cannot take part: it and the server differ in {difference}",
     ):
         remote.fit()
+
     remote.transport.sites[101] = right_site
 
     def change(address: int, packet: Packet, reply: Packet) -> Packet:
@@ -299,6 +313,7 @@ def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
         match=r"'Lyon' \(client 1\) is left out of round 2: it and the server differ in ",
     ):
         loop = remote.fit(2)
+
     assert loop.participations.tolist() == [2, 1, 2]
 
 
@@ -307,6 +322,7 @@ def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path
         "ask", {"question": "os:getcwd", "arguments": {"tuple": []}, "round": 0, "rounds": 1}
     )
     reply = make_site(tmp_path, 0, make_shapfed_loop).answer(packet)
+
     assert (reply.kind, reply.plain["error"]) == (
         "failed",
         "'os:getcwd' is no question that this site answers",
@@ -334,8 +350,10 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path: Path) -> Non
         pytest.raises(RuntimeError, match="no site sent a model"),
     ):
         remote.fit()
+
     incidents = json.loads((tmp_path / "run.json").read_text())["events"]
     expected = [(client, "is left out: no reply within 1 s") for client in range(3)]
+
     assert [(event["client"], event["what"]) for event in incidents] == expected
 
 
@@ -389,14 +407,18 @@ def test_status_json_says_how_a_run_has_ended(
         say("waiting for Osaka")
         assert said() == ("running", "waiting for Osaka")
         say("Osaka was away")
+
     assert said() == ("finished", "Osaka was away")
+
     with run_status(tmp_path):
         pass
     assert said() == ("finished", None)
     assert capsys.readouterr().err.endswith(f"flsv: the run has finished: {tmp_path}.\n")
+
     with pytest.raises(ValueError, match="too bad"), run_status(tmp_path):
         raise ValueError("too bad")
     assert said() == ("failed", "ValueError: too bad")
+
     with pytest.raises(SystemExit), run_status(tmp_path):
         raise SystemExit(0)  # as Flower ends an app whose SuperLink is gone
     assert said() == ("running", None)
@@ -408,6 +430,8 @@ def test_status_json_of_a_stopped_run_stays_stopped_while_its_server_ends(tmp_pa
         status.write_text(stopped := status.read_text().replace("running", "stopped"))
         say("waiting for Osaka")
         assert status.read_text() == stopped
+
     assert status.read_text() == stopped
+
     with run_status(tmp_path, "13"):
         assert "running" in status.read_text()

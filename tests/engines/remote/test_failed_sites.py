@@ -80,12 +80,14 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(
 
     first_relevance = relevances[0]
     second_relevance = relevances[1]
+
     assert first_relevance[1].isnan().all()
     assert first_relevance[2].isfinite().any()
     assert second_relevance[2].tolist() == pytest.approx(
         first_relevance[2].tolist(),
         nan_ok=True,
     )
+
     final_relevance = loop.contributions["relevance"].by_class
     assert final_relevance[1].isfinite().any()
     assert loop.participations.tolist() == [3, 3, 3]
@@ -118,9 +120,11 @@ def test_fedce_leaves_out_sites_that_do_not_score_the_others(
     remote.transport.spoil = spoil
     with pytest.warns(UserWarning, match=words):
         loop = remote.fit(rounds=2)
+
     fedce = loop.metrics["fedce"]
     assert fedce.seen.tolist() == [1, 0, 1]
     assert fedce.rounds == 2
+
     values = loop.contributions["fedce"]
     assert values.isnan().tolist() == [False, True, False]
 
@@ -136,10 +140,13 @@ def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(
     def spoil(address: int, packet: Packet, reply: Packet) -> Any:
         if packet.kind != "train" or address != 101:
             return reply
+
         if packet.plain["round"] not in (1, 2):
             return reply
+
         if not exclude:
             return None
+
         huge = {**reply.tensors, "vector": 1e6 * reply.tensors["vector"]}
         return Packet("update", reply.plain, huge)
 
@@ -156,13 +163,17 @@ def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(
 
     with pytest.warns(UserWarning, match="left out of"):
         remote.fit(rounds=3, **options)
+
     loop = remote.fit(rounds=4, ckpt_path=tmp_path / "ckpt/last.ckpt", **options)
     assert loop.participations.tolist() == [4, 2, 4]
+
     visits_by_site = [load_site_states(tmp_path, name) for name in NAMES]
     assert [visit["who"][-1] for visit in visits_by_site[1]] == [0, 3]
+
     last_visits = [visits[-1]["store"]["tensors"] for visits in visits_by_site]
     variates = torch.stack([tensors["control_variate"] for tensors in last_visits])
     variate = loop.state_dict()["strategies"]["client_algorithm"]["variate"]
+
     torch.testing.assert_close(variate, variates.mean(0), rtol=1e-5, atol=1e-6)
 
 
@@ -184,6 +195,7 @@ def test_site_that_exceeds_its_time_stops_and_joins_the_next_round(tmp_path: Pat
     )
     with pytest.warns(UserWarning, match=words):
         loop = remote.fit()
+
     assert loop.participations.tolist() == [3, 2, 3]
     assert [visit["who"][-1] for visit in load_site_states(tmp_path, "Lyon")] == [0, 2]
 
@@ -206,8 +218,10 @@ def test_absent_site_keeps_its_value(tmp_path: Path) -> None:
         UserWarning, match=r"site 'Osaka' \(client 2\) is left out of round 1: it is away"
     ) as warned:
         loop = remote.fit(callbacks=[Comes()])
+
     messages = [str(warning.message) for warning in warned]
     (message,) = [message for message in messages if "samples now and had" in message]
+
     assert "site 'Osaka' has {'train': 153" in message
     assert loop.participations.tolist() == [3, 3, 2]
     assert values_by_round[0][2].isnan().all()
@@ -227,6 +241,7 @@ def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
     )
     remote = SitesInProcess(tmp_path, make)
     remote.transport.spoil = spoil
+
     with pytest.warns(UserWarning, match="It is chosen last"):
         assert remote.fit().participations.tolist() == [3, 0, 3]
 
@@ -256,8 +271,10 @@ def test_site_that_loses_its_folder_goes_on_from_a_new_model(tmp_path: Path, mak
 
     assert loop.participations.tolist() == [4, 4, 4]
     assert {event.client for event in loop.events} == {1}
+
     state = load_site_states(tmp_path, "Lyon")[-1]
     tensors = state["store"]["tensors"]
+
     assert "own_model" in tensors
 
 
@@ -311,10 +328,12 @@ def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path: Path, guar
         ) -> Packet:
             if packet.kind != "train" or address != 101:
                 return reply
+
             tensors = dict(reply.tensors)
             for name, tensor in reply.tensors.items():
                 if name.startswith("report/"):
                     tensors[name] = torch.full_like(tensor, lie)
+
             return Packet("update", reply.plain, tensors)
 
         remote = SitesInProcess(tmp_path / f"{lie}", make)
@@ -350,9 +369,11 @@ def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(
     def spoil(address: int, packet: Packet, reply: Packet) -> Packet:
         if packet.kind != "train":
             return reply
+
         sent[address] = reply.tensors["vector"].clone()
         if address != 101:
             return reply
+
         tensors = {**reply.tensors, "report/cluster": cluster}
         return Packet("update", reply.plain, tensors)
 
@@ -364,14 +385,18 @@ def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(
     )
     remote = SitesInProcess(tmp_path, make)
     remote.transport.spoil = spoil
+
     with pytest.warns(UserWarning, match="'Lyon' .*is left out of round 1: it reports"):
         loop = remote.fit(rounds=1)
 
     assert loop.participations.tolist() == [1, 0, 1]
+
     (event,) = loop.events
     assert event.client == 1
+
     honest_mean = (sent[100] + sent[102]) / 2
     clusters = loop.strategies["personalizer"]._clusters
+
     torch.testing.assert_close(clusters[0], honest_mean)
 
 
@@ -407,8 +432,10 @@ def test_sites_log_names_types_that_torch_refuses(
     change_samples(monkeypatch, as_integers)
     with pytest.raises(RuntimeError, match="no site sent a model"):
         SitesInProcess(tmp_path, FederatedLoop).fit(rounds=1)
+
     errors = [record.exc_info[1] for record in caplog.records if record.exc_info]
     notes = [note for error in errors for note in getattr(error, "__notes__", [])]
+
     assert any("torch.int32 [48, 1, 8, 8]" in note for note in notes)
 
 
@@ -419,5 +446,6 @@ def test_data_that_grow_at_a_site_are_named(
     remote = SitesInProcess(tmp_path, FederatedLoop)
     for samples in samples_of_sites:
         samples.append(samples[0])
+
     with pytest.warns(UserWarning, match="has grown from .* not trained on"):
         remote.fit(rounds=1)

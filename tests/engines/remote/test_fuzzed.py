@@ -57,12 +57,14 @@ def draw_tensor(draw: st.DrawFn, like: torch.Tensor) -> Any:
     """A tensor of any type and shape, often one like that which is expected, with any number in it; or none at all."""
     if draw(st.integers(0, 9)) == 0:
         return draw(PLAIN)
+
     shapes = st.just(tuple(like.shape)) | st.lists(
         st.integers(0, 5),
         max_size=3,
     )
     shape = draw(shapes)
     dtype = draw(st.just(like.dtype) | st.sampled_from(DTYPES))
+
     try:
         tensor = torch.zeros(shape).to(dtype)
         if tensor.numel() and draw(st.booleans()):
@@ -88,6 +90,7 @@ def packet_variants(good: Packet) -> st.SearchStrategy[Any]:
     sent = {}
     for name, value in good.tensors.items():
         sent[name] = st.just(value) | draw_tensor(value)
+
     names = st.sampled_from(["report/", "report/x", "0", "x"]) | st.integers()
 
     def packet_of(
@@ -106,6 +109,7 @@ def packet_variants(good: Packet) -> st.SearchStrategy[Any]:
         draw_tensor(like),
         max_size=2,
     ) | st.just({})
+
     return st.builds(
         packet_of,
         st.just(good.kind) | KINDS,
@@ -127,6 +131,7 @@ ANSWER = Packet("answer", {"answer": _plain, "visit": VISIT}, _tensors)
 def make_update(client: int, **reports: torch.Tensor) -> Packet:
     if not reports:
         reports = {"change": torch.full((5,), 0.5 + client)}
+
     client_update = ClientUpdate(
         client,
         SAMPLES,
@@ -136,6 +141,7 @@ def make_update(client: int, **reports: torch.Tensor) -> Packet:
         reports,
         Traffic(SPACE.size, 9.0),
     )
+
     return update_packet(client_update, VISIT)
 
 
@@ -156,6 +162,7 @@ def make_sites(
     for client in range(3):
         transport.says["hello"][100 + client] = HELLO
         transport.says["train"][100 + client] = make_update(client)
+
     transport.says[kind][101] = lyons
     book = folder / "book.json"
     directory = Directory(transport, NAMES, {}, book, timeout=1, wait=0.2)
@@ -167,6 +174,7 @@ def make_sites(
         most_steps=lambda site, samples: samples,
         reports={"change": None},
     )
+
     return sites, transport
 
 
@@ -184,12 +192,14 @@ def test_fuzzed_update_of_one_site_changes_no_other_sites_update(
     manager, _ = make_sites(folder, "train", packet)
     updates, _ = manager.train(ROUND, MODEL.device, SPACE)
     by_client = {update.client_id: update for update in updates}
+
     for client in (0, 2):
         other_update = by_client[client]
         assert torch.equal(other_update.vector, MODEL + 0.1)
         assert other_update.loss == 0.5
         assert other_update.num_steps == 3
         assert other_update.reports["change"].tolist() == [0.5 + client] * 5
+
     if 1 in by_client:
         fuzzed_update = by_client[1]
         vector = fuzzed_update.vector
@@ -202,6 +212,7 @@ def test_fuzzed_update_of_one_site_changes_no_other_sites_update(
         assert value.shape == (5,)
         assert value.dtype == torch.float32
         assert value.isfinite().all()
+
     json.dumps(
         manager._state.incidents, ensure_ascii=False
     ).encode()  # as the run's record has them
@@ -214,6 +225,7 @@ def test_fuzzed_greeting_is_accepted_or_warned_about(folder: Path, packet: Packe
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         sites = directory.refresh(strict=True)
+
     assert {0, 2} <= sites.keys()
     assert (1 in sites) != bool(warned)
     for sizes in directory.sizes.values():
@@ -238,6 +250,7 @@ def test_fuzzed_answer_is_valid_or_counts_as_no_answer(folder: Path, packet: Pac
         score = float(sites.ask(1, 0, leave_self_out, arguments, {}))
     except NoAnswer as error:
         words = str(error)
+
     assert 0 <= score <= 1
     assert words.startswith("site 'Lyon' (client 1) ")
     assert words.isprintable()
@@ -265,11 +278,13 @@ def test_two_sites_that_disagree_on_report_shapes_are_both_left_out(folder: Path
 
     transport.says["train"] = good
     updates, _ = manager.train(ROUND, MODEL.device, SPACE)
+
     assert len(updates) == 3
 
     transport.says["train"] = two_answers
     with pytest.warns(UserWarning, match="'Boston' .* the others change"):
         updates, _ = manager.train(ROUND, MODEL.device, SPACE)
+
     assert [update.client_id for update in updates] == [1]
 
 
@@ -277,6 +292,7 @@ def test_update_with_an_undeclared_report_is_left_out(folder: Path) -> None:
     manager, transport = make_sites(folder)
     odd = make_update(1, change=torch.zeros(5), weights=torch.ones(3))
     transport.says["train"] |= {100: odd, 101: odd}
+
     with pytest.warns(UserWarning, match="it reports 'weights', which nobody asks for"):
         updates, _ = manager.train(ROUND, MODEL.device, SPACE)
     assert [update.client_id for update in updates] == [2]

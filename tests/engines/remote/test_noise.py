@@ -103,8 +103,10 @@ def cosine_of_differences(folder: Path, packets: Any) -> float:
     for noise in (NOISE, 0.0):
         update, another_update = packets(make_noised_site(folder / f"{noise}", noise))
         differences.append(update - another_update)
+
     noised, clean = differences
     assert clean.norm() > 0.2  # the two clean updates differ
+
     return cosine_similarity(noised, clean)
 
 
@@ -144,6 +146,7 @@ def test_site_noise_differs_if_a_training_is_repeated_from_another_kept_state(
             if server == "by the site's names":
                 visit = trained.plain.get("visit", "v")
             updates.append(step_of_site(site, with_plain(packet, counted=visit, round=1)))
+
         return updates[0], updates[1]
 
     if server == "by the site's names":
@@ -166,7 +169,9 @@ def test_noise_differs_for_other_samples_or_another_kept_state(
         next_packet = with_plain(packet, counted=visit, round=1)
         memory = SiteMemory(site._folder, packet.plain["run"])
         state = memory.after(visit)
+
         assert state
+
         update = step_of_site(site, next_packet)
         memory.keep(visit, double_tensors(state), [])
         return update, step_of_site(site, next_packet)
@@ -197,8 +202,10 @@ def change_value(value: Any) -> Any:
         flat = value.view(-1).view(torch.uint8)
         flat[0] ^= 1  # the last bit of the first number
         return value
+
     if isinstance(value, bool):
         return not value
+
     if isinstance(value, int | float):
         return value + 1
     return {str: lambda: value + "0", type(None): lambda: "0" * 64}[type(value)]()
@@ -223,6 +230,7 @@ def variants_of(packet: Packet) -> dict[str, Packet]:
         without_field = dict(packet.plain)
         del without_field[name]
         packets[f"without {name}"] = replace(packet, plain=without_field)
+
     for name, tensor in packet.tensors.items():
         tensor_variants = {
             "last bit": change_value(tensor),
@@ -232,6 +240,7 @@ def variants_of(packet: Packet) -> dict[str, Packet]:
         for change, variant in tensor_variants.items():
             tensors = {**packet.tensors, name: variant}
             packets[f"{name}, {change}"] = replace(packet, tensors=tensors)
+
     renamed = {f"{name}0": tensor for name, tensor in packet.tensors.items()}
     packets["tensor's name"] = replace(packet, tensors=renamed)
     return packets
@@ -243,6 +252,7 @@ def test_every_field_of_a_message_enters_the_noise_key(
     """All fields that messages have, and all that a server writes into them."""
     packet, _ = message_and_folder
     packets = variants_of(packet)
+
     assert {
         "run",
         "rounds",
@@ -257,7 +267,9 @@ def test_every_field_of_a_message_enters_the_noise_key(
 
     secret = "0" * 64
     keys = {visit_secret(secret, variant, {}) for variant in (packet, *packets.values())}
+
     assert len(keys) == len(packets) + 1
+
     states: tuple[Any, ...] = (None, {}, {"store": torch.zeros(1)})
     assert len({visit_secret(secret, packet, state) for state in states}) == 3
     assert visit_secret(secret, packet, {}) != visit_secret("1" * 64, packet, {})
@@ -282,6 +294,7 @@ def test_any_change_of_a_message_changes_the_noise(
         initial = variant.tensors["start"].view(torch.float32)
         noised = reply.tensors["vector"] - initial
         assert abs(cosine_similarity(base, noised)) < 0.05, change
+
     assert {"one more", "seed", "rounds", "counted", "start, last bit"}.isdisjoint(refused)
 
 
@@ -322,6 +335,7 @@ def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(
             remote.transport.sites[100 + client] = Site(
                 make_module_by_length, data, make, site_folder
             )
+
         return remote
 
     def die(address: int, packet: Packet, reply: Packet) -> Packet:
@@ -336,8 +350,10 @@ def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(
     spoil = killed.transport.spoil
     killed.transport.spoil = die
     saving = ModelCheckpoint(tmp_path, save_last=True)
+
     with pytest.raises(Killed):
         killed.fit(4, enable_checkpointing=True, callbacks=[saving])
+
     killed.transport.spoil = spoil
     resumed = killed.fit(4, ckpt_path=tmp_path / "last.ckpt")
 

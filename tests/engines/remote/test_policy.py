@@ -49,11 +49,14 @@ def test_site_policy_file_allows_the_listed_questions_only(tmp_path: Path) -> No
         'questions = ["flsv.metrics.contribution_estimation:leave_self_out"]\nmax_epsilon = 8.0\n'
     )
     policy = SitePolicy.read(path)
+
     assert policy == SitePolicy(["flsv.metrics.contribution_estimation:leave_self_out"], 8.0)
+
     policy.check_question("flsv.metrics.contribution_estimation:leave_self_out")
     SitePolicy(["flsv.metrics.peers:leave_self_out"]).check_question(
         "flsv.metrics.contribution_estimation:leave_self_out"
     )
+
     with pytest.raises(Refused, match="does not let it answer 'os:system'"):
         policy.check_question("os:system")
 
@@ -100,11 +103,13 @@ def test_a_question_that_is_not_allowed_is_not_answered(tmp_path: Path) -> None:
     remote = make_sites_with_policy(tmp_path, make, SitePolicy(questions=[]), **SPLITS)
     replies: list[tuple[int, str]] = []
     remote.transport.spoil = keep
+
     with pytest.warns(
         UserWarning,
         match="'Boston'.*its policy does not let it answer 'flsv.metrics.contribution_estimation:",
     ):
         remote.fit(rounds=1)
+
     assert set(replies) == {(100, "failed"), (101, "answer"), (102, "answer")}
 
 
@@ -141,14 +146,18 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> 
     policy = SitePolicy(tells=["accuracy"])
     remote = make_sites_with_policy(tmp_path / "a", make, policy, **SPLITS)
     remote.transport.spoil = keep
+
     with pytest.warns(UserWarning, match="does not tell") as warned:
         loop = remote.fit(rounds=2)
+
     messages = [str(warning.message) for warning in warned]
     withheld = [message for message in messages if "does not tell" in message]
+
     assert [message.split("(client 0) ")[1] for message in withheld] == [
         "does not tell training_loss: its policy does not let it.",
         "does not tell balanced_accuracy, auroc: its policy does not let it.",
     ]
+
     events = {event.what.split(":")[0] for event in loop.events}
     assert "does not tell training_loss" in events
 
@@ -157,13 +166,16 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> 
         for (kind, address), (reply, *_) in crossed.items()
         if kind == "train"
     }
+
     assert math.isnan(losses[100])
     assert not math.isnan(losses[101])
     assert not math.isnan(losses[102])
+
     for reply in crossed["test", 100]:
         scores = reply.plain
         assert 0 <= scores["accuracy"] <= 1
         assert math.isnan(scores["auroc"] + scores["balanced_accuracy"])
+
     assert loop.client_scores["accuracy"].isfinite().all()
     assert loop.client_scores["auroc"].isfinite().tolist() == [False, True, True]
 
@@ -210,6 +222,7 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(
     }
     packet = Packet("train", {**visit, "counted": None}, {"start": torch.zeros(1)})
     reply = remote.transport.sites[100].answer(packet)
+
     assert f"does not let it tell '{name}'" in reply.plain["error"]
 
     allowing = SitePolicy(tells=[*scores, name])
@@ -238,11 +251,13 @@ def test_answers_contain_only_the_scores_that_the_policy_names(
     loop = make_sites_with_policy(tmp_path / "a", make, allowing, **SPLITS).fit(
         rounds=1, server_data=ServerData()
     )
+
     assert all("not answer" not in event.what for event in loop.events)
 
     withholding = SitePolicy(tells=["training_loss", "auroc"])
     remote = make_sites_with_policy(tmp_path / "b", make, withholding, **SPLITS)
     message = f"its policy does not let it tell '{name}'"
+
     if metric is ContributionEstimation or metric.func is ContributionEstimation:
         with pytest.warns(UserWarning, match=f"'Boston' .*{message}"):
             remote.fit(rounds=1, server_data=ServerData())
@@ -257,12 +272,15 @@ def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path: Path) -> N
     epsilon_of_three = gaussian_epsilon(2.0, 3)
     policy = SitePolicy(max_epsilon=(epsilon_of_two + epsilon_of_three) / 2)
     remote = make_sites_with_policy(tmp_path, make_private_loop, policy)
+
     with pytest.warns(
         UserWarning,
         match=r"'Boston'.*left out of round 3.*with one more update after 2 it would be",
     ):
         loop = remote.fit(rounds=3)
+
     assert loop.participations.tolist() == [2, 3, 3]
+
     ledger = json.loads((tmp_path / "sites" / "Boston" / LEDGER).read_text())
     assert ledger["updates"] == 2
     assert ledger["epsilon"] == pytest.approx(epsilon_of_two)
@@ -270,6 +288,7 @@ def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path: Path) -> N
     next_run = make_sites_with_policy(tmp_path, make_private_loop, policy)
     with pytest.warns(UserWarning, match="'Boston'.*left out of round 1"):
         loop = next_run.fit(rounds=1)
+
     assert loop.participations.tolist() == [0, 1, 1]
 
 
@@ -277,11 +296,14 @@ def test_privacy_loss_of_updates_with_different_noise_is_summed(tmp_path: Path) 
     policy, ledger = SitePolicy(max_epsilon=100.0), tmp_path / LEDGER
     for multiplier in (1.0, 2.0, 2.0):
         policy.spend([GaussianPrivacy(1.0, multiplier)], ledger)
+
     assert json.loads(ledger.read_text())["epsilon"] == pytest.approx(
         gaussian_epsilon(1.5**-0.5, 1)
     )
+
     with pytest.raises(Refused, match="without noise"):
         policy.spend([GaussianPrivacy(1.0, 0.0)], ledger)
+
     for damaged in (
         '{"updates": 3',
         "[]",
@@ -300,6 +322,7 @@ def test_max_epsilon_counts_what_was_spent_before_it_was_set(tmp_path: Path) -> 
     noise = [GaussianPrivacy(1.0, 1.0)]
     free = SitePolicy()
     limited = SitePolicy(max_epsilon=10.0)
+
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         free.spend(noise, tmp_path / folder / LEDGER)
@@ -307,6 +330,7 @@ def test_max_epsilon_counts_what_was_spent_before_it_was_set(tmp_path: Path) -> 
 
     limited.spend(noise, tmp_path / "a" / LEDGER)
     ledger = json.loads((tmp_path / "a" / LEDGER).read_text())
+
     assert ledger["updates"] == 3
     assert ledger["epsilon"] == pytest.approx(gaussian_epsilon(1.0, 3))
 
@@ -324,8 +348,10 @@ def test_two_processes_on_one_ledger_lose_no_count(tmp_path: Path) -> None:
     ledger = tmp_path / LEDGER
     forks = multiprocessing.get_context("fork")
     processes = [forks.Process(target=spend_often, args=(ledger,)) for _ in range(2)]
+
     for process in processes:
         process.start()
+
     for process in processes:
         process.join(timeout=600)
     assert [process.exitcode for process in processes] == [0, 0]

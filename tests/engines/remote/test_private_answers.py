@@ -124,6 +124,7 @@ def messages_of_server(global_vector: Tensor, visit: str) -> Mapping[str, Packet
     for question in [*QUESTIONS, "os:system"]:
         plain = {**later.plain, "question": question, "arguments": arguments}
         questions[question] = Packet("ask", plain, tensors)
+
     return {
         "hello": Packet("hello"),
         "agree": Packet("agree", {"question": TABLE_SUMMARY}),
@@ -156,6 +157,7 @@ def collect_answers(
         for update in noted:
             for field in fields(update):
                 values[f"{title}: update's {field.name}"] = getattr(update, field.name)
+
     return values
 
 
@@ -163,8 +165,10 @@ def are_equal(a: Any, b: Any) -> bool:
     """Whether two answers are equal; NaN equals NaN."""
     if isinstance(a, Mapping):
         return a.keys() == b.keys() and all(are_equal(value, b[name]) for name, value in a.items())
+
     if isinstance(a, Tensor):
         return a.dtype == b.dtype and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+
     both_are_nan = a != a and b != b
     return bool(a == b) or both_are_nan
 
@@ -192,6 +196,7 @@ def test_answers_of_a_private_site_do_not_depend_on_its_data(
     ).read(make_module())
     monkeypatch.setattr(site_module, "own_secret", lambda folder: "0" * 64)
     expected = collect_answers(tmp_path / "usual", make_samples, make, model, noted)
+
     assert {expected["first: kind"], expected["again: kind"]} == {"update"}
     assert any(title.endswith("update's vector") for title in expected)
 
@@ -247,9 +252,11 @@ def test_private_site_sends_noise_and_logs_the_cause_when_training_fails(
     reply = site.answer(first_packet)
 
     assert reply.kind == "update"
+
     noise = reply.tensors["vector"] - model
     assert float(noise.std()) == pytest.approx(1.0, rel=0.02)
     assert "this site's update is noise alone" in caplog.text
     assert f"a sample of {FAILS}" in caplog.text
+
     next_packet = make_training_message(model, 1, first_packet.digest.hex())
     assert site.answer(next_packet).kind == "update"

@@ -106,6 +106,7 @@ def make_training_message(**fields: Any) -> Packet:
         "clients": 3,
         "counted": None,
     }
+
     return instruction_packet(instruction, {**info, **fields})
 
 

@@ -65,7 +65,9 @@ class Decaying(ClassifierClient):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         total = self.trainer.estimated_stepping_batches
+
         assert self.trainer.num_training_batches == len(self.trainer.train_dataloader) <= total
+
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: max(0.0, 1 - step / total)
         )
@@ -196,9 +198,11 @@ SLOW = {"local heads", "privacy", "compression with memory", "own models at the 
 def test_federation_of_sites_equals_one_process(tmp_path: Path, case: str) -> None:
     make, options = CASES[case]
     remote, _ = fit_remotely_and_locally(tmp_path, make, **options)
+
     assert all(
         value.isfinite().any() for value in remote.contribution_metrics.contributions.values()
     )
+
     (record,) = (tmp_path / "b").rglob("run.json")
     assert json.loads(record.read_text())["validation"] == {
         "of": "the server's own data",
@@ -226,7 +230,9 @@ def test_sites_know_their_own_number_of_passes(tmp_path: Path) -> None:
         partial(make_shapfed_loop, local_epochs=dict(enumerate(passes))),
         make_momentum_module,
     )
+
     assert_same_runs(remote.fit(server_data=ServerData()), local)
+
     remote.make = make_shapfed_loop
     with pytest.raises(
         ConfigurationError, match="differ in training: .*local_epochs=.*'Boston': 2.* here"
@@ -278,6 +284,7 @@ def test_site_that_sends_the_global_model_as_its_own_is_recorded(
         leave(self)
         run = self._packet.plain["run"]
         instruction = self._instruction
+
         if instruction.client_id == 1 and run == runs.setdefault("own", run):
             model[:] = [instruction.start]
         elif instruction.client_id == 1:
@@ -294,6 +301,7 @@ def test_site_that_sends_the_global_model_as_its_own_is_recorded(
         if "its own model is" in event.what:
             complaint = event.what.split(" is ")[1].removeprefix("not its ")
             noted.setdefault(event.client, set()).add(complaint)
+
     assert noted == expected
 
 
@@ -305,15 +313,19 @@ def fit_remotely_and_locally(
     """Equal in what they found, in what crossed, and in what the clients keep."""
     remote = SitesInProcess(tmp_path / "b", make, **options).fit(server_data=ServerData())
     local = fit_in_one_process(tmp_path / "a", make, **options)
+
     assert_same_runs(remote, local)
+
     bytes_at_sites = remote.channel.bytes(range(3), "up")
     assert bytes_at_sites.tolist() == local.channel.bytes(range(3), "up").tolist()
+
     for client, state in client_tensors(local).items():
         last_visit = load_site_states(tmp_path / "b", NAMES[client])[-1]
         tensors = last_visit["store"]["tensors"]
         assert tensors.keys() == state.keys()
         for name, tensor in tensors.items():
             assert torch.equal(tensor, state[name])
+
     return remote, local
 
 
@@ -333,6 +345,7 @@ def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_pat
     ).fit(rounds=2, server_data=ServerData())
     # Samples lie in another order at a site, and losses are rounded in it.
     values = at_sites.contributions["loss"]
+
     torch.testing.assert_close(values, local.contributions["loss"], rtol=0, atol=1e-6)
 
     remote = SitesInProcess(tmp_path / "c", lambda: make_judging_loop(**by_loss()), client_val=0.4)
@@ -348,6 +361,7 @@ def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_pat
         match="did not answer flsv.games.judges:judge.* judged without it in this round",
     ):
         loop = remote.fit(rounds=2)
+
     for value in loop.contributions.values():
         assert value.isfinite().all()
     assert {event.client for event in loop.events} == {2}
@@ -370,6 +384,7 @@ def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(
     for index, (_, label) in enumerate(load_image_data("digits").train):  # type: ignore[arg-type]
         owner = LACKING if int(label) == 0 else index % LACKING
         owners.append(owner)
+
     monkeypatch.setattr(sites, "site_of_each_digit", lambda: owners)
 
     metric = PartialFederatedShapley(performance="auroc", judges="clients")
@@ -379,6 +394,7 @@ def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(
         client_val=0.3,
     )
     message = r"clients \[2\] do not judge models\. site 'Osaka' .* with ConfigurationError at"
+
     with pytest.raises(ConfigurationError, match=message):
         remote.fit(rounds=1)
 
@@ -407,6 +423,7 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path: Path
         tmp_path / "in_run", in_run, make_module=make_momentum_module
     )
     values = loop.contributions["in_run"].by_class
+
     assert values.shape == (3, 11)
     assert values[LACKING, CLASSES:10].tolist() == [0, 0, 0]
     assert values[:, :CLASSES].abs().min() > 0
@@ -434,6 +451,7 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path: Path
         {"start": torch.zeros(1)},
     )
     reply = make_site(tmp_path, 0, in_run).answer(packet)
+
     assert reply.kind == "failed"
     assert reply.plain["error"].startswith("it failed with ConfigurationError at client_manager.py")
 
@@ -442,11 +460,14 @@ def test_personal_models_known_only_to_their_sites_are_evaluated_there(tmp_path:
     """A site that trains the global model uses a mixture of its own, which the server does not know."""
     make = partial(make_judged_loop, partial(PFedSV, "relevance", k=2, shared=1.0))
     remote, local = fit_remotely_and_locally(tmp_path, make, **SPLITS)
+
     assert sorted(local.received()) == [0, 1, 2]
     assert remote.received() == {}
+
     at_server = SitesInProcess(
         tmp_path / "c", partial(make_shapfed_loop, personalizer=ShapFedPersonalizer("cssv"))
     ).fit(rounds=1)
+
     assert sorted(at_server.received()) == [0, 1, 2]
 
 
@@ -463,6 +484,7 @@ def test_restarted_site_finds_its_kept_state_in_its_folder(tmp_path: Path) -> No
 
     remote = SitesInProcess(tmp_path / "b", make, make_module)
     remote.transport.sites = {100 + i: Anew(i) for i in range(3)}
+
     assert_same_runs(
         remote.fit(server_data=ServerData()), fit_in_one_process(tmp_path / "a", make, make_module)
     )

@@ -62,6 +62,7 @@ def test_two_interleaved_runs_on_the_same_sites_equal_each_run_alone(tmp_path: P
     makes = [make_scaffold_loop, partial(make_scaffold_loop, uploads=[TopK(0.1)])]
     alone = [SitesInProcess(tmp_path / f"alone{i}", make).fit() for i, make in enumerate(makes)]
     servers = [Server(tmp_path / f"beside{i}", make, tmp_path) for i, make in enumerate(makes)]
+
     for rounds in range(1, ROUNDS + 1):
         beside = [server.go_on(rounds) for server in servers]
     for loop, as_alone in zip(beside, alone):
@@ -86,6 +87,7 @@ def test_faults_of_sites_are_recorded_in_run_json(
     server = Server(tmp_path / "server", make, tmp_path)
     server.go_on(1)
     run = json.loads(record.read_text())
+
     assert run["events"] == []
     assert run["validation"] is None
 
@@ -96,14 +98,19 @@ def test_faults_of_sites_are_recorded_in_run_json(
         caplog.at_level("INFO", "lightning.pytorch"),
     ):
         server.go_on(3)
+
     assert "flsv: round 2: 2 of 3 sites in " in caplog.text
+
     words = " ".join(str(warning.message) for warning in warned)
     lost = "no longer held what it kept, and went on from nothing"
     failed = "it failed with OSError at"
+
     assert f"site 'Boston' (client 0) {lost} of round 2." in words
     assert f"site 'Lyon' (client 1) is left out of round 2: {failed}" in words
+
     events = json.loads(record.read_text())["events"]
     failure, loss = events
+
     for event, client, rounds in ((failure, 1, (1, 2)), (loss, 0, (1, 1))):
         assert event["client"] == client
         assert (event["first"], event["last"]) == rounds
@@ -130,4 +137,5 @@ def test_only_the_sites_own_user_reads_its_models_and_its_secret(tmp_path: Path)
     modes = {
         path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()
     }
+
     assert modes == {"state.pt": 0o600, "secret": 0o600}

@@ -58,6 +58,7 @@ class Hospitals:
                 folder / name,
                 policy=policy,
             )
+
         self.transport = SiteTransport(sites)
         self.requests: list[Packet] = []
         self.replies: list[Packet] = []
@@ -78,6 +79,7 @@ class Hospitals:
             wait=0.2,
         )
         directory.gather()
+
         return directory
 
     def fit(self, rounds: int = 2, **options: Any) -> FederatedLoop:
@@ -93,6 +95,7 @@ class Hospitals:
         trainer = trainer_for(loop, self.folder, rounds)
         trainer.fit(make_module(), data, **options)
         trainer.save_checkpoint(self.folder / "last.ckpt")
+
         return loop
 
 
@@ -102,8 +105,10 @@ def test_sites_give_the_encoder_weights_and_values_of_one_process(tmp_path: Path
     local, data = fit_in_one_process(tmp_path / "one")
 
     assert_same_runs(remote, local)
+
     inputs, labels = data._data.tensors()
     assert inputs.shape == (190, FEATURES)
+
     for client, site in enumerate(federation.transport.sites.values()):
         rows = data.client_indices(client)
         site_inputs, site_labels = site._data._data.tensors()
@@ -113,8 +118,10 @@ def test_sites_give_the_encoder_weights_and_values_of_one_process(tmp_path: Path
     # Each site was asked once, and the encoder is part of the checkpoint and of the run's identity.
     kinds = [packet.kind for packet in federation.requests]
     assert kinds.count("agree") == len(NAMES)
+
     encoder = json.loads((tmp_path / "sites" / "encoder.json").read_text())
     checkpoint = torch.load(tmp_path / "sites" / "last.ckpt", weights_only=False)
+
     assert checkpoint["RemoteData"] == {"encoder": encoder}
     assert "data.encoder" in str(checkpoint)
 
@@ -123,7 +130,9 @@ def test_sites_tell_these_fields_and_nothing_of_a_rare_ward(tmp_path: Path) -> N
     federation = Hospitals(tmp_path, make_hospital_tables())
     federation.directory()
     replies = [reply for reply in federation.replies if reply.kind == "agreed"]
+
     assert len(replies) == len(NAMES)
+
     for reply in replies:
         assert not reply.tensors
         summary = reply.plain["summary"]
@@ -152,6 +161,7 @@ def test_resumed_server_keeps_the_encoder_although_a_site_has_other_rows(tmp_pat
     encoder = Hospitals(tmp_path, make_hospital_tables()).directory().encoder
     changed = {**make_hospital_tables(), "Lyon": make_hospital_table("Lyon")[:50]}
     federation = Hospitals(tmp_path, changed)
+
     with pytest.warns(UserWarning, match="'Lyon' has .* samples now"):
         directory = federation.directory()
     assert directory.encoder == encoder
@@ -176,6 +186,7 @@ def test_policy_decides_whether_and_of_how_many_rows_a_site_tells(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Hospitals(tmp_path, make_hospital_tables(), policy=policy).directory()
+
     listed = SitePolicy(questions=["flsv.engines.remote.tables:table_summary"])
     assert (
         Hospitals(tmp_path, make_hospital_tables(), policy=listed).directory().encoder is not None
@@ -196,9 +207,12 @@ def test_site_whose_table_does_not_fit_is_named_before_the_first_round(
 ) -> None:
     lyon = make_hospital_table("Lyon").assign(**change)
     federation = Hospitals(tmp_path, {**make_hospital_tables(), "Lyon": lyon})
+
     with pytest.raises(ConfigurationError, match=message) as error:
         federation.directory()
+
     assert "1,5" not in str(error.value)
+
     if "1,5" in change.values():
         assert "'1,5' in 'age' is a number, but stored as text" in caplog.text
 
@@ -209,10 +223,13 @@ def test_class_of_too_few_rows_is_refused_at_its_site_and_named_by_an_option(
     lyon = make_hospital_table("Lyon")
     lyon.loc[:2, "died"] = "unclear"
     tables = {**make_hospital_tables(), "Lyon": lyon}
+
     with pytest.raises(ConfigurationError, match="'Lyon' cannot take part: .* columns: {classes"):
         Hospitals(tmp_path / "a", tables).directory()
+
     columns = {**COLUMNS, "classes": ["no", "yes", "unclear"]}
     encoder = Hospitals(tmp_path / "b", tables, columns=columns).directory().encoder
+
     assert encoder is not None
     assert encoder.classes == ("no", "unclear", "yes")
 
@@ -226,12 +243,14 @@ def test_private_sites_tell_nothing_and_take_the_encoder_of_the_configuration(
 ) -> None:
     with pytest.raises(ConfigurationError, match="Give all sites an encoder in columns"):
         Hospitals(tmp_path / "a", make_hospital_tables(), make=make_private_loop).directory()
+
     code = {"age": {"mean": 60.0, "scale": 15.0}, "ward": {"categories": ["A", "B"]}}
     columns = {"encoder": {"columns": code, "classes": ["no", "yes"]}}
     federation = Hospitals(
         tmp_path / "b", make_hospital_tables(), make=make_private_loop, columns=columns
     )
     directory = federation.directory()
+
     assert directory.encoder is None
     assert directory.encoder_hash is not None
     assert {packet.kind for packet in federation.requests} == {"hello"}
@@ -247,6 +266,7 @@ def test_sites_of_which_some_have_no_table_are_named(tmp_path: Path) -> None:
     federation.transport.sites[102] = Site(
         make_module, Arrays, make_shapfed_loop, tmp_path / "arrays"
     )
+
     with pytest.raises(
         ConfigurationError, match="Boston, Lyon: a table without an encoder; Osaka: no table"
     ):

@@ -32,6 +32,7 @@ def make_accuracy_table(num_players: int, seed: int = 0) -> Tensor:
     masks = ((torch.arange(2**num_players)[:, None] >> torch.arange(num_players)) & 1).double()
     model = masks @ updates / masks.sum(dim=1, keepdim=True).clamp_min(1)
     accuracy = 0.9 * torch.exp(-(model - 0.6).square().sum(dim=1) / 3)
+
     return (
         (accuracy + 0.01 * torch.randn(len(accuracy), generator=generator, dtype=torch.float64))
         * 500
@@ -50,6 +51,7 @@ def shapley_by_all_orders(table: Tensor) -> np.ndarray:
             joined = coalition | 1 << player
             total[player] += values[joined] - values[coalition]
             coalition = joined
+
     return total / len(orders)
 
 
@@ -89,8 +91,10 @@ class Watched:
 
     def __call__(self, masks: Tensor) -> Tensor:
         assert masks.dtype == torch.bool
+
         rows = [tuple(row) for row in masks.tolist()]
         assert len(set(rows)) == len(rows), "the same coalition twice in one call"
         assert not self.coalitions.intersection(rows), "a coalition that was evaluated before"
+
         self.coalitions.update(rows)
         return self.utility(masks)

@@ -86,8 +86,10 @@ def test_decayed_shapley_is_the_sum_by_hand(
 def test_multi_round_indices_are_sums_of_values_shares_and_decayed_shares() -> None:
     rows = torch.rand(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     shares = rows / rows.sum(1, keepdim=True)
+
     torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["SOR"]), rows.sum(0))
     torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["MR"]), shares.sum(0))
+
     ten = sum(0.8**t * shares[t - 1] for t in range(1, 11))  # 0.8^10 = 0.107, 0.8^11 = 0.086
     torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["TMR"]), ten)
 

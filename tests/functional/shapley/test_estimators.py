@@ -59,6 +59,7 @@ def test_standard_error_is_within_a_quarter_of_the_spread_over_seeds(name: str) 
     ]
     spread = torch.stack([run.values for run in runs]).std(dim=0)
     claimed = torch.stack([run.stderr for run in runs]).square().mean(dim=0).sqrt()
+
     assert ((claimed / spread - 1).abs() < 0.25).all(), claimed / spread
 
 
@@ -108,6 +109,7 @@ def test_estimators_never_exceed_their_budget_of_evaluations(name: str, n: int) 
             n,
             budget=1,
         )
+
     minimum = int(
         re.findall(
             r"minimum of (\d+)",
@@ -133,9 +135,11 @@ def test_estimators_keep_columns_and_dtypes(name: str) -> None:
         wanted = torch.float64 if dtype == torch.float64 else torch.float32
         assert estimate.values.dtype == estimate.stderr.dtype == wanted
         assert estimate.values.shape == estimate.stderr.shape == (5,)
+
     columns = ESTIMATORS[name](
         make_table_game(torch.stack([table, 2 * table], dim=1)), 5, generator=make_generator()
     )
+
     assert columns.values.shape == columns.stderr.shape == (5, 2)
     torch.testing.assert_close(2 * columns.values[:, 0], columns.values[:, 1])
     assert ESTIMATORS[name](

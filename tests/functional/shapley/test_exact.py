@@ -32,6 +32,7 @@ def values_by_all_coalitions(table: torch.Tensor, weight: Weight) -> torch.Tenso
             values[i] += weight(n, coalition.bit_count()) * (
                 table[coalition | 1 << i] - table[coalition]
             )
+
     return values
 
 

@@ -89,6 +89,7 @@ def test_prior_variance_equals_that_computed_from_all_coalitions(n: int, kernel:
         (n,),
         prior_variance(kernel, n),
     ).double()
+
     torch.testing.assert_close(
         covariance.diagonal(),
         expected,
@@ -117,6 +118,7 @@ def test_few_coalitions_shapley_equals_the_surrogate_of_its_kernels(n: int, desi
     # What the surrogate leaves of the empty and the grand coalition's utility is shared equally.
     empty, grand = utilities[:2] - surrogate(masks[:2])[:, 0]
     expected = surrogate.shapley()[:, 0] + (grand - empty) / n
+
     torch.testing.assert_close(values, expected, rtol=0, atol=1e-9)
 
 
@@ -147,6 +149,7 @@ def test_values_sum_to_the_gain_for_any_order_and_unit(design: str) -> None:
         rtol=1e-6,
         atol=1e-6,
     )
+
     stderr = 100 * estimate.stderr[players]
     torch.testing.assert_close(reordered.stderr, stderr, rtol=1e-6, atol=1e-6)
 
@@ -168,6 +171,7 @@ def test_standard_errors_match_real_errors_in_noisy_games() -> None:
         estimate = few_coalitions_shapley(masks, utilities, noise=noise)
 
         ratios.append((estimate.values - exact) / estimate.stderr)
+
     mean_square = torch.cat(ratios).square().mean()
     assert 0.6 < mean_square.sqrt() < 1
 
@@ -185,7 +189,9 @@ def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_see
     estimates = [few_coalitions_shapley(masks, utilities) for utilities in table]
     by_seed = torch.stack([estimate.values for estimate in estimates])
     stderr = torch.stack([estimate.stderr for estimate in estimates])
+
     torch.testing.assert_close(values, by_seed.mean(0))
+
     expected = interval_over_seeds(by_seed, stderr.mean(0), level=0.5)
     torch.testing.assert_close(half, expected)
     assert (stderr == 0).all() == (design == "all")
@@ -204,6 +210,7 @@ def test_interval_over_seeds_equals_that_by_hand() -> None:
     expected = [
         (2.1318468**2 * variance / 3 + square) ** 0.5 for variance, square in zip(variances, of_fit)
     ]
+
     torch.testing.assert_close(
         half,
         torch.tensor(expected).double(),
@@ -213,11 +220,13 @@ def test_interval_over_seeds_equals_that_by_hand() -> None:
 
     half_of_two = interval_over_seeds(torch.tensor([[1.0, -5.0], [3.0, -3.0]]))
     by_hand = 2.3533634 * ((2 + 2 * 2) / 3 / 2) ** 0.5
+
     assert half_of_two.tolist() == pytest.approx([by_hand, by_hand])
 
     # 4.5 % of the gain.
     half_of_one = interval_over_seeds(torch.tensor([[1.0, 1.0]]), 0.3)
     by_hand = 1.6448536 * (0.3**2 + 0.09**2) ** 0.5
+
     assert half_of_one.tolist() == pytest.approx([by_hand, by_hand])
 
     with pytest.raises(ValueError, match=r"\[seeds, n\] and a level"):
@@ -247,6 +256,7 @@ def test_designs_have_the_documented_numbers_of_coalitions() -> None:
         "pairs+leave-one-out": 37,
         "all": 128,
     }
+
     for design, count in sizes.items():
         assert len(few_coalitions(7, design)) == count  # type: ignore[arg-type]
     assert torch.equal(few_coalitions(7), few_coalitions(7, "both"))

@@ -26,10 +26,13 @@ def test_memoized_game_evaluates_each_coalition_once_and_counts_it(n: int) -> No
         < 0.5
     )
     distinct = len({tuple(row) for row in masks.view(-1, n).tolist()})
+
     assert game.cost(masks)[-1] == distinct
+
     for _ in range(2):
         expected = masks.double() @ weights
         torch.testing.assert_close(game(masks), expected.unsqueeze(-1))
         assert game.evaluations == distinct == len(utility.coalitions)
+
     assert game.cost(masks).tolist() == [0] * 6
     assert game(masks[:0]).shape == (0, 5, 1)

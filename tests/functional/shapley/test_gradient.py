@@ -63,6 +63,7 @@ def test_step_weights_equal_the_movement_under_torchs_sgd(momentum: float) -> No
             parameter.grad = torch.full_like(parameter, float(step == t))
             optimizer.step()
         torch.testing.assert_close(-parameter.detach()[0], step_weights(lrs, momentum)[t])
+
     assert step_weights([]).shape == (0,)
 
 
@@ -71,6 +72,7 @@ def test_class_values_and_rest_sum_to_the_clients_gradient_shapley() -> None:
     classes, slopes = torch.randn(3, 2, generator=draw), torch.randn(3, generator=draw)
     weights = torch.tensor([0.2, 0.5, 0.3])
     rows = client_in_run_values(classes, slopes, weights, server_lr=0.7)
+
     torch.testing.assert_close(
         rows.sum(1), gradient_shapley(slopes.double(), weighting=weights, server_lr=0.7)
     )

@@ -18,6 +18,7 @@ def probabilities_by_bisection(weights: np.ndarray, m: float) -> np.ndarray:
             low = tau
         else:
             high = tau
+
     return np.minimum(1, weights / tau)
 
 

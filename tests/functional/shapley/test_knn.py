@@ -24,6 +24,7 @@ def test_knn_shapley_equals_enumeration(m: int, k: int) -> None:
             squared = {i: ((x[i] - sample) ** 2).sum() for i in members}
             nearest = sorted(members, key=squared.__getitem__)[:k]
             total += sum(y[i] == label for i in nearest) / k
+
         return total / len(x2)
 
     def utility(masks: Tensor) -> Tensor:

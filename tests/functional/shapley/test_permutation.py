@@ -24,6 +24,7 @@ def test_running_mean_and_stderr_over_batches_equal_those_of_all_samples() -> No
     moments = Moments()
     for batch in samples.split([1, 5, 1, 16]):
         moments.add(batch)
+
     assert moments.count == 23
     torch.testing.assert_close(moments.mean, samples.mean(dim=0))
     torch.testing.assert_close(moments.stderr, samples.std(dim=0) / 23**0.5)
@@ -36,6 +37,7 @@ def test_marginals_along_orders_equal_a_plain_loop_with_truncation(
     n, table = 6, make_random_table(6)
     orders = random_permutations(50, n, make_generator())
     marginals = marginals_along(MemoizedGame(make_table_game(table), n), orders, truncation)
+
     for order, row in zip(orders.tolist(), marginals[..., 0], strict=True):
         expected, coalition, value = torch.zeros(n, dtype=torch.float64), 0, table[0]
         for player in order:  # Ghorbani and Zou, algorithm 1
@@ -69,6 +71,7 @@ def test_gtg_skips_a_round_whose_gain_is_below_the_truncation() -> None:
     table = make_accuracy_table(6)
     gain = float((table[-1] - table[0]).abs() / max(abs(table[-1]), abs(table[0])))
     skipped = gtg_shapley(make_table_game(table), 6, round_truncation=gain + 1e-9)
+
     assert skipped.evaluations == 2
     assert (skipped.values == 0).all()
     assert skipped.stderr.isnan().all()
@@ -87,6 +90,7 @@ def test_within_round_truncation_saves_evaluations_and_stays_close() -> None:
     short = gtg_shapley(
         utility, 12, truncation=0.05, convergence=None, budget=2000, generator=make_generator()
     )
+
     assert (short.values - exact_shapley(utility, 12).values).abs().max() < 7 * 0.06
     assert short.evaluations < 1000  # 2000 without
 
@@ -100,5 +104,6 @@ def test_gtg_convergence_stops_after_the_minimum_number_of_permutations() -> Non
     torch.testing.assert_close(estimate.values, torch.arange(1, 31, dtype=torch.float64))
     assert not _converged(torch.ones(29, 3, 1), 0.05)
     assert _converged(torch.ones(30, 3, 1), 0.05)
+
     alternating = torch.tensor([1.0, -1.0]).repeat(20).view(40, 1, 1).expand(40, 3, 1)
     assert not _converged(alternating, 0.05)

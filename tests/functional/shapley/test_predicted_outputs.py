@@ -59,6 +59,7 @@ def test_interpolation_equals_the_scikit_learn_gaussian_process(design):
     process.fit(points, (outputs - mean).numpy())
     predicted = process.predict(coalition_shares(masks, sizes).numpy())
     expected = mean + torch.from_numpy(predicted)
+
     torch.testing.assert_close(interpolated, expected, rtol=0, atol=1e-8)
 
 
@@ -68,6 +69,7 @@ def values_by_hand(trained, outputs, sizes, accuracy):
     row_of_members = {}
     for row, mask in enumerate(trained):
         row_of_members[tuple(mask.nonzero().flatten().tolist())] = row
+
     is_trained = trained.sum(1) > 0
     is_single = trained[is_trained].sum(1) == 1
     capped = cap_logits(outputs[is_trained].double(), is_single)
@@ -76,6 +78,7 @@ def values_by_hand(trained, outputs, sizes, accuracy):
         if members in row_of_members:
             row = row_of_members[members]
             return float(accuracy(outputs[row][None]))
+
         mask = torch.zeros(1, n, dtype=torch.bool)
         mask[0, list(members)] = True
         samples = sizes[list(members)].double()
@@ -83,6 +86,7 @@ def values_by_hand(trained, outputs, sizes, accuracy):
         for client, share in zip(members, samples / samples.sum()):
             single = outputs[row_of_members[(client,)]].double()
             mixed = mixed + share * single.softmax(-1)
+
         weights = interpolation_weights(mask, trained[is_trained], sizes)[0]
         interpolated = torch.einsum("t,tvm->vm", weights, capped)
         return float(accuracy(interpolated[None]) + accuracy(mixed[None])) / 2
@@ -95,6 +99,7 @@ def values_by_hand(trained, outputs, sizes, accuracy):
             for members in itertools.combinations(other_clients, size):
                 joined = tuple(sorted((*members, client)))
                 values[client] += weight * (utility(joined) - utility(members))
+
     return values
 
 
@@ -180,6 +185,7 @@ def test_large_logits_of_one_client_are_capped():
     outputs[2] *= 1000
     capped = cap_logits(outputs[1:], trained[1:].sum(1) == 1)
     norms = capped.norm(dim=-1).mean(1)
+
     torch.testing.assert_close(norms[1], CAP * norms[1:].median())
 
     values = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True).values
@@ -187,6 +193,7 @@ def test_large_logits_of_one_client_are_capped():
     values_of_larger_logits = predicted_shapley(
         trained, utilities, outputs, sizes, accuracy, logits=True
     ).values
+
     torch.testing.assert_close(values, values_of_larger_logits, rtol=0, atol=1e-9)
 
 
@@ -204,6 +211,7 @@ def test_predicted_values_of_a_class_equal_those_of_its_game():
     estimate = predicted_shapley(trained, utilities, outputs, sizes, by_class, logits=True)
 
     assert estimate.values.shape == estimate.disagreement.shape == (4, CLASSES)
+
     for label in range(CLASSES):
         of_class = predicted_shapley(
             trained,
@@ -257,7 +265,9 @@ def test_predicted_values_of_17_clients_are_sampled_close_to_exact_ones():
 
     game = PredictedGame(trained, utilities, outputs, sizes, accuracy, logits=True)
     exact = exact_shapley(game, 17).values.mean(1)
+
     assert estimate.evaluations <= 2**14
+
     errors = (estimate.values - exact).abs()
     assert (errors < 5 * estimate.stderr).all()
     # Along orders of the clients it is 0.0013, with four times as many coalitions.
@@ -277,9 +287,11 @@ def test_predicted_shapley_with_wrong_arguments_is_refused():
         predicted_shapley(
             trained[:-1], accuracy(outputs[:-1]), outputs[:-1], sizes, accuracy, logits=True
         )
+
     with pytest.raises(ValueError, match="finite"):
         predicted_shapley(
             trained, accuracy(outputs), outputs * torch.inf, sizes, accuracy, logits=True
         )
+
     with pytest.raises(ValueError, match="T utilities"):
         predicted_shapley(trained, accuracy(outputs)[1:], outputs, sizes, accuracy, logits=True)

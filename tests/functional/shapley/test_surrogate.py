@@ -38,8 +38,10 @@ def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts: list[Ke
     utilities = torch.stack([table, table**2], dim=1)
     surrogate, left_out = fit_surrogate([parts], all_coalitions(n)[observed], utilities[observed])
     fitted = surrogate(all_coalitions(n))
+
     assert fitted.shape == (64, 2)
     torch.testing.assert_close(surrogate.shapley(), shapley_of_table(fitted))
+
     residual = (utilities - fitted)[observed]
     assert (residual.square().mean(dim=0) < utilities.var(dim=0)).all()
     assert (left_out.abs() >= residual.abs() - 1e-9).all(), (
@@ -59,6 +61,7 @@ def test_leave_one_out_residuals_equal_those_by_refitting() -> None:
     # The ridge penalty, read off the fit: (matrix + penalty) dual = y.
     dual = surrogate.coefficients / scale
     penalty = float(((y - matrix @ dual) / dual).median())
+
     for i in range(20):
         keep = torch.arange(20) != i
         system = matrix[keep][:, keep] + penalty * torch.eye(19, dtype=torch.float64)
@@ -89,6 +92,7 @@ def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
     residuals = (game(masks) - surrogate(masks))[:, 0]
     sizes = masks.sum(1).tolist()
     expected = surrogate.shapley()[:, 0].clone()
+
     for mask, size, residual in zip(masks, sizes, residuals):
         chance = sizes.count(size) / comb(n, size)
         for player in range(n):
@@ -97,6 +101,7 @@ def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
             else:
                 weight = -1 / (n * comb(n - 1, size))
             expected[player] += weight * residual / chance
+
     torch.testing.assert_close(values[:, 0], expected)
 
 
@@ -110,6 +115,7 @@ def test_surrogate_is_exact_for_games_of_its_kernels() -> None:
     exact = exact_shapley(utility, 12).values
     scale = exact.abs().max()
     sampled = surrogate_shapley(utility, 12, budget=300, generator=make_generator())
+
     assert (sampled.values - exact).abs().max() < 2e-3 * scale
 
 
@@ -134,6 +140,7 @@ def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s() -> None:
     n, sample = 41, PairedSample(41, make_generator())
     sample.draw(4000)
     counts = {layer.size: len(layer.masks) for layer in sample.layers}
+
     for size in (5, 10, 15):
         assert counts[size] / counts[20] == pytest.approx(
             (20 * 21 / (size * (n - size))) ** 0.5, abs=0.03
@@ -147,6 +154,7 @@ def test_standard_errors_of_the_surrogate_are_near_the_spread_over_seeds() -> No
     ]
     claimed = torch.stack([run.stderr for run in runs]).square().mean(0).sqrt()
     ratio = claimed / torch.stack([run.values for run in runs]).std(0)
+
     assert ((ratio > 0.75) & (ratio < 1.5)).all()
 
 
@@ -196,11 +204,13 @@ def test_kernels_are_inner_products_of_features() -> None:
     sizes = masks.sum(dim=1, keepdim=True).clamp_min(1)
     upper = torch.triu_indices(5, 5, 1)
     products = masks[:, upper[0]] * masks[:, upper[1]]
+
     for kernel, features in (
         (membership, masks),
         (pairs, products),
         (averaged_membership, masks / sizes),
     ):
         torch.testing.assert_close(gram(kernel, masks, masks), features @ features.T)
+
     distances = torch.cdist(masks / sizes, masks / sizes).square()
     torch.testing.assert_close(gram(gaussian(0.7), masks, masks), torch.exp(-distances / 1.4))

@@ -15,9 +15,11 @@ from flsv.utilities.errors import ConfigurationError
 def test_class_means_and_deviations_equal_numpys_per_class() -> None:
     x, y = make_labeled(0)
     diagonal, full = class_statistics(x, y), class_statistics(x, y, covariance="full")
+
     assert diagonal.labels.tolist() == [0, 2, 5]
     assert diagonal.deviations is not None
     assert full.deviations is not None
+
     for row, label in enumerate([0, 2, 5]):
         rows = x[y == label].numpy()
         assert diagonal.counts[row] == len(rows)
@@ -47,6 +49,7 @@ def stack_by_section_4(x: Tensor, y: Tensor, covariance: str, weight: float) -> 
             values, vectors = np.linalg.eigh(np.cov(members.T, bias=True))
             parts.append(weight**0.5 * ((vectors * np.sqrt(values.clip(0))) @ vectors.T).ravel())
         rows.append(np.concatenate(parts))
+
     return np.stack(rows)
 
 
@@ -65,6 +68,7 @@ def test_label_augmented_cost_and_embedding_equal_stacked_vectors_in_numpy(
     vectors = stack_by_section_4(x, y, covariance, 3.0)
     vectors2 = stack_by_section_4(x2, y2, covariance, 3.0)
     differences = vectors[:, None] - vectors2[None]
+
     np.testing.assert_allclose(
         costs,
         (differences**2).sum(-1),
@@ -85,6 +89,7 @@ def test_cost_of_invalid_samples_or_labels_raises_with_their_count() -> None:
     (x, y), (x2, y2) = make_labeled(0), make_labeled(1)
     broken = x.clone()
     broken[[1, 4], 0] = torch.tensor([torch.nan, torch.inf], dtype=torch.float64)
+
     for sides, message in (
         ((broken, y, x2, y2), "2 of 40 rows"),
         ((x, y, x2[:, :2], y2), "3 features and x2 has 2"),

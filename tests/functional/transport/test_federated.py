@@ -33,6 +33,7 @@ def make_gaussians(dim: int, m: int = 150, m2: int = 150) -> tuple[Tensor, Tenso
         torch.randn(m, dim, generator=generator),
         0.5 * torch.randn(m2, dim, generator=generator) + 1,
     )
+
     return x.double(), x2.double()
 
 
@@ -69,6 +70,7 @@ def test_federated_distance_with_fewer_points_than_samples_is_above_the_exact_on
     result = federated_wasserstein(
         x, x2, support=support, iterations=8, p=p, generator=make_generator()
     )
+
     assert result.gamma.shape == (support, 5)
     assert (result.history > wasserstein_distance(x, x2, p=p)).all()
 
@@ -78,6 +80,7 @@ def test_federated_wasserstein_equals_its_protocol_played_step_by_step() -> None
     client = TransportClient(x)
     server = TransportServer(x2)
     gamma = server.start(20, make_generator())
+
     for _ in range(3):
         eta, distance = client.answer(gamma)
         torch.testing.assert_close(distance, wasserstein_distance(x, gamma))
@@ -105,15 +108,18 @@ def share_of_reconstructed_samples(support: int) -> float:
     client = TransportClient(x, allow_reconstruction=True)
     reconstructed = []
     gamma = server.start(support, generator=make_generator())
+
     for _ in range(2):
         eta, distance = client.answer(gamma)
         points = gamma.mean(0) if support == len(x) else gamma
         reconstructed.append(2 * eta - points)
         gamma = server.step(eta, distance)
+
     errors = torch.cdist(
         torch.cat(reconstructed).to(x),
         x,
     ).amin(0)
+
     return float((errors < 1e-3).double().mean())
 
 

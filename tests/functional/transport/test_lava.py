@@ -44,6 +44,7 @@ def dual_by_pot(
         for _ in range(2000):
             f = (f - eps * logsumexp((f - cost) / eps - np.log(len(x)), axis=1)) / 2
         return f
+
     log = ot.sinkhorn(
         a, b, cost, eps, method="sinkhorn_log", numItermax=5_000, stopThr=1e-9, log=True
     )[1]
@@ -71,6 +72,7 @@ def test_lava_equals_the_duals_of_pot(weight: float) -> None:
 
     expected = calibrated_gradient_by_pot(x, y, x2, y2, weight, eps)
     tolerance = 1e-3 * np.abs(expected).max()
+
     np.testing.assert_allclose(values.numpy(), expected, atol=tolerance)
     assert float(values.sum()) == pytest.approx(0, abs=1e-9)
 
@@ -85,6 +87,7 @@ def test_lavas_class_distances_equal_the_reference_and_are_0_within_a_class() ->
     distances_to_itself = class_distances(x, y, x, y)
 
     assert distances.shape == (4, 3)
+
     expected = class_distances_by_pot(
         *(
             part.numpy()
@@ -96,8 +99,10 @@ def test_lavas_class_distances_equal_the_reference_and_are_0_within_a_class() ->
             )
         )
     )
+
     np.testing.assert_allclose(distances, expected, rtol=1e-9)
     assert torch.equal(distances_to_itself, distances_to_itself.T)
+
     distances_to_a_copy = class_distances(x, y, x.clone(), y)
     torch.testing.assert_close(distances_to_itself, distances_to_a_copy)
     assert (distances_to_itself.diag() == 0).all()

@@ -37,7 +37,9 @@ def potentials_by_pot(cost: Tensor, eps: float) -> list[np.ndarray]:
     log = ot.sinkhorn(
         *masses, cost.numpy(), eps, method="sinkhorn_log", numItermax=50_000, stopThr=1e-9, log=True
     )[1]
+
     assert log["err"][-1] < 1e-9
+
     return [eps * (log[side] - log[side].mean()) for side in ("log_u", "log_v")]
 
 
@@ -63,6 +65,7 @@ def test_debiased_potential_equals_the_difference_of_the_pot_librarys_potentials
     )
     expected = cross_potential - own_potential
     centered = potential - potential.mean()
+
     np.testing.assert_allclose(
         centered,
         expected,
@@ -100,6 +103,7 @@ def test_self_potential_is_a_fixed_point_of_the_symmetric_sinkhorn_update(blur: 
 
     exponents = (f - cost.numpy()) / eps
     updated = -eps * (logsumexp(exponents, axis=1) - np.log(40))
+
     np.testing.assert_allclose(f, updated, atol=1e-3 * eps)
 
 
@@ -109,6 +113,7 @@ def test_potentials_that_do_not_converge_warn() -> None:
         UserWarning, match=r"not settled after 5000 iterations: they may be off by .* raise eps"
     ):
         debiased_potential(1e3 * x, 1e3 * x2, blur=1e-5)
+
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         debiased_potential(x, x2, blur=0.01)
@@ -127,6 +132,7 @@ def test_float32_potentials_at_any_scale_agree_with_float64(scale: float) -> Non
 
     exact = debiased_potential(x, x2, blur=0.02)
     tolerance = 0.01 * float(exact.std())
+
     torch.testing.assert_close(
         (scaled / scale**2).double(),
         exact,
@@ -149,6 +155,7 @@ def test_features_and_labels_parts_sum_to_the_whole_value() -> None:
         part: direct_values(x, y, x2, y2, part=part) for part in ("features", "labels", "both")
     }  # type: ignore[arg-type]
     expected = parts["features"] + 2 * parts["labels"]
+
     for label in range(4):
         expected[y == label] -= expected[y == label].mean()
     torch.testing.assert_close(parts["both"], expected, atol=1e-3, rtol=1e-3)
@@ -176,6 +183,7 @@ def test_values_without_labels_are_those_of_the_features() -> None:
     unlabeled = direct_values(x, None, x2, y2)
 
     torch.testing.assert_close(client_values(x, None, x2), unlabeled)
+
     of_embedding = client_values(x, None, label_embedding(x2, y2))
     torch.testing.assert_close(of_embedding, unlabeled)
     assert torch.equal(direct_values(x, y, x2, None), unlabeled)

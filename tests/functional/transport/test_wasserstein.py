@@ -28,6 +28,7 @@ def test_wasserstein_distance_equals_pots_emd2(p: int) -> None:
         [],
         squared ** (p / 2),
     ) ** (1 / p)
+
     assert float(distance) == pytest.approx(expected, rel=1e-9)
     assert (
         wasserstein_distance(
@@ -44,6 +45,7 @@ def test_wasserstein_distance_equals_pots_emd2(p: int) -> None:
 def test_contribution_shares_are_proportional_to_inverse_distances() -> None:
     distances = torch.tensor([1.0, 2.0, 4.0])
     torch.testing.assert_close(contribution_shares(distances), torch.tensor([4.0, 2.0, 1.0]) / 7)
+
     shares = contribution_shares(torch.tensor([torch.nan, 0.0, 3.0, 0.0]))
     torch.testing.assert_close(shares, torch.tensor([torch.nan, 0.5, 0, 0.5]), equal_nan=True)
     assert contribution_shares(torch.tensor([2.0, torch.inf])).tolist() == [1.0, 0.0]
@@ -52,6 +54,7 @@ def test_contribution_shares_are_proportional_to_inverse_distances() -> None:
         0.5,
     ]
     assert contribution_shares(torch.tensor([torch.nan, torch.nan])).isnan().all()
+
     with pytest.raises(ConfigurationError, match="at least 0"):
         contribution_shares(torch.tensor([-1.0, 1.0]))
 

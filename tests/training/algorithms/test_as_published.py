@@ -87,6 +87,7 @@ def train_by_hand(
         mean = [sum(parts) / len(parts) for parts in zip(*models)]
         new = mean if merge is None else merge(copy_parameters(server), models, mean)
         set_state(server, new, buffers, [1.0] * len(models))
+
     return server
 
 
@@ -142,12 +143,15 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) ->
     fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
 
     assert_same_state(module.net, expected)
+
     models = {client: state["ditto_model"] for client, state in client_tensors(loop).items()}
     assert models.keys() == personal.keys()
+
     for client, v in personal.items():
         buffers = [buffer for buffer in v.buffers() if buffer.is_floating_point()]
         whole = flatten([*v.parameters(), *buffers])
         torch.testing.assert_close(models[client], whole, rtol=1e-5, atol=1e-5)
+
     # A client is tested with its own model; who was never drawn has the global one.
     for client, accuracy in enumerate(loop.client_accuracy.tolist()):
         model = personal.get(client, expected).eval()
@@ -172,6 +176,7 @@ def test_global_model_with_ditto_equals_bitwise_the_one_without_ditto(tmp_path: 
             rounds=2,
         )
         models.append(module.state_dict())
+
     assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
 
 
@@ -200,12 +205,14 @@ def test_fedrep_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(client(features), labels).backward()
                 optimizer.step()
+
         client.requires_grad_(True)
 
     train: Train = in_turn
     expected, private_parts = train_sharing_by_hand(net, head, train, uniform=True)
     loop, module = make_fedrep_loop(), Plain(copy.deepcopy(net), decaying)
     fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
+
     assert_same_state(module.net, expected)
     assert_private_parts(loop, private_parts)
 
@@ -230,6 +237,7 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
         logits = torch.func.functional_call(
             net, {**dict(zip(names, parameters)), **buffers}, batch[0]
         )
+
         return nn.functional.cross_entropy(logits, batch[1])
 
     def visit(
@@ -268,6 +276,7 @@ def test_first_order_per_fedavg_equals_its_algorithm_by_hand(
         make_unequal_data(),
         rounds=ROUNDS,
     )
+
     assert_same_state(module.net, per_fedavg_by_hand(net, second_order=False))
 
 
@@ -275,6 +284,7 @@ def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_pat
     layers = []
     for layer in network(batch_norm=False):
         layers.append(nn.Tanh() if isinstance(layer, nn.ReLU) else layer)
+
     net = nn.Sequential(*layers)
     module = Plain(copy.deepcopy(net), sgd)
     fit(
@@ -288,6 +298,7 @@ def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_pat
     second_order = flatten(per_fedavg_by_hand(net, second_order=True).parameters())
     first_order = flatten(per_fedavg_by_hand(net, second_order=False).parameters())
     largest_effect = (first_order - second_order).abs().max()
+
     assert (model - second_order).abs().max() < 0.02 * largest_effect
 
 
@@ -322,6 +333,7 @@ def scaffold_by_hand(
                     )
                 ],
             )
+
         updated = [
             c_k - c_all + (a - b) / (steps * LR)
             for c_k, c_all, a, b in zip(
@@ -377,6 +389,7 @@ def feddyn_by_hand(
                 risk = risk - (linear * theta).sum() + ALPHA / 2 * ((theta - center) ** 2).sum()
             risk.backward()
             optimizer.step()
+
         trained = zip(gradients[k], copy_parameters(client), initial)
         gradients[k] = [g - ALPHA * (a - b) for g, a, b in trained]
 
@@ -390,6 +403,7 @@ def feddyn_by_hand(
             old - share * sum(theta - center for theta in parts)
             for old, center, *parts in zip(h, initial, *models)
         ]
+
         return [a - b / ALPHA for a, b in zip(mean, h)]
 
     return (
@@ -438,18 +452,22 @@ def test_scaffold_control_variates_and_models_equal_those_by_hand(
 ) -> None:
     make, hand, optimizer, of_server, of_client = CASES[case]
     assert all(client in cohort_of_round(r) for r, client in failing)
+
     net = network(batch_norm)
     expected, server, clients = hand(net, failing)
     loop, module = make(), Diverges(net, optimizer, failing)
     fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
+
     assert_same_state(module.net, expected)
     # Of parameters: a BatchNorm's statistics would make them longer.
     torch.testing.assert_close(of_server(loop), server, rtol=1e-6, atol=1e-6)
+
     states = client_tensors(loop)
     for client, expected_state in clients.items():
         zeros = torch.zeros_like(expected_state)
         state = states.get(client, {}).get(of_client, zeros)
         torch.testing.assert_close(state, expected_state, rtol=1e-6, atol=1e-6)
+
     mean = sum(clients.values()) / len(PROPORTIONS)
     torch.testing.assert_close(server, mean, rtol=1e-5, atol=1e-6)
     assert server.abs().max() > 1e-3
@@ -465,6 +483,7 @@ def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(
         uploads=[Scaling(1e6, clients=[0])], filters=[OutlierFilter(exclude=True)]
     )
     module = Plain(copy.deepcopy(net), sgd)
+
     with pytest.warns(UserWarning, match="client 0 .* left out of the round"):
         fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
     assert_same_state(module.net, expected)

@@ -67,6 +67,7 @@ def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path: Path) -> 
     last_round = recorder.rounds[-1]
     model = last_round.global_vector
     sent = last_round.client_vectors
+
     torch.testing.assert_close(loop.space.read(module), sent.mean(0))
     for client, theta in loop.trained.items():
         # w has moved towards theta, and is not there: theta was another one before the last batch.
@@ -80,6 +81,7 @@ def test_moreau_sgd_with_wrong_arguments_raises() -> None:
     for wrong in ({"lr": 0.2}, {"outer_lr": 0.1}, {"lamda": 0.0}, {"inner_steps": 0}):
         with pytest.raises(ConfigurationError, match=r"MoreauSGD\(\w+=.*expected a"):
             MoreauSGD([parameter], **wrong)
+
     with pytest.raises(ConfigurationError, match=r"needs a closure"):
         MoreauSGD([parameter]).step()
 

@@ -17,6 +17,7 @@ def fit(message: Message, context: Context) -> Message:
         client = int(node["partition-id"])
     else:
         client = ["Boston", "Lyon", "Osaka"].index(node["site"])
+
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     torch.manual_seed(int(message.content["config"]["server-round"]))
     batches = load(client)
@@ -27,4 +28,5 @@ def fit(message: Message, context: Context) -> Message:
         "arrays": ArrayRecord(net.state_dict()),
         "metrics": MetricRecord(metrics),
     }
+
     return Message(RecordDict(content), reply_to=message)

@@ -32,6 +32,7 @@ class Halfway(FedAvg):
             name: (self.model_sent[name] + value) / 2 + noise
             for name, value in arrays.to_torch_state_dict().items()
         }
+
         return ArrayRecord(now), MetricRecord({"noise": noise.item()})
 
 
@@ -48,6 +49,7 @@ class Kept:
         messages = list(messages)
         if not messages:
             return []
+
         sent = messages[0].content["arrays"].to_torch_state_dict()
         replies = list(self._grid.send_and_receive(messages=messages, **options))
         replies.sort(key=lambda reply: reply.content["metrics"]["partition-id"])
@@ -56,6 +58,7 @@ class Kept:
         for reply in replies:
             states.append(reply.content["arrays"].to_torch_state_dict())
             counts.append(reply.content["metrics"]["num-examples"])
+
         self.rounds.append((sent, tuple(states), tuple(counts)))
         return replies
 
@@ -96,4 +99,5 @@ def main(grid: Grid, context: Context) -> None:
                 records,
                 getattr(strategy, "done", 0),
             )
+
     torch.save(results, f"{context.run_config['folder']}/kept.pt")
