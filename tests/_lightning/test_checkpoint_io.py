@@ -42,7 +42,8 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint_and_no_draft(tmp_path, monkeypatch):
-    io, path = DurableCheckpointIO(), tmp_path / "last.ckpt"
+    io = DurableCheckpointIO()
+    path = tmp_path / "last.ckpt"
     io.save_checkpoint({"state_dict": {}, "round": 1}, path)
     fill_disk(monkeypatch)
 

@@ -20,7 +20,8 @@ def make_half_precision() -> dict[str, Any]:
 
 
 def test_clients_loss_scale_does_not_depend_on_the_client_before_it(tmp_path: Path) -> None:
-    everyone, alone = KeepUpdates(), KeepUpdates()
+    everyone = KeepUpdates()
+    alone = KeepUpdates()
     fit(FederatedLoop(everyone, seed=1), tmp_path, rounds=1, **make_half_precision())
     fit(
         FederatedLoop(alone, sampler=FixedCohort([1]), seed=1),

@@ -64,7 +64,8 @@ def test_shapfed_weighs_a_client_without_a_value_by_the_mean_of_the_others() -> 
 def test_shapfed_weighted_by_samples_multiplies_samples_and_scores() -> None:
     """n_i gamma_i; before anything is measured n_i, which is FedAvg."""
     cssv = torch.tensor([[0.9, 0.5], [-0.2, 0.1], [0.3, 0.3]])
-    round, rule = make_round([0, 2], [30, 10]), ShapFedWA(weighting="samples")
+    round = make_round([0, 2], [30, 10])
+    rule = ShapFedWA(weighting="samples")
     expected = torch.tensor([30 * (1.9 + 1.5) / 4, 10 * 1.3 / 2])
 
     torch.testing.assert_close(
@@ -188,7 +189,8 @@ def run_rounds(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
 
 def test_server_optimizer_with_torch_adagrad_equals_fedadagrad_by_hand() -> None:
     """Algorithm 2's FedAdagrad with beta1 = 0 is torch.optim.Adagrad."""
-    x, v = torch.ones(8), torch.full((8,), TAU**2)
+    x = torch.ones(8)
+    v = torch.full((8,), TAU**2)
     for seed in range(3):
         round = make_random_round(seed, x)
         delta = (round.num_samples / 6) @ (round.client_vectors - x)
@@ -276,7 +278,8 @@ def fit_and_record_rounds(folder: Path, **options: Any) -> list[tuple[Round, Ten
 
 def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path: Path) -> None:
     for round, result, weights in fit_and_record_rounds(tmp_path):
-        cut, counts = round.space.num_parameters, [0] * 5
+        cut = round.space.num_parameters
+        counts = [0] * 5
         for j in range(cut):
             ranked = sorted(range(5), key=lambda i: round.client_vectors[i, j].item())
             expected = sum(round.client_vectors[i, j].item() for i in ranked[1:4]) / 3

@@ -133,7 +133,8 @@ class Rated(Plain):
 
     def __init__(self, name: str | None, values: list[float]) -> None:
         super().__init__()
-        self.name, self.values = name, values
+        self.name = name
+        self.values = values
 
     def on_validation_epoch_end(self) -> None:
         if self.name is not None:

@@ -140,10 +140,8 @@ def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(copied_ru
     """By another score and without one of the seeds, too: these shares stand beside the first."""
     assert main(["retrain", str(copied_run), "--rounds", "1"]) == 0
 
-    message, outcome = (
-        read_output(capsys),
-        read_rows(copied_run / "retrained.csv"),
-    )
+    message = read_output(capsys)
+    outcome = read_rows(copied_run / "retrained.csv")
 
     # Of three clients each alone and all but one are all.
     assert {(row["trainings"], row["seeds"], row["rounds"]) for row in outcome} == {

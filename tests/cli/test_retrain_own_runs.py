@@ -240,7 +240,8 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
         "digits", SizePartitioner([1, 2, 3, 4], seed=0), batch_size=64, splits=Splits(**splits)
     )
     data.setup("fit")
-    y, masks = torch.cat([y for _, y in data.val_dataloader()]), few_coalitions(4, "both")
+    y = torch.cat([y for _, y in data.val_dataloader()])
+    masks = few_coalitions(4, "both")
 
     def accuracy(outputs: torch.Tensor) -> torch.Tensor:
         return (outputs.argmax(-1) == y).double().mean(1)

@@ -42,7 +42,8 @@ class Sets(L.LightningDataModule):
 
     def __init__(self, train: Dataset, *val: Dataset) -> None:
         super().__init__()
-        self.train, self.val = train, val
+        self.train = train
+        self.val = val
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(self.train, batch_size=8, shuffle=True)
@@ -93,8 +94,10 @@ class Small(tasks.Kind):
             nn.Dropout(0.2),
         ]
         self.net = nn.Sequential(*layers, nn.Linear(12, 3))
-        self.make_optimizer, self.make_scheduler = optimizer, scheduler
-        self.interval, self.frequency = interval, frequency
+        self.make_optimizer = optimizer
+        self.make_scheduler = scheduler
+        self.interval = interval
+        self.frequency = frequency
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)

@@ -32,7 +32,8 @@ class GAN(L.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         torch.manual_seed(0)
-        self.generator, self.discriminator = _mlp(LATENT, 16, PIXELS), _mlp(PIXELS, 16, 1)
+        self.generator = _mlp(LATENT, 16, PIXELS)
+        self.discriminator = _mlp(PIXELS, 16, 1)
         for layer in (0, 2):
             spectral_norm(self.discriminator[layer])
 
@@ -85,7 +86,8 @@ class TwoViews(Dataset):
     """Views drawn when a sample is read, from the global generator, as torchvision's transforms draw."""
 
     def __init__(self, samples: int, seed: int, fixed: bool = False) -> None:
-        self.x, self.fixed = torch.randn(samples, 1, 8, 8, generator=make_generator(seed)), fixed
+        self.x = torch.randn(samples, 1, 8, 8, generator=make_generator(seed))
+        self.fixed = fixed
         self.targets = torch.arange(samples) % 3
 
     def __len__(self) -> int:
@@ -143,7 +145,8 @@ class BYOL(tasks.Kind):
 class Transferred(Small):
     def __init__(self, frozen: bool = False) -> None:
         super().__init__()
-        self.backbone, self.head = self.net[:4], self.net[5]
+        self.backbone = self.net[:4]
+        self.head = self.net[5]
         del self.net
         if frozen:
             self.backbone.requires_grad_(False)
@@ -163,7 +166,8 @@ class ManualAccumulation(tasks.Regression):
         self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        optimizer, loss = self.optimizers(), self.loss(batch) / 2
+        optimizer = self.optimizers()
+        loss = self.loss(batch) / 2
         self.manual_backward(loss)
         if (batch_idx + 1) % 2 == 0:
             optimizer.step()
@@ -177,7 +181,8 @@ class Carried(tasks.Kind):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.net, self.head = nn.LSTM(1, 8, batch_first=True), nn.Linear(8, 1)
+        self.net = nn.LSTM(1, 8, batch_first=True)
+        self.head = nn.Linear(8, 1)
         self.state: Any = None
 
     def on_train_epoch_start(self) -> None:
@@ -286,7 +291,8 @@ class Odd(Small):
 
     def __init__(self) -> None:
         super().__init__()
-        self.nothing, self.idle = nn.Parameter(torch.empty(0)), nn.Linear(3, 3)
+        self.nothing = nn.Parameter(torch.empty(0))
+        self.idle = nn.Linear(3, 3)
         self.number = nn.Parameter(torch.tensor(3), requires_grad=False)
         self.outputs: list[Tensor] = []
 

@@ -68,7 +68,10 @@ def fedcm_by_hand(
     direction = [torch.zeros_like(parameter) for parameter in net.parameters()]
     for r in range(ROUNDS):
         start = copy_parameters(server)
-        models, buffers, sizes, steps = [], [], [], []
+        models = []
+        buffers = []
+        sizes = []
+        steps = []
         for i in cohort_of_round(r):
             client = copy.deepcopy(server).train()
             steps.append(train_by_hand(client, load_batches(data, r, i), direction))

@@ -30,7 +30,8 @@ class Asking(Personalizer):
     needs = ("clients",)
 
     def __init__(self, question: Any) -> None:
-        self.question, self.answers = question, list[list[Any]]()
+        self.question = question
+        self.answers = list[list[Any]]()
 
     def personalize(self, round: Round, contributions: Any, models: Any) -> dict[int, torch.Tensor]:
         assert round.clients is not None

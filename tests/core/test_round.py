@@ -216,7 +216,8 @@ def test_fit_with_cohort_models_in_a_file_equals_one_in_memory_bitwise(
 
 
 def test_memory_bytes_is_at_most_the_limit_of_the_control_group(tmp_path, monkeypatch):
-    machine, limit = matrix.memory_bytes(), tmp_path / "memory.max"
+    machine = matrix.memory_bytes()
+    limit = tmp_path / "memory.max"
     monkeypatch.setattr(matrix, "GROUP_LIMIT", limit)
     limit.write_text("max\n")
 

@@ -130,7 +130,8 @@ def test_evaluation_never_uses_another_clients_private_part(tmp_path):
     federated = FederatedLoop(
         Looks(), sampler=FixedCohort([0, 2]), evaluation=ClientEvaluation(every=1), seed=1
     )
-    data, module = toy_data((2, 3, 2)), Shifted()
+    data = toy_data((2, 3, 2))
+    module = Shifted()
     fit(federated, tmp_path, module, data, rounds=1)
 
     assert federated.client_accuracy is not None

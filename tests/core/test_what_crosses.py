@@ -26,7 +26,8 @@ Crossed = set[tuple[str, str]]
 
 class Listening(L.Callback):
     def __init__(self, loop: FederatedLoop) -> None:
-        self.loop, self.heard = loop, set[tuple[str, str]]()
+        self.loop = loop
+        self.heard = set[tuple[str, str]]()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.heard |= self.loop.channel.names()

@@ -112,10 +112,8 @@ def test_only_the_chosen_clients_training_samples_change():
 
 
 def test_corruption_of_data_that_are_not_tensors_needs_preload():
-    data, plain = (
-        make_corrupted_data(Items(zip(X, Y.tolist())), BOTH, preload=True),
-        make_corrupted_data(TensorDataset(X, Y), BOTH),
-    )
+    data = make_corrupted_data(Items(zip(X, Y.tolist())), BOTH, preload=True)
+    plain = make_corrupted_data(TensorDataset(X, Y), BOTH)
 
     for client in range(4):
         assert all(map(torch.equal, load_in_order(data, client), load_in_order(plain, client)))

@@ -19,7 +19,8 @@ def make_ward_lines(number=40):
     rng = np.random.default_rng(0)
     lines = []
     for i in range(number):
-        age, dose = rng.integers(20, 60), rng.normal()
+        age = rng.integers(20, 60)
+        dose = rng.normal()
         note = ["", '"well, so far"', "plain"][i % 3]
         lines.append(
             f"{WARDS[i % 3]},{age if i % 7 else 'NA'},{'fm'[i % 2]},{note},{dose:.3f},{int(dose > 0)}"

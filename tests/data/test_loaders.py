@@ -137,7 +137,8 @@ def draw_number(rng):
 
 class Held(Dataset):
     def __init__(self, rng, length=90):
-        self.generator, self.length = rng, length
+        self.generator = rng
+        self.length = length
         self.targets = torch.arange(length) % CLASSES
 
     def __len__(self):
@@ -172,7 +173,8 @@ def test_random_transforms_of_a_pass_follow_from_its_seed(kind, workers):
 @pytest.mark.slow
 def test_random_transforms_of_a_resumed_run_equal_the_uninterrupted_ones(tmp_path):
     def make():
-        data, loader = Held(np.random.RandomState(4)), Loader(num_workers=1)
+        data = Held(np.random.RandomState(4))
+        loader = Loader(num_workers=1)
         return FederatedDataModule(data, SizePartitioner([2, 1]), batch_size=8, loader=loader)
 
     assert_resumes(
@@ -300,10 +302,8 @@ def test_changed_sample_changes_the_hash_of_its_client() -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 def test_samples_with_non_finite_inputs_are_found_at_any_index(value: float) -> None:
-    x, y = (
-        torch.randn(3000, 2, 4, generator=torch.Generator().manual_seed(0)),
-        torch.arange(3000) % 3,
-    )
+    x = torch.randn(3000, 2, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(3000) % 3
 
     for clean in (
         TensorDataset(x, y),
@@ -314,7 +314,8 @@ def test_samples_with_non_finite_inputs_are_found_at_any_index(value: float) -> 
         assert not len(not_finite(clean))
 
     x[[0, 1023, 1024, 2999], 1, 2] = value
-    data, few = TensorDataset(x, y), TensorDataset(x[1:9], y[1:9])
+    data = TensorDataset(x, y)
+    few = TensorDataset(x[1:9], y[1:9])
 
     assert not_finite(data).tolist() == [0, 1023, 1024, 2999]
     assert not_finite(Subset(data, [7, 1024, 8])).tolist() == [1]

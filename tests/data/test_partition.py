@@ -101,7 +101,8 @@ def count_by_client_and_class(partitioner, labels=EVEN, num_classes=10):
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0])
 def test_class_shares_have_the_moments_of_the_dirichlet(alpha):
-    clients, seeds = 5, 150
+    clients = 5
+    seeds = 150
     draws = [
         count_by_client_and_class(DirichletPartitioner(clients, alpha, seed=s))
         for s in range(seeds)
@@ -281,7 +282,8 @@ def test_splits_follow_from_their_seeds():
 
 
 def test_a_client_without_a_full_batch_is_named_where_the_rest_is_dropped():
-    data, sizes = TensorDataset(torch.zeros(100, 2), torch.arange(100) % 4), SizePartitioner([4, 1])
+    data = TensorDataset(torch.zeros(100, 2), torch.arange(100) % 4)
+    sizes = SizePartitioner([4, 1])
     set_up_data(data, sizes, batch_size=18, drop_last=True)
 
     with pytest.raises(

@@ -130,10 +130,8 @@ def test_rarer_class_is_taken_as_positive_with_a_warning_unless_pos_label_is_giv
 @pytest.mark.parametrize("kind", ["array", "table"])
 def test_positive_class_is_the_named_or_the_rarer_one(kind, words, pos_label, names):
     words = words * 4
-    x, options = (
-        np.arange(len(words), dtype=float),
-        {"partitioner": IIDPartitioner(2), "pos_label": pos_label},
-    )
+    x = np.arange(len(words), dtype=float)
+    options = {"partitioner": IIDPartitioner(2), "pos_label": pos_label}
     if kind == "array":
         data = FederatedDataModule((x[:, None], np.array(words)), **options)
     else:

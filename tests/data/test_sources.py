@@ -278,7 +278,8 @@ def test_table_file_is_read_by_groups_but_not_for_one_site_alone(tmp_path):
 
 def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, capsys):
     pytest.importorskip("pyarrow")
-    file, age = tmp_path / "wards.parquet", np.random.default_rng(0).normal(50, 10, 90)
+    file = tmp_path / "wards.parquet"
+    age = np.random.default_rng(0).normal(50, 10, 90)
     words = {
         "ward": [*"abc"] * 30,
         "drug": ["none", "x", "y", "y", "x"] * 18,

@@ -52,11 +52,9 @@ class Weighted(L.LightningDataModule):
         self, train: Dataset = TRAIN, weights: Tensor = WEIGHTS, count: int = 130, **options: Any
     ) -> None:
         super().__init__()
-        self.train, self.sampler, self.options = (
-            train,
-            WeightedRandomSampler(weights.tolist(), count, **options),
-            {},
-        )
+        self.train = train
+        self.sampler = WeightedRandomSampler(weights.tolist(), count, **options)
+        self.options = {}
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(self.train, batch_size=8, sampler=self.sampler, **self.options)
@@ -115,7 +113,8 @@ def test_each_client_draws_its_samples_by_weight(
     for round in rounds:
         assert round.num_samples.tolist() == data.num_samples.tolist()
         for client in range(3):
-            indices, index = data.client_indices(client), round.round_index
+            indices = data.client_indices(client)
+            index = round.round_index
             draws = len(indices) * count // 130
             epochs = [
                 draw_by_torch(indices, draws, (index, client, epoch), replacement)

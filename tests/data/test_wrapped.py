@@ -62,7 +62,9 @@ class Somebodys(L.LightningDataModule):
     def __init__(self, size: int = 120, batch_size: int = 7):
         super().__init__()
         self.save_hyperparameters()
-        self.size, self.batch_size, self.calls = size, batch_size, []
+        self.size = size
+        self.batch_size = batch_size
+        self.calls = []
 
     def prepare_data(self):
         self.calls.append("prepare_data")
@@ -70,10 +72,8 @@ class Somebodys(L.LightningDataModule):
     def setup(self, stage):
         self.calls.append(f"setup {stage}")
         if stage == "fit":
-            self.train, self.val = (
-                TensorDataset(X[: self.size], Y[: self.size]),
-                TensorDataset(X[120:150], Y[120:150]),
-            )
+            self.train = TensorDataset(X[: self.size], Y[: self.size])
+            self.val = TensorDataset(X[120:150], Y[120:150])
 
         if stage == "test":
             self.test = TensorDataset(X[150:], Y[150:])
@@ -94,7 +94,8 @@ def quiet_trainer(tmp_path):
 
 
 def test_the_centralized_baseline_trains_on_all_clients_data(quiet_trainer):
-    data, model = FederatedDataModule((DATA, TensorDataset(X[:50], Y[:50]))), Linear()
+    data = FederatedDataModule((DATA, TensorDataset(X[:50], Y[:50])))
+    model = Linear()
     fit = quiet_trainer(2)
     fit.fit(model, data)
     dealt = data._data
@@ -109,7 +110,8 @@ def test_the_centralized_baseline_trains_on_all_clients_data(quiet_trainer):
 
 
 def test_wrapped_data_module_keeps_its_batch_size_trainer_and_transforms(quiet_trainer):
-    wrapped, model = Somebodys(), Linear()
+    wrapped = Somebodys()
+    model = Linear()
     data = FederatedDataModule(wrapped, IIDPartitioner(4))
 
     assert data.batch_size == 7
@@ -149,7 +151,8 @@ class Hooked(Somebodys):
 
 
 def test_hooks_teardown_and_state_of_a_wrapped_module_are_used(quiet_trainer, tmp_path):
-    wrapped, model = Hooked(), Linear()
+    wrapped = Hooked()
+    model = Linear()
     data = FederatedDataModule(wrapped)
     fit = quiet_trainer()
     fit.fit(model, data)
@@ -190,7 +193,8 @@ def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
 
 @pytest.mark.parametrize("finder", [BatchSizeFinder(), LearningRateFinder()])
 def test_lr_and_batch_size_finders_are_refused_with_the_loop(finder, tmp_path):
-    module, callbacks = Linear(), [finder, FederatedLoop()]
+    module = Linear()
+    callbacks = [finder, FederatedLoop()]
     with pytest.raises(ConfigurationError, match=f"{type(finder).__name__} .*Tuner"):
         trainer_for(
             None,
@@ -230,10 +234,8 @@ def test_yaml_may_give_data_modules_data_sets_and_clients(tmp_path, monkeypatch)
     def parse(**data):
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": data}))
         options = {"run": False, "save_config_callback": None, "seed_everything_default": False}
-        args, quiet = (
-            ["--config", str(tmp_path / "config.yaml")],
-            {"accelerator": "cpu", "logger": False},
-        )
+        args = ["--config", str(tmp_path / "config.yaml")]
+        quiet = {"accelerator": "cpu", "logger": False}
 
         return LightningCLI(
             Linear, FederatedDataModule, trainer_defaults=quiet, args=args, **options

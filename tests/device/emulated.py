@@ -108,7 +108,8 @@ def _register() -> None:
     backend: Any = types.ModuleType("torch.emulated")
     backend.is_available = backend.is_initialized = lambda: True
     backend._is_in_bad_fork = lambda: False
-    backend.device_count, backend.current_device = lambda: 1, lambda: 0
+    backend.device_count = lambda: 1
+    backend.current_device = lambda: 0
     backend.manual_seed = backend.manual_seed_all = backend.set_device = lambda _: None
     backend.synchronize = lambda device=None: None
     backend.device = lambda device: nullcontext()

@@ -22,7 +22,8 @@ def is_there(name: str) -> bool:
 
 
 def test_removed_names_are_gone_and_their_successors_are_there() -> None:
-    gone, successors = [], []
+    gone = []
+    successors = []
     for line in PAGE.read_text().splitlines():
         if line.startswith("| `flsv."):
             _, first_cell, second_cell, _ = line.split("|")

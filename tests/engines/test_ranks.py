@@ -148,7 +148,8 @@ def test_checkpoints_within_a_round_describe_its_start_on_all_ranks(
     rank_runs: Path, tmp_path: Path
 ) -> None:
     """In the middle of it, and on an exception."""
-    within, failed = tmp_path / "within", tmp_path / "failed"
+    within = tmp_path / "within"
+    failed = tmp_path / "failed"
     Group("save_within", [str(within), "scaffold"], 2, tmp_path / "first").done()
     (within / "within.ckpt").rename(within / "last.ckpt")
     ended = Group("save_on_exception", [str(failed), "kept_momentum"], 3, tmp_path / "first").wait()

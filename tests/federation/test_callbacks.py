@@ -113,7 +113,8 @@ def test_training_that_stops_within_a_round_validates_no_client_model(
 class Backbone(Plain):
     def __init__(self) -> None:
         torch.manual_seed(2)
-        backbone, head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+        backbone = nn.Linear(FEATURES, 8)
+        head = nn.Linear(8, CLASSES)
         super().__init__(nn.Sequential(backbone, nn.Tanh(), head))
         self.backbone = backbone
 

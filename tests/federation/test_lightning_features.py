@@ -122,7 +122,8 @@ def test_trainer_is_restored_after_the_fit(tmp_path: Path) -> None:
     trainer = trainer_for(
         loop, tmp_path, rounds=1, limit_train_batches=0.5, accumulate_grad_batches=2
     )
-    data, module = toy_data(), Plain()
+    data = toy_data()
+    module = Plain()
     trainer.fit(module, data)
 
     assert trainer.limit_train_batches == 0.5

@@ -75,7 +75,8 @@ class SaveAt(InRound):
     """Saves a checkpoint in the third round wherever Lightning lets anybody save one."""
 
     def __init__(self, hook: str, path: Path, batch: int = 0) -> None:
-        self.path, self.batch = path, batch
+        self.path = path
+        self.batch = batch
         setattr(self, hook, self.save)
 
     def save(
@@ -151,9 +152,11 @@ def test_a_round_that_fails_at_the_server_is_counted_once(
     """Metrics and aggregators have seen the round by then: what were saved on the exception would count it twice."""
 
     if where == "a metric":
-        owner, name = ClassSpecificShapley, "update"
+        owner = ClassSpecificShapley
+        name = "update"
     else:
-        owner, name = CSV, "write"
+        owner = CSV
+        name = "write"
 
     do = getattr(owner, name)
     rounds = itertools.count()

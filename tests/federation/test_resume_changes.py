@@ -259,7 +259,8 @@ def test_checkpoint_that_lacks_an_entry_or_is_damaged_is_refused(
     saved_checkpoint: Path, tmp_path: Path
 ) -> None:
     """A federation that lacks anything, or is none; a version that is gone; a byte of a weight."""
-    path, whole = tmp_path / "spoiled.ckpt", torch.load(saved_checkpoint, weights_only=True)
+    path = tmp_path / "spoiled.ckpt"
+    whole = torch.load(saved_checkpoint, weights_only=True)
     (key,) = [key for key in whole["callbacks"] if key.startswith("FederatedLoop")]
     for lost in whole["callbacks"][key]:
         less = {name: value for name, value in whole["callbacks"][key].items() if name != lost}

@@ -28,7 +28,8 @@ def test_label_divergence_of_wrong_counts_raises(counts: Any) -> None:
 def divergences_by_hand(
     samples: Any, divergence: Any, a: float, b: float, normalize: bool
 ) -> np.ndarray:
-    n, f = np.asarray(samples, float), np.asarray(divergence, float)
+    n = np.asarray(samples, float)
+    f = np.asarray(divergence, float)
     n = n / n.sum()
     f = f / f.sum() if normalize else f
     d = np.maximum(n - a * f + b, 0)
@@ -38,7 +39,8 @@ def divergences_by_hand(
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize(("a", "b"), [(0.6, 0.1), (0.0, 0.0), (1.5, 0.3), (0.6, -0.1)])
 def test_divergence_weights_equal_numpys(a: float, b: float, normalize: bool) -> None:
-    samples, divergence = [10, 200, 30, 60], [0.02, 0.05, 0.3, 0.0]
+    samples = [10, 200, 30, 60]
+    divergence = [0.02, 0.05, 0.3, 0.0]
     weights = divergence_weights(torch.tensor(samples), torch.tensor(divergence), a, b, normalize)
     np.testing.assert_allclose(
         weights.numpy(), divergences_by_hand(samples, divergence, a, b, normalize), rtol=1e-6

@@ -63,10 +63,8 @@ def test_weights_keep_the_own_model_if_no_other_has_a_positive_value(values, sel
 
 
 def test_identical_models_share_all_weight_in_proportion_to_their_values():
-    values, distances = (
-        torch.tensor([0.2, 0.1, 0.3, 0.9, -0.5]),
-        torch.tensor([0.0, 0.0, 0.0, 2.0, 0.0]),
-    )
+    values = torch.tensor([0.2, 0.1, 0.3, 0.9, -0.5])
+    distances = torch.tensor([0.0, 0.0, 0.0, 2.0, 0.0])
 
     torch.testing.assert_close(
         personalized_weights(values, distances, 0), torch.tensor([0, 0.25, 0.75, 0, 0])
@@ -154,7 +152,8 @@ def test_unvisited_first_downloads_find_all_relevant_clients_within_the_papers_b
     """Section IV-B: ceil((n - m - 1) / k) to rule out the others, then ceil(m / k), at least 1, for the relevant."""
     bound = math.ceil((n - m - 1) / k) + max(math.ceil(m / k), 1)
     for seed in range(60):
-        scores, generator = torch.full((n,), nan), draw_models(seed)
+        scores = torch.full((n,), nan)
+        generator = draw_models(seed)
         for _ in range(bound):
             ids = top_k_download(
                 scores, torch.ones(n, dtype=torch.bool), 0, k, "unvisited", generator

@@ -11,7 +11,8 @@ def cssv_by_hand(clients: np.ndarray, server: np.ndarray) -> np.ndarray:
     result = np.zeros(clients.shape[:2])
     for i in range(clients.shape[0]):
         for j in range(clients.shape[1]):
-            a, b = clients[i, j], server[j]
+            a = clients[i, j]
+            b = server[j]
             norm = np.linalg.norm(a) * np.linalg.norm(b)
             result[i, j] = a @ b / norm if norm > 0 else 0.0
 
@@ -20,7 +21,8 @@ def cssv_by_hand(clients: np.ndarray, server: np.ndarray) -> np.ndarray:
 
 def test_class_specific_shapley_equals_numpys_cosines() -> None:
     rng = np.random.default_rng(0)
-    clients, server = rng.normal(size=(6, 4, 9)), rng.normal(size=(4, 9))
+    clients = rng.normal(size=(6, 4, 9))
+    server = rng.normal(size=(4, 9))
     clients[1, 0] = server[1] = 0  # a class that nobody has trained
     got = class_specific_shapley(torch.tensor(clients), torch.tensor(server))
 
@@ -33,7 +35,8 @@ def test_class_specific_shapley_equals_numpys_cosines() -> None:
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_cssv_does_not_depend_on_scale_even_at_the_edge_of_float32(scale: float) -> None:
     torch.manual_seed(0)
-    clients, server = torch.randn(3, 2, 5), torch.randn(2, 5)
+    clients = torch.randn(3, 2, 5)
+    server = torch.randn(2, 5)
 
     torch.testing.assert_close(
         class_specific_shapley(clients * scale, server * scale),

@@ -163,7 +163,8 @@ METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy
 def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     backend: Any, weighting: Any, server_lr: float, own_starts: bool
 ) -> None:
-    net, data = make_network(), make_batches()
+    net = make_network()
+    data = make_batches()
     round = make_round(net, own_starts=own_starts)
     evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend)
     by_metric = ModelEvaluator(net, round.space, data, metric=F1.of, backend=backend)
@@ -403,7 +404,8 @@ class Branching(nn.Linear):
 
 
 def test_a_module_that_vmap_cannot_handle_is_evaluated_one_at_a_time() -> None:
-    net, data = Branching(36, CLASSES), make_batches()
+    net = Branching(36, CLASSES)
+    data = make_batches()
     round = make_round(net)
     with pytest.warns(UserWarning, match="vmap cannot run Branching"):
         evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend="vmap")

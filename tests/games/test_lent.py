@@ -199,7 +199,8 @@ class Scheduling(Noisy):
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_rates_decays_and_data_modules_are_those_without_the_metric(metric: str) -> None:
-    plain, scored = Scheduling(), Scheduling()
+    plain = Scheduling()
+    scored = Scheduling()
     plain_data = play_game(plain)
     scored_data = play_game(scored, METRICS[metric]())
 

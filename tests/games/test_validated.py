@@ -101,7 +101,8 @@ def test_a_logged_value_is_what_lightning_would_log(
 
 
 def test_several_loaders_are_averaged_by_size(tmp_path: Path) -> None:
-    module, data = SeveralLoaders(), SeveralLoaders.data
+    module = SeveralLoaders()
+    data = SeveralLoaders.data
     values, vectors = play_all_coalitions(
         tmp_path, module, partition_in_three(data()), performance="val_loss", mode="min"
     )

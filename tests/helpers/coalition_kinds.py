@@ -34,7 +34,8 @@ class Module(L.LightningModule):
     def __init__(self, net: Callable[[], nn.Module] = make_mlp, optimizer: Any = None) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.net, self.optimizer = net(), optimizer or partial(torch.optim.SGD, lr=RATE)
+        self.net = net()
+        self.optimizer = optimizer or partial(torch.optim.SGD, lr=RATE)
         self.beta = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,7 +69,8 @@ class Manual(Module):
 class OwnGenerator(Module):
     def __init__(self) -> None:
         super().__init__()
-        self.generator, self.random = torch.Generator().manual_seed(1), np.random.default_rng(1)
+        self.generator = torch.Generator().manual_seed(1)
+        self.random = np.random.default_rng(1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return loss_with_noise(self.net, batch, self.generator) * (1 + 0.1 * self.random.random())

@@ -33,7 +33,10 @@ class CoalitionByHand:
     """FedAvg of some clients, and a client's training, in plain torch."""
 
     def __init__(self, net: nn.Module, optimizer: Any) -> None:
-        self.net, self.make, self.beta, self.round = net, optimizer, 1.0, 0
+        self.net = net
+        self.make = optimizer
+        self.beta = 1.0
+        self.round = 0
 
     def train(self, batches: list[Any], client: int) -> None:
         optimizer = self.make(self.net.parameters())

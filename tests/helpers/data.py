@@ -112,7 +112,8 @@ class Items(Dataset):
     """Hands out samples that are not held as tensors, counts how often, and has whatever attributes it is given."""
 
     def __init__(self, items, **attributes):
-        self.items, self.reads = list(items), 0
+        self.items = list(items)
+        self.reads = 0
         self.__dict__.update(attributes)
 
     def __len__(self):

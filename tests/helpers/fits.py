@@ -234,7 +234,8 @@ def play_all_coalitions(
         rounds=rounds,
     )
     round, values = metric.found[-1]
-    x, models = round.global_vector, round.client_vectors
+    x = round.global_vector
+    models = round.client_vectors
     vectors = [models[mask].double().mean(0).float() if mask.any() else x for mask in MASKS]
 
     return values, vectors
@@ -355,7 +356,9 @@ class StopInRound(InRound):
     def __init__(
         self, round_index: int, batch: int, error: type[BaseException] | None = None
     ) -> None:
-        self.round_index, self.batch, self.error = round_index, batch, error
+        self.round_index = round_index
+        self.batch = batch
+        self.error = error
 
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
         if trainer.current_epoch == self.round_index and self.place(trainer) == self.batch:

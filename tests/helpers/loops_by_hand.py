@@ -110,7 +110,8 @@ def train_sharing_by_hand(
     server = copy.deepcopy(net)
     private_parts: dict[int, dict[str, Tensor]] = {}
     for r in range(rounds):
-        states, sizes = [], []
+        states = []
+        sizes = []
         for i in cohort_of_round(r):
             client = copy.deepcopy(server).train()
             client.load_state_dict({**client.state_dict(), **private_parts.get(i, {})})

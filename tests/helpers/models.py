@@ -51,7 +51,9 @@ class Plain(L.LightningModule):
     ) -> None:
         super().__init__()
         self.net = net or network()
-        self.make_optimizer, self.make_scheduler, self.interval = optimizer, scheduler, interval
+        self.make_optimizer = optimizer
+        self.make_scheduler = scheduler
+        self.interval = interval
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
@@ -253,7 +255,8 @@ class Twice(Stepped):
 class Renormed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.head = nn.Embedding(8, 4, max_norm=1.0), nn.Linear(4 * FEATURES, CLASSES)
+        self.words = nn.Embedding(8, 4, max_norm=1.0)
+        self.head = nn.Linear(4 * FEATURES, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.words((x * 2).long().clamp(-3, 4) + 3).flatten(1))

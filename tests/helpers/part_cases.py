@@ -36,7 +36,8 @@ from helpers.sites import SiteTransport
 def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]) -> Any:
     """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is slow for two of three parts, the next
     check for other ones: fast tests have every check for parts of each table, and some of them for every part."""
-    checks, marks = [], []
+    checks = []
+    marks = []
     for table in tables:
         for row, of_part in enumerate(table):
             for check in of_part:
@@ -90,7 +91,8 @@ def train_at_sites(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
             )
             for client, name in enumerate(names)
         }
-        wire, ours = SiteTransport(sites, names), agreement(case.module(), loop)
+        wire = SiteTransport(sites, names)
+        ours = agreement(case.module(), loop)
         directory = Directory(wire, names, ours, Path(folder, "book.json"), timeout=1, wait=0.2)
         directory.gather()
         sizes = [directory.sizes[client] for client in range(fits.NUM_CLIENTS)]
@@ -281,7 +283,8 @@ def gives_an_update(case: UploadCase) -> None:
 
 def clients_are_apart(case: UploadCase) -> None:
     """What a client sends does not depend on what others have sent before: what it keeps is in its own state."""
-    part, states = case.new(), [dict[str, Tensor]() for _ in range(NUM_CLIENTS)]
+    part = case.new()
+    states = [dict[str, Tensor]() for _ in range(NUM_CLIENTS)]
     for round_index in range(2):
         for client in range(NUM_CLIENTS):
             together = part.apply(

@@ -50,7 +50,9 @@ class Die(Callback):
     has happened."""
 
     def __init__(self, folder: Path, rank: int, kill: bool) -> None:
-        self.mark, self.rank, self.kill = folder / "died", rank, kill
+        self.mark = folder / "died"
+        self.rank = rank
+        self.kill = kill
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         if ranks_of(trainer).rank != self.rank or trainer.current_epoch < 2 or self.mark.exists():
@@ -83,10 +85,8 @@ class SaveWithin(Callback):
 def make_trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any]) -> L.Trainer:
     options = dict(options)
     writes = TensorBoardLogger(folder, name="") if options.pop("logger", False) else False
-    size, nodes = (
-        int(os.environ.get("RANKS") or os.environ["WORLD_SIZE"]),
-        int(os.environ.get("NODES", 1)),
-    )
+    size = int(os.environ.get("RANKS") or os.environ["WORLD_SIZE"])
+    nodes = int(os.environ.get("NODES", 1))
     saves = ModelCheckpoint(
         folder,
         save_last=True,
@@ -264,7 +264,8 @@ def run_command(*words: str) -> None:
 
 def exchanges(folder: str) -> None:
     """All that ranks exchange."""
-    rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["RANKS"])
+    rank = int(os.environ["LOCAL_RANK"])
+    size = int(os.environ["RANKS"])
     ranks = meet(rank, size, torch.device("cpu"))
 
     assert meet(rank, size, torch.device("cpu")) is ranks

@@ -232,7 +232,9 @@ federation:
 class Tracker(DummyLogger):
     """As MLflow's with a database: its runs have no folder."""
 
-    save_dir, name, version = None, "7", "of_run"
+    save_dir = None
+    name = "7"
+    version = "of_run"
 
 
 def write_config(path: Path, **sections: Any) -> Path:

@@ -148,7 +148,8 @@ class SiteTransport:
     """Sites behind a wire, by address; ``spoil`` is what becomes of their replies there."""
 
     def __init__(self, sites: Mapping[int, Any], names: Sequence[str] = NAMES) -> None:
-        self.sites, self.names = dict(sites), dict(enumerate(names, 100))
+        self.sites = dict(sites)
+        self.names = dict(enumerate(names, 100))
         self.spoil: Callable[[int, Packet, Packet], Any] = lambda address, packet, reply: reply
 
     def present(self) -> dict[int, str]:
@@ -176,7 +177,9 @@ class SitesInProcess:
     def __init__(
         self, tmp: Path, make: Make, make_module: Any = make_mlp_module, **data: Any
     ) -> None:
-        self.tmp, self.make, self.make_module = tmp, make, make_module
+        self.tmp = tmp
+        self.make = make
+        self.make_module = make_module
         self.transport = SiteTransport(
             {100 + i: make_site(tmp, i, make, make_module, **data) for i in range(len(NAMES))}
         )
@@ -229,7 +232,8 @@ class Deployment:
     """Everything that runs but the server's rounds, in a project of ``flsv init --flower``."""
 
     def __init__(self, folder: Path, policy: str, names: Sequence[str]) -> None:
-        self.folder, self._policy = folder, policy
+        self.folder = folder
+        self._policy = policy
         port, *ports = free_ports(1 + len(names))
         self._ports = dict(zip(names, ports))
         self.env = {

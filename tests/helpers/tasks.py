@@ -45,7 +45,9 @@ class Data(L.LightningDataModule):
         self, item: Callable[[int], Any], sizes: Sequence[int] = (HELD_OUT,), collate: Any = None
     ) -> None:
         super().__init__()
-        self.item, self.sizes, self.collate = item, sizes, collate
+        self.item = item
+        self.sizes = sizes
+        self.collate = collate
 
     def train_dataloader(self) -> Any:
         return DataLoader(
@@ -93,10 +95,8 @@ class Autoencoder(Kind):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder, self.decoder = (
-            nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)),
-            nn.Linear(3, 5),
-        )
+        self.encoder = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))
+        self.decoder = nn.Linear(3, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.decoder(self.encoder(x))
@@ -118,7 +118,8 @@ class VAE(Kind):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder, self.decoder = nn.Linear(5, 4), nn.Linear(2, 5)
+        self.encoder = nn.Linear(5, 4)
+        self.decoder = nn.Linear(2, 5)
 
     def loss(self, batch: Any) -> Tensor:
         mean, log_scale = self.encoder(batch[0]).chunk(2, -1)
@@ -136,11 +137,9 @@ class LanguageModel(Kind):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.rnn, self.head = (
-            nn.Embedding(7, 6),
-            nn.GRU(6, 6, batch_first=True),
-            nn.Linear(6, 7),
-        )
+        self.embedding = nn.Embedding(7, 6)
+        self.rnn = nn.GRU(6, 6, batch_first=True)
+        self.head = nn.Linear(6, 7)
         self.perplexity = torchmetrics.text.Perplexity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -248,11 +247,13 @@ class Glue(Kind):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.head = nn.Embedding(11, 8), nn.Linear(8, 2)
+        self.embedding = nn.Embedding(11, 8)
+        self.head = nn.Linear(8, 2)
         self.outputs: list[Any] = []
 
     def _run(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
-        labels, mask = batch.pop("labels"), batch["input"]["mask"][..., None]
+        labels = batch.pop("labels")
+        mask = batch["input"]["mask"][..., None]
         words = self.embedding(batch["input"]["ids"]) * mask
         logits = self.head(words.sum(1) / mask.sum(1))
         return F.cross_entropy(logits, labels), logits, labels
@@ -278,7 +279,8 @@ class Graphs:
     def __init__(self, items: Sequence[Any]) -> None:
         nodes, edges, self.y = zip(*items)
         starts = torch.tensor([0, *map(len, nodes)]).cumsum(0)
-        self.x, self.y = torch.cat(nodes), torch.stack(self.y)
+        self.x = torch.cat(nodes)
+        self.y = torch.stack(self.y)
         self.edges = torch.cat([e + s for e, s in zip(edges, starts.tolist())], 1)
         self.graph = torch.repeat_interleave(torch.arange(len(nodes)), starts.diff())
 
@@ -333,7 +335,8 @@ class Hooked(Autoencoder):
     def __init__(self) -> None:
         super().__init__()
         self.best = torchmetrics.MinMetric()
-        self.validations, self.modes = 0, set()
+        self.validations = 0
+        self.modes = set()
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         x, y = batch

@@ -31,7 +31,9 @@ class Judged(Curious):
 
 
 def test_only_a_metric_that_declares_it_gets_the_class_counts(tmp_path: Path) -> None:
-    data, plain, judged = toy_data(), Curious(), Judged()
+    data = toy_data()
+    plain = Curious()
+    judged = Judged()
     fit(FederatedLoop(metrics={"plain": plain, "judged": judged}), tmp_path, data=data, rounds=1)
 
     assert plain.class_counts is None

@@ -43,7 +43,8 @@ def make_updated_metric(**kwargs: Any) -> ClassSpecificShapley:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_cssv_over_rounds_equals_shapfeds_algorithm_1(momentum: float) -> None:
-    metric, wanted = make_updated_metric(momentum=momentum), expected_values(momentum)
+    metric = make_updated_metric(momentum=momentum)
+    wanted = expected_values(momentum)
     torch.testing.assert_close(metric.compute(), wanted, equal_nan=True)
 
     overall = metric.per_client(metric.compute())

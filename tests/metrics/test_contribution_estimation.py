@@ -130,7 +130,8 @@ class Constant(Upload):
 
 def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path: Path) -> None:
     """Not what it has trained: under an attack, noise or compression that is not in the sum."""
-    aggregator, dealt = Kept(), make_data()
+    aggregator = Kept()
+    dealt = make_data()
     metric = ContributionEstimation()
     loop = FederatedLoop(
         aggregator,
@@ -189,7 +190,8 @@ def test_absent_client_keeps_its_contribution_estimate() -> None:
 
 
 def test_only_client_of_a_round_scores_the_model_it_started_from() -> None:
-    metric, model = ContributionEstimation(2), torch.tensor([[1.0, 2.0]])
+    metric = ContributionEstimation(2)
+    model = torch.tensor([[1.0, 2.0]])
     metric.update(
         torch.tensor([1]),
         model,

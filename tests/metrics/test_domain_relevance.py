@@ -30,7 +30,8 @@ def make_rounds(count=6, seed=0):
 @pytest.mark.parametrize("alpha", [0.0, 0.9])
 def test_domain_relevance_equals_the_moving_average_of_pfedsvs_equation_5(alpha):
     metric = DomainRelevance(N, alpha=alpha)
-    phi, looked = torch.zeros(N, N), torch.zeros(N, N, dtype=torch.bool)
+    phi = torch.zeros(N, N)
+    looked = torch.zeros(N, N, dtype=torch.bool)
 
     assert metric.compute().isnan().all()
 

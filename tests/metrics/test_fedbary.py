@@ -28,10 +28,8 @@ def make_generator(seed: int = 0) -> torch.Generator:
 
 
 def test_wasserstein_contribution_shares_are_inverse_distances() -> None:
-    clients, server = (
-        clients_of([draw_samples(30, 1), draw_samples(20, 2, 1.0), draw_samples(25, 3, 3.0)]),
-        server_of(*draw_samples(30, 0)),
-    )
+    clients = clients_of([draw_samples(30, 1), draw_samples(20, 2, 1.0), draw_samples(25, 3, 3.0)])
+    server = server_of(*draw_samples(30, 0))
     metric = WassersteinContribution(3, features="pixels", **CHEAP)
     metric.update(torch.arange(3), clients, server, generator=make_generator())
     distances = (

@@ -44,7 +44,8 @@ def agreement_by_hand(
 
 def test_gradient_agreement_does_not_punish_absence_in_early_rounds() -> None:
     """Slopes fall by half from round to round; two equal clients, one of which misses the first round."""
-    metric, plain = GradientAgreement(num_clients=3, blend=0.0), torch.zeros(3)
+    metric = GradientAgreement(num_clients=3, blend=0.0)
+    plain = torch.zeros(3)
     update = torch.ones(3, 5)
     for index in range(4):
         ids = torch.tensor([0, 2] if index == 0 else [0, 1, 2])

@@ -193,7 +193,8 @@ REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]]
 @pytest.mark.parametrize("name", REFUSED)
 def test_in_run_shapley_with_an_unsupported_setting_is_refused(tmp_path: Path, name: str) -> None:
     make, module_of, says = REFUSED[name]
-    loop, module = make(), module_of()
+    loop = make()
+    module = module_of()
 
     with pytest.raises(ConfigurationError, match=says):
         fit(loop, tmp_path, module, make_in_run_data(), rounds=1)

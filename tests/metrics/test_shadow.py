@@ -60,10 +60,8 @@ FEDERATIONS: dict[str, Any] = {
 )
 def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, name: str) -> None:
     optimizer = partial(torch.optim.SGD, lr=0.1) if "algorithm" in name else sgd
-    module, make = (
-        Plain(network(batch_norm=False), optimizer),
-        FEDERATIONS[name],
-    )
+    module = Plain(network(batch_norm=False), optimizer)
+    make = FEDERATIONS[name]
     quiet = Reporting(table=False)
 
     def alone(cohort: FixedCohort) -> L.Trainer:
@@ -103,10 +101,8 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
             rounds=ROUNDS,
         )
 
-    values, by_class = (
-        federation.contributions["shadow"].double(),
-        federation.contributions["classes"].by_class,
-    )
+    values = federation.contributions["shadow"].double()
+    by_class = federation.contributions["classes"].by_class
 
     # Whom a filter leaves out of every round has a value, too: coalitions train with its data.
     torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-5)
@@ -115,10 +111,8 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
     metric: Any = federation.metrics["shadow"]
     low, high = metric.intervals()
     # No coalition is left open; what untrained models and the last three rounds differ by.
-    starts, rounds = (
-        metric.starts[:, 0].std() / 3,
-        metric.recent[..., 0].double().var(0).mean(),
-    )
+    starts = metric.starts[:, 0].std() / 3
+    rounds = metric.recent[..., 0].double().var(0).mean()
     half = 1.6448536 * (
         (0.025 * expected.clamp_min(0).sum()) ** 2 + starts**2 + rounds
     ).sqrt().expand(3)
@@ -188,7 +182,8 @@ def test_shadow_shapley_with_an_unsupported_setting_is_refused_before_training(
 
 
 def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values() -> None:
-    metric, masks = ShadowShapley(num_clients=3), coalition_masks("all", 3)
+    metric = ShadowShapley(num_clients=3)
+    masks = coalition_masks("all", 3)
     with pytest.warns(UserWarning, match="come to no finite performance"):
         metric.update(
             torch.arange(3), masks, lambda masks: torch.tensor([1.0, 1, torch.nan, 1, 1, 1, 1, 1])
@@ -198,7 +193,8 @@ def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values
 
 
 def test_shadow_values_of_an_earlier_round_have_no_interval() -> None:
-    metric, masks = ShadowShapley(num_clients=2), coalition_masks("all", 2)
+    metric = ShadowShapley(num_clients=2)
+    masks = coalition_masks("all", 2)
     metric.update(torch.arange(2), masks, lambda masks: masks.sum(1).double())
     earlier = metric.compute()
     metric.update(torch.arange(2), masks, lambda masks: 3.0 * masks.sum(1).double())

@@ -45,10 +45,8 @@ class OneNumber(L.LightningModule):
     def __init__(self, binary: bool) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.net, self.binary = (
-            nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1)),
-            binary,
-        )
+        self.net = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.binary = binary
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x).squeeze(-1)
@@ -220,7 +218,8 @@ def test_predicted_values_are_those_of_plain_fits_of_each_client(
     dealt = make_data()
     dealt.setup("fit")
     x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
-    empty, grand = torch.zeros(1, CLIENTS), torch.ones(1, CLIENTS)
+    empty = torch.zeros(1, CLIENTS)
+    grand = torch.ones(1, CLIENTS)
     trained = torch.cat(
         [
             empty,

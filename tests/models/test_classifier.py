@@ -96,7 +96,8 @@ def test_training_step_is_the_cross_entropy():
     client = ClassifierClient(
         MLP(3, (4,)), num_classes=3, label_smoothing=0.1, class_weights=weights
     )
-    x, y = torch.randn(7, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    x = torch.randn(7, 4)
+    y = torch.tensor([0, 1, 2, 0, 1, 2, 0])
     expected = nn.CrossEntropyLoss(torch.tensor(weights), label_smoothing=0.1)(client.network(x), y)
 
     torch.testing.assert_close(client.training_step((x, y), 0), expected)
@@ -107,7 +108,8 @@ def test_classifier_scores_over_the_whole_set_equal_scikit_learns(trainer, class
     client = ClassifierClient(
         "softmax", optimizer=partial(torch.optim.SGD, lr=0.5), class_weights=class_weights
     )
-    fit, data = trainer(rounds=2), Digits()
+    fit = trainer(rounds=2)
+    data = Digits()
     fit.fit(client, data)
     val = fit.validate(client, data, verbose=False)[0]
     test = fit.test(client, data, verbose=False)[0]

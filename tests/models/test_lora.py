@@ -98,7 +98,8 @@ def train_by_hand(client: nn.Module, epochs: list[list[Any]]) -> None:
 @pytest.mark.filterwarnings("ignore:LoRA's A and B are averaged")
 @pytest.mark.parametrize("exact", [False, True])
 def test_lora_of_a_transformer_sends_only_its_adapters(tmp_path: Path, exact: bool) -> None:
-    module, data = Transformer(exact), make_sentences()
+    module = Transformer(exact)
+    data = make_sentences()
     expected, _ = train_sharing_by_hand(module.net, [], train_by_hand, make_sentences(), rounds=2)
     games = {"cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
     loop = make_loop(metrics=games)
@@ -152,7 +153,8 @@ def test_lora_trains_adapters_and_head_and_starts_as_the_frozen_network(exact: b
 
     assert trained == adapters | {"4.weight", "4.bias"}
 
-    x, layer = torch.randn(5, 4), client.network.classifier[0]
+    x = torch.randn(5, 4)
+    layer = client.network.classifier[0]
     torch.testing.assert_close(layer(x), layer.base_layer(x))
 
     torch.nn.init.ones_(layer.lora_B["default"].weight)

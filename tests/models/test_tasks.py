@@ -114,7 +114,8 @@ def test_character_model_predicts_each_following_character(tmp_path):
     batches = make_loader()
     trainer = trainer_for(None, tmp_path, 1)
     trainer.validate(model, batches, verbose=False)
-    losses, hits = [], []
+    losses = []
+    hits = []
     with torch.no_grad():
         for (pieces,) in batches:
             for piece in pieces:

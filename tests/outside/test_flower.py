@@ -56,7 +56,9 @@ class Grid:
     def __init__(
         self, *rounds: dict[int, Any], names: tuple[str, ...] = (), parts: bool = False
     ) -> None:
-        self._rounds, self._names, self._parts = iter(rounds), names, parts
+        self._rounds = iter(rounds)
+        self._names = names
+        self._parts = parts
         self.now: dict[int, Any] = {}
         self.begin()
 

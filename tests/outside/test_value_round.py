@@ -382,7 +382,8 @@ def test_value_round_with_mismatched_arguments_raises(
 
 
 def test_value_round_refuses_other_client_names_in_a_later_round() -> None:
-    metric, updates = CosineGradientShapley(), [VECTOR + 1, VECTOR - 1]
+    metric = CosineGradientShapley()
+    updates = [VECTOR + 1, VECTOR - 1]
     value_round(NET, VECTOR, updates, metrics=metric, client_names=["Lyon", "Kyoto"])
 
     with pytest.raises(ConfigurationError, match=r"rounds of the clients \['Lyon', 'Kyoto'\]"):

@@ -139,7 +139,8 @@ def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client()
 def test_pfedsv_never_downloads_a_client_with_a_negative_score_again() -> None:
     relevance = torch.full((4, 4), nan)
     relevance[0] = torch.tensor([0.5, -0.1, 0.2, 0.0])
-    method, clients = begin_method(4, PFedSV()), [Judged(i, lambda v: 0.5) for i in range(4)]
+    method = begin_method(4, PFedSV())
+    clients = [Judged(i, lambda v: 0.5) for i in range(4)]
     _, round = play_round(
         method,
         clients,

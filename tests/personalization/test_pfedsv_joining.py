@@ -96,13 +96,11 @@ def test_client_without_gain_from_others_keeps_its_own_model() -> None:
 
 @pytest.mark.parametrize("shared", [0.25, 1.0])
 def test_pfedsv_with_shared_starts_between_the_own_and_the_global_model(shared: float) -> None:
-    method, local = (
-        begin_method(
-            2,
-            PFedSV(shared=shared),
-        ),
-        Judged(1, lambda v: 0).data,
+    method = begin_method(
+        2,
+        PFedSV(shared=shared),
     )
+    local = Judged(1, lambda v: 0).data
     state = FederationState(2, global_vector=torch.arange(7.0))
     instruction = Instruction(4, 1, 0, method.start(1, state), {})
 

@@ -121,7 +121,8 @@ def test_clipped_update_is_never_longer_than_the_bound_by_rounding(dtype: torch.
 
 
 def test_privacy_noise_for_a_module_with_batch_norm_buffers_is_refused() -> None:
-    plain, normed = nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    plain = nn.Linear(3, 2)
+    normed = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
     privacy.check(ParameterSpace(plain))
 
@@ -142,7 +143,8 @@ def test_the_server_sees_clipped_updates_with_each_clients_own_noise(tmp_path: P
         fit(loop, tmp_path / str(len(options)), make_plain(), rounds=2)
         return torch.cat([round.client_updates for round in watching.rounds])
 
-    free, sent = updates()[:3], updates(uploads=[GaussianPrivacy(0.2, 3.0)])
+    free = updates()[:3]
+    sent = updates(uploads=[GaussianPrivacy(0.2, 3.0)])
     assert (free.norm(dim=1) > 0.2).all()
 
     for client in range(3):

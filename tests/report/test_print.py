@@ -87,7 +87,8 @@ def test_report_on_screen_phone_and_paper_cuts_off_no_text(tmp_path: Path) -> No
                 text = text.replace("@media screen", "@media not all").replace(
                     "@media print", "@media all"
                 )
-            page, style = html.escape(text, quote=True), f"width:{width}px;height:4000px;border:0"
+            page = html.escape(text, quote=True)
+            style = f"width:{width}px;height:4000px;border:0"
             frames.append(f'<iframe id="{name} {look}" srcdoc="{page}" style="{style}"></iframe>')
 
     looking = tmp_path / "look.html"

@@ -184,7 +184,8 @@ def test_contributions_csv_cut_at_any_byte_is_read_up_to_its_last_whole_line(
         tmp_path, clients=2, classes=1, rounds=1, names=("Málaga", "=1+1"), stderr=False
     )
     path = folder / "contributions.csv"
-    whole, table = path.read_bytes(), read_contributions(path)
+    whole = path.read_bytes()
+    table = read_contributions(path)
     for end in range(whole.index(b"\n") + 1, len(whole)):
         path.write_bytes(whole[:end])
         assert read_contributions(path).equals(table[: whole[:end].count(b"\n") - 1])

@@ -106,12 +106,10 @@ def test_pages_and_file_have_the_same_amounts(fitted_run, tmp_path, capsys):
     assert "Pay with this sentence: No model was trained" in printed
     assert read_share_rows(folder)[0]["verdict"] in printed
 
-    outcome, expected = (
-        read_share_rows(folder),
-        shares_of(
-            open_run(folder),
-            Budget(1000.01, "sv", "shift", "EUR"),
-        ),
+    outcome = read_share_rows(folder)
+    expected = shares_of(
+        open_run(folder),
+        Budget(1000.01, "sv", "shift", "EUR"),
     )
 
     assert [float(row["amount"]) for row in outcome] == expected.table["amount"].tolist()
@@ -298,10 +296,8 @@ def test_intervals_of_shares_come_from_joint_draws_of_all_values(
         metrics={"sv": {**description, "class": "ShadowShapley"}},
     )
     outcome = shares_of(open_run(folder), Budget(100.0))
-    low, high = (
-        outcome.table["share_low"],
-        outcome.table["share_high"],
-    )
+    low = outcome.table["share_low"]
+    high = outcome.table["share_high"]
 
     assert low[0] < 0.75 < high[0]
     # What one client has the other has not.

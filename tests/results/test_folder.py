@@ -54,7 +54,8 @@ def test_run_writes_into_its_named_folder_and_nowhere_else(
 
 class Second(Callback):
     def __init__(self, folder: Path) -> None:
-        self.folder, self.error = folder, ""
+        self.folder = folder
+        self.error = ""
 
     def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         with pytest.raises(ConfigurationError, match="another run is writing into") as error:

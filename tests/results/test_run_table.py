@@ -162,7 +162,8 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) ->
         seed=1,
     )
     fit(loop, tmp_path, rounds=4)  # without any logger, it lies in default_root_dir
-    run, now = flsv.read_run(tmp_path), loop.to_frame()
+    run = flsv.read_run(tmp_path)
+    now = loop.to_frame()
 
     assert tuple(now.columns) == tuple(run.columns) == COLUMNS
 

@@ -33,7 +33,8 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
     make_bar, tmp_path, monkeypatch
 ):
     """Rich erases what is printed under its live bar; the bar's teardown is what stops it."""
-    shown, events = [], []
+    shown = []
+    events = []
 
     class Bar(make_bar):  # type: ignore[misc]
         def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -49,7 +50,8 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
     monkeypatch.setattr(
         "flsv.results.terminal.print_contributions", lambda *_: events.append("table")
     )
-    bar, loop = Bar(), FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
+    bar = Bar()
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path, Shows(), rounds=2, enable_progress_bar=True, callbacks=[bar, Look()])
 
     assert events == ["bar stopped", "table"]
@@ -157,10 +159,8 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
 
         return out.getvalue()
 
-    names, values = (
-        [str(client) for client in range(5)],
-        torch.tensor([0.193, 0.204, 0.126, 0.112, 0.191]),
-    )
+    names = [str(client) for client in range(5)]
+    values = torch.tensor([0.193, 0.204, 0.126, 0.112, 0.191])
     text = said(
         Numbers("value", values),
         Numbers("weight", values),

@@ -13,8 +13,11 @@ from helpers.fits import fit
 
 
 class Recorded:
-    save_dir, name, version = ".", "run", "0"
-    run_id, _experiment = "7", None
+    save_dir = "."
+    name = "run"
+    version = "0"
+    run_id = "7"
+    _experiment = None
 
     def __init__(self) -> None:
         self.pictures: dict[str, Any] = {}

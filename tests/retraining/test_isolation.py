@@ -28,7 +28,8 @@ class SavesBest(L.Callback):
     """Keeps the best model in a file, and delivers that."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.best = path, float("inf")
+        self.path = path
+        self.best = float("inf")
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         loss = abs(

@@ -34,7 +34,8 @@ class Weighs(L.LightningModule):
     def __init__(self, zero: bool = False) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.body, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+        self.body = nn.Linear(FEATURES, 8)
+        self.head = nn.Linear(8, CLASSES)
         self.register_buffer("_class_weight", torch.ones(CLASSES))
 
         if zero:  # hides what lies before it

@@ -50,7 +50,8 @@ def test_killed_run_leaves_no_process_and_resumes_bitwise(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     process = Forked(tmp_path / "process", retrain_values, tmp_path / "killed", FLSV_TEST_HANGS="1")
-    file, end = tmp_path / "killed" / "coalitions.csv", time.monotonic() + 120
+    file = tmp_path / "killed" / "coalitions.csv"
+    end = time.monotonic() + 120
     alive: list[int] = []
     while len(alive) < 3 and time.monotonic() < end:  # the run, its beginning, and a coalition
         status, output = process.wait(0.1)

@@ -45,7 +45,8 @@ class ValidatesWithAverage(Logs):
 
     @torch.no_grad()
     def on_train_batch_end(self, *_: Any) -> None:
-        old, new = self.average[0].state_dict(), self.net.state_dict()
+        old = self.average[0].state_dict()
+        new = self.net.state_dict()
         mean = {n: 0.8 * old[n] + 0.2 * v if v.is_floating_point() else v for n, v in new.items()}
         self.average[0].load_state_dict(mean)
 

@@ -22,7 +22,8 @@ def make_honest_moves(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return own models, the initial model, the federation's model, and the sums of updates."""
     draw = torch.Generator().manual_seed(0)
-    common, initial = torch.randn(size, generator=draw), torch.randn(size, generator=draw)
+    common = torch.randn(size, generator=draw)
+    initial = torch.randn(size, generator=draw)
     ways = common + 0.7 * torch.randn(clients, size, generator=draw)
     updates = 0.8 * ways + 0.2 * torch.randn(clients, size, generator=draw)
     return initial + ways, initial, initial + ways.mean(0), updates

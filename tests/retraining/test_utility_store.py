@@ -70,7 +70,8 @@ def train_missing(
 class Two(Ranks):
     """The first of two ranks, whose other one has no part."""
 
-    rank, size = 0, 2
+    rank = 0
+    size = 2
 
     def all_gather(self, value: Any, purpose: str) -> list[Any]:
         return [value, {}]
@@ -81,7 +82,8 @@ def make_store(path: Path | None, *names: str, **options: Any) -> UtilityStore:
 
 
 def test_killed_game_resumes_and_its_file_equals_an_uninterrupted_one(tmp_path: Path) -> None:
-    path, whole = tmp_path / "game.csv", tmp_path / "whole.csv"
+    path = tmp_path / "game.csv"
+    whole = tmp_path / "whole.csv"
     assert train_missing(Game(), make_store(whole)) == 8
 
     killed = Game(dies_at=4)

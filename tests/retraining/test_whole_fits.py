@@ -80,8 +80,11 @@ def test_every_coalitions_fit_equals_a_plain_loop(tmp_path: Path, name: str) -> 
 def test_kill_during_coalitions_keeps_finished_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind, keep, train = KINDS["manual optimization"], UtilityStore.add, ForkedFits.train
-    stored_members, trained = list[Any](), list[Any]()
+    kind = KINDS["manual optimization"]
+    keep = UtilityStore.add
+    train = ForkedFits.train
+    stored_members = list[Any]()
+    trained = list[Any]()
 
     def counted(store: UtilityStore, seed: int, members: Any, *results: Any) -> None:
         if len(stored_members) == 3:
@@ -272,7 +275,8 @@ class StopsAlone(L.Callback):
             callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop)
         )  # type: ignore[attr-defined]
         if len(loop.state.cohort) == 1:
-            trainer.should_stop, trainer.fit_loop.min_epochs = True, 0
+            trainer.should_stop = True
+            trainer.fit_loop.min_epochs = 0
 
 
 def test_coalition_whose_training_ends_early_has_no_values(tmp_path: Path) -> None:

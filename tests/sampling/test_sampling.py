@@ -258,9 +258,11 @@ def make_loop(**kwargs: Any) -> FederatedLoop:
 
 
 def train_by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list[int]]]:
-    data, server = make_unequal_data(), copy.deepcopy(net)
+    data = make_unequal_data()
+    server = copy.deepcopy(net)
     sizes = torch.tensor([len(data.client_indices(k)) for k in range(len(PROPORTIONS))]).double()
-    candidates, cohorts = [], []
+    candidates = []
+    cohorts = []
     for r in range(ROUNDS):
         draw = torch.multinomial(
             sizes / sizes.sum(), D, generator=generator_for(SEED, "cohort", r)
@@ -273,7 +275,8 @@ def train_by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list
             )
             losses[k] = nn.functional.cross_entropy(server(x), y).item()
         chosen = sorted(sorted(draw, key=lambda k: -losses[k])[:M])
-        models, buffers = [], []
+        models = []
+        buffers = []
         for k in chosen:
             client = copy.deepcopy(server).train()
             make_sgd_training(LR, momentum=0.0)(client, [list(load_batches(data, r, k))])
@@ -288,7 +291,8 @@ def train_by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list
 
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 def test_power_of_choice_equals_the_loop_by_hand(tmp_path: Path, engine: str) -> None:
-    net, counts = network(batch_norm=False), Counts()
+    net = network(batch_norm=False)
+    counts = Counts()
     expected, candidates, cohorts = train_by_hand(net)
     module = Plain(copy.deepcopy(net), partial(SGD, lr=LR))
     fit(

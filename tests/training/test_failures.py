@@ -74,7 +74,8 @@ def models_after_rounds(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor
 def test_error_in_client_code_names_client_and_round_and_keeps_the_global_model(
     tmp_path: Path, models_after_rounds: list[Tensor], where: str, failure: BaseException
 ) -> None:
-    loop, module = make_loop(), Failing(failure, where)
+    loop = make_loop()
+    module = Failing(failure, where)
     last_checkpoint = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
     savers = [last_checkpoint, OnExceptionCheckpoint(tmp_path, "exception")]
     with (
@@ -160,7 +161,8 @@ def test_types_of_validation_samples_are_named_too(tmp_path: Path) -> None:
 def test_stop_iteration_in_users_code_is_an_error_and_not_an_early_end(
     tmp_path: Path, models_after_rounds: list[Tensor], where: str, match: str
 ) -> None:
-    loop, module = make_loop(), Failing(StopIteration("mine"), where)
+    loop = make_loop()
+    module = Failing(StopIteration("mine"), where)
     with pytest.warns(UserWarning, match="is discarded"), pytest.raises(RuntimeError, match=match):
         fit(loop, tmp_path, module)
     assert loop.round_index == ROUND
@@ -168,7 +170,10 @@ def test_stop_iteration_in_users_code_is_an_error_and_not_an_early_end(
 
 
 def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path: Path) -> None:
-    samples, bad, loop, module = toy_sets()[0], [-1], make_loop(), Plain()
+    samples = toy_sets()[0]
+    bad = [-1]
+    loop = make_loop()
+    module = Plain()
 
     def item(index: int) -> Any:
         if index == bad[0] and loop.round_index == ROUND:

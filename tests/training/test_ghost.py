@@ -176,7 +176,8 @@ def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients
     """The data's buffer is overwritten for every batch, a batch is not watched, and one comes by without a pass."""
     module, x, y, g = make_setting(name)
     ghost = GhostProducts(module, g)
-    expected, buffer = [], torch.empty_like(x)
+    expected = []
+    buffer = torch.empty_like(x)
     for size, watched in ((B, True), (B, False), (3, True), (2, None), (B, True)):
         ghost.watch(None)
         if watched is None:

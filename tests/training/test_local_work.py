@@ -67,7 +67,8 @@ def test_weights_of_unequal_work_equal_a_loop_by_hand(
     tmp_path: Path, work: Any, window: int, limit: Any, passes: list[list[int]]
 ) -> None:
     data = toy_data(SIZES)
-    aggregator, module = KeepsRounds(), Plain(make_network_without_norm(), MOMENTUM)
+    aggregator = KeepsRounds()
+    module = Plain(make_network_without_norm(), MOMENTUM)
     loop = FederatedLoop(aggregator, local_epochs=work, seed=SEED)
     trained = {"accumulate_grad_batches": window, "limit_train_batches": limit}
     fit(loop, tmp_path, module, data, rounds=2, **trained)

@@ -506,7 +506,8 @@ def test_sparse_gradients_train_as_dense_ones(
 ) -> None:
     ditto = {"client_algorithm": Ditto()}
     arguments = ALGORITHMS.get(name, lambda: ditto)
-    dense, sparse = Words(sparse=False), Words(sparse=True)
+    dense = Words(sparse=False)
+    sparse = Words(sparse=True)
     for module in (dense, sparse):
         fit(make_seeded_loop(**arguments()), tmp_path, module)
 

@@ -51,7 +51,9 @@ class Scheduled(Plain):
         self, make: Callable[[Any, int], Any], frequency: int = 1, manual: str = ""
     ) -> None:
         super().__init__(network(batch_norm=False))
-        self.make, self.frequency, self.manual = make, frequency, manual
+        self.make = make
+        self.frequency = frequency
+        self.manual = manual
         self.automatic_optimization = not manual
         self.shared = SimpleNamespace(rates=defaultdict(list))
 
@@ -96,7 +98,8 @@ class Scheduled(Plain):
 class OneClient(L.LightningDataModule):
     def __init__(self, client: int) -> None:
         super().__init__()
-        self.data, self.client = toy_data(), client
+        self.data = toy_data()
+        self.client = client
 
     def setup(self, stage: str) -> None:
         self.data.setup("fit")
@@ -131,7 +134,8 @@ KINDS: dict[str, tuple[Callable[[], Scheduled], dict[str, Any]]] = {
 def test_every_clients_schedule_is_that_of_training_alone(tmp_path: Path, kind: str) -> None:
     """And the model of a client that trains alone is that of a plain fit."""
     make, kwargs = KINDS[kind]
-    module, alones = make(), [make() for _ in range(CLIENTS)]
+    module = make()
+    alones = [make() for _ in range(CLIENTS)]
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*lr_scheduler.step\\(\\)")
         fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=ROUNDS, **kwargs)

@@ -63,7 +63,8 @@ def test_typed_user_project_runs_and_values_its_clients(
     monkeypatch.syspath_prepend(str(PROJECT.parent))
     import user_project as project  # type: ignore[import-not-found]
 
-    x, y = torch.randn(60, 1, 4, 4), torch.arange(60) % 3
+    x = torch.randn(60, 1, 4, 4)
+    y = torch.arange(60) % 3
     values = project.federation(TensorDataset(x, y), tmp_path)
 
     assert (values > 0).all()

@@ -231,7 +231,9 @@ class Own(Aggregator):
         self, low: NonNegative = 0, high: float = 1, name: str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.low, self.high, self.name = low, high, name
+        self.low = low
+        self.high = high
+        self.name = name
 
     weights = FedAvg.weights
     weighting = "uniform"

@@ -57,7 +57,8 @@ def assert_as_one_process(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
     from fedapp.federation import make_loop, make_module  # type: ignore[import-not-found]
 
-    loop, module = make_loop(), make_module()
+    loop = make_loop()
+    module = make_module()
     groups = [i % 3 for i in range(1437)]
     data = FederatedDataModule(
         "digits", GroupPartitioner(), groups=groups, batch_size=16, splits=Splits(server_val=0.0)

@@ -30,7 +30,8 @@ class Grid:
 
     def __init__(self, patience: float, error: bool = False) -> None:
         self.sent: list[Message] = []
-        self._patience, self._error = patience, error
+        self._patience = patience
+        self._error = error
 
     def made(self, messages: Sequence[Message]) -> Sequence[Message]:
         for message in messages:

@@ -48,7 +48,8 @@ class Slow:
     """Boston, which cannot be reached at first, or does not say who it is when it is first asked."""
 
     def __init__(self, absent: int, mute: int) -> None:
-        self.absent, self.mute = absent, mute
+        self.absent = absent
+        self.mute = mute
 
     def present(self) -> dict[int, str]:
         self.absent -= 1
@@ -171,7 +172,8 @@ def make_announcing_sites(*trains: int) -> Replay:
 def test_site_that_announces_more_samples_than_max_samples_is_refused(tmp_path: Path) -> None:
     """At the start by an error that names the setting; in a run that goes on it is left alone, whatever else it is."""
     words = r"it announces 1,001 train samples, and the server takes max_samples=1,000 .* server_app\(max_samples=...\)"
-    nodes, book = make_announcing_sites(10, 1001, 1000), tmp_path / "book"
+    nodes = make_announcing_sites(10, 1001, 1000)
+    book = tmp_path / "book"
 
     with pytest.raises(ConfigurationError, match=f"site 'Lyon' cannot take part: {words}"):
         Directory(nodes, NAMES, {}, book, wait=0, max_samples=1000).gather()

@@ -293,7 +293,8 @@ def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path: Path) -> N
 
 
 def test_privacy_loss_of_updates_with_different_noise_is_summed(tmp_path: Path) -> None:
-    policy, ledger = SitePolicy(max_epsilon=100.0), tmp_path / LEDGER
+    policy = SitePolicy(max_epsilon=100.0)
+    ledger = tmp_path / LEDGER
     for multiplier in (1.0, 2.0, 2.0):
         policy.spend([GaussianPrivacy(1.0, multiplier)], ledger)
 

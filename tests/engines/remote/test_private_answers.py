@@ -58,10 +58,8 @@ def make_module() -> ClassifierClient:
 def make_samples(pixel: float = 0.0, seed: int = 0, label: int = 9) -> FederatedDataModule:
     """Samples of which the first has this pixel, a fourth held out for validation and as many for tests."""
     draw = torch.Generator().manual_seed(seed)
-    x, y = (
-        torch.randn(SAMPLES, 1, 8, 8, generator=draw),
-        torch.randint(0, 10, (SAMPLES,), generator=draw),
-    )
+    x = torch.randn(SAMPLES, 1, 8, 8, generator=draw)
+    y = torch.randint(0, 10, (SAMPLES,), generator=draw)
     x[:, 0, 0, 0], y[:] = pixel, torch.where(torch.arange(SAMPLES) % 4 == 0, 9, label)
 
     class Own(L.LightningDataModule):

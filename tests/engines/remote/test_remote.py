@@ -473,7 +473,8 @@ def test_personal_models_known_only_to_their_sites_are_evaluated_there(tmp_path:
 
 def test_restarted_site_finds_its_kept_state_in_its_folder(tmp_path: Path) -> None:
     """As where every message has a process of its own."""
-    make, make_module = CASES["kept momentum, two of three"][0], make_momentum_module
+    make = CASES["kept momentum, two of three"][0]
+    make_module = make_momentum_module
 
     class Anew:
         def __init__(self, client: int) -> None:

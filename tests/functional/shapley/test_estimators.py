@@ -42,7 +42,8 @@ def test_estimators_of_closed_form_games_are_exact(name: str, n: int) -> None:
 
 @pytest.mark.parametrize("name", UNBIASED)
 def test_sampled_values_are_unbiased(name: str) -> None:
-    table, draws = make_random_table(6, seed=16), 200
+    table = make_random_table(6, seed=16)
+    draws = 200
     estimate = partial(UNBIASED[name], make_table_game(table), 6, budget=40)
     values = torch.stack([estimate(generator=make_generator(seed)).values for seed in range(draws)])
     error = values.mean(dim=0) - torch.from_numpy(shapley_by_all_orders(table))
@@ -52,7 +53,8 @@ def test_sampled_values_are_unbiased(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UNBIASED)
 def test_standard_error_is_within_a_quarter_of_the_spread_over_seeds(name: str) -> None:
-    n, table = 8, make_accuracy_table(8)
+    n = 8
+    table = make_accuracy_table(8)
     runs = [
         SAMPLED[name](make_table_game(table), n, budget=180, generator=make_generator(s))
         for s in range(300)

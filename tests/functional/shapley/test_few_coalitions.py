@@ -234,7 +234,8 @@ def test_interval_over_seeds_equals_that_by_hand() -> None:
 
 
 def test_few_coalitions_with_wrong_input_raise() -> None:
-    masks, utilities = few_coalitions(3, "both"), torch.rand(8)
+    masks = few_coalitions(3, "both")
+    utilities = torch.rand(8)
     for bad_masks, bad, words in (
         (masks.int(), utilities, "expected masks bool"),
         (masks, utilities[1:], "expected masks bool"),

@@ -69,7 +69,8 @@ def test_step_weights_equal_the_movement_under_torchs_sgd(momentum: float) -> No
 
 def test_class_values_and_rest_sum_to_the_clients_gradient_shapley() -> None:
     draw = torch.Generator().manual_seed(3)
-    classes, slopes = torch.randn(3, 2, generator=draw), torch.randn(3, generator=draw)
+    classes = torch.randn(3, 2, generator=draw)
+    slopes = torch.randn(3, generator=draw)
     weights = torch.tensor([0.2, 0.5, 0.3])
     rows = client_in_run_values(classes, slopes, weights, server_lr=0.7)
 

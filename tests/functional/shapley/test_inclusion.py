@@ -11,7 +11,8 @@ from flsv.utilities.errors import ConfigurationError
 
 def probabilities_by_bisection(weights: np.ndarray, m: float) -> np.ndarray:
     """KKT of eq. 8: p_i = min(1, w_i / tau) with sum p = m."""
-    low, high = 0.0, weights.sum() / m * 10
+    low = 0.0
+    high = weights.sum() / m * 10
     for _ in range(200):
         tau = (low + high) / 2
         if np.minimum(1, weights / max(tau, 1e-300)).sum() > m:

@@ -34,12 +34,15 @@ def test_running_mean_and_stderr_over_batches_equal_those_of_all_samples() -> No
 def test_marginals_along_orders_equal_a_plain_loop_with_truncation(
     truncation: float | None,
 ) -> None:
-    n, table = 6, make_random_table(6)
+    n = 6
+    table = make_random_table(6)
     orders = random_permutations(50, n, make_generator())
     marginals = marginals_along(MemoizedGame(make_table_game(table), n), orders, truncation)
 
     for order, row in zip(orders.tolist(), marginals[..., 0], strict=True):
-        expected, coalition, value = torch.zeros(n, dtype=torch.float64), 0, table[0]
+        expected = torch.zeros(n, dtype=torch.float64)
+        coalition = 0
+        value = table[0]
         for player in order:  # Ghorbani and Zou, algorithm 1
             if truncation is not None and abs(table[-1] - value) <= truncation:
                 new = value

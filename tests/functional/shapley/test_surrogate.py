@@ -33,7 +33,8 @@ from flsv.functional.shapley.surrogate import (
 
 @pytest.mark.parametrize("parts", SURROGATES[-3:])
 def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts: list[Kernel]) -> None:
-    n, table = 6, make_accuracy_table(6)
+    n = 6
+    table = make_accuracy_table(6)
     observed = torch.randperm(64, generator=make_generator())[:40]
     utilities = torch.stack([table, table**2], dim=1)
     surrogate, left_out = fit_surrogate([parts], all_coalitions(n)[observed], utilities[observed])
@@ -137,7 +138,8 @@ def test_paired_sample_draws_the_total_without_a_pair_twice(n: int) -> None:
 
 
 def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s() -> None:
-    n, sample = 41, PairedSample(41, make_generator())
+    n = 41
+    sample = PairedSample(41, make_generator())
     sample.draw(4000)
     counts = {layer.size: len(layer.masks) for layer in sample.layers}
 

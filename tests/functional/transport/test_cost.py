@@ -14,7 +14,8 @@ from flsv.utilities.errors import ConfigurationError
 
 def test_class_means_and_deviations_equal_numpys_per_class() -> None:
     x, y = make_labeled(0)
-    diagonal, full = class_statistics(x, y), class_statistics(x, y, covariance="full")
+    diagonal = class_statistics(x, y)
+    full = class_statistics(x, y, covariance="full")
 
     assert diagonal.labels.tolist() == [0, 2, 5]
     assert diagonal.deviations is not None

@@ -29,10 +29,8 @@ def test_the_safe_support_is_the_largest_that_is_not_refused(samples: int, safe:
 
 def make_gaussians(dim: int, m: int = 150, m2: int = 150) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(dim)
-    x, x2 = (
-        torch.randn(m, dim, generator=generator),
-        0.5 * torch.randn(m2, dim, generator=generator) + 1,
-    )
+    x = torch.randn(m, dim, generator=generator)
+    x2 = 0.5 * torch.randn(m2, dim, generator=generator) + 1
 
     return x.double(), x2.double()
 

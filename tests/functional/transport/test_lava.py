@@ -36,9 +36,11 @@ def dual_by_pot(
 ) -> np.ndarray:
     """The dual on the first side, up to a constant; towards the same samples the symmetric one, by its fixed point."""
     between = class_distances_by_pot(x, y, x2, y2)
-    rows, columns = np.unique(y, return_inverse=True)[1], np.unique(y2, return_inverse=True)[1]
+    rows = np.unique(y, return_inverse=True)[1]
+    columns = np.unique(y2, return_inverse=True)[1]
     cost = ot.dist(x, x2) / 2 + c * between[rows][:, columns] / 2
-    a, b = np.full(len(x), 1 / len(x)), np.full(len(x2), 1 / len(x2))
+    a = np.full(len(x), 1 / len(x))
+    b = np.full(len(x2), 1 / len(x2))
     if x is x2:
         f = np.zeros(len(x))
         for _ in range(2000):
@@ -65,7 +67,9 @@ def calibrated_gradient_by_pot(
 def test_lava_equals_the_duals_of_pot(weight: float) -> None:
     x, y = make_blobs(40, 0)
     x2, y2 = make_blobs(25, 1)
-    x, x2, eps = x.double(), x2.double(), 4.0
+    x = x.double()
+    x2 = x2.double()
+    eps = 4.0
     y, _ = flip_labels(y, 0.2, 4)
 
     values = lava(x, y, x2, y2, label_weight=weight, eps=eps)
@@ -81,7 +85,8 @@ def test_lavas_class_distances_equal_the_reference_and_are_0_within_a_class() ->
     x, y = make_blobs(60, 0)
     x2, y2 = make_blobs(50, 1)
     has_class = y2 != 2
-    x2, y2 = x2[has_class], y2[has_class]
+    x2 = x2[has_class]
+    y2 = y2[has_class]
 
     distances = class_distances(x, y, x2, y2)
     distances_to_itself = class_distances(x, y, x, y)

@@ -75,9 +75,11 @@ def train_by_hand(
     net: nn.Module, visit: Visit, merge: Any = None, failing: Failing = frozenset()
 ) -> nn.Module:
     """Rounds of ``visit``, and after each the mean of the models, or what ``merge`` makes of them and of the start."""
-    data, server = make_unequal_data(), copy.deepcopy(net)
+    data = make_unequal_data()
+    server = copy.deepcopy(net)
     for r in range(ROUNDS):
-        models, buffers = [], []
+        models = []
+        buffers = []
         for i in cohort_of_round(r):
             if (r, i) not in failing:
                 client = copy.deepcopy(server).train()
@@ -113,7 +115,9 @@ def make_ditto_loop(**kwargs: Any) -> FederatedLoop:
 
 @both_nets
 def test_ditto_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -> None:
-    net, personal, data = network(batch_norm), {}, make_unequal_data()
+    net = network(batch_norm)
+    personal = {}
+    data = make_unequal_data()
 
     def visit(
         client: nn.Module,
@@ -188,7 +192,8 @@ def make_fedrep_loop(**kwargs: Any) -> FederatedLoop:
 @both_nets
 def test_fedrep_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -> None:
     """One epoch for the head, then one for the body, as the authors' code has it: by requires_grad."""
-    net, head = network(batch_norm), ["4.weight", "4.bias"]
+    net = network(batch_norm)
+    head = ["4.weight", "4.bias"]
     decaying = partial(
         torch.optim.SGD,
         lr=0.1,
@@ -210,7 +215,8 @@ def test_fedrep_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -
 
     train: Train = in_turn
     expected, private_parts = train_sharing_by_hand(net, head, train, uniform=True)
-    loop, module = make_fedrep_loop(), Plain(copy.deepcopy(net), decaying)
+    loop = make_fedrep_loop()
+    module = Plain(copy.deepcopy(net), decaying)
     fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
 
     assert_same_state(module.net, expected)
@@ -219,7 +225,8 @@ def test_fedrep_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -
 
 def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
     """With the true Hessian, or without."""
-    data, alpha = make_unequal_data(), 0.05
+    data = make_unequal_data()
+    alpha = 0.05
 
     def others(r: int, i: int) -> Iterator[Any]:
         for epoch in range(100):
@@ -455,7 +462,8 @@ def test_scaffold_control_variates_and_models_equal_those_by_hand(
 
     net = network(batch_norm)
     expected, server, clients = hand(net, failing)
-    loop, module = make(), Diverges(net, optimizer, failing)
+    loop = make()
+    module = Diverges(net, optimizer, failing)
     fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
 
     assert_same_state(module.net, expected)

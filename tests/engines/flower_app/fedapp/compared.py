@@ -27,7 +27,8 @@ class Halfway(FedAvg):
 
     def aggregate_train(self, server_round, replies):  # type: ignore[no-untyped-def]
         arrays, _ = super().aggregate_train(server_round, replies)
-        self.done, noise = self.done + 1, torch.randn(()) / 10
+        self.done = self.done + 1
+        noise = torch.randn(()) / 10
         now = {
             name: (self.model_sent[name] + value) / 2 + noise
             for name, value in arrays.to_torch_state_dict().items()

@@ -15,7 +15,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     torch.manual_seed(0)
-    net, strategy = Net(), FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3)
+    net = Net()
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3)
     metrics = {
         "value": flsv.metrics.CumulativeShapley(),
         "cssv": flsv.metrics.ClassSpecificShapley(),
