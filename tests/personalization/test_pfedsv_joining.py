@@ -64,11 +64,15 @@ def test_joining_game_values_equal_those_over_all_orders() -> None:
     weights[0] = 0
     mixture = weights / weights.sum() @ vectors.numpy()
     # The best of eleven models between its own and the mixture.
-    path = [(1 - share) * vectors[0].numpy() + share * mixture for share in np.linspace(0, 1, 11)]
-    best = path[int(np.argmax([accuracy(model) for model in path]))]
+    own_vector = vectors[0].numpy()
+    path = []
+    for share in np.linspace(0, 1, 11):
+        path.append((1 - share) * own_vector + share * mixture)
+    accuracies = [accuracy(model) for model in path]
+    best = path[int(np.argmax(accuracies))]
 
     np.testing.assert_allclose(models[0], best, atol=1e-6)
-    assert accuracy(best) > accuracy(vectors[0].numpy())
+    assert accuracy(best) > accuracy(own_vector)
 
 
 def test_client_without_gain_from_others_keeps_its_own_model() -> None:
@@ -96,10 +100,7 @@ def test_client_without_gain_from_others_keeps_its_own_model() -> None:
 
 @pytest.mark.parametrize("shared", [0.25, 1.0])
 def test_pfedsv_with_shared_starts_between_the_own_and_the_global_model(shared: float) -> None:
-    method = begin_method(
-        2,
-        PFedSV(shared=shared),
-    )
+    method = begin_method(2, PFedSV(shared=shared))
     local = Judged(1, lambda v: 0).data
     state = FederationState(2, global_vector=torch.arange(7.0))
     instruction = Instruction(4, 1, 0, method.start(1, state), {})
