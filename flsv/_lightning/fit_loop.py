@@ -21,10 +21,28 @@ from lightning.pytorch.loops import _FitLoop
 from torch import Tensor
 
 from flsv._lightning.patches import Patch, PatchedAttributes
+from flsv.core import is_loop
 from flsv.utilities.errors import ConfigurationError
 
 #: Key of the values, by scheduler, for which plateau schedulers have not been stepped.
 _PLATEAU_VALUES = "plateau_values"
+
+
+class Rounds:
+    """The rounds of a federation, which a :class:`FederatedFitLoop` runs in the place of Lightning's epochs."""
+
+    def begin_round(self) -> None:
+        """Prepare the next round, before any of its hooks is called."""
+
+    def round(self) -> None:
+        """Train the clients, each by :meth:`FederatedFitLoop.train_epoch`, and make the next global model."""
+        raise NotImplementedError
+
+    def score_round(self) -> None:
+        """Score the global model, after all hooks of the round."""
+
+    def finish(self) -> None:
+        """Write the results, after all hooks of the fit's end."""
 
 
 class FederatedFitLoop(_FitLoop):
@@ -32,20 +50,12 @@ class FederatedFitLoop(_FitLoop):
     epoch.
 
     Attributes:
-        before_round: called before any hook of the next round.
-        round: trains the clients, each by :meth:`train_epoch`, and makes the next global model.
-        after_round: called when all hooks of the round have run.
-        after_fit: called when all hooks of the fit's end have run.
         has_begun_round: whether the hooks of the round's start have run, which are not called again for a checkpoint's
             epoch.
         is_in_round: whether a round is unfinished.
         batch: the client's batch that is trained on, else None.
     """
 
-    before_round: Callable[[], Any] = staticmethod(lambda: None)
-    round: Callable[[], Any]
-    after_round: Callable[[], Any] = staticmethod(lambda: None)
-    after_fit: Callable[[], Any] = staticmethod(lambda: None)
     has_begun_round = False
     is_in_round = False
     batch: Any = None
@@ -54,9 +64,10 @@ class FederatedFitLoop(_FitLoop):
     _is_idle = False
     _first_batch_index = 0
 
-    def __init__(self, trainer: L.Trainer) -> None:
+    def __init__(self, trainer: L.Trainer, rounds: Rounds) -> None:
         # Lightning's own state, in the place of a new one.
         self.__dict__.update(trainer.fit_loop.__dict__)
+        self._rounds = rounds
         self._waiting: list[Callable[[], Any]] = []
         # A checkpoint's values for schedulers, until these are stepped.
         self._plateau_values: dict[int, Tensor] = {}
@@ -123,7 +134,7 @@ class FederatedFitLoop(_FitLoop):
         num_started = progress.started
         self.has_begun_round = False
         self._step_plateaus()
-        self.before_round()
+        self._rounds.begin_round()
         self.is_in_round = True
         super().on_advance_start()
         self._has_stepped_plateaus = False
@@ -133,18 +144,18 @@ class FederatedFitLoop(_FitLoop):
         self._waiting = []
         self._first_batch_index = self.total_batch_idx + 1
         if self.has_begun_round:
-            self.round()
+            self._rounds.round()
         else:  # Lightning only ends the epoch of a checkpoint
             self.is_in_round = False
             super().advance()
 
     def on_advance_end(self) -> None:
         super().on_advance_end()
-        self.after_round()
+        self._rounds.score_round()
 
     def on_run_end(self) -> None:
         super().on_run_end()
-        self.after_fit()
+        self._rounds.finish()
 
     def train_epoch(
         self,
@@ -240,13 +251,13 @@ class FederatedFitLoop(_FitLoop):
             progress.increment_completed()
         self._plateau_values = {}
 
-    def copy_states(self, loop: L.Callback) -> None:
-        """Store the states of optimizers, schedulers and callbacks, except ``loop``, before a round's hooks."""
+    def copy_states(self) -> None:
+        """Store the states of optimizers, schedulers and other callbacks than FederatedLoop, before a round's hooks."""
         trainer: Any = self.trainer
         callback_states = {}
         for callback in trainer.callbacks:
             # What is written to files, and the time that has passed, is not undone with the round.
-            if callback is not loop and not isinstance(callback, Checkpoint | Timer):
+            if not is_loop(callback) and not isinstance(callback, Checkpoint | Timer):
                 state = _copy_state(callback.state_dict(), type(callback).__name__)
                 callback_states[callback.state_key] = state
         self._callbacks = callback_states

@@ -15,7 +15,7 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from flsv._lightning.fit_loop import FederatedFitLoop
+from flsv._lightning.fit_loop import FederatedFitLoop, Rounds
 from flsv._lightning.patches import (
     PatchedAttributes,
     callbacks_of,
@@ -50,7 +50,7 @@ _EVERY_ROUND = (
 )
 
 
-class LightningFit:
+class LightningFit(Rounds):
     """One fit of a federation, which connects a Trainer with a :class:`flsv.federation.run.FederationRun`."""
 
     def __init__(
@@ -86,7 +86,7 @@ class LightningFit:
         if self.files and trainer.is_global_zero:
             folder_lock = FolderLock(run_folder(trainer))
             self._undo.callback(folder_lock.release)
-        self.loop = FederatedFitLoop(trainer)
+        self.loop = FederatedFitLoop(trainer, rounds=self)
         self._undo.callback(self.loop.give_back)
 
     # ---- before the first round
@@ -224,11 +224,7 @@ class LightningFit:
                 return engine_of_strategy
         return resolve_name(ENGINES[engine])
 
-    def begin_training(
-        self,
-        module: L.LightningModule,
-        loop: L.Callback,
-    ) -> None:
+    def begin_training(self, module: L.LightningModule) -> None:
         """Prepare the engine, the reports and the trainer's hooks for the first round."""
         federation = self.running
         engine = federation.engine
@@ -245,13 +241,7 @@ class LightningFit:
 
         self.extension.log_plan(self.state.num_clients, federation.server.games, module)
         self.reports.evaluate_untrained()
-        self.reports.terminal.text = self._progress
         self.average = RoundAverage(callbacks_of(self.trainer))
-        self.begin_step = engine.local_training.begin_step
-        self.loop.before_round = partial(self.begin_round, loop)
-        self.loop.round = self.round
-        self.loop.after_round = self._score_round
-        self.loop.after_fit = self.finish
         self._deliver_global_model()
 
     def _deliver_global_model(self) -> None:
@@ -291,22 +281,12 @@ class LightningFit:
         """Describe the client and the round that train now, for messages."""
         return where(self.current_client, self.state.round_index, self.data.client_names)
 
-    def _progress(self) -> dict[str, str]:
-        rounds = self.trainer.max_epochs
-        round_number = self.state.round_index
-        if round_number != rounds:  # the number of the round that is in progress
-            round_number += 1
-        return {
-            "round": f"{round_number}/{rounds}",
-            "client": self.running.engine.place,
-        }
-
     # ---- a round
 
-    def begin_round(self, loop: L.Callback) -> None:
+    def begin_round(self) -> None:
         """Store the federation's state before Lightning calls any hook of the next round."""
         assert self.reports is not None
-        self.loop.copy_states(loop)
+        self.loop.copy_states()
         self.reports.begin_round()
         self.finetuning.begin_round()
         self.average.begin_round(self.trainer)
@@ -346,7 +326,7 @@ class LightningFit:
 
     # ---- between rounds
 
-    def _score_round(self, ended: bool = False) -> None:
+    def score_round(self, ended: bool = False) -> None:
         """Score the module after all hooks of a round, or with ``ended`` of the fit, if metrics need its score."""
         module = self.trainer.lightning_module
         last_round = self.state.round_index - 1
@@ -371,7 +351,7 @@ class LightningFit:
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Score the last round, and return the state that the next one needs."""
-        self._score_round()
+        self.score_round()
         engine = None
         if self.federation is not None:
             engine = self.federation.engine
@@ -403,7 +383,7 @@ class LightningFit:
         late_scores: Mapping[str, torch.Tensor] = {}
         if self.running.end_run():
             late_scores = self.state.client_scores
-        self._score_round(ended=True)
+        self.score_round(ended=True)
         self._warn_of_filters()
         self._finished = True
         if self.state.global_vector is not None:

@@ -258,12 +258,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         trainer: L.Trainer,
         pl_module: L.LightningModule,
     ) -> None:
-        self._fit.begin_training(pl_module, self)
+        self._fit.begin_training(pl_module)
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
     ) -> None:
-        self._fit.begin_step(optimizer)
+        self.run.engine.local_training.begin_step(optimizer)
 
     def on_validation_start(
         self,

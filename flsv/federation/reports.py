@@ -96,13 +96,30 @@ class RunReports:
         self.sinks += self._loggers(settings)
 
         prints_table = self._prints and self._config.reporting.table
-        self.terminal = Terminal(trainer, self._data.client_names, prints_table, files)
+        self.terminal = Terminal(
+            trainer,
+            self._data.client_names,
+            prints_table,
+            files=files,
+            progress=self._progress,
+        )
         self._monitored = Monitored(trainer, self._metrics)
         self.sinks += [self.terminal, self._monitored]
 
     @property
     def _prints(self) -> bool:
         return self._trainer.is_global_zero and not self._trainer.fast_dev_run
+
+    def _progress(self) -> dict[str, str]:
+        """Return the round and the client in training, for the progress bar."""
+        rounds = self._trainer.max_epochs
+        round_number = self._state.round_index
+        if round_number != rounds:  # the number of the round that is in progress
+            round_number += 1
+        return {
+            "round": f"{round_number}/{rounds}",
+            "client": self._federation.engine.place,
+        }
 
     def _draws_pictures(self, index: int) -> bool:
         return self._config.reporting.draws(index, self._trainer.max_epochs)

@@ -221,8 +221,8 @@ class Terminal(Sink):
         client_names: Sequence[str],
         table: bool,
         files: bool,
+        progress: Callable[[], dict[str, str]],
     ) -> None:
-        self.text: Callable[[], dict[str, str]] = dict
         self._trainer = trainer
         self._bar = trainer.progress_bar_callback
         self._client_names = client_names
@@ -236,7 +236,7 @@ class Terminal(Sink):
             items = dict(get_metrics(trainer, module))
             items.pop("v_num", None)
             if trainer.training:
-                items |= self.text()
+                items |= progress()
             return items
 
         self._bar.get_metrics = with_text  # type: ignore[method-assign, assignment]  # replaced on this bar alone

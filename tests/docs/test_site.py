@@ -5,7 +5,6 @@ import inspect
 import re
 import subprocess
 import sys
-import textwrap
 import tomllib
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import yaml
 
 import flsv.metrics
 from flsv.core.vocabulary import NEEDS, VOCABULARY
-from flsv.federation.run import FederationRun
 
 ROOT = Path(__file__).parents[2]
 ENTRY = """
@@ -197,30 +195,33 @@ def test_every_page_is_in_the_navigation() -> None:
     }
 
 
-def test_code_of_a_round_in_the_docs_equals_federation_run_round() -> None:
-    shown = (ROOT / "docs/explanation/round.md").read_text().split("```py\n")[1].split("```")[0]
-    body = inspect.getsource(FederationRun.round).split('"""')[-1]
-    assert shown == textwrap.dedent(body.strip("\n")) + "\n"
-
-
-def test_lines_of_local_training_in_the_docs_occur_in_the_code_in_order() -> None:
+def calls_on_the_page() -> list[tuple[int, str, str]]:
+    """The lines of the tree of calls: indentation, class and method, and the description of the line."""
     page = (ROOT / "docs/explanation/round.md").read_text()
-    code_block = page.split("## Local training")[1].split("```")[1].splitlines()[1:]
-    shown_lines = []
-    for line in code_block:
-        if not line.startswith("#"):
-            statement = line.split("  #")[0].split("...")[0]
-            shown_lines.append("".join(statement.split()))
+    tree = page.split("```text\n")[1].split("```")[0]
+    lines = re.findall(r"^( *)(\w+\.\w+)(.*)$", tree, flags=re.MULTILINE)
+    return [(len(indent), call, description) for indent, call, description in lines]
 
-    source = (ROOT / "flsv/training/local_training.py").read_text()
-    # Wherever its lines are broken, by parentheses or without them.
-    code = "".join(source.split()).replace("=(", "=")
-    places = [code.find(line) for line in shown_lines]
 
-    assert len(places) == 6
-    assert -1 not in places, shown_lines[places.index(-1)]
-    assert places[:3] == sorted(places[:3])
-    assert places[3:] == sorted(places[3:])
+def test_a_round_in_the_docs_names_classes_where_they_are_and_methods_where_they_are_called() -> (
+    None
+):
+    calls = calls_on_the_page()
+    assert len(calls) > 10
+    classes: dict[str, type] = {}
+    callers: dict[int, type] = {}
+    for indent, call, description in calls:
+        class_name, method = call.split(".")
+        path = re.search(r"[\w/]+\.py", description)
+        if path is not None:
+            module = importlib.import_module(f"flsv.{path[0][:-3].replace('/', '.')}")
+            classes[class_name] = getattr(module, class_name)
+        assert callable(getattr(classes[class_name], method)), call
+
+        callers[indent] = classes[class_name]
+        if indent > 0:
+            code = inspect.getsource(callers[indent - 2])
+            assert re.search(rf"\b{method}\b", code), f"{callers[indent - 2]} does not call {call}"
 
 
 @pytest.mark.slow

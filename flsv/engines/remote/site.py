@@ -21,7 +21,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from flsv._lightning.evaluation import count_answers
-from flsv._lightning.fit_loop import FederatedFitLoop
+from flsv._lightning.fit_loop import FederatedFitLoop, Rounds
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import ClientUpdate, FederationState, LocalData, opened
 from flsv.core.needs import needs_of
@@ -392,7 +392,7 @@ class NumberedData:
         return self._data.client_loader(0, *args, **kwargs)
 
 
-class SiteVisit(L.Callback):
+class SiteVisit(L.Callback, Rounds):
     """Callback that turns a fit into one site's training in one round."""
 
     def __init__(
@@ -486,7 +486,7 @@ class SiteVisit(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         steps = self._steps
         steps.client = self._instruction.client_id
-        self._loop = FederatedFitLoop(trainer)
+        self._loop = FederatedFitLoop(trainer, rounds=self)
         self._steps_told = steps.patch_step_counts()
         self._batches_told = steps.patch_batch_counts()
 
@@ -533,7 +533,6 @@ class SiteVisit(L.Callback):
         training.state.remember()
         training.state.begin_round()
         self._loop.begin(training.begin_batch, self._end_batch)
-        self._loop.round = partial(self._train, trainer)
 
         if self._has_lost_its_model():
             with opened(self._holder) as local:
@@ -557,12 +556,12 @@ class SiteVisit(L.Callback):
             raise Refused(f"it has stopped, not ready after {self._seconds} s")
         self._training.end_batch(loss)
 
-    def _train(self, trainer: L.Trainer) -> None:
+    def round(self) -> None:
         (visit,) = self._loader.visits
         self._loader.train(visit, self._loop.train_epoch)
         if self._training.is_trained:
             self._end_training()
-            trainer.should_stop = True  # each round is a fit of its own
+            self._loop.trainer.should_stop = True  # each round is a fit of its own
         self._loop.end_round()
 
     def _end_training(self) -> None:
