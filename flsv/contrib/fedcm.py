@@ -14,11 +14,9 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from flsv.core import FederationState, Round
-from flsv.core.answers import Numbers
-from flsv.core.strategy import FederationInfo
-from flsv.training.algorithms import ClientAlgorithm
-from flsv.training.algorithms.base import ClientContext, is_plain_sgd
+from flsv.core import FederationInfo, FederationState, Numbers, Round
+from flsv.training.algorithms import ClientAlgorithm, ClientContext
+from flsv.training.algorithms.base import is_plain_sgd
 from flsv.utilities.errors import ConfigurationError
 
 DIRECTION, RATES = "fedcm_direction", "fedcm_learning_rate_sum"

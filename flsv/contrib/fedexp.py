@@ -10,8 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from flsv.aggregation import FedAvg
-from flsv.core import Round
-from flsv.core.strategy import Contributions
+from flsv.core import Contributions, Round
 from flsv.utilities.declared import Positive
 
 

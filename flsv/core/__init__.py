@@ -12,7 +12,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ALONE, ClientPlacement, Ranks, ranks_of
 from flsv.core.round import Round, Start, TrainedCoalitions, asked_starts
 from flsv.core.state import ClientUpdate, FederationState, Instruction
-from flsv.core.strategy import Strategy
+from flsv.core.strategy import Contributions, FederationInfo, Strategy
 from flsv.core.vocabulary import VOCABULARY, Stage, stage_of
 
 __all__ = [
@@ -24,6 +24,8 @@ __all__ = [
     "ClientMatrix",
     "ClientPlacement",
     "ClientUpdate",
+    "Contributions",
+    "FederationInfo",
     "FederationState",
     "Instruction",
     "LocalData",

@@ -34,6 +34,12 @@ BASES = (
 )
 
 
+#: The kinds of parts that flsv.testing can check.
+CHECKED = (aggregation.Aggregator, metrics.ContributionMetric, ClientAlgorithm)
+CHECKS = """@parametrize_with_checks([{}()])
+    def test_checks(check): check()"""
+
+
 def missing_names(file: str, text: str) -> str:
     return f"{file}: add\n    {text}"
 
@@ -68,9 +74,28 @@ def test_a_leaf_brings_paper_owner_caveat_example_and_test(leaf: str) -> None:
 
     test = (ROOT / test_file).read_text()
     for node in classes:
-        call = f"@parametrize_with_checks([{node.name}()])"
-        checks = re.search(rf"(parametrize_with_checks|check_\w+)\(.*\b{node.name}\(", test)
-        assert checks, missing_names(test_file, f"{call}\n    def test_checks(check): check()")
+        part = getattr(flsv.contrib, node.name)
+        assert has_checks(part, test), missing_names(test_file, CHECKS.format(node.name))
+
+
+def has_checks(part: type, test: str) -> bool:
+    """Whether a test runs the checks of flsv.testing on a part, if there are any for its kind."""
+    if not issubclass(part, CHECKED):
+        return True
+    call = rf"(parametrize_with_checks|check_\w+)\(.*\b{part.__name__}\("
+    return re.search(call, test) is not None
+
+
+@pytest.mark.parametrize(
+    ("part", "test", "expected"),
+    [
+        (aggregation.FedAvg, "@parametrize_with_checks([FedAvg()])", True),
+        (aggregation.FedAvg, "assert FedAvg()", False),
+        (sampling.UniformSampler, "assert UniformSampler(1)", True),
+    ],
+)
+def test_checks_are_asked_for_where_there_are_any(part: type, test: str, expected: bool) -> None:
+    assert has_checks(part, test) == expected
 
 
 def test_a_leaf_is_found_by_its_name_alone_and_loaded_when_it_is_asked_for() -> None:
