@@ -116,18 +116,18 @@ class DigitsFails(DigitsPlateau):
     steps = 0
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loop: Any = next(
-            callback for callback in self.trainer.callbacks if hasattr(callback, "sampler")
-        )  # type: ignore[attr-defined]
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        (loop,) = [callback for callback in callbacks if hasattr(callback, "sampler")]
         cohort = " ".join(map(str, loop.state.cohort))
         if cohort == os.environ.get("FAILS"):
             raise ZeroDivisionError("nobody there")
 
-        if wait := os.environ.get("WAITS"):
-            time.sleep(float(wait))
-
-        DigitsFails.steps += "COUNTS" in os.environ
-        return super().training_step(batch, batch_idx) * (1 + DigitsFails.steps / 100)
+        if "WAITS" in os.environ:
+            time.sleep(float(os.environ["WAITS"]))
+        if "COUNTS" in os.environ:
+            DigitsFails.steps += 1
+        loss = super().training_step(batch, batch_idx)
+        return loss * (1 + DigitsFails.steps / 100)
 
 
 class Anneals(L.Callback):

@@ -125,18 +125,20 @@ class Items(Dataset):
 
 
 def make_items(length=30, **attributes):
-    return Items(
-        [(torch.full((4,), float(index)), index % 3) for index in range(length)], **attributes
-    )
+    samples = []
+    for index in range(length):
+        x = torch.full((4,), float(index))
+        label = index % 3
+        samples.append((x, label))
+    return Items(samples, **attributes)
 
 
 def make_patients(number, seed, shift=0.0):
     rng = np.random.default_rng(seed)
-    return Frame(
-        age=(rng.normal(50 + shift, 9, number)).tolist(),
-        ward=[["A", "B", f"only {seed}"][i % 3] for i in range(number)],
-        ill=(np.arange(number) % 2).tolist(),
-    )
+    ages = rng.normal(50 + shift, 9, number)
+    wards = np.resize(["A", "B", f"only {seed}"], number)
+    is_ill = np.arange(number) % 2
+    return Frame(age=ages.tolist(), ward=wards.tolist(), ill=is_ill.tolist())
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -159,17 +161,10 @@ def parametrize_files(folder):
 
 def count_by_client_and_class(data):
     """Samples by client and true class, all of a client's splits together ``[n, M]``."""
-    labels = load_image_data(data.source, data.files.root).train.tensors[
-        -1
-    ]  # as they were before corruptions
-    return torch.stack(
-        [
-            sum(
-                torch.bincount(
-                    labels[data.client_indices(client, split)], minlength=data.num_classes
-                )
-                for split in ("train", "val", "test")
-            )
-            for client in range(data.num_clients)
-        ]
-    )
+    labels_before_corruption = load_image_data(data.source, data.files.root).train.tensors[-1]
+    counts = torch.zeros(data.num_clients, data.num_classes, dtype=torch.long)
+    for client in range(data.num_clients):
+        for split in ("train", "val", "test"):
+            labels = labels_before_corruption[data.client_indices(client, split)]
+            counts[client] += torch.bincount(labels, minlength=data.num_classes)
+    return counts

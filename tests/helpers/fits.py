@@ -59,11 +59,15 @@ def fit(
     ckpt_path: Any = None,
     **kwargs: Any,
 ) -> L.LightningModule:
-    module = Plain() if module is None else module
+    if module is None:
+        module = Plain()
+    if data is None:
+        data = toy_data()
+
     trainer = trainer_for(loop, folder, rounds, **kwargs)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")
-        trainer.fit(module, toy_data() if data is None else data, ckpt_path=ckpt_path)
+        trainer.fit(module, data, ckpt_path=ckpt_path)
     return module
 
 
@@ -80,15 +84,16 @@ def validation_loss(
 
 def state_vector(module: L.LightningModule) -> Tensor:
     """All floating-point state, parameters before buffers, by state_dict and not by flsv."""
-    return flatten_state(module.state_dict(), [name for name, _ in module.named_parameters()])
+    parameters = [name for name, _ in module.named_parameters()]
+    return flatten_state(module.state_dict(), parameters)
 
 
 def flatten_state(state: dict[str, Tensor], parameters: list[str]) -> Tensor:
-    names = [
-        *parameters,
-        *(n for n, v in state.items() if n not in parameters and v.is_floating_point()),
-    ]
-    return torch.cat([state[n].reshape(-1).double() for n in names])
+    names = list(parameters)
+    for name, tensor in state.items():
+        if name not in parameters and tensor.is_floating_point():
+            names.append(name)
+    return torch.cat([state[name].reshape(-1).double() for name in names])
 
 
 def read_logged_metrics(folder: Path) -> list[dict[str, str]]:
@@ -197,23 +202,24 @@ MASKS = torch.tensor(list(itertools.product([False, True], repeat=3)))
 
 
 class KeepsGames(LeaveOneOut):
-    """Plays all coalitions, and keeps the values, the cohort's models and the fit's module as it was."""
+    """Plays all coalitions, and keeps each round with the coalitions' utilities."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.__dict__["found"] = []
+        self.__dict__["games"] = []
 
     @property
     def round_fields(self) -> dict[str, Any]:
-        return {
-            **super().round_fields,
-            "generator": lambda round: self.found.append([round]) or round.generator("x"),
-        }
+        return {**super().round_fields, "generator": self.keep_round}
+
+    def keep_round(self, round: Any) -> torch.Generator:
+        self.games.append([round])
+        return round.generator("x")
 
     def update(
         self, client_ids: Tensor, utility: Any, generator: Any = None, round_index: int = 0
     ) -> None:
-        self.found[-1].append(utility(MASKS))
+        self.games[-1].append(utility(MASKS))
         super().update(client_ids, utility, generator, round_index)
 
 
@@ -226,19 +232,18 @@ def play_all_coalitions(
 ) -> tuple[Tensor, list[Tensor]]:
     """The utilities ``[8]`` of the last round's coalitions, and their models by hand."""
     metric = KeepsGames(**measures)
-    fit(
-        FederatedLoop(metrics={"mine": metric}, seed=3, reporting=Reporting(table=False)),
-        folder,
-        module,
-        data,
-        rounds=rounds,
-    )
-    round, values = metric.found[-1]
-    x = round.global_vector
-    models = round.client_vectors
-    vectors = [models[mask].double().mean(0).float() if mask.any() else x for mask in MASKS]
+    loop = FederatedLoop(metrics={"mine": metric}, seed=3, reporting=Reporting(table=False))
+    fit(loop, folder, module, data, rounds=rounds)
 
-    return values, vectors
+    round, utilities = metric.games[-1]
+    models = []
+    for mask in MASKS:
+        if mask.any():
+            mean = round.client_vectors[mask].double().mean(0)
+            models.append(mean.float())
+        else:
+            models.append(round.global_vector)
+    return utilities, models
 
 
 def validate_with_lightning(
@@ -307,26 +312,29 @@ def assert_resumes(
     return whole
 
 
-def same_values(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a.nan_to_num(9), b.nan_to_num(9))
+def same_values(value: Any, expected: Any) -> bool:
+    if isinstance(value, Tensor):
+        return torch.equal(value.nan_to_num(9), expected.nan_to_num(9))
 
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same_values(a[key], b[key]) for key in a)
+    if isinstance(value, dict):
+        if value.keys() != expected.keys():
+            return False
+        return all(same_values(value[key], expected[key]) for key in value)
 
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same_values, a, b))
-    return a == b
+    if isinstance(value, list | tuple):
+        return len(value) == len(expected) and all(map(same_values, value, expected))
+
+    return value == expected
 
 
 class Mixture(Personalizer):
     """Half the global model, half the client's own."""
 
     def personalize(self, round: Any, contributions: Any, models: Any) -> dict[int, Tensor]:
-        return {
-            i: (x + round.server_vector) / 2
-            for i, x in zip(round.client_ids.tolist(), round.client_vectors)
-        }
+        mixtures = {}
+        for client, model in zip(round.client_ids.tolist(), round.client_vectors):
+            mixtures[client] = (model + round.server_vector) / 2
+        return mixtures
 
 
 class Noisy(Plain):
@@ -375,16 +383,29 @@ def fit_with_everything(
     folder: Path, rounds: int = 5, callbacks: Sequence[Callback] = (), ckpt_path: Any = None
 ) -> tuple[FederatedLoop, L.LightningModule]:
     loop = FederatedLoop(
-        ShapFedWA("cssv"), {"cssv": ClassSpecificShapley(momentum=0.7)}, personalizer=Mixture(),
-        sampler=UniformSampler(3), optimizer_state="persist", evaluation=ClientEvaluation(every=2),
-        reporting=Reporting(figures=4), local_epochs=2, seed=11,
-    )  # fmt: skip
-    steps = partial(torch.optim.lr_scheduler.StepLR, step_size=7, gamma=0.8)
-    module = Noisy(network(dropout=0.3), adam, steps, interval="step")
-    options: dict[str, Any] = {
-        "logger": TensorBoardLogger(folder, name="", version="log"), "enable_checkpointing": True,
-        "callbacks": [*callbacks, EarlyStopping("val_acc", mode="max", patience=100), make_checkpoint_callback(folder)],
-    }  # fmt: skip
-    fit(loop, folder, module, toy_data((4, 2, 3, 3, 2)), rounds, ckpt_path, **options)
+        ShapFedWA("cssv"),
+        {"cssv": ClassSpecificShapley(momentum=0.7)},
+        personalizer=Mixture(),
+        sampler=UniformSampler(3),
+        optimizer_state="persist",
+        evaluation=ClientEvaluation(every=2),
+        reporting=Reporting(figures=4),
+        local_epochs=2,
+        seed=11,
+    )
+    scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=7, gamma=0.8)
+    module = Noisy(network(dropout=0.3), adam, scheduler, interval="step")
+    early_stopping = EarlyStopping("val_acc", mode="max", patience=100)
 
+    fit(
+        loop,
+        folder,
+        module,
+        toy_data((4, 2, 3, 3, 2)),
+        rounds,
+        ckpt_path,
+        logger=TensorBoardLogger(folder, name="", version="log"),
+        enable_checkpointing=True,
+        callbacks=[*callbacks, early_stopping, make_checkpoint_callback(folder)],
+    )
     return loop, module

@@ -298,23 +298,25 @@ KINDS: dict[str, Kind] = {
 
 def fit_kind(kind: Kind, folder: Path, **options: Any) -> tuple[FederatedLoop, Any]:
     loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False), **options)
-    callbacks = [] if kind.callback is None else [kind.callback()]
     module = kind.module()
-    trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **kind.trainer).fit(
-        module, make_data(kind.sets)
-    )
+    callbacks = []
+    if kind.callback is not None:
+        callbacks.append(kind.callback())
 
+    trainer = trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **kind.trainer)
+    trainer.fit(module, make_data(kind.sets))
     return loop, module
 
 
 def utility_of_module(module: Any) -> float:
-    dealt = make_data()
-    dealt.setup("fit")
-    x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
-    module.eval()
+    data = make_data()
+    data.setup("fit")
+    inputs, labels = zip(*data.val_dataloader())
 
+    module.eval()
     with torch.no_grad():
-        return -float(entropy(module.net(x), y))
+        loss = entropy(module.net(torch.cat(inputs)), torch.cat(labels))
+    return -float(loss)
 
 
 def train_members_alone(name: str, members: tuple[int, ...], pipe: Any) -> None:

@@ -28,17 +28,19 @@ def make_hospital_table(name: str) -> pd.DataFrame:
     ward[:6] = name  # one ward of each hospital
     ward[6:8] = "rare"
     lab = pd.Series(1e9 * rng.lognormal(0, 1, rows))
-    lab[rng.random(rows) < (1 if name == "Osaka" else 0.2)] = np.nan
+    share_of_gaps = 1 if name == "Osaka" else 0.2
+    lab[rng.random(rows) < share_of_gaps] = np.nan
+    risk = age + rng.normal(0, 9, rows)
+
     table = pd.DataFrame(
         {
             "patient": np.arange(rows),
             "age": age,
             "lab": lab,
             "ward": ward,
-            "died": np.where(age + rng.normal(0, 9, rows) > 60, "yes", "no"),
+            "died": np.where(risk > 60, "yes", "no"),
         }
     )
-
     if name == "Lyon":
         table["insurer"] = "A"
     return table

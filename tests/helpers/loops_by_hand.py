@@ -63,13 +63,17 @@ def set_state(
     net: nn.Module, parameters: list[Tensor], buffers: list[dict[str, Tensor]], weights: list[float]
 ) -> None:
     """New parameters, and the clients' buffers averaged; of integer ones the first."""
-    for p, value in zip(net.parameters(), parameters):
-        p.copy_(value)
+    for parameter, value in zip(net.parameters(), parameters):
+        parameter.copy_(value)
+
     for name, buffer in net.named_buffers():
-        if buffer.is_floating_point():
-            buffer.copy_(sum(w * b[name] for w, b in zip(weights, buffers)) / sum(weights))
-        else:
+        if not buffer.is_floating_point():
             buffer.copy_(buffers[0][name])
+            continue
+        total = 0
+        for weight, client_buffers in zip(weights, buffers):
+            total = total + weight * client_buffers[name]
+        buffer.copy_(total / sum(weights))
 
 
 def copy_buffers(net: nn.Module) -> dict[str, Tensor]:
@@ -143,10 +147,12 @@ def make_sgd_training(lr: float = 0.1, momentum: float = 0.9) -> Train:
 
     def train(client: nn.Module, epochs: list[list[Any]]) -> None:
         optimizer = torch.optim.SGD(client.parameters(), lr=lr, momentum=momentum)
-        for features, labels in (batch for epoch in epochs for batch in epoch):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(client(features), labels).backward()
-            optimizer.step()
+        for epoch in epochs:
+            for features, labels in epoch:
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(client(features), labels)
+                loss.backward()
+                optimizer.step()
 
     return train
 
@@ -156,19 +162,21 @@ def assert_private_parts(
 ) -> None:
     """The clients' states hold this and nothing else, to rounding."""
     states = client_tensors(loop)
-    assert {client for client, part in private_parts.items() if part} == states.keys()
-
+    expected_states = {}
     for client, part in private_parts.items():
         if part:
-            assert {f"module.{prefix}{name}" for name in part} == states[client].keys()
-        for name, value in part.items():
-            torch.testing.assert_close(
-                states[client][f"module.{prefix}{name}"],
-                value,
-                rtol=ROUNDING,
-                atol=ROUNDING,
-                msg=lambda message, name=name: f"{name}: {message}",
-            )
+            expected_states[client] = {
+                f"module.{prefix}{name}": value for name, value in part.items()
+            }
+
+    assert states.keys() == expected_states.keys()
+    for client, expected_state in expected_states.items():
+        torch.testing.assert_close(
+            states[client],
+            expected_state,
+            rtol=ROUNDING,
+            atol=ROUNDING,
+        )
 
 
 class Batches:
@@ -185,9 +193,12 @@ class Batches:
 
 
 def make_loop_of_three_clients(**options: Any) -> FederatedLoop:
-    return FederatedLoop(
-        **{"sampler": UniformSampler(3), "local_epochs": LOCAL_EPOCHS, "seed": SEED, **options}
-    )
+    defaults = {
+        "sampler": UniformSampler(3),
+        "local_epochs": LOCAL_EPOCHS,
+        "seed": SEED,
+    }
+    return FederatedLoop(**{**defaults, **options})
 
 
 class KeepsRounds(FedAvg):
@@ -252,8 +263,9 @@ def validation_gradient(
     module: nn.Module, model: Tensor, dealt: FederatedDataModule
 ) -> dict[str, Tensor]:
     ParameterSpace(module).write(module, model)
-    x, y = (torch.cat(part) for part in zip(*dealt.val_dataloader()))
-    F.cross_entropy(module(x), y).backward()
+    inputs, labels = zip(*dealt.val_dataloader())
+    loss = F.cross_entropy(module(torch.cat(inputs)), torch.cat(labels))
+    loss.backward()
     return {name: parameter.grad for name, parameter in module.named_parameters()}
 
 

@@ -57,13 +57,16 @@ class MoreRounds(Rounds):
     ) -> TrainedCoalitions:
         """Each alone, every two and all, as if they had been trained: the mean of who is there."""
         masks = few_coalitions(NUM_CLIENTS, "pairs")
-        masks = masks[
-            :, torch.tensor(self.order).argsort()
-        ]  # of the same clients, whatever they are called
+        # Of the same clients, whatever they are called.
+        columns = torch.tensor(self.order).argsort()
+        masks = masks[:, columns]
 
         def build(index: int, out: Tensor) -> None:
-            there = masks[index, numbers]
-            out.copy_(vectors[there].mean(0) if there.any() else model)
+            is_member = masks[index, numbers]
+            if is_member.any():
+                out.copy_(vectors[is_member].mean(0))
+            else:
+                out.copy_(model)
 
         return TrainedCoalitions(masks, build)
 

@@ -169,9 +169,19 @@ def _quiet(arguments: list[str]) -> list[str]:
 def text_of_page(page: Path) -> str:
     """A line per heading, paragraph, item and row, with bars around the cells; charts are left out."""
     body = page.read_text(encoding="utf-8").partition("</style>")[2]
-    body = re.sub(r"<svg.*?</svg>", "", " ".join(body.split()))
-    body = re.sub(r"\s*<t[dh]\b[^>]*>", "| ", body).replace("</tr>", "|\n")
-    body = re.sub(r"</t[dh]>", " ", re.sub(r"</(p|li|h\d|tr|figcaption|section)>", "\n", body))
-    lines = (html.unescape(re.sub(r"<[^>]*>", "", line)).strip() for line in body.splitlines())
+    body = " ".join(body.split())
+    body = re.sub(r"<svg.*?</svg>", "", body)
 
-    return "\n".join(filter(None, lines)).replace("\u00a0", " ")
+    # Cells stand between bars, and each row, paragraph, item and heading ends a line.
+    body = re.sub(r"\s*<t[dh]\b[^>]*>", "| ", body)
+    body = body.replace("</tr>", "|\n")
+    body = re.sub(r"</(p|li|h\d|tr|figcaption|section)>", "\n", body)
+    body = re.sub(r"</t[dh]>", " ", body)
+
+    lines = []
+    for line in body.splitlines():
+        without_tags = re.sub(r"<[^>]*>", "", line)
+        text = html.unescape(without_tags).strip()
+        if text:
+            lines.append(text)
+    return "\n".join(lines).replace("\u00a0", " ")

@@ -36,17 +36,15 @@ from helpers.sites import SiteTransport
 def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]) -> Any:
     """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is slow for two of three parts, the next
     check for other ones: fast tests have every check for parts of each table, and some of them for every part."""
-    checks = []
-    marks = []
+    cases = []
     for table in tables:
-        for row, of_part in enumerate(table):
-            for check in of_part:
+        for row, checks in enumerate(table):
+            for check in checks:
                 name = check.check.__name__
-                is_slow = name in shared and (row + shared.index(name)) % 3 != 0
-                checks.append(check)
-                marks.append([pytest.mark.slow] if is_slow else [])
-
-    cases = [pytest.param(check, marks=mark) for check, mark in zip(checks, marks)]
+                marks = []
+                if name in shared and (row + shared.index(name)) % 3 != 0:
+                    marks.append(pytest.mark.slow)
+                cases.append(pytest.param(check, marks=marks))
     return pytest.mark.parametrize("check", cases, ids=str)
 
 
@@ -133,12 +131,15 @@ PersonalizerCase.checks = (*OF_ALL, starts_are_models, *IN_A_FIT, remote_is_equa
 # Samplers.
 def make_federation_info(rounds: Rounds, num_clients: int = NUM_CLIENTS) -> FederationInfo:
     """What is known before the first of these rounds; of fewer clients, if that is said."""
+    sizes = {}
+    for split in ("train", "val", "test"):
+        sizes[split] = torch.full((num_clients,), SAMPLES)
     return FederationInfo(
         rounds[0].global_vector,
         rounds.space,
         num_clients,
         NUM_CLASSES,
-        {split: torch.full((num_clients,), SAMPLES) for split in ("train", "val", "test")},
+        sizes,
         seed=0,
         client_names=[f"client {client}" for client in range(num_clients)],
     )
@@ -273,11 +274,14 @@ def gives_an_update(case: UploadCase) -> None:
     for dtype in (torch.float32, torch.float64):
         for client in range(NUM_CLIENTS):
             update = make_update(client, dtype)
+            context = make_context(client, dtype=dtype, state={})
+
             with untouched_rngs("an upload"):
-                sent = case.new().apply(update, make_context(client, dtype=dtype, state={}))
-            ensure(
-                sent.shape == update.shape and sent.dtype == dtype and sent.isfinite().all(), sent
-            )
+                sent = case.new().apply(update, context)
+
+            ensure(sent.shape == update.shape, sent)
+            ensure(sent.dtype == dtype, sent)
+            ensure(sent.isfinite().all(), sent)
             ensure(equal(update, make_update(client, dtype)), "a changed argument")
 
 

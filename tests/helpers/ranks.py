@@ -84,26 +84,30 @@ class SaveWithin(Callback):
 
 def make_trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any]) -> L.Trainer:
     options = dict(options)
-    writes = TensorBoardLogger(folder, name="") if options.pop("logger", False) else False
+    rounds = options.pop("rounds", 3)
+    logger: Any = False
+    if options.pop("logger", False):
+        logger = TensorBoardLogger(folder, name="")
+
     size = int(os.environ.get("RANKS") or os.environ["WORLD_SIZE"])
     nodes = int(os.environ.get("NODES", 1))
-    saves = ModelCheckpoint(
+    checkpoint = ModelCheckpoint(
         folder,
         save_last=True,
         monitor=options.pop("monitor", None),
         save_top_k=1,
         enable_version_counter=False,
     )
-    where = {"devices": size // nodes, "num_nodes": nodes, "strategy": "federated"}
-
     return trainer_for(
         None,
         folder,
-        options.pop("rounds", 3),
-        logger=writes,
+        rounds,
+        logger=logger,
         enable_checkpointing=True,
-        callbacks=[*callbacks, saves],
-        **where,
+        callbacks=[*callbacks, checkpoint],
+        devices=size // nodes,
+        num_nodes=nodes,
+        strategy="federated",
         **options,
     )
 
@@ -114,14 +118,19 @@ def fit(folder: Path, case: Case, *callbacks: Callback) -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    loop, module, data, options = case
-    callbacks = [loop.replace(reporting=Reporting(table=False)), *callbacks]
-    there = make_trainer(folder, callbacks, options)
-    checkpoint = folder / "last.ckpt"
-    there.fit(module, data, ckpt_path=checkpoint if checkpoint.exists() else None)
 
-    if there.is_global_zero:
-        metrics = {key: float(value) for key, value in sorted(there.callback_metrics.items())}
+    loop, module, data, options = case
+    quiet_loop = loop.replace(reporting=Reporting(table=False))
+    trainer = make_trainer(folder, [quiet_loop, *callbacks], options)
+    checkpoint: Path | None = folder / "last.ckpt"
+    if not checkpoint.exists():  # type: ignore[union-attr]
+        checkpoint = None
+    trainer.fit(module, data, ckpt_path=checkpoint)
+
+    if trainer.is_global_zero:
+        metrics = {}
+        for name, value in sorted(trainer.callback_metrics.items()):
+            metrics[name] = float(value)
         (folder / "metrics.txt").write_text(repr(metrics))
 
 

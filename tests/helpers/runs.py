@@ -119,17 +119,20 @@ def make_fault_event(client: int, times: int, num_rounds: int) -> dict[str, Any]
 def make_copy_events(*clients: int) -> list[dict[str, Any]]:
     """Events of ``run.json``: a group of copies, or one who sends the last step back."""
     kind = "copy" if len(clients) > 1 else "echo"
-    return [
-        {
-            "client": i,
-            "what": kind,
-            "first": 2,
-            "last": 2,
-            "times": 1,
-            "others": [j for j in clients if j != i],
-        }
-        for i in clients
-    ]
+    events = []
+    for client in clients:
+        copies = [copy for copy in clients if copy != client]
+        events.append(
+            {
+                "client": client,
+                "what": kind,
+                "first": 2,
+                "last": 2,
+                "times": 1,
+                "others": copies,
+            }
+        )
+    return events
 
 
 def write_rows(folder: Path, rows: Sequence[Sequence[Any]], names: Sequence[str] = NAMES) -> None:
@@ -251,7 +254,8 @@ def write_table(path: Path, rows: Sequence[Sequence[str]]) -> dict[str, str]:
 
 def fit_by_command(folder: Path, config: Path) -> Path:
     """The run's folder, as the command line leaves it."""
-    assert main(["fit", "--config", str(config), f"--trainer.default_root_dir={folder}"]) == 0
+    arguments = ["fit", "--config", str(config), f"--trainer.default_root_dir={folder}"]
+    assert main(arguments) == 0
     return next(folder.glob("lightning_logs/*"))
 
 

@@ -159,9 +159,9 @@ class SiteTransport:
         for address, packet in packets.items():
             if address not in self.sites:
                 continue
-            reply = self.spoil(
-                address, packet, _through(self.sites[address].answer(_through(packet)))
-            )
+            site = self.sites[address]
+            reply = _through(site.answer(_through(packet)))
+            reply = self.spoil(address, packet, reply)
             if reply is not None:
                 yield address, reply
 
@@ -196,12 +196,11 @@ class SitesInProcess:
         directory.gather()
         sizes = [directory.sizes[site] for site in range(len(NAMES))]
         data = RemoteData(NAMES, sizes, num_classes=10, server_data=server_data)
-        self.loop = self.make().replace(engine=partial(RemoteFederation, directory))
-        ckpt = options.pop("ckpt_path", None)
-        trainer_for(self.loop, self.tmp, rounds, **options).fit(
-            self.make_module(), data, ckpt_path=ckpt
-        )
 
+        self.loop = self.make().replace(engine=partial(RemoteFederation, directory))
+        ckpt_path = options.pop("ckpt_path", None)
+        trainer = trainer_for(self.loop, self.tmp, rounds, **options)
+        trainer.fit(self.make_module(), data, ckpt_path=ckpt_path)
         return self.loop
 
 
@@ -212,15 +211,14 @@ def load_site_states(tmp: Path, name: str) -> list[dict[str, Any]]:
 
 
 def assert_same_runs(remote: FederatedLoop, local: FederatedLoop) -> None:
-    torch.testing.assert_close(remote.state.model(), local.state.model(), rtol=0, atol=0)
+    assert_same_bits = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+    assert_same_bits(remote.state.model(), local.state.model())
+    assert_same_bits(remote.client_scores, local.client_scores)
     assert remote.contributions.keys() == local.contributions.keys()
 
-    values = remote.contribution_metrics.contributions
-    for name, value in local.contribution_metrics.contributions.items():
-        torch.testing.assert_close(values[name], value, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(
-        remote.client_scores, local.client_scores, rtol=0, atol=0, equal_nan=True
-    )
+    contributions = remote.contribution_metrics.contributions
+    for name, expected in local.contribution_metrics.contributions.items():
+        assert_same_bits(contributions[name], expected)
 
 
 BIN = Path(sys.executable).parent

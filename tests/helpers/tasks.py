@@ -310,10 +310,8 @@ class GraphNet(Kind):
     def loss(self, batch: Any) -> Tensor:
         hidden = self.inner(batch.x).relu()
         hidden = hidden.index_add(0, batch.edges[1], hidden[batch.edges[0]])
-        graphs = len(batch.y)
-        return F.cross_entropy(
-            self.outer(torch.zeros(graphs, 6).index_add(0, batch.graph, hidden)), batch.y
-        )
+        sums = torch.zeros(len(batch.y), 6).index_add(0, batch.graph, hidden)
+        return F.cross_entropy(self.outer(sums), batch.y)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", self.loss(batch), batch_size=len(batch.y))

@@ -15,42 +15,51 @@ ROUNDS: Rounds = [([0, 1, 3], 0), ([1, 3], 1), ([0, 1], 2), ([3], 3)]
 
 def make_heads(seed: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(k, 2, 4, generator=generator), torch.randn(2, 4, generator=generator)
+    client_heads = torch.randn(
+        k,
+        2,
+        4,
+        generator=generator,
+    )
+    server_head = torch.randn(2, 4, generator=generator)
+    return client_heads, server_head
 
 
 def expected_values(momentum: float = 0.9) -> torch.Tensor:
-    value = torch.full((5, 2), float("nan"))
+    averages = torch.full((5, 2), float("nan"))
     for ids, seed in ROUNDS:
-        now = class_specific_shapley(*make_heads(seed, len(ids)))
-        for row, i in enumerate(ids):
-            value[i] = (
-                now[row]
-                if value[i].isnan().all()
-                else momentum * value[i] + (1 - momentum) * now[row]
-            )
-
-    return value
+        client_heads, server_head = make_heads(seed, len(ids))
+        values_of_round = class_specific_shapley(client_heads, server_head)
+        for client, value in zip(ids, values_of_round):
+            is_new = bool(averages[client].isnan().all())
+            if is_new:
+                averages[client] = value
+            else:
+                averages[client] = momentum * averages[client] + (1 - momentum) * value
+    return averages
 
 
 def make_updated_metric(**kwargs: Any) -> ClassSpecificShapley:
     metric = ClassSpecificShapley(num_clients=5, num_classes=2, **kwargs)
     for ids, seed in ROUNDS:
-        metric.update(
-            torch.tensor(ids), *make_heads(seed, len(ids)), torch.tensor(ids) + 10 * (seed + 1)
-        )
+        client_ids = torch.tensor(ids)
+        client_heads, server_head = make_heads(seed, len(ids))
+        num_samples = client_ids + 10 * (seed + 1)
+        metric.update(client_ids, client_heads, server_head, num_samples)
     return metric
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_cssv_over_rounds_equals_shapfeds_algorithm_1(momentum: float) -> None:
     metric = make_updated_metric(momentum=momentum)
-    wanted = expected_values(momentum)
-    torch.testing.assert_close(metric.compute(), wanted, equal_nan=True)
 
-    overall = metric.per_client(metric.compute())
-    torch.testing.assert_close(
-        (1 + overall) / 2, participant_weights(wanted)[0], equal_nan=True
-    )  # eq. 6
+    values = metric.compute()
+
+    expected = expected_values(momentum)
+    expected_weights, _ = participant_weights(expected)
+    weights = (1 + metric.per_client(values)) / 2  # equation 6
+    torch.testing.assert_close(values, expected, equal_nan=True)
+    torch.testing.assert_close(weights, expected_weights, equal_nan=True)
 
 
 def test_class_specific_shapley_warns_that_two_classes_have_one_value() -> None:
@@ -73,4 +82,7 @@ def test_cssv_weighted_by_samples_weights_values() -> None:
     samples = 0.25 * 11 + 0.25 * 21 + 0.5 * 31
     mean = unweighted.mean(-1)
 
-    torch.testing.assert_close(metric.per_client(values)[1], mean[1] * samples)
+    torch.testing.assert_close(
+        metric.per_client(values)[1],
+        mean[1] * samples,
+    )

@@ -79,25 +79,26 @@ def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(
     value: str, fold: str
 ) -> None:
     fold_argument, fold_by_hand = FOLDS[fold]
-    rounds = values_by_loop(value)
-    for estimator in {"auto", "exact"} if value == "shapley" else {value}:
+    values_by_round = values_by_loop(value)
+    expected = []
+    for client in range(N):
+        rounds = [index for index, values in enumerate(values_by_round) if client in values]
+        values_of_client = [values_by_round[index][client] for index in rounds]
+        if rounds:
+            expected.append(fold_by_hand(values_of_client, rounds))
+        else:
+            expected.append(math.nan)
+
+    estimators = ["auto", "exact"] if value == "shapley" else [value]
+    for estimator in estimators:
         metric = play_rounds(CoalitionValue(N, estimator=estimator, fold=fold_argument))
-        values = metric.compute()
-        for client in range(N):
-            indices = [index for index in range(len(rounds)) if client in rounds[index]]
-            expected = math.nan
-            if indices:
-                expected = fold_by_hand(
-                    [rounds[i][client] for i in indices],
-                    indices,
-                )
-            torch.testing.assert_close(
-                values[client],
-                torch.tensor(expected),
-                rtol=1e-4,
-                atol=1e-5,
-                equal_nan=True,
-            )
+        torch.testing.assert_close(
+            metric.compute(),
+            torch.tensor(expected),
+            rtol=1e-4,
+            atol=1e-5,
+            equal_nan=True,
+        )
 
 
 ALL_FOLDS = [MovingAverage(0.3), SurrogateAverage(), Decay(normalize=False), Sum()]
@@ -179,22 +180,28 @@ def test_estimator_args_unknown_to_the_estimator_are_refused(estimator: str) -> 
 
 
 def test_estimator_of_a_metric_may_be_a_users_function() -> None:
-    def mine(utility: Any, num_players: int, *, depth: int, generator: Any) -> ShapleyEstimate:
+    def with_named_depth(
+        utility: Any, num_players: int, *, depth: int, generator: Any
+    ) -> ShapleyEstimate:
         return exact_shapley(utility, num_players)
 
-    def open_to_all(utility: Any, num_players: int, **options: Any) -> ShapleyEstimate:
+    def with_any_options(utility: Any, num_players: int, **options: Any) -> ShapleyEstimate:
         assert options["depth"] == 3
         return exact_shapley(utility, num_players)
 
-    with pytest.raises(ConfigurationError, match=r"estimator_args={'width': 3}.*'depth'"):
-        PartialFederatedShapley(estimator=mine, estimator_args={"width": 3})
+    def count_members(masks: Tensor) -> Tensor:
+        return masks.float().sum(1)
 
-    for estimator in (mine, open_to_all):
+    for estimator in (with_named_depth, with_any_options):
         metric = PartialFederatedShapley(
             num_clients=3, estimator=estimator, estimator_args={"depth": 3}
         )
-        metric.update(torch.arange(3), lambda masks: masks.float().sum(1))
+        metric.update(torch.arange(3), count_members)
+        # Each member adds 1 to whatever coalition it joins.
         assert metric.compute().tolist() == pytest.approx([1, 1, 1])
+
+    with pytest.raises(ConfigurationError, match=r"estimator_args={'width': 3}.*'depth'"):
+        PartialFederatedShapley(estimator=with_named_depth, estimator_args={"width": 3})
 
 
 def test_cumulative_shapley_sums_values_and_variances_of_the_rounds() -> None:
@@ -222,56 +229,65 @@ def test_cumulative_shapley_sums_values_and_variances_of_the_rounds() -> None:
 
 
 def test_surrogate_federated_shapley_equals_shapleyfls_equation_3() -> None:
-    metric = SurrogateFederatedShapley(num_clients=4, beta=0.6, estimator="exact")
-    value = torch.full((4,), 0.5, dtype=torch.float64)
-    for ids, seed in (([0, 1, 2], 1), ([1, 3], 2), ([0, 1, 2], 3)):
+    beta = 0.6
+    metric = SurrogateFederatedShapley(num_clients=4, beta=beta, estimator="exact")
+    expected = torch.full((4,), 0.5, dtype=torch.float64)  # the value that clients begin with
+    has_value = torch.zeros(4, dtype=torch.bool)
+
+    for ids, seed in (
+        ([0, 1, 2], 1),
+        ([1, 3], 2),
+        ([0, 1, 2], 3),
+    ):
         table = make_random_table(len(ids), seed)
         metric.update(torch.tensor(ids), make_table_game(table))
-        sv = torch.from_numpy(shapley_by_all_orders(table))
-        nsv = (sv - sv.min()) / (sv.max() - sv.min())
-        value[ids] = 0.6 * value[ids] + 0.4 * nsv
-        expected = value.where(metric.history[:, -1] > 0, torch.nan)
-        values = metric.compute().double()
+
+        shapley = torch.from_numpy(shapley_by_all_orders(table))
+        normalized = (shapley - shapley.min()) / (shapley.max() - shapley.min())
+        expected[ids] = beta * expected[ids] + (1 - beta) * normalized
+        has_value[ids] = True
         torch.testing.assert_close(
-            values,
-            expected,
+            metric.compute().double(),
+            expected.where(has_value, torch.nan),
             rtol=1e-5,
             atol=1e-6,
             equal_nan=True,
         )
 
-    assert not expected.isnan().any()
+    assert has_value.all()
 
 
 @pytest.mark.parametrize("normalize", ["min-max", "positive"])
 def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(normalize: Any) -> None:
-    options: dict[str, Any] = {"estimator": "permutation", "estimator_args": {"budget": 12}}
+    options: dict[str, Any] = {
+        "estimator": "permutation",
+        "estimator_args": {"budget": 12},
+    }
     plain = PartialFederatedShapley(4, **options)
     surrogate = CoalitionValue(4, fold=SurrogateAverage(normalize=normalize), **options)
+    game = make_table_game(make_random_table(4))
 
     for metric in (plain, surrogate):
         generator = torch.Generator().manual_seed(0)
-        metric.update(torch.arange(4), make_table_game(make_random_table(4)), generator)
+        metric.update(torch.arange(4), game, generator)
 
     values = plain.compute()
-    lowest = values.min() if normalize == "min-max" else 0
-    expected = plain.diagnostics()["stderr"] / (values.max() - lowest)
-
+    value_range = values.max()
+    if normalize == "min-max":
+        value_range = values.max() - values.min()
+    expected = plain.diagnostics()["stderr"] / value_range
     torch.testing.assert_close(surrogate.diagnostics()["stderr"], expected)
 
 
 def test_estimator_auto_keeps_to_the_budget_for_few_players() -> None:
-    metric = CoalitionValue(8, estimator_args={"budget": 60})
-    metric.update(
-        torch.arange(8), lambda masks: masks.sum(1).double(), torch.Generator().manual_seed(0)
-    )
+    def count_members(masks: Tensor) -> Tensor:
+        return masks.sum(1).double()
 
-    assert 30 < metric.diagnostics()["evaluations"] <= 60
+    budget = 60  # of the 2^8 = 256 coalitions
+    metric = CoalitionValue(8, estimator_args={"budget": budget})
+    metric.update(torch.arange(8), count_members, torch.Generator().manual_seed(0))
 
-    exact = CoalitionValue(8, estimator_args={"budget": 2**8})
-    exact.update(torch.arange(8), lambda masks: masks.sum(1).double() ** 2)
-
-    assert exact.diagnostics()["stderr"].tolist() == [0.0] * 8
+    assert budget / 2 < metric.diagnostics()["evaluations"] <= budget
 
 
 def test_coalition_value_in_a_loop_equals_shapley_of_the_rounds_models_by_hand(
@@ -322,37 +338,48 @@ def test_game_metric_without_server_validation_data_is_refused(tmp_path: Path) -
         fit(loop, tmp_path, data=data)
 
 
+def test_estimator_auto_is_exact_where_the_budget_has_all_coalitions() -> None:
+    def square_of_members(masks: Tensor) -> Tensor:
+        return masks.sum(1).double() ** 2
+
+    metric = CoalitionValue(8, estimator_args={"budget": 2**8})
+    metric.update(torch.arange(8), square_of_members)
+
+    assert metric.diagnostics()["stderr"].tolist() == [0.0] * 8
+
+
 def test_momentum_and_uniform_start_give_s_fedavgs_relevance() -> None:
     """ShapleyFL's ``s-fedavg.py``: relevance from 1/n, and the chances it gives."""
-    n = 5
+    num_clients = 5
+    momentum = 0.75
     rounds = [
         ([0, 2, 3], [0.3, -0.1, 0.05]),
         ([2, 3], [0.2, 0.4]),
         ([0, 3], [0.6, -0.2]),
     ]
-    metric = PartialFederatedShapley(n, estimator="exact", momentum=0.75, init="uniform")
-    relevance = [1 / n] * n
+    metric = PartialFederatedShapley(
+        num_clients, estimator="exact", momentum=momentum, init="uniform"
+    )
+    relevance = torch.full((num_clients,), 1 / num_clients)
 
     for ids, values in rounds:
-        worth = torch.tensor(values)
-        metric.update(
-            torch.tensor(ids),
-            lambda masks, worth=worth: masks.float() @ worth,
-        )
-        for client, value in zip(ids, values):
-            relevance[client] = relevance[client] * 0.75 + value * 0.25
+        values_of_members = torch.tensor(values)
+
+        def sum_members(masks: Tensor, values: Tensor = values_of_members) -> Tensor:
+            return masks.float() @ values
+
+        metric.update(torch.tensor(ids), sum_members)
+        relevance[ids] = momentum * relevance[ids] + (1 - momentum) * values_of_members
 
     computed = metric.compute()
     assert computed[[1, 4]].isnan().all()  # never seen
-    torch.testing.assert_close(computed[[0, 2, 3]], torch.tensor(relevance)[[0, 2, 3]])
-    assert metric.prior == 1 / n
+    torch.testing.assert_close(computed[[0, 2, 3]], relevance[[0, 2, 3]])
 
-    chances = SoftmaxSampler(2, "sv").chances(
-        n,
-        {"sv": computed.nan_to_num(metric.prior)},
-    )
-
-    torch.testing.assert_close(chances.float(), torch.tensor(relevance).softmax(0))
+    # Who was never seen is drawn by the relevance that it began with.
+    assert metric.prior == 1 / num_clients
+    contributions = {"sv": computed.nan_to_num(metric.prior)}
+    chances = SoftmaxSampler(2, "sv").chances(num_clients, contributions)
+    torch.testing.assert_close(chances.float(), relevance.softmax(0))
 
 
 def test_momentum_without_uniform_start_begins_at_the_first_value() -> None:

@@ -34,8 +34,9 @@ def reference_cosines(updates: np.ndarray, coefficients: np.ndarray) -> np.ndarr
     consensus = (coefficients[:, None] * updates).sum(0)
     cosines = []
     for update, coefficient in zip(updates, coefficients):
-        minus = consensus - coefficient * update
-        cosines.append(update @ minus / (np.linalg.norm(update) * np.linalg.norm(minus)))
+        sum_of_others = consensus - coefficient * update
+        lengths = np.linalg.norm(update) * np.linalg.norm(sum_of_others)
+        cosines.append(update @ sum_of_others / lengths)
     return np.array(cosines)
 
 
@@ -66,12 +67,12 @@ def accuracy_at_client(vector: torch.Tensor, dealt: FederatedDataModule, client:
     module = Plain(network(batch_norm=False))
     ParameterSpace(module).write(module, vector)
     module.eval()
-    hits = [
-        (module(x).argmax(-1) == y).float()
-        for x, y in dealt.client_loader(client, "val", shuffle=False)
-    ]
 
-    return float(torch.cat(hits).mean())
+    is_right = []
+    for x, y in dealt.client_loader(client, "val", shuffle=False):
+        predicted = module(x).argmax(-1)
+        is_right.append((predicted == y).float())
+    return float(torch.cat(is_right).mean())
 
 
 @pytest.mark.parametrize("combine", ["times", "plus"])
@@ -131,7 +132,7 @@ class Constant(Upload):
 def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path: Path) -> None:
     """Not what it has trained: under an attack, noise or compression that is not in the sum."""
     aggregator = Kept()
-    dealt = make_data()
+    data = make_data()
     metric = ContributionEstimation()
     loop = FederatedLoop(
         aggregator,
@@ -140,13 +141,15 @@ def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path: Path) -> N
         seed=1,
         reporting=Reporting(table=False),
     )
-    fit(loop, tmp_path, Plain(network(batch_norm=False)), dealt, rounds=1)
-    models = aggregator.rounds[0].client_vectors
-    expected = [
-        accuracy_at_client(models[[j for j in range(3) if j != i]].mean(0), dealt, i)
-        for i in range(3)
-    ]
 
+    fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=1)
+
+    sent_models = aggregator.rounds[0].client_vectors
+    expected = []
+    for client in range(3):
+        is_other = torch.arange(3) != client
+        model_without_client = sent_models[is_other].mean(0)
+        expected.append(accuracy_at_client(model_without_client, data, client))
     np.testing.assert_allclose(metric.scores.numpy(), expected, atol=1e-6)
 
 
@@ -206,16 +209,23 @@ def test_only_client_of_a_round_scores_the_model_it_started_from() -> None:
 def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accuracy(
     tmp_path: Path,
 ) -> None:
-    scores = []
+    # F1, averaged over samples, is the accuracy.
     f1 = torchmetrics.F1Score("multiclass", num_classes=3)
-    for options in ({}, {"performance": f1}, {"performance": "val_acc", "mode": "max"}):
+    performances: dict[str, dict[str, Any]] = {
+        "accuracy": {},
+        "f1": {"performance": f1},
+        "logged": {"performance": "val_acc", "mode": "max"},
+    }
+
+    scores = {}
+    for name, options in performances.items():
         metric = ContributionEstimation(**copy.deepcopy(options))
         loop = FederatedLoop(FedAvg(), {"fedce": metric}, seed=1, reporting=Reporting(table=False))
         fit(loop, tmp_path, data=make_data(batch_size=64), rounds=1)
-        scores.append(metric.scores)
+        scores[name] = metric.scores
 
-    torch.testing.assert_close(scores[1], scores[0])  # F1, averaged over samples, is the accuracy
-    torch.testing.assert_close(scores[2], scores[0])
+    torch.testing.assert_close(scores["f1"], scores["accuracy"])
+    torch.testing.assert_close(scores["logged"], scores["accuracy"])
 
 
 def test_contribution_estimation_with_unusable_settings_is_refused(tmp_path: Path) -> None:

@@ -34,20 +34,29 @@ def reputation_by_hand(
 
 
 def test_reputations_have_a_floor_and_sum_to_one() -> None:
+    floor = 0.01
+    phi = torch.tensor([1.0, 1, 1, 1, -1])
     reputation = None
+
     for _ in range(50):
-        reputation = updated_reputation(
-            reputation, torch.tensor([1.0, 1, 1, 1, -1]), alpha=0.5, floor=0.01
-        )
+        reputation = updated_reputation(reputation, phi, alpha=0.5, floor=floor)
         assert reputation.sum().item() == pytest.approx(1)
 
-    assert 0 < reputation[4] < 0.011
-    for wrong, message in (
-        (torch.tensor([-1.0, 1.0]), "not negative"),
-        (torch.zeros(2), "not all 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            updated_reputation(wrong, torch.ones(2))
+    assert 0 < reputation[4] < 1.1 * floor
+
+
+@pytest.mark.parametrize(
+    ("reputation", "message"),
+    [
+        pytest.param([-1.0, 1.0], "not negative", id="negative"),
+        pytest.param([0.0, 0.0], "not all 0", id="all zero"),
+    ],
+)
+def test_reputations_that_share_out_nothing_are_refused(
+    reputation: list[float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        updated_reputation(torch.tensor(reputation), torch.ones(2))
 
 
 def test_cohort_redistributes_its_reputation_and_absent_clients_keep_theirs() -> None:

@@ -23,20 +23,25 @@ ROUNDS = [
 
 def test_communication_cost_gives_totals():
     metric = CommunicationCost(4)
-    for arguments in ROUNDS:
-        metric.update(*arguments)
+    for client_ids, uploaded, downloaded in ROUNDS:
+        metric.update(client_ids, uploaded, downloaded)
 
     costs = metric.compute()
-    assert costs[:3].tolist() == [[10, 50], [10, 0], [20, 50]]
+    up_and_down = [
+        [10, 50],
+        [10, 0],
+        [20, 50],
+    ]  # sums over the two rounds, by client
+    assert costs[:3].tolist() == up_and_down
+    assert metric.per_client(costs)[:3].tolist() == [sum(pair) for pair in up_and_down]
     assert not metric.higher_is_better
-    assert metric.per_client(costs)[:3].tolist() == [60, 10, 70]
 
     totals = {name: value.item() for name, value in metric.diagnostics().items()}
     assert totals == {
         "parameters_up": 40,
         "parameters_down": 100,
-        "bytes_up": 160,
-        "bytes_down": 400,
+        "bytes_up": 4 * 40,  # float32
+        "bytes_down": 4 * 100,
     }
 
 
@@ -69,39 +74,49 @@ def test_communication_cost_counts_updates_that_a_filter_leaves_out(tmp_path: Pa
     """Client 1's update crosses and is excluded; client 2 sends none, and has received the model."""
     loop = FederatedLoop(
         metrics={"cost": CommunicationCost()},
-        uploads=[GaussianPrivacy(1.0, 2.0), Spoils()],
+        uploads=[
+            GaussianPrivacy(1.0, 2.0),
+            Spoils(),
+        ],
         filters=[OutlierFilter(exclude=True)],
         seed=1,
         reporting=Reporting(table=False),
     )
+    module = Plain(network(batch_norm=False))
+    data = toy_data((4, 3, 4, 3, 4))
+
     with pytest.warns(UserWarning, match="left out of the round"):
-        fit(loop, tmp_path, Plain(network(batch_norm=False)), toy_data((4, 3, 4, 3, 4)), rounds=1)
+        fit(loop, tmp_path, module, data, rounds=1)
 
     size = loop.space.size
     up, down = loop.contributions["cost"].by_class.T.tolist()
-
+    bytes_down = loop.metrics["cost"].diagnostics()["bytes_down"]
+    rounds_with_noise = loop.metrics["epsilon"].diagnostics()["rounds"]
     assert up == [size, size, 0, size, size]
     assert down == [size] * 5
-    assert loop.metrics["cost"].diagnostics()["bytes_down"] == 5 * 4 * size
+    assert bytes_down == 5 * 4 * size  # five clients, float32
     assert loop.participations.tolist() == [1, 0, 0, 1, 1]
-    assert loop.metrics["epsilon"].diagnostics()["rounds"].tolist() == [1, 1, 0, 1, 1]
+    assert rounds_with_noise.tolist() == [1, 1, 0, 1, 1]
 
 
 COHORTS = ([0, 2], [2], [2, 3], [0, 2])
 
 
 def test_epsilon_of_each_client_follows_from_the_rounds_it_took_part_in() -> None:
-    metric = PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=1.5, delta=1e-4), num_clients=4)
+    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.5, delta=1e-4)
+    metric = PrivacyLoss(privacy, num_clients=4)
     for cohort in COHORTS:
         metric.update(torch.tensor(cohort))
 
-    expected = torch.tensor(
-        [gaussian_epsilon(1.5, rounds, 1e-4) if rounds else float("nan") for rounds in (2, 0, 4, 1)]
-    )
+    rounds = [sum(client in cohort for cohort in COHORTS) for client in range(4)]
+    expected = torch.full((4,), float("nan"))  # of a client that was never drawn
+    for client in (0, 2, 3):
+        expected[client] = gaussian_epsilon(1.5, rounds[client], 1e-4)
 
+    assert rounds == [2, 0, 4, 1]
     torch.testing.assert_close(metric.compute(), expected, equal_nan=True)
     assert metric.diagnostics().keys() == {"rounds"}
-    assert metric.diagnostics()["rounds"].tolist() == [2, 0, 4, 1]
+    assert metric.diagnostics()["rounds"].tolist() == rounds
     assert metric.spent() is None
 
 

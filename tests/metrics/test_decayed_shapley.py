@@ -25,45 +25,78 @@ NAN = float("nan")
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "counts"),
+    ("values_by_round", "options", "num_skipped", "num_flagged"),
     [
-        ([[0.1, 0.2, 0.4], [0.3, 0.2, 0.1], [0.5, 0.1, 0.1]], {"decay": 0.3}, (0, 0)),
-        # By what rounds gain.
-        (
+        pytest.param(
+            [[0.1, 0.2, 0.4], [0.3, 0.2, 0.1], [0.5, 0.1, 0.1]],
+            {"decay": 0.3},
+            0,
+            0,
+            id="decay",
+        ),
+        pytest.param(
             [[0.4, 0.3], [-0.1, 0.0], [NAN, 0.2], [0.0, 0.0]],
             {"decay": 0.5, "normalize": False},
-            (1, 1),
+            1,
+            1,
+            id="by what rounds gain",
         ),
-        # A round without anything keeps its place.
-        ([[0.0, 0.0], [0.2, 0.2], [1e-12, 1e-12]], {"decay": 0.5}, (2, 0)),
-        # Rounds that gain nothing keep their signs.
-        ([[0.1, -0.3], [0.2, -0.2], [-0.1, -0.1]], {}, (0, 3)),
-        ([[1 / 3, 1 / 3, -2 / 3]], {}, (0, 1)),
-        # Outside the cohort.
-        ([[0.3, NAN, 0.1, NAN], [NAN, NAN, 0.5, -0.1]], {"decay": 0.5}, (0, 0)),
-        ([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], {"decay": 0.5, "threshold": 0.26}, (0, 0)),
+        pytest.param(
+            [[0.0, 0.0], [0.2, 0.2], [1e-12, 1e-12]],
+            {"decay": 0.5},
+            2,
+            0,
+            id="rounds without anything keep their places",
+        ),
+        pytest.param(
+            [[0.1, -0.3], [0.2, -0.2], [-0.1, -0.1]],
+            {},
+            0,
+            3,
+            id="rounds that gain nothing keep their signs",
+        ),
+        pytest.param([[1 / 3, 1 / 3, -2 / 3]], {}, 0, 1, id="a round that gains 0"),
+        pytest.param(
+            [[0.3, NAN, 0.1, NAN], [NAN, NAN, 0.5, -0.1]],
+            {"decay": 0.5},
+            0,
+            0,
+            id="clients outside the cohort",
+        ),
+        pytest.param(
+            [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]],
+            {"decay": 0.5, "threshold": 0.26},
+            0,
+            0,
+            id="rounds below the threshold",
+        ),
     ],
 )
 def test_metric_equals_the_function_and_counts_rounds(
-    rows: Any, options: dict[str, Any], counts: tuple[int, int]
+    values_by_round: Any, options: dict[str, Any], num_skipped: int, num_flagged: int
 ) -> None:
-    rows = torch.tensor(rows, dtype=torch.float64)
-    metric = DecayedShapley(rows.shape[1], **options)
+    values_by_round = torch.tensor(values_by_round, dtype=torch.float64)
+    metric = DecayedShapley(values_by_round.shape[1], **options)
     metric.set_dtype(torch.float64)
+    decay = options.get("decay", 1)
+    threshold = options.get("threshold", 0)
 
-    for index, row in enumerate(rows):
-        ids = (~row.isnan()).nonzero().flatten()
+    for index, values in enumerate(values_by_round):
+        ids = (~values.isnan()).nonzero().flatten()
+        weight_of_round = decay ** (index + 1)
 
-        def utility(masks: Tensor, worth: Tensor = row[ids], index: int = index) -> Tensor:
-            assert options.get("decay", 1) ** (index + 1) >= options.get("threshold", 0), (
-                "evaluated"
-            )
-            return masks.double() @ worth
+        def sum_members(
+            masks: Tensor, values: Tensor = values[ids], weight: float = weight_of_round
+        ) -> Tensor:
+            assert weight >= threshold, "evaluated"
+            return masks.double() @ values
 
-        metric.update(ids, utility, round_index=index)
+        metric.update(ids, sum_members, round_index=index)
 
-    torch.testing.assert_close(metric.compute(), decayed_shapley(rows, **options), equal_nan=True)
-    assert (int(metric.skipped), int(metric.flagged)) == counts
+    expected = decayed_shapley(values_by_round, **options)
+    torch.testing.assert_close(metric.compute(), expected, equal_nan=True)
+    assert int(metric.skipped) == num_skipped
+    assert int(metric.flagged) == num_flagged
 
 
 def make_additive_game(*worth: float) -> Any:
@@ -230,25 +263,24 @@ def test_one_round_shapley_evaluates_the_game_of_a_shorter_run_at_its_end(
 ) -> None:
     loops = {}
     for planned in (2, rounds):
-        loops[planned] = FederatedLoop(
-            metrics={"or": OneRoundShapley(planned)}, seed=0, reporting=Reporting(table=False)
-        )
-        stop = LambdaCallback(on_train_epoch_end=stop_after_round_2)
+        metric = OneRoundShapley(planned)
+        loop = FederatedLoop(metrics={"or": metric}, seed=0, reporting=Reporting(table=False))
         fit(
-            loops[planned],
+            loop,
             tmp_path / str(planned),
             data=toy_data(server_val=0.3),
             rounds=planned,
-            callbacks=[stop],
+            callbacks=[LambdaCallback(on_train_epoch_end=stop_after_round_2)],
         )
+        loops[planned] = loop
 
-    torch.testing.assert_close(
-        loops[rounds].contributions["or"], loops[2].contributions["or"], rtol=0, atol=0
-    )
+    stopped = loops[rounds]
+    values = stopped.contributions["or"]
+    torch.testing.assert_close(values, loops[2].contributions["or"], rtol=0, atol=0)
 
-    rows = loops[rounds].history().query("metric == 'or'")
-    assert rows["round"].tolist() == [1] * 3
-    assert loops[rounds].metrics["or"].diagnostics()["evaluations"] == 8
+    rows = stopped.history().query("metric == 'or'")
+    assert rows["round"].tolist() == [1] * 3  # a row of each client, of the second round alone
+    assert stopped.metrics["or"].diagnostics()["evaluations"] == 2**3
 
 
 def stop_after_round_2(trainer: L.Trainer, module: L.LightningModule) -> None:

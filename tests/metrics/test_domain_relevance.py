@@ -30,19 +30,23 @@ def make_rounds(count=6, seed=0):
 @pytest.mark.parametrize("alpha", [0.0, 0.9])
 def test_domain_relevance_equals_the_moving_average_of_pfedsvs_equation_5(alpha):
     metric = DomainRelevance(N, alpha=alpha)
-    phi = torch.zeros(N, N)
-    looked = torch.zeros(N, N, dtype=torch.bool)
-
     assert metric.compute().isnan().all()
 
+    expected = torch.zeros(N, N)
+    has_value = torch.zeros(N, N, dtype=torch.bool)
     for ids, values in make_rounds():
         metric.update(ids, values)
-        for i, row in zip(ids.tolist(), values):
-            for j in range(N):
-                if row[j] == row[j]:
-                    phi[i, j] = alpha * phi[i, j] + (1 - alpha) * row[j]
-                    looked[i, j] = True
-        torch.testing.assert_close(metric.compute(), phi.masked_fill(~looked, nan), equal_nan=True)
+
+        for client, row in zip(ids.tolist(), values):
+            is_new = row.isfinite()
+            average = alpha * expected[client] + (1 - alpha) * row
+            expected[client] = torch.where(is_new, average, expected[client])
+            has_value[client] |= is_new
+        torch.testing.assert_close(
+            metric.compute(),
+            expected.where(has_value, nan),
+            equal_nan=True,
+        )
 
 
 def test_relevance_diagnostics_give_auroc_and_found_share_for_a_given_truth():
@@ -70,13 +74,20 @@ def test_relevance_diagnostics_give_auroc_and_found_share_for_a_given_truth():
 
 
 def test_truth_of_domain_relevance_is_by_default_the_clients_label_overlap():
+    # Client 1 shares a class with each of the others, which share none.
+    class_counts = torch.tensor([[4, 0], [2, 2], [0, 9]])
+    values = torch.tensor(
+        [
+            [nan, 0.2, 0.1],
+            [0.3, nan, 0.3],
+            [-0.1, 0.2, nan],
+        ]
+    )
     metric = DomainRelevance()
     assert metric.diagnostics() == {}
 
-    metric.bind(3, 2, class_counts=torch.tensor([[4, 0], [2, 2], [0, 9]]))
-    metric.update(
-        torch.arange(3), torch.tensor([[nan, 0.2, 0.1], [0.3, nan, 0.3], [-0.1, 0.2, nan]])
-    )
+    metric.bind(3, 2, class_counts=class_counts)
+    metric.update(torch.arange(3), values)
 
     assert metric.diagnostics()["auroc"].item() == 1
 

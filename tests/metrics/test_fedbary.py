@@ -28,17 +28,23 @@ def make_generator(seed: int = 0) -> torch.Generator:
 
 
 def test_wasserstein_contribution_shares_are_inverse_distances() -> None:
-    clients = clients_of([draw_samples(30, 1), draw_samples(20, 2, 1.0), draw_samples(25, 3, 3.0)])
+    samples = [
+        draw_samples(30, 1),
+        draw_samples(20, 2, 1.0),
+        draw_samples(25, 3, 3.0),
+    ]
+    clients = clients_of(samples)
     server = server_of(*draw_samples(30, 0))
     metric = WassersteinContribution(3, features="pixels", **CHEAP)
-    metric.update(torch.arange(3), clients, server, generator=make_generator())
-    distances = (
-        FedBary("pixels", **CHEAP).value(clients, server, make_generator(), judge=False).distances
-    )
 
-    torch.testing.assert_close(metric.diagnostics()["distance"], distances)
-    torch.testing.assert_close(metric.compute(), (1 / distances) / (1 / distances).sum())
-    assert metric.compute().argsort(descending=True).tolist() == [0, 1, 2]
+    metric.update(torch.arange(3), clients, server, generator=make_generator())
+
+    valuation = FedBary("pixels", **CHEAP).value(clients, server, make_generator(), judge=False)
+    inverse = 1 / valuation.distances
+    values = metric.compute()
+    torch.testing.assert_close(metric.diagnostics()["distance"], valuation.distances)
+    torch.testing.assert_close(values, inverse / inverse.sum())
+    assert values[0] > values[1] > values[2]  # by how far their samples are shifted
 
 
 def test_wasserstein_contribution_every_other_round_keeps_its_values_between() -> None:
@@ -65,23 +71,36 @@ def test_wasserstein_contribution_measured_once_measures_newcomers_later() -> No
     server = server_of(*draw_samples(20, 0))
     metric = WassersteinContribution(3, features="pixels", every=0, **CHEAP)
 
-    distances = []
-    for ids, round_index in (([0, 1], 3), ([1, 2], 4)):
-        cohort = [clients[client] for client in ids]
-        generator = make_generator(round_index)
-        metric.update(
-            torch.tensor(ids), cohort, server, round_index=round_index, generator=generator
-        )
-        distances.append(metric.diagnostics()["distance"])
+    metric.update(
+        torch.tensor([0, 1]),
+        [clients[0], clients[1]],
+        server,
+        round_index=3,
+        generator=make_generator(3),
+    )
+    first_distances = metric.diagnostics()["distance"]
+    metric.update(
+        torch.tensor([1, 2]),
+        [clients[1], clients[2]],
+        server,
+        round_index=4,
+        generator=make_generator(4),
+    )
+    second_distances = metric.diagnostics()["distance"]
 
-    first_distances, second_distances = distances
     assert torch.equal(second_distances[:2], first_distances[:2])
     assert second_distances[2].isfinite()
     assert metric.rounds == 2
 
 
 def test_default_support_follows_the_smallest_client_even_if_absent() -> None:
-    clients = clients_of([draw_samples(60, 1), draw_samples(60, 2), draw_samples(25, 3)])
+    clients = clients_of(
+        [
+            draw_samples(60, 1),
+            draw_samples(60, 2),
+            draw_samples(25, 3),
+        ]
+    )
     server = server_of(*draw_samples(20, 0))
     by_default = WassersteinContribution(3, features="pixels")
     with_support = WassersteinContribution(3, "pixels", support=12)
@@ -158,26 +177,36 @@ def draw_images(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_calibrated_metric(**kwargs: object) -> tuple[CalibratedOTGradient, list]:
-    bad = draw_images(100, 1)
-    bad[0][::10] += 15
-    clients = clients_of([bad, draw_images(80, 2), draw_images(40, 3)])
-    metric = CalibratedOTGradient(3, features="pixels", support=30, iterations=5, **kwargs)  # type: ignore[arg-type]
-    generator = torch.Generator().manual_seed(0)
-    metric.update(
-        torch.tensor([0, 1]), clients[:2], server_of(*draw_images(80, 0)), generator=generator
-    )
+    noisy_images = draw_images(100, 1)
+    noisy_images[0][::10] += 15
+    clients = clients_of([noisy_images, draw_images(80, 2), draw_images(40, 3)])
+    server = server_of(*draw_images(80, 0))
+    options: Any = {
+        "features": "pixels",
+        "support": 30,
+        "iterations": 5,
+        **kwargs,
+    }
+    metric = CalibratedOTGradient(3, **options)
 
+    metric.update(
+        torch.tensor([0, 1]), clients[:2], server, generator=torch.Generator().manual_seed(0)
+    )
     return metric, clients
 
 
 def test_calibrated_ot_gradient_is_one_minus_the_flagged_share() -> None:
     metric, clients = make_calibrated_metric()
-    shares = [client.ask(sample_values).flagged.float().mean() for client in clients[:2]]
 
-    torch.testing.assert_close(metric.compute()[:2], 1 - torch.stack(shares))
-    assert clients[0].ask(sample_values).flagged[::10].all()
-    assert shares[0] >= 0.1 > shares[1]
-    assert metric.diagnostics()["distance"][0] > metric.diagnostics()["distance"][1]
+    flagged = [client.ask(sample_values).flagged for client in clients[:2]]
+    shares = torch.stack([is_flagged.float().mean() for is_flagged in flagged])
+    distances = metric.diagnostics()["distance"]
+
+    torch.testing.assert_close(metric.compute()[:2], 1 - shares)
+    assert flagged[0][::10].all()  # each tenth image of client 0 is noisy
+    assert shares[0] >= 0.1
+    assert shares[1] < 0.1
+    assert distances[0] > distances[1]
 
 
 def test_calibrated_ot_gradient_state_holds_counts_and_no_samples() -> None:

@@ -30,6 +30,7 @@ from helpers.loops_by_hand import (
     make_sgd,
 )
 from helpers.models import Plain, adam, network
+from helpers.runs import read_rows
 
 
 @pytest.mark.parametrize(
@@ -98,18 +99,23 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
 
 
 def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
-    class Liar(InRunValues):
+    class RaisesItsReport(InRunValues):
         def report(self, local: Any) -> Any:
             return {name: 100 + value for name, value in super().report(local).items()}
 
-    loops = [make_in_run_loop(), make_in_run_loop()]
-    loops[1] = loops[1].replace(
-        client_algorithm=Liar(), metrics={"in_run": InRunShapley()}, aggregator=KeepsRounds()
+    honest_loop = make_in_run_loop()
+    lying_loop = make_in_run_loop().replace(
+        client_algorithm=RaisesItsReport(),
+        metrics={"in_run": InRunShapley()},
+        aggregator=KeepsRounds(),
     )
-    honest, lying = (fit_in_run(loop, tmp_path)[0] for loop in loops)
 
-    assert (lying[:, :CLASSES] > honest[:, :CLASSES] + 1).all()
-    torch.testing.assert_close(lying.sum(1), honest.sum(1), atol=1e-4, rtol=0)
+    honest_values, *_ = fit_in_run(honest_loop, tmp_path)
+    lying_values, *_ = fit_in_run(lying_loop, tmp_path)
+
+    by_class = lying_values[:, :CLASSES] - honest_values[:, :CLASSES]
+    assert (by_class > 1).all()
+    torch.testing.assert_close(lying_values.sum(1), honest_values.sum(1), atol=1e-4, rtol=0)
 
 
 def test_in_run_values_are_in_the_clients_own_files_and_leave_training_bitwise_unchanged(
@@ -117,25 +123,20 @@ def test_in_run_values_are_in_the_clients_own_files_and_leave_training_bitwise_u
 ) -> None:
     loop = make_in_run_loop(reporting=Reporting(figures=1))
     module = Plain(make_network_without_norm())
-    plain = FederatedLoop(KeepsRounds(), seed=SEED, reporting=Reporting(table=False))
+    plain_loop = FederatedLoop(KeepsRounds(), seed=SEED, reporting=Reporting(table=False))
+    plain_module = Plain(make_network_without_norm())
 
     _, sample_values, _ = fit_in_run(loop, tmp_path, module, logger=True)
-    without = fit(
-        plain,
-        tmp_path / "plain",
-        Plain(make_network_without_norm()),
-        make_in_run_data(),
-        rounds=2,
-    )
+    fit(plain_loop, tmp_path / "plain", plain_module, make_in_run_data(), rounds=2)
 
-    assert torch.equal(state_vector(module), state_vector(without))
+    assert torch.equal(state_vector(module), state_vector(plain_module))
     assert not any(layer._forward_hooks for layer in module.modules())
-
     for client in range(3):
         (path,) = tmp_path.rglob(f"clients/{client}/in_run_values.csv")
-        head, *lines = path.read_text().splitlines()
-        assert head == "sample,value"
-        assert [float(line.split(",")[1]) for line in lines] == sample_values[client].tolist()
+        rows = read_rows(path)
+        values = [float(row["value"]) for row in rows]
+        assert list(rows[0]) == ["sample", "value"]
+        assert values == sample_values[client].tolist()
 
 
 class Penalty(Plain):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley
@@ -45,6 +46,48 @@ def test_unknown_values_are_drawn_hatched_and_not_as_zero(tmp_path: Path) -> Non
     )
 
 
+def test_unknown_values_per_class_are_drawn_hatched_and_not_as_zero(tmp_path: Path) -> None:
+    values = torch.tensor(
+        [
+            [0.5, NAN],
+            [NAN, NAN],
+            [-0.2, 0.0],
+        ]
+    )
+
+    _, axis = plot_contributions(values)
+
+    (image,) = axis.images
+    is_masked = torch.from_numpy(np.ma.getmaskarray(image.get_array()))
+    assert torch.equal(is_masked, values.isnan())
+    assert axis.patch.get_hatch()
+    assert label_texts(axis.texts) == ["0.50", "-0.20", "0.00"]
+
+
+def test_unknown_values_of_clients_have_no_bar() -> None:
+    _, axis = plot_contributions(torch.tensor([0.5, NAN, 0.0]))
+
+    centers = [bar.get_x() + bar.get_width() / 2 for bar in axis.patches]
+    texts = [text.get_text().strip() for text in axis.texts]
+    assert centers == [0, 2]
+    assert texts == ["no value"]
+
+
+@pytest.mark.parametrize(
+    ("values", "stderr"),
+    [
+        pytest.param(torch.full((3, 2), NAN), None, id="per class"),
+        pytest.param(torch.full((3,), NAN), torch.full((3,), NAN), id="of clients"),
+    ],
+)
+def test_unknown_values_alone_can_be_drawn(
+    tmp_path: Path, values: torch.Tensor, stderr: torch.Tensor | None
+) -> None:
+    figure, _ = plot_contributions(values, stderr=stderr)
+
+    save_figure(figure, tmp_path)
+
+
 def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path: Path) -> None:
     figure, axis = plot_contributions(
         torch.tensor([0.1, -0.2, NAN]),
@@ -54,16 +97,19 @@ def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path: Path) 
         limits=(-0.5, 0.5),
     )
 
+    horizontal_lines = [list(line.get_ydata()) for line in axis.lines]
+    (bars,) = [bars for bars in axis.containers if getattr(bars, "has_yerr", False)]
+    (error_lines,) = bars.lines[2]
+    intervals = [segment[:, 1] for segment in error_lines.get_segments()]
+    expected_intervals = [
+        [0.1 - 0.01, 0.1 + 0.01],
+        [-0.2 - 0.02, -0.2 + 0.02],
+    ]
     assert axis.get_ylabel() == "gain in accuracy"
     assert label_texts(axis.get_xticklabels()) == ["Boston", "Lyon", "2"]
     assert axis.get_ylim() == (-0.5, 0.5)
-    assert [0, 0] in [list(line.get_ydata()) for line in axis.lines]
-
-    (errors,) = next(bars for bars in axis.containers if getattr(bars, "has_yerr", False)).lines[2]
-    assert np.allclose(
-        [segment[:, 1] for segment in errors.get_segments()], [[0.09, 0.11], [-0.22, -0.18]]
-    )
-
+    assert [0, 0] in horizontal_lines
+    assert np.allclose(intervals, expected_intervals)
     save_figure(figure, tmp_path)
 
 
@@ -77,35 +123,58 @@ def test_second_plot_on_an_axis_extends_its_limits() -> None:
 def test_clients_without_a_value_are_not_among_the_lowest_of_a_plot() -> None:
     values = torch.arange(1.0, 31.0)
     values[10:20] = NAN
+
     _, axis = plot_contributions([values, values])
 
-    assert label_texts(axis.get_legend().get_texts()) == [
-        *(f"client {i}" for i in (29, 28, 27, 26, 25, 4, 3, 2, 1, 0))
-    ]
+    highest_and_lowest = [29, 28, 27, 26, 25, 4, 3, 2, 1, 0]
+    expected = [f"client {client}" for client in highest_and_lowest]
+    assert label_texts(axis.get_legend().get_texts()) == expected
 
 
 def test_metric_plots_show_client_names_class_names_and_units() -> None:
     cssv = ClassSpecificShapley(num_clients=2, num_classes=2)
-    cssv.bind(2, 2, ["Shirt", "Dress"], client_names=["Boston", "Lyon"])
+    cssv.bind(
+        2,
+        2,
+        ["Shirt", "Dress"],
+        client_names=["Boston", "Lyon"],
+    )
+
     figure, axis = cssv.plot(torch.rand(2, 2))
 
-    assert (label_texts(axis.get_xticklabels()), label_texts(axis.get_yticklabels())) == (
+    assert label_texts(axis.get_xticklabels()) == ["Shirt", "Dress"]
+    assert label_texts(axis.get_yticklabels()) == ["Boston", "Lyon"]
+    assert figure.axes[1].get_ylabel() == "cosine with the aggregate"
+    assert cssv.guide().unit == "cosine with the aggregate"
+
+
+def test_plot_of_several_rounds_has_a_line_of_each_clients_overall_values() -> None:
+    cssv = ClassSpecificShapley(num_clients=2, num_classes=2)
+    cssv.bind(
+        2,
+        2,
         ["Shirt", "Dress"],
-        ["Boston", "Lyon"],
+        client_names=["Boston", "Lyon"],
     )
 
-    _, lines = cssv.plot(
-        [torch.rand(2, 2), torch.rand(2, 2)]
-    )  # of a round each: the overall values
+    _, axis = cssv.plot(
+        [
+            torch.rand(2, 2),
+            torch.rand(2, 2),
+        ]
+    )
 
-    assert label_texts(lines.get_legend().get_texts()) == ["Boston", "Lyon"]
-    assert figure.axes[1].get_ylabel() == cssv.guide().unit == "cosine with the aggregate"
+    assert label_texts(axis.get_legend().get_texts()) == ["Boston", "Lyon"]
 
-    sampled = CumulativeShapley(
+
+def test_plot_of_a_sampled_metric_has_its_standard_errors() -> None:
+    metric = CumulativeShapley(
         num_clients=3, estimator="permutation", estimator_args={"budget": 20}
     )
-    sampled.bind(3, 2)
-    sampled.update(torch.arange(3), lambda masks: masks.float().sum(1))
-    sampled.variance += 0.01
+    metric.bind(3, 2)
+    metric.update(torch.arange(3), lambda masks: masks.float().sum(1))
+    metric.variance += 0.01
 
-    assert [bars for bars in sampled.plot()[1].containers if getattr(bars, "has_yerr", False)]
+    _, axis = metric.plot()
+
+    assert any(getattr(bars, "has_yerr", False) for bars in axis.containers)

@@ -130,14 +130,16 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
 def test_shadow_values_are_computed_every_n_rounds_and_at_the_end(tmp_path: Path) -> None:
     loops = {}
     for every in (1, 2):
-        loops[every] = make_shadow_loop(ShadowShapley(coalitions="singles", every=every))
-        fit(
-            loops[every], tmp_path, Plain(network(batch_norm=False)), make_three_clients(), rounds=3
-        )
+        loop = make_shadow_loop(ShadowShapley(coalitions="singles", every=every))
+        module = Plain(network(batch_norm=False))
+        fit(loop, tmp_path, module, make_three_clients(), rounds=3)
+        loops[every] = loop
 
-    assert torch.equal(loops[1].contributions["shadow"], loops[2].contributions["shadow"])
-    assert int(loops[1].metrics["shadow"].evaluations) == 3 * 5
-    assert int(loops[2].metrics["shadow"].evaluations) == 2 * 5
+    values = [loop.contributions["shadow"] for loop in loops.values()]
+    evaluations = {every: int(loop.metrics["shadow"].evaluations) for every, loop in loops.items()}
+    coalitions = 5  # nobody, the three clients and all of them
+    assert torch.equal(values[0], values[1])
+    assert evaluations == {1: 3 * coalitions, 2: 2 * coalitions}
 
 
 @pytest.mark.parametrize(
@@ -150,13 +152,16 @@ def test_shadow_values_are_computed_every_n_rounds_and_at_the_end(tmp_path: Path
 def test_shadow_shapley_by_a_logged_value_evaluates_at_most_five_rounds(
     measure: dict[str, Any], rounds: int
 ) -> None:
+    def count_members(masks: torch.Tensor) -> torch.Tensor:
+        return masks.sum(1).double()
+
     metric = ShadowShapley(num_clients=2, **measure)
     metric.check_rounds(12)
     for index in range(12):
-        utility = lambda masks: masks.sum(1).double()  # noqa: E731
-        metric.update(torch.arange(2), few_coalitions(2), utility, index)
+        metric.update(torch.arange(2), few_coalitions(2), count_members, index)
 
-    assert int(metric.evaluations) == 4 * rounds
+    coalitions = 2**2
+    assert int(metric.evaluations) == coalitions * rounds
 
 
 REFUSED: dict[str, tuple[str, Any]] = {
@@ -184,23 +189,31 @@ def test_shadow_shapley_with_an_unsupported_setting_is_refused_before_training(
 def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values() -> None:
     metric = ShadowShapley(num_clients=3)
     masks = coalition_masks("all", 3)
+    performances = torch.ones(len(masks))
+    performances[2] = torch.nan
+
     with pytest.warns(UserWarning, match="come to no finite performance"):
-        metric.update(
-            torch.arange(3), masks, lambda masks: torch.tensor([1.0, 1, torch.nan, 1, 1, 1, 1, 1])
-        )
+        metric.update(torch.arange(3), masks, lambda masks: performances)
 
     assert metric.compute().isnan().all()
 
 
 def test_shadow_values_of_an_earlier_round_have_no_interval() -> None:
+    def count_members(masks: torch.Tensor) -> torch.Tensor:
+        return masks.sum(1).double()
+
+    def count_members_three_times(masks: torch.Tensor) -> torch.Tensor:
+        return 3 * count_members(masks)
+
     metric = ShadowShapley(num_clients=2)
     masks = coalition_masks("all", 2)
-    metric.update(torch.arange(2), masks, lambda masks: masks.sum(1).double())
-    earlier = metric.compute()
-    metric.update(torch.arange(2), masks, lambda masks: 3.0 * masks.sum(1).double())
+    metric.update(torch.arange(2), masks, count_members)
+    earlier_values = metric.compute()
+    metric.update(torch.arange(2), masks, count_members_three_times)
 
-    assert metric.intervals(value=earlier) is None
+    assert metric.intervals(value=earlier_values) is None
 
-    low, high = metric.intervals(value=metric.compute()) or (None, None)
-    assert low is not None
+    intervals = metric.intervals(value=metric.compute())
+    assert intervals is not None
+    low, high = intervals
     assert (low < high).all()

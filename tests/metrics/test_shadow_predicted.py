@@ -197,9 +197,12 @@ def outputs_of(module: Any, x: Tensor) -> Tensor:
 
     if isinstance(module, Probabilities):
         return out.clamp_min(1e-6).log()
-    return (
-        torch.stack([torch.zeros_like(out), out], -1) if getattr(module, "binary", False) else out
-    )
+
+    if getattr(module, "binary", False):
+        # A logit of one class is the difference to the other's, which is 0.
+        return torch.stack([torch.zeros_like(out), out], -1)
+
+    return out
 
 
 @pytest.mark.parametrize(

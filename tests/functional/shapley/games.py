@@ -28,15 +28,26 @@ def make_random_table(num_players: int, seed: int = 0, columns: int | None = Non
 def make_accuracy_table(num_players: int, seed: int = 0) -> Tensor:
     """Like a round of federated learning: coalitions average updates, accuracy saturates and is read off 500 images."""
     generator = make_generator(seed)
-    updates = torch.randn(num_players, 6, generator=generator, dtype=torch.float64) * 0.7 + 0.5
-    masks = ((torch.arange(2**num_players)[:, None] >> torch.arange(num_players)) & 1).double()
-    model = masks @ updates / masks.sum(dim=1, keepdim=True).clamp_min(1)
-    accuracy = 0.9 * torch.exp(-(model - 0.6).square().sum(dim=1) / 3)
+    updates = (
+        torch.randn(
+            num_players,
+            6,
+            generator=generator,
+            dtype=torch.float64,
+        )
+        * 0.7
+        + 0.5
+    )
+    numbers = torch.arange(2**num_players)[:, None]
+    masks = ((numbers >> torch.arange(num_players)) & 1).double()
+    sizes = masks.sum(dim=1, keepdim=True).clamp_min(1)
+    models = masks @ updates / sizes
 
-    return (
-        (accuracy + 0.01 * torch.randn(len(accuracy), generator=generator, dtype=torch.float64))
-        * 500
-    ).round() / 500
+    squared_distances = (models - 0.6).square().sum(dim=1)
+    accuracy = 0.9 * torch.exp(-squared_distances / 3)
+    noise = torch.randn(len(accuracy), generator=generator, dtype=torch.float64)
+    noisy_accuracy = accuracy + 0.01 * noise
+    return (noisy_accuracy * 500).round() / 500
 
 
 def shapley_by_all_orders(table: Tensor) -> np.ndarray:
@@ -58,27 +69,60 @@ def shapley_by_all_orders(table: Tensor) -> np.ndarray:
 def make_closed_form_games(n: int) -> dict[str, tuple[Game, Tensor]]:
     """Name -> utility and Shapley values."""
     weights = torch.linspace(-1, 2, n, dtype=torch.float64)
-    costs = torch.arange(1, n + 1, dtype=torch.float64) ** 2
-    steps = costs.diff(prepend=torch.zeros(1, dtype=torch.float64)) / torch.arange(n, 0, -1)
-    glove = torch.full((n,), 1 / (n * (n - 1)) if n > 1 else 0.0, dtype=torch.float64)
-    glove[0] = (n - 1) / n
+    costs = (
+        torch.arange(
+            1,
+            n + 1,
+            dtype=torch.float64,
+        )
+        ** 2
+    )
 
+    def add(masks: Tensor) -> Tensor:
+        return masks.double() @ weights + 3
+
+    def make_pair_of_gloves(masks: Tensor) -> Tensor:
+        # Player 0 has the only left glove.
+        return (masks[:, 0] & masks[:, 1:].any(dim=1)).double()
+
+    def build_runway(masks: Tensor) -> Tensor:
+        # A runway costs what its largest plane needs.
+        return (masks * costs).amax(dim=1)
+
+    def win_majority(masks: Tensor) -> Tensor:
+        return (masks.sum(dim=1) > n / 2).double()
+
+    def square_size(masks: Tensor) -> Tensor:
+        return masks.sum(dim=1).double() ** 2
+
+    def stay_constant(masks: Tensor) -> Tensor:
+        return torch.full((len(masks),), 0.3)
+
+    # Each right glove counts only where it is the first of them after the left one: 1 / (n (n - 1)).
+    glove_values = torch.zeros(n, dtype=torch.float64)
+    if n > 1:
+        glove_values[:] = 1 / (n * (n - 1))
+    glove_values[0] = (n - 1) / n
+
+    # Each further piece of the runway is shared by those who need it.
+    pieces = costs.diff(prepend=torch.zeros(1, dtype=torch.float64))
+    airport_values = (
+        pieces
+        / torch.arange(
+            n,
+            0,
+            -1,
+        )
+    ).cumsum(0)
+
+    equal_values = torch.ones(n, dtype=torch.float64)
     return {
-        "additive": (lambda masks: masks.double() @ weights + 3, weights),
-        "glove": (lambda masks: (masks[:, 0] & masks[:, 1:].any(dim=1)).double(), glove),
-        "airport": (lambda masks: (masks * costs).amax(dim=1), steps.cumsum(0)),
-        "majority": (
-            lambda masks: (masks.sum(dim=1) > n / 2).double(),
-            torch.full((n,), 1 / n, dtype=torch.float64),
-        ),
-        "symmetric": (
-            lambda masks: masks.sum(dim=1).double() ** 2,
-            torch.full((n,), float(n), dtype=torch.float64),
-        ),
-        "constant": (
-            lambda masks: torch.full((len(masks),), 0.3),
-            torch.zeros(n, dtype=torch.float64),
-        ),
+        "additive": (add, weights),
+        "glove": (make_pair_of_gloves, glove_values),
+        "airport": (build_runway, airport_values),
+        "majority": (win_majority, equal_values / n),
+        "symmetric": (square_size, equal_values * n),
+        "constant": (stay_constant, equal_values * 0),
     }
 
 

@@ -84,14 +84,20 @@ def test_decayed_shapley_is_the_sum_by_hand(
 
 
 def test_multi_round_indices_are_sums_of_values_shares_and_decayed_shares() -> None:
-    rows = torch.rand(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    shares = rows / rows.sum(1, keepdim=True)
+    values = torch.rand(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    shares = values / values.sum(1, keepdim=True)
 
-    torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["SOR"]), rows.sum(0))
-    torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["MR"]), shares.sum(0))
+    indices = {}
+    for name, options in MULTI_ROUND_INDICES.items():
+        indices[name] = decayed_shapley(values, **options)
 
-    ten = sum(0.8**t * shares[t - 1] for t in range(1, 11))  # 0.8^10 = 0.107, 0.8^11 = 0.086
-    torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["TMR"]), ten)
+    # Rounds weigh 0.8, 0.64, ... and are left out below 0.1: 0.8^10 = 0.107, 0.8^11 = 0.086.
+    decayed_shares = torch.zeros(3, dtype=torch.float64)
+    for index in range(10):
+        decayed_shares += 0.8 ** (index + 1) * shares[index]
+    torch.testing.assert_close(indices["SOR"], values.sum(0))
+    torch.testing.assert_close(indices["MR"], shares.sum(0))
+    torch.testing.assert_close(indices["TMR"], decayed_shares)
 
 
 def test_float32_values_that_cancel_have_bounded_shares() -> None:

@@ -42,27 +42,43 @@ def test_estimators_of_closed_form_games_are_exact(name: str, n: int) -> None:
 
 @pytest.mark.parametrize("name", UNBIASED)
 def test_sampled_values_are_unbiased(name: str) -> None:
+    num_draws = 200
     table = make_random_table(6, seed=16)
-    draws = 200
+    exact = torch.from_numpy(shapley_by_all_orders(table))
     estimate = partial(UNBIASED[name], make_table_game(table), 6, budget=40)
-    values = torch.stack([estimate(generator=make_generator(seed)).values for seed in range(draws)])
-    error = values.mean(dim=0) - torch.from_numpy(shapley_by_all_orders(table))
-    assert (error.abs() <= 4 * values.std(dim=0) / draws**0.5 + 1e-12).all()
+
+    draws = []
+    for seed in range(num_draws):
+        draws.append(estimate(generator=make_generator(seed)).values)
+
+    values = torch.stack(draws)
+    error = (values.mean(dim=0) - exact).abs()
+    stderr_of_mean = values.std(dim=0) / num_draws**0.5
+    assert (error <= 4 * stderr_of_mean + 1e-12).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UNBIASED)
 def test_standard_error_is_within_a_quarter_of_the_spread_over_seeds(name: str) -> None:
     n = 8
-    table = make_accuracy_table(8)
-    runs = [
-        SAMPLED[name](make_table_game(table), n, budget=180, generator=make_generator(s))
-        for s in range(300)
-    ]
-    spread = torch.stack([run.values for run in runs]).std(dim=0)
-    claimed = torch.stack([run.stderr for run in runs]).square().mean(dim=0).sqrt()
+    game = make_table_game(make_accuracy_table(n))
 
-    assert ((claimed / spread - 1).abs() < 0.25).all(), claimed / spread
+    values = []
+    variances = []
+    for seed in range(300):
+        estimate = SAMPLED[name](
+            game,
+            n,
+            budget=180,
+            generator=make_generator(seed),
+        )
+        values.append(estimate.values)
+        variances.append(estimate.stderr.square())
+
+    spread = torch.stack(values).std(dim=0)
+    stderr = torch.stack(variances).mean(dim=0).sqrt()
+    ratio = stderr / spread
+    assert ((ratio - 1).abs() < 0.25).all(), ratio
 
 
 @pytest.mark.parametrize("name", SAMPLED)
@@ -89,10 +105,12 @@ def test_sampled_shapley_values_satisfy_efficiency_and_additivity(name: str) -> 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_value_of_one_player_is_the_whole_gain(name: str) -> None:
-    for keywords in ({}, {"budget": 2}):
-        estimate = ESTIMATORS[name](
-            lambda masks: masks[:, 0].double() * 3 + 1, 1, generator=make_generator(), **keywords
-        )
+    def utility(masks: torch.Tensor) -> torch.Tensor:
+        return masks[:, 0].double() * 3 + 1
+
+    estimator = ESTIMATORS[name]
+    for options in ({}, {"budget": 2}):
+        estimate = estimator(utility, 1, generator=make_generator(), **options)
         assert estimate.values.tolist() == [3.0]
         assert estimate.evaluations == 2
         assert estimate.stderr.tolist() == [0.0]
@@ -103,50 +121,70 @@ def test_value_of_one_player_is_the_whole_gain(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLED)
 def test_estimators_never_exceed_their_budget_of_evaluations(name: str, n: int) -> None:
     weights = torch.rand(n, generator=make_generator(), dtype=torch.float64)
+
+    def root_of_sum(masks: torch.Tensor) -> torch.Tensor:
+        return (masks.double() @ weights).sqrt()
+
     with pytest.raises(
         ConfigurationError, match=f"budget=1 is below the minimum of .* {n} players"
-    ) as caught:
-        SAMPLED[name](
-            lambda masks: masks.double() @ weights,
-            n,
-            budget=1,
-        )
+    ) as refusal:
+        SAMPLED[name](root_of_sum, n, budget=1)
 
-    minimum = int(
-        re.findall(
-            r"minimum of (\d+)",
-            str(caught.value),
-        )[0]
-    )
-    for budget in (minimum, minimum + 1, min(2 * minimum + 5, 2**n - 1)):
-        utility = Watched(lambda masks: (masks.double() @ weights).sqrt())
-        estimate = SAMPLED[name](utility, n, budget=budget, generator=make_generator())
-        assert estimate.evaluations == len(utility.coalitions) <= budget
+    (minimum,) = re.findall(r"minimum of (\d+)", str(refusal.value))
+    smallest = int(minimum)
+    middle = min(2 * smallest + 5, 2**n - 1)
+    for budget in (smallest, smallest + 1, middle):
+        utility = Watched(root_of_sum)
+        estimate = SAMPLED[name](
+            utility,
+            n,
+            budget=budget,
+            generator=make_generator(),
+        )
+        assert estimate.evaluations == len(utility.coalitions)
+        assert estimate.evaluations <= budget
         assert estimate.values.isfinite().all()
-        assert estimate.values.shape == estimate.stderr.shape == (n,)
+        assert estimate.values.shape == (n,)
+        assert estimate.stderr.shape == (n,)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize(
+    ("dtype", "expected_dtype"),
+    [
+        pytest.param(torch.float64, torch.float64, id="float64"),
+        pytest.param(torch.float32, torch.float32, id="float32"),
+        pytest.param(torch.float16, torch.float32, id="float16"),
+        pytest.param(torch.int64, torch.float32, id="int64"),
+    ],
+)
+def test_estimators_give_values_of_full_precision(
+    name: str, dtype: torch.dtype, expected_dtype: torch.dtype
+) -> None:
+    table = (make_random_table(5) * 10).to(dtype)
+
+    estimate = ESTIMATORS[name](make_table_game(table), 5, generator=make_generator())
+
+    assert isinstance(estimate, ShapleyEstimate)
+    assert estimate.values.dtype == expected_dtype
+    assert estimate.stderr.dtype == expected_dtype
+    assert estimate.values.shape == (5,)
+    assert estimate.stderr.shape == (5,)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_estimators_keep_columns_and_dtypes(name: str) -> None:
     table = make_random_table(5)
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.int64):
-        estimate = ESTIMATORS[name](
-            make_table_game((table * 10).to(dtype)), 5, generator=make_generator()
-        )
-        assert isinstance(estimate, ShapleyEstimate)
-        wanted = torch.float64 if dtype == torch.float64 else torch.float32
-        assert estimate.values.dtype == estimate.stderr.dtype == wanted
-        assert estimate.values.shape == estimate.stderr.shape == (5,)
+    two_columns = torch.stack([table, 2 * table], dim=1)
+    one_column = table[:, None]
 
-    columns = ESTIMATORS[name](
-        make_table_game(torch.stack([table, 2 * table], dim=1)), 5, generator=make_generator()
-    )
+    of_two = ESTIMATORS[name](make_table_game(two_columns), 5, generator=make_generator())
+    of_one = ESTIMATORS[name](make_table_game(one_column), 5, generator=make_generator())
 
-    assert columns.values.shape == columns.stderr.shape == (5, 2)
-    torch.testing.assert_close(2 * columns.values[:, 0], columns.values[:, 1])
-    assert ESTIMATORS[name](
-        make_table_game(table[:, None]), 5, generator=make_generator()
-    ).values.shape == (5, 1)
+    assert of_two.values.shape == (5, 2)
+    assert of_two.stderr.shape == (5, 2)
+    torch.testing.assert_close(2 * of_two.values[:, 0], of_two.values[:, 1])
+    assert of_one.values.shape == (5, 1)
 
 
 @pytest.mark.parametrize("name", SAMPLED)
@@ -178,11 +216,18 @@ def test_non_finite_utility_raises_an_error_that_names_the_coalition(name: str, 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_estimators_with_wrong_arguments_raise(name: str) -> None:
+    def count_members(masks: torch.Tensor) -> torch.Tensor:
+        return masks.sum(dim=1)
+
+    def one_number(masks: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(1.0)
+
+    estimator = ESTIMATORS[name]
     with pytest.raises(ConfigurationError, match="at least 1 player"):
-        ESTIMATORS[name](lambda masks: masks.sum(dim=1), 0)
+        estimator(count_members, 0)
     with pytest.raises(ConfigurationError, match="minimum of"):
-        ESTIMATORS[name](lambda masks: masks.sum(dim=1), 5, budget=1)
+        estimator(count_members, 5, budget=1)
     with pytest.raises(ConfigurationError, match=r"budget=nan\): expected a whole number or None"):
-        ESTIMATORS[name](lambda masks: masks.sum(dim=1), 5, budget=float("nan"))
+        estimator(count_members, 5, budget=float("nan"))
     with pytest.raises(ValueError, match=re.escape("returned shape ()")):
-        ESTIMATORS[name](lambda masks: torch.tensor(1.0), 5)
+        estimator(one_number, 5)

@@ -1,6 +1,5 @@
 """Values by enumeration: Shapley and leave-one-out."""
 
-import itertools
 import math
 import re
 from collections.abc import Callable
@@ -27,12 +26,14 @@ def values_by_all_coalitions(table: torch.Tensor, weight: Weight) -> torch.Tenso
     """Every coalition that a player can join, one by one."""
     n = len(table).bit_length() - 1
     values = torch.zeros(n, *table.shape[1:], dtype=torch.float64)
-    for i, coalition in itertools.product(range(n), range(2**n)):
-        if not coalition >> i & 1:
-            values[i] += weight(n, coalition.bit_count()) * (
-                table[coalition | 1 << i] - table[coalition]
-            )
-
+    for player in range(n):
+        for coalition in range(2**n):
+            is_member = coalition >> player & 1
+            if is_member:
+                continue
+            joined = coalition | 1 << player
+            gain = table[joined] - table[coalition]
+            values[player] += weight(n, coalition.bit_count()) * gain
     return values
 
 

@@ -1,5 +1,7 @@
 """Values of few coalitions: the Gaussian process, KernelSHAP, and what tells values apart."""
 
+from functools import partial
+
 import pytest
 import torch
 from functional.shapley.games import make_random_table, make_table_game, shapley_by_all_orders
@@ -24,11 +26,14 @@ from flsv.functional.shapley.surrogate import (
 
 def make_quadratic_game(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.rand(2, n, generator=generator, dtype=torch.float64).unbind()
+    sums, averages = torch.rand(2, n, generator=generator, dtype=torch.float64)
+    return sums, averages
 
 
-def play_quadratic_game(masks: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return 0.3 + masks.double() @ a + masks.double() @ b / masks.sum(1).clamp_min(1)
+def play_quadratic_game(masks: Tensor, sums: Tensor, averages: Tensor) -> Tensor:
+    members = masks.double()
+    sizes = masks.sum(1).clamp_min(1)
+    return 0.3 + members @ sums + members @ averages / sizes
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
@@ -159,18 +164,16 @@ def test_standard_errors_match_real_errors_in_noisy_games() -> None:
     masks = few_coalitions(6, "both")
     ratios = []
     for seed in range(20):
-        a, b = make_quadratic_game(6, seed)
-        exact = exact_shapley(
-            lambda rows, a=a, b=b: play_quadratic_game(rows, a, b),
-            6,
-        ).values
-        seeded = torch.Generator().manual_seed(seed)
-        deviations = torch.randn(len(masks), generator=seeded, dtype=torch.float64)
-        utilities = play_quadratic_game(masks, a, b) + noise * deviations
+        sums, averages = make_quadratic_game(6, seed)
+        play = partial(play_quadratic_game, sums=sums, averages=averages)
+        exact = exact_shapley(play, 6)
+        generator = torch.Generator().manual_seed(seed)
+        deviations = torch.randn(len(masks), generator=generator, dtype=torch.float64)
+        utilities = play(masks) + noise * deviations
 
         estimate = few_coalitions_shapley(masks, utilities, noise=noise)
 
-        ratios.append((estimate.values - exact) / estimate.stderr)
+        ratios.append((estimate.values - exact.values) / estimate.stderr)
 
     mean_square = torch.cat(ratios).square().mean()
     assert 0.6 < mean_square.sqrt() < 1
@@ -197,38 +200,58 @@ def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_see
     assert (stderr == 0).all() == (design == "all")
 
 
-def test_interval_over_seeds_equals_that_by_hand() -> None:
-    """Three seeds: variances 1 and 0, mean values 2 and 100, of which 2.5 % is 2.55; Student's quantile of four degrees
-    2.1318, the normal one 1.6449. Two seeds: the mean variance 2 is larger than 2.5 % of the gain."""
-    values = torch.tensor([[1.0, 100.0], [2.0, 100.0], [3.0, 100.0]])
-    half = interval_over_seeds(values, torch.tensor([0.0, 0.3]))
-    variances = [
-        (2 * 1 + 2 * 2.55**2) / 4,
-        2 * 2.55**2 / 4,
-    ]
-    of_fit = [0.0, (1.6448536 * 0.3) ** 2]
-    expected = [
-        (2.1318468**2 * variance / 3 + square) ** 0.5 for variance, square in zip(variances, of_fit)
-    ]
+NORMAL_QUANTILE = 1.6448536  # 95 % of a normal variable are below it
 
+
+def test_interval_over_seeds_equals_that_by_hand() -> None:
+    """Three seeds: variances 1 and 0, mean values 2 and 100, of which 2.5 % is 2.55."""
+    values = torch.tensor([[1.0, 100.0], [2.0, 100.0], [3.0, 100.0]])
+    stderr_of_fit = torch.tensor([0.0, 0.3])
+
+    half_widths = interval_over_seeds(values, stderr_of_fit)
+
+    # A client's own variance and the prior one, of two degrees each.
+    prior_variance_of_seed = 2.55**2
+    variances = [
+        (2 * 1 + 2 * prior_variance_of_seed) / 4,
+        (2 * 0 + 2 * prior_variance_of_seed) / 4,
+    ]
+    student_quantile = 2.1318468  # of four degrees
+    expected = []
+    for variance, stderr in zip(variances, stderr_of_fit.double()):
+        of_seeds = student_quantile**2 * variance / 3
+        of_fit = (NORMAL_QUANTILE * stderr) ** 2
+        expected.append((of_seeds + of_fit).sqrt())
     torch.testing.assert_close(
-        half,
-        torch.tensor(expected).double(),
+        half_widths,
+        torch.stack(expected),
         rtol=1e-6,
         atol=0,
     )
 
-    half_of_two = interval_over_seeds(torch.tensor([[1.0, -5.0], [3.0, -3.0]]))
-    by_hand = 2.3533634 * ((2 + 2 * 2) / 3 / 2) ** 0.5
 
-    assert half_of_two.tolist() == pytest.approx([by_hand, by_hand])
+def test_interval_over_two_seeds_has_the_larger_mean_variance() -> None:
+    """The mean variance 2 is larger than 2.5 % of the gain."""
+    half_widths = interval_over_seeds(torch.tensor([[1.0, -5.0], [3.0, -3.0]]))
 
-    # 4.5 % of the gain.
-    half_of_one = interval_over_seeds(torch.tensor([[1.0, 1.0]]), 0.3)
-    by_hand = 1.6448536 * (0.3**2 + 0.09**2) ** 0.5
+    student_quantile = 2.3533634  # of three degrees
+    variance = (1 * 2 + 2 * 2) / 3
+    expected = student_quantile * (variance / 2) ** 0.5
+    assert half_widths.tolist() == pytest.approx([expected, expected])
 
-    assert half_of_one.tolist() == pytest.approx([by_hand, by_hand])
 
+def test_interval_over_one_seed_has_a_share_of_the_gain() -> None:
+    stderr_of_fit = 0.3
+    gain = 2.0
+
+    half_widths = interval_over_seeds(torch.tensor([[1.0, 1.0]]), stderr_of_fit)
+
+    stderr_of_seed = 0.045 * gain
+    expected = NORMAL_QUANTILE * (stderr_of_fit**2 + stderr_of_seed**2) ** 0.5
+    assert half_widths.tolist() == pytest.approx([expected, expected])
+
+
+def test_interval_over_seeds_of_a_vector_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\[seeds, n\] and a level"):
         interval_over_seeds(torch.ones(3))
 

@@ -9,11 +9,7 @@ from flsv.functional.shapley.game import MemoizedGame
 
 @pytest.mark.parametrize("n", [1, 8, 9, 64, 65])
 def test_memoized_game_evaluates_each_coalition_once_and_counts_it(n: int) -> None:
-    weights = torch.arange(
-        1,
-        n + 1,
-        dtype=torch.float64,
-    )
+    weights = torch.arange(1, n + 1, dtype=torch.float64)
     utility = Watched(lambda masks: masks.double() @ weights)
     game = MemoizedGame(utility, n)
     masks = (
@@ -25,14 +21,15 @@ def test_memoized_game_evaluates_each_coalition_once_and_counts_it(n: int) -> No
         )
         < 0.5
     )
-    distinct = len({tuple(row) for row in masks.view(-1, n).tolist()})
+    expected = (masks.double() @ weights).unsqueeze(-1)
+    num_coalitions = len(masks.view(-1, n).unique(dim=0))
 
-    assert game.cost(masks)[-1] == distinct
+    assert game.cost(masks)[-1] == num_coalitions
 
     for _ in range(2):
-        expected = masks.double() @ weights
-        torch.testing.assert_close(game(masks), expected.unsqueeze(-1))
-        assert game.evaluations == distinct == len(utility.coalitions)
+        torch.testing.assert_close(game(masks), expected)
+        assert game.evaluations == num_coalitions
+        assert len(utility.coalitions) == num_coalitions
 
     assert game.cost(masks).tolist() == [0] * 6
     assert game(masks[:0]).shape == (0, 5, 1)

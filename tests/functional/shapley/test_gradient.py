@@ -54,27 +54,40 @@ def test_gradient_shapley_with_wrong_arguments_raises() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_step_weights_equal_the_movement_under_torchs_sgd(momentum: float) -> None:
-    lrs = [0.1, 0.3, 0.2, 0.05]
-    for t in range(4):
-        parameter = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=momentum)
-        for step, lr in enumerate(lrs):
-            optimizer.param_groups[0]["lr"] = lr
-            parameter.grad = torch.full_like(parameter, float(step == t))
-            optimizer.step()
-        torch.testing.assert_close(-parameter.detach()[0], step_weights(lrs, momentum)[t])
+    rates = [0.1, 0.3, 0.2, 0.05]
+    weights = step_weights(rates, momentum)
 
+    for gradient_step in range(4):
+        # The gradient is 1 in one step and 0 in all others.
+        parameter = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.SGD(
+            [parameter],
+            lr=1.0,
+            momentum=momentum,
+        )
+        for step, rate in enumerate(rates):
+            optimizer.param_groups[0]["lr"] = rate
+            gradient = float(step == gradient_step)
+            parameter.grad = torch.full_like(parameter, gradient)
+            optimizer.step()
+        movement = -parameter.detach()[0]
+        torch.testing.assert_close(movement, weights[gradient_step])
+
+
+def test_no_step_has_no_weight() -> None:
     assert step_weights([]).shape == (0,)
 
 
 def test_class_values_and_rest_sum_to_the_clients_gradient_shapley() -> None:
-    draw = torch.Generator().manual_seed(3)
-    classes = torch.randn(3, 2, generator=draw)
-    slopes = torch.randn(3, generator=draw)
+    server_lr = 0.7
+    generator = torch.Generator().manual_seed(3)
+    slopes_by_class = torch.randn(3, 2, generator=generator)
+    slopes = torch.randn(3, generator=generator)
     weights = torch.tensor([0.2, 0.5, 0.3])
-    rows = client_in_run_values(classes, slopes, weights, server_lr=0.7)
 
-    torch.testing.assert_close(
-        rows.sum(1), gradient_shapley(slopes.double(), weighting=weights, server_lr=0.7)
-    )
-    torch.testing.assert_close(rows[:, :2], (0.7 * weights[:, None] * classes).double())
+    values = client_in_run_values(slopes_by_class, slopes, weights, server_lr=server_lr)
+
+    values_by_class = server_lr * weights[:, None] * slopes_by_class
+    total = gradient_shapley(slopes.double(), weighting=weights, server_lr=server_lr)
+    torch.testing.assert_close(values[:, :2], values_by_class.double())
+    torch.testing.assert_close(values.sum(1), total)

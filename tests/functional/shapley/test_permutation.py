@@ -20,14 +20,23 @@ from flsv.functional.shapley.permutation import (
 
 
 def test_running_mean_and_stderr_over_batches_equal_those_of_all_samples() -> None:
-    samples = torch.randn(23, 4, 2, generator=make_generator(), dtype=torch.float64) + 1e4
+    count = 23
+    noise = torch.randn(
+        count,
+        4,
+        2,
+        generator=make_generator(),
+        dtype=torch.float64,
+    )
+    samples = noise + 1e4  # far from 0, where sums of squares would lose the digits
+
     moments = Moments()
     for batch in samples.split([1, 5, 1, 16]):
         moments.add(batch)
 
-    assert moments.count == 23
+    assert moments.count == count
     torch.testing.assert_close(moments.mean, samples.mean(dim=0))
-    torch.testing.assert_close(moments.stderr, samples.std(dim=0) / 23**0.5)
+    torch.testing.assert_close(moments.stderr, samples.std(dim=0) / count**0.5)
 
 
 @pytest.mark.parametrize("truncation", [None, 0.0, 0.1, 0.5])
@@ -72,41 +81,64 @@ def test_permutation_stderr_is_nan_without_two_different_pairs_of_orders() -> No
 
 def test_gtg_skips_a_round_whose_gain_is_below_the_truncation() -> None:
     table = make_accuracy_table(6)
-    gain = float((table[-1] - table[0]).abs() / max(abs(table[-1]), abs(table[0])))
-    skipped = gtg_shapley(make_table_game(table), 6, round_truncation=gain + 1e-9)
+    game = make_table_game(table)
+    largest = max(abs(table[-1]), abs(table[0]))
+    relative_gain = float(abs(table[-1] - table[0]) / largest)
 
-    assert skipped.evaluations == 2
+    skipped = gtg_shapley(game, 6, round_truncation=relative_gain + 1e-9)
+    valued = gtg_shapley(game, 6, round_truncation=relative_gain - 1e-3, generator=make_generator())
+
+    assert skipped.evaluations == 2  # the empty and the grand coalition
     assert (skipped.values == 0).all()
     assert skipped.stderr.isnan().all()
-    assert (
-        gtg_shapley(
-            make_table_game(table), 6, round_truncation=gain - 1e-3, generator=make_generator()
-        ).evaluations
-        > 2
-    )
+    assert valued.evaluations > 2
 
 
 def test_within_round_truncation_saves_evaluations_and_stays_close() -> None:
-    def utility(masks: torch.Tensor) -> torch.Tensor:
+    def saturate(masks: torch.Tensor) -> torch.Tensor:
         return 7 * (1 - 0.4 ** masks.sum(dim=1).double())
 
-    short = gtg_shapley(
-        utility, 12, truncation=0.05, convergence=None, budget=2000, generator=make_generator()
+    budget = 2000  # all of which is spent without truncation
+    estimate = gtg_shapley(
+        saturate,
+        12,
+        truncation=0.05,
+        convergence=None,
+        budget=budget,
+        generator=make_generator(),
     )
 
-    assert (short.values - exact_shapley(utility, 12).values).abs().max() < 7 * 0.06
-    assert short.evaluations < 1000  # 2000 without
+    exact = exact_shapley(saturate, 12)
+    error = (estimate.values - exact.values).abs().max()
+    assert error < 0.06 * 7
+    assert estimate.evaluations < budget / 2
 
 
 def test_gtg_convergence_stops_after_the_minimum_number_of_permutations() -> None:
-    def additive(masks: torch.Tensor) -> torch.Tensor:
-        return masks.double() @ torch.arange(1, 31, dtype=torch.float64)
+    weights = torch.arange(1, 31, dtype=torch.float64)
 
-    estimate = gtg_shapley(additive, 30, generator=make_generator(), budget=10_000)
+    def add(masks: torch.Tensor) -> torch.Tensor:
+        return masks.double() @ weights
+
+    estimate = gtg_shapley(add, 30, generator=make_generator(), budget=10_000)
+
+    # 30 permutations of 29 coalitions each, and the empty and the grand one.
     assert estimate.evaluations <= 2 + 30 * 29
-    torch.testing.assert_close(estimate.values, torch.arange(1, 31, dtype=torch.float64))
+    torch.testing.assert_close(estimate.values, weights)
+
+
+def test_gtg_has_converged_after_30_permutations_that_agree() -> None:
+    alternating = (
+        torch.tensor([1.0, -1.0])
+        .repeat(20)
+        .view(40, 1, 1)
+        .expand(
+            40,
+            3,
+            1,
+        )
+    )
+
     assert not _converged(torch.ones(29, 3, 1), 0.05)
     assert _converged(torch.ones(30, 3, 1), 0.05)
-
-    alternating = torch.tensor([1.0, -1.0]).repeat(20).view(40, 1, 1).expand(40, 3, 1)
     assert not _converged(alternating, 0.05)

@@ -24,18 +24,20 @@ SAMPLES, CLASSES = 60, 4
 
 def make_federation(n, design="singles", seed=0):
     """Return trained coalitions, their logits, the clients' sizes and the score."""
-    draw = torch.Generator().manual_seed(seed)
-    y = torch.randint(CLASSES, (SAMPLES,), generator=draw)
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (SAMPLES,), generator=generator)
     trained = few_coalitions(n, design)
-    base = torch.randn(n, SAMPLES, CLASSES, generator=draw) + 2 * torch.nn.functional.one_hot(
-        y, CLASSES
-    )
-    sizes = torch.randint(20, 90, (n,), generator=draw)
-    outputs = torch.einsum("tn,nvm->tvm", coalition_shares(trained, sizes).float(), base)
-    outputs += 0.3 * torch.randn(outputs.shape, generator=draw)
+    one_hot_labels = torch.nn.functional.one_hot(labels, CLASSES)
+    client_logits = torch.randn(n, SAMPLES, CLASSES, generator=generator) + 2 * one_hot_labels
+    sizes = torch.randint(20, 90, (n,), generator=generator)
+
+    shares = coalition_shares(trained, sizes).float()
+    outputs = torch.einsum("tn,nvm->tvm", shares, client_logits)
+    outputs += 0.3 * torch.randn(outputs.shape, generator=generator)
 
     def accuracy(outputs):
-        return (outputs.argmax(-1) == y).double().mean(-1)
+        is_right = outputs.argmax(-1) == labels
+        return is_right.double().mean(-1)
 
     return trained, outputs, sizes, accuracy
 
@@ -283,15 +285,28 @@ def test_whole_layers_accepts_only_complete_coalition_sizes():
 
 def test_predicted_shapley_with_wrong_arguments_is_refused():
     trained, outputs, sizes, accuracy = make_federation(3)
+    utilities = accuracy(outputs)
+
     with pytest.raises(ValueError, match="each player alone"):
         predicted_shapley(
-            trained[:-1], accuracy(outputs[:-1]), outputs[:-1], sizes, accuracy, logits=True
+            trained[:-1],
+            utilities[:-1],
+            outputs[:-1],
+            sizes,
+            accuracy,
+            logits=True,
         )
 
+    infinite_outputs = outputs * torch.inf
     with pytest.raises(ValueError, match="finite"):
-        predicted_shapley(
-            trained, accuracy(outputs), outputs * torch.inf, sizes, accuracy, logits=True
-        )
+        predicted_shapley(trained, utilities, infinite_outputs, sizes, accuracy, logits=True)
 
     with pytest.raises(ValueError, match="T utilities"):
-        predicted_shapley(trained, accuracy(outputs)[1:], outputs, sizes, accuracy, logits=True)
+        predicted_shapley(
+            trained,
+            utilities[1:],
+            outputs,
+            sizes,
+            accuracy,
+            logits=True,
+        )

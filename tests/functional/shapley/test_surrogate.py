@@ -34,40 +34,55 @@ from flsv.functional.shapley.surrogate import (
 @pytest.mark.parametrize("parts", SURROGATES[-3:])
 def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts: list[Kernel]) -> None:
     n = 6
-    table = make_accuracy_table(6)
-    observed = torch.randperm(64, generator=make_generator())[:40]
+    table = make_accuracy_table(n)
     utilities = torch.stack([table, table**2], dim=1)
-    surrogate, left_out = fit_surrogate([parts], all_coalitions(n)[observed], utilities[observed])
-    fitted = surrogate(all_coalitions(n))
+    coalitions = all_coalitions(n)
+    observed = torch.randperm(2**n, generator=make_generator())[:40]
 
-    assert fitted.shape == (64, 2)
-    torch.testing.assert_close(surrogate.shapley(), shapley_of_table(fitted))
-
-    residual = (utilities - fitted)[observed]
-    assert (residual.square().mean(dim=0) < utilities.var(dim=0)).all()
-    assert (left_out.abs() >= residual.abs() - 1e-9).all(), (
-        "a coalition is closer to a fit that has seen it"
+    surrogate, left_out = fit_surrogate(
+        [parts],
+        coalitions[observed],
+        utilities[observed],
     )
+
+    predicted = surrogate(coalitions)
+    assert predicted.shape == (2**n, 2)
+    torch.testing.assert_close(surrogate.shapley(), shapley_of_table(predicted))
+
+    residuals = (utilities - predicted)[observed]
+    is_better_than_mean = residuals.square().mean(dim=0) < utilities.var(dim=0)
+    is_further_left_out = left_out.abs() >= residuals.abs() - 1e-9
+    assert is_better_than_mean.all()
+    assert is_further_left_out.all(), "a coalition is closer to a fit that has seen it"
 
 
 def test_leave_one_out_residuals_equal_those_by_refitting() -> None:
-    masks = all_coalitions(5)[torch.randperm(32, generator=make_generator())[:20]]
+    num_coalitions = 20
+    order = torch.randperm(32, generator=make_generator())
+    masks = all_coalitions(5)[order[:num_coalitions]]
     utilities = make_table_game(make_accuracy_table(5))(masks).unsqueeze(1)
-    surrogate, left_out = fit_surrogate([SURROGATES[1]], masks, utilities)
-    scale = utilities.std()
-    y = (utilities - utilities.mean()) / scale
-    matrix = (
-        sum(weight * gram(kernel, masks, masks) for kernel, weight in surrogate.parts) + CONSTANT
-    )
-    # The ridge penalty, read off the fit: (matrix + penalty) dual = y.
-    dual = surrogate.coefficients / scale
-    penalty = float(((y - matrix @ dual) / dual).median())
 
-    for i in range(20):
-        keep = torch.arange(20) != i
-        system = matrix[keep][:, keep] + penalty * torch.eye(19, dtype=torch.float64)
-        prediction = matrix[i, keep] @ torch.linalg.solve(system, y[keep])
-        torch.testing.assert_close(left_out[i], (y[i] - prediction) * scale)
+    surrogate, left_out = fit_surrogate([SURROGATES[1]], masks, utilities)
+
+    scale = utilities.std()
+    targets = (utilities - utilities.mean()) / scale
+    matrix = torch.full((num_coalitions, num_coalitions), CONSTANT, dtype=torch.float64)
+    for kernel, weight in surrogate.parts:
+        matrix += weight * gram(kernel, masks, masks)
+    # The ridge penalty, read off the fit: (matrix + penalty) dual = targets.
+    dual = surrogate.coefficients / scale
+    penalty = float(((targets - matrix @ dual) / dual).median())
+    ridge = penalty * torch.eye(num_coalitions - 1, dtype=torch.float64)
+
+    for i in range(num_coalitions):
+        is_kept = torch.arange(num_coalitions) != i
+        system = matrix[is_kept][:, is_kept] + ridge
+        dual_without_i = torch.linalg.solve(system, targets[is_kept])
+        prediction = matrix[i, is_kept] @ dual_without_i
+        torch.testing.assert_close(
+            left_out[i],
+            (targets[i] - prediction) * scale,
+        )
 
 
 def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
@@ -107,17 +122,23 @@ def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
 
 
 def test_surrogate_is_exact_for_games_of_its_kernels() -> None:
-    updates = torch.randn(12, 3, generator=make_generator(), dtype=torch.float64)
+    updates = torch.randn(
+        12,
+        3,
+        generator=make_generator(),
+        dtype=torch.float64,
+    )
 
     def utility(masks: torch.Tensor) -> torch.Tensor:
-        average = masks.double() @ updates / masks.sum(dim=1, keepdim=True).clamp_min(1)
-        return -(average - 0.3).square().sum(dim=1)
+        sizes = masks.sum(dim=1, keepdim=True).clamp_min(1)
+        averages = masks.double() @ updates / sizes
+        return -(averages - 0.3).square().sum(dim=1)
+
+    estimate = surrogate_shapley(utility, 12, budget=300, generator=make_generator())
 
     exact = exact_shapley(utility, 12).values
-    scale = exact.abs().max()
-    sampled = surrogate_shapley(utility, 12, budget=300, generator=make_generator())
-
-    assert (sampled.values - exact).abs().max() < 2e-3 * scale
+    error = (estimate.values - exact).abs().max()
+    assert error < 2e-3 * exact.abs().max()
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 20])
@@ -139,25 +160,32 @@ def test_paired_sample_draws_the_total_without_a_pair_twice(n: int) -> None:
 
 def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s() -> None:
     n = 41
-    sample = PairedSample(41, make_generator())
-    sample.draw(4000)
-    counts = {layer.size: len(layer.masks) for layer in sample.layers}
+    sample = PairedSample(n, make_generator())
 
+    sample.draw(4000)
+
+    counts = {layer.size: len(layer.masks) for layer in sample.layers}
+    middle = 20
     for size in (5, 10, 15):
-        assert counts[size] / counts[20] == pytest.approx(
-            (20 * 21 / (size * (n - size))) ** 0.5, abs=0.03
-        )
+        expected = (middle * (n - middle) / (size * (n - size))) ** 0.5
+        assert counts[size] / counts[middle] == pytest.approx(expected, abs=0.03)
 
 
 def test_standard_errors_of_the_surrogate_are_near_the_spread_over_seeds() -> None:
     game = make_table_game(make_random_table(7, seed=3))
-    runs = [
-        surrogate_shapley(game, 7, budget=60, generator=make_generator(seed)) for seed in range(60)
-    ]
-    claimed = torch.stack([run.stderr for run in runs]).square().mean(0).sqrt()
-    ratio = claimed / torch.stack([run.values for run in runs]).std(0)
 
-    assert ((ratio > 0.75) & (ratio < 1.5)).all()
+    values = []
+    variances = []
+    for seed in range(60):
+        estimate = surrogate_shapley(game, 7, budget=60, generator=make_generator(seed))
+        values.append(estimate.values)
+        variances.append(estimate.stderr.square())
+
+    stderr = torch.stack(variances).mean(0).sqrt()
+    spread = torch.stack(values).std(0)
+    ratio = stderr / spread
+    assert (ratio > 0.75).all()
+    assert (ratio < 1.5).all()
 
 
 def test_surrogate_values_scale_with_utilities_and_are_zero_for_constant_utilities() -> None:
@@ -181,7 +209,10 @@ def test_surrogate_values_scale_with_utilities_and_are_zero_for_constant_utiliti
 
     assert (estimate.values[:, 1] == 0).all()
     assert (estimate.stderr[:, 1] == 0).all()
-    torch.testing.assert_close(estimate.values[:, 2], -2 * estimate.values[:, 0])
+    torch.testing.assert_close(
+        estimate.values[:, 2],
+        -2 * estimate.values[:, 0],
+    )
 
 
 KERNELS = {
@@ -202,17 +233,31 @@ def test_kernel_shapley_equals_the_exact_values_of_kernel_games(name: str, n: in
 
 
 def test_kernels_are_inner_products_of_features() -> None:
-    masks = all_coalitions(5).double()
-    sizes = masks.sum(dim=1, keepdim=True).clamp_min(1)
-    upper = torch.triu_indices(5, 5, 1)
-    products = masks[:, upper[0]] * masks[:, upper[1]]
+    members = all_coalitions(5).double()
+    averages = members / members.sum(dim=1, keepdim=True).clamp_min(1)
+    lower, upper = torch.triu_indices(5, 5, 1)
+    pairs_of_members = members[:, lower] * members[:, upper]
+    features_by_kernel = {
+        membership: members,
+        pairs: pairs_of_members,
+        averaged_membership: averages,
+    }
 
-    for kernel, features in (
-        (membership, masks),
-        (pairs, products),
-        (averaged_membership, masks / sizes),
-    ):
-        torch.testing.assert_close(gram(kernel, masks, masks), features @ features.T)
+    for kernel, features in features_by_kernel.items():
+        products = features @ features.T
+        torch.testing.assert_close(gram(kernel, members, members), products)
 
-    distances = torch.cdist(masks / sizes, masks / sizes).square()
-    torch.testing.assert_close(gram(gaussian(0.7), masks, masks), torch.exp(-distances / 1.4))
+
+def test_gaussian_kernel_falls_with_the_distance_of_averages() -> None:
+    squared_width = 0.7
+    members = all_coalitions(5).double()
+    averages = members / members.sum(
+        dim=1,
+        keepdim=True,
+    ).clamp_min(1)
+
+    matrix = gram(gaussian(squared_width), members, members)
+
+    squared_distances = torch.cdist(averages, averages).square()
+    expected = torch.exp(-squared_distances / (2 * squared_width))
+    torch.testing.assert_close(matrix, expected)
