@@ -1,7 +1,6 @@
 """Aggregators by their numbers, where tests/replay does not lead: before anything is known, buffers, other options."""
 
 import copy
-import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,67 +48,107 @@ def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:
 
 
 def test_shapfed_and_fedce_weights_before_any_contribution_are_uniform() -> None:
-    for rule in (ShapFedWA(), FedCE()):
-        assert rule.weights(make_round([0, 1, 2, 3], [1, 2, 3, 4]), {}).tolist() == [0.25] * 4
-    nothing = torch.full((4, 2), float("nan"))
-    assert ShapFedWA().weights(make_round([0, 1], [1, 2]), {"cssv": nothing}).tolist() == [0.5] * 2
+    round = make_round([0, 1, 2, 3], [1, 2, 3, 4])
+
+    assert ShapFedWA().weights(round, {}).tolist() == [1 / 4] * 4
+    assert FedCE().weights(round, {}).tolist() == [1 / 4] * 4
+
+
+def test_shapfed_weights_are_uniform_where_no_client_has_a_value() -> None:
+    unknown = torch.full((4, 2), float("nan"))
+
+    weights = ShapFedWA().weights(make_round([0, 1], [1, 2]), {"cssv": unknown})
+
+    assert weights.tolist() == [1 / 2] * 2
 
 
 def test_shapfed_weighs_a_client_without_a_value_by_the_mean_of_the_others() -> None:
-    cssv = torch.tensor([[1.0], [float("nan")], [0.0]])  # gamma 1, unknown, 0.5
+    cssv = torch.tensor(
+        [
+            [1.0],
+            [float("nan")],
+            [0.0],
+        ]
+    )
+
     weights = ShapFedWA().weights(make_round([0, 1, 2], [1, 1, 1]), {"cssv": cssv})
-    torch.testing.assert_close(weights.float(), torch.tensor([1.0, 0.75, 0.5]) / 2.25)
+
+    gammas = torch.tensor([1.0, 0.75, 0.5])  # (1 + value) / 2, and of the unknown one their mean
+    torch.testing.assert_close(weights.float(), gammas / gammas.sum())
 
 
 def test_shapfed_weighted_by_samples_multiplies_samples_and_scores() -> None:
     """n_i gamma_i; before anything is measured n_i, which is FedAvg."""
-    cssv = torch.tensor([[0.9, 0.5], [-0.2, 0.1], [0.3, 0.3]])
-    round = make_round([0, 2], [30, 10])
-    rule = ShapFedWA(weighting="samples")
-    expected = torch.tensor([30 * (1.9 + 1.5) / 4, 10 * 1.3 / 2])
-
-    torch.testing.assert_close(
-        rule.weights(round, {"cssv": cssv}).float(), expected / expected.sum()
+    cssv = torch.tensor(
+        [
+            [0.9, 0.5],
+            [-0.2, 0.1],
+            [0.3, 0.3],
+        ]
     )
-    assert rule.weights(round, {}).tolist() == FedAvg().weights(round, {}).tolist()
+    num_samples = torch.tensor([30, 10])
+    round = make_round([0, 2], num_samples.tolist())
+    rule = ShapFedWA(weighting="samples")
+
+    weights = rule.weights(round, {"cssv": cssv})
+    weights_before_values = rule.weights(round, {})
+
+    gammas = ((1 + cssv[[0, 2]]) / 2).mean(1)
+    expected = num_samples * gammas
+    torch.testing.assert_close(weights.float(), expected / expected.sum())
+    assert weights_before_values.tolist() == FedAvg().weights(round, {}).tolist()
 
 
 def test_shapley_weights_are_equal_if_no_value_is_positive() -> None:
-    round = make_round([0, 1], [1, 1])
-    assert ShapleyWeighted("sv").weights(round, {"sv": torch.tensor([-1.0, -2.0])}).tolist() == [
-        0.5,
-        0.5,
-    ]
+    values = torch.tensor([-1.0, -2.0])
 
-    normalized = ShapleyWeighted("sv", normalize=True).weights(
-        round, {"sv": torch.tensor([0.6, 0.2, 0.9])}
-    )
+    weights = ShapleyWeighted("sv").weights(make_round([0, 1], [1, 1]), {"sv": values})
 
-    assert normalized.tolist() == pytest.approx([0.75, 0.25])
+    assert weights.tolist() == [1 / 2, 1 / 2]
 
+
+def test_normalized_shapley_weights_are_shares_of_the_cohorts_values() -> None:
+    values = torch.tensor([0.6, 0.2, 0.9])  # the third client is not drawn
+    rule = ShapleyWeighted("sv", normalize=True)
+
+    weights = rule.weights(make_round([0, 1], [1, 1]), {"sv": values})
+
+    assert weights.tolist() == pytest.approx([0.6 / 0.8, 0.2 / 0.8])
+
+
+def test_shapley_weights_before_the_first_value_are_refused() -> None:
     with pytest.raises(RuntimeError, match="has no value before the first aggregation"):
-        ShapleyWeighted("sv").weights(round, {})
+        ShapleyWeighted("sv").weights(make_round([0, 1], [1, 1]), {})
 
 
 def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model() -> None:
     """As in ShapleyFL's ``fedsv.py``; statistics are not drawn back."""
     space = ParameterSpace(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    cut = space.num_parameters
     model = torch.randn(space.size)
     vectors = torch.randn(3, space.size)
     ids = torch.tensor([0, 2, 3])
-    round = Round(0, ids, torch.tensor([10, 20, 70]), model, vectors, space)
-    values = torch.tensor([0.3, float("nan"), -0.1, 0.9])
-
-    vector, weights = ShapleySoftmax("sv").aggregate(
-        round,
-        {"sv": values},
+    round = Round(
+        0,
+        ids,
+        torch.tensor([10, 20, 70]),
+        model,
+        vectors,
+        space,
+    )
+    values = torch.tensor(
+        [
+            0.3,
+            float("nan"),
+            -0.1,
+            0.9,
+        ]
     )
 
-    powers = [math.exp(value) for value in (0.3, -0.1, 0.9)]
-    average = sum(power / sum(powers) * row for power, row in zip(powers, vectors))
-    halfway = average / 2 + model / 2
-    cut = space.num_parameters
+    vector, weights = ShapleySoftmax("sv").aggregate(round, {"sv": values})
 
+    average = values[ids].softmax(0) @ vectors
+    halfway = (average + model) / 2
     torch.testing.assert_close(vector[:cut], halfway[:cut])
     torch.testing.assert_close(vector[cut:], average[cut:])
     assert weights.sum().item() == pytest.approx(0.5)
@@ -136,7 +175,14 @@ def test_buffers_do_not_affect_robust_aggregation_weights_and_are_averaged(aggre
 
     def aggregate(rows: Tensor) -> Any:
         model = torch.zeros(space.size)
-        round = Round(0, torch.arange(3), torch.ones(3), model, rows, space)
+        round = Round(
+            0,
+            torch.arange(3),
+            torch.ones(3),
+            model,
+            rows,
+            space,
+        )
         return aggregator.aggregate(round, {})
 
     vector, weights = aggregate(vectors)
@@ -279,15 +325,18 @@ def fit_and_record_rounds(folder: Path, **options: Any) -> list[tuple[Round, Ten
 def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path: Path) -> None:
     for round, result, weights in fit_and_record_rounds(tmp_path):
         cut = round.space.num_parameters
-        counts = [0] * 5
-        for j in range(cut):
-            ranked = sorted(range(5), key=lambda i: round.client_vectors[i, j].item())
-            expected = sum(round.client_vectors[i, j].item() for i in ranked[1:4]) / 3
-            assert result[j].item() == pytest.approx(expected, abs=1e-6)
-            for i in ranked[1:4]:
-                counts[i] += 1
-        torch.testing.assert_close(weights, torch.tensor(counts).double() / (3 * cut))
-        torch.testing.assert_close(result[cut:], weights.float() @ round.client_vectors[:, cut:])
+        parameters = round.client_vectors[:, :cut]
+        # Of five clients the lowest and the highest of each entry are left out.
+        order = parameters.argsort(dim=0, stable=True)
+        middle = order[1:4]
+        expected = parameters.gather(0, middle).mean(0)
+        counts = middle.flatten().bincount(minlength=5)
+        expected_weights = counts.double() / (3 * cut)
+        buffers = weights.float() @ round.client_vectors[:, cut:]
+
+        torch.testing.assert_close(result[:cut], expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(weights, expected_weights)
+        torch.testing.assert_close(result[cut:], buffers)
 
 
 def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path: Path) -> None:

@@ -53,11 +53,15 @@ def order_callbacks(
 def test_loggers_have_the_round_as_x_axis(tmp_path: Path) -> None:
     module = Logs()
     fit(FederatedLoop(seed=1), tmp_path, module, logger=CSVLogger(tmp_path))
-    rows = read_logged_metrics(tmp_path)
 
-    assert [int(row["step"]) for row in rows if row["train_loss_epoch"]] == [0, 1, 2]
-    assert [int(row["step"]) for row in rows if row["val_acc"]] == [0, 1, 2]
-    assert [int(row["step"]) for row in rows if row["train_loss_step"]] == list(range(39))
+    rows = read_logged_metrics(tmp_path)
+    steps = {}
+    for name in ("train_loss_epoch", "val_acc", "train_loss_step"):
+        steps[name] = [int(row["step"]) for row in rows if row[name]]
+
+    assert steps["train_loss_epoch"] == [0, 1, 2]
+    assert steps["val_acc"] == [0, 1, 2]
+    assert steps["train_loss_step"] == list(range(39))  # three rounds of 13 batches
     assert "step" not in module.trainer.callback_metrics
     assert "log_metrics" not in vars(module.trainer._logger_connector)
 
@@ -301,29 +305,25 @@ def test_batch_callbacks_act_on_the_training_client_as_in_the_loop_by_hand(
 
 
 def test_batch_index_in_callbacks_starts_at_0_for_each_client(tmp_path: Path) -> None:
-    places: list[int] = []
-    count = Batchwise(
-        on_end=lambda trainer, module, batch, batch_idx: places.append(batch_idx),
-    )
+    indices: list[int] = []
+
+    def record(trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        indices.append(batch_idx)
+
     data = make_unequal_data()
     fit(
         make_loop_of_three_clients(),
         tmp_path,
         data=data,
-        callbacks=[count],
+        callbacks=[Batchwise(on_end=record)],
         rounds=1,
     )
-    lengths = [
-        len(
-            data.client_loader(
-                client,
-                generator=torch.Generator(),
-            )
-        )
-        for client in cohort_of_round(0)
-    ]
 
-    assert places == [i for length in lengths for _ in range(LOCAL_EPOCHS) for i in range(length)]
+    expected: list[int] = []
+    for client in cohort_of_round(0):
+        loader = data.client_loader(client, generator=torch.Generator())
+        expected += list(range(len(loader))) * LOCAL_EPOCHS
+    assert indices == expected
 
 
 # ---- callbacks that only look

@@ -38,10 +38,12 @@ from helpers.models import Plain, adam, network, sgd
 def with_optimizer(make: Any) -> Any:
     def train(client: nn.Module, epochs: list[list[Any]]) -> None:
         optimizer = make(client.parameters())
-        for x, y in (batch for epoch in epochs for batch in epoch):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(client(x), y).backward()
-            optimizer.step()
+        for epoch in epochs:
+            for x, y in epoch:
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(client(x), y)
+                loss.backward()
+                optimizer.step()
 
     return train
 

@@ -3,7 +3,7 @@
 import errno
 import itertools
 import signal
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from helpers.data import toy_data
 from helpers.fits import InRound, StopInRound, fit_with_everything, state_vector, trainer_for
 from helpers.forked import Forked
 from helpers.models import Plain
+from helpers.runs import read_rows
 
 
 @pytest.fixture(scope="module")
@@ -35,40 +36,36 @@ def assert_same_run(
     folder: Path, loop: FederatedLoop, module: L.LightningModule, whole: Any
 ) -> None:
     whole_folder, whole_loop, whole_module = whole
+    assert_same_bits = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+
     assert torch.equal(state_vector(module), state_vector(whole_module))
     for name, values in whole_loop.contributions.items():
-        assert torch.equal(loop.contributions[name].nan_to_num(9), values.nan_to_num(9))
-    assert torch.equal(loop.weights.nan_to_num(9), whole_loop.weights.nan_to_num(9))
-    torch.testing.assert_close(loop.client_scores, whole_loop.client_scores, rtol=0, atol=0)
+        assert_same_bits(loop.contributions[name], values)
+    assert_same_bits(loop.weights, whole_loop.weights)
+    assert_same_bits(loop.client_scores, whole_loop.client_scores)
+    assert_same_bits(loop.state.starts, whole_loop.state.starts)
+    assert_same_bits(module.trainer.callback_metrics, whole_module.trainer.callback_metrics)
 
-    starts = loop.state.starts
-    assert starts.keys() == whole_loop.state.starts.keys()
-    for client, model in whole_loop.state.starts.items():
-        assert torch.equal(starts[client], model)
-
-    metrics = {k: v.item() for k, v in module.trainer.callback_metrics.items()}
-    assert metrics == {k: v.item() for k, v in whole_module.trainer.callback_metrics.items()}
-
-    csv = "log/contributions.csv"
-    assert (folder / csv).read_text() == (whole_folder / csv).read_text()
+    table = (folder / "log" / "contributions.csv").read_text()
+    assert table == (whole_folder / "log" / "contributions.csv").read_text()
 
 
 @pytest.mark.slow
 def test_run_killed_within_a_round_resumes_bitwise(tmp_path: Path, uninterrupted_run: Any) -> None:
     killed_in_round = 3
-    process = Forked(tmp_path, fit_with_everything, tmp_path, 5, [StopInRound(killed_in_round, 4)])
+    kill = StopInRound(killed_in_round, 4)
+    process = Forked(tmp_path, fit_with_everything, tmp_path, 5, [kill])
     status, output = process.wait()
-
     assert status == -signal.SIGKILL, output
 
-    lines = (tmp_path / "log/contributions.csv").read_text().splitlines()[1:]
-    rounds = {int(line.split(",")[0]) for line in lines}
-
+    rows = read_rows(tmp_path / "log" / "contributions.csv")
+    rounds = {int(row["round"]) for row in rows}
     assert rounds == set(range(killed_in_round))
 
-    resumed = fit_with_everything(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt")
+    checkpoint = tmp_path / "checkpoints" / "last.ckpt"
+    loop, module = fit_with_everything(tmp_path, ckpt_path=checkpoint)
 
-    assert_same_run(tmp_path, *resumed, uninterrupted_run)
+    assert_same_run(tmp_path, loop, module, uninterrupted_run)
 
 
 class SaveAt(InRound):
@@ -125,24 +122,28 @@ class CountsHooks(Callback):
 def test_changes_by_hooks_at_a_rounds_start_are_not_repeated_on_resume(
     tmp_path: Path, hook: str, batch: int, is_first: bool
 ) -> None:
-    def run(save: list[Callback], **options: Any) -> tuple[L.LightningModule, int]:
+    def fit_and_count(
+        saving: list[Callback], ckpt_path: Path | None = None
+    ) -> tuple[L.LightningModule, int]:
         counts = CountsHooks()
         loop = FederatedLoop(seed=1, reporting=Reporting(table=False, files=False))
-        callbacks = [counts, *save]
-        callbacks = [*callbacks, loop] if is_first else [loop, *callbacks]
+        callbacks: list[Callback] = [counts, *saving]
+        if is_first:
+            callbacks.append(loop)
+        else:
+            callbacks.insert(0, loop)
         trainer = trainer_for(None, tmp_path, 4, callbacks=callbacks)
         torch.manual_seed(3)
         module = Plain()
-        trainer.fit(module, toy_data(), **options)
-
+        trainer.fit(module, toy_data(), ckpt_path=ckpt_path)
         return module, counts.count
 
     path = tmp_path / "middle.ckpt"
-    whole, count = run([SaveAt(hook, path, batch)])
-    resumed, resumed_count = run([], ckpt_path=path)
+    uninterrupted, expected_count = fit_and_count([SaveAt(hook, path, batch)])
+    resumed, count = fit_and_count([], ckpt_path=path)
 
-    assert resumed_count == count
-    assert torch.equal(state_vector(resumed), state_vector(whole))
+    assert count == expected_count
+    assert torch.equal(state_vector(resumed), state_vector(uninterrupted))
 
 
 @pytest.mark.parametrize("where", ["a metric", "the values' file"])
@@ -199,22 +200,23 @@ class DrawsTwice(UniformSampler):
 
 
 def test_checkpoint_of_an_exception_while_drawing_a_cohort_resumes_bitwise(tmp_path: Path) -> None:
-    def run(**how: Any) -> torch.Tensor:
-        loop = FederatedLoop(
-            seed=1, sampler=DrawsTwice(2), reporting=Reporting(table=False, files=False)
-        )
+    def fit_and_read_state(ckpt_path: Path | None = None) -> torch.Tensor:
+        reporting = Reporting(table=False, files=False)
+        loop = FederatedLoop(seed=1, sampler=DrawsTwice(2), reporting=reporting)
         saving = OnExceptionCheckpoint(tmp_path, "drawing")
         trainer = trainer_for(loop, tmp_path, 4, callbacks=[saving], enable_checkpointing=True)
-        trainer.fit(module := Plain(), toy_data(), **how)
-
+        module = Plain()
+        trainer.fit(module, toy_data(), ckpt_path=ckpt_path)
         return state_vector(module)
 
     DrawsTwice.failed = False
     with pytest.raises(ArithmeticError):
-        run()
+        fit_and_read_state()
 
-    resumed = run(ckpt_path=tmp_path / "drawing.ckpt")
-    assert torch.equal(resumed, run())
+    resumed = fit_and_read_state(ckpt_path=tmp_path / "drawing.ckpt")
+    uninterrupted = fit_and_read_state()
+
+    assert torch.equal(resumed, uninterrupted)
 
 
 def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path: Path) -> None:
@@ -267,20 +269,25 @@ def test_schedule_that_follows_a_plateau_resumes_bitwise_from_any_checkpoint(
 ) -> None:
     """Lightning steps it after it has saved a round's checkpoint."""
 
-    def run(name: str, *callbacks: Callback, **options: Any) -> FollowsPlateau:
+    def fit_plateau(
+        name: str, callbacks: list[Callback], ckpt_path: Path | None = None
+    ) -> FollowsPlateau:
         loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
-        trainer = trainer_for(loop, tmp_path / name, 5, callbacks=[*callbacks])
+        trainer = trainer_for(loop, tmp_path / name, 5, callbacks=callbacks)
         module = FollowsPlateau()
-        trainer.fit(module, toy_data(server_val=0.2), **options)
+        trainer.fit(module, toy_data(server_val=0.2), ckpt_path=ckpt_path)
         return module
 
-    paths = [tmp_path / f"{hook}.ckpt" for hook in HOOKS]
-    whole = run("whole", *map(SaveAt, HOOKS, paths))
-    rate = whole.trainer.optimizers[0].param_groups[0]["lr"]
+    def rate_of(module: Plain) -> float:
+        return module.trainer.optimizers[0].param_groups[0]["lr"]
 
-    assert rate == Plain().configure_optimizers().param_groups[0]["lr"] * 0.5**4
+    paths = [tmp_path / f"{hook}.ckpt" for hook in HOOKS]
+    saving = [SaveAt(hook, path) for hook, path in zip(HOOKS, paths)]
+    uninterrupted = fit_plateau("uninterrupted", saving)
+    initial_rate = Plain().configure_optimizers().param_groups[0]["lr"]
+    assert rate_of(uninterrupted) == initial_rate * 0.5**4  # halved after each round but the last
 
     for path in paths:
-        resumed = run(path.stem, ckpt_path=path)
-        assert resumed.trainer.optimizers[0].param_groups[0]["lr"] == rate, path
-        assert torch.equal(state_vector(resumed), state_vector(whole)), path
+        resumed = fit_plateau(path.stem, [], ckpt_path=path)
+        assert rate_of(resumed) == rate_of(uninterrupted), path
+        assert torch.equal(state_vector(resumed), state_vector(uninterrupted)), path

@@ -134,15 +134,60 @@ def test_resume_with_fewer_rounds_than_already_run_is_refused(
 def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_refused(
     tmp_path: Path,
 ) -> None:
-    plain = partial(Plain, network(batch_norm=False))
-    budget = partial(GaussianPrivacy, clip=1.0, noise_multiplier=2.0)
-    path = fit_and_save(tmp_path, plain(), uploads=[budget(max_epsilon=5.0)])
-    resume_fit(path, tmp_path / "second", plain(), uploads=[budget(max_epsilon=8.0)])
+    make_module = partial(Plain, network(batch_norm=False))
+    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=5.0)
+    with_larger_budget = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=8.0)
+    with_other_clip = GaussianPrivacy(clip=2.0, noise_multiplier=2.0, max_epsilon=5.0)
+    path = fit_and_save(tmp_path, make_module(), uploads=[privacy])
+
+    resume_fit(path, tmp_path / "budget", make_module(), uploads=[with_larger_budget])
 
     with pytest.raises(
         ConfigurationError, match=r"federation.uploads is .*clip=2.0.* and was .*clip=1.0"
     ):
-        resume_fit(path, tmp_path / "third", plain(), uploads=[budget(max_epsilon=5.0, clip=2.0)])
+        resume_fit(path, tmp_path / "clip", make_module(), uploads=[with_other_clip])
+
+
+def test_checkpoint_that_lacks_an_entry_of_the_federation_is_refused(
+    saved_checkpoint: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "spoiled.ckpt"
+    checkpoint = torch.load(saved_checkpoint, weights_only=True)
+    (key,) = [key for key in checkpoint["callbacks"] if key.startswith("FederatedLoop")]
+    federation = checkpoint["callbacks"][key]
+
+    for missing in federation:
+        remaining = {name: value for name, value in federation.items() if name != missing}
+        checkpoint["callbacks"][key] = remaining
+        torch.save(checkpoint, path)
+        with pytest.raises(ConfigurationError, match=f"lacks '{missing}'|in format None"):
+            resume_fit(path, tmp_path)
+
+
+def test_checkpoint_without_a_federation_is_refused(saved_checkpoint: Path, tmp_path: Path) -> None:
+    path = tmp_path / "spoiled.ckpt"
+    checkpoint = torch.load(saved_checkpoint, weights_only=True)
+    (key,) = [key for key in checkpoint["callbacks"] if key.startswith("FederatedLoop")]
+    checkpoint["callbacks"][key] = None
+    torch.save(checkpoint, path)
+
+    with pytest.raises(ConfigurationError, match="was not saved by a FederatedLoop"):
+        resume_fit(path, tmp_path)
+
+
+def test_checkpoint_with_a_damaged_byte_of_a_weight_is_refused(
+    saved_checkpoint: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "spoiled.ckpt"
+    checkpoint = torch.load(saved_checkpoint, weights_only=True)
+    weight = next(iter(checkpoint["state_dict"].values()))
+    content = bytearray(saved_checkpoint.read_bytes())
+    position = content.index(weight.numpy().tobytes())
+    content[position + 1] ^= 255
+    path.write_bytes(content)
+
+    with pytest.raises(ConfigurationError, match="cannot be read as a checkpoint: it is damaged"):
+        resume_fit(path, tmp_path)
 
 
 def test_validating_on_possible_training_samples_warns(
@@ -253,32 +298,6 @@ def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path:
     trainer_for(make_loop(), tmp_path / "c").test(
         Plain(), toy_data(), ckpt_path=tmp_path / "weights.ckpt"
     )
-
-
-def test_checkpoint_that_lacks_an_entry_or_is_damaged_is_refused(
-    saved_checkpoint: Path, tmp_path: Path
-) -> None:
-    """A federation that lacks anything, or is none; a version that is gone; a byte of a weight."""
-    path = tmp_path / "spoiled.ckpt"
-    whole = torch.load(saved_checkpoint, weights_only=True)
-    (key,) = [key for key in whole["callbacks"] if key.startswith("FederatedLoop")]
-    for lost in whole["callbacks"][key]:
-        less = {name: value for name, value in whole["callbacks"][key].items() if name != lost}
-        torch.save({**whole, "callbacks": {**whole["callbacks"], key: less}}, path)
-        with pytest.raises(ConfigurationError, match=f"lacks '{lost}'|in format None"):
-            resume_fit(path, tmp_path)
-
-    torch.save({**whole, "callbacks": {**whole["callbacks"], key: None}}, path)
-    with pytest.raises(ConfigurationError, match="was not saved by a FederatedLoop"):
-        resume_fit(path, tmp_path)
-
-    content = bytearray(saved_checkpoint.read_bytes())
-    weight = next(iter(whole["state_dict"].values()))
-    content[content.index(weight.numpy().tobytes()) + 1] ^= 255
-    path.write_bytes(content)
-
-    with pytest.raises(ConfigurationError, match="cannot be read as a checkpoint: it is damaged"):
-        resume_fit(path, tmp_path)
 
 
 @pytest.mark.parametrize(

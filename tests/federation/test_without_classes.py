@@ -1,6 +1,5 @@
 """Federations whose samples have no classes: texts, numbers, graphs."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from flsv.metrics import (
     CosineGradientShapley,
     PartialFederatedShapley,
 )
-from helpers.fits import trainer_for
+from helpers.fits import state_vector, trainer_for
+from helpers.runs import read_rows
 from helpers.tasks import GraphNet, Graphs, Kind, LanguageModel, Regression
 
 N = 60
@@ -65,36 +65,30 @@ def make_graphs() -> FederatedDataModule:
 def test_a_task_without_classes_is_trained_and_measured(
     module: Any, data: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained = module()
-    dealt = data()
-    initial_parameters = [parameter.detach().clone() for parameter in trained.parameters()]
+    client_module = module()
+    client_data = data()
+    initial_vector = state_vector(client_module)
     metrics = {"cosine": CosineGradientShapley(), "cost": CommunicationCost()}
     loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(figures=1))
     logger = L.pytorch.loggers.TensorBoardLogger(tmp_path, name="", version="")
 
-    trainer_for(loop, tmp_path, 2, logger=logger).fit(trained, dealt)
+    trainer_for(loop, tmp_path, 2, logger=logger).fit(client_module, client_data)
 
     assert loop.round_index == 2
-
-    is_moved = [not torch.equal(a, b) for a, b in zip(initial_parameters, trained.parameters())]
-    assert any(is_moved)
-    assert loop.contributions["cosine"].shape == (dealt.num_clients,)
+    assert not torch.equal(state_vector(client_module), initial_vector)
+    assert loop.contributions["cosine"].shape == (client_data.num_clients,)
     assert not loop.contributions["cosine"].isnan().any()
 
-    # FedAvg's weights are shares of the samples.
-    assert loop.weights is not None
+    shares_of_samples = client_data.num_samples / client_data.num_samples.sum()
+    torch.testing.assert_close(loop.weights, shares_of_samples)  # FedAvg's
 
-    shares = dealt.num_samples / dealt.num_samples.sum()
-    torch.testing.assert_close(loop.weights, shares)
-
-    rows = list(csv.DictReader((tmp_path / "contributions.csv").open()))
+    rows = read_rows(tmp_path / "contributions.csv")
     class_names = {row["class"] for row in rows if row["metric"] != "cost"}
-
     assert class_names == {""}
 
-    scalars = EventAccumulator(str(tmp_path)).Reload().Tags()
-    assert not [tag for tag in scalars["scalars"] if "class" in tag]
-    assert "data/partition" in scalars["images"]
+    tags = EventAccumulator(str(tmp_path)).Reload().Tags()
+    assert not [tag for tag in tags["scalars"] if "class" in tag]
+    assert "data/partition" in tags["images"]
 
     table = capsys.readouterr().out
     assert "cosine" in table

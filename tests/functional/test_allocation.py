@@ -19,16 +19,20 @@ def allocate_shares(values: list[float], budget: float = 120.0, **rules: object)
 
 
 def test_shares_follow_the_rule_for_negative_values() -> None:
+    budget = 120
     values = [3.0, 1.0, -1.0]
-    assert allocate_shares(values, negatives="zero") == pytest.approx([90, 30, 0])
-    assert allocate_shares(values, negatives="shift") == pytest.approx([80, 40, 0])  # 4 : 2 : 0
+    shifted = [4.0, 2.0, 0.0]  # by the lowest
+    powers = np.exp(np.array(values) / np.std(values))
 
-    z = np.exp(np.array(values) / np.std(values))
-    assert allocate_shares(values, negatives="softmax") == pytest.approx(
-        (120 * z / z.sum()).tolist(), rel=1e-6
-    )
-    assert allocate_shares([3.0, NAN, 1.0]) == pytest.approx([90, 0, 30])
+    shares = {}
+    for rule in ("zero", "shift", "softmax"):
+        shares[rule] = allocate_shares(values, negatives=rule)
 
+    by_shifted = [budget * value / sum(shifted) for value in shifted]
+    by_powers = budget * powers / powers.sum()
+    assert shares["zero"] == pytest.approx([90, 30, 0])  # 3 : 1 : 0
+    assert shares["shift"] == pytest.approx(by_shifted)
+    assert shares["softmax"] == pytest.approx(by_powers.tolist(), rel=1e-6)
     with pytest.raises(ConfigurationError, match=r"clients \[2\] have values below 0"):
         allocate_shares(values, negatives="refuse")
 
@@ -39,25 +43,48 @@ def test_shares_without_a_positive_claim_raise(values: list[float]) -> None:
         allocate_shares(values)
 
 
+def test_client_without_a_value_has_no_share() -> None:
+    assert allocate_shares(
+        [
+            3.0,
+            NAN,
+            1.0,
+        ]
+    ) == pytest.approx([90, 0, 30])  # 3 : 0 : 1 of 120
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_cents_sum_to_the_budget_and_are_nearest(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     values = torch.rand(7, generator=generator)
-    budget = int(torch.randint(1, 100_000, (1,), generator=generator)) / 100
-    paid = allocate(values, budget, unit=0.01)
-    cents = [round(amount * 100) for amount in paid.tolist()]
+    budget = (
+        int(
+            torch.randint(
+                1,
+                100_000,
+                (1,),
+                generator=generator,
+            )
+        )
+        / 100
+    )
 
-    assert [round(cent / 100, 2) for cent in cents] == paid.tolist()
+    amounts = allocate(values, budget, unit=0.01).tolist()
+
+    cents = [round(amount * 100) for amount in amounts]
+    assert [round(cent / 100, 2) for cent in cents] == amounts
     assert sum(cents) == round(budget * 100)
 
-    exact = values.double() / values.double().sum() * budget * 100
-    assert (torch.tensor(cents) - exact).abs().max() < 1
+    shares = values.double() / values.double().sum()
+    exact = 100 * budget * shares
+    rounded = torch.tensor(cents)
+    assert (rounded - exact).abs().max() < 1
 
     # Nobody who was rounded down has a larger remainder than one who was rounded up.
-    up = [i for i in range(7) if cents[i] > exact[i]]
-    down = [i for i in range(7) if cents[i] <= exact[i]]
-
-    assert all(exact[i] % 1 >= exact[j] % 1 for i in up for j in down)
+    remainders = exact % 1
+    is_up = rounded > exact
+    if is_up.any() and not is_up.all():
+        assert remainders[is_up].min() >= remainders[~is_up].max()
 
 
 @pytest.mark.parametrize("budget", [0.07, 0.1 + 0.2, 1e9, 7_000_000_000.01, 1e12])
@@ -93,14 +120,21 @@ def test_shares_do_not_depend_on_the_unit_of_the_values(size: float, negatives: 
 def test_a_budget_of_more_units_than_a_float_can_count_is_refused(
     budget: float, unit: float
 ) -> None:
-    assert sum(allocate_shares([1.0, 1.0], budget)) == budget
+    without_unit = allocate_shares([1.0, 1.0], budget)
+    assert sum(without_unit) == budget
 
     with pytest.raises(
         ConfigurationError, match=r"units are not exact in float64.*Take a larger unit, or none\."
     ):
         allocate_shares([1.0, 1.0], budget, unit=unit)
 
-    assert sum(allocate_shares([1.0, 1.0, 1.0], 2.0**53 - 1, unit=1.0)) == 2.0**53 - 1
+
+def test_the_largest_budget_whose_units_a_float_can_count_is_shared_out() -> None:
+    budget = 2.0**53 - 1
+
+    shares = allocate_shares([1.0, 1.0, 1.0], budget, unit=1.0)
+
+    assert sum(shares) == budget
 
 
 def test_first_of_equal_remainders_is_rounded_up_and_zero_claims_get_nothing() -> None:

@@ -13,15 +13,21 @@ def test_update_distances_and_weighted_means_equal_those_of_numpy(monkeypatch, b
     monkeypatch.setattr(module, "CPU_BLOCK", block)
     torch.manual_seed(0)
     points = torch.randn(5, 17)
+    weights = torch.rand(5)
+    one_origin = torch.randn(17)
+    origins = torch.randn(5, 17)
 
-    for origin in (torch.randn(17), torch.randn(5, 17)):
-        expected = np.linalg.norm(points.double().numpy() - origin.double().numpy(), axis=1)
+    for origin in (one_origin, origins):
+        differences = (points.double() - origin.double()).numpy()
+        expected = np.linalg.norm(differences, axis=1)
         np.testing.assert_allclose(distances(points, origin), expected, rtol=1e-14)
 
-    weights = torch.rand(5)
-    expected = weights.double().numpy() @ points.double().numpy()
-
-    np.testing.assert_allclose(weighted_mean(points, weights), expected, rtol=1e-13)
+    expected_mean = weights.double().numpy() @ points.double().numpy()
+    np.testing.assert_allclose(
+        weighted_mean(points, weights),
+        expected_mean,
+        rtol=1e-13,
+    )
 
 
 @pytest.mark.parametrize(

@@ -40,26 +40,45 @@ def divergences_by_hand(
 @pytest.mark.parametrize(("a", "b"), [(0.6, 0.1), (0.0, 0.0), (1.5, 0.3), (0.6, -0.1)])
 def test_divergence_weights_equal_numpys(a: float, b: float, normalize: bool) -> None:
     samples = [10, 200, 30, 60]
-    divergence = [0.02, 0.05, 0.3, 0.0]
-    weights = divergence_weights(torch.tensor(samples), torch.tensor(divergence), a, b, normalize)
-    np.testing.assert_allclose(
-        weights.numpy(), divergences_by_hand(samples, divergence, a, b, normalize), rtol=1e-6
+    divergences = [0.02, 0.05, 0.3, 0.0]
+
+    weights = divergence_weights(
+        torch.tensor(samples),
+        torch.tensor(divergences),
+        a,
+        b,
+        normalize,
     )
+
+    expected = divergences_by_hand(samples, divergences, a, b, normalize)
+    np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-6)
 
 
 def test_divergence_weights_all_clipped_to_0_fall_back_to_samples() -> None:
-    samples = torch.tensor([100, 300])
     with pytest.warns(UserWarning, match="falling back to shares of samples"):
-        weights = divergence_weights(samples, torch.ones(2), a=5.0, b=0.0)
+        weights = divergence_weights(
+            torch.tensor([100, 300]),
+            torch.ones(2),
+            a=5.0,
+            b=0.0,
+        )
 
-    assert weights.tolist() == [0.25, 0.75]
+    assert weights.tolist() == [100 / 400, 300 / 400]
+
+
+def test_divergence_weights_of_which_one_is_left_do_not_warn() -> None:
+    divergences = torch.tensor([0.0, 1.0])
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert divergence_weights(samples, torch.tensor([0.0, 1.0]), a=5.0, b=0.0).tolist() == [
-            1,
-            0,
-        ]
+        weights = divergence_weights(
+            torch.tensor([100, 300]),
+            divergences,
+            a=5.0,
+            b=0.0,
+        )
+
+    assert weights.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(

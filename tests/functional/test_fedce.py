@@ -7,24 +7,47 @@ import torch
 from flsv.functional import contribution_estimates, leave_one_out_cosines
 
 
-def test_cosine_is_0_if_there_are_no_other_updates() -> None:
-    updates = torch.tensor([[1.0, 2.0], [0.0, 0.0], [-1.0, -2.0]])
-    gram = updates @ updates.T
-
-    assert leave_one_out_cosines(gram, torch.tensor([0.5, 0.0, 0.5]))[1] == 0
-    assert leave_one_out_cosines(gram, torch.tensor([1.0, 0.0, 0.0])).tolist() == pytest.approx(
-        [0, 0, -1]
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        pytest.param([0.5, 0.0, 0.5], [-1, 0, -1], id="an update of zeros"),
+        pytest.param([1.0, 0.0, 0.0], [0, 0, -1], id="others without weight"),
+    ],
+)
+def test_cosine_is_0_if_there_are_no_other_updates(
+    weights: list[float], expected: list[float]
+) -> None:
+    updates = torch.tensor(
+        [
+            [1.0, 2.0],
+            [0.0, 0.0],
+            [-1.0, -2.0],
+        ]
     )
-    assert leave_one_out_cosines(gram[:1, :1], torch.ones(1)).tolist() == [0]  # nobody else
 
-    # The others' sum is exactly zero: no rounding noise is taken for a direction.
-    updates = torch.tensor([[0.1, 0.3], [0.7, 0.1], [-2.1, -0.3]], dtype=torch.float64)
-    assert (
-        leave_one_out_cosines(
-            updates @ updates.T, torch.tensor([0.2, 0.6, 0.2], dtype=torch.float64)
-        )[0]
-        == 0
+    cosines = leave_one_out_cosines(updates @ updates.T, torch.tensor(weights))
+
+    assert cosines.tolist() == pytest.approx(expected)
+
+
+def test_cosine_of_a_client_alone_is_0() -> None:
+    assert leave_one_out_cosines(torch.tensor([[5.0]]), torch.ones(1)).tolist() == [0]
+
+
+def test_rounding_noise_of_a_sum_that_is_zero_is_no_direction() -> None:
+    updates = torch.tensor(
+        [
+            [0.1, 0.3],
+            [0.7, 0.1],
+            [-2.1, -0.3],
+        ],
+        dtype=torch.float64,
     )
+    weights = torch.tensor([0.2, 0.6, 0.2], dtype=torch.float64)  # 0.6 * 0.7 = 0.2 * 2.1
+
+    cosines = leave_one_out_cosines(updates @ updates.T, weights)
+
+    assert cosines[0] == 0
 
 
 def test_fedces_estimates_have_a_floor_and_are_equal_where_their_sum_is_0() -> None:

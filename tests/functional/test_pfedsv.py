@@ -66,13 +66,18 @@ def test_identical_models_share_all_weight_in_proportion_to_their_values():
     values = torch.tensor([0.2, 0.1, 0.3, 0.9, -0.5])
     distances = torch.tensor([0.0, 0.0, 0.0, 2.0, 0.0])
 
-    torch.testing.assert_close(
-        personalized_weights(values, distances, 0), torch.tensor([0, 0.25, 0.75, 0, 0])
-    )
-
+    weights_of_others = personalized_weights(values, distances, 0)
     # The least distance is 0: the own model is one of them.
-    weights = personalized_weights(values, distances, 0, self_weight="min")
-    torch.testing.assert_close(weights, torch.tensor([2, 1, 3, 0, 0]) / 6)
+    weights_with_own = personalized_weights(values, distances, 0, self_weight="min")
+
+    torch.testing.assert_close(
+        weights_of_others,
+        torch.tensor([0, 1, 3, 0, 0]) / 4,
+    )
+    torch.testing.assert_close(
+        weights_with_own,
+        torch.tensor([2, 1, 3, 0, 0]) / 6,
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,15 +120,23 @@ def choose_peers(
 
 
 def test_downloads_of_the_first_round_are_uniformly_random():
+    num_rounds = 600
     counts = torch.zeros(6)
-    for seed in range(600):
-        chosen = choose_peers([nan] * 6, client=2, k=2, seed=seed)
-        assert len(set(chosen)) == 2
-        counts[chosen] += 1
 
+    for seed in range(num_rounds):
+        peers = choose_peers(
+            [nan] * 6,
+            client=2,
+            k=2,
+            seed=seed,
+        )
+        assert len(set(peers)) == 2
+        counts[peers] += 1
+
+    # Two of five others are drawn: 240 times on average, standard deviation 12.
+    expected = num_rounds * 2 / 5
     assert counts[2] == 0
-    # Each of five others 240 times of 600 on average, standard deviation 12.
-    assert (counts[[0, 1, 3, 4, 5]] - 240).abs().max() < 60
+    assert (counts[[0, 1, 3, 4, 5]] - expected).abs().max() < 60
 
 
 def test_downloads_are_by_score_and_limited_to_positive_scores_at_the_end():
@@ -136,30 +149,48 @@ def test_downloads_are_by_score_and_limited_to_positive_scores_at_the_end():
 
 def test_models_of_unavailable_clients_are_not_downloaded():
     # The only unvisited one cannot be had, so k is that of the positive scores.
-    assert choose_peers(
-        [9.0, 0.1, nan, 0.5, -1.0], k=1, available=[True, True, False, True, True]
-    ) == [
-        3,
-        1,
-    ]
-    assert choose_peers([nan] * 3, available=[True, False, False]) == []
+    relevance = [9.0, 0.1, nan, 0.5, -1.0]
+    available = [True, True, False, True, True]
+
+    peers = choose_peers(relevance, k=1, available=available)
+
+    assert peers == [3, 1]
+
+
+def test_nothing_is_downloaded_where_nobody_else_is_available():
+    assert (
+        choose_peers(
+            [nan] * 3,
+            available=[True, False, False],
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(
-    ("n", "m", "k"), [(10, 2, 5), (20, 2, 5), (20, 4, 5), (20, 12, 3), (10, 9, 20)]
+    ("n", "m", "k"),
+    [
+        (10, 2, 5),
+        (20, 2, 5),
+        (20, 4, 5),
+        (20, 12, 3),
+        (10, 9, 20),
+    ],
 )
 def test_unvisited_first_downloads_find_all_relevant_clients_within_the_papers_bound(n, m, k):
     """Section IV-B: ceil((n - m - 1) / k) to rule out the others, then ceil(m / k), at least 1, for the relevant."""
-    bound = math.ceil((n - m - 1) / k) + max(math.ceil(m / k), 1)
+    rounds_to_rule_out_others = math.ceil((n - m - 1) / k)
+    rounds_of_relevant = max(math.ceil(m / k), 1)
+    available = torch.ones(n, dtype=torch.bool)
+
     for seed in range(60):
         scores = torch.full((n,), nan)
         generator = draw_models(seed)
-        for _ in range(bound):
-            ids = top_k_download(
-                scores, torch.ones(n, dtype=torch.bool), 0, k, "unvisited", generator
-            )
+        for _ in range(rounds_to_rule_out_others + rounds_of_relevant):
+            ids = top_k_download(scores, available, 0, k, "unvisited", generator)
             scores[ids] = torch.where(ids <= m, 0.3, -0.1)
-        assert not scores[1 : m + 1].isnan().any()
+        scores_of_relevant = scores[1 : m + 1]
+        assert not scores_of_relevant.isnan().any()
 
 
 def test_top_k_download_with_a_wrong_own_index_raises():
@@ -184,17 +215,23 @@ def test_label_overlap_equals_numpys():
 
 @pytest.mark.parametrize("digits", [0, 6])
 def test_relevance_auroc_equals_scikit_learns(digits):
-    generator = torch.Generator().manual_seed(digits)
     n = 15
+    generator = torch.Generator().manual_seed(digits)
     truth = torch.rand(n, n, generator=generator) > 0.7
-    relevance = ((torch.randn(n, n, generator=generator) + truth) * 10**digits).round() / 10**digits
+    noisy_truth = torch.randn(n, n, generator=generator) + truth
+    relevance = (noisy_truth * 10**digits).round() / 10**digits
     relevance[torch.rand(n, n, generator=generator) > 0.8] = float("nan")
     relevance.fill_diagonal_(1e6)  # must not count
-    pairs = [
-        (i, j) for i in range(n) for j in range(n) if i != j and not math.isnan(relevance[i, j])
-    ]
-    expected = roc_auc_score([bool(truth[p]) for p in pairs], [float(relevance[p]) for p in pairs])
 
-    assert relevance_auroc(relevance, truth).item() == pytest.approx(expected, abs=1e-12)
-    for one_kind in (torch.ones(n, n), torch.eye(n)):
-        assert relevance_auroc(relevance, one_kind).isnan()
+    auroc = relevance_auroc(relevance, truth)
+
+    is_measured = ~relevance.isnan() & ~torch.eye(n, dtype=torch.bool)
+    expected = roc_auc_score(truth[is_measured], relevance[is_measured])
+    assert auroc.item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("truth", [torch.ones(15, 15), torch.eye(15)], ids=["all", "nobody else"])
+def test_relevance_auroc_of_one_kind_of_clients_is_not_a_number(truth):
+    relevance = torch.randn(15, 15, generator=torch.Generator().manual_seed(0))
+
+    assert relevance_auroc(relevance, truth).isnan()

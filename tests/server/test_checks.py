@@ -1,5 +1,6 @@
 """Bad input is refused before training starts, with what was wrong, what was expected and what to do."""
 
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -67,17 +68,19 @@ def test_ddp_and_plain_dataloaders_are_refused(tmp_path):
 
 def test_objects_of_the_package_pytorch_lightning_are_refused_everywhere(tmp_path):
     module = OfOtherPackage(2, 2)
-    message = "is .*write `import lightning.pytorch as pl`"
-    other_callback = type("Own", (L.Callback,), {"__module__": "pytorch_lightning.x"})
+    other_callback = type("Own", (L.Callback,), {"__module__": "pytorch_lightning.x"})()
+    refused = partial(
+        pytest.raises, ConfigurationError, match="is .*write `import lightning.pytorch as pl`"
+    )
 
-    for use in (
-        lambda: fit(FederatedLoop(), tmp_path, NeverTrained(), callbacks=[other_callback()]),
-        lambda: FederatedDataModule(module).setup("fit"),
-        lambda: retrain(trainer_for(FederatedLoop(), tmp_path), module, toy_data()),
-        lambda: value_round(module, torch.zeros(6), [torch.zeros(6)] * 2),
-    ):
-        with pytest.raises(ConfigurationError, match=message):
-            use()
+    with refused():
+        fit(FederatedLoop(), tmp_path, NeverTrained(), callbacks=[other_callback])
+    with refused():
+        FederatedDataModule(module).setup("fit")
+    with refused():
+        retrain(trainer_for(FederatedLoop(), tmp_path), module, toy_data())
+    with refused():
+        value_round(module, torch.zeros(6), [torch.zeros(6)] * 2)
 
 
 class Bare(L.LightningModule):

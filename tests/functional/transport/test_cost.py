@@ -40,15 +40,18 @@ def test_label_distance_with_wrong_covariances_or_labels_is_refused() -> None:
 
 def stack_by_section_4(x: Tensor, y: Tensor, covariance: str, weight: float) -> np.ndarray:
     """Section 4.1: [x; m_y; vec(Sigma^(1/2))], sample by sample."""
+    labels = y.numpy()
+    root_of_weight = weight**0.5
     rows = []
-    for sample, label in zip(x.numpy(), y.numpy()):
-        members = x.numpy()[y.numpy() == label]
-        parts = [sample, weight**0.5 * members.mean(0)]
+    for sample, label in zip(x.numpy(), labels):
+        members = x.numpy()[labels == label]
+        parts = [sample, root_of_weight * members.mean(0)]
         if covariance == "diag":
-            parts.append(weight**0.5 * members.std(0))
+            parts.append(root_of_weight * members.std(0))
         if covariance == "full":
             values, vectors = np.linalg.eigh(np.cov(members.T, bias=True))
-            parts.append(weight**0.5 * ((vectors * np.sqrt(values.clip(0))) @ vectors.T).ravel())
+            root_of_covariance = vectors * np.sqrt(values.clip(0)) @ vectors.T
+            parts.append(root_of_weight * root_of_covariance.ravel())
         rows.append(np.concatenate(parts))
 
     return np.stack(rows)
@@ -87,16 +90,24 @@ def test_cost_with_an_unlabeled_side_is_that_of_the_features() -> None:
 
 
 def test_cost_of_invalid_samples_or_labels_raises_with_their_count() -> None:
-    (x, y), (x2, y2) = make_labeled(0), make_labeled(1)
-    broken = x.clone()
-    broken[[1, 4], 0] = torch.tensor([torch.nan, torch.inf], dtype=torch.float64)
+    x, y = make_labeled(0)
+    x2, y2 = make_labeled(1)
+    not_finite = x.clone()
+    not_finite[1, 0] = torch.nan
+    not_finite[4, 0] = torch.inf
+    invalid_sides = {
+        "2 of 40 rows": (not_finite, y, x2, y2),
+        "3 features and x2 has 2": (x, y, x2[:, :2], y2),
+        "x2 is empty": (
+            x,
+            y,
+            x2[:0],
+            y2[:0],
+        ),
+        "40 integer classes": (x, y[:5], x2, y2),
+        "Flatten": (x.long(), y, x2, y2),
+    }
 
-    for sides, message in (
-        ((broken, y, x2, y2), "2 of 40 rows"),
-        ((x, y, x2[:, :2], y2), "3 features and x2 has 2"),
-        ((x, y, x2[:0], y2[:0]), "x2 is empty"),
-        ((x, y[:5], x2, y2), "40 integer classes"),
-        ((x.long(), y, x2, y2), "Flatten"),
-    ):
+    for message, sides in invalid_sides.items():
         with pytest.raises(ConfigurationError, match=message):
             label_augmented_cost(*sides)

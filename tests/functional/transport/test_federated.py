@@ -1,5 +1,7 @@
 """The federated distance and barycenter against POT."""
 
+from itertools import pairwise
+
 import numpy as np
 import ot
 import pytest
@@ -153,12 +155,10 @@ def test_barycenter_approaches_pots_barycenter_with_the_iterations() -> None:
     points = [make_barycenter(samples, k).support_points for k in (1, 3, 10, 20)]
 
     distances = [float(wasserstein_distance(x, reference)) for x in points]
-    assert distances == sorted(distances, reverse=True)
-    assert len(set(distances)) == 4
-    assert distances[3] < 0.3  # both are local solutions, of 100 points each
-    assert barycenter_objective(samples, points[3]) < 1.005 * barycenter_objective(
-        samples, reference
-    )
+    assert all(later < earlier for earlier, later in pairwise(distances))
+    assert distances[-1] < 0.3  # both are local solutions, of 100 points each
+    expected = barycenter_objective(samples, reference)
+    assert barycenter_objective(samples, points[-1]) < 1.005 * expected
 
 
 def test_reported_distances_are_the_wasserstein_distances_to_the_barycenter() -> None:

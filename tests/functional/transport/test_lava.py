@@ -35,21 +35,29 @@ def dual_by_pot(
     x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray, c: float, eps: float
 ) -> np.ndarray:
     """The dual on the first side, up to a constant; towards the same samples the symmetric one, by its fixed point."""
-    between = class_distances_by_pot(x, y, x2, y2)
-    rows = np.unique(y, return_inverse=True)[1]
-    columns = np.unique(y2, return_inverse=True)[1]
-    cost = ot.dist(x, x2) / 2 + c * between[rows][:, columns] / 2
-    a = np.full(len(x), 1 / len(x))
-    b = np.full(len(x2), 1 / len(x2))
-    if x is x2:
-        f = np.zeros(len(x))
-        for _ in range(2000):
-            f = (f - eps * logsumexp((f - cost) / eps - np.log(len(x)), axis=1)) / 2
-        return f
+    distances_of_classes = class_distances_by_pot(x, y, x2, y2)
+    _, rows = np.unique(y, return_inverse=True)
+    _, columns = np.unique(y2, return_inverse=True)
+    distances_of_labels = distances_of_classes[rows][:, columns]
+    cost = ot.dist(x, x2) / 2 + c * distances_of_labels / 2
 
-    log = ot.sinkhorn(
-        a, b, cost, eps, method="sinkhorn_log", numItermax=5_000, stopThr=1e-9, log=True
-    )[1]
+    if x is x2:
+        dual = np.zeros(len(x))
+        for _ in range(2000):
+            exponents = (dual - cost) / eps - np.log(len(x))
+            dual = (dual - eps * logsumexp(exponents, axis=1)) / 2
+        return dual
+
+    _, log = ot.sinkhorn(
+        np.full(len(x), 1 / len(x)),
+        np.full(len(x2), 1 / len(x2)),
+        cost,
+        eps,
+        method="sinkhorn_log",
+        numItermax=5_000,
+        stopThr=1e-9,
+        log=True,
+    )
     return eps * log["log_u"]
 
 

@@ -34,13 +34,22 @@ def debiased_potential(
 def potentials_by_pot(cost: Tensor, eps: float) -> list[np.ndarray]:
     """POT's potentials of the rows and of the columns, of mean 0."""
     masses = [np.full(n, 1 / n) for n in cost.shape]
-    log = ot.sinkhorn(
-        *masses, cost.numpy(), eps, method="sinkhorn_log", numItermax=50_000, stopThr=1e-9, log=True
-    )[1]
-
+    _, log = ot.sinkhorn(
+        *masses,
+        cost.numpy(),
+        eps,
+        method="sinkhorn_log",
+        numItermax=50_000,
+        stopThr=1e-9,
+        log=True,
+    )
     assert log["err"][-1] < 1e-9
 
-    return [eps * (log[side] - log[side].mean()) for side in ("log_u", "log_v")]
+    potentials = []
+    for side in ("log_u", "log_v"):
+        potential = eps * log[side]
+        potentials.append(potential - potential.mean())
+    return potentials
 
 
 @pytest.mark.slow
@@ -108,15 +117,13 @@ def test_self_potential_is_a_fixed_point_of_the_symmetric_sinkhorn_update(blur: 
 
 
 def test_potentials_that_do_not_converge_warn() -> None:
-    (x, _), (x2, _) = make_labeled(0, m=40), make_labeled(1, m=25)
+    x, _ = make_labeled(0, m=40)
+    x2, _ = make_labeled(1, m=25)
+
     with pytest.warns(
         UserWarning, match=r"not settled after 5000 iterations: they may be off by .* raise eps"
     ):
         debiased_potential(1e3 * x, 1e3 * x2, blur=1e-5)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        debiased_potential(x, x2, blur=0.01)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e4])
@@ -149,20 +156,33 @@ def test_calibrated_gradient_equals_fedbarys_equation_11() -> None:
     assert calibrated_gradient(torch.tensor([5.0])).tolist() == [0.0]
 
 
-def test_features_and_labels_parts_sum_to_the_whole_value() -> None:
-    (x, y), (x2, y2) = make_blobs(60, 0), make_blobs(40, 1)
-    parts = {
-        part: direct_values(x, y, x2, y2, part=part) for part in ("features", "labels", "both")
-    }  # type: ignore[arg-type]
-    expected = parts["features"] + 2 * parts["labels"]
+def test_potentials_that_converge_do_not_warn() -> None:
+    x, _ = make_labeled(0, m=40)
+    x2, _ = make_labeled(1, m=25)
 
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        debiased_potential(x, x2, blur=0.01)
+
+
+def test_features_and_labels_parts_sum_to_the_whole_value() -> None:
+    x, y = make_blobs(60, 0)
+    x2, y2 = make_blobs(40, 1)
+
+    of_features = direct_values(x, y, x2, y2, part="features")
+    of_labels = direct_values(x, y, x2, y2, part="labels")
+    of_both = direct_values(x, y, x2, y2, part="both")
+
+    # The whole value is centered in each class.
+    expected = of_features + 2 * of_labels
     for label in range(4):
-        expected[y == label] -= expected[y == label].mean()
-    torch.testing.assert_close(parts["both"], expected, atol=1e-3, rtol=1e-3)
-    torch.testing.assert_close(
-        parts["features"], calibrated_gradient(debiased_potential(x, x2, 0.1)), atol=1e-3, rtol=1e-3
-    )
-    assert float(parts["both"].sum()) == pytest.approx(0, abs=1e-2)
+        is_label = y == label
+        expected[is_label] -= expected[is_label].mean()
+    torch.testing.assert_close(of_both, expected, atol=1e-3, rtol=1e-3)
+    assert float(of_both.sum()) == pytest.approx(0, abs=1e-2)
+
+    gradient = calibrated_gradient(debiased_potential(x, x2, 0.1))
+    torch.testing.assert_close(of_features, gradient, atol=1e-3, rtol=1e-3)
 
 
 def test_client_values_with_the_servers_embedding_equal_direct_values() -> None:

@@ -42,19 +42,46 @@ def test_wasserstein_distance_equals_pots_emd2(p: int) -> None:
     )
 
 
-def test_contribution_shares_are_proportional_to_inverse_distances() -> None:
-    distances = torch.tensor([1.0, 2.0, 4.0])
-    torch.testing.assert_close(contribution_shares(distances), torch.tensor([4.0, 2.0, 1.0]) / 7)
+@pytest.mark.parametrize(
+    ("distances", "expected"),
+    [
+        pytest.param(
+            [1.0, 2.0, 4.0],
+            [
+                4 / 7,
+                2 / 7,
+                1 / 7,
+            ],
+            id="positive",
+        ),
+        pytest.param(
+            [torch.nan, 0.0, 3.0, 0.0],
+            [
+                torch.nan,
+                0.5,
+                0.0,
+                0.5,
+            ],
+            id="two of 0",
+        ),
+        pytest.param([2.0, torch.inf], [1.0, 0.0], id="infinite"),
+        pytest.param([1e-300, 1e-300], [0.5, 0.5], id="tiny"),
+        pytest.param([torch.nan, torch.nan], [torch.nan, torch.nan], id="unknown"),
+    ],
+)
+def test_contribution_shares_are_proportional_to_inverse_distances(
+    distances: list[float], expected: list[float]
+) -> None:
+    shares = contribution_shares(torch.tensor(distances, dtype=torch.float64))
 
-    shares = contribution_shares(torch.tensor([torch.nan, 0.0, 3.0, 0.0]))
-    torch.testing.assert_close(shares, torch.tensor([torch.nan, 0.5, 0, 0.5]), equal_nan=True)
-    assert contribution_shares(torch.tensor([2.0, torch.inf])).tolist() == [1.0, 0.0]
-    assert contribution_shares(torch.tensor([1e-300, 1e-300], dtype=torch.float64)).tolist() == [
-        0.5,
-        0.5,
-    ]
-    assert contribution_shares(torch.tensor([torch.nan, torch.nan])).isnan().all()
+    torch.testing.assert_close(
+        shares,
+        torch.tensor(expected, dtype=torch.float64),
+        equal_nan=True,
+    )
 
+
+def test_contribution_shares_of_negative_distances_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="at least 0"):
         contribution_shares(torch.tensor([-1.0, 1.0]))
 
