@@ -31,17 +31,12 @@ EVEN = [0, 2, 4, 6, 8]
 
 def test_a_corruption_and_an_attack_of_one_fraction_and_seed_concern_the_same_clients():
     corruption = ClosedSetLabelNoise(fraction=0.3, seed=3)
-    assert (
-        corruption.chosen(20)
-        == GradientPoisoning(fraction=0.3, seed=3).chosen(20)
-        == corruption.chosen(20)
-    )
-    assert set(corruption.chosen(20)) < set(GaussianNoise(fraction=0.5, seed=3).chosen(20))
+    attack = GradientPoisoning(fraction=0.3, seed=3)
 
-    with pytest.raises(ConfigurationError, match=r"no client 7; clients are 0 \.\. 4"):
-        ClientChoice(clients=[0, 7]).chosen(5)
-    with pytest.raises(ConfigurationError, match=r"none of 5 clients.* is 0\.1"):
-        ClientChoice(fraction=0.05).chosen(5)
+    clients = corruption.chosen(20)
+
+    assert corruption.chosen(20) == clients
+    assert attack.chosen(20) == clients
 
 
 class Labeled(TensorDataset):
@@ -167,26 +162,6 @@ def added_noise(corruption, x):
     return noisy - x
 
 
-def test_shapleyfls_noise_is_standard_normal_on_a_share_of_samples_or_pixels():
-    x = torch.randn(500, 3, 12, 12, generator=torch.Generator().manual_seed(1))
-    noise = added_noise(GaussianNoise(), x).double()
-
-    # 216,000 draws: the mean has a standard error of 0.0022, the variance one of 0.003, the kurtosis one of 0.01.
-    assert abs(noise.mean()) < 0.01
-    assert abs(noise.var() - 1) < 0.015
-    assert abs((noise**4).mean() - 3) < 0.06
-    assert abs(torch.corrcoef(noise.flatten(1)[:, :2].T)[0, 1]) < 0.2
-    assert int((added_noise(GaussianNoise(sample_rate=0.15), x) != 0).flatten(1).any(1).sum()) == 75
-
-    touched = added_noise(GaussianNoise(pixel_rate=0.2), x) != 0
-    assert torch.equal(touched[:, 0], touched[:, 1])
-    # 72,000 pixels: a standard error of 0.0015.
-    assert touched.float().mean().item() == pytest.approx(0.2, abs=0.008)
-
-    table = added_noise(GaussianNoise(pixel_rate=0.2), torch.zeros(500, 40)) != 0
-    assert table.float().mean().item() == pytest.approx(0.2, abs=0.02)
-
-
 TEN = torch.arange(10_000) % 10
 
 
@@ -197,59 +172,151 @@ def corrupt_labels(corruption):
     return y
 
 
+def test_a_larger_fraction_of_the_same_seed_concerns_more_clients():
+    clients = ClosedSetLabelNoise(fraction=0.3, seed=3).chosen(20)
+    more_clients = GaussianNoise(fraction=0.5, seed=3).chosen(20)
+
+    assert set(clients) < set(more_clients)
+
+
+def test_choice_of_a_client_that_does_not_exist_or_of_none_is_refused():
+    with pytest.raises(ConfigurationError, match=r"no client 7; clients are 0 \.\. 4"):
+        ClientChoice(clients=[0, 7]).chosen(5)
+    with pytest.raises(ConfigurationError, match=r"none of 5 clients.* is 0\.1"):
+        ClientChoice(fraction=0.05).chosen(5)
+
+
+def test_shapleyfls_noise_is_standard_normal():
+    x = torch.randn(
+        500,
+        3,
+        12,
+        12,
+        generator=torch.Generator().manual_seed(1),
+    )
+
+    noise = added_noise(GaussianNoise(), x).double()
+
+    # 216,000 draws: the mean has a standard error of 0.0022, the variance one of 0.003, the kurtosis one of 0.01.
+    correlations = torch.corrcoef(noise.flatten(1)[:, :2].T)
+    assert abs(noise.mean()) < 0.01
+    assert abs(noise.var() - 1) < 0.015
+    assert abs((noise**4).mean() - 3) < 0.06
+    assert abs(correlations[0, 1]) < 0.2
+
+
+def test_shapleyfls_noise_of_a_sample_rate_is_on_that_share_of_samples():
+    x = torch.randn(
+        500,
+        3,
+        12,
+        12,
+        generator=torch.Generator().manual_seed(1),
+    )
+
+    is_changed = added_noise(GaussianNoise(sample_rate=0.15), x) != 0
+
+    changed_samples = is_changed.flatten(1).any(1)
+    assert int(changed_samples.sum()) == 0.15 * 500
+
+
+def test_shapleyfls_noise_of_a_pixel_rate_is_on_that_share_of_pixels_in_all_channels():
+    x = torch.randn(
+        500,
+        3,
+        12,
+        12,
+        generator=torch.Generator().manual_seed(1),
+    )
+
+    is_changed = added_noise(GaussianNoise(pixel_rate=0.2), x) != 0
+
+    # 72,000 pixels: a standard error of 0.0015.
+    assert torch.equal(is_changed[:, 0], is_changed[:, 1])
+    assert is_changed.float().mean().item() == pytest.approx(0.2, abs=0.008)
+
+
+def test_shapleyfls_noise_of_a_pixel_rate_is_on_that_share_of_a_tables_cells():
+    is_changed = (
+        added_noise(
+            GaussianNoise(pixel_rate=0.2),
+            torch.zeros(500, 40),
+        )
+        != 0
+    )
+
+    assert is_changed.float().mean().item() == pytest.approx(0.2, abs=0.02)
+
+
 @pytest.mark.parametrize("to", ["next", "random"])
 def test_label_noise_flips_exactly_its_rate_of_the_labels(to):
-    assert int((corrupt_labels(ClosedSetLabelNoise(rate=0.137, to=to)) != TEN).sum()) == 1370
+    labels = corrupt_labels(ClosedSetLabelNoise(rate=0.137, to=to))
 
-    counts = np.bincount((corrupt_labels(ClosedSetLabelNoise(to=to)) - TEN) % 10, minlength=10)
-    # At random every other class equally often. Binomial(10000, 1/9): mean 1111, standard deviation 31.4.
-    expected = np.eye(10)[1] * 10_000 if to == "next" else np.array([0, *[10_000 / 9] * 9])
+    assert int((labels != TEN).sum()) == 0.137 * len(TEN)
 
+
+def test_label_noise_goes_to_the_next_class():
+    labels = corrupt_labels(ClosedSetLabelNoise(to="next"))
+
+    assert torch.equal(labels, (TEN + 1) % 10)
+
+
+def test_label_noise_at_random_goes_to_every_other_class_equally_often():
+    labels = corrupt_labels(ClosedSetLabelNoise(to="random"))
+
+    # Binomial(10000, 1/9): mean 1111, standard deviation 31.4.
+    counts = torch.bincount((labels - TEN) % 10, minlength=10)
     assert counts[0] == 0
-    assert np.abs(counts - expected).max() < 5 * 31.4
+    assert (counts[1:] - 10_000 / 9).abs().max() < 5 * 31.4
 
 
-def test_unknown_classes_get_the_next_known_label_or_any_equally_often():
+def test_unknown_classes_get_the_next_known_label():
     # As the authors' code does it: every even class becomes the odd one after it.
-    assert torch.equal(corrupt_labels(OpenSetLabelNoise(EVEN)), TEN + (TEN % 2 == 0))
-    assert corrupt_labels(OpenSetLabelNoise([0, 1, 9]))[:10].tolist() == [
-        2,
-        2,
-        2,
-        3,
-        4,
-        5,
-        6,
-        7,
-        8,
-        2,
-    ]
+    labels = corrupt_labels(OpenSetLabelNoise(EVEN))
+    labels_without_three = corrupt_labels(OpenSetLabelNoise([0, 1, 9]))
 
-    y = corrupt_labels(OpenSetLabelNoise(EVEN, to="random"))
-    assert torch.equal(y[TEN % 2 == 1], TEN[TEN % 2 == 1])
+    is_even = TEN % 2 == 0
+    assert torch.equal(labels, TEN + is_even)
+    assert labels_without_three[:10].tolist() == [2, 2, 2, 3, 4, 5, 6, 7, 8, 2]
 
-    counts = torch.bincount(y[TEN % 2 == 0], minlength=10)
+
+def test_unknown_classes_at_random_get_every_known_label_equally_often():
+    labels = corrupt_labels(OpenSetLabelNoise(EVEN, to="random"))
+
+    is_known = TEN % 2 == 1
+    counts = torch.bincount(labels[~is_known], minlength=10)
+    assert torch.equal(labels[is_known], TEN[is_known])
     assert counts[EVEN].sum() == 0
     # Binomial(5000, 0.2): a standard deviation is 28.3.
     assert (counts[1::2] - 1000).abs().max() < 5 * 28.3
 
+
+def test_open_set_noise_without_a_known_class_is_refused():
     with pytest.raises(ConfigurationError, match="at least one of them must stay known"):
         corrupt_labels(OpenSetLabelNoise(list(range(10))))
 
 
 def test_open_set_noise_leaves_only_known_classes_in_evaluation_sets():
     x = TEN[:2000, None].float()
-    sets = (TensorDataset(x, TEN[:2000]), TensorDataset(x[:100], TEN[:100]))
-    noise = [OpenSetLabelNoise(EVEN, fraction=0.4)]
-    data = set_up_data(sets, IIDPartitioner(3), corruptions=noise, client_val=0.1, client_test=0.1)
-    loaders = [data.val_dataloader(), data.test_dataloader()]
-    loaders += [
-        data.client_loader(client, split) for client in range(3) for split in ("val", "test")
-    ]
+    train = TensorDataset(x, TEN[:2000])
+    test = TensorDataset(x[:100], TEN[:100])
+    noise = OpenSetLabelNoise(EVEN, fraction=0.4)
 
-    for x, y in (batch for loader in loaders for batch in loader):
-        assert (y % 2 == 1).all()
-        assert torch.equal(x[:, 0].long(), y)
+    data = set_up_data(
+        (train, test),
+        IIDPartitioner(3),
+        corruptions=[noise],
+        client_val=0.1,
+        client_test=0.1,
+    )
+
+    batches = [*data.val_dataloader(), *data.test_dataloader()]
+    for client in range(3):
+        batches += data.client_loader(client, "val")
+        batches += data.client_loader(client, "test")
+    for inputs, labels in batches:
+        assert (labels % 2 == 1).all()
+        assert torch.equal(inputs[:, 0].long(), labels)
     assert data.num_classes == 10
 
 
@@ -258,32 +325,51 @@ def class_sizes(ratio, labels, num_classes):
     return partition_counts(parts, labels, num_classes).sum(0).numpy()
 
 
-def test_long_tail_class_sizes_fall_exponentially():
+@pytest.mark.parametrize("ratio", [1, 50])
+def test_long_tail_class_sizes_fall_exponentially(ratio):
     labels = torch.arange(10).repeat_interleave(500)
-    for ratio in (1, 50):
-        # Cao et al.'s own formula: img_max * imb_factor ** (j / (C - 1)) with imb_factor = 1 / ratio.
-        expected = 500 * (1 / ratio) ** (np.arange(10) / 9)
-        assert np.abs(class_sizes(ratio, labels, 10) - expected).max() <= 0.5
 
-    unequal = torch.arange(4).repeat_interleave(torch.tensor([1000, 100, 900, 800]))
-    assert class_sizes(8, unequal, 4).tolist() == [200, 100, 50, 25]
+    sizes = class_sizes(ratio, labels, 10)
+
+    # Cao et al.'s own formula: img_max * imb_factor ** (j / (C - 1)) with imb_factor = 1 / ratio.
+    expected = 500 * (1 / ratio) ** (np.arange(10) / 9)
+    assert np.abs(sizes - expected).max() <= 0.5
+
+
+def test_long_tail_of_unequal_classes_is_limited_by_the_scarcest():
+    labels = torch.arange(4).repeat_interleave(torch.tensor([1000, 100, 900, 800]))
+
+    # By halves from 200, so that the second class has the 100 that there are.
+    assert class_sizes(
+        8,
+        labels,
+        4,
+    ).tolist() == [200, 100, 50, 25]
 
 
 def test_long_tail_partitions_the_remaining_samples_by_its_inner_partitioner():
     labels = torch.arange(10).repeat(500)
     inner = DirichletPartitioner(4, alpha=0.3, seed=2)
+
     parts = LongTail(inner, 10)(labels, 10)
+
     remaining = torch.cat(parts).sort().values
-    expected = [remaining[part] for part in inner(labels[remaining], 10)]
+    expected_parts = [
+        remaining[part]
+        for part in inner(
+            labels[remaining],
+            10,
+        )
+    ]
+    for part, expected in zip(parts, expected_parts, strict=True):
+        assert torch.equal(part, expected)
 
-    for part, expected_part in zip(
-        parts,
-        expected,
-        strict=True,
-    ):
-        assert torch.equal(part, expected_part)
 
+def test_long_tail_partitions_the_remaining_samples_by_group():
+    labels = torch.arange(10).repeat(500)
     groups = torch.arange(5000) % 3
-    by_group = LongTail(GroupPartitioner(), 10)(labels, 10, groups)
 
-    assert [groups[part].unique().tolist() for part in by_group] == [[0], [1], [2]]
+    parts = LongTail(GroupPartitioner(), 10)(labels, 10, groups)
+
+    groups_of_parts = [groups[part].unique().tolist() for part in parts]
+    assert groups_of_parts == [[0], [1], [2]]

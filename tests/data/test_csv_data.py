@@ -78,93 +78,109 @@ def make_csv_data(tmp_path):
 
 def test_table_data_encodes_features_targets_and_groups(make_csv_data):
     data = make_csv_data(TableData, val_fraction=0.25, test_fraction=0.1)
+
     assert data.encoder.feature_names == (
-        *(
-            "age",
-            "dose",
-            "sex=f",
-            "sex=m",
-            "note=plain",
-            "note=well, so far",
-            "age missing",
-            "note missing",
-        ),
+        "age",
+        "dose",
+        "sex=f",
+        "sex=m",
+        "note=plain",
+        "note=well, so far",
+        "age missing",
+        "note missing",
     )
-    assert [len(part) for part in (data.train_set, data.val_set, data.test_set)] == [26, 10, 4]
-    assert (data.num_classes, data.input_shape, data.group_names) == (2, (8,), WARDS)
+    assert len(data.train_set) == 26
+    assert len(data.val_set) == 0.25 * 40
+    assert len(data.test_set) == 0.1 * 40
+    assert data.num_classes == 2
+    assert data.input_shape == (8,)
+    assert data.group_names == WARDS
 
     x, y = data.train_set.tensors
-    torch.testing.assert_close(
-        x[:, 1].mean(), torch.tensor(0.0), atol=1e-6, rtol=0
-    )  # of the training rows
-    # Standardizing keeps an order.
-    assert x[y == 1, 1].min() > x[y == 0, 1].max()
+    doses = x[:, 1]
+    assert abs(doses.mean()) < 1e-6  # standardized by the training rows
+    assert doses[y == 1].min() > doses[y == 0].max()  # in the same order as before
 
 
 def test_table_splits_are_disjoint_and_follow_from_the_seed(make_csv_data):
-    options = {
-        "target": "dose",
-        "columns": {"task": "regression"},
-        "val_fraction": 0.3,
-        "test_fraction": 0.2,
-    }
+    def load_doses(seed):
+        data = make_csv_data(
+            TableData,
+            seed=seed,
+            target="dose",
+            columns={"task": "regression"},
+            val_fraction=0.3,
+            test_fraction=0.2,
+        )
+        parts = (data.train_set, data.val_set, data.test_set)
+        return [part.tensors[1].tolist() for part in parts]
 
-    def found(seed):
-        data = make_csv_data(TableData, seed=seed, **options)
-        return [part.tensors[1].tolist() for part in (data.train_set, data.val_set, data.test_set)]
+    doses = load_doses(0)
+    all_doses = []
+    for line in make_ward_lines():
+        all_doses.append(float(np.float32(line.split(",")[-2])))
 
-    assert list(map(len, found(0))) == [20, 12, 8]
-    assert found(0) == found(0) != found(1)
-
-    doses = sorted(float(np.float32(line.split(",")[-2])) for line in make_ward_lines())
-    assert sorted(dose for part in found(0) for dose in part) == doses
+    assert [len(part) for part in doses] == [20, 12, 8]
+    assert sorted([*doses[0], *doses[1], *doses[2]]) == sorted(all_doses)
+    assert load_doses(0) == doses
+    assert load_doses(1) != doses
 
 
 def test_table_data_standardizes_a_numeric_target(make_csv_data):
-    columns = {"task": "regression", "standardize_target": True}
+    test_line = "A,40,f,plain,0.5,1"
     data = make_csv_data(
-        TableData, target="dose", columns=columns, val_fraction=0.25, test=["A,40,f,plain,0.5,1"]
+        TableData,
+        target="dose",
+        columns={"task": "regression", "standardize_target": True},
+        val_fraction=0.25,
+        test=[test_line],
     )
-    y = data.train_set.tensors[1]
 
-    assert (y.mean().item(), y.std(unbiased=False).item()) == pytest.approx((0, 1), abs=1e-6)
+    targets = data.train_set.tensors[1]
+    assert targets.mean().item() == pytest.approx(0, abs=1e-6)
+    assert targets.std(unbiased=False).item() == pytest.approx(1, abs=1e-6)
 
-    scaled = data.test_set.tensors[1] * data.encoder.target_std + data.encoder.target_mean
-    torch.testing.assert_close(scaled, torch.tensor([0.5]))
+    standardized = data.test_set.tensors[1]
+    restored = standardized * data.encoder.target_std + data.encoder.target_mean
+    torch.testing.assert_close(restored, torch.tensor([0.5]))
 
 
-def test_word_hashes_are_crc_32():
-    assert hashed_words("123456789", 1) == [0xCBF43926]  # the check value of the standard
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param("\uff21 GRÖSSE größe ___", ["a", "grösse", "grösse", "___"], id="folded"),
+        pytest.param("don't--stop", ["don", "t", "stop"], id="split"),
+        pytest.param(" .,!", [], id="no words"),
+    ],
+)
+def test_word_hashes_are_crc_32(text, words):
+    expected = [zlib.crc32(word.encode()) for word in words]
 
-    # A fullwidth A, case, and the underscore.
-    folded = hashed_words("\uff21 GRÖSSE größe ___", 9)
-    assert folded == [zlib.crc32(word.encode()) for word in ("a", "grösse", "grösse", "___")]
+    assert hashed_words(text, 9) == expected
 
-    split = hashed_words("don't--stop", 9)
-    assert split == [zlib.crc32(word.encode()) for word in ("don", "t", "stop")]
+
+def test_word_hash_is_the_check_value_of_the_standard():
+    assert hashed_words("123456789", 1) == [0xCBF43926]
+
+
+def test_words_beyond_the_limit_are_not_hashed():
     assert hashed_words("one two three", 2) == hashed_words("one two", 9)
-    assert hashed_words(" .,!", 9) == []
 
 
 def test_text_data_hashes_words_and_reads_classes(make_csv_data):
     data = make_csv_data(TextData, max_words=3, val_fraction=0, group="desk")
-    words, classes = data.train_set.tensors
 
+    words, classes = data.train_set.tensors
     assert words[0].tolist() == hashed_words("a boat a", 3)
     assert words[3].tolist() == [*hashed_words("loss", 3), 0, 0]
     assert classes.tolist() == [1, 0, 1, 0] * 3
     assert data.train_set.classes == ("earn", "ship")
-    assert (data.num_classes, data.input_shape, data.group_names) == (2, (3,), ("land", "sea"))
-    assert set_up_data(data, GroupPartitioner(), server_val=0).class_counts.tolist() == [
-        [6, 0],
-        [0, 6],
-    ]
+    assert data.num_classes == 2
+    assert data.input_shape == (3,)
+    assert data.group_names == ("land", "sea")
 
-    data = make_csv_data(
-        TextData, [*KINDS[TextData][1], "ship,sea,", "earn,land,..."], val_fraction=0
-    )
-
-    assert (data.train_set.tensors[0][12:] == 0).all()
+    by_desk = set_up_data(data, GroupPartitioner(), server_val=0)
+    assert by_desk.class_counts.tolist() == [[6, 0], [0, 6]]
 
 
 @pytest.mark.parametrize("length", [1, 3, 12])
@@ -178,15 +194,29 @@ def test_text_windows_predict_every_byte_at_most_once(length):
     assert text_windows.tolist() == [data[at : at + length + 1] for at in starts]
 
 
+def test_text_without_words_is_all_padding(make_csv_data):
+    _, lines = KINDS[TextData][:2]
+    lines_without_words = ["ship,sea,", "earn,land,..."]
+
+    data = make_csv_data(TextData, [*lines, *lines_without_words], val_fraction=0)
+
+    words = data.train_set.tensors[0]
+    assert (words[12:] == 0).all()
+
+
 def test_character_data_cuts_text_into_pieces(make_csv_data):
     data = make_csv_data(CharacterData, val_fraction=0)
-    (pieces,) = data.train_set.tensors
 
-    assert (pieces.dtype, data.input_shape, data.num_classes) == (torch.int64, (6,), None)
+    (pieces,) = data.train_set.tensors
+    assert pieces.dtype == torch.int64
+    assert data.input_shape == (6,)
+    assert data.num_classes is None
     assert data.train_set.groups.tolist() == ["sea"] * 4 + ["wood"] * 4 + ["sea"]
     assert bytes(pieces[0].tolist()) == b"The fi"
     assert bytes(pieces[5].tolist()) == "ein Wölfchen".encode()[5:11]
-    assert set_up_data(data, GroupPartitioner(), server_val=0).class_counts.tolist() == [[5], [4]]
+
+    by_group = set_up_data(data, GroupPartitioner(), server_val=0)
+    assert by_group.class_counts.tolist() == [[5], [4]]
 
 
 @pytest.mark.parametrize(

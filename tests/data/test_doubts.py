@@ -102,47 +102,53 @@ LOOKS = [doubts_by_rows, doubts_without_rows]
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_one_site_is_its_only_doubt(fault, look) -> None:
-    tables = {site: make_table(120, seed) for seed, site in enumerate(["Lyon", "Bonn", "Graz"])}
+    column, text = FAULTS[fault]
+    tables = {
+        "Lyon": make_table(120, seed=0),
+        "Bonn": make_table(120, seed=1),
+        "Graz": make_table(120, seed=2),
+    }
     fault(tables["Bonn"])
 
     (doubt,) = look(tables)
 
-    column, text = FAULTS[fault]
-    assert (doubt.site, doubt.column) == (
-        "Bonn",
-        column,
-    )
+    assert doubt.site == "Bonn"
+    assert doubt.column == column
     assert text in doubt.text
     assert doubt.strength > 1
 
 
 def test_rows_of_one_site_at_another_and_another_share_of_a_class_are_doubts() -> None:
-    tables = [make_table(120, seed) for seed in range(3)]
-    tables[2] = pd.concat([tables[2], tables[0].iloc[:40]])
-    counts = [(80, 40), (85, 35), (158, 2)]
-    names = ["Lyon", "Bonn", "Graz"]
-    sites = [SiteTable(*parts) for parts in zip(names, tables, counts)]
-    rows, classes = find_doubts(sites, ["no", "yes"])
+    lyon = make_table(120, seed=0)
+    bonn = make_table(120, seed=1)
+    graz = pd.concat([make_table(120, seed=2), lyon.iloc[:40]])
+    sites = [
+        SiteTable("Lyon", lyon, (80, 40)),
+        SiteTable("Bonn", bonn, (85, 35)),
+        SiteTable("Graz", graz, (158, 2)),
+    ]
 
-    assert (rows.site, rows.text) == (
-        "Lyon",
-        "40 of 120 rows are rows of Graz, too",
-    )
-    assert (classes.site, classes.column) == (
-        "Graz",
-        "class",
-    )
-    assert classes.text == "1 % are yes, 31 % at the other sites"
+    of_rows, of_classes = find_doubts(sites, ["no", "yes"])
+
+    assert of_rows.site == "Lyon"
+    assert of_rows.text == "40 of 120 rows are rows of Graz, too"
+    # 2 of Graz's 160 rows, and 75 of the others' 240.
+    assert of_classes.site == "Graz"
+    assert of_classes.column == "class"
+    assert of_classes.text == "1 % are yes, 31 % at the other sites"
 
 
 def test_columns_of_a_site_and_numbers_of_cases_are_named_once() -> None:
-    tables = [make_table(120, seed) for seed in range(3)]
-    for index, table in enumerate(tables):
+    sites = []
+    for index in range(3):
+        table = make_table(120, index)
         table["city"] = f"city {index}"
         table["case"] = range(1, 121)  # from 1 at each site
+        sites.append(SiteTable(str(index), table))
 
-    sites = [SiteTable(str(index), table) for index, table in enumerate(tables)]
-    assert {(doubt.site, doubt.column) for doubt in find_doubts(sites)} == {
+    doubts = find_doubts(sites)
+
+    assert {(doubt.site, doubt.column) for doubt in doubts} == {
         ("most sites", "city"),
         ("all sites", "case"),
     }

@@ -54,27 +54,30 @@ def test_names_of_torchvision_are_those_that_can_be_loaded():
 
 def test_digits_holds_each_scikit_learn_digit_exactly_once():
     data = digits()
-    xs, labels = (torch.cat([a, b]) for a, b in zip(data.train.tensors, data.test.tensors))
-    pixels, classes = load_digits(return_X_y=True)
-    ours = sorted(map(tuple, np.column_stack([xs.flatten(1).numpy() * 16, labels]).tolist()))
+    images = torch.cat([data.train.tensors[0], data.test.tensors[0]])
+    labels = torch.cat([data.train.tensors[1], data.test.tensors[1]])
+    pixels = images.flatten(1) * 16  # scikit-learn's are 0 to 16
+    rows = torch.cat([pixels, labels[:, None]], dim=1)
 
-    assert ours == sorted(map(tuple, np.column_stack([pixels, classes]).tolist()))
-
-    share = torch.bincount(data.test.tensors[1]) / torch.bincount(labels)
-    assert (share - 0.2).abs().max() < 0.01
+    expected_pixels, expected_labels = load_digits(return_X_y=True)
+    expected_rows = np.column_stack([expected_pixels, expected_labels])
+    test_shares = torch.bincount(data.test.tensors[1]) / torch.bincount(labels)
+    assert sorted(rows.tolist()) == sorted(expected_rows.tolist())
+    assert (test_shares - 0.2).abs().max() < 0.01
 
 
 def test_gaussians_lie_around_their_class_centers():
     data = load_image_data("gaussians")
-    features, labels = data.train.tensors
-    x, y = features[:, :2].T
 
-    torch.testing.assert_close(features[:, 2:], torch.stack([x * x, y * y, x * y], dim=1))
+    features, labels = data.train.tensors
+    points = features[:, :2]
+    x, y = points.T
+    products = torch.stack([x * x, y * y, x * y], dim=1)
+    torch.testing.assert_close(features[:, 2:], products)
     assert torch.bincount(labels).tolist() == [1000] * 4
     for label, center in enumerate(CENTRES):
-        torch.testing.assert_close(
-            features[labels == label, :2].mean(0), torch.tensor(center), atol=0.1, rtol=0
-        )
+        mean = points[labels == label].mean(0)
+        torch.testing.assert_close(mean, torch.tensor(center), atol=0.1, rtol=0)
     assert torch.equal(features, gaussians().train.tensors[0])
 
 
@@ -88,18 +91,22 @@ def test_gaussians_lie_around_their_class_centers():
     ],
 )
 def test_real_images_are_complete_and_normalized(name, train, shape):
-    if not os.path.isdir(os.path.join(ROOT, KINDS[name][1])):
-        pytest.skip(f"FLSV_DATA_ROOT has no {KINDS[name][1]}")
+    _, directory = KINDS[name][:2]
+    if not os.path.isdir(os.path.join(ROOT, directory)):
+        pytest.skip(f"FLSV_DATA_ROOT has no {directory}")
 
     data = vision(name, ROOT)
-    pixels, labels = data.train.tensors
 
+    pixels, labels = data.train.tensors
     assert pixels.shape == (train, *shape)
     assert data.test.tensors[0].shape == (10000, *shape)
     assert torch.bincount(labels).min() >= 5000
+
     # The constants are those of the training pixels if these now have mean 0 and deviation 1, by channel.
-    assert pixels.mean((0, 2, 3)).abs().max() < 1e-3
-    assert (pixels.std((0, 2, 3)) - 1).abs().max() < 2e-3
+    means = pixels.mean((0, 2, 3))
+    deviations = pixels.std((0, 2, 3))
+    assert means.abs().max() < 1e-3
+    assert (deviations - 1).abs().max() < 2e-3
 
 
 def make_arrays(shape=(8, 8), dtype=np.uint8):
@@ -183,20 +190,24 @@ def test_npz_archive_with_wrong_arrays_is_refused(tmp_path, changed, message):
 
 
 def test_images_of_a_folder_are_resized_and_scaled(tmp_path):
-    write_image_folders(tmp_path, {split: {"cat": 3, "dog": 3} for split in ("train", "test")})
+    write_image_folders(
+        tmp_path,
+        {
+            "train": {"cat": 3, "dog": 3},
+            "test": {"cat": 3, "dog": 3},
+        },
+    )
+
     data = folder(tmp_path, image_size=8)
+
     image, label = data.train[5]
-
     assert image.shape == (3, 8, 8)
-    assert image.flatten().tolist() == pytest.approx([0.2] * 192)
-    assert (label, data.class_names) == (1, ("cat", "dog"))
-    assert (len(data.train), len(data.test), data.val) == (6, 6, None)
-
-    shutil.rmtree(tmp_path / "test" / "cat")
-    with pytest.raises(
-        ConfigurationError, match=r"test has the classes \['dog'\], train has \['cat', 'dog'\]"
-    ):
-        folder(tmp_path)
+    assert image.flatten().tolist() == pytest.approx([0.2] * 3 * 8 * 8)  # a dog's brightness
+    assert label == 1
+    assert data.class_names == ("cat", "dog")
+    assert len(data.train) == 6
+    assert len(data.test) == 6
+    assert data.val is None
 
 
 @pytest.mark.parametrize(
@@ -215,26 +226,62 @@ def test_a_file_that_cannot_be_read_as_an_8_bit_image_is_named(tmp_path, dtype, 
         list(folder(tmp_path).train)
 
 
+def test_image_folders_of_other_test_classes_are_refused(tmp_path):
+    write_image_folders(
+        tmp_path,
+        {
+            "train": {"cat": 3, "dog": 3},
+            "test": {"dog": 3},
+        },
+    )
+
+    with pytest.raises(
+        ConfigurationError, match=r"test has the classes \['dog'\], train has \['cat', 'dog'\]"
+    ):
+        folder(tmp_path)
+
+
 def test_class_numbers_of_image_folders_by_client_agree_among_clients(tmp_path):
-    (write_image_folders(tmp_path) / "README.txt").write_text("photographs")
+    root = write_image_folders(tmp_path)
+    (root / "README.txt").write_text("photographs")
+
     data = deal(str(tmp_path))
 
     assert data.client_names == ("Boston", "clinic 2", "clinic 10", "Lyon")
     assert data.class_names == ("cat", "dog", "eel")
     assert data.class_counts.tolist() == [[6, 4, 0], [0, 1, 5], [5, 0, 0], [0, 8, 0]]
     for client in range(4):
-        for x, y in data.client_loader(client):
-            torch.testing.assert_close(x[:, 0, 0, 0], 0.2 * y)
-    assert deal(str(tmp_path), GroupPartitioner(2)).class_counts.tolist() == [[6, 5, 5], [5, 8, 0]]
-    for options, message in (
-        (
+        for images, labels in data.client_loader(client):
+            brightness = images[:, 0, 0, 0]
+            torch.testing.assert_close(brightness, 0.2 * labels)
+
+
+def test_image_folders_by_client_are_joined_into_fewer_clients(tmp_path):
+    write_image_folders(tmp_path)
+
+    data = deal(str(tmp_path), GroupPartitioner(2))
+
+    assert data.class_counts.tolist() == [[6, 5, 5], [5, 8, 0]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param(
             {"partitioner": DirichletPartitioner(2, alpha=1.0)},
             "by client .*leave DirichletPartitioner.* out",
+            id="partitioner",
         ),
-        ({"groups": "ward"}, "has data by client, which defines the clients"),
-    ):
-        with pytest.raises(ConfigurationError, match=message):
-            deal(str(tmp_path), **options)
+        pytest.param(
+            {"groups": "ward"}, "has data by client, which defines the clients", id="groups"
+        ),
+    ],
+)
+def test_image_folders_by_client_are_not_divided_otherwise(tmp_path, options, message):
+    write_image_folders(tmp_path)
+
+    with pytest.raises(ConfigurationError, match=message):
+        deal(str(tmp_path), **options)
 
 
 def test_folders_val_and_test_belong_to_the_server(tmp_path):

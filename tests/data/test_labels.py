@@ -32,6 +32,7 @@ from helpers.models import Plain, network
 
 N = 40
 X = torch.rand(N, 6)
+FOUR_LABELS = [index % 4 for index in range(N)]
 
 
 @dataclasses.dataclass
@@ -65,18 +66,12 @@ def test_stored_labels_spare_reading_the_samples(name, stored):
 def test_labels_of_subsets_concatenations_and_transforms_are_found():
     tensors = TensorDataset(torch.zeros(4, 2), torch.tensor([5, 6, 7, 8]))
     stored = Items(PAIRS, targets=[3, 1, 2])
-
-    assert dataset_labels(Subset(Subset(tensors, [3, 1, 0]), [0, 2])).tolist() == [8, 5]
-    assert dataset_labels(ConcatDataset([tensors, Subset(stored, [2, 0])])).tolist() == [
-        5,
-        6,
-        7,
-        8,
-        2,
-        3,
-    ]
-
+    subset = Subset(Subset(tensors, [3, 1, 0]), [0, 2])
+    concatenation = ConcatDataset([tensors, Subset(stored, [2, 0])])
     transformed = Items(PAIRS, targets=[3, 1, 2], target_transform=lambda label: label - 1)
+
+    assert dataset_labels(subset).tolist() == [8, 5]
+    assert dataset_labels(concatenation).tolist() == [5, 6, 7, 8, 2, 3]
     assert dataset_labels(transformed).tolist() == [2, 0, 1]
 
 
@@ -86,27 +81,30 @@ def make_dataset(labels):
 
 def test_number_of_classes_covers_training_and_test_labels():
     labels = torch.arange(30) % 3
+    names = ("a", "b", "c", "d")
+    known_labels = make_dataset([2, 2])
+    further_label = make_dataset([0, 3])
+    items = Items(PAIRS)  # label 3, which is not read only to look
+
     assert count_classes(labels, (), {}) == 3
-    assert count_classes(labels, ("a", "b", "c", "d"), {}) == 4
-    assert count_classes(labels, (), {"validation": None, "test": make_dataset([2, 2])}) == 3
-    assert count_classes(labels, (), {"test": Items(PAIRS)}) == 3  # not read only to look
-    assert count_classes(labels, (), {"test": make_dataset([0, 3])}) == 4
+    assert count_classes(labels, names, {}) == 4
+    assert count_classes(labels, (), {"validation": None, "test": known_labels}) == 3
+    assert count_classes(labels, (), {"test": items}) == 3
+    assert count_classes(labels, (), {"test": further_label}) == 4
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("stray", [1000, 2**62])
 def test_class_label_far_above_the_number_of_classes_is_refused(split, stray):
-    labels = torch.arange(30) % 10
-    train, test = (
-        labels.clone().index_fill(0, torch.tensor(4), stray if split == s else 4)
-        for s in ("train", "test")
-    )
+    labels = {}
+    for name in ("train", "test"):
+        labels[name] = torch.arange(30) % 10
+    labels[split][4] = stray
+    test = TensorDataset(torch.zeros(30, 2), labels["test"])
 
-    with pytest.raises(
-        ConfigurationError,
-        match=f"the largest label is {stray}, and there are only 1[01] different",
-    ):
-        count_classes(train, (), {"test": TensorDataset(torch.zeros(30, 2), test)})
+    message = f"the largest label is {stray}, and there are only 1[01] different"
+    with pytest.raises(ConfigurationError, match=message):
+        count_classes(labels["train"], (), {"test": test})
 
 
 # What people train on that is no classification.
@@ -197,23 +195,32 @@ def test_component_that_needs_classes_refuses_data_without_them(arguments, name)
             set_up_data(WITHOUT_CLASSES[kind], **{"partitioner": IIDPartitioner(3), **arguments})
 
 
-def test_labels_are_read_from_a_list_an_attribute_or_a_field():
-    expected = [i % 4 for i in range(N)]
-    texts = [{"text": torch.zeros(3), "topic": torch.tensor(topic)} for topic in expected]
-    for source, labels in (
-        (TensorDataset(torch.randint(9, (N, 3))), expected),
-        (Items(list(X), topic=np.array(expected)), "topic"),
-        (Items(texts), "topic"),
-    ):
-        data = set_up_data(source, DirichletPartitioner(2, 1.0), labels=labels, server_val=0.0)
-        for client in range(2):
-            assert data.client_labels(client).tolist() == [
-                expected[i] for i in data.client_indices(client)
-            ]
+@pytest.mark.parametrize(
+    ("source", "labels"),
+    [
+        pytest.param(TensorDataset(torch.randint(9, (N, 3))), FOUR_LABELS, id="a list"),
+        pytest.param(Items(list(X), topic=np.array(FOUR_LABELS)), "topic", id="an attribute"),
+        pytest.param(
+            Items(
+                [
+                    {
+                        "text": torch.zeros(3),
+                        "topic": torch.tensor(y),
+                    }
+                    for y in FOUR_LABELS
+                ]
+            ),
+            "topic",
+            id="a field",
+        ),
+    ],
+)
+def test_labels_are_read_from_a_list_an_attribute_or_a_field(source, labels):
+    data = set_up_data(source, DirichletPartitioner(2, 1.0), labels=labels, server_val=0.0)
 
-    for wrong in ("topic", [-1] * N, ["cat"] * N):
-        with pytest.raises(ConfigurationError, match="labels"):
-            set_up_data(WITHOUT_CLASSES["texts"], IIDPartitioner(2), labels=wrong)
+    for client in range(2):
+        expected = [FOUR_LABELS[index] for index in data.client_indices(client)]
+        assert data.client_labels(client).tolist() == expected
 
 
 LABELS = torch.tensor(INTEGERS)
@@ -337,41 +344,29 @@ def test_identifier_labels_are_numbers_unless_a_component_needs_classes(labels):
         set_up_data(source, DirichletPartitioner(2, 1.0), labels=labels_argument)
 
 
+@pytest.mark.parametrize("labels", ["topic", [-1] * N, ["cat"] * N], ids=["name", "-1", "text"])
+def test_labels_that_are_no_classes_are_refused(labels):
+    with pytest.raises(ConfigurationError, match="labels"):
+        set_up_data(WITHOUT_CLASSES["texts"], IIDPartitioner(2), labels=labels)
+
+
 def test_noise_on_the_inputs_needs_no_classes():
     source = WITHOUT_CLASSES["regression"]
+    clean_inputs, targets = source.tensors
+
     data = set_up_data(
-        source, IIDPartitioner(2), corruptions=[GaussianNoise(clients=[1])], batch_size=100
+        source,
+        IIDPartitioner(2),
+        corruptions=[GaussianNoise(clients=[1])],
+        batch_size=100,
     )
-    x, y = next(iter(data.client_loader(1, shuffle=False)))
+
+    (batch,) = data.client_loader(1, shuffle=False)
     rows = data.client_indices(1)
-
-    assert not x.isclose(source.tensors[0][rows]).flatten(1).any(1).all()
-    assert y.equal(source.tensors[1][rows])  # targets stay as they are
+    is_same = batch[0].isclose(clean_inputs[rows]).flatten(1).all(1)
+    assert not is_same.any()
+    assert batch[1].equal(targets[rows])  # targets stay as they are
     assert data.malicious == [1]
-
-
-def test_groups_are_read_from_an_attribute_a_name_a_list_or_a_field():
-    dataset = Items(PAIRS, groups=[7, 5, 7], hospital=np.array(["b", "a", "c"]))
-    assert named_groups(dataset)[0].tolist() == [1, 0, 1]
-    assert named_groups(dataset, "hospital")[0].tolist() == [1, 0, 2]
-    assert named_groups(dataset, torch.tensor([9, 9, 1]))[0].tolist() == [1, 1, 0]
-    assert named_groups(Subset(dataset, [2, 1]), "hospital")[0].tolist() == [1, 0]
-    assert named_groups(Items(PAIRS)) == (None, ())
-    for gaps in (["a", None, "b"], [1.0, float("nan"), 2.0]):
-        with pytest.raises(ConfigurationError, match="none of them None or NaN"):
-            named_groups(Items(PAIRS), gaps)
-
-    fields = Items(
-        [{"x": torch.zeros(2), "meta": {"clinic": number}, "a.b": str(number)} for number in (7, 3)]
-    )
-
-    assert named_groups(fields, "meta.clinic")[1] == ("clinic 3", "clinic 7")
-    assert named_groups(fields, "a.b")[0].tolist() == [1, 0]
-
-    with pytest.raises(
-        ConfigurationError, match="groups='meta.ward': Items and its samples have no such field"
-    ):
-        named_groups(fields, "meta.ward")
 
 
 def test_numeric_group_names_get_their_kind_as_prefix():
@@ -382,19 +377,76 @@ def test_numeric_group_names_get_their_kind_as_prefix():
     assert client_names_of([0, 1, 2], "school") == ("school 0", "school 1", "school 2")
 
 
+def test_groups_are_read_from_an_attribute_a_name_or_a_list():
+    dataset = Items(PAIRS, groups=[7, 5, 7], hospital=np.array(["b", "a", "c"]))
+    subset = Subset(dataset, [2, 1])
+
+    by_attribute, _ = named_groups(dataset)
+    by_name, _ = named_groups(dataset, "hospital")
+    by_list, _ = named_groups(dataset, torch.tensor([9, 9, 1]))
+    of_subset, _ = named_groups(subset, "hospital")
+
+    assert by_attribute.tolist() == [1, 0, 1]
+    assert by_name.tolist() == [1, 0, 2]
+    assert by_list.tolist() == [1, 1, 0]
+    assert of_subset.tolist() == [1, 0]
+    assert named_groups(Items(PAIRS)) == (None, ())
+
+
+def test_groups_are_read_from_a_field_of_the_samples():
+    samples = []
+    for number in (7, 3):
+        samples.append(
+            {
+                "x": torch.zeros(2),
+                "meta": {"clinic": number},
+                "a.b": str(number),
+            }
+        )
+    dataset = Items(samples)
+
+    _, names_of_clinics = named_groups(dataset, "meta.clinic")
+    groups, _ = named_groups(dataset, "a.b")
+
+    assert names_of_clinics == ("clinic 3", "clinic 7")
+    assert groups.tolist() == [1, 0]
+    message = "groups='meta.ward': Items and its samples have no such field"
+    with pytest.raises(ConfigurationError, match=message):
+        named_groups(dataset, "meta.ward")
+
+
+@pytest.mark.parametrize(
+    "groups", [["a", None, "b"], [1.0, float("nan"), 2.0]], ids=["text", "numbers"]
+)
+def test_groups_with_gaps_are_refused(groups):
+    with pytest.raises(ConfigurationError, match="none of them None or NaN"):
+        named_groups(Items(PAIRS), groups)
+
+
 def test_client_names_come_from_groups():
-    wards = [["St Mary", "General", 'a/b "c"'][i % 3] for i in range(60)]
-    assert set_up_data(HERE, groups=wards).client_names == ("General", "St Mary", 'a/b "c"')
-    assert set_up_data(HERE, GroupPartitioner(2), groups=wards).client_names == (
-        "0",
-        "1",
-    )  # of several groups
-    assert set_up_data(make_items(ward=[i % 2 for i in range(30)]), groups="ward").client_names == (
-        "ward 0",
-        "ward 1",
-    )
-    # Clients that have parts of groups are not called after them.
-    assert set_up_data(HERE, IIDPartitioner(3), groups=wards).client_names == ("0", "1", "2")
+    wards = ["St Mary", "General", 'a/b "c"'] * 20
+    numbered = make_items(ward=[index % 2 for index in range(30)])
+
+    by_ward = set_up_data(HERE, groups=wards)
+    by_number = set_up_data(numbered, groups="ward")
+
+    assert by_ward.client_names == ("General", "St Mary", 'a/b "c"')
+    assert by_number.client_names == ("ward 0", "ward 1")
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "names"),
+    [
+        pytest.param(GroupPartitioner(2), ("0", "1"), id="several groups"),
+        pytest.param(IIDPartitioner(3), ("0", "1", "2"), id="parts of groups"),
+    ],
+)
+def test_clients_of_no_single_group_are_numbered(partitioner, names):
+    wards = ["St Mary", "General", 'a/b "c"'] * 20
+
+    data = set_up_data(HERE, partitioner, groups=wards)
+
+    assert data.client_names == names
 
 
 def test_client_names_reach_metrics_and_tell_one_federation_from_another(tmp_path):

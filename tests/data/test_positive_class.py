@@ -25,11 +25,13 @@ CLIENTS, ROWS = ("Boston", "Lyon", "Osaka"), 60
 def make_arrays(positive, negative):
     """Of each client inputs and words; one in five is positive."""
     rng = np.random.default_rng(0)
-    ill = {name: np.arange(ROWS) % 5 == 0 for name in (*CLIENTS, "val")}
-    return {
-        name: (rng.normal(size=(ROWS, 3)) + y[:, None], np.where(y, positive, negative))
-        for name, y in ill.items()
-    }
+    is_positive = np.arange(ROWS) % 5 == 0
+    sets = {}
+    for name in (*CLIENTS, "val"):
+        inputs = rng.normal(size=(ROWS, 3)) + is_positive[:, None]
+        words = np.where(is_positive, positive, negative)
+        sets[name] = (inputs, words)
+    return sets
 
 
 def make_frames(positive, negative):
@@ -73,25 +75,25 @@ def read_learning_report(folder):
     ids=["arrays", "tables"],
 )
 def test_contributions_do_not_depend_on_the_names_of_the_two_classes(tmp_path, make, options):
-    values_by_names = []
-    pairs = [("yes", "no"), ("ja", "nein"), ("ill", "well"), ("1", "0")]
-    for names in pairs:
-        data = make_data(make(*names), **options)
-        assert data.positive_class == names[0]
-        loop, module = fit_with_values(tmp_path / names[0], data)
-        (x, y) = next(iter(data.val_dataloader()))
+    contributions = []
+    for positive, negative in [("yes", "no"), ("ja", "nein"), ("ill", "well"), ("1", "0")]:
+        folder = tmp_path / positive
+        data = make_data(make(positive, negative), **options)
+        loop, module = fit_with_values(folder, data)
+
+        x, y = next(iter(data.val_dataloader()))
         chances = module(x).softmax(1)[:, 1].detach()
         score = average_precision_score(y, chances)
-        assert read_learning_report(tmp_path / names[0])["loo"]["end"] == pytest.approx(
-            score, abs=1e-6
-        )
-        values_by_names.append(loop.contributions)
+        reported_score = read_learning_report(folder)["loo"]["end"]
+        assert data.positive_class == positive
+        assert reported_score == pytest.approx(score, abs=1e-6)
+        contributions.append(loop.contributions)
 
-    first_values, *more_values = values_by_names
+    expected, *further_contributions = contributions
     for name in ("loo", "f1"):
-        assert first_values[name].abs().max() > 0
-        for values in more_values:
-            assert torch.equal(values[name], first_values[name])
+        assert expected[name].abs().max() > 0
+        for values in further_contributions:
+            assert torch.equal(values[name], expected[name])
 
 
 def test_rarer_class_is_taken_as_positive_with_a_warning_unless_pos_label_is_given(tmp_path):
@@ -147,21 +149,26 @@ def test_positive_class_is_the_named_or_the_rarer_one(kind, words, pos_label, na
 
 
 def test_rarer_class_of_image_folders_is_positive(tmp_path):
-    for split, counts in {"train": (2, 6), "test": (1, 1)}.items():
-        for name, count in zip(("ill", "well"), counts):
-            (tmp_path / split / name).mkdir(parents=True)
+    brightness = {"ill": 200, "well": 0}
+    counts = {
+        "train": {"ill": 2, "well": 6},
+        "test": {"ill": 1, "well": 1},
+    }
+    for split, counts_of_split in counts.items():
+        for name, count in counts_of_split.items():
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            image = Image.new("RGB", (8, 8), (brightness[name],) * 3)
             for i in range(count):
-                Image.new("RGB", (8, 8), (200 if name == "ill" else 0,) * 3).save(
-                    tmp_path / split / name / f"{i}.png"
-                )
+                image.save(folder / f"{i}.png")
 
     data = FederatedDataModule(str(tmp_path), IIDPartitioner(2))
     data.setup("fit")
 
     assert data.class_names == ("well", "ill")
-    for loader in (data.train_dataloader(), data.test_dataloader()):
-        for x, y in loader:
-            assert torch.equal(x.mean((1, 2, 3)) > 0.5, y == 1)
+    for images, labels in [*data.train_dataloader(), *data.test_dataloader()]:
+        is_bright = images.mean((1, 2, 3)) > 0.5
+        assert torch.equal(is_bright, labels == 1)
 
 
 def test_positive_class_of_numeric_labels_is_class_1(tmp_path):

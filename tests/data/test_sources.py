@@ -29,33 +29,6 @@ from flsv.utilities.errors import ConfigurationError
 from helpers.data import HERE, WORDS, Frame, X, Y, make_items, set_up_data
 
 
-def test_arrays_become_tensors_of_torchs_dtypes():
-    x, y = array_set(np.ones((3, 2)), np.array([[1], [0], [2]])).tensors
-    assert (x.dtype, y.dtype, y.tolist()) == (torch.float32, torch.int64, [1, 0, 2])
-    assert array_set(np.ones((3, 2), np.int32)).tensors[0].dtype == torch.int64
-    assert array_set(torch.ones(3, 2, dtype=torch.float64), [0.5, 1, 2]).tensors[1].tolist() == [
-        0.5,
-        1,
-        2,
-    ]
-    assert array_set(np.arange(4.0).reshape(2, 2).astype(">f4")).tensors[0].tolist() == [
-        [0, 1],
-        [2, 3],
-    ]
-    assert array_set(np.ones((4, 2))[::-1], [True, False] * 2).tensors[1].tolist() == [1, 0, 1, 0]
-
-    (colors,) = array_set(np.full((2, 5, 4, 3), 51, np.uint8)).tensors
-    assert (colors.shape, colors.max().item()) == ((2, 3, 5, 4), pytest.approx(0.2))
-
-    data = array_set(np.zeros((3, 1)), np.array(["well", "ill", "well"], dtype=object))
-    assert (data.classes, data.tensors[1].tolist()) == (("ill", "well"), [1, 0, 1])
-    for y in ([0.5, np.nan, 1.0], np.array(["a", None, "b"], object)):
-        with pytest.raises(
-            ConfigurationError, match=r"\(X, y\): y is .*none of them NaN or infinite"
-        ):
-            array_set(np.zeros((3, 1)), y)
-
-
 def test_truth_values_become_numbers():
     (flags,) = array_set(np.eye(3, dtype=bool)).tensors
     assert torch.equal(flags, torch.eye(3))
@@ -104,19 +77,86 @@ def test_other_bytes_stay_whole_numbers():
     assert inputs.max().item() == 1
 
 
+@pytest.mark.parametrize(
+    ("x", "dtype"),
+    [
+        pytest.param(np.ones((3, 2)), torch.float32, id="float64"),
+        pytest.param(np.ones((3, 2), np.int32), torch.int64, id="int32"),
+        pytest.param(np.ones((3, 2), ">f4"), torch.float32, id="big-endian"),
+        pytest.param(np.ones((3, 2))[::-1], torch.float32, id="negative stride"),
+    ],
+)
+def test_arrays_of_inputs_become_tensors_of_torchs_dtypes(x, dtype):
+    (inputs,) = array_set(x).tensors
+
+    assert inputs.dtype == dtype
+    assert inputs.tolist() == [[1, 1]] * 3
+
+
+@pytest.mark.parametrize(
+    ("y", "labels"),
+    [
+        pytest.param(np.array([[1], [0], [2]]), [1, 0, 2], id="a column"),
+        pytest.param([True, False, True], [1, 0, 1], id="truth values"),
+        pytest.param([0.5, 1, 2], [0.5, 1, 2], id="fractions"),
+        pytest.param(np.array(["well", "ill", "well"], dtype=object), [1, 0, 1], id="words"),
+    ],
+)
+def test_arrays_of_labels_become_a_vector(y, labels):
+    x = torch.ones(3, 2, dtype=torch.float64)
+
+    data = array_set(x, y)
+
+    assert data.tensors[1].tolist() == labels
+
+
+def test_whole_labels_are_int64_and_words_are_names_of_classes():
+    numbered = array_set(np.ones((3, 2)), np.array([1, 0, 2], np.int16))
+    with_words = array_set(np.ones((3, 2)), np.array(["well", "ill", "well"], dtype=object))
+
+    assert numbered.tensors[1].dtype == torch.int64
+    assert with_words.classes == ("ill", "well")
+
+
+def test_bytes_of_colors_become_channels_from_0_to_1():
+    pixels = np.full((2, 5, 4, 3), 51, np.uint8)
+
+    (images,) = array_set(pixels).tensors
+
+    assert images.shape == (2, 3, 5, 4)
+    assert images.max().item() == pytest.approx(51 / 255)
+
+
+@pytest.mark.parametrize(
+    "y", [[0.5, np.nan, 1.0], np.array(["a", None, "b"], object)], ids=["numbers", "words"]
+)
+def test_labels_with_gaps_are_refused(y):
+    message = r"\(X, y\): y is .*none of them NaN or infinite"
+
+    with pytest.raises(ConfigurationError, match=message):
+        array_set(np.zeros((3, 1)), y)
+
+
 def test_data_sets_by_client_give_each_client_its_own_samples():
+    boston = HERE
+    lyon = Subset(HERE, list(range(30, 60)))
+
     data = set_up_data(
-        clients={"Boston": HERE, "Lyon": Subset(HERE, list(range(30, 60)))}, client_val=0.1
+        clients={
+            "Boston": boston,
+            "Lyon": lyon,
+        },
+        client_val=0.1,
     )
 
     assert data.client_names == ("Boston", "Lyon")
     assert len(data.server_val_indices) == 9
-    # The samples are one after the other, and nobody has another's.
-    assert all(index < 60 for index in data.client_indices(0).tolist())
+    # The samples are one after the other, Lyon's from 60 on.
+    assert max(data.client_indices(0).tolist()) < 60
 
     x, y = next(iter(data.client_loader(1, shuffle=False)))
-    rows = data.client_indices(1)[: len(x)] - 60 + 30
-
+    positions_at_lyon = data.client_indices(1)[: len(x)] - 60
+    rows = positions_at_lyon + 30
     assert torch.equal(x, HERE.tensors[0][rows])
     assert torch.equal(y, HERE.tensors[1][rows])
 
@@ -219,7 +259,10 @@ def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
     lost = []
     for seed in range(6):
         try:
-            clients = {"a": HERE, "Lyon": (X[:1], Y[:1])}
+            clients = {
+                "a": HERE,
+                "Lyon": (X[:1], Y[:1]),
+            }
             assert set_up_data(clients=clients, server_val=0.5, seed=seed).num_clients == 2
         except ConfigurationError as error:
             assert "No sample is left to 'Lyon': all went to the server" in str(error)  # noqa: PT017
@@ -253,7 +296,13 @@ def test_table_file_is_read_by_groups_but_not_for_one_site_alone(tmp_path):
     ages = range(40)
     wards = ["a", "b"] * 20
     are_ill = [1 if age % 3 == 1 else 0 for age in ages]
-    frame = pd.DataFrame({"age": ages, "ward": wards, "ill": are_ill})
+    frame = pd.DataFrame(
+        {
+            "age": ages,
+            "ward": wards,
+            "ill": are_ill,
+        }
+    )
     frame.to_csv(file, index=False)
 
     by_ward = set_up_data(file, labels="ill", groups="ward")
@@ -286,7 +335,14 @@ def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, c
         "smokes": [True, False, False] * 30,
     }
     ill = np.where(age > 52, "yes", "no")
-    pd.DataFrame({"patient": range(90), "age": age, "ill": ill, **words}).to_parquet(file)
+    pd.DataFrame(
+        {
+            "patient": range(90),
+            "age": age,
+            "ill": ill,
+            **words,
+        }
+    ).to_parquet(file)
     (tmp_path / "broken.parquet").write_bytes(b"PAR1, and no more")
 
     with pytest.raises(ConfigurationError, match="broken.parquet cannot be read as a Parquet file"):

@@ -29,31 +29,17 @@ def encode_stays(columns, came=CAME, typed=False):
         },
         dtype=object,
     )
-    table = Table("stays.csv", frame.set_axis(range(2, 6)))
     if typed:
-        frame = frame.replace("", None)
-        table = frame_table(frame.assign(**{n: pd.to_datetime(frame[n]) for n in ("came", "left")}))
+        typed_frame = frame.replace("", None)
+        for name in ("came", "left"):
+            typed_frame[name] = pd.to_datetime(typed_frame[name])
+        table = frame_table(typed_frame)
+    else:
+        table = Table("stays.csv", frame.set_axis(range(2, 6)))
 
     encoder = TableEncoder(Columns(**columns), "ill")
-    return encoder, encoder.features(table, [np.arange(4)]).numpy()
-
-
-@pytest.mark.parametrize("typed", [False, True])
-def test_dates_become_days_since_another_column_or_since_1970(typed):
-    encoder, x = encode_stays({"dates": {"left": "came"}, "exclude": ["came"]}, typed=typed)
-    stays = np.array([2.0, 2.0, np.nan, 0.0])
-
-    assert encoder.feature_names == ("left", "left missing")
-    np.testing.assert_allclose(
-        x[:, 0], np.nan_to_num((stays - np.nanmean(stays)) / np.nanstd(stays)), atol=1e-6
-    )
-    assert x[:, 1].tolist() == [0, 0, 1, 0]
-
-    encoder, x = encode_stays({"dates": {"left": "days"}, "exclude": ["came"]}, typed=typed)
-    days = np.array([(dt.date.fromisoformat(day) - dt.date(1970, 1, 1)).days for day in LEFT])
-
-    np.testing.assert_allclose(x[:, 0], (days - days.mean()) / days.std(), atol=1e-4)
-    assert encoder.read[0].became == "days since 1970"
+    features = encoder.features(table, [np.arange(4)])
+    return encoder, features.numpy()
 
 
 def test_dates_in_a_declared_format_are_read_and_others_refused():
@@ -96,17 +82,49 @@ def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path):
     assert of_frame.content_hashes() == of_file.content_hashes()
 
 
+@pytest.mark.parametrize("typed", [False, True])
+def test_dates_become_days_since_another_column(typed):
+    columns = {"dates": {"left": "came"}, "exclude": ["came"]}
+
+    encoder, x = encode_stays(columns, typed=typed)
+
+    days = np.array([2.0, 2.0, np.nan, 0.0])
+    standardized = (days - np.nanmean(days)) / np.nanstd(days)
+    assert encoder.feature_names == ("left", "left missing")
+    np.testing.assert_allclose(x[:, 0], np.nan_to_num(standardized), atol=1e-6)
+    assert x[:, 1].tolist() == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_dates_become_days_since_1970(typed):
+    columns = {"dates": {"left": "days"}, "exclude": ["came"]}
+
+    encoder, x = encode_stays(columns, typed=typed)
+
+    days = []
+    for day in LEFT:
+        days.append((dt.date.fromisoformat(day) - dt.date(1970, 1, 1)).days)
+    standardized = (np.array(days) - np.mean(days)) / np.std(days)
+    np.testing.assert_allclose(x[:, 0], standardized, atol=1e-4)
+    assert encoder.read[0].became == "days since 1970"
+
+
 def read_with_suggested_options(path, **columns):
     """Read a table that is refused first and then read with the options of the message; return options and values."""
-    options = {"labels": "died", "groups": None if path.is_dir() else [i % 3 for i in range(60)]}
-    with pytest.raises(ConfigurationError) as error:
-        set_up_data(str(path), columns=columns, **options)
+    groups = None
+    if not path.is_dir():
+        groups = [row % 3 for row in range(60)]
+    with pytest.raises(ConfigurationError) as refusal:
+        set_up_data(str(path), columns=columns, labels="died", groups=groups)
 
-    line = json.loads(str(error.value).splitlines()[-1].partition(": ")[2])
-    exclude = line.get("exclude") == ["x"]
-    return line, str(error.value) if exclude else set_up_data(
-        str(path), columns=line, **options
-    ).column_cards[0].values
+    message = str(refusal.value)
+    last_line = message.splitlines()[-1]
+    suggested = json.loads(last_line.partition(": ")[2])
+    if suggested.get("exclude") == ["x"]:
+        return suggested, message
+
+    data = set_up_data(str(path), columns=suggested, labels="died", groups=groups)
+    return suggested, data.column_cards[0].values
 
 
 def write_table(path, cells, **columns):

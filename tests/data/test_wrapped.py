@@ -96,38 +96,41 @@ def quiet_trainer(tmp_path):
 def test_the_centralized_baseline_trains_on_all_clients_data(quiet_trainer):
     data = FederatedDataModule((DATA, TensorDataset(X[:50], Y[:50])))
     model = Linear()
-    fit = quiet_trainer(2)
-    fit.fit(model, data)
-    dealt = data._data
+    trainer = quiet_trainer(2)
 
-    assert len(torch.cat(model.labels["train"])) == 2 * 180
-    assert len(torch.cat(model.labels["val"])) == 2 * 20
+    trainer.fit(model, data)
+    data_of_fit = data._data
+    trainer.test(model, data)
+    predictions = trainer.predict(model, data)
 
-    fit.test(model, data)
+    epochs = 2
+    assert len(torch.cat(model.labels["train"])) == epochs * 180
+    assert len(torch.cat(model.labels["val"])) == epochs * 20
     assert torch.equal(torch.cat(model.labels["test"]), Y[:50])
-    assert torch.equal(torch.cat(fit.predict(model, data)), Y[:50])
-    assert data._data is dealt  # a further setup changes nothing
+    assert torch.equal(torch.cat(predictions), Y[:50])
+    assert data._data is data_of_fit  # a further setup changes nothing
 
 
 def test_wrapped_data_module_keeps_its_batch_size_trainer_and_transforms(quiet_trainer):
     wrapped = Somebodys()
     model = Linear()
     data = FederatedDataModule(wrapped, IIDPartitioner(4))
+    trainer = quiet_trainer()
 
+    trainer.fit(model, data)
+    trainer.test(model, data, verbose=False)
+
+    batch_sizes = {}
+    for split, labels in model.labels.items():
+        batch_sizes[split] = [len(y) for y in labels]
     assert data.batch_size == 7
-
-    fit = quiet_trainer()
-    fit.fit(model, data)
-
-    assert wrapped.trainer is fit
-    assert {len(y) for y in model.labels["train"]} == {7, 120 % 7}
+    assert wrapped.trainer is trainer
+    assert set(batch_sizes["train"]) == {7, 120 % 7}
+    assert batch_sizes["val"] == [11, 11, 8]
+    assert batch_sizes["test"] == [13, 13, 13, 11]
     assert torch.equal(torch.cat(model.labels["val"]), Y[120:150])
-    assert [len(y) for y in model.labels["val"]] == [11, 11, 8]
     assert len(data.server_val_indices) == 0
     assert isinstance(data.val_dataloader(), TensorBatches)
-
-    fit.test(model, data, verbose=False)
-    assert [len(y) for y in model.labels["test"]] == [13, 13, 13, 11]
     assert wrapped.calls == ["prepare_data", "setup fit", "prepare_data", "setup test"]
 
 
