@@ -2,59 +2,53 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.distributed.launcher.api import elastic_launch
 
-from flsv.cli import main
 from flsv.cli.command import Terminated, terminable
 from helpers.forked import Forked
+from helpers.ranks import AGENT, IMPORT_PATH, run_command
 from helpers.runs import QUIET, write_config
 
 pytestmark = pytest.mark.slow
 
-FLSV = [sys.executable, "-m", "flsv"]
-TORCHRUN = [
-    sys.executable,
-    "-m",
-    "torch.distributed.run",
-    "--standalone",
-    "--nproc-per-node",
-    "2",
-    "-m",
-    "flsv",
-]
 RANKS = ["--trainer.strategy=federated", "--trainer.devices=2"]
-#: What starts a fit; how else its configuration is.
-STARTS = {"one process": (FLSV, []), "two ranks": (FLSV, RANKS), "torchrun": (TORCHRUN, [])}
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 SECONDS = 900
 
 
-def stop_command(command: list[str], folder: Path, number: int, begun: str) -> tuple[int, str]:
-    """The status and output of a command that gets a signal once it has written a file: SIGTERM its first process
-    alone, SIGINT all of them, as from a terminal."""
-    output = folder / "output.txt"
-    with output.open("w") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=file, cwd=folder, start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )  # fmt: skip
+def torchrun(*words: str) -> None:
+    elastic_launch(AGENT, run_command)(*words)
 
+
+#: What starts a fit; how else its configuration is.
+STARTS: dict[str, tuple[Callable[..., None], list[str]]] = {
+    "one process": (run_command, []),
+    "two ranks": (run_command, RANKS),
+    "torchrun": (torchrun, []),
+}
+
+
+def stop_command(process: Forked, number: int, begun: str) -> tuple[int | None, str]:
+    """The status and output of a process that gets a signal once it has written a file: SIGTERM this process alone,
+    SIGINT all that it has started, too, as from a terminal."""
+    folder = process.output.parent
     try:
         end = time.monotonic() + SECONDS
         while not list(folder.glob(begun)):
-            assert process.poll() is None, output.read_text()
-            assert time.monotonic() < end, output.read_text()
-            time.sleep(0.1)
-        (os.kill if number == signal.SIGTERM else os.killpg)(process.pid, number)
-        return process.wait(SECONDS), output.read_text()
+            assert process.wait(0.1)[0] is None, process.output.read_text()
+            assert time.monotonic() < end, process.output.read_text()
+        if number == signal.SIGTERM:
+            os.kill(process.pid, number)
+        else:
+            os.killpg(process.pid, number)
+        return process.wait(SECONDS)
     finally:
-        if process.poll() is None:
+        if process.status is None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -69,15 +63,14 @@ def stop_command(command: list[str], folder: Path, number: int, begun: str) -> t
 def test_stopped_fit_prints_its_table_and_the_command_to_resume(
     launch: str, number: int, tmp_path: Path
 ) -> None:
-    launcher, trainer_options = STARTS[launch]
+    start, trainer_options = STARTS[launch]
     short = ["--trainer.limit_train_batches=2", "--federation.reporting.table=true"]
     config = write_config(tmp_path / "federation.yaml")
     options = ["--config", str(config), *short, *QUIET, *trainer_options]
-    command = [*launcher, "fit", *options, "--trainer.max_epochs=100000"]
+    words = ["fit", *options, "--trainer.max_epochs=100000"]
 
-    status, output = stop_command(
-        command, tmp_path, number, "lightning_logs/*/checkpoints/last.ckpt"
-    )
+    process = Forked(tmp_path, start, *words, PYTHONPATH=IMPORT_PATH)
+    status, output = stop_command(process, number, "lightning_logs/*/checkpoints/last.ckpt")
 
     # torchrun's own status is 1 whatever it is of.
     expected_status = 1 if launch == "torchrun" else STATUS[number]
@@ -90,19 +83,7 @@ def test_stopped_fit_prints_its_table_and_the_command_to_resume(
     last_row = (checkpoints.parent / "contributions.csv").read_text().splitlines()[-1]
     rounds = int(last_row.split(",")[0]) + 3
     resume = ["fit", *options, "--ckpt_path", "last", f"--trainer.max_epochs={rounds}"]
-    if launch == "two ranks":  # which it starts
-        process = subprocess.run(
-            [*FLSV, *resume],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
-        status = process.returncode
-        output = process.stdout + process.stderr
-    else:
-        status, output = Forked(tmp_path, main, resume).wait()
-
+    status, output = Forked(tmp_path, run_command, *resume, PYTHONPATH=IMPORT_PATH).wait()
     assert status == 0, output
     assert f"Resuming from {checkpoints}" in output
 

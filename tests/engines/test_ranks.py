@@ -1,15 +1,12 @@
 """The same federations on one, two and three ranks."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.launcher.api import elastic_launch
 
 from flsv.cli import main
 from flsv.engines.ranks import FederatedStrategy, meet
@@ -18,7 +15,16 @@ from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit, state_vector
 from helpers.forked import Forked
 from helpers.rank_federations import RANK_CASES
-from helpers.ranks import Ended, Group, free_port, run_and_die, run_command, run_script
+from helpers.ranks import (
+    AGENT,
+    IMPORT_PATH,
+    Ended,
+    Group,
+    free_port,
+    run_and_die,
+    run_command,
+    run_script,
+)
 from helpers.runs import find_differences
 
 #: Clients' state, values of samples, a cohort smaller than the ranks, and a rank without an update.
@@ -172,19 +178,6 @@ def test_two_hosts_equal_one_process_bitwise(rank_runs: Path, tmp_path: Path) ->
     assert find_differences(rank_runs / "1/kept_momentum", tmp_path / "run/kept_momentum") == []
 
 
-#: The agent of torchrun, on processes that need not import everything again.
-AGENT = LaunchConfig(
-    min_nodes=1,
-    max_nodes=1,
-    nproc_per_node=2,
-    max_restarts=1,
-    rdzv_backend="c10d",
-    rdzv_endpoint="localhost:0",
-    start_method="fork",
-    monitor_interval=0.1,
-)
-
-
 @pytest.mark.slow
 def test_torchrun_restarts_a_killed_run_from_its_checkpoint(
     rank_runs: Path, tmp_path: Path
@@ -243,23 +236,14 @@ def find_run(folder: Path) -> Path:
 def test_torchrun_and_strategy_options_equal_one_process(tmp_path: Path) -> None:
     """As it is typed: torchrun's processes are the ranks of one run, not a run each."""
     assert main(fit_command(tmp_path / "one")) == 0
-
     expected = find_run(tmp_path / "one")
-    path = os.pathsep.join(path for path in sys.path if path)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     words = [
-        "-m",
-        "flsv",
         *fit_command(tmp_path / "strategy"),
         "--trainer.strategy=federated",
         "--trainer.devices=2",
     ]
-    done = subprocess.run(
-        [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300
-    )
-
-    assert done.returncode == 0, done.stderr[-3000:]
-
+    status, output = Forked(tmp_path, run_command, *words, PYTHONPATH=IMPORT_PATH).wait()
+    assert status == 0, output[-3000:]
     elastic_launch(AGENT, run_command)(*fit_command(tmp_path / "torchrun"))
     for name in ("strategy", "torchrun"):
         assert find_differences(expected, find_run(tmp_path / name)) == []
@@ -289,26 +273,17 @@ for seed in range(2):
 def test_script_that_sweeps_seeds_on_two_ranks_equals_one_process(tmp_path: Path) -> None:
     """Alone, by the strategy, which starts the other rank itself, and by torchrun's agent."""
     (tmp_path / "sweep.py").write_text(SWEEP)
-    path = os.pathsep.join(path for path in sys.path if path)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     script = tmp_path / "sweep.py"
 
     alone = Forked(tmp_path / "alone", run_script, str(script), "1", "../one")
     status, output = alone.wait()
 
     assert status == 0, output
-
-    by_strategy = subprocess.run(
-        [sys.executable, "sweep.py", "2", "two"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
+    by_strategy = Forked(
+        tmp_path / "strategy", run_script, str(script), "2", "../two", PYTHONPATH=IMPORT_PATH
     )
-
-    assert by_strategy.returncode == 0, by_strategy.stderr[-3000:]
-
+    status, output = by_strategy.wait()
+    assert status == 0, output[-3000:]
     elastic_launch(AGENT, run_script)(str(script), "2", str(tmp_path / "agent"))
 
     sums = [(tmp_path / name).read_text() for name in ("one", "two", "agent")]

@@ -5,7 +5,6 @@ these clients only, in a process of its own in which nothing else has happened.
 """
 
 import contextlib
-import itertools
 import logging
 import multiprocessing
 import sqlite3
@@ -31,7 +30,8 @@ from helpers.data import CLASSES, FEATURES, toy_sets
 from helpers.fits import state_vector, trainer_for
 
 SEED, ROUNDS, RATE = 5, 3, 0.1
-MEMBERS = [s for k in (1, 2, 3) for s in itertools.combinations(range(3), k)]
+#: Coalitions of each size.
+MEMBERS = [(0,), (2,), (0, 1), (0, 1, 2)]
 entropy = nn.functional.cross_entropy
 
 

@@ -238,10 +238,9 @@ def shadows() -> Case:
         "cost": CommunicationCost(),
     }
     module = Plain(network(dropout=0.3), scheduler=step_schedule)
-    work = {str(client): 1 + client % 3 for client in range(5)}
-    loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(4), local_epochs=work, seed=3)
-
-    return loop, module, make_five_clients(), {"rounds": 4, "gradient_clip_val": 1.0}
+    work = {"0": 1, "1": 2, "2": 3}
+    loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(2), local_epochs=work, seed=3)
+    return loop, module, toy_data(), {"gradient_clip_val": 1.0}
 
 
 def judged() -> Case:
@@ -251,8 +250,7 @@ def judged() -> Case:
         "loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"),
     }
     loop = FederatedLoop(metrics=metrics, optimizer_state="persist", seed=3)
-
-    return loop, Validating(), make_five_clients(server_val=0.0, client_val=0.4), {"rounds": 2}
+    return loop, Validating(), toy_data(server_val=0.0, client_val=0.4), {"rounds": 2}
 
 
 def annealed() -> Case:

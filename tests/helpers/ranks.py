@@ -23,11 +23,11 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
+from torch.distributed.launcher.api import LaunchConfig
 from torch.utils.data import TensorDataset
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
-from flsv.cli import main
 from flsv.core import ALONE, Ranks
 from flsv.core.ranks import ranks_of
 from flsv.data import FederatedDataModule, SizePartitioner
@@ -43,6 +43,20 @@ from helpers.data import toy_sets
 from helpers.fits import trainer_for
 from helpers.models import Plain
 from helpers.rank_federations import RANK_CASES, Case, make_five_clients, shapfed_wa
+
+#: For the ranks that a rank starts.
+IMPORT_PATH = os.pathsep.join(path for path in sys.path if path)
+#: The agent of torchrun, on processes that need not import everything again.
+AGENT = LaunchConfig(
+    min_nodes=1,
+    max_nodes=1,
+    nproc_per_node=2,
+    max_restarts=1,
+    rdzv_backend="c10d",
+    rdzv_endpoint="localhost:0",
+    start_method="fork",
+    monitor_interval=0.1,
+)
 
 
 class Die(Callback):
@@ -265,10 +279,13 @@ def run_script(path: str, *words: str) -> None:
 
 
 def run_command(*words: str) -> None:
-    """``flsv``, as torchrun starts it."""
+    """``python -m flsv``, which can start the other ranks itself."""
     sys.argv = ["flsv", *words]
-    if status := main([*words]):
-        raise SystemExit(status)
+    try:
+        runpy.run_module("flsv", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if ended.code:
+            raise
 
 
 def exchanges(folder: str) -> None:

@@ -1,4 +1,4 @@
-"""The core works without its leaves: each of them can be taken away."""
+"""The core works without its leaves: all of them can be taken away."""
 
 import os
 import subprocess
@@ -24,11 +24,5 @@ def test_federations_train_without_any_leaf(tmp_path: Path) -> None:
         text=True,
     )
 
-    statuses = {}
-    for line in finished.stdout.splitlines():
-        if line.startswith("flsv."):
-            packages, _, status = line.rpartition(" ")
-            statuses[packages] = status
-
-    assert len(statuses) == 16, finished.stderr[-3000:]
-    assert set(statuses.values()) == {"0"}, f"{statuses} {finished.stderr[-3000:]}"
+    endings = [line for line in finished.stdout.splitlines() if line.startswith("RUN ")]
+    assert endings == ["RUN command 0", "RUN python 0"], finished.stderr[-3000:]

@@ -2,8 +2,7 @@
 
 import os
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from flsv.training.algorithms import InRunValues
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit, trainer_for
+from helpers.forked import Forked
 from helpers.models import Plain, network
 
 FILES = {".lock", "contributions.csv", "run.json", "clients"}
@@ -80,31 +80,24 @@ def test_a_second_run_in_a_live_runs_folder_is_refused(tmp_path: Path) -> None:
     )
 
 
-HOLD = """
-import os, sys, time
-from pathlib import Path
-from flsv.results.folder import FolderLock
-lock = FolderLock(Path(sys.argv[1]))
-if os.fork() == 0:  # as a data loader's worker, which outlives a killed parent for a while
+def hold(folder: Path) -> None:
+    lock = FolderLock(folder)
+    if os.fork() == 0:  # as a data loader's worker, which outlives a killed parent for a while
+        time.sleep(60)
+        os._exit(0)
+    print("held", lock, flush=True)
     time.sleep(60)
-    os._exit(0)
-print("held", flush=True)
-time.sleep(60)
-"""
 
 
 @pytest.mark.slow
 def test_folder_lock_of_a_killed_run_is_released(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        FolderLock(tmp_path).release()
-        os.killpg(process.pid, signal.SIGKILL)  # its child
+    process = Forked(tmp_path / "process", hold, tmp_path)
+    while "held" not in process.output.read_text():
+        assert process.wait(0.1)[0] is None
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait()[0] == -signal.SIGKILL
+    FolderLock(tmp_path).release()
+    os.killpg(process.pid, signal.SIGKILL)  # its child
 
 
 @pytest.mark.parametrize("is_first", [True, False])

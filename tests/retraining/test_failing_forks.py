@@ -81,7 +81,7 @@ def test_fresh_processes_train_coalitions_that_forks_cannot(
     expected_utilities: list[float],
 ) -> None:
     monkeypatch.setattr("flsv.utilities.supervisor.HANG_S", 2.0)
-    metrics = {"shadow": Recorded(coalitions="all", performance="negative_loss")}
+    metrics = {"shadow": Recorded(coalitions=MEMBERS, performance="negative_loss")}
     loop, module = fit_kind(make_kind(opened), tmp_path, metrics=metrics)
     game = dict(zip(loop.metrics["shadow"].members, loop.metrics["shadow"].game.flatten().tolist()))  # type: ignore[attr-defined, operator]
 

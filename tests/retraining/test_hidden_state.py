@@ -48,7 +48,7 @@ def fit_with_shadow(name: str, folder: Path) -> tuple[dict[Any, float], Any, Any
     loop, module = fit_kind(
         KINDS[name],
         folder,
-        metrics={"shadow": Recorded(coalitions="all", performance="negative_loss")},
+        metrics={"shadow": Recorded(coalitions=MEMBERS, performance="negative_loss")},
     )
     metric: Any = loop.metrics["shadow"]
     utilities: dict[Any, float] = {}

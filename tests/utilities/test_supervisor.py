@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from flsv.utilities.supervisor import ChildFailed, GoOn, answer, supervise
+from helpers.forked import Forked
 
 ANSWERS = "from flsv.utilities.supervisor import answer, fail; "
 
@@ -39,7 +40,6 @@ def test_failed_child_gives_an_error_and_the_others_go_on(
 ) -> None:
     tasks: dict[str, Any] = {
         "hangs": lambda: time.sleep(600),
-        "spins": lambda: [None for _ in iter(int, 1)],
         "waits": lambda: subprocess.call([sys.executable, "-c", "sum(range(3 * 10**7))"]),
         "command hangs": make_command("import time; time.sleep(600)"),
         "fork": lambda: torch.ones(3),
@@ -58,9 +58,8 @@ def test_failed_child_gives_an_error_and_the_others_go_on(
         "command is killed": make_command("import os; os.kill(os.getpid(), 11)"),
     }
     time_at_start = time.monotonic()
-    results = dict(supervise(tasks.items(), jobs=3, limit_s=20))
-
-    assert time.monotonic() - time_at_start < 60
+    results = dict(supervise(tasks.items(), jobs=3, limit_s=100))
+    assert time.monotonic() - time_at_start < 500
     assert results.keys() == tasks.keys()
 
     reasons = {
@@ -78,13 +77,23 @@ def test_failed_child_gives_an_error_and_the_others_go_on(
         "killed": "signal SIGKILL ended its process",
         "exits": "SystemExit: 3",
         "ends": "its process ended with status 4 and no answer",
-        "spins": "it took longer than 20 s",
         "fails": "no clients",
         "silent": "its process ended with status 0 and no answer: last words",
         "command raises": "its process ended with status 1 and no answer: ZeroDivisionError: division by zero",
         "command is killed": "signal SIGSEGV ended its process",
     }
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_child_that_takes_too_long_is_ended() -> None:
+    def spin() -> None:
+        while True:
+            pass
+
+    ((_, failure),) = supervise([("spins", spin)], jobs=1, limit_s=2)
+    assert isinstance(failure, ChildFailed)
+    assert str(failure) == "it took longer than 2 s"
 
 
 def test_forked_tasks_see_the_parents_state_and_change_none_of_it(tmp_path: Path) -> None:
@@ -201,20 +210,20 @@ def test_all_children_end_with_their_parent(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_during_a_fork_ends_the_supervisor(number: int) -> None:
+def test_a_signal_during_a_fork_ends_the_supervisor(tmp_path: Path, number: int) -> None:
     """Python drops exceptions of the functions that it calls at a fork, in which a signal often arrives."""
-    script = f"""
-import os, signal, time
-from flsv.utilities.supervisor import supervise
-signal.signal(signal.SIGINT, signal.default_int_handler)
-os.register_at_fork(after_in_parent=lambda: signal.raise_signal({int(number)}))
-list(supervise([(name, lambda: time.sleep(60)) for name in range(2)], jobs=2))
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=50
-    )
 
-    assert ended.returncode == (
-        128 + signal.SIGTERM if number == signal.SIGTERM else -signal.SIGINT
-    )
-    assert "Exception ignored" not in ended.stderr
+    def sleep() -> None:
+        time.sleep(60)
+
+    def run() -> None:
+        os.register_at_fork(after_in_parent=lambda: signal.raise_signal(number))
+        list(supervise([(0, sleep), (1, sleep)], jobs=2))
+
+    status, output = Forked(tmp_path, run).wait(50)
+
+    if number == signal.SIGTERM:
+        assert status == 128 + signal.SIGTERM
+    else:
+        assert output.splitlines()[-1] == "KeyboardInterrupt"
+    assert "Exception ignored" not in output
