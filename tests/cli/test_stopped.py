@@ -63,13 +63,13 @@ def stop_command(process: Forked, number: int, begun: str) -> tuple[int | None, 
 def test_stopped_fit_prints_its_table_and_the_command_to_resume(
     launch: str, number: int, tmp_path: Path
 ) -> None:
-    start, trainer_options = STARTS[launch]
+    run_launcher, trainer_options = STARTS[launch]
     short = ["--trainer.limit_train_batches=2", "--federation.reporting.table=true"]
     config = write_config(tmp_path / "federation.yaml")
     options = ["--config", str(config), *short, *QUIET, *trainer_options]
     words = ["fit", *options, "--trainer.max_epochs=100000"]
 
-    process = Forked(tmp_path, start, *words, PYTHONPATH=IMPORT_PATH)
+    process = Forked(tmp_path, run_launcher, *words, PYTHONPATH=IMPORT_PATH)
     status, output = stop_command(process, number, "lightning_logs/*/checkpoints/last.ckpt")
 
     # torchrun's own status is 1 whatever it is of.

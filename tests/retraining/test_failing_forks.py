@@ -67,10 +67,11 @@ def make_kind(opened: type[Opened] = Opened) -> Kind:
 def expected_utilities(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The utility of each coalition by a plain fit of its members, of the same samples."""
     folder = tmp_path_factory.mktemp("plain")
-    return [
-        utility_of_module(fit_kind(Kind(), folder, sampler=FixedCohort(members))[1])
-        for members in MEMBERS
-    ]
+    utilities = []
+    for members in MEMBERS:
+        _, module = fit_kind(Kind(), folder, sampler=FixedCohort(members))
+        utilities.append(utility_of_module(module))
+    return utilities
 
 
 @pytest.mark.parametrize("opened", [pytest.param(Opened, marks=pytest.mark.slow), Hangs])
@@ -81,12 +82,15 @@ def test_fresh_processes_train_coalitions_that_forks_cannot(
     expected_utilities: list[float],
 ) -> None:
     monkeypatch.setattr("flsv.utilities.supervisor.HANG_S", 2.0)
-    metrics = {"shadow": Recorded(coalitions=MEMBERS, performance="negative_loss")}
-    loop, module = fit_kind(make_kind(opened), tmp_path, metrics=metrics)
-    game = dict(zip(loop.metrics["shadow"].members, loop.metrics["shadow"].game.flatten().tolist()))  # type: ignore[attr-defined, operator]
+    shadow = Recorded(coalitions=MEMBERS, performance="negative_loss")
+    loop, module = fit_kind(make_kind(opened), tmp_path, metrics={"shadow": shadow})
+    metric: Any = loop.metrics["shadow"]
+    game = dict(zip(metric.members, metric.game.flatten().tolist()))
+    utilities = [game[members] for members in MEMBERS]
 
-    assert [game[members] for members in MEMBERS] == pytest.approx(expected_utilities, abs=1e-6)
-    assert torch.equal(state_vector(module), state_vector(fit_kind(make_kind(), tmp_path)[1]))
+    assert utilities == pytest.approx(expected_utilities, abs=1e-6)
+    _, module_without_values = fit_kind(make_kind(), tmp_path)
+    assert torch.equal(state_vector(module), state_vector(module_without_values))
     assert not list(tmp_path.glob(".coalitions*"))
 
 
@@ -96,7 +100,11 @@ def test_fork_failure_and_pickle_failure_are_both_named(tmp_path: Path) -> None:
         "Nor can fresh .*pickle '_thread.lock'"
     )
     with pytest.warns(UserWarning, match=message):
-        loop, _ = fit_kind(make_kind(Locked), tmp_path, metrics={"shadow": Recorded()})
+        loop, _ = fit_kind(
+            make_kind(Locked),
+            tmp_path,
+            metrics={"shadow": Recorded()},
+        )
 
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == ROUNDS
