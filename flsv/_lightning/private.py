@@ -11,6 +11,7 @@ from lightning.pytorch.loops.progress import _BaseProgress
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
 
 from flsv._lightning.patches import Patch
@@ -53,6 +54,11 @@ def forget_compilation(attributes: dict[str, Any]) -> None:
 def unwrapped(module: nn.Module) -> Any:
     """Return the module in Fabric's wrapper. ``fabric.unwrap`` does not exist."""
     return _unwrap_objects(module)
+
+
+def mode_of(loader: CombinedLoader) -> str:
+    """Return how a loader combines others. It has no public name."""
+    return loader._mode
 
 
 def detach_fabric(module: L.LightningModule) -> None:

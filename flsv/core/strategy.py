@@ -146,6 +146,8 @@ class Strategy(Component):
     reports: Sequence[str] = ()
     private: Sequence[str] = ()
     needs_classes: bool = False
+    #: Whether clients assign values to their single samples by the order in which these are trained on.
+    reads_order: bool = False
 
     def expected_reports(self) -> Mapping[str, Numbers]:
         """Return what the values that clients report must be, ``{name: numbers}``. A remote client's update with any

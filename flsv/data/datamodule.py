@@ -12,7 +12,6 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
-import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from flsv.data.federated_data import (
@@ -273,6 +272,7 @@ class FederatedDataModule(FederationView):
             corruptions=self.corruptions,
             batch_size=self._batch_size,
         )
+        _ = self._partitioned.further_loaders  # an error, if a client has no samples of one
         check_read_back(self._partitioned, self._has_samples_labels(source))
         warn_of_random_evaluation(self._partitioned)
         self._needs_setup = False
@@ -397,10 +397,13 @@ class FederatedDataModule(FederationView):
         """
         if self.round_loader is not None:
             return self.round_loader()
-        all_samples = torch.cat([client["train"] for client in self._data.splits.clients])
+        if self.has_streams and self.num_clients > 1:
+            raise ConfigurationError(
+                "streams of several clients are trained on in a federation: add a FederatedLoop to the callbacks."
+            )
         epoch = 0 if self.trainer is None else self.trainer.current_epoch
         generator = generator_for(self.splits.seed, "pooled", epoch)
-        return self._train_loader(all_samples, generator)
+        return self._train_loader(range(self.num_clients), generator)
 
     def val_dataloader(self) -> Any:
         """Return the server's validation loader, or an empty list if there is none."""

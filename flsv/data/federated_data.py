@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +16,15 @@ from flsv.data.contents import check_inputs
 from flsv.data.groups import client_called, column, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, TensorBatches, WeightedDraws, make_loader, preload, tensors_of
-from flsv.data.partition import Partitioner, partition_counts
+from flsv.data.partition import OneClient, Partitioner, partition_counts
 from flsv.data.sources.base import SourceData, concatenated
-from flsv.data.splits import FederatedSplits, SampleFilter, Splits, split_federation
+from flsv.data.splits import HELD_OUT, FederatedSplits, SampleFilter, Splits, split_federation
+from flsv.data.streams import LoaderPart, has_streams
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
+    from flsv.data.combination import Combination, CombinedBatches
     from flsv.data.corruption import Corruption
     from flsv.data.datamodule import FederatedDataModule
     from flsv.data.sources.agreed import TableSummary
@@ -45,6 +47,7 @@ class FederatedData:
     by_rarity: bool = False
     draws: WeightedDraws | None = None
     summary: Callable[[Tensor], TableSummary] | None = None
+    combination: Combination | None = None
 
     @cached_property
     def class_counts(self) -> Tensor:
@@ -104,6 +107,29 @@ class FederatedData:
                 val.tensors = tuple(tensor.to(device) for tensor in val.tensors)
         return replace(self, train=train, val=val)
 
+    @cached_property
+    def further_loaders(self) -> list[tuple[LoaderPart, list[Tensor]]]:
+        """What each further training loader reads, and its samples of each client, int64 ``[n]``."""
+        if self.combination is None:
+            return []
+        samples = self.combination.deal(self.splits, self.client_names)
+        return list(zip(self.combination.further, samples, strict=True))
+
+    def train_loader(
+        self, clients: Sequence[int], generator: torch.Generator | None
+    ) -> TensorBatches | DataLoader[Any] | CombinedBatches:
+        """Return a loader of the clients' training batches, shuffled unless ``generator`` is None."""
+        rows = torch.cat([self.splits.clients[client]["train"] for client in clients])
+        train_part = LoaderPart(self.train, self.train_options, draws=self.draws)
+        if self.combination is None:
+            return train_part.loader(rows, generator)
+
+        makers = [partial(train_part.loader, rows)]
+        for part, rows_by_client in self.further_loaders:
+            further_rows = torch.cat([rows_by_client[client] for client in clients])
+            makers.append(partial(part.loader, further_rows))
+        return self.combination.batches(makers, generator)
+
     def eval_loader(
         self, dataset: Dataset[Any], indices: Tensor | None = None
     ) -> TensorBatches | DataLoader[Any]:
@@ -131,6 +157,8 @@ def partition_data(
             parts_that_need_classes.append(part)
     if options.detector:
         parts_that_need_classes.append(options.detector)
+    if has_streams(source.train):
+        labels = False
     classes = find_classes(
         source.train,
         source.class_names,
@@ -138,6 +166,8 @@ def partition_data(
         None if source.labeled else labels,
         parts_that_need_classes,
     )
+    if has_streams(source.train):
+        classes = replace(classes, missing_reason="a stream is not read before training")
     if pos_label is not None:
         check_positive(classes.names, pos_label)
 
@@ -160,6 +190,16 @@ def partition_data(
         source.train, classes, splits, corruptions, train_options.get("collate_fn")
     )
 
+    combination = source.combination
+    if combination is not None:
+        name_of_groups = groups if isinstance(groups, str) else None
+        combination = replace(
+            combination,
+            seed=options.seed,
+            groups=name_of_groups,
+            keeps_groups=partitioner.keeps_groups,
+        )
+
     val: Any = source.val_loaders
     val_set = _of_known_classes(source.val, unknown)
     if val_set is not None:
@@ -178,6 +218,7 @@ def partition_data(
         columns=source.columns,
         by_rarity=source.by_rarity,
         draws=source.draws,
+        combination=combination,
     )
 
 
@@ -230,6 +271,8 @@ def _split(
     has_val = source.val is not None or source.val_loaders is not None
     if has_val:
         options = replace(options, server_val=0.0)
+    if has_streams(source.train):
+        _check_streams(source, partitioner, options)
     pool = source.indices
     if pool is None:
         pool = torch.arange(len(classes.labels))
@@ -263,6 +306,21 @@ def _split(
     return splits
 
 
+def _check_streams(source: SourceData, partitioner: Partitioner, options: Splits) -> None:
+    """Raise ConfigurationError if streams would have to be divided."""
+    is_of_one_client = isinstance(partitioner, OneClient)
+    if not source.clients and not is_of_one_client:
+        raise ConfigurationError(
+            "A stream cannot be divided among clients. Give each client its own: clients={'Boston': stream, ...}."
+        )
+    held_out = [name for name in HELD_OUT if getattr(options, name)]
+    if held_out:
+        names = ", ".join(f"{name}=0" for name in held_out)
+        raise ConfigurationError(
+            f"No sample of a stream can be held out. Set splits to Splits({names}), and give validation data as val."
+        )
+
+
 def data_without_encoder(
     source: SourceData,
     partitioner: Partitioner,
@@ -288,20 +346,7 @@ def data_without_encoder(
 def with_client(
     data: FederatedData, source: SourceData, name: str, loader: Loader, labels: Any
 ) -> FederatedData:
-    """Add a last client, with the last samples of ``source`` for training.
-
-    The other clients' samples do not change. Means and categories of a table stay those of the other clients.
-
-    Args:
-        data: the other clients' partitioned data.
-        source: the source, in which the new client's samples follow all others.
-        name: name of the new client.
-        loader: options of the loaders.
-        labels: the user's argument ``labels``, see :func:`partition_data`.
-
-    Raises:
-        ConfigurationError: there is a client of this name, or the others' classes or samples would change.
-    """
+    """Add a last client, with the last samples of ``source`` for training, if the other clients' data stay the same."""
     class_names = data.classes.names
     num_old_samples = len(data.classes.labels)
     if source.fitted is not None:

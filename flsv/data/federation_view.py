@@ -15,17 +15,19 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from flsv.data.contents import content_hashes, loader_hash, loader_rows
 from flsv.data.federated_data import FederatedData
-from flsv.data.loaders import Loader, TensorBatches, drawn_order, make_loader
+from flsv.data.loaders import Loader, TensorBatches, drawn_order
 from flsv.data.partition import Partitioner
 from flsv.data.sources.base import Reading
 from flsv.data.sources.source import source_name
 from flsv.data.splits import HELD_OUT, HeldOut, Splits
+from flsv.data.streams import has_streams
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.digest import digest
-from flsv.utilities.errors import listed
+from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for, seed_or_default
 
 if TYPE_CHECKING:
+    from flsv.data.combination import CombinedBatches
     from flsv.data.corruption import Corruption
     from flsv.data.sources.columns import ColumnCard
 
@@ -166,10 +168,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     def client_labels(
         self, client: int, split: Literal["train", "val", "test"] = "train"
     ) -> Tensor:
-        """Return a client's labels after corruptions, int64 ``[n]``, or zeros without classes.
-
-        They are in the order of :meth:`client_indices`.
-        """
+        """Return a client's labels after corruptions, int64 ``[n]``, in the order of :meth:`client_indices`."""
         return self._data.classes.labels[self.client_indices(client, split)]
 
     def indices_and_labels(self, client: int) -> list[Tensor]:
@@ -187,24 +186,27 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     def corrupted_samples(self, client: int) -> Tensor:
         """Return whether corruptions changed each of a client's training samples, bool ``[n]``.
 
-        They are in the order of :meth:`client_indices`. This is ground truth for tests and figures, which the server
-        never receives.
+        This is ground truth for tests and figures, which the server never receives.
         """
         return self._data.is_changed[self.client_indices(client)]
 
     def content_hashes(self) -> dict[str, str]:
         """Return ``{participant: hash}`` of the samples of the server and of each client.
 
-        ``"server"`` has the hash of the server's validation samples. Each client's number has the hash of its training,
-        validation and test samples. See :func:`flsv.data.contents.content_hashes`.
+        The server's are its validation samples, and a client's those of all its splits.
         """
         samples_by_client = {}
         for client, client_split in enumerate(self._data.splits.clients):
             samples_by_client[str(client)] = torch.cat(list(client_split.values()))
-        return {
+        hashes = {
             "server": loader_hash(self.val_dataloader()),
             **content_hashes(self._data.train, samples_by_client),
         }
+        for part, rows_by_client in self._data.further_loaders:
+            further_samples = dict(zip(samples_by_client, rows_by_client))
+            for name, content_hash in content_hashes(part.dataset, further_samples).items():
+                hashes[name] += f" {content_hash}"
+        return hashes
 
     @property
     def malicious(self) -> list[int]:
@@ -222,7 +224,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         split: Literal["train", "val", "test"] = "train",
         generator: torch.Generator | None = None,
         shuffle: bool = True,
-    ) -> TensorBatches | DataLoader[Any]:
+    ) -> TensorBatches | DataLoader[Any] | CombinedBatches:
         """Return a loader of the batches of one client's set.
 
         Args:
@@ -233,12 +235,11 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
                 this module's seed and the client.
             shuffle: whether training samples are shuffled. If False they are read in order, too.
         """
-        indices = self.client_indices(client, split)
         if split != "train" or not shuffle:
-            return self._data.eval_loader(self._data.train, indices)
+            return self._data.eval_loader(self._data.train, self.client_indices(client, split))
         if generator is None:
             generator = generator_for(self.splits.seed, "client", client)
-        return self._train_loader(indices, generator)
+        return self._train_loader([client], generator)
 
     def warn_of_growth(self) -> None:
         """Warn once if the training data have grown since they were divided among the clients."""
@@ -252,21 +253,31 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             )
 
     def _train_loader(
-        self, indices: Tensor, generator: torch.Generator
-    ) -> TensorBatches | DataLoader[Any]:
+        self, clients: Sequence[int], generator: torch.Generator
+    ) -> TensorBatches | DataLoader[Any] | CombinedBatches:
         """Return a loader of shuffled training batches, or of ordered ones if the trainer has ``overfit_batches``."""
-        data = self._data
-        if self._overfits:
-            return make_loader(data.train, indices, **data.train_options)
-        draws = None if data.draws is None else data.draws.among(indices)
-        return make_loader(
-            data.train, indices, generator=generator, draws=draws, **data.train_options
-        )
+        return self._data.train_loader(clients, None if self._overfits else generator)
+
+    @property
+    def why_no_order(self) -> str | None:
+        """Reason why a batch does not tell its samples. None if it does."""
+        if self._data.combination is not None:
+            return "batches of several training loaders"
+        if self.has_streams:
+            return "a client's stream"
+        return None
+
+    @property
+    def has_streams(self) -> bool:
+        """Return whether a client has a stream."""
+        return has_streams(self._data.train)
 
     def client_order(self, client: int, generator: torch.Generator) -> Tensor:
         """Return the positions of a client's training samples, int64 ``[n]``, in the order in which its loader reads
         them.
         """
+        if self.why_no_order is not None:
+            raise ConfigurationError(f"{self.why_no_order} cannot be valued sample by sample.")
         indices, draws = self.client_indices(client), self._data.draws
         if self._overfits:
             return torch.arange(len(indices))
@@ -300,10 +311,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return data.to_device(device)
 
     def describe(self) -> dict[str, str | int | float]:
-        """Return the data's settings and the sizes found by ``setup``, for loggers.
-
-        They form a flat dictionary of hyper-parameters.
-        """
+        """Return the data's settings and the sizes found by ``setup``, for loggers."""
         options, reading = self.splits, self._reading
         facts: dict[str, str | int | float] = {
             "source": self._source_name,
@@ -330,6 +338,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         if draws is not None:
             digest_of_weights = digest([draws.weights, draws.replacement]).hex()
             facts["sampler"] = f"{draws.count} draws by weights {digest_of_weights[:12]}"
+        combination = self._partitioned.combination
+        if combination is not None:
+            facts["loaders"] = str(combination)
         for kind in ("client_names", "class_names"):
             names = getattr(self, kind)
             if names != tuple(map(str, range(len(names)))):

@@ -141,11 +141,10 @@ def make_loader(
     Args:
         dataset: map-style data set to read.
         indices: indices of the samples to read, int64 ``[n]``. None: all samples.
-        batch_size: samples per batch.
-        drop_last: whether to leave out a last batch that is not full.
-        generator: CPU generator that draws a new order of the rows for every pass. None: the given order. The seeds of
-            worker processes are derived from the generator's initial seed.
-        draws: weights by which the rows of a pass are drawn, with ``generator``. None: each row once.
+        batch_size: as the following three, see :class:`TensorBatches`.
+        drop_last: see there.
+        generator: see there. The seeds of worker processes are derived from its initial seed.
+        draws: see there.
         collate_fn: makes a batch of a list of samples, as for ``DataLoader``. None: torch's default.
         options: further ``DataLoader`` arguments (``num_workers``, ``pin_memory``, ...).
 

@@ -80,16 +80,7 @@ class Partitioner(ValidatedArguments, ABC):
     def __call__(
         self, labels: Tensor, num_classes: int, groups: Tensor | None = None
     ) -> list[Tensor]:
-        """Divide the samples among the clients.
-
-        Args:
-            labels: class of every sample, integer ``[N]``.
-            num_classes: number of classes. Labels lie in ``0 .. num_classes - 1``.
-            groups: natural group of every sample, integer ``[N]``. Some partitioners need it, the others ignore it.
-
-        Returns:
-            One sorted int64 tensor of sample indices per client, none of them empty, pairwise disjoint.
-        """
+        """Return each client's sorted sample indices, int64 ``[n]``. Arguments are those of :meth:`partition`."""
         labels = torch.as_tensor(labels).cpu().long()
         generator = generator_for(self.seed, "partition")
         parts = []
@@ -110,10 +101,10 @@ def partition_counts(parts: Sequence[Tensor], labels: Tensor, num_classes: int) 
     Args:
         parts: for each client the indices of its samples, int64.
         labels: class of every sample, int64 ``[N]``.
-        num_classes: number of classes.
+        num_classes: number of classes M.
 
     Returns:
-        The counts, int64 ``[num_clients, num_classes]``.
+        int64 ``[num_clients, M]``.
 
     Example:
         >>> partition_counts([torch.tensor([0, 2]), torch.tensor([1])], torch.tensor([0, 1, 1]), num_classes=2)

@@ -6,7 +6,6 @@ model is trained on is what the loader yields.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,12 +15,13 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from flsv.data.federated_data import FederatedData
 from flsv.data.groups import client_called
 from flsv.data.labels import label_vectors, stored_classes
 from flsv.data.loaders import loader_of_batches, tensors_of
+from flsv.data.streams import has_streams, part_of
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import are_equal, is_plain
 from flsv.utilities.seeding import isolated_rngs
@@ -127,15 +127,7 @@ class _Reader:
 
     def _described(self, task: ReadingTask) -> str:
         """Return text for messages: data set, client and class."""
-        dataset = self.dataset
-        row = int(task.rows[0])
-        while isinstance(dataset, ConcatDataset):
-            sizes_so_far = dataset.cumulative_sizes
-            part_index = bisect_right(sizes_so_far, row)
-            if part_index > 0:
-                row -= sizes_so_far[part_index - 1]
-            dataset = dataset.datasets[part_index]
-
+        dataset = part_of(self.dataset, int(task.rows[0]))
         name = str(task.label)
         if task.label < len(self.class_names):
             name = repr(self.class_names[task.label])
@@ -154,7 +146,8 @@ def check_read_back(data: FederatedData, compare_labels: bool = True) -> None:
     """
     if data.classes.missing_reason:
         compare_labels = False
-        if data.train_options.get("collate_fn") in (None, default_collate):
+        has_default_collate = data.train_options.get("collate_fn") in (None, default_collate)
+        if has_default_collate or has_streams(data.train):
             return  # there is nothing to compare
 
     rows_by_owner = {}

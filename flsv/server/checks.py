@@ -69,6 +69,7 @@ def check_setup(
     _check_strategies(config.strategies, metrics)
     _check_splits(data, config)
     check_needs(data, metrics, config)
+    _check_samples(data, metrics, config)
     _check_steps(module, metrics)
     return data
 
@@ -154,6 +155,25 @@ def check_needs(
             f"The server's validation set, which these need, is empty: {parts}. Set "
             "FederatedDataModule(splits=Splits(server_val=0.1)), leave them out, or let the clients judge metrics that "
             'have the argument (judges="clients").'
+        )
+
+
+def _check_samples(
+    data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig
+) -> None:
+    """Check that no part needs each client's single samples, if these have no order or cannot be read by number."""
+    if data.why_no_order is None:
+        return
+
+    def reads_samples(part: Any) -> bool:
+        is_asked = data.has_streams and "answers" in needs_of(part)
+        return is_asked or getattr(part, "reads_order", False)
+
+    parts = _name_parts(metrics, config, reads_samples)
+    if parts:
+        raise ConfigurationError(
+            f"{parts} read the clients' samples one by one, which cannot be done with {data.why_no_order}. Value the "
+            "clients (ShadowShapley, or metrics of the updates), or give one loader of a map-style data set."
         )
 
 

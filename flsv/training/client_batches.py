@@ -24,6 +24,7 @@ from flsv.configuration.federation_config import LocalWork
 from flsv.core import FederationState
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
+from flsv.data.streams import Stream
 from flsv.sampling import ClientSampler
 from flsv.utilities.seeding import generator_for, isolated_rngs, seed_global_rngs, shuffle_stream
 
@@ -114,6 +115,9 @@ class CohortLoader(Iterable[Any]):
         # Augmentation of a first batch draws from a stream of its own: in one batched model the random state is then
         # another client's.
         purpose = self.round_index, epoch.client, epoch.index
+        dataset = getattr(epoch.loader, "dataset", None)
+        if isinstance(dataset, Stream):
+            dataset.set_epoch(self.round_index)
         with isolated_rngs(self._seed, "first batch", *purpose):
             iterator = iter(epoch.loader)
             first_batch = list(islice(iterator, 1))

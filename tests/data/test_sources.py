@@ -13,7 +13,6 @@ from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     Subset,
@@ -447,9 +446,8 @@ class Scaled(DataLoader):
 @pytest.mark.parametrize(
     ("loader", "name"),
     [
-        ([DataLoader(DATA)] * 2, "list"),
         (DataLoader(DATA, batch_size=None), "DataLoader"),
-        (DataLoader(type("Stream", (IterableDataset,), {"__iter__": None})()), "DataLoader"),
+        ([DataLoader(DATA), DataLoader(DATA, batch_size=None)], "DataLoader"),
         (DataLoader(DATA, batch_sampler=Episodes(SequentialSampler(DATA), 2, False)), "DataLoader"),
         (Scaled(DATA, 4), "Scaled"),
     ],

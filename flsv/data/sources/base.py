@@ -34,6 +34,7 @@ from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
 if TYPE_CHECKING:
+    from flsv.data.combination import Combination
     from flsv.data.sources.agreed import TableSummary
     from flsv.data.sources.columns import ColumnCard, Columns
 
@@ -64,27 +65,27 @@ class SourceData:
 
     Args:
         train: the training data, a map-style data set.
-        val: the source's own validation data, or None without such data.
-        val_loaders: in place of ``val`` one or several loaders of validation data, which are used unchanged.
-        test: the test data, or None without test data.
-        indices: indices of the samples of ``train`` that may be used, int64 ``[n]``. None: all samples.
-        class_names: names of the classes, or empty if the source has none.
+        val: the source's own validation data.
+        val_loaders: in place of ``val`` loaders of validation data.
+        test: the test data.
+        indices: indices of the samples of ``train`` that may be used, int64 ``[n]``. None: all.
+        class_names: names of the classes, or empty.
         draws: draws of training samples by weights. None: every sample once in an epoch.
-        train_options: ``batch_size`` and other options of a ``DataLoader`` for training, as far as the source has them.
-        eval_options: ``batch_size`` and other options of a ``DataLoader`` for evaluation.
-        groups: number of each training sample's group, int64 ``[N]``, or None if the source itself has no groups.
+        train_options: the source's options of a ``DataLoader`` for training.
+        eval_options: the source's options of a ``DataLoader`` for evaluation.
+        groups: number of each training sample's group, int64 ``[N]``.
         group_names: names of the groups, by number.
-        clients: whether the user gave the data by client, so that each group is one client's data; then each group must
-            keep a training sample.
-        labeled: whether the targets have already been read from the column that the user's argument ``labels`` names.
-        by_rarity: whether the rarer one of two classes was made the positive one, since the user named none.
+        clients: whether the user gave the data by client. Then each group keeps a training sample.
+        labeled: whether targets were read from the column that the argument ``labels`` names.
+        by_rarity: whether the rarer one of two classes was made the positive one.
         pooled: whether inputs depend on statistics of all training samples, such as means.
-        columns: one :class:`ColumnCard` per column of a table, or empty for other data.
+        columns: one :class:`ColumnCard` per column of a table.
         fitted: a function of the indices of each client's training samples. It returns a new ``SourceData`` whose
-            inputs are standardized and encoded by these samples. None if inputs need no such fit.
+            inputs are standardized and encoded by these samples.
         split_columns: training rows' values in the columns by which a table is split.
-        summary: a function of the indices of a site's training samples. It returns what the site tells about its table.
-            None unless the inputs of a site wait for the encoder of all sites.
+        summary: a function of the indices of a site's training samples. It returns what the site tells about its table
+            to agree on an encoder.
+        combination: a data module's training loaders, if it has several.
     """
 
     train: Dataset[Any]
@@ -106,6 +107,7 @@ class SourceData:
     fitted: Callable[[Sequence[Tensor]], SourceData] | None = None
     split_columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     summary: Callable[[Tensor], TableSummary] | None = None
+    combination: Combination | None = None
 
 
 @checked
@@ -136,12 +138,12 @@ class Reading:
 
     Args:
         files: location of files, and the size of a folder's images.
-        label: the column to predict, for data with columns, or None without such a column.
-        group: the column with each row's client, or None without such a column.
-        columns: options by which the other columns become inputs, or None for data that are no table.
+        label: the column to predict.
+        group: the column with each row's client.
+        columns: options by which the other columns of a table become inputs.
         pos_label: the positive one of two classes. None: the larger number, ``True``, or else the rarer one.
         split_columns: columns by which rows are split. They are no inputs unless ``columns`` names them.
-        alone: whether the data are those of one site, which knows nothing of the other sites' data.
+        alone: whether the data are those of one site.
     """
 
     files: Files = field(default_factory=Files)

@@ -197,10 +197,7 @@ class TableEncoder:
     ) -> TableSummary:
         """Return what a client tells about its table, of which :meth:`read_table` has read the columns.
 
-        Args:
-            table: the table, with the rows of this client and perhaps of others.
-            rows: positions of the client's training rows.
-            num_rows: number of the first rows, in which the client counts classes. None: classes are not counted.
+        ``rows`` are the positions of its training rows. Classes are counted in the first ``num_rows``, if given.
         """
         min_rows = self.columns.min_rows
         columns = {}

@@ -13,7 +13,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import (
@@ -27,6 +27,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from flsv._lightning.private import mode_of
 from flsv.data.groups import client_names_of
 from flsv.data.labels import chosen_by_rarity, class_names_of
 from flsv.data.loaders import WeightedDraws
@@ -42,6 +43,7 @@ from flsv.data.sources.base import (
     one_numbering,
 )
 from flsv.data.sources.table import Table, find_place, is_columnar
+from flsv.data.streams import LoaderPart, has_streams, stream_samples
 from flsv.utilities.errors import ConfigurationError, check_lightning
 
 KINDS = (
@@ -93,9 +95,11 @@ def _read_object(source: Any, reading: Reading) -> Dataset[Any] | Table:
         table: Table = frame_table(source)
         return table
 
-    is_stream = isinstance(source, IterableDataset | Mapping | list | tuple)
+    if isinstance(source, IterableDataset):
+        return stream_samples(source)
+    is_collection = isinstance(source, Mapping | list | tuple)
     is_map_style = hasattr(source, "__len__") and hasattr(source, "__getitem__")
-    if is_map_style and not is_stream:
+    if is_map_style and not is_collection:
         return source
     raise ConfigurationError(
         f"a {type(source).__name__} cannot be read as samples, which have a number and a length. Expected {KINDS}. "
@@ -249,20 +253,21 @@ _BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
 
 def module_source(module: L.LightningDataModule) -> SourceData:
     """Return the source of a data module's loaders, after its ``setup("fit")``."""
-    name, loader = type(module).__name__, _single(module.train_dataloader())
-    if (
-        not isinstance(loader, DataLoader)
-        or isinstance(loader.dataset, IterableDataset)
-        or type(loader.batch_sampler) is not BatchSampler
-        or makes_own_batches(loader)
-    ):
-        raise ConfigurationError(
-            f"{name}'s training loader is a {type(loader).__name__} whose samples cannot be divided among clients: "
-            "give a single torch DataLoader of a map-style data set that makes its batches by batch_size and shuffle, "
-            "or the data set as source."
-        )
-    indices, draws = _drawn_by(loader, name)
-    val, eval_options = None, _options(loader)
+    name = type(module).__name__
+    loaders = _single(module.train_dataloader())
+    is_collection = isinstance(loaders, Mapping | list | tuple)
+    if is_collection:
+        loaders = CombinedLoader(loaders, "max_size_cycle")  # as Lightning does
+    combination = None
+    if isinstance(loaders, CombinedLoader):
+        parts = [_part_of_loader(loader, name) for loader in loaders.flattened]
+        _check_combined(loaders, parts, name)
+        combination_of = resolve_name("flsv.data.combination:combination_of")
+        combination = combination_of(loaders, parts)
+        train = parts[0]
+    else:
+        train = _part_of_loader(loaders, name)
+    val, eval_options = None, train.options
     val_loaders = (
         _single(module.val_dataloader()) if is_overridden("val_dataloader", module) else None
     )
@@ -274,18 +279,50 @@ def module_source(module: L.LightningDataModule) -> SourceData:
     ):
         val, eval_options, val_loaders = val_loaders.dataset, _options(val_loaders), None
     return SourceData(
-        loader.dataset,
+        train.dataset,
         val,
         val_loaders,
-        indices=indices,
-        class_names=class_names_of(loader.dataset),
-        train_options=_options(loader),
+        indices=train.indices,
+        class_names=class_names_of(train.dataset),
+        train_options=train.options,
         eval_options={**eval_options, "drop_last": False},
         pooled=getattr(module, "pooled_inputs", False),
         columns=getattr(module, "columns_read", ()),
-        by_rarity=getattr(loader.dataset, "by_rarity", False),
-        draws=draws,
+        by_rarity=getattr(train.dataset, "by_rarity", False),
+        draws=train.draws,
+        combination=combination,
     )
+
+
+def _part_of_loader(loader: Any, name: str) -> LoaderPart:
+    """Return what a training loader of the data module ``name`` reads, if its samples can be divided among clients."""
+    if (
+        not isinstance(loader, DataLoader)
+        or type(loader.batch_sampler) is not BatchSampler
+        or makes_own_batches(loader)
+    ):
+        raise ConfigurationError(
+            f"{name}'s training loader is a {type(loader).__name__} whose samples cannot be divided among clients: "
+            "give torch DataLoaders that make their batches by batch_size and shuffle, or the data set as source."
+        )
+    options = _options(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        return LoaderPart(stream_samples(loader.dataset), options)
+    indices, draws = _drawn_by(loader, name)
+    return LoaderPart(loader.dataset, options, indices=indices, draws=draws)
+
+
+def _check_combined(loaders: CombinedLoader, parts: list[LoaderPart], name: str) -> None:
+    """Raise ConfigurationError for loaders that Lightning or flsv cannot train on together."""
+    if mode_of(loaders) == "sequential":
+        raise ConfigurationError(
+            f"{name}'s training loaders are read one after the other (sequential), on which Lightning does not train. "
+            "Choose max_size_cycle, max_size or min_size."
+        )
+    if any(has_streams(part.dataset) for part in parts):
+        raise ConfigurationError(
+            f"{name} has a stream among several training loaders. Train on a stream alone, or give map-style data sets."
+        )
 
 
 def _drawn_by(loader: DataLoader[Any], name: str) -> tuple[Tensor | None, WeightedDraws | None]:

@@ -100,6 +100,7 @@ class InRunValues(ClientAlgorithm):
         InRunValues(every=4)
     """
 
+    reads_order = True
     sends = (GRADIENT,)
     reports = (VALUES,)
 

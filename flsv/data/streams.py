@@ -1,0 +1,140 @@
+"""What a training loader reads: samples by their numbers, or a stream, whose samples come one after the other."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+
+from flsv.data.loaders import SeededLoader, TensorBatches, WeightedDraws, make_loader
+from flsv.utilities.declared import Count, checked
+from flsv.utilities.errors import ConfigurationError
+
+
+class Stream(IterableDataset[Any]):
+    """Stream of samples, which every local epoch begins anew, as an epoch does in Lightning.
+
+    A data set that goes on over the rounds has a method ``set_epoch``, which is called with the round's index.
+
+    Args:
+        dataset: the samples, such as an ``IterableDataset``.
+        samples: number of samples in a local epoch, and the client's weight in an average by samples.
+
+    Raises:
+        ConfigurationError: ``samples`` is below 1.
+
+    Example:
+        >>> len(Stream(range(100), samples=3)), list(Stream(range(100), samples=3))
+        (3, [0, 1, 2])
+    """
+
+    @checked
+    def __init__(self, dataset: Iterable[Any], samples: Count) -> None:
+        self.dataset = dataset
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self.dataset, self.samples)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the data set the round's index, if it has this method."""
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
+
+class StreamSamples(Dataset[Any]):
+    """Samples of a stream in a local epoch, which can be counted only."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    def __getitem__(self, index: int) -> Any:
+        raise ConfigurationError(
+            f"the samples of a stream ({type(self.stream.dataset).__name__}) cannot be read by number, and so not be "
+            "labeled, held out, read into memory, changed or valued one by one. Leave that out, or give a map-style "
+            "data set."
+        )
+
+    def loader(
+        self, generator: torch.Generator | None, options: Mapping[str, Any]
+    ) -> DataLoader[Any]:
+        """Return a loader seeded by ``generator``."""
+        seed = 0
+        if generator is not None:
+            seed = generator.initial_seed()
+        return SeededLoader(self.stream, generator=torch.Generator().manual_seed(seed), **options)
+
+
+def stream_samples(dataset: IterableDataset[Any]) -> StreamSamples:
+    """Return the samples of a stream that knows its length."""
+    if isinstance(dataset, Stream):
+        return StreamSamples(dataset)
+    try:
+        length = len(dataset)  # type: ignore[arg-type]  # some have a length
+    except (TypeError, NotImplementedError) as error:
+        raise ConfigurationError(
+            f"{type(dataset).__name__} is a stream of unknown length, and a client's weight is its number of samples. "
+            "Say how many a local epoch reads: flsv.data.Stream(dataset, samples=640)."
+        ) from error
+    return StreamSamples(Stream(dataset, length))
+
+
+def part_of(dataset: Any, row: int) -> Any:
+    """Return the data set within a ``ConcatDataset`` that has a row."""
+    while isinstance(dataset, ConcatDataset):
+        sizes_so_far = dataset.cumulative_sizes
+        part_index = bisect_right(sizes_so_far, row)
+        if part_index > 0:
+            row -= sizes_so_far[part_index - 1]
+        dataset = dataset.datasets[part_index]
+    return dataset
+
+
+def has_streams(dataset: Any) -> bool:
+    """Return whether a data set, or a part of it, is a stream."""
+    if isinstance(dataset, ConcatDataset):
+        return any(map(has_streams, dataset.datasets))
+    return isinstance(dataset, StreamSamples)
+
+
+@dataclass(frozen=True)
+class LoaderPart:
+    """What one training loader reads: all samples, or those with ``indices``, once in a pass or by ``draws``."""
+
+    dataset: Any
+    options: dict[str, Any]
+    indices: Tensor | None = None
+    draws: WeightedDraws | None = None
+
+    def loader(
+        self, rows: Tensor, generator: torch.Generator | None
+    ) -> TensorBatches | DataLoader[Any]:
+        """Return a loader of batches of ``rows``, shuffled unless ``generator`` is None."""
+        part = part_of(self.dataset, int(rows[0]))
+        if isinstance(part, StreamSamples):
+            return part.loader(generator, self.options)
+        draws = None
+        if self.draws is not None and generator is not None:
+            draws = self.draws.among(rows)
+        return make_loader(self.dataset, rows, generator=generator, draws=draws, **self.options)
+
+    def base_rows(self) -> tuple[int, Tensor]:
+        """Return the size of the data set that this one is a subset of, and each sample's index there."""
+        dataset = self.dataset
+        rows = torch.arange(len(dataset))
+        while type(dataset) is Subset:
+            rows = torch.as_tensor(dataset.indices, dtype=torch.long)[rows]
+            dataset = dataset.dataset
+        return len(dataset), rows

@@ -1,0 +1,305 @@
+"""Several training loaders of a data module, and streams: whose samples they are, and what is refused."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
+
+from flsv import FederatedLoop
+from flsv.data import (
+    FederatedDataModule,
+    GroupPartitioner,
+    IIDPartitioner,
+    OneClient,
+    Splits,
+    Stream,
+)
+from flsv.metrics import InRunShapley
+from flsv.sampling import PowerOfChoice
+from flsv.training.algorithms import InRunValues
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import set_up_data
+from helpers.fits import fit
+from helpers.models import Plainest
+
+SIZE = 120
+NUMBERS = torch.arange(SIZE)
+X = torch.randn(SIZE, 6, generator=torch.Generator().manual_seed(0))
+Y = NUMBERS % 3
+VAL = (X, Y)
+LABELED = TensorDataset(X, Y)
+NUMBERED = TensorDataset(NUMBERS)
+#: As many as no other data set here, so that they are samples of their own.
+UNLABELED_NUMBERS = range(500, 577)
+UNLABELED = TensorDataset(torch.tensor(UNLABELED_NUMBERS))
+
+
+def make_project(loaders: Any) -> L.LightningDataModule:
+    module = L.LightningDataModule()
+    module.train_dataloader = lambda: loaders
+    return module
+
+
+def make_loader(dataset: Dataset, batch_size: int = 8, sampler: Any = None) -> DataLoader:
+    return DataLoader(
+        dataset,
+        batch_size,
+        shuffle=sampler is None,
+        sampler=sampler,
+    )
+
+
+def numbers_read(data: FederatedDataModule, client: int) -> list[int]:
+    """What the client's loader of unlabeled samples reads in a local epoch."""
+    numbers = []
+    for batch in data.client_loader(client):
+        if batch["unlabeled"] is not None:
+            (column,) = batch["unlabeled"]
+            numbers += column.tolist()
+    return sorted(numbers)
+
+
+def test_samples_of_a_further_loader_are_dealt_once_each():
+    loaders = {"labeled": make_loader(LABELED), "unlabeled": make_loader(UNLABELED)}
+    combined = CombinedLoader(loaders, "max_size")
+
+    data = set_up_data(make_project(combined), IIDPartitioner(3))
+
+    dealt = []
+    for client in range(3):
+        assert len(data.client_loader(client)) == 5  # 36 labeled samples, 8 at a time
+        dealt += numbers_read(data, client)
+    assert sorted(dealt) == list(UNLABELED_NUMBERS)
+    assert data.num_samples.tolist() == [36, 36, 36]  # of the first loader
+
+
+HALF = list(range(0, SIZE, 2))
+OTHER_HALF = list(range(1, SIZE, 2))
+
+
+@pytest.mark.parametrize(
+    ("labeled", "labeled_rows", "unlabeled", "unlabeled_rows"),
+    [
+        pytest.param(
+            make_loader(LABELED),
+            range(SIZE),
+            make_loader(NUMBERED),
+            range(SIZE),
+            id="two views of all",
+        ),
+        pytest.param(
+            make_loader(Subset(NUMBERED, HALF)),
+            HALF,
+            make_loader(NUMBERED),
+            range(SIZE),
+            id="half of all is labeled",
+        ),
+        pytest.param(
+            make_loader(NUMBERED, sampler=SubsetRandomSampler(HALF)),
+            HALF,
+            make_loader(NUMBERED, sampler=SubsetRandomSampler(OTHER_HALF)),
+            OTHER_HALF,
+            id="samplers",
+        ),
+    ],
+)
+def test_what_is_held_out_or_another_clients_is_in_no_loader(
+    labeled, labeled_rows, unlabeled, unlabeled_rows
+):
+    loaders = {"labeled": labeled, "unlabeled": unlabeled}
+    splits = Splits(server_val=0.2, client_test=0.2)
+
+    data = set_up_data(
+        make_project(loaders),
+        IIDPartitioner(3),
+        labels=False,
+        splits=splits,
+    )
+
+    row_of_index = getattr(labeled.dataset, "indices", range(SIZE))
+    owners = {}
+    for client in range(3):
+        for index in data.client_indices(client).tolist():
+            owners[row_of_index[index]] = client
+    held_out = set(labeled_rows) - set(owners)
+    assert len(held_out) > 20
+
+    numbers_of_all = []
+    for client in range(3):
+        # The longer loader is read once, the shorter one again.
+        numbers = set(numbers_read(data, client))
+        for number in numbers:
+            assert owners.get(number, client) == client
+        numbers_of_all += numbers
+    expected = set(unlabeled_rows) - held_out
+    assert sorted(numbers_of_all) == sorted(expected)
+
+
+class Hospitals(TensorDataset):
+    def __init__(self, *tensors: Tensor, groups: list[str]) -> None:
+        super().__init__(*tensors)
+        self.groups = groups
+
+
+def test_groups_have_their_own_samples_in_each_loader():
+    labeled = Hospitals(*LABELED.tensors, groups=["Boston", "Lyon"] * 60)
+    groups = ["Lyon"] * 50 + ["Boston"] * 20 + ["elsewhere"] * 7
+    unlabeled = Hospitals(*UNLABELED.tensors, groups=groups)
+    loaders = {"labeled": make_loader(labeled), "unlabeled": make_loader(unlabeled)}
+
+    data = set_up_data(make_project(loaders), GroupPartitioner())
+
+    assert data.client_names == ("Boston", "Lyon")
+    assert set(numbers_read(data, 0)) == set(range(550, 570))
+    assert set(numbers_read(data, 1)) == set(range(500, 550))
+
+    loaders["unlabeled"] = make_loader(UNLABELED)
+    message = "loader 2: each client is a group, and TensorDataset does not say"
+    with pytest.raises(ConfigurationError, match=message):
+        set_up_data(make_project(loaders), GroupPartitioner())
+
+
+def test_shorter_loader_is_shuffled_anew_and_begins_as_it_does_alone():
+    combined = set_up_data(
+        make_project([make_loader(LABELED, batch_size=32), make_loader(NUMBERED)]),
+        IIDPartitioner(3),
+    )
+    alone = set_up_data(make_project(make_loader(LABELED, batch_size=32)), IIDPartitioner(3))
+
+    expected = []
+    for x, _ in alone.client_loader(0, generator=torch.Generator().manual_seed(1)):
+        expected.append(x)
+    inputs = []
+    for pair, _ in combined.client_loader(0, generator=torch.Generator().manual_seed(1)):
+        inputs.append(pair[0])
+
+    assert len(expected) == 2
+    assert len(inputs) == 5
+    assert torch.equal(inputs[0], expected[0])
+    assert torch.equal(inputs[1], expected[1])
+    first_pass = torch.cat(expected)
+    second_pass = torch.cat(inputs[2:4])
+    assert not torch.equal(second_pass, first_pass)
+    assert torch.equal(second_pass.sort(0).values, first_pass.sort(0).values)
+
+
+class Endless(IterableDataset):
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield torch.ones(6), torch.tensor(1)
+
+
+class Sized(Endless):
+    def __len__(self) -> int:
+        return 20
+
+
+STREAMS = {"Boston": Stream(Endless(), 40), "Lyon": Sized()}
+
+
+def batch_sizes(data: FederatedDataModule, client: int) -> list[int]:
+    return [len(x) for x, _ in data.client_loader(client)]
+
+
+def test_streams_are_read_as_far_as_they_say():
+    data = set_up_data(clients=STREAMS, val=VAL, batch_size=16)
+    assert data.num_samples.tolist() == [40, 20]
+    assert batch_sizes(data, 0) == [16, 16, 8]
+    assert batch_sizes(data, 1) == [16, 4]
+    with pytest.raises(ConfigurationError, match="streams of several clients .* FederatedLoop"):
+        data.train_dataloader()
+
+    module = make_project(DataLoader(Sized(), 8))
+    site = set_up_data(module, OneClient(), server_val=0.0)
+    assert batch_sizes(site, 0) == [8, 8, 4]
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (
+            Endless(),
+            {},
+            r"stream of unknown length.*flsv.data.Stream\(dataset, samples=640\)",
+        ),
+        (
+            Sized(),
+            {},
+            r"cannot be divided among clients.*clients=\{'Boston': stream, ...\}",
+        ),
+        (
+            Sized(),
+            {"partitioner": OneClient()},
+            r"No sample of a stream.*Splits\(server_val=0\)",
+        ),
+        (
+            make_project([make_loader(LABELED), DataLoader(Sized(), 2)]),
+            {},
+            "a stream among several training loaders",
+        ),
+        (
+            make_project(CombinedLoader([make_loader(LABELED)], "sequential")),
+            {},
+            "on which Lightning does not train",
+        ),
+        (
+            make_project([make_loader(LABELED), make_loader(Subset(UNLABELED, [0, 1]))]),
+            {},
+            "Client 2 has 0 samples of training loader 2, not one batch of 8",
+        ),
+    ],
+)
+def test_loaders_that_cannot_be_divided_are_refused(source, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        set_up_data(source, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"client_test": 2}, r"No sample of a stream.*Splits\(client_test=0\)"),
+        ({"preload": True}, "cannot be read by number"),
+    ],
+)
+def test_samples_of_a_stream_are_neither_held_out_nor_read_into_memory(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        set_up_data(clients=STREAMS, val=VAL, **options)
+
+
+BY_SAMPLE = {
+    "metrics": {"in_run": InRunShapley(loss="val_loss")},
+    "client_algorithm": InRunValues(),
+}
+TWO_LOADERS = make_project([make_loader(LABELED), make_loader(UNLABELED)])
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments", "kind"),
+    [
+        (FederatedDataModule(TWO_LOADERS), BY_SAMPLE, "several training loaders"),
+        (FederatedDataModule(clients=STREAMS, val=VAL), BY_SAMPLE, "a client's stream"),
+        (
+            FederatedDataModule(clients=STREAMS, val=VAL),
+            {"sampler": PowerOfChoice(1, 2)},
+            "a client's stream",
+        ),
+    ],
+)
+def test_what_reads_single_samples_is_refused_before_the_first_round(
+    data, arguments, kind, tmp_path
+):
+    message = f"one by one, which cannot be done with.*{kind}"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(FederatedLoop(**arguments), tmp_path, Plainest(), data)

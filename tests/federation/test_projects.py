@@ -1,0 +1,400 @@
+"""Projects as people have them, beside plain loops: what is held out, which loaders there are, what is logged.
+
+A loop by hand reads the samples of the project's own tensors. Of flsv it has the seeds, and what a client holds where
+that is drawn at random.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from flsv import FederatedLoop, Reporting
+from flsv.data import FederatedDataModule, GroupPartitioner, HeldOut, IIDPartitioner, Splits, Stream
+from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
+from flsv.metrics import ShadowShapley
+from flsv.utilities.seeding import generator_for
+from helpers.fits import trainer_for
+from helpers.models import network, sgd
+from helpers.sites import SiteTransport
+
+SEED, ROUNDS, BATCH = 5, 2, 8
+SAMPLES = 90
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(SAMPLES, 6, generator=GENERATOR)
+Y = torch.arange(SAMPLES) % 3
+U = torch.randn(50, 6, generator=GENERATOR)
+VAL = (X[:30] + 0.1, Y[:30])
+DATES = [f"{2020 + row % 5}-0{1 + row % 9}-01" for row in range(SAMPLES)]
+WARDS = ["Boston", "Lyon"] * (SAMPLES // 2)
+
+
+def loss_of(net: nn.Module, batch: Any) -> Tensor:
+    """Cross-entropy, and with unlabeled samples how far their outputs change by noise of a fixed size."""
+    if not isinstance(batch, dict):
+        x, y = batch
+        return nn.functional.cross_entropy(net(x), y)
+    x, y = batch["labeled"]
+    (u,) = batch["unlabeled"]
+    cross_entropy = nn.functional.cross_entropy(net(x), y)
+    consistency = nn.functional.mse_loss(net(u), net(u + 0.1))
+    return cross_entropy + consistency
+
+
+class Project(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network(batch_norm=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any) -> Tensor:
+        return loss_of(self.net, batch)
+
+    def validation_step(self, batch: Any) -> None:
+        self.log("val_loss", loss_of(self.net, batch))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return sgd(self.parameters())
+
+
+class Samples(TensorDataset):
+    def __init__(self, *tensors: Tensor, **columns: Any) -> None:
+        super().__init__(*tensors)
+        vars(self).update(columns)
+
+
+class Beats(IterableDataset[Any]):
+    """A monitor's heart beats, which go on from round to round."""
+
+    def __init__(self, monitor: int) -> None:
+        self.monitor = monitor
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        begin = 40 * self.monitor + 10 * self.epoch
+        for beat in count(begin):
+            row = beat % SAMPLES
+            yield X[row], Y[row]
+
+
+MakeBatches = Callable[[int, int], list[Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """The data, the options of loop and Trainer, and by hand: a client's batches in a round, and numbers of samples."""
+
+    data: FederatedDataModule
+    batches: MakeBatches
+    sizes: list[int]
+    trainer: dict[str, Any] = field(default_factory=dict)
+    loop: dict[str, Any] = field(default_factory=dict)
+
+
+def shuffle_by_hand(rows: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+    order = torch.randperm(len(rows), generator=generator)
+    return rows[order].split(BATCH)
+
+
+def shuffle_labeled(rows_of_clients: list[Tensor]) -> MakeBatches:
+    def make_batches(round_index: int, client: int) -> list[Any]:
+        rows_of_client = rows_of_clients[client]
+        generator = generator_for(SEED, "shuffle", round_index, client, 0)
+        batches = []
+        for rows in shuffle_by_hand(rows_of_client, generator):
+            batches.append((X[rows], Y[rows]))
+        return batches
+
+    return make_batches
+
+
+def make_wards_case(is_held_out: list[bool], splits: Splits, **columns: Any) -> Case:
+    """Two wards' samples without those that are held out."""
+    rows_of_wards = []
+    for ward in ("Boston", "Lyon"):
+        rows_in_training = []
+        for row in range(SAMPLES):
+            if WARDS[row] == ward and not is_held_out[row]:
+                rows_in_training.append(row)
+        rows_of_wards.append(torch.tensor(rows_in_training))
+
+    source = Samples(X, Y, groups=WARDS, **columns)
+    data = FederatedDataModule(
+        source,
+        GroupPartitioner(),
+        batch_size=BATCH,
+        splits=splits,
+    )
+    sizes = [len(rows) for rows in rows_of_wards]
+    return Case(data, shuffle_labeled(rows_of_wards), sizes)
+
+
+def hold_out_a_number(folder: Path) -> Case:
+    data = FederatedDataModule(
+        Samples(X, Y),
+        IIDPartitioner(2),
+        batch_size=BATCH,
+        splits=Splits(server_val=20, client_test=10),
+    )
+    data.setup("fit")
+    rows_of_clients = []
+    for client in range(2):
+        assert len(data.client_indices(client, "test")) == 10
+        rows_of_clients.append(data.client_indices(client))
+    return Case(data, shuffle_labeled(rows_of_clients), [25, 25])
+
+
+def hold_out_since_a_date(folder: Path) -> Case:
+    recent = HeldOut("admitted", since="2024-01-01")
+    splits = Splits(server_val=recent)
+    is_held_out = [date >= "2024" for date in DATES]
+    return make_wards_case(is_held_out, splits, admitted=DATES)
+
+
+def hold_out_ids(folder: Path) -> Case:
+    patients = [f"p{row % 30}" for row in range(SAMPLES)]
+    file = folder / "test.txt"
+    file.write_text("p3\np17\np22\n")
+    chosen = HeldOut("patient", file=str(file))
+    splits = Splits(server_val=chosen, together="patient")
+    is_held_out = [patient in ("p3", "p17", "p22") for patient in patients]
+    return make_wards_case(is_held_out, splits, patient=patients)
+
+
+class TwoLoaders(L.LightningDataModule):
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def train_dataloader(self) -> Any:
+        labeled = Samples(X, Y, groups=WARDS)
+        unlabeled = Samples(U, groups=["Boston"] * 30 + ["Lyon"] * 20)
+        loaders = {
+            "labeled": DataLoader(labeled, BATCH, shuffle=True),
+            "unlabeled": DataLoader(unlabeled, BATCH, shuffle=True),
+        }
+        if self.mode == "max_size_cycle":
+            return loaders
+        return CombinedLoader(loaders, self.mode)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(*VAL), BATCH)
+
+
+ROWS_OF_WARDS = [
+    torch.arange(0, SAMPLES, 2),
+    torch.arange(1, SAMPLES, 2),
+]
+UNLABELED_ROWS_OF_WARDS = [
+    torch.arange(30),
+    torch.arange(30, 50),
+]
+
+
+def train_on_two_loaders(mode: str) -> Case:
+    shuffle_of_wards = shuffle_labeled(ROWS_OF_WARDS)
+
+    def make_batches(round_index: int, client: int) -> list[Any]:
+        labeled_batches = shuffle_of_wards(round_index, client)
+        generator_of_labeled = generator_for(SEED, "shuffle", round_index, client, 0)
+        seed = generator_of_labeled.initial_seed()
+        unlabeled_rows = UNLABELED_ROWS_OF_WARDS[client]
+        unlabeled_batches = []
+        for pass_index in range(2):  # the shorter loader is read again, shuffled anew
+            generator = generator_for(seed, "pass", 1, pass_index)
+            for rows in shuffle_by_hand(unlabeled_rows, generator):
+                unlabeled_batches.append((U[rows],))
+            if mode == "min_size":
+                break
+
+        batches = []
+        for labeled, unlabeled in zip(labeled_batches, unlabeled_batches):
+            batches.append({"labeled": labeled, "unlabeled": unlabeled})
+        return batches
+
+    data = FederatedDataModule(TwoLoaders(mode), GroupPartitioner())
+    return Case(data, make_batches, [45, 45])
+
+
+STREAM_SIZES = (20, 28)
+
+
+def train_on_streams(batches_of_pass: int = 4, steps: int | None = None) -> Case:
+    clients = {}
+    for monitor, size in enumerate(STREAM_SIZES):
+        clients[f"monitor {monitor}"] = Stream(Beats(monitor), size)
+    data = FederatedDataModule(clients=clients, val=VAL, batch_size=BATCH)
+
+    def make_batches(round_index: int, client: int) -> list[Any]:
+        begin = 40 * client + 10 * round_index
+        beats = torch.arange(begin, begin + STREAM_SIZES[client])
+        rows = beats % SAMPLES
+        batches = []
+        for rows_of_batch in rows.split(BATCH)[:batches_of_pass]:
+            batches.append((X[rows_of_batch], Y[rows_of_batch]))
+        if steps is not None:
+            batches = (batches + batches)[:steps]
+        return batches
+
+    loop = {}
+    if steps is not None:
+        loop["local_epochs"] = f"{steps} steps"
+    trainer = {"limit_train_batches": batches_of_pass}
+    return Case(data, make_batches, list(STREAM_SIZES), trainer, loop)
+
+
+CASES: dict[str, Callable[[Path], Case]] = {
+    "a fixed number is held out": hold_out_a_number,
+    "a date decides": hold_out_since_a_date,
+    "a list of ids is held out": hold_out_ids,
+    "labeled and unlabeled": lambda folder: train_on_two_loaders("max_size_cycle"),
+    "as many as the shorter": lambda folder: train_on_two_loaders("min_size"),
+    "streams": lambda folder: train_on_streams(),
+    "streams of 2 batches": lambda folder: train_on_streams(batches_of_pass=2),
+    "streams of 5 steps": lambda folder: train_on_streams(steps=5),
+}
+BOTH = (0, 1)
+
+
+def train_by_hand(case: Case, members: tuple[int, ...] = BOTH) -> Tensor:
+    """The parameters ``[P]`` after federated averaging of the members."""
+    net = network(batch_norm=False)
+    server = read_parameters(net)
+    sizes = [case.sizes[client] for client in members]
+    shares = torch.tensor(sizes).double() / sum(sizes)
+    weights = shares.float()
+    for round_index in range(ROUNDS):
+        clients = []
+        for client in members:
+            vector_to_parameters(server.clone(), net.parameters())
+            optimizer = sgd(net.parameters())
+            for batch in case.batches(round_index, client):
+                optimizer.zero_grad()
+                loss_of(net, batch).backward()
+                optimizer.step()
+            clients.append(read_parameters(net))
+
+        # The weights sum to 1 but for rounding.
+        mean = weights @ torch.stack(clients)
+        server = mean + (1 - weights.sum()) * server
+    return server
+
+
+def read_parameters(module: nn.Module) -> Tensor:
+    return parameters_to_vector(module.parameters()).detach().clone()
+
+
+def make_loop(**options: Any) -> FederatedLoop:
+    return FederatedLoop(seed=SEED, reporting=Reporting(table=False), **options)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_project_trains_as_its_loop_by_hand(name, tmp_path):
+    case = CASES[name](tmp_path)
+    module = Project()
+    initial = read_parameters(module)
+
+    loop = make_loop(**case.loop)
+    trainer = trainer_for(loop, tmp_path, ROUNDS, **case.trainer)
+    trainer.fit(module, case.data)
+
+    assert case.data.num_samples.tolist() == case.sizes
+    trained = read_parameters(module)
+    assert not torch.equal(trained, initial)
+    assert torch.equal(trained, train_by_hand(case))
+
+
+@torch.no_grad()
+def score_by_hand(vector: Tensor) -> float:
+    net = network(batch_norm=False)
+    vector_to_parameters(vector, net.parameters())
+    return -float(loss_of(net, VAL))
+
+
+@pytest.mark.parametrize("name", ["labeled and unlabeled", "streams"])
+def test_value_of_a_client_is_that_of_all_that_it_trains_on(name, tmp_path):
+    case = CASES[name](tmp_path)
+    shadow = ShadowShapley(coalitions="all", performance="val_loss", mode="min")
+    loop = make_loop(metrics={"value": shadow})
+
+    trainer_for(loop, tmp_path, ROUNDS).fit(Project(), case.data)
+
+    nobody = score_by_hand(read_parameters(Project()))
+    everybody = score_by_hand(train_by_hand(case))
+    alone = []
+    for client in BOTH:
+        alone.append(score_by_hand(train_by_hand(case, (client,))))
+    halves = (everybody - nobody) / 2
+    difference = (alone[0] - alone[1]) / 2
+    values = [halves + difference, halves - difference]
+    assert abs(values[0] - values[1]) > 1e-3
+    measured = loop.contributions["value"].tolist()
+    assert measured == pytest.approx(values, abs=1e-6)
+
+
+class WardData(L.LightningDataModule):
+    """A ward's own loaders."""
+
+    def __init__(self, name: str, ward: int) -> None:
+        super().__init__()
+        self.name = name
+        self.ward = ward
+
+    def train_dataloader(self) -> Any:
+        if self.name == "streams":
+            stream = Stream(Beats(self.ward), STREAM_SIZES[self.ward])
+            return DataLoader(stream, BATCH)
+        rows = ROWS_OF_WARDS[self.ward]
+        labeled = TensorDataset(X[rows], Y[rows])
+        unlabeled = TensorDataset(U[UNLABELED_ROWS_OF_WARDS[self.ward]])
+        return {
+            "labeled": DataLoader(labeled, BATCH, shuffle=True),
+            "unlabeled": DataLoader(unlabeled, BATCH, shuffle=True),
+        }
+
+
+@pytest.mark.parametrize("name", ["labeled and unlabeled", "streams"])
+def test_sites_train_on_their_own_loaders(name, tmp_path):
+    sites = {}
+    for ward in BOTH:
+        sites[100 + ward] = Site(
+            Project,
+            partial(WardData, name, ward),
+            make_loop,
+            tmp_path / f"site {ward}",
+            upload_seed=SEED,
+        )
+    names = ["Boston", "Lyon"]
+    directory = Directory(
+        SiteTransport(sites),
+        names,
+        agreement(Project(), make_loop()),
+        tmp_path / "book.json",
+        1,
+        0.2,
+    )
+    directory.gather()
+    sizes = [directory.sizes[site] for site in BOTH]
+    module = Project()
+
+    loop = make_loop(engine=partial(RemoteFederation, directory))
+    data = RemoteData(names, sizes, num_classes=3)
+    trainer_for(loop, tmp_path, ROUNDS).fit(module, data)
+
+    case = CASES[name](tmp_path)
+    assert torch.equal(read_parameters(module), train_by_hand(case))
