@@ -149,7 +149,10 @@ class ModelEvaluator(VectorEvaluator):
 
         self.form: OutputForm | None = None
         self._check_labels()
-        self._check_runs(is_tried)
+        if is_tried and not self._metrics and self.backend == "serial":
+            self.form = OutputForm(classifies=True)  # a trial could find nothing else
+        else:
+            self._check_runs(is_tried)
 
     def _check_labels(self) -> None:
         """Check that the labels are of two classes if the metric compares classes."""

@@ -310,7 +310,7 @@ class ChangedFiles:
 
     def watch(self) -> None:
         """Check the files that are open, and from now on those that are opened."""
-        for path in _paths_open_to_read():
+        for path in sorted(set(_paths_open_to_read())):  # a library's file is mapped in parts
             if self._is_changed(path):
                 answer(Reading("an open file or memory map", repr(path), _CHANGED))
         sys.addaudithook(self)

@@ -22,7 +22,7 @@ from torchmetrics import Metric
 from flsv.training.swapped_optimizer import is_optimizer
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import are_equal, copied, is_plain, packed, unpacked
-from flsv.utilities.reachable import LIBRARIES, slots_of
+from flsv.utilities.reachable import LIBRARIES, facts_of
 
 #: Attributes that every LightningModule has: they are not a model's state.
 _LIGHTNINGS_ATTRIBUTES = frozenset(vars(L.LightningModule()))
@@ -271,15 +271,13 @@ def _objects_in(
 
 def _named_values(owner: Any) -> list[tuple[str, Any]]:
     """Return an object's attributes, in ``__dict__`` and ``__slots__``."""
-    attributes = dict(getattr(owner, "__dict__", {}))
+    attributes = list(getattr(owner, "__dict__", {}).items())
     if isinstance(owner, nn.Module):
-        for name in _LIGHTNINGS_ATTRIBUTES:
-            attributes.pop(name, None)
-        return list(attributes.items())
-    for name in slots_of(type(owner)):
+        return [item for item in attributes if item[0] not in _LIGHTNINGS_ATTRIBUTES]
+    for name in facts_of(type(owner)).slots:
         if hasattr(owner, name):
-            attributes[name] = getattr(owner, name)
-    return list(attributes.items())
+            attributes.append((name, getattr(owner, name)))
+    return attributes
 
 
 def _is_object(value: Any) -> bool:

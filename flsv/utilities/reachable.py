@@ -276,7 +276,7 @@ def facts_of(kind: type) -> ClassFacts:
     is_metaclass = issubclass(kind, type)
     return ClassFacts(
         parts=parts_of_kind,
-        slots=tuple(slots_of(kind)),
+        slots=tuple(dict.fromkeys(slots_of(kind))),
         is_generator=issubclass(kind, GENERATORS),
         is_metaclass=is_metaclass,
         is_opaque=issubclass(kind, _CLOSED_TYPES) or any(map(_is_in_closed_package, kind.__mro__)),
