@@ -166,33 +166,30 @@ def test_values_of_the_cases_average_to_the_predicted_values() -> None:
 def test_errors_of_a_regression_have_the_standard_error_of_a_mean(
     metric: nn.Module,
 ) -> None:
+    num_samples = 50
+    targets = torch.linspace(-1, 1, num_samples)
+    batches = [(torch.zeros(num_samples, 2), targets[:, None])]
     module = nn.Linear(2, 1)
-    targets = torch.linspace(-1, 1, 50)
-    batches = [(torch.zeros(50, 2), targets[:, None])]
-    measure = performance_of("test", metric, None)  # type: ignore[arg-type]
-    evaluator = ModelEvaluator(
-        module,
-        ParameterSpace(module),
-        batches,
-        metric=measure.of,
-    )  # type: ignore[union-attr]
+    measure: Any = performance_of("test", metric, None)  # type: ignore[arg-type]
+    evaluator = ModelEvaluator(module, ParameterSpace(module), batches, metric=measure.of)
     score = OutputScore.of(evaluator, measure)
-
     assert score is not None
 
     # Two clients who add the same: together they predict 0, else 1.
     masks = all_coalitions(2)
-    outputs = torch.ones(4, 50)
+    outputs = torch.ones(4, num_samples)
     outputs[3] = 0
     covariance = score.case_covariance(masks, outputs[None], torch.ones(2))
 
-    assert covariance is not None
-
     power = 2 if isinstance(metric, MeanSquaredError) else 1
-    gains = (targets - 1).abs() ** power - targets.abs() ** power
-    stderr = float(gains.std()) / math.sqrt(50)
-
-    assert covariance.sqrt().flatten().tolist() == pytest.approx([stderr / 2] * 4, rel=1e-4)
+    errors_of_1 = (targets - 1).abs() ** power
+    errors_of_0 = targets.abs() ** power
+    gains = errors_of_1 - errors_of_0
+    stderr = float(gains.std()) / math.sqrt(num_samples)
+    assert covariance is not None
+    # Each has half of the gain.
+    deviations = covariance.sqrt().flatten().tolist()
+    assert deviations == pytest.approx([stderr / 2] * 4, rel=1e-4)
 
 
 def test_a_measure_that_is_no_mean_over_samples_is_resampled() -> None:

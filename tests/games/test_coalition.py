@@ -106,19 +106,22 @@ def naive_model(
     if not mask.any():
         return model
 
-    parts = {i: round.space.unflatten(round.client_vectors[i]) for i in range(len(round))}
-    starts = {i: round.space.unflatten(round.matrix.starts[i]) for i in range(len(round))}
+    client_states = [round.space.unflatten(vector) for vector in round.client_vectors]
+    start_states = [round.space.unflatten(vector) for vector in round.matrix.starts]
     weights, shares = coalition_weights(round, mask, weighting)
     state = model.state_dict()
     parameters = dict(model.named_parameters())
     for name, value in state.items():
+        total = torch.zeros_like(value, dtype=torch.float64)
         if name in parameters:
-            moves = [
-                w * (parts[i][name].double() - starts[i][name].double()) for i, w in weights.items()
-            ]
-            state[name] = (value.double() + server_lr * sum(moves)).float()
+            for i, weight in weights.items():
+                update = client_states[i][name].double() - start_states[i][name].double()
+                total += weight * update
+            state[name] = (value.double() + server_lr * total).float()
         elif value.is_floating_point():
-            state[name] = sum(w * parts[i][name].double() for i, w in shares.items()).float()
+            for i, share in shares.items():
+                total += share * client_states[i][name].double()
+            state[name] = total.float()
 
     model.load_state_dict(state)
     return model
@@ -127,21 +130,20 @@ def naive_model(
 @torch.no_grad()
 def naive_scores(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
     logits = torch.cat([model(x) for x, _ in data])
-    y = torch.cat([y for _, y in data]).numpy()
+    labels = torch.cat([y for _, y in data]).numpy()
     predicted = logits.argmax(-1).numpy()
+    probabilities = logits.double().softmax(-1).numpy()
+    classes = range(CLASSES)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # classes without samples
+        recalls = sk.recall_score(labels, predicted, labels=classes, average=None, zero_division=0)
         return {
-            "accuracy": sk.accuracy_score(y, predicted),
-            "balanced_accuracy": sk.balanced_accuracy_score(y, predicted),
-            "negative_loss": -sk.log_loss(
-                y, logits.double().softmax(-1).numpy(), labels=range(CLASSES)
-            ),
-            "per_class_accuracy": sk.recall_score(
-                y, predicted, labels=range(CLASSES), average=None, zero_division=0
-            ),
-            "f1": sk.f1_score(y, predicted, labels=range(CLASSES), average="macro"),
+            "accuracy": sk.accuracy_score(labels, predicted),
+            "balanced_accuracy": sk.balanced_accuracy_score(labels, predicted),
+            "negative_loss": -sk.log_loss(labels, probabilities, labels=classes),
+            "per_class_accuracy": recalls,
+            "f1": sk.f1_score(labels, predicted, labels=classes, average="macro"),
         }
 
 
@@ -169,38 +171,57 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend)
     by_metric = ModelEvaluator(net, round.space, data, metric=F1.of, backend=backend)
     games = CoalitionGames(evaluator, server_lr=server_lr, validated={F1: by_metric})
-    games.begin(round)
-    expected = []
-    for mask in MASKS:
-        if not isinstance(weighting, str) and mask.any() and not FIXED[mask].any():
-            mask = torch.zeros_like(mask)  # nobody with a weight: the global model
-        expected.append(naive_scores(naive_model(net, round, mask, weighting, server_lr), data))
 
+    games.begin(round)
+    utilities = {}
     for name in [*METRICS, F1]:
         utility = games.utility(name, weighting)
-        reference = np.stack([scores["f1" if name is F1 else name] for scores in expected])
-        np.testing.assert_allclose(
-            utility(MASKS).numpy(), reference, rtol=0, atol=2e-6, err_msg=str(name)
-        )
+        utilities[name] = utility(MASKS).numpy()
 
-    assert games.evaluations == 2 * 16
+    expected = []
+    for mask in MASKS:
+        has_weight = isinstance(weighting, str) or FIXED[mask].any()
+        if not has_weight:
+            mask = torch.zeros_like(mask)  # nobody with a weight: the global model
+        model = naive_model(net, round, mask, weighting, server_lr)
+        expected.append(naive_scores(model, data))
+    for name, values in utilities.items():
+        score_name = "f1" if name is F1 else name
+        expected_values = np.stack([scores[score_name] for scores in expected])
+        np.testing.assert_allclose(values, expected_values, rtol=0, atol=2e-6, err_msg=str(name))
+    assert games.evaluations == 2 * len(MASKS)  # by both evaluators
 
 
-def test_coalition_utility_with_wrong_masks_raises() -> None:
-    round = make_round(net := make_network())
+@pytest.mark.parametrize(
+    ("weighting", "message"),
+    [
+        pytest.param("equal", "weighting='equal'", id="unknown name"),
+        pytest.param(torch.ones(3), "expected 4 weights", id="too few"),
+        pytest.param(torch.tensor([1, 1, 1, -0.1]), "not negative", id="negative"),
+        pytest.param(Renormalized(torch.ones(3)), "expected 4 weights", id="too few renormalized"),
+    ],
+)
+def test_coalition_utility_with_wrong_weights_is_refused(weighting: Any, message: str) -> None:
+    net = make_network()
+    round = make_round(net)
     evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
 
-    for weighting, message in (
-        ("equal", "weighting='equal'"),
-        (torch.ones(3), "expected 4 weights"),
-        (torch.tensor([1, 1, 1, -0.1]), "not negative"),
-        (Renormalized(torch.ones(3)), "expected 4 weights"),
-    ):
-        with pytest.raises(ConfigurationError, match=message):
-            CoalitionUtility(round, evaluator, weighting=weighting)  # type: ignore[arg-type]
-    for wrong in (torch.ones(2, 4), torch.ones(2, 5, dtype=torch.bool)):
-        with pytest.raises(ValueError, match=r"masks bool \[K, 4\]"):
-            CoalitionUtility(round, evaluator)(wrong)
+    with pytest.raises(ConfigurationError, match=message):
+        CoalitionUtility(round, evaluator, weighting=weighting)
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [torch.ones(2, 4), torch.ones(2, 5, dtype=torch.bool)],
+    ids=["numbers", "too many clients"],
+)
+def test_coalition_utility_with_wrong_masks_raises(masks: Tensor) -> None:
+    net = make_network()
+    round = make_round(net)
+    evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
+
+    with pytest.raises(ValueError, match=r"masks bool \[K, 4\]"):
+        CoalitionUtility(round, evaluator)(masks)
 
 
 def make_linear_games() -> tuple[CoalitionGames, ModelEvaluator, ParameterSpace]:
@@ -215,14 +236,15 @@ def make_linear_round(index: int, space: ParameterSpace, models: torch.Tensor) -
 
 def test_game_gradient_is_computed_at_the_given_model() -> None:
     games, _, space = make_linear_games()
-    vectors = torch.tensor([[0.0, 0, 0, 0], [1.0, 0, 0, 1]])
-    games.begin(make_linear_round(0, space, vectors))
+    models = torch.tensor([[0.0, 0, 0, 0], [1.0, 0, 0, 1]])
+    games.begin(make_linear_round(0, space, models))
 
-    for vector in vectors:
-        weight = vector.view(2, 2).clone().requires_grad_()
-        logits = torch.eye(2) @ weight.T
-        nn.functional.cross_entropy(logits, torch.tensor([0, 1])).backward()
-        gradient = games.gradient(vector).float()
+    for model in models:
+        weight = model.view(2, 2).clone().requires_grad_()
+        inputs = torch.eye(2)
+        loss = nn.functional.cross_entropy(inputs @ weight.T, torch.tensor([0, 1]))
+        loss.backward()
+        gradient = games.gradient(model).float()
         torch.testing.assert_close(gradient, weight.grad.flatten())
 
 
@@ -291,15 +313,16 @@ def test_validation_batches_are_recut_without_changing_scores(size: int) -> None
     data = make_batches(600, size)
     evaluator = ModelEvaluator(net, space, data, num_classes=CLASSES)
 
-    assert [len(y) for _, y in evaluator._batches] == [256, 256, 88]
-
     scores = evaluator(space.read(net)[None])
-    expected = naive_scores(net.eval(), data)
 
-    assert scores.value("accuracy").item() == pytest.approx(expected["accuracy"])
-    assert scores.value("negative_loss").item() == pytest.approx(
-        expected["negative_loss"], abs=1e-6
-    )
+    batch_sizes = [len(y) for _, y in evaluator._batches]
+    assert batch_sizes == [256, 256, 600 - 2 * 256]
+
+    expected = naive_scores(net.eval(), data)
+    accuracy = scores.value("accuracy").item()
+    negative_loss = scores.value("negative_loss").item()
+    assert accuracy == pytest.approx(expected["accuracy"])
+    assert negative_loss == pytest.approx(expected["negative_loss"], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +356,18 @@ def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one() -
     net = Drawing(36, 2)
     data = []
     for x, y in make_batches():
-        data.append((x, torch.stack([x.sum((1, 2, 3)), y.float()], 1)))
+        data.append(
+            (
+                x,
+                torch.stack(
+                    [
+                        x.sum((1, 2, 3)),
+                        y.float(),
+                    ],
+                    1,
+                ),
+            )
+        )
 
     space = ParameterSpace(net)
     noise = torch.randn(5, space.size)

@@ -1,5 +1,6 @@
 """Copies of modules that keep functions, compiled or not, beside their layers."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -133,14 +134,14 @@ def test_models_are_evaluated_in_the_module_itself(
     tmp_path: Path, kind: str, performance: str
 ) -> None:
     """Whatever it keeps or calls, all is as it was afterwards."""
-    evaluated, plain = modules = [BOUND[kind](), BOUND[kind]()]
-    for module in modules:
-        module.load_state_dict(evaluated.state_dict())
+    evaluated = BOUND[kind]()
+    plain = BOUND[kind]()
+    plain.load_state_dict(evaluated.state_dict())
+    for module in (evaluated, plain):
         module.stream = (number for number in range(3))  # nothing copies it
-
     mode = "min" if performance == "val_loss" else None
-    sv = PartialFederatedShapley(performance=performance, mode=mode)
-    loop = FederatedLoop(metrics={"sv": sv}, seed=2)
+    metric = PartialFederatedShapley(performance=performance, mode=mode)
+    loop = FederatedLoop(metrics={"sv": metric}, seed=2)
 
     fit(loop, tmp_path, evaluated, toy_data(server_val=0.2))
     fit(FederatedLoop(seed=2), tmp_path, plain, toy_data(server_val=0.2))
@@ -157,22 +158,27 @@ def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attribute
     module.register_forward_hook(lambda layer, args, output: output + layer.scale * layer.center)
     module.register_buffer("scale", torch.ones(()), persistent=False)
     module.center = torch.zeros(CLASSES)
-    batches = [(torch.zeros(3, FEATURES), torch.zeros(3, dtype=torch.long))]
+    batches = [
+        (
+            torch.zeros(3, FEATURES),
+            torch.zeros(3, dtype=torch.long),
+        )
+    ]
     space = ParameterSpace(module)
     evaluate = ModelEvaluator(module, space, batches, num_classes=CLASSES, backend=backend)
-    zeros = torch.zeros(1, space.size)
 
-    assert evaluate(zeros).value("negative_loss").item() == pytest.approx(
-        -torch.tensor(3.0).log().item()
-    )
+    def loss_of_zeros() -> float:
+        scores = evaluate(torch.zeros(1, space.size))
+        return -scores.value("negative_loss").item()
+
+    # All samples are of class 0, and the logits of a model of zeros are scale * center.
+    assert loss_of_zeros() == pytest.approx(math.log(3))  # logits 0, 0, 0
 
     module.center = torch.tensor([20.0, 0.0, 0.0])
-    assert evaluate(zeros).value("negative_loss").item() == pytest.approx(0, abs=1e-6)
+    assert loss_of_zeros() == pytest.approx(0, abs=1e-6)  # logits 20, 0, 0
 
     module.scale = torch.tensor(-1.0)
-    assert evaluate(zeros).value("negative_loss").item() == pytest.approx(
-        -20 - torch.tensor(2.0).log().item()
-    )
+    assert loss_of_zeros() == pytest.approx(20 + math.log(2))  # logits -20, 0, 0
 
 
 def test_attribute_that_cannot_be_copied_is_named() -> None:

@@ -73,20 +73,23 @@ class Logging(Plain):
 
 def balanced_accuracy_by_hand(model: Plain, client_data: FederatedDataModule) -> float:
     """The mean over classes of the share of the clients' held-out samples that are right."""
-    right = [0] * CLASSES
-    total = [0] * CLASSES
+    model.eval()
+    num_right = torch.zeros(CLASSES)
+    num_samples = torch.zeros(CLASSES)
     for client in range(len(CLIENTS)):
         inputs, labels = zip(*client_data.client_loader(client, "val", shuffle=False))
         x = torch.cat(inputs)
         y = torch.cat(labels)
         for label in range(CLASSES):
             of_class = x[y == label]
-            if len(of_class) >= LEAST:
-                predicted = model.eval()(of_class).argmax(-1)
-                total[label] += len(of_class)
-                right[label] += int((predicted == label).sum())
+            if len(of_class) < LEAST:
+                continue
+            predicted = model(of_class).argmax(-1)
+            num_samples[label] += len(of_class)
+            num_right[label] += (predicted == label).sum()
 
-    return sum(hits / count for hits, count in zip(right, total)) / CLASSES
+    recalls = num_right.double() / num_samples.double()
+    return float(recalls.mean())
 
 
 def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
@@ -159,19 +162,20 @@ def test_loss_by_client_side_evaluation_is_the_mean_over_held_out_samples(tmp_pa
     batches: list[Any] = []
     for client in range(len(CLIENTS)):
         batches += client_data.client_loader(client, "val", shuffle=False)
+    inputs, labels = zip(*batches)
 
-    x, y = (torch.cat(part) for part in zip(*batches))
+    def loss_of(net: Plain) -> float:
+        logits = net.eval()(torch.cat(inputs))
+        return float(nn.functional.cross_entropy(logits, torch.cat(labels)))
 
-    def loss(net: Plain) -> float:
-        return float(nn.functional.cross_entropy(net.eval()(x), y))
-
-    gain = loss(make_module()) - loss(model)
-    assert float(federated.contributions["loss"].sum()) == pytest.approx(gain, abs=1e-5)
+    gain = loss_of(make_module()) - loss_of(model)
+    sum_of_values = float(federated.contributions["loss"].sum())
+    assert sum_of_values == pytest.approx(gain, abs=1e-5)
     assert federated.contributions["roc"].isfinite().all()
 
 
 def test_evaluating_clients_omit_rare_classes_and_cap_their_counts() -> None:
-    count = torch.tensor([1, 1])
+    num_samples = torch.tensor([1, 1])
     x = torch.arange(12.0)[:, None]
     y = torch.tensor([0] * 7 + [1] * 3 + [2] * 2)
 
@@ -184,22 +188,24 @@ def test_evaluating_clients_omit_rare_classes_and_cap_their_counts() -> None:
     local = LocalData(
         "client",
         lambda split: [(x, y)],
-        count,
-        count,
+        num_samples,
+        num_samples,
         lambda batches: Scores,
     )
     hits_of_models = torch.tensor([[7.0, 1, 1], [0, 3, 2]])
 
     answer = Client(0, local).ask(judge, hits_of_models)
+
+    # The support, then each model's hits: the two rare classes are counted as one.
+    assert answer.tolist() == [[7, 0, 0, 5], [7, 0, 0, 2], [0, 0, 0, 5]]
+
     # A client that claims ten times what it trains on counts for what it trains on.
     false_answer = torch.tensor([[100, 0, 0, 0]] * 3)
     hits, supports = hits_by_class([answer, false_answer], torch.tensor([20, 10]))
 
-    assert answer.tolist() == [[7, 0, 0, 5], [7, 0, 0, 2], [0, 0, 0, 5]]
-
     recalls = hits / supports
-    assert recalls[:, 0].tolist() == pytest.approx([1.0, 10 / 17])
-    assert recalls[:, 1:].tolist() == [[0.4, 0.4], [1.0, 1.0]]
+    assert recalls[0].tolist() == pytest.approx([1.0, 2 / 5, 2 / 5])
+    assert recalls[1].tolist() == pytest.approx([10 / 17, 1.0, 1.0])
 
 
 @pytest.mark.parametrize("kind", ["negative", "more than there are", "more than it holds out"])
@@ -253,8 +259,6 @@ def test_client_whose_scores_differ_from_all_others_is_recorded_as_an_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     assert len(CLIENTS) >= JUDGES
-    assert unlike_others(torch.full((6, 8), float("nan"))) == []
-
     monkeypatch.setattr(judges, "judge", partial(judge_dishonestly, kind))
     monkeypatch.setattr(judges, "MOST_BYTES", 1)  # a question a model
     metrics = {"sv": PartialFederatedShapley(judges="clients")}
@@ -266,11 +270,13 @@ def test_client_whose_scores_differ_from_all_others_is_recorded_as_an_event(
     fit(federated, tmp_path, model, client_data, rounds=1)
 
     events = [(event.client, event.what) for event in federated.events]
-    assert events == ([(2, UNLIKE)] if kind == "opposite" else [])
+    expected_events = [(2, UNLIKE)] if kind == "opposite" else []
+    assert events == expected_events
 
     # What the liar says is of classes that others judge.
     gain = balanced_accuracy_by_hand(model, client_data) - initial_accuracy
-    assert float(federated.contributions["sv"].sum()) == pytest.approx(gain, abs=1e-6)
+    sum_of_values = float(federated.contributions["sv"].sum())
+    assert sum_of_values == pytest.approx(gain, abs=1e-6)
 
 
 def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_path: Path) -> None:
@@ -345,39 +351,47 @@ REFUSED: list[tuple[dict[str, Any], Any, str]] = [
 ]
 
 
+def test_clients_without_scores_are_not_unlike_others() -> None:
+    assert unlike_others(torch.full((6, 8), float("nan"))) == []
+
+
 @pytest.mark.parametrize(("options", "splits", "message"), REFUSED)
 def test_client_side_evaluation_is_refused_before_training_if_impossible(
     tmp_path: Path, options: Any, splits: Any, message: str
 ) -> None:
-    metric = PartialFederatedShapley(judges="clients")
+    data = make_data(**splits)
+    loop = make_loop({"m": PartialFederatedShapley(judges="clients")}, **options)
+
     with pytest.raises(ConfigurationError, match=message):
-        fit(make_loop({"m": metric}, **options), tmp_path, make_module(), make_data(**splits))
+        fit(loop, tmp_path, make_module(), data)
 
     if not options:
         trainer = trainer_for(make_loop({}), tmp_path)
         with pytest.raises(ConfigurationError, match=r"Splits\(client_val=0.[23]\)"):
-            flsv.retrain(trainer, make_module(), make_data(**splits), judges="clients")
+            flsv.retrain(trainer, make_module(), data, judges="clients")
 
 
 def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path: Path) -> None:
     train, _ = toy_sets(130)
     x, y = train.tensors
-    few = torch.cat([(y != 2).nonzero()[:, 0], (y == 2).nonzero()[:3, 0]])
-    splits = Splits(server_val=0.0, client_val=0.4)
-    rare = FederatedDataModule(
-        (x[few], y[few]), SizePartitioner([1, 1]), splits=splits, batch_size=8
+    is_rare = y == 2
+    frequent_samples = (~is_rare).nonzero()[:, 0]
+    three_rare_samples = is_rare.nonzero()[:3, 0]
+    samples = torch.cat([frequent_samples, three_rare_samples])
+    data = FederatedDataModule(
+        (x[samples], y[samples]),
+        SizePartitioner([1, 1]),
+        splits=Splits(server_val=0.0, client_val=0.4),
+        batch_size=8,
     )
+    loop = make_loop({"m": PartialFederatedShapley(judges="clients")})
+    trainer = trainer_for(make_loop({}), tmp_path)
+    message = r"nobody can judge the classes \['2'\]"
 
-    with pytest.raises(ConfigurationError, match=r"nobody can judge the classes \['2'\]"):
-        fit(
-            make_loop({"m": PartialFederatedShapley(judges="clients")}),
-            tmp_path,
-            make_module(),
-            rare,
-        )
-
-    with pytest.raises(ConfigurationError, match=r"nobody can judge the classes \['2'\]"):
-        flsv.retrain(trainer_for(make_loop({}), tmp_path), make_module(), rare, judges="clients")
+    with pytest.raises(ConfigurationError, match=message):
+        fit(loop, tmp_path, make_module(), data)
+    with pytest.raises(ConfigurationError, match=message):
+        flsv.retrain(trainer, make_module(), data, judges="clients")
 
 
 def test_value_round_refuses_metrics_with_client_side_evaluation() -> None:

@@ -141,24 +141,31 @@ class Probability(OneLogit):
 def test_logits_in_0_to_1_are_not_taken_for_probabilities(tmp_path: Path, kind: Any) -> None:
     """torchmetrics would take a batch whose logits all lie in [0, 1] for probabilities. All of these models' do."""
 
-    class Small(kind):
+    class WithSmallSteps(kind):
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=1e-3)
 
     torch.manual_seed(1)
-    module = Small()
+    module = WithSmallSteps()
     module.net.weight.data *= 0.05
     module.net.bias.data.fill_(0.3)
-    values, vectors = play_all_coalitions(
+
+    accuracies, models = play_all_coalitions(
         tmp_path,
         module,
         partition_in_three(kind.data()),
         performance=torchmetrics.Accuracy(task="binary"),
     )
-    x, y = (torch.cat(parts) for parts in zip(*kind.data().val_dataloader()))
-    hits = [float((((x @ vector[:3] + vector[3]) > 0) == y).float().mean()) for vector in vectors]
 
-    assert values.tolist() == pytest.approx(hits)
+    inputs, labels = zip(*kind.data().val_dataloader())
+    x = torch.cat(inputs)
+    y = torch.cat(labels)
+    expected = []
+    for model in models:
+        weight, bias = model[:3], model[3]
+        predicted = x @ weight + bias > 0
+        expected.append(float((predicted == y).float().mean()))
+    assert accuracies.tolist() == pytest.approx(expected)
 
 
 class GlueWithForward(Glue):

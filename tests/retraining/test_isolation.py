@@ -136,18 +136,27 @@ def fill_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 Made = Callable[[], tuple[Any, list[L.Callback]]]
 
 
-def fit_kind(make: Made, folder: Path, shadow: bool = False, **options: Any) -> tuple[Any, Any]:
-    module, callbacks = make()
-    metrics = (
-        {"shadow": Recorded(coalitions="singles", performance="negative_loss")} if shadow else {}
-    )
-    members = options.pop("members", None)
-    sampler = {} if members is None else {"sampler": FixedCohort(members)}
-    loop = FederatedLoop(
-        metrics=metrics, seed=SEED, reporting=Reporting(table=False, files=False), **sampler
-    )
-    trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **options).fit(module, make_data())
+def fit_kind(
+    make: Made,
+    folder: Path,
+    shadow: bool = False,
+    members: tuple[int, ...] | None = None,
+    **options: Any,
+) -> tuple[Any, Any]:
+    loop_options: dict[str, Any] = {
+        "seed": SEED,
+        "reporting": Reporting(table=False, files=False),
+    }
+    if shadow:
+        metric = Recorded(coalitions="singles", performance="negative_loss")
+        loop_options["metrics"] = {"shadow": metric}
+    if members is not None:
+        loop_options["sampler"] = FixedCohort(members)
 
+    module, callbacks = make()
+    loop = FederatedLoop(**loop_options)
+    trainer = trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **options)
+    trainer.fit(module, make_data())
     return loop, module
 
 

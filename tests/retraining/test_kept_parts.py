@@ -159,15 +159,16 @@ def test_part_that_the_servers_score_does_not_depend_on_stays_at_the_clients(
 def mean_score_by_hand(data: FederatedDataModule, private: str, members: tuple[int, ...]) -> float:
     """The clients' mean score, each of the global model with its part: the initial one if it is no member."""
     server, parts = train_by_hand(data, private, members)
-    sizes = [len(data.client_indices(client, "val")) for client in range(3)]
-    scores = []
-    for i in range(3):
+    total = 0.0
+    num_samples = 0
+    for client in range(3):
         model = copy.deepcopy(server)
-        model.load_state_dict({**model.state_dict(), **parts[i]})
-        scores.append(score_model(model, data.client_loader(i, "val"), "negative_loss"))
-
-    total = sum(size * value for size, value in zip(sizes, scores))
-    return total / sum(sizes)
+        model.load_state_dict({**model.state_dict(), **parts[client]})
+        score = score_model(model, data.client_loader(client, "val"), "negative_loss")
+        size = len(data.client_indices(client, "val"))
+        total += size * score
+        num_samples += size
+    return total / num_samples
 
 
 @pytest.mark.filterwarnings("ignore:.*(stay at their clients|no validation|has changed)")
@@ -182,15 +183,15 @@ def mean_score_by_hand(data: FederatedDataModule, private: str, members: tuple[i
 def test_clients_evaluate_a_coalition_with_the_private_part_trained_in_it(
     tmp_path: Path, private: str, resumed: bool
 ) -> None:
-    def loop() -> FederatedLoop:
+    def make_judged_loop() -> FederatedLoop:
         metric = Recorded(coalitions="all", performance="negative_loss", judges="clients")
         return make_loop(private, shadow=metric)
 
-    last_loop = loop()
     data = make_data(AT_CLIENTS)
+    checkpoint = None
     if resumed:
         fit(
-            loop(),
+            make_judged_loop(),
             tmp_path,
             Weighs(),
             data,
@@ -198,16 +199,16 @@ def test_clients_evaluate_a_coalition_with_the_private_part_trained_in_it(
             enable_checkpointing=True,
             callbacks=[make_checkpoint_callback(tmp_path)],
         )
+        checkpoint = tmp_path / "checkpoints/last.ckpt"
 
-    path = tmp_path / "checkpoints/last.ckpt" if resumed else None
-    fit(last_loop, tmp_path, Weighs(), data, ROUNDS, ckpt_path=path)
+    loop = make_judged_loop()
+    fit(loop, tmp_path, Weighs(), data, ROUNDS, ckpt_path=checkpoint)
 
-    metric: Any = last_loop.metrics["shadow"]
-    expected = [mean_score_by_hand(data, private, members) for members in metric.members]
-
-    torch.testing.assert_close(metric.game, torch.tensor(expected).double(), rtol=0, atol=1e-6)
-
-    gain = expected[1] - expected[0]
+    metric: Any = loop.metrics["shadow"]
+    scores = [mean_score_by_hand(data, private, members) for members in metric.members]
+    gain = scores[1] - scores[0]  # of all clients over nobody
+    expected = torch.tensor(scores).double()
+    torch.testing.assert_close(metric.game, expected, rtol=0, atol=1e-6)
     assert float(metric.compute().sum()) == pytest.approx(gain, abs=1e-5)
 
 

@@ -35,16 +35,22 @@ def retrain_values(folder: Path, path: str | None = None) -> list[float]:
     loop = FederatedLoop(metrics={"shadow": metric}, seed=SEED, reporting=Reporting(table=False))
     saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
     trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=[saves], enable_checkpointing=True)
+
     trainer.fit(Slow(), make_three_clients(), ckpt_path=path)
 
-    return (
-        loop.history().query("metric == 'shadow'").sort_values(["round", "client"]).value.tolist()
-    )
+    rows = loop.history().query("metric == 'shadow'")
+    return rows.sort_values(["round", "client"]).value.tolist()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name
+    "number",
+    [
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGKILL,
+    ],
+    ids=lambda number: number.name,
 )
 def test_killed_run_leaves_no_process_and_resumes_bitwise(
     tmp_path: Path, number: signal.Signals

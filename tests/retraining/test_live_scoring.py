@@ -215,18 +215,20 @@ def utility_by_hand(
         trainer = trainer_for(None, folder)
         trainer.validate(module, dealt, verbose=False)
         value = float(trainer.callback_metrics[performance])
-        return -value if BY_VALIDATION[performance] == "min" else value
+        is_loss = BY_VALIDATION[performance] == "min"
+        return -value if is_loss else value
 
     dealt.setup("fit")
-    x, y = (torch.cat(parts) for parts in zip(*dealt.val_dataloader()))
+    inputs, labels = zip(*dealt.val_dataloader())
+    y = torch.cat(labels)
     module.eval()
-
     with torch.no_grad():
-        logits = module(x)
+        logits = module(torch.cat(inputs))
 
     if performance == "negative_loss":
         return -float(entropy(logits, y))
-    return float((logits.argmax(1) == y).double().mean())
+    is_right = logits.argmax(1) == y
+    return float(is_right.double().mean())
 
 
 def fit_with_shadow(

@@ -145,14 +145,16 @@ def test_own_model_copied_from_the_federation_or_a_client_is_found() -> None:
 
 def test_distance_to_the_federations_model_is_compared_with_the_models_own_way() -> None:
     own_models, initial, model, updates = make_honest_moves()
-    noise = torch.randn(own_models.shape[1], generator=torch.Generator().manual_seed(1))
-    aside = torch.nn.functional.normalize(noise, dim=0)
     path_length = (model - initial).norm()
+    noise = torch.randn(own_models.shape[1], generator=torch.Generator().manual_seed(1))
+    direction = torch.nn.functional.normalize(noise, dim=0)
 
-    for share, is_doubtful in ((0.9 * NEAR, True), (1.2 * NEAR, False)):
-        own_models[0] = model + share * path_length * aside
-        doubts = doubtful_own_models(own_models[:2], initial, model, updates[:2])
-        assert (0 in doubts) is is_doubtful
+    def is_doubtful_at(share_of_path: float) -> bool:
+        own_models[0] = model + share_of_path * path_length * direction
+        return 0 in doubtful_own_models(own_models[:2], initial, model, updates[:2])
+
+    assert is_doubtful_at(0.9 * NEAR)
+    assert not is_doubtful_at(1.2 * NEAR)
 
 
 def test_two_clients_are_not_compared_with_each_other() -> None:

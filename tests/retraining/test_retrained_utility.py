@@ -40,42 +40,51 @@ def make_masks(*coalitions: tuple[int, ...]) -> torch.Tensor:
 
 
 def test_lazily_built_module_starts_all_coalitions_from_the_same_weights(tmp_path: Path) -> None:
-    starts: list[torch.Tensor] = []
+    initial_vectors: list[torch.Tensor] = []
 
-    class Start(L.Callback):
+    class RecordInitialVector(L.Callback):
         def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            starts.append(state_vector(pl_module))
+            initial_vectors.append(state_vector(pl_module))
 
-    def trainer(cohort: FixedCohort) -> L.Trainer:
+    def make_trainer(cohort: FixedCohort) -> L.Trainer:
+        loop = FederatedLoop(sampler=cohort, seed=5)
         return trainer_for(
-            FederatedLoop(sampler=cohort, seed=5),
-            tmp_path,
-            1,
-            callbacks=[Start()],
-            limit_val_batches=0,
+            loop, tmp_path, 1, callbacks=[RecordInitialVector()], limit_val_batches=0
         )
 
-    utility = RetrainedUtility(trainer, ClassifierClient("mlp"), make_data(), "auroc")
-    assert all(0 < value < 1 for value in utility(make_masks((0,), (1, 2), (0, 1, 2))).tolist())
-    assert len(starts) == 3
-    assert starts[0].abs().sum() > 0
-    assert torch.equal(starts[0], starts[1])
-    assert torch.equal(starts[0], starts[2])
+    utility = RetrainedUtility(make_trainer, ClassifierClient("mlp"), make_data(), "auroc")
+
+    utilities = utility(make_masks((0,), (1, 2), (0, 1, 2)))
+
+    assert (utilities > 0).all()
+    assert (utilities < 1).all()
+    assert len(initial_vectors) == 3
+    assert initial_vectors[0].abs().sum() > 0
+    assert torch.equal(initial_vectors[1], initial_vectors[0])
+    assert torch.equal(initial_vectors[2], initial_vectors[0])
 
 
 def test_retrained_utility_trains_each_coalition_once(tmp_path: Path) -> None:
     fits = Fits()
     utility = RetrainedUtility(make_trainers(tmp_path, fits, rounds=1), Plain(), make_data())
+
     exact = exact_shapley(utility, utility.num_players)
-
-    assert sorted(fits) == [[0], [0, 1], [0, 1, 2], [0, 2], [1], [1, 2], [2]]
-
-    tmc = permutation_shapley(
+    coalitions_of_exact = sorted(fits)
+    sampled = permutation_shapley(
         utility, 3, num_permutations=200, generator=torch.Generator().manual_seed(0)
     )
 
-    assert len(fits) == 7
-    torch.testing.assert_close(tmc.values, exact.values, rtol=0, atol=0.05)
+    assert coalitions_of_exact == [
+        [0],
+        [0, 1],
+        [0, 1, 2],
+        [0, 2],
+        [1],
+        [1, 2],
+        [2],
+    ]
+    assert sorted(fits) == coalitions_of_exact
+    torch.testing.assert_close(sampled.values, exact.values, rtol=0, atol=0.05)
     assert all(utility.seconds[tuple(members)] > 0 for members in fits)
 
 

@@ -153,23 +153,41 @@ def test_error_of_failed_coalitions_can_be_pickled() -> None:
 def test_utility_store_reads_back_all_scores_of_whole_coalitions_only(tmp_path: Path) -> None:
     path = tmp_path / "game.csv"
     names = ["per_class", "val_loss (min)"]
-    nan_rows: dict[int, Any] = {0: [[0.0, 0.0], [0.0]], 3: [[float("nan"), 0.0], [0.0]]}
-    written = make_store(path, *names, rounds=(0, 3))
-    rows: dict[int, Any] = {0: [[0.5, -0.25], [1.5]], 3: [[-0.75, 1.0], [1e-9]]}
-    written.add(7, (0, 2), rows)
-    # What is NaN is held, and not written.
-    written.add(8, (1,), nan_rows)
-
-    assert written.missing(8, [(1,)]) == []
-
+    scores: dict[int, Any] = {
+        0: [[0.5, -0.25], [1.5]],
+        3: [[-0.75, 1.0], [1e-9]],
+    }
+    make_store(path, *names, rounds=(0, 3)).add(7, (0, 2), scores)
     with path.open("ab") as file:
         file.write(b"7,1,0,0.5 0.5,1.0\n7,1,3,0.5")  # a coalition that was being written
 
-    read = make_store(path, *names, rounds=(0, 3))
+    store = make_store(path, *names, rounds=(0, 3))
 
-    assert read.seeds == [7]
-    assert read.rows(7, (0, 2)) == [rows[0], rows[3]]
-    assert read.missing(7, [(1,), (0, 2), (1,)]) == [(1,)]
+    assert store.seeds == [7]
+    assert store.rows(7, (0, 2)) == [scores[0], scores[3]]
+    assert store.missing(7, [(1,), (0, 2), (1,)]) == [(1,)]
+
+
+def test_utility_store_holds_scores_that_are_not_finite_and_does_not_write_them(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "game.csv"
+    names = ["per_class", "val_loss (min)"]
+    scores: dict[int, Any] = {
+        0: [[0.0, 0.0], [0.0]],
+        3: [[float("nan"), 0.0], [0.0]],
+    }
+    store = make_store(path, *names, rounds=(0, 3))
+    store.add(8, (1,), scores)
+
+    assert store.missing(8, [(1,)]) == []
+    assert make_store(path, *names, rounds=(0, 3)).seeds == []
+
+
+def test_utility_store_of_other_scores_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "game.csv"
+    store = make_store(path, "per_class", "val_loss (min)", rounds=(0, 3))
+    store.add(7, (0, 2), {0: [[0.5, -0.25], [1.5]], 3: [[-0.75, 1.0], [1e-9]]})
 
     with pytest.raises(ConfigurationError, match="has the columns"):
         make_store(path, "per_class", "other", rounds=(0, 3))

@@ -34,11 +34,13 @@ QUIET = Reporting(table=False)
 
 def fit_kind(kind: Kind, folder: Path, metrics: dict[str, Any]) -> tuple[FederatedLoop, Any]:
     loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=QUIET, **kind.loop)
-    callbacks = [] if kind.callback is None else [kind.callback()]
-    trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=callbacks)
     module = kind.module()
-    trainer.fit(module, make_three_clients())
+    callbacks = []
+    if kind.callback is not None:
+        callbacks.append(kind.callback())
 
+    trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=callbacks)
+    trainer.fit(module, make_three_clients())
     return loop, module
 
 
