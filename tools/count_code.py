@@ -32,7 +32,7 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 
 #: The limit, and the aim. A commit that moves a limit says why. The core is what importing the loop loads.
 BUDGETS = {
-    "tokens of flsv": (380_000, 290_000),
+    "tokens of flsv": (384_000, 290_000),
     "tokens of the core": (129_500, 125_000),
     "modules of the core": (124, 110),
     "words of all pages": (34_000, 30_000),
