@@ -108,6 +108,7 @@ class FederatedDataModule(FederationView):
         >>> images.shape
         torch.Size([16, 1, 8, 8])
 
+        >>> import torch
         >>> own = FederatedDataModule(
         ...     clients={"Boston": (torch.rand(40, 3), ["ill"] * 40), "Lyon": (torch.rand(60, 3), ["well"] * 60)}
         ... )
