@@ -347,9 +347,7 @@ class FederatedDataModule(FederationView):
         self.setup("fit")
 
     def join(self, name: str, client_data: Any) -> None:
-        """Add a last client, all of whose samples are for training.
-
-        The server's validation data, the other clients' samples, and a table's means and categories do not change.
+        """Add a last client, all of whose samples are for training. Nothing else changes.
 
         Args:
             name: name of the new client.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flsv.data.combination import Combination, CombinedBatches
     from flsv.data.corruption import Corruption
     from flsv.data.datamodule import FederatedDataModule
-    from flsv.data.sources.agreed import TableSummary
+    from flsv.data.sources.agreed import AgreedEncoder, TableSummary
     from flsv.data.sources.columns import ColumnCard
 
 
@@ -48,6 +48,7 @@ class FederatedData:
     draws: WeightedDraws | None = None
     summary: Callable[[Tensor], TableSummary] | None = None
     combination: Combination | None = None
+    encoder: AgreedEncoder | None = None
 
     @cached_property
     def class_counts(self) -> Tensor:
@@ -175,7 +176,12 @@ def partition_data(
     if source.fitted is not None:
         fitted = source.fitted([client["train"] for client in splits.clients])
         source = replace(
-            source, train=fitted.train, val=fitted.val, test=fitted.test, columns=fitted.columns
+            source,
+            train=fitted.train,
+            val=fitted.val,
+            test=fitted.test,
+            columns=fitted.columns,
+            encoder=fitted.encoder,
         )
     unknown_classes: list[int] = []
     for corruption in corruptions:
@@ -219,6 +225,7 @@ def partition_data(
         by_rarity=source.by_rarity,
         draws=source.draws,
         combination=combination,
+        encoder=source.encoder,
     )
 
 

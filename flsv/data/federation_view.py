@@ -152,6 +152,12 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._data.columns
 
     @property
+    def encoding(self) -> dict[str, Any] | None:
+        """How a table's columns became inputs, as ``Columns(encoder=...)`` takes it. None for other data."""
+        encoder = self._data.encoder
+        return None if encoder is None else encoder.to_plain()
+
+    @property
     def server_val_indices(self) -> Tensor:
         """Indices of the server's validation samples in the training data.
 

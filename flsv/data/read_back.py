@@ -34,13 +34,7 @@ SAMPLES_OF_A_CLASS = 8
 
 @dataclass(frozen=True)
 class ReadingTask:
-    """Samples of one owner and one class, which one batch is to hold.
-
-    Args:
-        owner: client or server, for messages.
-        label: number of the class.
-        rows: indices of the samples in the data set, int64 ``[n]``.
-    """
+    """Samples ``rows``, int64 ``[n]``, of one owner and one class, which one batch is to hold."""
 
     owner: str
     label: int

@@ -237,17 +237,13 @@ def _settings(run: Run) -> list[str | Table | None]:
     if config.is_file():
         command = f"To repeat the run: flsv fit --config {shlex.quote(str(config))}"
 
-    hashes = {}
-    for server_or_client, data_hash in run.record["hashes"].items():
-        name = "the server"
-        if server_or_client != "server":
-            name = run.label(int(server_or_client))
-        hashes[name] = data_hash
     return [
         command,
         table_of_texts({**run.record["settings"], **_packages(run), **_logged(run)}),
+        "Columns of tables became numbers in this way:" if run.encoding else "",
+        table_of_texts(run.encoding),
         "A second run with the same hashes gave the clients the same samples and measured the same metrics.",
-        table_of_texts(hashes),
+        table_of_texts(run.hashes_by_owner()),
     ]
 
 

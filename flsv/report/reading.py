@@ -161,6 +161,31 @@ class Run:
         """Return ``{client: (rounds with a faulty update, rounds with an update)}`` of clients with faults."""
         return faults_in(self.record["events"])
 
+    def hashes_by_owner(self) -> dict[str, str]:
+        """Return the hashes of the samples of the server and of each client by its name."""
+        hashes = {}
+        for server_or_client, data_hash in self.record["hashes"].items():
+            name = "the server"
+            if server_or_client != "server":
+                name = self.label(int(server_or_client))
+            hashes[name] = data_hash
+        return hashes
+
+    @cached_property
+    def encoding(self) -> dict[str, str]:
+        """Return how each column of a table became inputs."""
+        encoder = self.record.get("encoder") or {"columns": {}}
+        texts = {}
+        for name, code in encoder["columns"].items():
+            if "categories" in code:
+                text = f"categories {listed(code['categories'], 30)}"
+            else:
+                text = f"{code['kind']} minus {code['mean']:.6g}, divided by {code['scale']:.6g}"
+            if code["gaps"]:
+                text += ", and whether missing"
+            texts[name] = text
+        return texts
+
     def final(self, metric: str, column: str = "") -> list[float]:
         """Return the last values ``[n]`` of a metric, or of its ``column`` such as a class. NaN for clients without
         one.

@@ -104,6 +104,7 @@ def record_of(
         "samples": data.num_samples.tolist(),
         "class_counts": class_counts,
         "validation": data.validation(),
+        "encoder": data.encoding,
         "settings": dict(settings),
         "hashes": dict(identity["samples"]),
         "fingerprint": dict(identity["settings"]),

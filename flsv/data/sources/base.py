@@ -35,7 +35,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 if TYPE_CHECKING:
     from flsv.data.combination import Combination
-    from flsv.data.sources.agreed import TableSummary
+    from flsv.data.sources.agreed import AgreedEncoder, TableSummary
     from flsv.data.sources.columns import ColumnCard, Columns
 
     # Arrays, a DataFrame, a path, objects that other packages read.
@@ -86,6 +86,7 @@ class SourceData:
         summary: a function of the indices of a site's training samples. It returns what the site tells about its table
             to agree on an encoder.
         combination: a data module's training loaders, if it has several.
+        encoder: how a table's columns became inputs.
     """
 
     train: Dataset[Any]
@@ -108,6 +109,7 @@ class SourceData:
     split_columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     summary: Callable[[Tensor], TableSummary] | None = None
     combination: Combination | None = None
+    encoder: AgreedEncoder | None = None
 
 
 @checked

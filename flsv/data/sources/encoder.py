@@ -464,6 +464,7 @@ def tables_source(
             columns=columns_read,
             split_columns=split_columns,
             fitted=fitted,
+            encoder=encoder.agreed,
         )
 
     by_rarity = chosen_by_rarity(classes, reading.pos_label)

@@ -140,9 +140,9 @@ def load_image_data(
         name: one of :data:`DATA_SETS`, a MedMNIST-style ``.npz`` file, or a folder with ``train/<class>`` and
             ``test/<class>`` images or with ``<class>`` images alone. Paths are relative to ``root`` or, if they do
             not exist there, to the working folder.
-        root: folder of the data. None: ``$FLSV_DATA_ROOT``, else ``data``.
-        download: whether to download torchvision's data sets if they are missing.
-        image_size: side in pixels to which the images of a folder are resized.
+        root: as the next two, see :class:`flsv.data.Files`.
+        download: see there.
+        image_size: see there.
 
     Raises:
         ConfigurationError: the name is unknown, or data are missing.

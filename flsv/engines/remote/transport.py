@@ -463,9 +463,10 @@ class RemoteData(FederatedDataModule):
         """Take the encoder of the sites' tables, by which a FederatedDataModule of the server's encodes its tables."""
         self.encoder_of_sites = encoder
         self.encoder_hash = encoder_hash
+        classes = self._data.classes
         if encoder is not None and encoder.classes is not None:
-            classes = Classes(self._data.classes.labels, encoder.classes)
-            self._partitioned = replace(self._data, classes=classes)
+            classes = Classes(classes.labels, encoder.classes)
+        self._partitioned = replace(self._data, classes=classes, encoder=encoder)
 
     def prepare_data(self) -> None:
         if self._server_data is not None:

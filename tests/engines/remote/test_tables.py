@@ -22,6 +22,7 @@ from flsv.engines.remote import (
     agreement,
 )
 from flsv.privacy import GaussianPrivacy
+from flsv.report import write_report
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
 from helpers.hospitals import (
@@ -124,6 +125,11 @@ def test_sites_give_the_encoder_weights_and_values_of_one_process(tmp_path: Path
 
     assert checkpoint["RemoteData"] == {"encoder": encoder}
     assert "data.encoder" in str(checkpoint)
+    assert data.encoding == encoder
+    for folder in ("sites", "one"):
+        page = write_report(tmp_path / folder).read_text()
+        assert "numbers minus 62.5225, divided by 13.0241" in page
+        assert "categories A, B, Boston, Lyon, Osaka" in page
 
 
 def test_sites_tell_these_fields_and_nothing_of_a_rare_ward(tmp_path: Path) -> None:
