@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,18 @@ def find_config(name: str) -> Path:
 
     hint = nearest(name, names) or f" With flsv come {', '.join(names)}."
     raise ConfigurationError(f"there is no configuration file {name}.{hint}")
+
+
+def files_as_options(words: Sequence[str]) -> list[str]:
+    """Return a command line in which the files that stand before its options are options, too.
+
+    Example:
+        >>> files_as_options(["federation.yaml", "--out", "tables"])
+        ['--config=federation.yaml', '--out', 'tables']
+    """
+    files = list(takewhile(lambda word: not word.startswith("-"), words))
+    options = [f"--config={file}" for file in files]
+    return [*options, *words[len(files) :]]
 
 
 def config_files(words: Sequence[str]) -> list[Path]:

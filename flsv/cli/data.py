@@ -17,7 +17,7 @@ is trained, and other sections of the file are ignored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -195,11 +195,6 @@ def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv data`` with the command-line arguments ``args``."""
-    files = list(takewhile(lambda word: not word.startswith("-"), args))
-    args = [
-        *(f"--config={file}" for file in files),
-        *args[len(files) :],
-    ]
     parser = option_parser("flsv data", __doc__, {"data": FederatedDataModule})
     parser.add_argument(
         "--out",

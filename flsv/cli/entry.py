@@ -11,12 +11,13 @@ import re
 import signal
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 from flsv.__about__ import __version__
 from flsv.cli.command import NO_BARS, lasting_output, terminable
 from flsv.cli.config_errors import OptionError, explain, origin_of
-from flsv.cli.configs import check_file, config_files
+from flsv.cli.configs import check_file, config_files, files_as_options
 from flsv.utilities.errors import ConfigurationError
 
 #: ``{subcommand: description}``.
@@ -38,6 +39,8 @@ FLSV_COMMANDS = {
 }
 #: Subcommands that fit dozens of times, without Lightning's messages, and skip finished work when started again.
 MANY_FITS = ("retrain", "repeat", "bench")
+#: Subcommands whose first argument is a run's folder.
+OF_A_RUN = ("retrain", "report")
 #: Subcommands that read their arguments before they import PyTorch, or do not import it.
 WITHOUT_PYTORCH = ("init", "new", "report")
 QUIET = ("-q", "--quiet")
@@ -124,6 +127,10 @@ def _run(words: list[str]) -> int:
         # This ends the command if it is --help, --version, or no subcommand.
         _parser().parse_args([command])
 
+    if command == "data":
+        words = [command, *files_as_options(words[1:])]
+    if command in OF_A_RUN:
+        _check_run_folder(words)
     if command not in WITHOUT_PYTORCH:
         for path in config_files(words):
             check_file(path)
@@ -136,6 +143,17 @@ def _run(words: list[str]) -> int:
         return _run_lightning_command(words, command, quiet)
     except OptionError as error:
         raise ConfigurationError(explain(error, config_files(words))) from None
+
+
+def _check_run_folder(words: list[str]) -> None:
+    """Refuse a folder that is not there before PyTorch is imported, which takes seconds."""
+    if len(words) == 1 or words[1].startswith("-"):
+        return
+    folder = Path(words[1])
+    if not folder.exists():
+        raise ConfigurationError(
+            f"there is no folder {folder}. Name a run's, such as lightning_logs/version_0."
+        )
 
 
 def _run_flsv_command(command: str, args: list[str], quiet: bool) -> int:

@@ -233,15 +233,18 @@ def test_command_goes_on_when_its_output_is_no_longer_read(command, tmp_path):
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--config", "quickstrat"], "Did you mean quickstart?"),
-        (["--config", "quickstart", "--config=shapfd"], "Did you mean shapfed"),
-        (["-c", "zzz"], "With flsv come afedsv, "),
+        ("fit --config quickstrat", "Did you mean quickstart?"),
+        ("fit --config quickstart --config=shapfd", "Did you mean shapfed"),
+        ("fit -c zzz", "With flsv come afedsv, "),
+        ("data quickstrat", "Did you mean quickstart?"),
+        ("retrain no_run --seeds 1", "there is no folder no_run."),
+        ("report no_run", "there is no folder no_run."),
     ],
 )
-def test_misspelt_configuration_is_told_before_torch_is_imported(words, hint):
+def test_misspelt_file_or_folder_is_told_before_torch_is_imported(words, hint):
     program = (
         "import sys; from flsv.cli.entry import main; "
-        f"status = main({['fit', *words]!r}); sys.exit(status + 10 * ('torch' in sys.modules))"
+        f"status = main({words.split()}); sys.exit(status + 10 * ('torch' in sys.modules))"
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
