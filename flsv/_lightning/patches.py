@@ -126,6 +126,28 @@ def round_axis(trainer: L.Trainer) -> Patch:
     return connector, "log_metrics", with_round
 
 
+def client_curves(trainer: L.Trainer, position: Callable[[], tuple[str, int] | None]) -> Patch:
+    """Return the patch with which loggers plot single steps by client, where ``position`` gives name and step."""
+    connector = trainer._logger_connector
+    update = connector.update_train_step_metrics
+
+    def update_with_curves() -> None:
+        update()
+        client_and_step = position()
+        is_step_incomplete = trainer.fit_loop._should_accumulate()
+        is_automatic = trainer.lightning_module.automatic_optimization
+        if client_and_step is None or (is_step_incomplete and is_automatic):
+            return
+        client, step = client_and_step
+        curves = {}
+        for name, value in connector.metrics["log"].items():
+            curves[f"{name}/{client}"] = float(value)
+        for logger in trainer.loggers:
+            logger.log_metrics(curves, step=step)
+
+    return connector, "update_train_step_metrics", update_with_curves
+
+
 def no_placeholder(trainer: L.Trainer) -> list[Patch]:
     """Return the patches that keep a placeholder value out of TensorBoard's table of runs."""
     patches = []

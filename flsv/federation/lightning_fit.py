@@ -19,6 +19,7 @@ from flsv._lightning.fit_loop import FederatedFitLoop, Rounds
 from flsv._lightning.patches import (
     PatchedAttributes,
     callbacks_of,
+    client_curves,
     no_placeholder,
     round_axis,
     unprofiled,
@@ -40,6 +41,7 @@ from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.training.client_batches import LocalSteps
 from flsv.training.training_step import is_type_error, note_on_types
+from flsv.utilities.errors import ConfigurationError
 
 _EARLY = "the epoch ended before the round's last batch"
 
@@ -187,6 +189,8 @@ class LightningFit(Rounds):
         engine = make_engine(
             trainer, self.data, self.state, run_state.store, self.config, self.steps
         )
+        if self.config.reporting.client_steps:
+            self._plot_steps(engine)
         federation = FederationRun(
             config=self.config,
             metrics=self.metrics,
@@ -212,6 +216,19 @@ class LightningFit(Rounds):
             files=self.files,
             lines_on_coalitions=lines_on_coalitions,
         )
+
+    def _plot_steps(self, engine: Engine) -> None:
+        """Plot what clients log of their single steps."""
+        interval = self.config.reporting.client_steps
+        one_process = resolve_name(ENGINES["sequential"])
+        if type(engine) is not one_process or self.config.private:
+            raise ConfigurationError(
+                f"Reporting(client_steps={interval}): single steps can be seen of clients that train one after the "
+                "other in this process, without privacy. Sites, ranks, vmap and private clients tell nothing of them. "
+                "Leave it out."
+            )
+        position = partial(self.steps.position_on_curves, interval)
+        self._change(client_curves(self.trainer, position))
 
     def _engine_class(self) -> Callable[..., Engine]:
         """Return the engine that the loop names, or that of the trainer's strategy for several processes."""

@@ -162,7 +162,7 @@ class Run:
         return faults_in(self.record["events"])
 
     def hashes_by_owner(self) -> dict[str, str]:
-        """Return the hashes of the samples of the server and of each client by its name."""
+        """Return the samples' hashes by owner."""
         hashes = {}
         for server_or_client, data_hash in self.record["hashes"].items():
             name = "the server"

@@ -220,6 +220,16 @@ class LocalSteps:
         steps_of_client = self.steps_so_far() - self.steps_before_client
         return self.steps_before_round + steps_of_client
 
+    def position_on_curves(self, interval: int) -> tuple[str, int] | None:
+        """Return the present client's name and step, at its first and each ``interval``-th step of a round."""
+        if self.client is None:
+            return None
+        steps_of_client = self.steps_so_far() - self.steps_before_client
+        if steps_of_client == 0 or (steps_of_client - 1) % interval:
+            return None
+        name = self._data.client_names[self.client]
+        return name, self.steps_before_round + steps_of_client
+
     def _count_of_present_client(
         self,
         count: Callable[[int], float],

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import pandas
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -23,6 +25,8 @@ from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, GroupPartitioner, HeldOut, IIDPartitioner, Splits, Stream
 from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
 from flsv.metrics import ShadowShapley
+from flsv.privacy import GaussianPrivacy
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers.fits import trainer_for
 from helpers.models import network, sgd
@@ -271,8 +275,12 @@ CASES: dict[str, Callable[[Path], Case]] = {
 BOTH = (0, 1)
 
 
-def train_by_hand(case: Case, members: tuple[int, ...] = BOTH) -> Tensor:
-    """The parameters ``[P]`` after federated averaging of the members."""
+def train_by_hand(
+    case: Case,
+    members: tuple[int, ...] = BOTH,
+    losses: list[list[list[float]]] | None = None,
+) -> Tensor:
+    """The parameters ``[P]`` after federated averaging. ``losses`` gets each step's, by round and member."""
     net = network(batch_norm=False)
     server = read_parameters(net)
     sizes = [case.sizes[client] for client in members]
@@ -280,14 +288,21 @@ def train_by_hand(case: Case, members: tuple[int, ...] = BOTH) -> Tensor:
     weights = shares.float()
     for round_index in range(ROUNDS):
         clients = []
+        losses_of_round = []
         for client in members:
+            losses_of_client = []
             vector_to_parameters(server.clone(), net.parameters())
             optimizer = sgd(net.parameters())
             for batch in case.batches(round_index, client):
                 optimizer.zero_grad()
-                loss_of(net, batch).backward()
+                loss = loss_of(net, batch)
+                loss.backward()
                 optimizer.step()
+                losses_of_client.append(float(loss))
             clients.append(read_parameters(net))
+            losses_of_round.append(losses_of_client)
+        if losses is not None:
+            losses.append(losses_of_round)
 
         # The weights sum to 1 but for rounding.
         mean = weights @ torch.stack(clients)
@@ -299,8 +314,11 @@ def read_parameters(module: nn.Module) -> Tensor:
     return parameters_to_vector(module.parameters()).detach().clone()
 
 
-def make_loop(**options: Any) -> FederatedLoop:
-    return FederatedLoop(seed=SEED, reporting=Reporting(table=False), **options)
+NO_TABLE = Reporting(table=False)
+
+
+def make_loop(reporting: Reporting = NO_TABLE, **options: Any) -> FederatedLoop:
+    return FederatedLoop(seed=SEED, reporting=reporting, **options)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -317,6 +335,54 @@ def test_project_trains_as_its_loop_by_hand(name, tmp_path):
     trained = read_parameters(module)
     assert not torch.equal(trained, initial)
     assert torch.equal(trained, train_by_hand(case))
+
+
+class LogsSteps(Project):
+    def training_step(self, batch: Any) -> Tensor:
+        loss = super().training_step(batch)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+
+def test_steps_of_clients_are_curves_that_go_on_over_the_rounds(tmp_path):
+    case = hold_out_ids(tmp_path)
+    module = LogsSteps()
+    loop = make_loop(Reporting(table=False, client_steps=2))
+
+    logger = CSVLogger(tmp_path)
+    trainer = trainer_for(loop, tmp_path, ROUNDS, logger=logger, log_every_n_steps=1)
+    trainer.fit(module, case.data)
+
+    losses_by_hand = []
+    assert torch.equal(read_parameters(module), train_by_hand(case, losses=losses_by_hand))
+    expected = {"Boston": {}, "Lyon": {}}
+    steps_before_round = 0
+    for round_losses in losses_by_hand:
+        for ward, losses in zip(expected, round_losses):
+            for step_in_round in range(0, len(losses), 2):
+                step = steps_before_round + step_in_round + 1
+                expected[ward][step] = losses[step_in_round]
+        steps_before_round += sum(map(len, round_losses))
+
+    logged = pandas.read_csv(Path(logger.log_dir) / "metrics.csv")
+    for ward, curve in expected.items():
+        column = logged.set_index("step")[f"loss_step/{ward}"].dropna()
+        assert column.to_dict() == pytest.approx(curve)
+        assert len(curve) == 6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"engine": "vmap"},
+        {"uploads": [GaussianPrivacy(noise_multiplier=1.0, clip=1.0)]},
+    ],
+    ids=["vmap", "private"],
+)
+def test_steps_that_cannot_or_must_not_be_seen_are_refused(options, tmp_path):
+    loop = make_loop(Reporting(table=False, client_steps=1), **options)
+    with pytest.raises(ConfigurationError, match="Sites, ranks, vmap and private clients tell"):
+        trainer_for(loop, tmp_path, ROUNDS).fit(Project(), hold_out_ids(tmp_path).data)
 
 
 @torch.no_grad()

@@ -202,15 +202,9 @@ class TableSummary:
 
 @dataclass(frozen=True)
 class ColumnCode:
-    """How a column becomes features.
+    """How a column becomes features: ``(number - mean) / scale``, or one for each of ``categories``.
 
-    Args:
-        name: name of the column.
-        kind: kind of the column, such as ``"numbers"`` or ``"categories"``.
-        mean: what is subtracted from numbers.
-        scale: by what numbers are divided then.
-        categories: words that have a feature, in this order. None for numbers.
-        gaps: whether there is a feature that is 1 for rows without a value.
+    With ``gaps`` a further feature is 1 for rows without a value.
     """
 
     name: str

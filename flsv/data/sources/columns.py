@@ -219,11 +219,11 @@ class ColumnCard:
     """Record of a table's column: its kind and its values.
 
     Args:
-        name: name of the column.
-        kind: kind of the column, such as ``"numbers"`` or ``"categories"``.
-        values: values of the column, numbers or words, ``[N]``, NaN for missing values: those of all rows while a table
-            is read, those of the training samples in :class:`SourceData`.
-        categories: the different words of the training rows, sorted, or None if the column does not have categories.
+        name: the column's name.
+        kind: its kind, such as ``"numbers"`` or ``"categories"``.
+        values: numbers or words, ``[N]``, NaN for missing values: of all rows while a table is read, of the training
+            samples in :class:`SourceData`.
+        categories: the different words of the training rows, sorted, or None.
     """
 
     name: str
