@@ -24,8 +24,8 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.uploads import Upload, UploadContext
 from flsv.utilities.arguments import rounded_up
 from flsv.utilities.declared import NonNegative, Positive, checked
-from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import generator_for
 
 __all__ = ["GaussianPrivacy", "gaussian_epsilon", "warn_of_noise"]

@@ -33,8 +33,8 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 #: The limit, and the aim. A commit that moves a limit says why. The core is what importing the loop loads.
 BUDGETS = {
     "tokens of flsv": (384_000, 290_000),
-    "tokens of the core": (129_500, 125_000),
-    "modules of the core": (124, 110),
+    "tokens of the core": (125_000, 120_000),
+    "modules of the core": (112, 110),
     "words of all pages": (34_000, 30_000),
     "words of guides": (12_300, 12_000),
     "words of docstrings": (101_000, 90_000),

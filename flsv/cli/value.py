@@ -29,8 +29,8 @@ from flsv.data import FederatedDataModule
 from flsv.results.terminal import print_table, shown_clients
 from flsv.results.text import numbers
 from flsv.utilities.atomic_files import check_writable
-from flsv.utilities.charts import drawing
 from flsv.utilities.csv_files import save_table
+from flsv.utilities.display import drawing
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary, Valuation, participants_of, write_flagged
 from flsv.valuation.fedbary import draw_contributions, histograms_of

@@ -20,9 +20,9 @@ from torchmetrics import Metric, SumMetric
 
 from flsv.configuration.federation_config import ROLES, FederationConfig
 from flsv.data import FederatedDataModule
-from flsv.utilities.digest import digest
 from flsv.utilities.errors import listed
 from flsv.utilities.formats import PACKAGES, version_settings
+from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import seed_or_default
 
 #: Options that change no result: those for folders, output and speed. ``loader.eval_batch_size`` does change results if

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from flsv.core.local_data import LocalData
 from flsv.utilities.arguments import plain_name
-from flsv.utilities.charts import drawing
+from flsv.utilities.display import drawing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,8 +21,8 @@ from flsv._lightning.evaluation import each_loader
 from flsv.data.groups import client_called
 from flsv.data.loaders import TensorBatches, rows_of, tensors_of
 from flsv.data.splits import FederatedSplits
-from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError, in_words
+from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import isolated_rngs
 
 #: The contents of files are hashed only if a participant's files have fewer bytes than this in total.

@@ -22,8 +22,8 @@ from flsv.data.sources.source import source_name
 from flsv.data.splits import HELD_OUT, HeldOut, Splits
 from flsv.data.streams import has_streams
 from flsv.utilities.arguments import ReadOnlyArguments
-from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import generator_for, seed_or_default
 
 if TYPE_CHECKING:

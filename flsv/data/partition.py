@@ -11,8 +11,8 @@ import torch
 from annotated_types import Ge
 from torch import Generator, Tensor
 
-from flsv.utilities.charts import PALETTE, label_text
 from flsv.utilities.declared import ValidatedArguments
+from flsv.utilities.display import PALETTE, label_text
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -19,9 +18,6 @@ from flsv.core.local_data import Prefixed
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
-from flsv.engines.registry import EVALUATORS
-from flsv.games.copy_module import copy_module
-from flsv.games.lent_module import put_private
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
 
@@ -137,7 +133,7 @@ class ClientManager:
         private = None
         if self._space.private_names:
             private = partial(self._private, client)
-        make_evaluators: Any = resolve_name(EVALUATORS)
+        make_evaluators = games.make_evaluators
         try:
             if performance not in self._any_task:
                 measures = {"what clients are asked for": performance}
@@ -158,13 +154,13 @@ class ClientManager:
         private: Private | None = None,
     ) -> nn.Module:
         """Return a copy of the trainer's module with the weights of a model ``[P]``, in evaluation mode."""
-        copy = copy_module(self._trainer.lightning_module)
+        copy = games.copy_module.copy_module(self._trainer.lightning_module)
         copy.eval().requires_grad_(False)
         self._space.write(copy, vector)
         private_entries: Mapping[str, Tensor] = {}
         if private is not None:
             private_entries = private()
-        put_private(copy, self._space, private_entries)
+        games.lent_module.put_private(copy, self._space, private_entries)
         return copy
 
     def _state(self, client: int) -> State:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import StrategyRegistry
 from torch import Tensor, nn
 
-from flsv._lightning.evaluation import count_answers
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import (
     ALONE,
@@ -31,8 +31,7 @@ from flsv.core.parameter_space import ParameterSpace, sharing
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager
-from flsv.engines.registry import SCORING
-from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
+from flsv.scores import OWN_SCORES
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import ClientBatches, CohortLoader, LocalSteps
 from flsv.training.local_training import LocalTraining
@@ -42,6 +41,14 @@ from flsv.uploads import JointUpload
 
 if TYPE_CHECKING:
     from flsv.games import CoalitionGames
+
+#: Where the engines are that ``FederatedLoop(engine=...)`` takes by name. One is imported when it is asked for.
+ENGINES = {
+    "sequential": "flsv.engines.engine:Engine",
+    "vmap": "flsv.engines.vmap:VmapProcess",
+}
+#: What is imported when a run scores models.
+_SCORING = "flsv.engines.scoring"
 
 #: Function that takes client ids and returns the server's next instructions for these clients, by client id.
 Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
@@ -139,7 +146,7 @@ class Engine:
         if not are_models_scored:
             return None
 
-        scoring = resolve_name(SCORING)(
+        scoring = resolve_name(_SCORING).ScoringOfARun(
             trainer=self.trainer,
             data=self.data,
             space=self.space,
@@ -360,6 +367,7 @@ class Engine:
 
         # The module holds the last client's model afterwards.
         private_entries = self.space.read_private(self._module)
+        class_scores = resolve_name(_SCORING).class_scores
         scores_of_clients = []
         for client in self._mine():
             model = models.get(client, self._state.model())
@@ -367,11 +375,8 @@ class Engine:
             with opened(self.manager.locals[client]) as local:
                 entries_of_client = {**private_entries, **local.private}
             self.space.write_private(self._module, entries_of_client)
-            # Other processes have other clients.
-            class_scores = ClassScores(self.data.num_classes, sync_on_compute=False)
             test_loader = self.data.client_loader(client, "test")
-            count_answers(self.trainer, test_loader, class_scores)
-            scores_of_clients.append(plain_scores(class_scores))
+            scores_of_clients.append(class_scores(self.trainer, test_loader, self.data.num_classes))
 
         # Scores [k] are NaN for clients without test samples.
         scores = {}
@@ -454,3 +459,13 @@ def where(
     if client is not None:
         actor = f"while {client_called(client, names)} trained"
     return f"{actor} in round {round_index + 1}"
+
+
+def _make_federated_strategy(**options: Any) -> Any:
+    return resolve_name("flsv.engines.ranks:FederatedStrategy")(**options)
+
+
+# A Trainer finds it by its name.
+StrategyRegistry.register(
+    "federated", _make_federated_strategy, "the clients of a federation on several processes"
+)

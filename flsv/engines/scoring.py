@@ -18,6 +18,7 @@ from torch import nn
 
 from flsv._lightning.evaluation import (
     all_on_device,
+    count_answers,
     each_loader,
     evaluating,
     keep_batches,
@@ -35,6 +36,7 @@ from flsv.games.lent_module import lent
 from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
 from flsv.games.output_metric import check_two_classes, needs_two_classes
 from flsv.games.validation_batches import checked_logits, checked_pair, no_forward
+from flsv.scores.class_scores import ClassScores, plain_scores
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -180,6 +182,14 @@ def _values_by(measures: str, describe: Callable[[], str]) -> str:
         return f"Values by {measures}: {describe()}"
     except ConfigurationError as error:
         return f"No values by {measures}: {error}"
+
+
+def class_scores(trainer: L.Trainer, loader: Any, num_classes: int) -> dict[str, float]:
+    """Return the scores of the trainer's module on a loader's samples, by name."""
+    # Other processes have other clients.
+    counts = ClassScores(num_classes, sync_on_compute=False)
+    count_answers(trainer, loader, counts)
+    return plain_scores(counts)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from flsv import games
 from flsv._lightning.fit_loop import FederatedFitLoop, Rounds
 from flsv._lightning.patches import (
     PatchedAttributes,
@@ -30,12 +31,10 @@ from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
 from flsv.core.extension import EndedRun, RunExtension
 from flsv.data import FederatedDataModule
-from flsv.engines.engine import Engine, where
-from flsv.engines.registry import ENGINES
+from flsv.engines.engine import ENGINES, Engine, where
 from flsv.federation.reports import RunReports
 from flsv.federation.resume import check_sharing
 from flsv.federation.run import FederationRun, RunState
-from flsv.games.performance import warn_of_rarity
 from flsv.results.folder import FolderLock, leaves_files, run_folder
 from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
@@ -124,7 +123,9 @@ class LightningFit(Rounds):
             class_counts=class_counts,
             client_names=data.client_names,
         )
-        warn_of_rarity(self.metrics.performances.values(), data)
+        measures = self.metrics.performances.values()
+        if measures:
+            games.performance.warn_of_rarity(measures, data)
         check_metric_shapes(
             config.strategies,
             self.metrics.metrics,

@@ -18,17 +18,15 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv import games
 from flsv.__about__ import __version__
 from flsv.configuration.identity import hyperparameters
 from flsv.core import FederationState, Round
-from flsv.core.faults import COPY, LARGE, NOT_FINITE
 from flsv.data import plot_partition
 from flsv.engines.engine import Engine
-from flsv.engines.registry import POSSIBLE_MEASURES
-from flsv.federation.learning import learning_record, untrained_scores
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
-from flsv.games.performance import is_always_defined
+from flsv.filters.base import COPY, LARGE, NOT_FINITE
 from flsv.metrics import ContributionMetric
 from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, run_folder
@@ -47,6 +45,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+#: What is imported when a run scores models.
+_LEARNING = "flsv.federation.learning"
 #: Names by which modules log the accuracy of a validation.
 _ACCURACY = re.compile(r"(val|valid|validation)[_/. -]?acc(uracy)?(_epoch)?", re.IGNORECASE)
 #: Largest difference of two accuracies that rounding explains.
@@ -285,10 +285,11 @@ class RunReports:
         if self._state.round_index > 0:
             return
         measures = self._federation.metrics.performances.values()
-        if not self._reports_learning and all(map(is_always_defined, measures)):
+        are_defined = all(games.performance.is_always_defined(measure) for measure in measures)
+        if not self._reports_learning and are_defined:
             return
 
-        scores = untrained_scores(self._federation)
+        scores = resolve_name(_LEARNING).untrained_scores(self._federation)
         if self._reports_learning:
             self._state.start.update(scores)
 
@@ -298,7 +299,7 @@ class RunReports:
             rank_zero_info(f"flsv: {self._trial_summary()}")
         learning: dict[str, Any] = {}
         if self._reports_learning:
-            learning = learning_record(self._federation)
+            learning = resolve_name(_LEARNING).learning_record(self._federation)
             self._warn_of_other_accuracies(learning)
         result = self._result(learning)
 
@@ -332,7 +333,8 @@ class RunReports:
     def _trial_summary(self) -> str:
         """Describe, after a trial run, which performance measures can be used to value clients."""
         space = self._federation.engine.space
-        measures = resolve_name(POSSIBLE_MEASURES)(self._trainer, self._data, space)
+        possible_measures = resolve_name("flsv.engines.scoring:possible_measures")
+        measures = possible_measures(self._trainer, self._data, space)
         trained = (
             f"a batch of each of {self._data.num_clients} clients was trained, and nothing is kept."
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
+from flsv import games
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import Identity
 from flsv.core import VOCABULARY, FederationState, Instruction, Round
@@ -20,7 +21,6 @@ from flsv.core.parameter_space import warn_of_sharing
 from flsv.core.state import GLOBAL_MODEL
 from flsv.core.strategy import FederationInfo
 from flsv.engines.engine import Engine
-from flsv.games.lent_module import lent
 from flsv.results.folder import CONTRIBUTIONS, RECORD
 from flsv.results.record import read_record
 from flsv.sampling.base import chances_of, cohort_of
@@ -271,7 +271,7 @@ class FederationRun:
             return False
 
         module = self.engine.trainer.lightning_module
-        with lent(module, self.space):
+        with games.lent_module.lent(module, self.space):
             self.state.client_scores = self.engine.own_scores(self._instruct)
         return True
 

@@ -22,6 +22,11 @@ from flsv.personalization import Personalizer
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import to_host
 
+# Kinds of faults of clients' updates, by the names that filters note them under and results show.
+NOT_FINITE = "not_finite"
+LARGE = "large"
+COPY = "copy"
+
 
 @dataclass(frozen=True)
 class Cohort:

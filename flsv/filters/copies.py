@@ -13,9 +13,8 @@ from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from flsv.core import ClientMatrix
-from flsv.core.faults import COPY
 from flsv.core.strategy import FederationInfo
-from flsv.filters.base import Cohort, UpdateFilter
+from flsv.filters.base import COPY, Cohort, UpdateFilter
 
 # All updates d_i of a round share a component, the direction to a better model. Similarity is therefore that of the
 # directions without the cohort's mean direction, averaged over the rounds t in which both clients took part:

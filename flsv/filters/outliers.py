@@ -8,9 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from flsv.core.faults import LARGE, NOT_FINITE
 from flsv.core.strategy import FederationInfo
-from flsv.filters.base import Cohort, UpdateFilter
+from flsv.filters.base import LARGE, NOT_FINITE, Cohort, UpdateFilter
 from flsv.functional.outliers import OUTLYING, drowning_updates, large_updates
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError

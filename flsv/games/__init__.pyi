@@ -1,3 +1,9 @@
+from . import (
+    copy_module as copy_module,
+    lent_module as lent_module,
+    make_evaluators as make_evaluators,
+    performance as performance,
+)
 from .coalition_games import CoalitionGames as CoalitionGames
 from .coalition_utility import (
     CoalitionTable as CoalitionTable,

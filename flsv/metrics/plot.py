@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from flsv.utilities.charts import PALETTE, client_labels, label_text
+from flsv.utilities.display import PALETTE, client_labels, label_text
 
 #: Largest number of labels on an axis. Of more, as many are shown, evenly spaced.
 MOST_LABELS = 40

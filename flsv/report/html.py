@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from flsv.results.text import NONE, WORDS, number, percent, titled
-from flsv.utilities.charts import shortened_name
+from flsv.utilities.display import shortened_name
 
 #: Largest number of columns of a table, without the first. Wider ones are split into several, one below the other. The
 #: second number is for heatmaps without numbers, which those with more than :data:`NUMBERED` columns are.

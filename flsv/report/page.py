@@ -37,7 +37,7 @@ from flsv.results.text import (
     with_intervals,
 )
 from flsv.results.verdict import OF_ALL_VALUES, Verdict
-from flsv.scores.class_scores import OWN_SCORES
+from flsv.scores import OWN_SCORES
 from flsv.utilities.arguments import client_number
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.choices import Negatives

@@ -38,9 +38,8 @@ from flsv.results.run_table import (
     values_by_round,
 )
 from flsv.results.text import known_mean, shares_in
-from flsv.utilities.charts import client_label
 from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_int, read_rows
-from flsv.utilities.display import LEVEL
+from flsv.utilities.display import LEVEL, client_label
 from flsv.utilities.errors import ConfigurationError, listed
 
 

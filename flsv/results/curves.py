@@ -20,7 +20,7 @@ from torchmetrics import Metric
 from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.results.rows import column_names
 from flsv.results.run_table import OF_A_ROUND
-from flsv.scores.class_scores import OWN_SCORES
+from flsv.scores import OWN_SCORES
 
 #: Largest number of curves of one metric per class and client. With more, only pictures and the CSV have the values.
 MOST_PER_CLASS = 500

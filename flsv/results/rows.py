@@ -15,7 +15,7 @@ from torchmetrics import Metric
 from flsv.metrics import ContributionMetric
 from flsv.results.round_result import Event, RoundResult, Row
 from flsv.results.run_table import Numbers, changed_rows, round_rows
-from flsv.utilities.charts import label_text
+from flsv.utilities.display import label_text
 from flsv.utilities.host_copies import to_host
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flsv.results.round_result import RoundResult, Row, Sink
-from flsv.scores.class_scores import OWN_SCORES
+from flsv.scores import OWN_SCORES
 from flsv.utilities.atomic_files import append, replacing
 from flsv.utilities.csv_files import (
     NAN,

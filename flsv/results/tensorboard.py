@@ -42,7 +42,7 @@ from flsv.core.artifacts import client_folders
 from flsv.results.curves import Point, client_part, curve_points, scalars_of
 from flsv.results.round_result import RoundResult, RunResult, Sink
 from flsv.results.run_table import select_rows
-from flsv.utilities.charts import client_labels, drawing
+from flsv.utilities.display import client_labels, drawing
 
 #: Prefix of the tags of charts that are to come first.
 FIRST = "Contributions/"

@@ -30,8 +30,7 @@ from flsv.results.text import (
     shares_in,
     with_intervals,
 )
-from flsv.utilities.charts import shortened_name
-from flsv.utilities.display import BRACKETS
+from flsv.utilities.display import BRACKETS, shortened_name
 
 if TYPE_CHECKING:
     from pandas import DataFrame

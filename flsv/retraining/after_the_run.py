@@ -31,8 +31,8 @@ from flsv.retraining.fresh_fits import FreshFits, pickled_fit
 from flsv.retraining.readings import file_time
 from flsv.retraining.train_fits import CoalitionTraining, Proof, Unproved
 from flsv.retraining.utility_store import COALITIONS, UtilityStore, column_name
-from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import digest
 from flsv.utilities.supervisor import ChildFailed
 
 #: Seconds between two log lines about the trainings' progress.

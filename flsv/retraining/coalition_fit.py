@@ -43,7 +43,7 @@ from flsv.retraining.readings import ChangedFiles, OmittedValidation, become_sta
 from flsv.retraining.utility_store import LAST
 from flsv.sampling import ClientSampler
 from flsv.server.round_server import NoModel
-from flsv.utilities.digest import digest
+from flsv.utilities.plain_values import digest
 
 
 def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:

@@ -22,8 +22,8 @@ from flsv.sampling.base import chances_of, cohort_of
 from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_names
 from flsv.server.round_server import NoModel
-from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import generator_for
 
 #: The least distance of a client's own model to the federation's, as a fraction of the way that training moved it.

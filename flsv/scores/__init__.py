@@ -3,3 +3,6 @@ contributions.
 
 Tier: provisional.
 """
+
+#: Names of the scores that :class:`flsv.scores.class_scores.ClassScores` computes.
+OWN_SCORES = ("accuracy", "balanced_accuracy", "auroc")

@@ -16,6 +16,7 @@ from torchmetrics.functional.classification import (
 )
 from torchmetrics.utilities import dim_zero_cat
 
+from flsv.scores import OWN_SCORES
 from flsv.utilities.host_copies import to_host
 
 
@@ -105,8 +106,6 @@ def class_1_probabilities(probabilities: Tensor, labels: Tensor) -> Tensor:
 NAN = float("nan")
 
 
-#: Names of the scores that :class:`ClassScores` computes.
-OWN_SCORES = ("accuracy", "balanced_accuracy", "auroc")
 #: Largest number of classes for which the AUROC is computed, because it needs all logits, sorted for each class.
 MOST_RANKED = 100
 

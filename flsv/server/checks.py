@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv import games
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.round_boundary import REPLACED, WeightAveraging
 from flsv.configuration.federation_config import FederationConfig
@@ -26,7 +27,6 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.core.vocabulary import TOLD_BY_CLIENTS
 from flsv.data import FederatedDataModule
-from flsv.games.performance import is_logged
 from flsv.metrics import ContributionMetric
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.uploads import Upload
@@ -210,7 +210,10 @@ def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> Non
     measures = dict(metrics.performances)
     for name, metric in metrics.evaluating.items():
         measures[name] = getattr(metric, "performance", "accuracy")
-    metrics_of_logs = [name for name, measure in measures.items() if is_logged(measure)]
+    metrics_of_logs = []
+    for name, measure in measures.items():
+        if games.performance.is_logged(measure):
+            metrics_of_logs.append(name)
     metrics_of_forward = [name for name in measures if name not in metrics_of_logs]
 
     alternative = (

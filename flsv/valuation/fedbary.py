@@ -27,8 +27,8 @@ from flsv.data.splits import SampleFilter
 from flsv.functional import TransportServer, contribution_shares, wasserstein_barycenter
 from flsv.functional.transport.cost import check_support, safe_support
 from flsv.functional.transport.potentials import Part
-from flsv.utilities.charts import PALETTE, client_label, label_text
 from flsv.utilities.declared import Count, NonNegative, Positive, ValidatedArguments
+from flsv.utilities.display import PALETTE, client_label, label_text
 from flsv.utilities.errors import ConfigurationError, listed, need_classes
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import questions

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
@@ -46,6 +47,15 @@ FILES = (
     "flsv.metrics.plot",
     "flsv.privacy",
 )
+#: Files that a run can be without, besides, if it scores no models.
+FILES_OF_SCORING = (
+    "flsv.engines.scoring",
+    "flsv.federation.learning",
+    "flsv.games.copy_module",
+    "flsv.games.lent_module",
+    "flsv.games.performance",
+    "flsv.scores.class_scores",
+)
 
 
 class Refusal:
@@ -82,10 +92,22 @@ class Linear(L.LightningModule):
 
 
 def fit_in_python(folder: Path) -> None:
-    """Train a federation of a module and tensors of one's own, with values of a coalition game."""
+    """Train a federation, with values of a coalition game."""
+    from flsv.metrics import CumulativeShapley
+
+    contributions = contributions_of_a_fit(folder, {"shapley": CumulativeShapley()})
+
+    assert torch.isfinite(torch.as_tensor(contributions["shapley"])).all()
+
+
+def fit_without_metrics(folder: Path) -> None:
+    assert contributions_of_a_fit(folder, {}) == {}
+
+
+def contributions_of_a_fit(folder: Path, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Train a federation of a module and tensors of one's own."""
     from flsv import FederatedDataModule, FederatedLoop
     from flsv.aggregation import FedAvg
-    from flsv.metrics import CumulativeShapley
 
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(60, 4, generator=generator)
@@ -95,7 +117,7 @@ def fit_in_python(folder: Path) -> None:
         clients[f"client {number}"] = TensorDataset(inputs[rows], labels[rows])
 
     data = FederatedDataModule(clients=clients, val=TensorDataset(inputs, labels), batch_size=10)
-    loop = FederatedLoop(aggregator=FedAvg(), metrics={"shapley": CumulativeShapley()}, seed=0)
+    loop = FederatedLoop(aggregator=FedAvg(), metrics=metrics, seed=0)
     trainer = L.Trainer(
         max_epochs=2,
         callbacks=[loop],
@@ -104,8 +126,7 @@ def fit_in_python(folder: Path) -> None:
         enable_progress_bar=False,
     )
     trainer.fit(Linear(), data)
-
-    assert torch.isfinite(torch.as_tensor(loop.contributions["shapley"])).all()
+    return loop.contributions
 
 
 def fit_by_command(folder: Path) -> None:
@@ -149,3 +170,4 @@ if __name__ == "__main__":
     # A run that misses none of them misses no single one.
     run_without(LEAVES, fit_by_command, main_folder / "command")
     run_without([*LEAVES, *LEAVES_OF_PYTHON, *FILES], fit_in_python, main_folder / "python")
+    run_without(FILES_OF_SCORING, fit_without_metrics, main_folder / "unscored")

@@ -25,4 +25,4 @@ def test_federations_train_without_any_leaf(tmp_path: Path) -> None:
     )
 
     endings = [line for line in finished.stdout.splitlines() if line.startswith("RUN ")]
-    assert endings == ["RUN command 0", "RUN python 0"], finished.stderr[-3000:]
+    assert endings == ["RUN command 0", "RUN python 0", "RUN unscored 0"], finished.stderr[-3000:]

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import digest
 
 #: Approximately the largest number of single precision.
 LARGEST = 1e38

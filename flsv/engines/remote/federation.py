@@ -57,7 +57,7 @@ from flsv.engines.remote.messages import (
     read_visit,
 )
 from flsv.engines.remote.transport import Directory, Reply
-from flsv.scores.class_scores import OWN_SCORES
+from flsv.scores import OWN_SCORES
 from flsv.uploads import JointUpload
 from flsv.utilities.errors import ConfigurationError
 

@@ -17,8 +17,8 @@ from flsv.core import ClientUpdate, Instruction, Numbers, Traffic
 from flsv.core.answers import LARGEST
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.state import GLOBAL_MODEL
-from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import digest
 
 START, OTHER, REPORT = "start", "told/", "report/"
 #: Name of an update's training loss in a site's policy.

@@ -53,7 +53,8 @@ from flsv.engines.remote.tables import (
 )
 from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.personalization.base import OWN_MODEL
-from flsv.scores.class_scores import OWN_SCORES, ClassScores, plain_scores
+from flsv.scores import OWN_SCORES
+from flsv.scores.class_scores import ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import CohortLoader, LocalSteps
 from flsv.training.local_training import LocalTraining

@@ -12,8 +12,8 @@ import torch
 
 from flsv.engines.remote.messages import Packet
 from flsv.utilities.atomic_files import replacing
-from flsv.utilities.digest import digest
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import digest
 
 SiteState = dict[str, Any]
 

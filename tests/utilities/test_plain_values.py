@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from flsv.utilities.digest import digest
+from flsv.utilities.plain_values import digest
 
 ZEROS = torch.zeros(4)
 PAIRS: dict[str, tuple[Any, Any]] = {
