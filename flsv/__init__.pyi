@@ -29,7 +29,10 @@ from . import (
     valuation as valuation,
 )
 from .__about__ import __version__ as __version__
-from .configuration.federation_config import ClientEvaluation as ClientEvaluation
+from .configuration.federation_config import (
+    ClientEvaluation as ClientEvaluation,
+    Reporting as Reporting,
+)
 from .core import ClientUpdate as ClientUpdate, ParameterSpace as ParameterSpace, Round as Round
 from .data import FederatedDataModule as FederatedDataModule
 from .federation import FederatedLoop as FederatedLoop
@@ -37,6 +40,5 @@ from .functional.allocation import allocate as allocate
 from .models.classifier import ClassifierClient as ClassifierClient
 from .outside.value_round import value_round as value_round
 from .report import read_run as read_run
-from .results.folder import Reporting as Reporting
 from .retraining.retrain import retrain as retrain
 from .utilities.errors import ConfigurationError as ConfigurationError

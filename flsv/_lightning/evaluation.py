@@ -31,7 +31,6 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from flsv.core import ALONE
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -296,8 +295,9 @@ def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
     strategy = copy.copy(accelerator_connector.strategy)
     accelerator_connector.strategy = strategy
     strategy.connect(module)
-    # The ranks validate different models, in different numbers: no rank may wait for another.
-    strategy.ranks = ALONE
+    # The ranks validate different models, in different numbers: no rank may wait for another. A strategy without ranks
+    # of its own is alone.
+    vars(strategy).pop("ranks", None)
 
     data_connector = copy.copy(trainer_copy._data_connector)
     trainer_copy._data_connector = data_connector

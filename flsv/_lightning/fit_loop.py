@@ -20,8 +20,7 @@ from lightning.pytorch.callbacks import Checkpoint, LambdaCallback, ProgressBar,
 from lightning.pytorch.loops import _FitLoop
 from torch import Tensor
 
-from flsv._lightning.patches import Patch, PatchedAttributes
-from flsv.core import is_loop
+from flsv._lightning.patches import Patch, PatchedAttributes, is_loop
 from flsv.utilities.errors import ConfigurationError
 
 #: Key of the values, by scheduler, for which plateau schedulers have not been stepped.
@@ -46,8 +45,7 @@ class Rounds:
 
 
 class FederatedFitLoop(_FitLoop):
-    """Lightning's fit loop, in which an epoch is a round. Lightning's own epoch runs once for each client and local
-    epoch.
+    """Lightning's fit loop, in which an epoch is a round. Its own epoch runs for each client and local epoch.
 
     Attributes:
         has_begun_round: whether the hooks of the round's start have run, which are not called again for a checkpoint's
@@ -252,7 +250,7 @@ class FederatedFitLoop(_FitLoop):
         self._plateau_values = {}
 
     def copy_states(self) -> None:
-        """Store the states of optimizers, schedulers and other callbacks than FederatedLoop, before a round's hooks."""
+        """Store the states of optimizers, schedulers and other callbacks before a round's hooks."""
         trainer: Any = self.trainer
         callback_states = {}
         for callback in trainer.callbacks:

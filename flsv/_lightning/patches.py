@@ -1,9 +1,9 @@
-"""Attributes of Lightning, of a Trainer and of its loggers that are replaced for the length of a fit."""
+"""A trainer's callbacks, and attributes of it and its loggers that are replaced for the length of a fit."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -14,6 +14,8 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from torch import nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
+
+from flsv.utilities.errors import ConfigurationError
 
 Patch = tuple[Any, str, Any]
 """An object, the name of an attribute, and the attribute's new value."""
@@ -59,6 +61,39 @@ def in_turn(*functions: Callable[[], Any]) -> Callable[[], None]:
 def callbacks_of(trainer: L.Trainer) -> list[L.Callback]:
     """Return the trainer's list of callbacks, an attribute that Lightning does not declare."""
     return trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's connectors
+
+
+def is_loop(callback: object) -> bool:
+    """Return whether a callback is a FederatedLoop, recognized by a method of its class.
+
+    Example:
+        >>> from flsv import FederatedLoop
+        >>> is_loop(FederatedLoop()), is_loop("another callback")
+        (True, False)
+    """
+    method = getattr(type(callback), "without_files", None)
+    return callable(method)
+
+
+def find_loop(callbacks: Iterable[object]) -> Any:
+    """Return the FederatedLoop among a trainer's callbacks.
+
+    Raises:
+        ConfigurationError: no callback is a FederatedLoop.
+
+    Example:
+        >>> from flsv import FederatedLoop
+        >>> find_loop(["another callback", FederatedLoop(seed=3)]).seed
+        3
+        >>> find_loop([])
+        Traceback (most recent call last):
+        ...
+        flsv.utilities.errors.ConfigurationError: the Trainer has no FederatedLoop: add one to its callbacks.
+    """
+    for callback in callbacks:
+        if is_loop(callback):
+            return callback
+    raise ConfigurationError("the Trainer has no FederatedLoop: add one to its callbacks.")
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.registry import Entry, WrongArguments, identity_of
 from flsv.benchmark.scores import BenchResults, Values
 from flsv.benchmark.truth import Truth
+from flsv.configuration.federation_config import Reporting
 from flsv.federation import FederatedLoop
 from flsv.metrics import ContributionMetric, ShadowShapley
-from flsv.results.folder import Reporting
 from flsv.results.rows import overall
 from flsv.utilities.seeding import isolated_rngs
 

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.scores import NAN, spearman
+from flsv.configuration.federation_config import Reporting
 from flsv.federation import FederatedLoop
 from flsv.filters import OutlierFilter
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.game import MAX_EXACT_PLAYERS
 from flsv.games.members import members_of
 from flsv.games.performance import performance_of
-from flsv.results.folder import Reporting
 from flsv.retraining.fit_order import FitOrder
 from flsv.retraining.fits_in_processes import (
     UTILITY,

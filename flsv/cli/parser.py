@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.distributed import is_torchelastic_launched
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
-from flsv._lightning.patches import callbacks_of
+from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.aggregation import Aggregator
 from flsv.cli.checkpoints import (
     WritePredictions,
@@ -40,7 +40,6 @@ from flsv.cli.options import (
     with_merged_options,
 )
 from flsv.configuration.identity import Identity, config_settings, sample_hashes
-from flsv.core import find_loop
 from flsv.data.doubts import warn_of_doubts
 from flsv.engines.ranks import FederatedStrategy, started_by_script
 from flsv.filters import UpdateFilter

@@ -6,7 +6,6 @@ Tier: provisional.
 from flsv.core.answers import AnsweringClient, Numbers, declare_answer
 from flsv.core.client import Channel, Client, NoAnswer, Traffic, map_clients
 from flsv.core.local_data import LocalData, Split, State, opened
-from flsv.core.loop import find_loop, is_loop
 from flsv.core.matrix import ClientMatrix
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ALONE, ClientPlacement, Ranks, ranks_of
@@ -43,8 +42,6 @@ __all__ = [
     "TrainedCoalitions",
     "asked_starts",
     "declare_answer",
-    "find_loop",
-    "is_loop",
     "map_clients",
     "opened",
     "ranks_of",

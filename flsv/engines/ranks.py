@@ -212,13 +212,13 @@ class FederatedStrategy(ParallelStrategy):
     """
 
     strategy_name = "federated"
+    ranks: Ranks = ALONE
 
     def __init__(self, threads: Count = 1, timeout: Positive = 7 * 86400.0, **kwargs: Any) -> None:
         end_with_parent()
         super().__init__(**kwargs)
         self._threads, self._timeout = threads, timeout
         self.num_nodes = 1
-        self.ranks: Ranks = ALONE
         self.within_round = False
         self.federation = False
 

@@ -19,7 +19,12 @@ from torchmetrics import Metric
 
 from flsv._lightning.round_boundary import install
 from flsv.aggregation import Aggregator
-from flsv.configuration.federation_config import ClientEvaluation, FederationConfig, LocalEpochs
+from flsv.configuration.federation_config import (
+    ClientEvaluation,
+    FederationConfig,
+    LocalEpochs,
+    Reporting,
+)
 from flsv.configuration.identity import settings_of
 from flsv.core import FederationState
 from flsv.core.extension import extension_of
@@ -31,7 +36,6 @@ from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
-from flsv.results.folder import Reporting
 from flsv.results.round_result import Event, copies_in, faults_in
 from flsv.sampling import ClientSampler
 from flsv.server import ContributionMetrics
@@ -94,7 +98,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             function of an entry's name and tensor. Everything else stays local: each client keeps its own copy for
             training and evaluation, and the global model keeps the initial values.
         evaluation: when the clients' own models are evaluated on their own test splits. Default: never.
-        reporting: options of tables, figures and files, see :class:`flsv.results.folder.Reporting`.
+        reporting: options of tables, figures and files, see :class:`flsv.Reporting`.
         seed: the seed of every random choice. Default: the seed of ``seed_everything``, else a random seed.
         engine: how clients are trained. ``"sequential"`` trains one after the other, ``"vmap"`` many small clients at
             once, see :class:`flsv.engines.vmap.VmapProcess`. Or a function that returns an engine.

@@ -111,7 +111,6 @@ class RunReports:
         return self._trainer.is_global_zero and not self._trainer.fast_dev_run
 
     def _progress(self) -> dict[str, str]:
-        """Return the round and the client in training, for the progress bar."""
         rounds = self._trainer.max_epochs
         round_number = self._state.round_index
         if round_number != rounds:  # the number of the round that is in progress

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from flsv.core import ClientMatrix, ClientUpdate
 from flsv.core.matrix import copied_rows
-from flsv.core.strategy import Component, FederationInfo
+from flsv.core.strategy import Component, FederationInfo, Strategy
 from flsv.data.groups import client_called
 from flsv.functional.distances import distances
-from flsv.personalization import Personalizer
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import to_host
 
@@ -219,7 +218,7 @@ class UpdateFilter(Component):
         Use :meth:`Cohort.keep` to drop clients, and ``dataclasses.replace`` to change updates.
         """
 
-    def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
+    def check(self, personalizer: Strategy | None, evaluating: Sequence[str]) -> None:
         """Check, when a loop is constructed, that the filter is compatible with the loop's other parts.
 
         Args:

@@ -10,9 +10,9 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
+from flsv.core import Strategy
 from flsv.filters.base import Cohort, UpdateFilter
 from flsv.functional.distances import distances
-from flsv.personalization import Personalizer
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -89,7 +89,7 @@ class NormCap(UpdateFilter):
     ) -> None:
         self.cap = cap
 
-    def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
+    def check(self, personalizer: Strategy | None, evaluating: Sequence[str]) -> None:
         super().check(personalizer, evaluating)
         if evaluating:
             raise ConfigurationError(

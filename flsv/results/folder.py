@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import lightning as L
-from annotated_types import Ge
 from filelock import FileLock, Timeout
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.csv_files import read_rows
-from flsv.utilities.declared import checked
 from flsv.utilities.display import display_path
 from flsv.utilities.errors import ConfigurationError, listed
 
@@ -28,61 +23,6 @@ RETRAINED = "retrained.csv"
 CONFIG = "config.yaml"
 #: The list of the finished runs of ``flsv repeat``, see :class:`flsv.utilities.result_file.ResultFile`.
 RUNS = "runs.csv"
-#: Default number of pictures of a metric in a run. TensorBoard keeps as many.
-PICTURES = 10
-
-
-@checked
-@dataclass(frozen=True)
-class Reporting:
-    """Options for what a run shows and writes. They do not change its results.
-
-    Args:
-        per_class: log per-class contributions to the loggers, too (the CSV always has them).
-        figures: rounds between two figures of a metric in TensorBoard (the last round always has one). 0: no figures.
-            None: ten figures in the run.
-        table: print a table of the clients at the end.
-        files: write ``contributions.csv``, ``run.json`` and the clients' pictures, and reserve the run's folder for
-            this run. A trainer with neither a logger nor a ``default_root_dir`` has no folder for these files.
-        client_steps: a client's steps between two values that it logs with ``on_step=True``, in the loggers' curves
-            ``<name>/<client>``. 0: no curves.
-
-    Raises:
-        ConfigurationError: a number is out of range, or a word is unknown.
-
-    Example:
-        >>> Reporting(figures=0).table
-        True
-    """
-
-    per_class: bool = True
-    figures: Annotated[int, Ge(0)] | None = None
-    table: bool = True
-    files: bool = True
-    client_steps: Annotated[int, Ge(0)] = 0
-
-    def draws(self, round_index: int, rounds: int | None) -> bool:
-        """Return whether figures are drawn after a round.
-
-        Args:
-            round_index: the round's number, from 0.
-            rounds: the number of rounds of the run. None or -1: no limit.
-
-        Example:
-            >>> [index for index in range(25) if Reporting().draws(index, 25)]
-            [2, 5, 8, 11, 14, 17, 20, 23, 24]
-        """
-        last_round = None
-        rounds_between = PICTURES
-        if rounds is not None and rounds > 0:
-            last_round = rounds
-            rounds_between = math.ceil(rounds / PICTURES)
-        if self.figures is not None:
-            rounds_between = self.figures
-        if rounds_between == 0:
-            return False
-        rounds_done = round_index + 1
-        return rounds_done == last_round or rounds_done % rounds_between == 0
 
 
 def leaves_files(trainer: L.Trainer) -> bool:

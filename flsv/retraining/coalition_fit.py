@@ -20,11 +20,10 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
-from flsv._lightning.patches import callbacks_of, in_turn
+from flsv._lightning.patches import callbacks_of, find_loop, in_turn, is_loop
 from flsv._lightning.round_boundary import model_of_validation
 from flsv._lightning.rounding import rounding_of
-from flsv.configuration.federation_config import ClientEvaluation
-from flsv.core import find_loop, is_loop
+from flsv.configuration.federation_config import ClientEvaluation, Reporting
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.engines.vmap import WATCHERS
@@ -36,7 +35,6 @@ from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore
 from flsv.games.vector_evaluator import Scores, VectorEvaluator
 from flsv.models.classifier import ClassifierClient
-from flsv.results.folder import Reporting
 from flsv.retraining.coalition_refusals import check_scored
 from flsv.retraining.fit_order import FitModels, FitOrder, FitResult
 from flsv.retraining.readings import ChangedFiles, OmittedValidation, become_stand_in

@@ -15,8 +15,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flsv._lightning.patches import callbacks_of
-from flsv.core import find_loop, is_loop
+from flsv._lightning.patches import callbacks_of, find_loop, is_loop
 from flsv.data import FederatedDataModule
 from flsv.games.coalition_utility import Measure
 from flsv.games.performance import ModelScore

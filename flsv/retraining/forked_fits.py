@@ -23,9 +23,8 @@ from typing import Any
 
 import lightning as L
 
-from flsv._lightning.patches import callbacks_of
+from flsv._lightning.patches import callbacks_of, find_loop
 from flsv._lightning.private import keep_callbacks_unrestored, let_callbacks_log
-from flsv.core import find_loop
 from flsv.core.ranks import ranks_of
 from flsv.data import FederatedDataModule
 from flsv.games.performance import ModelScore

@@ -20,8 +20,7 @@ from pandas import DataFrame
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv._lightning.patches import callbacks_of
-from flsv.core import find_loop
+from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.data import FederatedDataModule
 from flsv.functional.intervals import interval_over_seeds, prediction_stderr, seed_covariance
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_coalitions_shapley

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from flsv.aggregation import Aggregator
-from flsv.configuration.federation_config import ClientEvaluation
+from flsv.configuration.federation_config import ClientEvaluation, Reporting
 from flsv.core.needs import needs_of
 from flsv.data import FederatedDataModule, Splits
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, PartialFederatedShapley
 from flsv.models.classifier import ClassifierClient
-from flsv.results.folder import Reporting
 from flsv.sampling import ClientSampler
 from flsv.testing.checks import Case, ensure, equal, is_one, pickles, saved
 from flsv.training.algorithms import ClientAlgorithm

@@ -7,8 +7,8 @@ import lightning as L
 import pytest
 
 from flsv import FederatedDataModule
+from flsv._lightning.patches import find_loop
 from flsv.cli import main
-from flsv.core import find_loop
 from helpers.data import CONFIGS, SCENARIOS
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flsv._lightning.patches import find_loop
 from flsv.cli.parser import make_cli
-from flsv.core import find_loop
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ import lightning as L
 import pytest
 
 from flsv import FederatedLoop
+from flsv._lightning.patches import find_loop
 from flsv.cli.parser import make_cli
-from flsv.core import find_loop
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv import ClientEvaluation, Reporting, read_run
-from flsv.core import find_loop
+from flsv._lightning.patches import find_loop
 from flsv.core.artifacts import keep_artifact
 from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop

@@ -15,8 +15,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from flsv import FederatedLoop
+from flsv._lightning.patches import find_loop
 from flsv.aggregation import FedAvg, FedCE, FedNova, GeometricMedian, TrimmedMean
-from flsv.core import find_loop
 from flsv.engines.remote import Packet
 from flsv.engines.remote.messages import pack
 from flsv.filters import OutlierFilter
