@@ -430,9 +430,16 @@ def only_watches_the_run(callback: L.Callback) -> bool:
     for owner in (*program_classes, callback):
         for name, value in vars(owner).items():
             replaces_method = callable(value) and callable(getattr(base, name, None))
-            if replaces_method and not name.startswith("__"):
+            if replaces_method and not name.startswith("__") and not _is_of_flsv(value):
                 return False
     return True
+
+
+def _is_of_flsv(method: Any) -> bool:
+    """Return whether flsv's fit loop has set a method of a callback, for the time of the run."""
+    if isinstance(method, partial):
+        method = method.func
+    return bool(method.__module__.startswith("flsv."))
 
 
 def _class_of_lightning(callback: L.Callback) -> type:
