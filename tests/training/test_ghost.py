@@ -174,22 +174,36 @@ def test_ghost_products_of_rows_that_are_not_samples_are_refused() -> None:
 @pytest.mark.parametrize("name", ["tied", "conv2d", "embedding"])
 def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients(name: str) -> None:
     """The data's buffer is overwritten for every batch, a batch is not watched, and one comes by without a pass."""
-    module, x, y, g = make_setting(name)
-    ghost = GhostProducts(module, g)
-    expected = []
+    module, x, y, validation_gradient = make_setting(name)
+    ghost = GhostProducts(module, validation_gradient)
     buffer = torch.empty_like(x)
-    for size, watched in ((B, True), (B, False), (3, True), (2, None), (B, True)):
+    expected = []
+
+    def load_batch() -> None:
         ghost.watch(None)
-        if watched is None:
-            ghost.watch(size)
-            expected.append(torch.zeros(size, dtype=torch.float64))
-            continue
         buffer.copy_(x.roll(len(expected), 0))
-        targets = y[:size]
-        if watched:
-            expected.append(products_one_by_one(module, buffer[:size].clone(), targets, g))
-            ghost.watch(size)
-        F.cross_entropy(module(buffer[:size]), targets, reduction="sum").backward()
+
+    def pass_batch(size: int) -> None:
+        loss = F.cross_entropy(module(buffer[:size]), y[:size], reduction="sum")
+        loss.backward()
+
+    def pass_watched_batch(size: int) -> None:
+        load_batch()
+        inputs = buffer[:size].clone()
+        expected.append(products_one_by_one(module, inputs, y[:size], validation_gradient))
+        ghost.watch(size)
+        pass_batch(size)
+
+    pass_watched_batch(B)
+    # A batch that is not watched.
+    load_batch()
+    pass_batch(B)
+    pass_watched_batch(3)
+    # A batch that comes by without a pass.
+    ghost.watch(None)
+    ghost.watch(2)
+    expected.append(torch.zeros(2, dtype=torch.float64))
+    pass_watched_batch(B)
 
     torch.testing.assert_close(ghost.take(), torch.cat(expected))
     assert len(ghost.take()) == 0

@@ -51,11 +51,17 @@ def make_augmented_data() -> FederatedDataModule:
     """Noise from the global random state, drawn sample by sample in this process."""
     train, test = toy_sets()
     x, y = train.tensors
-    noisy = Items(lambda i: (x[i] + torch.randn(6), y[i]), range(len(y)))
-    noisy.targets = y
 
+    def add_noise(index: int) -> tuple[Tensor, Tensor]:
+        return x[index] + torch.randn(6), y[index]
+
+    augmented = Items(add_noise, range(len(y)))
+    augmented.targets = y
     return FederatedDataModule(
-        (noisy, test), SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(client_test=0.2)
+        (augmented, test),
+        SizePartitioner([4, 1, 2]),
+        batch_size=8,
+        splits=Splits(client_test=0.2),
     )
 
 

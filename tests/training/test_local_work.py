@@ -143,12 +143,14 @@ def test_invalid_local_epochs_are_refused_by_the_loop(work: Any, words: str) -> 
 
 
 def test_unknown_and_missing_clients_are_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigurationError,
-        match="the clients are '0', '1', '2', so that '2', 'Boston' is missing or",
-    ):
-        fit(FederatedLoop(local_epochs={0: 1, 1: 2, "Boston": 1}), tmp_path)
+    loop = FederatedLoop(local_epochs={0: 1, 1: 2, "Boston": 1})
 
+    message = "the clients are '0', '1', '2', so that '2', 'Boston' is missing or"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(loop, tmp_path)
+
+
+def test_client_without_an_epoch_for_the_shared_part_is_refused(tmp_path: Path) -> None:
     loop = FederatedLoop(
         client_algorithm=FedRep(), share=["!net.4.*"], local_epochs={0: 2, 1: 1, 2: 3}
     )

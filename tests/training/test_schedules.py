@@ -133,26 +133,24 @@ KINDS: dict[str, tuple[Callable[[], Scheduled], dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_clients_schedule_is_that_of_training_alone(tmp_path: Path, kind: str) -> None:
     """And the model of a client that trains alone is that of a plain fit."""
-    make, kwargs = KINDS[kind]
+    make, options = KINDS[kind]
     module = make()
-    alones = [make() for _ in range(CLIENTS)]
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*lr_scheduler.step\\(\\)")
-        fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=ROUNDS, **kwargs)
+        fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=ROUNDS, **options)
 
-    assert (
-        len({len(module.rates[client]) for client in range(CLIENTS)}) == CLIENTS
-    )  # they differ in steps
-    for client in range(CLIENTS):
-        assert module.rates[client] == rates_of_client_alone(
-            alones[client], client, tmp_path, **kwargs
-        )
+    num_steps = {len(module.rates[client]) for client in range(CLIENTS)}
+    modules_alone = [make() for _ in range(CLIENTS)]
+    assert len(num_steps) == CLIENTS  # each client has another number of steps
+    for client, module_alone in enumerate(modules_alone):
+        expected = rates_of_client_alone(module_alone, client, tmp_path, **options)
+        assert module.rates[client] == expected
 
     # Others, who never take part, keep the first one's data the same.
     loop = FederatedLoop(seed=SEED, optimizer_state="persist", sampler=FixedCohort([0]))
-    federated = fit(loop, tmp_path, make(), rounds=ROUNDS, **kwargs)
+    federated = fit(loop, tmp_path, make(), rounds=ROUNDS, **options)
 
-    assert torch.equal(state_vector(federated), state_vector(alones[0]))
+    assert torch.equal(state_vector(federated), state_vector(modules_alone[0]))
 
 
 def test_linear_decay_ends_at_zero_for_clients_drawn_any_number_of_times(tmp_path: Path) -> None:
@@ -189,15 +187,18 @@ def test_schedule_length_under_an_unpredictable_sampler_counts_all_rounds(tmp_pa
 
 
 def test_schedule_with_interval_epoch_is_stepped_once_per_round(tmp_path: Path) -> None:
-    module = fit(
-        FederatedLoop(seed=SEED), tmp_path, Scheduled(make_stairs, manual="epoch"), rounds=5
-    )
-    expected = (0.1, 0.1, 0.05, 0.05, 0.025)
-    for rates in module.rates.values():
-        steps = len(rates) // 5
-        assert [rate for rate, _ in rates] == pytest.approx(
-            [rate for rate in expected for _ in range(steps)]
-        )
+    module = Scheduled(make_stairs, manual="epoch")
+
+    fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=5)
+
+    rates_of_rounds = [0.1, 0.1, 0.05, 0.05, 0.025]  # halved after two rounds
+    for rates_and_steps in module.rates.values():
+        rates = [rate for rate, _ in rates_and_steps]
+        steps_per_round = len(rates) // 5
+        expected: list[float] = []
+        for rate in rates_of_rounds:
+            expected += [rate] * steps_per_round
+        assert rates == pytest.approx(expected)
 
 
 class OfRounds(Scheduled):

@@ -145,16 +145,20 @@ def test_a_client_that_is_named_twice_is_asked_twice() -> None:
 
 def test_conversations_compute_as_their_caller_does() -> None:
     conversations = Conversations(Echoes())
+    clients = make_clients(2)
 
-    def modes(client: Client) -> tuple[bool, bool]:
+    def autograd_modes(client: Client) -> tuple[bool, bool]:
         return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     with torch.no_grad():
-        assert conversations.hold(modes, make_clients(2)) == [(False, False)] * 2
-
+        without_gradients = conversations.hold(autograd_modes, clients)
     with torch.inference_mode():
-        assert conversations.hold(modes, make_clients(2)) == [(False, True)] * 2
-    assert conversations.hold(modes, make_clients(2)) == [(True, False)] * 2
+        in_inference = conversations.hold(autograd_modes, clients)
+    with_gradients = conversations.hold(autograd_modes, clients)
+
+    assert without_gradients == [(False, False)] * 2
+    assert in_inference == [(False, True)] * 2
+    assert with_gradients == [(True, False)] * 2
 
 
 def make_client_valued_loop() -> FederatedLoop:

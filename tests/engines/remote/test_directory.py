@@ -169,24 +169,51 @@ def make_announcing_sites(*trains: int) -> Replay:
     return nodes
 
 
+TOO_MANY_SAMPLES = (
+    "it announces 1,001 train samples, and the server takes max_samples=1,000 of a site at most. "
+    "If it has them, raise the server's max_samples"
+)
+
+
 def test_site_that_announces_more_samples_than_max_samples_is_refused(tmp_path: Path) -> None:
     """At the start by an error that names the setting; in a run that goes on it is left alone, whatever else it is."""
-    words = r"it announces 1,001 train samples, and the server takes max_samples=1,000 .* server_app\(max_samples=...\)"
-    nodes = make_announcing_sites(10, 1001, 1000)
+    sites = make_announcing_sites(10, 1001, 1000)
+    directory = Directory(sites, NAMES, {}, tmp_path / "book", wait=0, max_samples=1000)
+
+    with pytest.raises(
+        ConfigurationError, match=f"site 'Lyon' cannot take part: {TOO_MANY_SAMPLES}"
+    ):
+        directory.gather()
+
+
+def test_site_that_announces_too_many_samples_within_a_run_is_left_alone(tmp_path: Path) -> None:
+    sites = make_announcing_sites(10, 1001, 1000)
+    directory = Directory(sites, NAMES, {}, tmp_path / "book", wait=0, max_samples=1000)
+
+    with pytest.warns(
+        UserWarning, match=f"site 'Lyon' has not said what it has: {TOO_MANY_SAMPLES}"
+    ):
+        addresses = directory.refresh()
+
+    assert addresses == {0: 100, 2: 102}  # of Boston and Osaka
+
+
+def test_book_with_a_site_of_too_many_samples_is_refused(tmp_path: Path) -> None:
+    sites = make_announcing_sites(10, 1001, 1000)
     book = tmp_path / "book"
+    Directory(sites, NAMES, {}, book, wait=0).gather()
 
-    with pytest.raises(ConfigurationError, match=f"site 'Lyon' cannot take part: {words}"):
-        Directory(nodes, NAMES, {}, book, wait=0, max_samples=1000).gather()
+    with pytest.raises(
+        ConfigurationError, match=f"a site of .*book cannot take part: {TOO_MANY_SAMPLES}"
+    ):
+        Directory(sites, NAMES, {}, book, wait=0, max_samples=1000)
 
-    directory = Directory(nodes, NAMES, {}, book, wait=0, max_samples=1000)
-    with pytest.warns(UserWarning, match=f"site 'Lyon' has not said what it has: {words}"):
-        assert directory.refresh() == {0: 100, 2: 102}
 
-    Directory(nodes, NAMES, {}, book, wait=0).gather()
-    with pytest.raises(ConfigurationError, match=f"a site of .*book cannot take part: {words}"):
-        Directory(nodes, NAMES, {}, book, wait=0, max_samples=1000)
+def test_max_samples_of_0_is_refused(tmp_path: Path) -> None:
+    sites = make_announcing_sites(10, 1001, 1000)
+
     with pytest.raises(ConfigurationError, match="max_samples=0: expected at least 1"):
-        Directory(nodes, NAMES, {}, tmp_path / "new", wait=0, max_samples=0)
+        Directory(sites, NAMES, {}, tmp_path / "book", wait=0, max_samples=0)
 
 
 class Largest(TorchDispatchMode):
@@ -205,24 +232,27 @@ class Largest(TorchDispatchMode):
 @pytest.mark.filterwarnings("ignore")
 def test_samples_that_a_site_announces_take_no_memory_at_the_server(tmp_path: Path) -> None:
     announced = 10**8
-    remote = SitesInProcess(tmp_path, partial(make_shapfed_loop, aggregator=FedAvg(), metrics={}))
+    make = partial(make_shapfed_loop, aggregator=FedAvg(), metrics={})
+    federation = SitesInProcess(tmp_path, make)
 
-    def boast(address: int, packet: Packet, reply: Packet) -> Packet:
-        if address == 101 and packet.kind == "hello":
+    def announce_many_at_lyon(address: int, packet: Packet, reply: Packet) -> Packet:
+        if address != 101:
+            return reply
+        if packet.kind == "hello":
             sizes = dict.fromkeys(("train", "val", "test"), announced)
             return Packet("hello", {"sizes": sizes})
-
-        if address == 101 and packet.kind == "train":
+        if packet.kind == "train":
             return Packet("update", {**reply.plain, "samples": announced}, reply.tensors)
         return reply
 
-    remote.transport.spoil = boast
+    federation.transport.spoil = announce_many_at_lyon
+    logger = TensorBoardLogger(tmp_path, name="", version="")
 
     with Largest() as largest:
-        loop = remote.fit(rounds=1, logger=TensorBoardLogger(tmp_path, name="", version=""))
+        loop = federation.fit(rounds=1, logger=logger)
 
     assert loop.participations.tolist() == [1, 1, 1]
-    assert 0 < largest.bytes < 10**7
+    assert 0 < largest.bytes < announced / 10
 
 
 def test_another_checkout_of_one_version_is_refused(
@@ -343,20 +373,22 @@ def test_figure_of_the_sites_sample_counts_is_drawn(
 
 
 def test_round_without_replies_is_recorded_for_every_site(tmp_path: Path) -> None:
-    remote = SitesInProcess(tmp_path, make_shapfed_loop)
-    remote.transport.spoil = lambda address, packet, reply: (
-        None if packet.kind == "train" else reply
-    )
+    def keep_silent_when_training(address: int, packet: Packet, reply: Packet) -> Packet | None:
+        return None if packet.kind == "train" else reply
+
+    federation = SitesInProcess(tmp_path, make_shapfed_loop)
+    federation.transport.spoil = keep_silent_when_training
+
     with (
         pytest.warns(UserWarning, match="left out"),
         pytest.raises(RuntimeError, match="no site sent a model"),
     ):
-        remote.fit()
+        federation.fit()
 
-    incidents = json.loads((tmp_path / "run.json").read_text())["events"]
+    record = json.loads((tmp_path / "run.json").read_text())
+    events = [(event["client"], event["what"]) for event in record["events"]]
     expected = [(client, "is left out: no reply within 1 s") for client in range(3)]
-
-    assert [(event["client"], event["what"]) for event in incidents] == expected
+    assert events == expected
 
 
 @pytest.mark.parametrize(

@@ -232,18 +232,25 @@ def test_absent_site_keeps_its_value(tmp_path: Path) -> None:
 def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
     tmp_path: Path,
 ) -> None:
-    def spoil(address: int, packet: Packet, reply: Packet) -> Packet:
-        high = {**reply.plain, "answer": "high"}
-        return Packet(reply.kind, high) if packet.kind == "ask" and address == 101 else reply
+    def answer_with_a_word_at_lyon(address: int, packet: Packet, reply: Packet) -> Packet:
+        if packet.kind == "ask" and address == 101:
+            return Packet(reply.kind, {**reply.plain, "answer": "high"})
+        return reply
 
     make = partial(
-        make_shapfed_loop, aggregator=FedAvg("uniform"), metrics={}, sampler=PowerOfChoice(2, 3)
+        make_shapfed_loop,
+        aggregator=FedAvg("uniform"),
+        metrics={},
+        sampler=PowerOfChoice(2, 3),
     )
-    remote = SitesInProcess(tmp_path, make)
-    remote.transport.spoil = spoil
+    federation = SitesInProcess(tmp_path, make)
+    federation.transport.spoil = answer_with_a_word_at_lyon
 
     with pytest.warns(UserWarning, match="It is chosen last"):
-        assert remote.fit().participations.tolist() == [3, 0, 3]
+        loop = federation.fit()
+
+    # Of three candidates two are drawn in each of three rounds.
+    assert loop.participations.tolist() == [3, 0, 3]
 
 
 def make_standalone_loop() -> FederatedLoop:
@@ -430,12 +437,15 @@ def test_sites_log_names_types_that_torch_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     change_samples(monkeypatch, as_integers)
+
     with pytest.raises(RuntimeError, match="no site sent a model"):
         SitesInProcess(tmp_path, FederatedLoop).fit(rounds=1)
 
-    errors = [record.exc_info[1] for record in caplog.records if record.exc_info]
-    notes = [note for error in errors for note in getattr(error, "__notes__", [])]
-
+    notes: list[str] = []
+    for record in caplog.records:
+        if record.exc_info:
+            error = record.exc_info[1]
+            notes += getattr(error, "__notes__", [])
     assert any("torch.int32 [48, 1, 8, 8]" in note for note in notes)
 
 

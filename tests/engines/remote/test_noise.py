@@ -198,17 +198,22 @@ def double_tensors(state: Any) -> Any:
 def change_value(value: Any) -> Any:
     """Another value of the same type."""
     if isinstance(value, Tensor):
-        value = value.clone()
-        flat = value.view(-1).view(torch.uint8)
-        flat[0] ^= 1  # the last bit of the first number
-        return value
+        changed_tensor = value.clone()
+        as_bytes = changed_tensor.view(-1).view(torch.uint8)
+        as_bytes[0] ^= 1  # the last bit of the first number
+        return changed_tensor
 
     if isinstance(value, bool):
         return not value
 
     if isinstance(value, int | float):
         return value + 1
-    return {str: lambda: value + "0", type(None): lambda: "0" * 64}[type(value)]()
+
+    if isinstance(value, str):
+        return value + "0"
+
+    assert value is None
+    return "0" * 64
 
 
 def variants_of(packet: Packet) -> dict[str, Packet]:
@@ -250,10 +255,15 @@ def test_every_field_of_a_message_enters_the_noise_key(
     message_and_folder: tuple[Packet, Path],
 ) -> None:
     """All fields that messages have, and all that a server writes into them."""
+    secret = "0" * 64
     packet, _ = message_and_folder
-    packets = variants_of(packet)
+    variants = variants_of(packet)
 
-    assert {
+    keys = [visit_secret(secret, packet, {})]
+    for variant in variants.values():
+        keys.append(visit_secret(secret, variant, {}))
+
+    fields_of_a_server = {
         "run",
         "rounds",
         "round",
@@ -263,16 +273,26 @@ def test_every_field_of_a_message_enters_the_noise_key(
         "seed",
         "counted",
         "start, shape",
-    } <= packets.keys()
+    }
+    assert fields_of_a_server <= variants.keys()
+    assert len(set(keys)) == len(keys)
 
+
+def test_state_and_secret_of_a_site_enter_the_noise_key(
+    message_and_folder: tuple[Packet, Path],
+) -> None:
+    packet, _ = message_and_folder
     secret = "0" * 64
-    keys = {visit_secret(secret, variant, {}) for variant in (packet, *packets.values())}
+    other_secret = "1" * 64
 
-    assert len(keys) == len(packets) + 1
+    keys = {
+        visit_secret(secret, packet, None),
+        visit_secret(secret, packet, {}),
+        visit_secret(secret, packet, {"store": torch.zeros(1)}),
+        visit_secret(other_secret, packet, {}),
+    }
 
-    states: tuple[Any, ...] = (None, {}, {"store": torch.zeros(1)})
-    assert len({visit_secret(secret, packet, state) for state in states}) == 3
-    assert visit_secret(secret, packet, {}) != visit_secret("1" * 64, packet, {})
+    assert len(keys) == 4
 
 
 @pytest.mark.slow

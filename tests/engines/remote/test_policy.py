@@ -347,13 +347,15 @@ def spend_often(ledger: Path) -> None:
 
 def test_two_processes_on_one_ledger_lose_no_count(tmp_path: Path) -> None:
     ledger = tmp_path / LEDGER
-    forks = multiprocessing.get_context("fork")
-    processes = [forks.Process(target=spend_often, args=(ledger,)) for _ in range(2)]
-
-    for process in processes:
+    fork = multiprocessing.get_context("fork")
+    processes = []
+    for _ in range(2):
+        process = fork.Process(target=spend_often, args=(ledger,))
         process.start()
-
+        processes.append(process)
     for process in processes:
         process.join(timeout=600)
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert json.loads(ledger.read_text())["updates"] == 80
+
+    exit_codes = [process.exitcode for process in processes]
+    assert exit_codes == [0, 0]
+    assert json.loads(ledger.read_text())["updates"] == 2 * 40

@@ -29,7 +29,7 @@ from flsv.training.algorithms import (
 )
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
-from helpers.fits import client_tensors, fit
+from helpers.fits import client_tensors, fit, state_vector
 from helpers.loops_by_hand import (
     PROPORTIONS,
     ROUNDS,
@@ -168,20 +168,16 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) ->
 
 
 def test_global_model_with_ditto_equals_bitwise_the_one_without_ditto(tmp_path: Path) -> None:
-    models = []
+    vectors = []
     for name, algorithm in (("with", Ditto()), ("without", None)):
         module = Plain(network(dropout=0.5))
         module.spare = nn.Parameter(torch.ones(2))  # without a gradient
-        fit(
-            make_ditto_loop(client_algorithm=algorithm),
-            tmp_path / name,
-            module,
-            make_unequal_data(),
-            rounds=2,
-        )
-        models.append(module.state_dict())
+        loop = make_ditto_loop(client_algorithm=algorithm)
+        fit(loop, tmp_path / name, module, make_unequal_data(), rounds=2)
+        vectors.append(state_vector(module))
 
-    assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
+    with_ditto, without_ditto = vectors
+    assert torch.equal(with_ditto, without_ditto)
 
 
 def make_fedrep_loop(**kwargs: Any) -> FederatedLoop:
@@ -486,7 +482,8 @@ def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(
 ) -> None:
     """The server has not taken in what it sent, so its own variate must not have moved either."""
     net = network(batch_norm=False)
-    expected, c, c_i = scaffold_by_hand(net, failing={(r, 0) for r in range(ROUNDS)})
+    failing = {(round_index, 0) for round_index in range(ROUNDS)}
+    expected_net, expected_variate, client_variates = scaffold_by_hand(net, failing=failing)
     loop = make_scaffold_loop(
         uploads=[Scaling(1e6, clients=[0])], filters=[OutlierFilter(exclude=True)]
     )
@@ -494,23 +491,30 @@ def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(
 
     with pytest.warns(UserWarning, match="client 0 .* left out of the round"):
         fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
-    assert_same_state(module.net, expected)
-    torch.testing.assert_close(server_variate(loop), c, rtol=1e-6, atol=1e-6)
+
+    assert_close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)
+    assert_same_state(module.net, expected_net)
+    assert_close(server_variate(loop), expected_variate)
     for client, state in client_tensors(loop).items():
-        torch.testing.assert_close(state["control_variate"], c_i[client], rtol=1e-6, atol=1e-6)
+        assert_close(state["control_variate"], client_variates[client])
 
 
 def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(
     tmp_path: Path,
 ) -> None:
     """Clipped to next to nothing, the upload is the start point, and the change -c; likewise at a rate of 0."""
-    still = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.0)
-    clipped = {"uploads": [GaussianPrivacy(clip=1e-9, noise_multiplier=0.0)]}
-    for options, schedule, bound in ((clipped, None, 1e-6), ({}, still, 0)):
-        loop = make_scaffold_loop(**options)
-        module = Plain(network(batch_norm=False), sgd, schedule)
-        fit(loop, tmp_path, module, make_unequal_data(), rounds=2)
-        assert server_variate(loop).abs().max() <= bound
+    clipping = GaussianPrivacy(clip=1e-9, noise_multiplier=0.0)
+    rate_of_0 = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.0)
+    clipped_loop = make_scaffold_loop(uploads=[clipping])
+    clipped_module = Plain(network(batch_norm=False), sgd)
+    still_loop = make_scaffold_loop()
+    still_module = Plain(network(batch_norm=False), sgd, rate_of_0)
+
+    fit(clipped_loop, tmp_path, clipped_module, make_unequal_data(), rounds=2)
+    fit(still_loop, tmp_path, still_module, make_unequal_data(), rounds=2)
+
+    assert server_variate(clipped_loop).abs().max() <= 1e-6
+    assert server_variate(still_loop).abs().max() == 0
 
 
 # ---- in-run values; of every step: tests/metrics/test_in_run_shapley.py

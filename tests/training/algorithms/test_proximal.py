@@ -76,11 +76,20 @@ def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path: Path) -> 
     assert loop.client_accuracy.mean() > 0.4
 
 
-def test_moreau_sgd_with_wrong_arguments_raises() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"lr": 0.2}, {"outer_lr": 0.1}, {"lamda": 0.0}, {"inner_steps": 0}],
+    ids=lambda options: next(iter(options)),
+)
+def test_moreau_sgd_with_wrong_arguments_raises(options: dict[str, float]) -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
-    for wrong in ({"lr": 0.2}, {"outer_lr": 0.1}, {"lamda": 0.0}, {"inner_steps": 0}):
-        with pytest.raises(ConfigurationError, match=r"MoreauSGD\(\w+=.*expected a"):
-            MoreauSGD([parameter], **wrong)
+
+    with pytest.raises(ConfigurationError, match=r"MoreauSGD\(\w+=.*expected a"):
+        MoreauSGD([parameter], **options)
+
+
+def test_moreau_sgd_without_a_closure_is_refused() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
 
     with pytest.raises(ConfigurationError, match=r"needs a closure"):
         MoreauSGD([parameter]).step()
