@@ -19,17 +19,26 @@ from helpers.models import Plain
 
 def test_checkpoint_is_drafted_in_its_target_folder_and_then_renamed(tmp_path, monkeypatch):
     """Not in the system's temporary folder, from which a move may be a copy."""
-    moves = []
-    monkeypatch.setattr(
-        os, "replace", lambda a, b, move=os.replace: (moves.append((Path(a), Path(b))), move(a, b))
-    )
+    renamed_files = []
+    rename = os.replace
+
+    def record_and_rename(source, target):
+        renamed_files.append((Path(source), Path(target)))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", record_and_rename)
     trainer = trainer_for(FederatedLoop(), tmp_path / "run", rounds=1)
     trainer.fit(Plain(), toy_data())
-    moves.clear()
-    trainer.save_checkpoint(tmp_path / "model.ckpt")
+    renamed_files.clear()
+    path = tmp_path / "model.ckpt"
 
-    assert [(a.parent, b) for a, b in moves] == [(tmp_path, tmp_path / "model.ckpt")]
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["model.ckpt"]
+    trainer.save_checkpoint(path)
+
+    ((draft, target),) = renamed_files
+    files = [path for path in tmp_path.iterdir() if path.is_file()]
+    assert draft.parent == tmp_path
+    assert target == path
+    assert files == [path]
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,20 +50,16 @@ def cosine_similarity(a, b):
 
 
 def test_gradient_poisoning_multiplies_every_entry_by_its_own_uniform_factor():
-    factors = (attacked_update(GradientPoisoning()).double() / UPDATE.double()).numpy()
-    counts, _ = np.histogram(
-        factors,
-        bins=10,
-        range=(0.5, 1.5),
-    )
+    poisoned = attacked_update(GradientPoisoning())
 
-    assert (
-        factors.min(),
-        factors.max(),
-    ) == pytest.approx((0.5, 1.5), abs=1e-3)
+    factors = (poisoned.double() / UPDATE.double()).numpy()
+    counts, _ = np.histogram(factors, bins=10, range=(0.5, 1.5))
+    correlations = np.corrcoef(factors, UPDATE)
+    assert factors.min() == pytest.approx(0.5, abs=1e-3)
+    assert factors.max() == pytest.approx(1.5, abs=1e-3)
     # U[0.5, 1.5]: every tenth of the range has a tenth of the entries (standard deviation 95 of 10,000).
     assert np.abs(counts - SIZE / 10).max() < 5 * 95
-    assert abs(np.corrcoef(factors, UPDATE)[0, 1]) < 0.02
+    assert abs(correlations[0, 1]) < 0.02
 
 
 def test_gradient_poisoning_of_an_uncentered_range_scales_by_its_mean():
@@ -140,7 +136,15 @@ def test_several_attacks_are_applied_in_order_with_independent_noise():
     factors = send_through([GradientPoisoning()]) / SHORT
     factors_of_two = send_through([GradientPoisoning()] * 2) / SHORT
 
-    assert torch.equal(send_through([Scaling(3.0), SignFlip()]), SHORT * 3 * -1)
+    assert torch.equal(
+        send_through(
+            [
+                Scaling(3.0),
+                SignFlip(),
+            ]
+        ),
+        SHORT * 3 * -1,
+    )
     assert not torch.allclose(factors**2, factors_of_two)
 
 

@@ -56,11 +56,15 @@ def test_federation_from_an_own_file_is_read(tmp_path):
     path = write_digits_file(tmp_path, rounds=3, title=None, set=None)
 
     digits = federation(path)
-
-    assert (digits.name, digits.rounds) == ("mine", 3)
-    assert (digits.title, digits.set) == ("mine", "held_out")
-
     digits.check()
+
+    assert digits.name == "mine"
+    assert digits.title == "mine"
+    assert digits.rounds == 3
+    assert digits.set == "held_out"
+
+
+def test_federation_that_does_not_exist_is_refused():
     with pytest.raises(ConfigurationError, match="there is no federation 'nothing'"):
         federation("nothing")
 

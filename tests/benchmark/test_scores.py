@@ -19,12 +19,21 @@ def test_correlation_of_constant_or_missing_values_is_zero_and_auroc_of_one_clas
 
 def test_clients_without_a_value_rank_last() -> None:
     truth = torch.tensor([1.0, 2.0, 3.0])
-    filled = spearman(torch.tensor([2.0, 2, 3]), truth)
+    unknown = torch.tensor([NAN, 2.0, 3.0])
+    lowest = torch.tensor([2.0, 2.0, 3.0])  # as much as the least
 
-    assert spearman(torch.tensor([NAN, 2.0, 3.0]), truth) == pytest.approx(filled)
-    assert (
-        auroc(torch.tensor([0.1, 0.5, NAN]), torch.tensor([False, False, True])) == 0.75
-    )  # equal to the least
+    assert spearman(
+        unknown,
+        truth,
+    ) == pytest.approx(spearman(lowest, truth))
+
+
+def test_bad_client_without_a_value_is_told_apart_as_the_least() -> None:
+    values = torch.tensor([0.1, 0.5, NAN])
+    is_bad = torch.tensor([False, False, True])
+
+    # It ties with the first, which counts for half, and is below the second.
+    assert auroc(values, is_bad) == (0.5 + 1) / 2
 
 
 def test_shares_of_clients_with_negative_values_are_zero_unless_all_are_negative() -> None:

@@ -66,12 +66,15 @@ def make_images() -> Sets:
     """Noisy stripes of three widths."""
     generator = make_generator()
 
-    def some(n: int) -> TensorDataset:
+    def make_stripes(n: int) -> TensorDataset:
         y = torch.arange(n) % 3
-        wave = torch.sin(torch.arange(8) * (y[:, None] + 1.0))[:, None, None, :].expand(n, 1, 8, 8)
-        return TensorDataset(wave + 0.3 * torch.randn(n, 1, 8, 8, generator=generator), y)
+        frequencies = y[:, None] + 1.0
+        row = torch.sin(torch.arange(8) * frequencies)
+        images = row[:, None, None, :].expand(n, 1, 8, 8)
+        noise = torch.randn(n, 1, 8, 8, generator=generator)
+        return TensorDataset(images + 0.3 * noise, y)
 
-    return Sets(some(44), some(12))
+    return Sets(make_stripes(44), make_stripes(12))
 
 
 class Small(tasks.Kind):

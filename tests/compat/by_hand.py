@@ -156,10 +156,12 @@ def average_models(
     mean = copy.deepcopy(models[0])
     states = [model.state_dict() for model in models]
     for name, value in mean.state_dict().items():
-        if value.is_floating_point():
-            value.copy_(
-                sum(n * state[name].double() for n, state in zip(sizes, states)) / sum(sizes)
-            )
+        if not value.is_floating_point():
+            continue
+        total = 0
+        for size, state in zip(sizes, states):
+            total = total + size * state[name].double()
+        value.copy_(total / sum(sizes))
 
     return mean
 

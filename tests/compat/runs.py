@@ -67,13 +67,18 @@ class Pair:
 def train_both_ways(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop: Any) -> Pair:
     """Train twice."""
     module, federation = train_federated(kind, folder, rounds, aggregator=KeepUpdates(), **loop)
-    data = make_federated_data(kind)
-    how = {"keep": loop.get("optimizer_state") == "persist", "epochs": loop.get("local_epochs", 1)}
-    options = {**kind.trainer, **how}
-    expected, history = fedavg_by_hand(
-        kind.module(), kind.data(), data, folder, rounds, kind.callbacks, **options
-    )
 
+    expected, history = fedavg_by_hand(
+        kind.module(),
+        kind.data(),
+        make_federated_data(kind),
+        folder,
+        rounds,
+        kind.callbacks,
+        keep=loop.get("optimizer_state") == "persist",
+        epochs=loop.get("local_epochs", 1),
+        **kind.trainer,
+    )
     return Pair(kind, module, federation, expected, history)
 
 
@@ -86,7 +91,10 @@ def train_federated(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         callbacks = list(kind.callbacks())
-        callbacks = [federation, *callbacks] if is_first else [*callbacks, federation]
+        if is_first:
+            callbacks.insert(0, federation)
+        else:
+            callbacks.append(federation)
         trainer = trainer_for(None, folder, rounds, callbacks=callbacks, **kind.trainer)
         trainer.fit(module, make_federated_data(kind))
 

@@ -185,14 +185,19 @@ def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path: Path) -> No
 
 def test_each_clients_loader_is_started_once_per_round(tmp_path: Path, monkeypatch: Any) -> None:
     """Every start of a loader starts its workers."""
-    begun: list[int] = []
-    begin = TensorBatches.__iter__
-    monkeypatch.setattr(
-        TensorBatches, "__iter__", lambda self: [begun.append(len(self)), begin(self)][1]
-    )
-    train_federated(make_small_kind(trainer={"limit_val_batches": 0}), tmp_path, ROUNDS)
+    lengths: list[int] = []
+    iterate = TensorBatches.__iter__
 
-    assert begun == [*LENGTHS] * ROUNDS
+    def record_and_iterate(loader: TensorBatches) -> Any:
+        lengths.append(len(loader))
+        return iterate(loader)
+
+    monkeypatch.setattr(TensorBatches, "__iter__", record_and_iterate)
+    kind = make_small_kind(trainer={"limit_val_batches": 0})
+
+    train_federated(kind, tmp_path, ROUNDS)
+
+    assert lengths == [*LENGTHS] * ROUNDS
 
 
 def test_progress_bar_counts_the_batches_of_the_round(tmp_path: Path) -> None:

@@ -18,14 +18,16 @@ TESTED = {
 
 def rows_of_table() -> list[tuple[str, str]]:
     """What a row is about, and the test that it names."""
-    lines = [
-        line.strip("|").split("|")
-        for line in TABLE.read_text().splitlines()
-        if line.startswith("|")
-    ]
-    cells = [[cell.strip() for cell in line] for line in lines]
-
-    return [(row[0], row[-1].strip("`")) for row in cells if row[-1] not in ("test", "---")]
+    rows = []
+    for line in TABLE.read_text().splitlines():
+        if not line.startswith("|"):
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        subject = cells[0]
+        test = cells[-1]
+        if test not in ("test", "---"):
+            rows.append((subject, test.strip("`")))
+    return rows
 
 
 def test_every_row_of_the_compatibility_table_names_an_existing_test() -> None:

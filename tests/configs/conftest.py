@@ -18,11 +18,14 @@ def run(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["flsv"])
 
-    def command(*configs, arguments=()):
-        options = [option for config in configs for option in ("--config", str(config))]
-        assert main(["fit", *options, "--trainer.enable_progress_bar", "false", *arguments]) == 0
+    def run_fit(*configs, arguments=()):
+        options = []
+        for config in configs:
+            options += ["--config", str(config)]
+        options += ["--trainer.enable_progress_bar", "false", *arguments]
+        assert main(["fit", *options]) == 0
 
-    return command
+    return run_fit
 
 
 @pytest.fixture

@@ -65,7 +65,8 @@ def squared_error(estimate: Callable[[Game, int], Tensor], draws: int = 120) -> 
     for seed in range(draws):
         game = Game(7, seed)
         exact = exact_shapley(game.utility, 7).values
-        errors.append(float((estimate(game, seed) - exact).square().mean() / exact.var()))
+        squared = (estimate(game, seed) - exact).square()
+        errors.append(float(squared.mean() / exact.var()))
     return float(np.mean(errors))
 
 

@@ -67,7 +67,7 @@ def fedcm_by_hand(
     server = copy.deepcopy(net)
     direction = [torch.zeros_like(parameter) for parameter in net.parameters()]
     for r in range(ROUNDS):
-        start = copy_parameters(server)
+        initial = copy_parameters(server)
         models = []
         buffers = []
         sizes = []
@@ -77,17 +77,19 @@ def fedcm_by_hand(
             steps.append(train_by_hand(client, load_batches(data, r, i), direction))
             models.append(copy_parameters(client))
             buffers.append(copy_buffers(client))
-            sizes.append({"uniform": 1.0, "samples": float(data.num_samples[i])}[weighting])
+            sizes.append(float(data.num_samples[i]) if weighting == "samples" else 1.0)
 
         weights = [size / sum(sizes) for size in sizes]
-        update = []
-        for x, *trained in zip(start, *models):
-            update.append(sum(w * (y - x) for w, y in zip(weights, trained)))
-        mean_steps = sum(w * k for w, k in zip(weights, steps))
+        update = [torch.zeros_like(parameter) for parameter in initial]
+        mean_steps = 0.0
+        for weight, model, num_steps in zip(weights, models, steps):
+            mean_steps += weight * num_steps
+            for total, parameter, anchor in zip(update, model, initial):
+                total += weight * (parameter - anchor)
+
         direction = [-moved / (mean_steps * LR) for moved in update]
-        set_state(
-            server, [x + server_lr * moved for x, moved in zip(start, update)], buffers, weights
-        )
+        parameters = [anchor + server_lr * moved for anchor, moved in zip(initial, update)]
+        set_state(server, parameters, buffers, weights)
 
     return server, torch.cat([part.flatten() for part in direction])
 

@@ -26,42 +26,6 @@ def float_state(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
 
 
-def test_parameter_space_reads_parameters_first_and_writes_the_inverse() -> None:
-    module = make_network()
-    randomized = make_network()
-    space = ParameterSpace(module)
-
-    vector = space.read(module)
-
-    cut = space.num_parameters
-    parameters = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
-    statistics = torch.cat([module[1].running_mean, module[1].running_var])
-
-    assert torch.equal(vector[:cut], parameters)
-    assert torch.equal(vector[cut:], statistics)
-    assert space.size == sum(value.numel() for value in float_state(module).values())
-
-    # Another module is read into a row, and written into this one.
-    with torch.no_grad():
-        for value in float_state(randomized).values():
-            value.normal_()
-
-    matrix = torch.zeros(3, space.size)
-    row = space.read(
-        randomized,
-        out=matrix[1],
-    )
-
-    assert row.data_ptr() == matrix[1].data_ptr()
-    assert matrix[0].abs().sum() == 0
-
-    space.write(module, row)
-    expected = float_state(randomized)
-
-    for name, value in float_state(module).items():
-        assert torch.equal(value, expected[name]), name
-
-
 def test_vector_holds_scalars_and_has_the_widest_dtype() -> None:
     module = nn.Linear(2, 2).to(torch.bfloat16)
     module.register_parameter("temperature", nn.Parameter(torch.tensor(2.0)))
@@ -77,17 +41,48 @@ def test_vector_holds_scalars_and_has_the_widest_dtype() -> None:
     assert ParameterSpace(nn.Linear(2, 2).double()).dtype == torch.float64
 
 
+def test_parameter_space_reads_parameters_first() -> None:
+    module = make_network()
+    space = ParameterSpace(module)
+
+    vector = space.read(module)
+
+    cut = space.num_parameters
+    parameters = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    statistics = torch.cat([module[1].running_mean, module[1].running_var])
+    assert torch.equal(vector[:cut], parameters)
+    assert torch.equal(vector[cut:], statistics)
+    assert space.size == len(parameters) + len(statistics)
+
+
+def test_module_is_read_into_a_row_and_written_into_another_module() -> None:
+    module = make_network()
+    randomized = make_network()
+    expected_state = float_state(randomized)
+    with torch.no_grad():
+        for value in expected_state.values():
+            value.normal_()
+    space = ParameterSpace(module)
+    matrix = torch.zeros(3, space.size)
+
+    row = space.read(randomized, out=matrix[1])
+    space.write(module, row)
+
+    assert row.data_ptr() == matrix[1].data_ptr()
+    assert matrix[0].abs().sum() == 0
+    for name, value in float_state(module).items():
+        assert torch.equal(value, expected_state[name]), name
+
+
 def test_head_is_the_last_linear_layer_or_the_named_one() -> None:
     module = make_network()
-    assert ParameterSpace(module).head.name == "5"
 
-    space = ParameterSpace(module, head="4")
-    assert (space.head.name, space.head.num_classes) == ("4", 5)
+    last_head = ParameterSpace(module).head
+    named_head = ParameterSpace(module, head="4").head
 
-    rows = space.head.rows(space.read(module))
-    assert torch.equal(rows, torch.cat([module[4].weight, module[4].bias[:, None]], dim=1))
-    assert torch.equal(space.head.rows(space.read(module), include_bias=False), module[4].weight)
-    assert space.head.rows(torch.zeros(7, 2, space.size)).shape == (7, 2, 5, 145)
+    assert last_head.name == "5"
+    assert named_head.name == "4"
+    assert named_head.num_classes == 5
 
 
 def test_head_of_timm_is_its_classifier() -> None:
@@ -111,10 +106,30 @@ def test_parameter_space_errors_name_the_wrong_head_vector_or_parameter() -> Non
         ParameterSpace(module)
 
 
+def test_rows_of_the_head_are_its_weights_and_biases() -> None:
+    module = make_network()
+    space = ParameterSpace(module, head="4")
+    layer = module[4]
+    vector = space.read(module)
+
+    rows = space.head.rows(vector)
+    rows_without_bias = space.head.rows(vector, include_bias=False)
+    rows_of_many = space.head.rows(torch.zeros(7, 2, space.size))
+
+    expected = torch.cat([layer.weight, layer.bias[:, None]], dim=1)
+    assert torch.equal(rows, expected)
+    assert torch.equal(rows_without_bias, layer.weight)
+    assert rows_of_many.shape == (7, 2, *expected.shape)
+
+
 def test_parameter_space_names_equal_torchs_without_tied_or_unsaved_entries() -> None:
     shared = nn.Linear(2, 2)
+    nested = nn.Sequential(shared, nn.Sequential(nn.Tanh(), shared))
     net = nn.ModuleDict(
-        {"a": nn.Sequential(shared, nn.Sequential(nn.Tanh(), shared)), "b": nn.Linear(2, 2)}
+        {
+            "a": nested,
+            "b": nn.Linear(2, 2),
+        }
     )
     net.register_module("none", None)
     net["metric"] = MeanMetric()
@@ -122,4 +137,7 @@ def test_parameter_space_names_equal_torchs_without_tied_or_unsaved_entries() ->
     net.register_buffer("table", torch.ones(4), persistent=False)
     net.register_buffer("mean", torch.ones(2))
 
-    assert ParameterSpace(net).names == (*(name for name, _ in net.named_parameters()), "mean")
+    names = ParameterSpace(net).names
+
+    parameters = [name for name, _ in net.named_parameters()]
+    assert names == (*parameters, "mean")

@@ -50,12 +50,17 @@ def ask_clients(
 
 def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path: Path) -> None:
     data = toy_data(corruptions=[ClosedSetLabelNoise(clients=[1])])
+
     answers, _ = ask_clients(lambda local, round: local.samples(), tmp_path, data)
+
+    clean_inputs, clean_labels = data.source[0].tensors  # type: ignore[index]
     for client, (x, y) in enumerate(answers):
         indices = data.client_indices(client)
-        clean = data.source[0].tensors  # type: ignore[index]
-        torch.testing.assert_close(x, clean[0][indices])
-        assert torch.equal(y, (clean[1][indices] + (client == 1)) % 3)
+        expected_labels = clean_labels[indices]
+        if client == 1:
+            expected_labels = (expected_labels + 1) % 3  # the next class
+        torch.testing.assert_close(x, clean_inputs[indices])
+        assert torch.equal(y, expected_labels)
 
 
 def test_models_are_evaluated_on_each_clients_own_samples(tmp_path: Path) -> None:
@@ -167,26 +172,47 @@ def test_fit_writes_figures_of_each_client_into_a_separate_folder(tmp_path: Path
 
 def test_picture_name_with_a_path_outside_the_clients_folder_is_refused(tmp_path: Path) -> None:
     (client,) = clients_of([(torch.zeros(2, 1), torch.tensor([0, 1]))])
-    folder = tmp_path / "run" / "clients" / "0"
 
     with pytest.raises(ConfigurationError, match="picture .*: expected a plain name"):
         client.ask(keep_artifact, "a/b", Figure)
 
-    client.ask(lambda local: local.memory.update(artifacts={"../../x": Figure}))
-    with pytest.raises(ConfigurationError, match="expected a plain name"):
-        client.ask(write_artifacts, folder)
 
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+def test_stored_picture_with_a_path_outside_the_clients_folder_is_not_written(
+    tmp_path: Path,
+) -> None:
+    def store_picture(local: LocalData) -> None:
+        local.memory.update(artifacts={"../../x": Figure})
+
+    (client,) = clients_of(
+        [
+            (
+                torch.zeros(2, 1),
+                torch.tensor([0, 1]),
+            )
+        ]
+    )
+    client.ask(store_picture)
+
+    with pytest.raises(ConfigurationError, match="expected a plain name"):
+        client.ask(write_artifacts, tmp_path / "run" / "clients" / "0")
+
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not files
 
 
 def test_balance_load_stays_within_the_bound_of_longest_first_scheduling() -> None:
     generator = torch.Generator().manual_seed(0)
     for size, n in itertools.product((2, 3, 5), range(1, 12)):
         costs = torch.randint(1, 50, (n,), generator=generator).tolist()
+
         owners = balance_load(costs, size)
-        loads = [sum(c for c, owner in zip(costs, owners) if owner == rank) for rank in range(size)]
-        best = max(max(costs), sum(costs) / size)  # nothing can be better than this
-        assert max(loads) <= best * (4 / 3 - 1 / (3 * size)) + max(costs) / 3
+
+        loads = [0] * size
+        for cost, owner in zip(costs, owners):
+            loads[owner] += cost
+        lower_bound = max(max(costs), sum(costs) / size)  # nothing can be better than this
+        factor = 4 / 3 - 1 / (3 * size)
+        assert max(loads) <= factor * lower_bound + max(costs) / 3
         assert set(owners) <= set(range(size))
 
 

@@ -82,12 +82,14 @@ def test_combine_takes_buffers_that_all_clients_changed_alike_unless_weights_are
     """Buffers that all have changed alike, such as BatchNorm's count of batches."""
     round = make_round()
     cut = round.space.num_parameters
-    round.client_vectors[:, cut:] = round.global_vector[cut:] + 1
+    changed_buffers = round.global_vector[cut:] + 1
+    round.client_vectors[:, cut:] = changed_buffers
 
-    assert torch.equal(round.combine(torch.zeros(2)), round.global_vector)
-    assert torch.equal(
-        round.combine(torch.tensor([0.25, 0.25]))[cut:], round.global_vector[cut:] + 1
-    )
+    without_weights = round.combine(torch.zeros(2))
+    with_weights = round.combine(torch.tensor([0.25, 0.25]))
+
+    assert torch.equal(without_weights, round.global_vector)
+    assert torch.equal(with_weights[cut:], changed_buffers)
 
 
 def test_combine_keeps_parameters_that_no_client_changed_bitwise():

@@ -261,13 +261,16 @@ class Unfreezes(BaseFinetuning):
 
 
 def test_parameters_unfrozen_during_the_fit_are_refused_by_name(tmp_path):
-    module = Plain(optimizer=lambda ps: torch.optim.SGD([p for p in ps if p.requires_grad], lr=0.1))
-    with pytest.raises(
-        ConfigurationError, match=r"'net.0.weight' required no gradient when the fit began"
-    ):
-        fit(
-            make_loop_of_three_clients(share="trainable"), tmp_path, module, callbacks=[Unfreezes()]
-        )
+    def make_optimizer(parameters):
+        trainable = [parameter for parameter in parameters if parameter.requires_grad]
+        return torch.optim.SGD(trainable, lr=0.1)
+
+    module = Plain(optimizer=make_optimizer)
+    loop = make_loop_of_three_clients(share="trainable")
+
+    message = r"'net.0.weight' required no gradient when the fit began"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(loop, tmp_path, module, callbacks=[Unfreezes()])
 
 
 def test_privacy_noise_and_attacks_leave_private_parts_unchanged(tmp_path):

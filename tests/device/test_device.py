@@ -70,18 +70,26 @@ pytestmark = [
 def fit_quickstart(folder: Path, **where: Any) -> list[dict[str, str]]:
     """The federation of ``configs/quickstart.yaml``, and its CSV."""
     torch.manual_seed(0)
-    partitioner = DirichletPartitioner(num_clients=5, alpha=0.5, min_samples=40, seed=1)
-    data = FederatedDataModule("digits", partitioner, batch_size=16, splits=Splits(client_test=0.2))
+    data = FederatedDataModule(
+        "digits",
+        DirichletPartitioner(num_clients=5, alpha=0.5, min_samples=40, seed=1),
+        batch_size=16,
+        splits=Splits(client_test=0.2),
+    )
     module = ClassifierClient(
         "mlp", network_args={"hidden": [64]}, optimizer=partial(torch.optim.SGD, lr=0.1)
     )
-    evaluation = ClientEvaluation(every=5)
     loop = FederatedLoop(
-        ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, evaluation=evaluation, seed=0
+        ShapFedWA("cssv"),
+        {"cssv": ClassSpecificShapley()},
+        evaluation=ClientEvaluation(every=5),
+        seed=0,
     )
-    fit(loop, folder, module, data, rounds=5, logger=CSVLogger(folder, name="log"), **where)
-    (path,) = folder.rglob("contributions.csv")
+    logger = CSVLogger(folder, name="log")
 
+    fit(loop, folder, module, data, rounds=5, logger=logger, **where)
+
+    (path,) = folder.rglob("contributions.csv")
     return list(csv.DictReader(path.open()))
 
 

@@ -38,16 +38,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write_texts(folder: Path) -> None:
     """News and tales, a few lines each."""
     folder.mkdir(parents=True)
-    tales = {
-        group: f"once upon a time there was a {group} who went into the wood. " * 30
-        for group in ("king", "wolf")
-    }
-    news = [[label, "profits rose by a dollar a share " * 8] for label in ("earn", "acq", "earn")]
+    tales = [["group", "text"]]
+    for group in ("king", "wolf"):
+        sentence = f"once upon a time there was a {group} who went into the wood. "
+        tales.append([group, sentence * 30])
+    news = [["label", "text"]]
+    for label in ("earn", "acq", "earn"):
+        news.append([label, "profits rose by a dollar a share " * 8])
 
-    for name, rows in (
-        ("grimm_tales.csv", [["group", "text"], *map(list, tales.items())]),
-        *((f"reuters_r8_{part}.csv", [["label", "text"], *news]) for part in ("train", "test")),
-    ):
+    files = {
+        "grimm_tales.csv": tales,
+        "reuters_r8_train.csv": news,
+        "reuters_r8_test.csv": news,
+    }
+    for name, rows in files.items():
         with (folder / name).open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(rows)
 

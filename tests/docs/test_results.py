@@ -67,11 +67,16 @@ def test_figures_of_the_first_pages_follow_from_their_files(name: str) -> None:
 @FIRST
 def test_any_changed_number_of_the_first_pages_is_noticed(name: str) -> None:
     page = (DOCS.parent / name).read_text()
-    blank = re.compile(
+    no_prose = re.compile(
         rf"^```.*?^```$|{docs_figures.NO_PROSE.pattern}", flags=re.DOTALL | re.MULTILINE
     )
-    prose = blank.sub(lambda match: " " * len(match[0]), page)
+    prose = no_prose.sub(
+        lambda match: " " * len(match[0]),
+        page,
+    )
 
     for match in docs_figures.NUMBER.finditer(prose):
-        changed = page[: match.start()] + "77.7" + page[match.end() :]
-        assert docs_figures.check(name, changed)[1], page[match.start() - 60 : match.end() + 20]
+        text_before = page[: match.start()]
+        text_after = page[match.end() :]
+        _, problems = docs_figures.check(name, f"{text_before}77.7{text_after}")
+        assert problems, text_before[-60:] + match[0] + text_after[:20]

@@ -60,19 +60,19 @@ def test_paths_named_in_pages_exist() -> None:
 
 
 def test_architecture_page_lists_the_layers_of_the_import_contract() -> None:
-    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
-        "contracts"
-    ][0]
-    table = (
-        (ROOT / "docs/explanation/house.md").read_text().split("## Packages")[1].split("\n## ")[0]
-    )
-    rows = [
-        re.findall(r"`(\w+)`", row.split("|")[1])
-        for row in table.splitlines()
-        if row.startswith("| `")
-    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contract = project["tool"]["importlinter"]["contracts"][0]
+    page = (ROOT / "docs/explanation/house.md").read_text()
+    section = page.split("## Packages")[1].split("\n## ")[0]
 
-    assert rows == [re.findall(r"flsv\.(\w+)", layer) for layer in contract["layers"]]
+    packages_of_rows = []
+    for line in section.splitlines():
+        if line.startswith("| `"):
+            first_cell = line.split("|")[1]
+            packages_of_rows.append(re.findall(r"`(\w+)`", first_cell))
+
+    layers = [re.findall(r"flsv\.(\w+)", layer) for layer in contract["layers"]]
+    assert packages_of_rows == layers
 
 
 def test_files_linked_from_pages_exist() -> None:
@@ -181,18 +181,22 @@ def test_the_index_by_question_has_every_metric_once() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    listed = [
-        page
-        for section in nav
-        for pages in section.values()
-        for page in ([pages] if pages == "index.md" else pages)
-    ]
-    written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    listed: set[str] = set()
+    for section in navigation:
+        for pages in section.values():
+            if pages == "index.md":
+                listed.add(pages)
+            else:
+                listed |= set(pages)
 
-    assert set(listed) == {
-        page for page in written - set(docs_site.MEASURED) if not page.startswith("results/")
-    }
+    expected = set()
+    for path in (ROOT / "docs").rglob("*.md"):
+        page = path.relative_to(ROOT / "docs").as_posix()
+        is_result = page in docs_site.MEASURED or page.startswith("results/")
+        if not is_result:
+            expected.add(page)
+    assert listed == expected
 
 
 def calls_on_the_page() -> list[tuple[int, str, str]]:

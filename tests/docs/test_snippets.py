@@ -78,11 +78,18 @@ def fit_only(command: list[str]) -> None:
         pages.run_command(command)
         return
 
-    quiet = ["--trainer.enable_progress_bar", "false", "--trainer.enable_checkpointing", "false"]
-    cli = make_cli([*command[2:], *quiet, "--federation.reporting.table", "false"], run=False)
+    quiet = [
+        "--trainer.enable_progress_bar=false",
+        "--trainer.enable_checkpointing=false",
+        "--federation.reporting.table=false",
+    ]
+    cli = make_cli([*command[2:], *quiet], run=False)
     cli.trainer.fit(cli.model, cli.datamodule)
 
-    assert next(c for c in cli.trainer.callbacks if isinstance(c, FederatedLoop)).round_index == 2
+    (loop,) = [
+        callback for callback in cli.trainer.callbacks if isinstance(callback, FederatedLoop)
+    ]
+    assert loop.round_index == 2
 
 
 #: Pages that train for half a minute.

@@ -41,28 +41,46 @@ def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers() -> 
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(4, 6, generator=generator)
     initial = torch.randn(6, generator=generator)
-    factors = torch.tensor(
-        [1.0, 0.5, 1.0, 0.25],
-        dtype=torch.float64,
-    )
+    factors = torch.tensor([1.0, 0.5, 1.0, 0.25], dtype=torch.float64)
 
-    result = scale_updates(rows, initial, factors, end=5)
+    scaled = scale_updates(rows, initial, factors, end=5)
 
-    assert torch.equal(result[[0, 2]], rows[[0, 2]])
-    assert torch.equal(result[:, 5], rows[:, 5])
+    updates = rows.double() - initial
+    expected = initial + factors[:, None] * updates
+    torch.testing.assert_close(scaled[:, :5].double(), expected[:, :5])
+    assert torch.equal(scaled[[0, 2]], rows[[0, 2]])
+    assert torch.equal(scaled[:, 5], rows[:, 5])
 
-    expected = initial + factors[:, None] * (rows.double() - initial)
-    torch.testing.assert_close(result[:, :5].double(), expected[:, :5])
 
-    # An initial model for each client gives the same.
+def test_scale_updates_by_an_initial_model_for_each_client_gives_the_same() -> None:
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(4, 6, generator=generator)
+    initial = torch.randn(6, generator=generator)
     initial_models = initial.expand(4, 6).clone()
+    factors = torch.tensor([1.0, 0.5, 1.0, 0.25], dtype=torch.float64)
+
+    scaled = scale_updates(rows, initial_models, factors, end=5)
+
     torch.testing.assert_close(
+        scaled,
         scale_updates(
             rows,
-            initial_models,
+            initial,
             factors,
             end=5,
         ),
-        result,
     )
-    assert scale_updates(rows, initial, torch.ones(4), end=5) is rows
+
+
+def test_scale_updates_by_1_copies_nothing() -> None:
+    rows = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+
+    assert (
+        scale_updates(
+            rows,
+            torch.zeros(6),
+            torch.ones(4),
+            end=5,
+        )
+        is rows
+    )

@@ -1,5 +1,6 @@
 """Copies: similarities and groups against NumPy and trying all groups, and the filter in federations."""
 
+import itertools
 import re
 import warnings
 from pathlib import Path
@@ -75,17 +76,21 @@ def similarities_by_hand(
     lengths = np.linalg.norm(updates, axis=1)
     directions = updates / lengths[:, None]
     step_direction = step / np.linalg.norm(step)
-    by_weights = []
-    for weights in (np.full(count, 1 / count), samples * lengths / (samples * lengths).sum()):
+    equal_weights = np.full(count, 1 / count)
+    weights_of_sum = samples * lengths / (samples * lengths).sum()
+
+    similarities = []
+    for weights in (equal_weights, weights_of_sum):
         center = (count * weights @ directions + step_direction) / (count + 1)
         to_step = step_direction - center
         cosines = []
         for direction in directions:
             offset = direction - center
-            cosines.append(offset @ to_step / np.linalg.norm(offset) / np.linalg.norm(to_step))
-        by_weights.append(cosines)
+            product_of_lengths = np.linalg.norm(offset) * np.linalg.norm(to_step)
+            cosines.append(offset @ to_step / product_of_lengths)
+        similarities.append(cosines)
 
-    return np.minimum(*np.array(by_weights))
+    return np.min(similarities, axis=0)
 
 
 def test_last_step_similarity_equals_the_formula_written_out() -> None:
@@ -111,17 +116,15 @@ def groups_by_trying_all(similar: np.ndarray, gap: float) -> np.ndarray:
     """Every subset of two to k / 2 clients."""
     k = len(similar)
     in_one_group = np.zeros((k, k), dtype=bool)
-    for mask in range(1, 2**k):
-        members = [i for i in range(k) if mask >> i & 1]
-        outsiders = [i for i in range(k) if not mask >> i & 1]
-        if not 2 <= len(members) <= k / 2:
-            continue
-        similarities_inside = [similar[i, j] for i in members for j in members if i != j]
-        similarities_across = [similar[i, j] for i in members for j in outsiders]
-        if min(similarities_inside) - max(similarities_across) >= gap:
-            for i in members:
-                for j in members:
-                    in_one_group[i, j] = i != j
+    for size in range(2, k // 2 + 1):
+        for members in itertools.combinations(range(k), size):
+            outsiders = [client for client in range(k) if client not in members]
+            pairs = list(itertools.permutations(members, 2))
+            least_inside = min(similar[pair] for pair in pairs)
+            most_across = max(similar[pair] for pair in itertools.product(members, outsiders))
+            if least_inside - most_across >= gap:
+                for pair in pairs:
+                    in_one_group[pair] = True
 
     return in_one_group
 
@@ -290,28 +293,47 @@ def copies_noticed(
 
 def test_isolated_group_in_the_first_three_rounds_counts_as_copies() -> None:
     distant = make_gram_matrix(0.65)
+
+    noticed_after_2 = copies_noticed([distant] * 2, gap=0.45)
+    noticed_after_3 = copies_noticed([distant] * 3, gap=0.45)
+    without_gap = copies_noticed([distant] * 6, threshold=0.7)
+
+    assert noticed_after_2 == {}
+    assert noticed_after_3 == {0: 1, 1: 1}
+    assert without_gap == {}
+
+
+def test_isolated_group_stays_noticed_and_none_is_noticed_after_the_third_round() -> None:
+    distant = make_gram_matrix(0.65)
     close = make_gram_matrix(0.2)
 
-    assert not copies_noticed([distant] * 2, gap=0.45)
-    assert copies_noticed([distant] * 3, gap=0.45) == {0: 1, 1: 1}
-    # Once noticed, it stays so; after the third round nobody is noticed any more.
-    assert copies_noticed([distant] * 3 + [close] * 2, gap=0.45)[1] == 3
-    assert not copies_noticed([close] * 3 + [distant] * 6, gap=0.45)
-    # A single round of a copy is not enough.
-    assert not copies_noticed([make_gram_matrix(1.0), close, close], gap=0.45)
-    assert not copies_noticed([distant] * 6, threshold=0.7)
+    noticed_early = copies_noticed([distant] * 3 + [close] * 2, gap=0.45)
+    noticed_late = copies_noticed([close] * 3 + [distant] * 6, gap=0.45)
+
+    assert noticed_early[1] == 3
+    assert noticed_late == {}
+
+
+def test_copy_in_a_single_round_is_not_enough_for_an_isolated_group() -> None:
+    copy_of_a_round = make_gram_matrix(1.0)
+    close = make_gram_matrix(0.2)
+
+    assert copies_noticed([copy_of_a_round, close, close], gap=0.45) == {}
 
 
 def test_sum_of_two_other_clients_updates_is_not_a_copy() -> None:
-    noise = torch.Generator().manual_seed(0)
-    updates = torch.randn(3, 6, 4000, generator=noise, dtype=torch.float64)
-    updates[:, 2] = updates[:, 0] + updates[:, 1]
-    sums = [update @ update.T for update in updates]
-    updates[:, 2] = updates[:, 0]
-    copies = [update @ update.T for update in updates]
+    generator = torch.Generator().manual_seed(0)
+    updates = torch.randn(3, 6, 4000, generator=generator, dtype=torch.float64)
+    with_sum = updates.clone()
+    with_sum[:, 2] = updates[:, 0] + updates[:, 1]
+    with_copy = updates.clone()
+    with_copy[:, 2] = updates[:, 0]
 
-    assert not copies_noticed(sums, threshold=0.7, gap=0.45)
-    assert copies_noticed(copies, threshold=0.7) == {0: 1, 2: 1}
+    noticed_sums = copies_noticed(list(with_sum @ with_sum.mT), threshold=0.7, gap=0.45)
+    noticed_copies = copies_noticed(list(with_copy @ with_copy.mT), threshold=0.7)
+
+    assert noticed_sums == {}
+    assert noticed_copies == {0: 1, 2: 1}
 
 
 def fit_with_echo(
