@@ -4,7 +4,6 @@ import os
 import random
 import re
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import numpy as np
@@ -41,24 +40,25 @@ def trained_run(tmp_path_factory):
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_evaluating_a_checkpoint_creates_no_new_run_folder(trained_run, command, capfd):
-    folders = {path for path in trained_run.rglob("*") if path.is_dir()}
+    folders_before = {path for path in trained_run.rglob("*") if path.is_dir()}
     last_checkpoint = next(trained_run.rglob("last.ckpt"))
-    best = next(trained_run.rglob("best.ckpt"))
+    best_checkpoint = next(trained_run.rglob("best.ckpt"))
 
-    assert run_command(command, trained_run, "--ckpt_path", str(last_checkpoint), "--quiet") == 0
+    status = run_command(command, trained_run, "--ckpt_path", str(last_checkpoint), "--quiet")
+    assert status == 0
     assert capfd.readouterr().out == ""
 
     assert run_command(command, trained_run, "--ckpt_path", "best") == 0
 
-    printed = capfd.readouterr()
-    assert f"Weights from {best}" in printed.out
-    assert "dirpath has changed" not in printed.err + printed.out
-    assert {path for path in trained_run.rglob("*") if path.is_dir()} == folders
-
+    output = capfd.readouterr()
+    folders = {path for path in trained_run.rglob("*") if path.is_dir()}
+    assert f"Weights from {best_checkpoint}" in output.out
+    assert "dirpath has changed" not in output.err + output.out
+    assert folders == folders_before
     if command == "predict":
-        assert "predictions.csv (360 samples)" in printed.out.replace("'", "")
+        assert "predictions.csv (360 samples)" in output.out.replace("'", "")
     else:
-        assert printed_accuracy(printed.out) > 0.4  # 0.1 untrained
+        assert printed_accuracy(output.out) > 0.4  # 0.1 untrained
 
 
 def printed_accuracy(output: str) -> float:
@@ -68,22 +68,22 @@ def printed_accuracy(output: str) -> float:
 
 def test_predictions_are_as_good_as_the_accuracy_that_lightning_prints(trained_run, capfd):
     assert run_command("predict", trained_run, "--ckpt_path", "best") == 0
+    capfd.readouterr()
+    assert run_command("test", trained_run, "--ckpt_path", "best") == 0
+    accuracy = printed_accuracy(capfd.readouterr().out)
 
     table = pd.read_csv(trained_run / "lightning_logs/version_0/predictions.csv")
+    class_names = [str(label) for label in range(10)]
+    chances = table[class_names].to_numpy()
     assert table["index"].tolist() == list(range(360))
-
-    chances = table[[str(label) for label in range(10)]]
     np.testing.assert_allclose(chances.sum(axis=1), 1, atol=1e-4)
-    assert table["prediction"].tolist() == chances.to_numpy().argmax(1).tolist()
+    assert table["prediction"].tolist() == chances.argmax(1).tolist()
 
     data = FederatedDataModule("digits", IIDPartitioner(2))
     data.setup("test")
     labels = torch.cat([y for _, y in data.test_dataloader()]).numpy()
-    accuracy = (table["prediction"] == labels).mean()
-    capfd.readouterr()
-
-    assert run_command("test", trained_run, "--ckpt_path", "best") == 0
-    assert printed_accuracy(capfd.readouterr().out) == pytest.approx(accuracy, abs=1e-6)
+    is_right = table["prediction"] == labels
+    assert accuracy == pytest.approx(is_right.mean(), abs=1e-6)
 
 
 def test_ckpt_path_last_is_the_newest_file_of_the_runs_folder(tmp_path):
@@ -148,19 +148,26 @@ class Rated(Plain):
 def test_best_checkpoint_is_chosen_by_val_accuracy_or_else_by_val_loss(
     tmp_path, name, values, best
 ):
-    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": default_checkpoints([])}
-    fit(FederatedLoop(seed=0), tmp_path, Rated(name, values), **saving)
+    callbacks = default_checkpoints([])
+    fit(
+        FederatedLoop(seed=0),
+        tmp_path,
+        Rated(name, values),
+        enable_checkpointing=True,
+        callbacks=callbacks,
+    )
     trainer = trainer_for(None, tmp_path)
 
-    assert torch.load(find_checkpoint("last", trainer), weights_only=True)["epoch"] == 2
+    last_checkpoint = torch.load(find_checkpoint("last", trainer), weights_only=True)
+    assert last_checkpoint["epoch"] == 2
 
     if best is None:
-        with pytest.raises(
-            ConfigurationError, match="has no best checkpoint, which needs val_accuracy or val_loss"
-        ):
+        message = "has no best checkpoint, which needs val_accuracy or val_loss"
+        with pytest.raises(ConfigurationError, match=message):
             find_checkpoint("best", trainer)
     else:
-        assert torch.load(find_checkpoint("best", trainer), weights_only=True)["epoch"] == best
+        best_checkpoint = torch.load(find_checkpoint("best", trainer), weights_only=True)
+        assert best_checkpoint["epoch"] == best
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")

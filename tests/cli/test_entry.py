@@ -189,12 +189,13 @@ def test_config_yaml_is_written_into_the_trackers_run_folder(tmp_path):
 @pytest.mark.parametrize("command", ["fit", "retrain", "value"])
 def test_help_fits_a_terminal_of_80_columns(command, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
+
     with pytest.raises(SystemExit):
         main([command, "--help"])
 
-    assert [
-        line for line in capsys.readouterr().out.splitlines() if len(line) > 80 or "``" in line
-    ] == []
+    for line in capsys.readouterr().out.splitlines():
+        assert len(line) <= 80, line
+        assert "``" not in line
 
 
 def test_closed_output_pipe_causes_no_traceback():

@@ -66,20 +66,22 @@ def fit_rounds(folder: Path, rounds: int, *options: str) -> Path:
 
 def duplicates_in(run: Path) -> list[object]:
     """What is in one of the run's files more than once: rows of tables, and scalars of TensorBoard."""
-    repeated: list[object] = []
+    entries: Counter[object] = Counter()
     for name, key in KEYS.items():
         lines = (run / name).read_text().splitlines()
-        cells = csv.DictReader(line for line in lines if not line.startswith("#"))
-        counts = Counter(tuple(map(row.get, key)) for row in cells)
-        repeated += [row_key for row_key, count in counts.items() if count > 1]
+        table = csv.DictReader(line for line in lines if not line.startswith("#"))
+        for row in table:
+            cells = tuple(row[column] for column in key)
+            entries[name, cells] += 1
 
-    for folder in {path.parent for path in run.rglob("events.out.tfevents.*")}:
+    event_folders = {path.parent for path in run.rglob("events.out.tfevents.*")}
+    for folder in event_folders:
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
         for tag in events.Tags()["scalars"]:
-            steps = Counter(event.step for event in events.Scalars(tag))
-            repeated += [(folder.name, tag, step) for step, count in steps.items() if count > 1]
+            for event in events.Scalars(tag):
+                entries[folder.name, tag, event.step] += 1
 
-    return repeated
+    return [entry for entry, count in entries.items() if count > 1]
 
 
 def test_every_metric_that_is_valued_after_training_is_among_the_tested_ones() -> None:

@@ -145,13 +145,13 @@ def test_misspelt_configuration_is_told_by_its_line_and_the_nearest_name(name, t
     text, word, advice = MISSPELT[name]
     path = tmp_path / "mine.yaml"
     path.write_text(f"# A federation.\n{text}\n")
+
     error = read_error(capsys, "fit", "-q", "--config", "digits", "--config", str(path))
 
-    lines = path.read_text().splitlines()
-    (number,) = [index for index, line in enumerate(lines, start=1) if word in line]
     message = error.splitlines()[-1]
-
-    assert message.startswith(f"flsv: error: {path}, line {number}: ")
+    lines = path.read_text().splitlines()
+    (number_of_line,) = [number for number, line in enumerate(lines, start=1) if word in line]
+    assert message.startswith(f"flsv: error: {path}, line {number_of_line}: ")
     assert advice in message
 
 
@@ -196,15 +196,17 @@ def test_uploads_of_several_configuration_files_are_merged(configs):
     ],
 )
 def test_unusable_configuration_file_is_a_one_line_error(content, advice, tmp_path, capsys):
-    (tmp_path / "mine.yaml").write_bytes(content)
-    options = [f"--trainer.default_root_dir={tmp_path}", *QUIET]
-    error = read_error(
-        capsys, "fit", "-q", "--config", "digits", "--config", str(tmp_path / "mine.yaml"), *options
-    )
-    (line,) = [line for line in error.splitlines() if not line.startswith(("INFO", "Seed set"))]
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    configs = ["--config", "digits", "--config", str(path)]
+    folder = f"--trainer.default_root_dir={tmp_path}"
 
-    assert line.startswith("flsv: error: ")
-    assert advice in line
+    error = read_error(capsys, "fit", "-q", *configs, folder, *QUIET)
+
+    lines = error.splitlines()
+    (message,) = [line for line in lines if not line.startswith(("INFO", "Seed set"))]
+    assert message.startswith("flsv: error: ")
+    assert advice in message
 
 
 def test_classes_are_found_by_their_names_alone_in_a_new_process():

@@ -96,22 +96,22 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
     file = tmp_path / "data.csv"
     table = [["clinic", "age", "ill"]]
     for clinic in "AB":
-        table += [[clinic, str(20 + i * 7 % 31), "ny"[i % 2]] for i in range(20)]
-
-    changed = [*table[:-1], ["B", "99", table[-1][2]]]
+        for i in range(20):
+            age = 20 + i * 7 % 31
+            is_ill = "ny"[i % 2]
+            table.append([clinic, str(age), is_ill])
     config = write_config(tmp_path / "federation.yaml", data=write_table(file, table))
     out = tmp_path / "out"
     options = ["--config", str(config), "--out", str(out)]
-
     assert main(["repeat", "2", *options, "-q"]) == 0
+    means = (out / "repeat.csv").read_bytes()
 
-    summary = (out / "repeat.csv").read_bytes()
-
-    write_table(file, changed)
-
+    table[-1][1] = "99"
+    write_table(file, table)
     assert main(["repeat", "3", *options]) == 2
+
     assert "samples of" in capsys.readouterr().err
-    assert (out / "repeat.csv").read_bytes() == summary
+    assert (out / "repeat.csv").read_bytes() == means
     assert not (out / "seed_2").exists()
 
 

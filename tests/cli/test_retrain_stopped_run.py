@@ -113,20 +113,24 @@ def test_the_same_data_in_another_folder_are_no_change_and_weights_are_compared(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    patients = [["ABC"[i % 3], str(30 + i * 7 % 23), "yn"[i % 4 == 0]] for i in range(90)]
-    data = write_table(Path("clinics.csv"), [["clinic", "age", "ill"], *patients])
+    table = [["clinic", "age", "ill"]]
+    for i in range(90):
+        clinic = "ABC"[i % 3]
+        age = 30 + i * 7 % 23
+        is_ill = "y" if i % 4 else "n"
+        table.append([clinic, str(age), is_ill])
     config = write_config(
         tmp_path / "federation.yaml",
         seed_everything=3,
         model={"class_path": "flsv.ClassifierClient", "init_args": {"network": "softmax"}},
-        data=data,
+        data=write_table(Path("clinics.csv"), table),
         federation={"reporting": REPORTING},
     )
     run = fit_by_command(tmp_path, config)
+
     Path("moved").mkdir()
     shutil.move("clinics.csv", "moved")
     capsys.readouterr()
-
     assert main(["retrain", str(run), *AGAIN, "--data.source=moved/clinics.csv"]) == 0
 
     output = read_output(capsys)

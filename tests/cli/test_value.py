@@ -15,23 +15,27 @@ from helpers.runs import read_rows
 def test_value_prints_a_table_and_writes_csv_and_figures(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "value"
-    files = ("digits", "value", "scenarios/fedbary_feature_noise")
+    configs = [
+        "--config=digits",
+        "--config=value",
+        "--config=scenarios/fedbary_feature_noise",
+    ]
 
-    assert main(["value", *(f"--config={file}" for file in files)]) == 0
+    assert main(["value", *configs]) == 0
 
-    out = capsys.readouterr().out
-    assert "Valuation against the server's validation set" in out
-    assert "flagged_share" in out
+    output = capsys.readouterr().out
+    assert "Valuation against the server's validation set" in output
+    assert "flagged_share" in output
 
-    table = read_rows(folder / "valuation.csv")
-    assert [row["client"] for row in table] == list("01234")
-
-    shares = [float(row["share"]) for row in table]
+    rows = read_rows(folder / "valuation.csv")
+    clients = [row["client"] for row in rows]
+    shares = [float(row["share"]) for row in rows]
+    assert clients == ["0", "1", "2", "3", "4"]
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) == pytest.approx(1, abs=1e-4)
 
-    written = {str(path.relative_to(folder)) for path in folder.rglob("*.png")}
-    assert written == {"contributions.png", "gradients.png"}
+    figures = {str(path.relative_to(folder)) for path in folder.rglob("*.png")}
+    assert figures == {"contributions.png", "gradients.png"}
     assert not list(folder.rglob("*.ckpt"))
 
 

@@ -5,12 +5,14 @@ import itertools
 import json
 import math
 import re
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pandas
 import pytest
+import torch
 
 import flsv.metrics
 from flsv.benchmark import federation, names, truth_table
@@ -200,15 +202,14 @@ def test_first_page_after_retraining_shows_retrained_values_only(
 def add_case_covariance(folder: Path, deviation: float) -> Path:
     """The run, whose values also depend on the validation samples, each on its own."""
     clients = len(json.loads((folder / "run.json").read_text())["clients"])
-    rows = [
-        " ".join(str(deviation**2 * (client == column)) for column in range(clients))
-        for client in range(clients)
-    ]
-    frame = pandas.read_csv(folder / "contributions.csv")
-    measured = frame["metric"] == "sv"
-    frame.loc[measured, "low"] = frame["value"] - 0.03
-    frame.loc[measured, "high"] = frame["value"] + 0.03
-    frame.to_csv(folder / "contributions.csv", index=False)
+    covariance = deviation**2 * torch.eye(clients, dtype=torch.float64)
+    rows = [" ".join(map(str, row)) for row in covariance.tolist()]
+    path = folder / "contributions.csv"
+    table = pandas.read_csv(path)
+    is_sv = table["metric"] == "sv"
+    table.loc[is_sv, "low"] = table["value"] - 0.03
+    table.loc[is_sv, "high"] = table["value"] + 0.03
+    table.to_csv(path, index=False)
 
     return make_shadow_run(folder, case_covariance=rows)
 
@@ -217,31 +218,24 @@ def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(
     tmp_path: Path,
 ) -> None:
     folder = add_case_covariance(make_game(tmp_path, VALUES), deviation=0.04)
-    match_of_both = re.search(
+
+    page = front_page_of(folder)
+    page_with_budget = front_page_of(folder, budget=Budget(1000.0))
+
+    brackets = re.search(
         r"\| Boston \| 0.400 \[0.370 to 0.430\] \|  \| \[(.*) to (.*)\] \|",
-        front_page_of(folder),
+        page,
     )
-
-    assert match_of_both is not None
-
+    assert brackets is not None
+    low, high = brackets.groups()
     # 1.645 times the root of 0.04 squared and the square of the deviation between seeds, 0.03 / 1.645.
     half_width = math.hypot(1.645 * 0.04, 0.03)
-    assert float(match_of_both[1]) == pytest.approx(0.4 - half_width, abs=0.003)
-    assert float(match_of_both[2]) == pytest.approx(0.4 + half_width, abs=0.003)
-    assert "Brackets are for this validation set, other seeds." in front_page_of(folder)
+    assert float(low) == pytest.approx(0.4 - half_width, abs=0.003)
+    assert float(high) == pytest.approx(0.4 + half_width, abs=0.003)
+    assert "Brackets are for this validation set, other seeds." in page
 
-    paid = front_page_of(folder, budget=Budget(1000.0))
-    assert "Brackets are for other cases, other seeds." in paid
-    assert f"| Boston | 0.400 [{match_of_both[1]} to {match_of_both[2]}] |" in paid
-
-    without = make_game(tmp_path / "unknown", VALUES)
-    change_record(
-        without,
-        metrics=json.loads((folder / "run.json").read_text())["metrics"],
-    )
-    (without / "contributions.csv").write_bytes((folder / "contributions.csv").read_bytes())
-
-    assert WORDS["brackets"]["no_cases"] in front_page_of(without, budget=Budget(1000.0))
+    assert "Brackets are for other cases, other seeds." in page_with_budget
+    assert f"| Boston | 0.400 [{low} to {high}] |" in page_with_budget
 
 
 def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path: Path) -> None:
@@ -325,20 +319,34 @@ def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path: Path) -> None
     assert WORDS["dash"] in front
 
 
+def test_page_without_a_covariance_of_cases_says_that_brackets_do_not_hold_it(
+    tmp_path: Path,
+) -> None:
+    folder = add_case_covariance(make_game(tmp_path / "with", VALUES), deviation=0.04)
+    metrics = json.loads((folder / "run.json").read_text())["metrics"]
+    without_covariance = make_game(tmp_path / "without", VALUES)
+    change_record(without_covariance, metrics=metrics)
+    shutil.copy(folder / "contributions.csv", without_covariance)
+
+    page = front_page_of(without_covariance, budget=Budget(1000.0))
+
+    assert WORDS["brackets"]["no_cases"] in page
+
+
 def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path: Path) -> None:
     path = make_run(tmp_path) / "contributions.csv"
-    rows = [line.split(",") for line in path.read_text().splitlines()]
-    for row in rows:
-        if row[1] == "cssv" and not row[3]:
-            row[7:] = ["-1", "2"]
+    table = pandas.read_csv(path, dtype=str, keep_default_na=False)
+    is_overall = (table["metric"] == "cssv") & (table["class"] == "")
+    table.loc[is_overall, "low"] = "-1"
+    table.loc[is_overall, "high"] = "2"
+    table.to_csv(path, index=False)
 
-    path.write_text("\n".join(",".join(row) for row in rows) + "\n")
-
-    text = text_of_page(write_report(tmp_path))
+    page = text_of_page(write_report(tmp_path))
 
     # Brackets hold the mean over many seeds, and these do not.
-    assert "[" not in text.partition("\nAppendix\n")[0]
-    assert BRACKETS not in text
+    front, _, _ = page.partition("\nAppendix\n")
+    assert "[" not in front
+    assert BRACKETS not in page
 
 
 def test_every_metric_has_caveats_for_the_report() -> None:

@@ -34,34 +34,57 @@ from helpers.runs import (
 
 
 def test_open_run_reads_values_histories_and_names(tmp_path: Path) -> None:
-    run = open_run(make_run(tmp_path, clients=3, classes=2, rounds=4))
-    assert (run.num_clients, run.rounds, run.metrics, run.ended) == (3, 4, ("cssv",), True)
-    assert run.final("cssv") == [value_of_cell(i, 0, 3) for i in range(3)]
-    assert run.history("cssv", "1").loc[2].tolist() == [value_of_cell(i, 1, 2) for i in range(3)]
+    folder = make_run(tmp_path, clients=3, classes=2, rounds=4)
+
+    run = open_run(folder)
+
+    last_values = [value_of_cell(client, 0, 3) for client in range(3)]
+    class_values_of_round_2 = [value_of_cell(client, 1, 2) for client in range(3)]
+    assert run.num_clients == 3
+    assert run.rounds == 4
+    assert run.metrics == ("cssv",)
+    assert run.ended
+    assert run.final("cssv") == last_values
+    assert run.history("cssv", "1").loc[2].tolist() == class_values_of_round_2
     assert run.columns("cssv") == ["0", "1"]
     assert run.column_name("cssv", "1") == "class 1"
     assert run.taken_part() == [4, 4, 4]
-    assert open_run(tmp_path / "contributions.csv").table.equals(run.table)
 
-    frame = flsv.read_run(tmp_path)
-    of_class = frame[
-        (frame["metric"] == "cssv") & (frame["class"] == "1") & (frame["client_name"] == "Lyon")
-    ]
 
-    assert of_class["value"].tolist() == [value_of_cell(1, 1, r) for r in range(4)]
+def test_run_is_opened_by_its_table(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, clients=3, classes=2, rounds=4)
+
+    run = open_run(folder / "contributions.csv")
+
+    assert run.table.equals(open_run(folder).table)
+
+
+def test_read_run_gives_a_table_with_names_of_clients_and_classes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, clients=3, classes=2, rounds=4)
+
+    table = flsv.read_run(folder)
+
+    of_lyon = table.query("metric == 'cssv' and client_name == 'Lyon'")
+    of_class = of_lyon[of_lyon["class"] == "1"]
+    expected = [value_of_cell(1, 1, round_index) for round_index in range(4)]
+    assert of_class["value"].tolist() == expected
     assert set(of_class["class_name"]) == {"class 1"}
 
 
 def test_history_carries_contributions_forward_but_not_weights(tmp_path: Path) -> None:
     make_run(tmp_path, clients=2)
-    write_rows(
-        tmp_path, [[0, "cssv", 0, "", 0.5], [0, "weight", 0, "", 1], [1, "cssv", 1, "", 0.25]]
-    )
+    rows = [
+        [0, "cssv", 0, "", 0.5],
+        [0, "weight", 0, "", 1],
+        [1, "cssv", 1, "", 0.25],
+    ]
+    write_rows(tmp_path, rows)
+
     run = open_run(tmp_path)
 
-    assert run.history("cssv").loc[1].tolist() == [0.5, 0.25]
-
+    contributions = run.history("cssv")
     weights = run.history("weight")
+    assert contributions.loc[1].tolist() == [0.5, 0.25]
     assert weights.loc[0, 0] == 1.0
     assert math.isnan(weights.loc[1, 0])
 
@@ -184,11 +207,15 @@ def test_contributions_csv_cut_at_any_byte_is_read_up_to_its_last_whole_line(
         tmp_path, clients=2, classes=1, rounds=1, names=("Málaga", "=1+1"), stderr=False
     )
     path = folder / "contributions.csv"
-    whole = path.read_bytes()
+    content = path.read_bytes()
     table = read_contributions(path)
-    for end in range(whole.index(b"\n") + 1, len(whole)):
-        path.write_bytes(whole[:end])
-        assert read_contributions(path).equals(table[: whole[:end].count(b"\n") - 1])
+    end_of_head = content.index(b"\n") + 1
+
+    for end in range(end_of_head, len(content)):
+        remaining = content[:end]
+        path.write_bytes(remaining)
+        num_rows = remaining.count(b"\n") - 1  # the first line is the head
+        assert read_contributions(path).equals(table[:num_rows])
 
 
 def test_the_record_of_a_run_is_there_from_the_first_round_on(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import pytest
 import torch
@@ -59,13 +60,18 @@ def fitted_run(tmp_path_factory):
 def copy_part_of_run(fitted: Path, folder: Path, *metrics: str, **facts: Any) -> Path:
     """A run's folder with some of its metrics only, and more in its record."""
     shutil.copytree(fitted, folder)
-    run_metrics = json.loads((folder / "run.json").read_text())["metrics"]
-    change_record(folder, metrics={name: run_metrics[name] for name in metrics}, **facts)
-    gone = tuple(name for name in run_metrics if name not in metrics)
-    lines = (folder / "contributions.csv").read_text().splitlines(keepends=True)
-    remaining = [line for line in lines if line.split(",")[1].split("/")[0] not in gone]
-    (folder / "contributions.csv").write_text("".join(remaining))
+    all_metrics = json.loads((folder / "run.json").read_text())["metrics"]
+    change_record(folder, metrics={name: all_metrics[name] for name in metrics}, **facts)
 
+    removed_metrics = [name for name in all_metrics if name not in metrics]
+    path = folder / "contributions.csv"
+    remaining_lines = []
+    for line in path.read_text().splitlines(keepends=True):
+        column = line.split(",")[1]
+        metric, _, _ = column.partition("/")
+        if metric not in removed_metrics:
+            remaining_lines.append(line)
+    path.write_text("".join(remaining_lines))
     return folder
 
 
@@ -235,15 +241,22 @@ def test_shares_use_retrained_values_first_and_name_their_rounds(fitted_run, tmp
 
 
 def test_shares_of_a_repeated_run_follow_the_means_over_seeds(tmp_path):
+    values_of_seeds = [[0.4, 0.1, 0.0], [0.6, 0.1, -0.4]]
+    run = open_run(make_repeated_runs(tmp_path, *values_of_seeds))
+
+    basis = shares_of(run, Budget(100.0)).basis
+
+    means = np.mean(values_of_seeds, axis=0).tolist()
+    assert basis.title == "sv, mean of 2 runs"
+    assert basis.origin == "seeds 0 and 1, 3 of 5 rounds"
+    assert basis.values == pytest.approx(means)
+    assert basis.low[0] < means[0] < basis.high[0]
+
+
+def test_shares_of_a_repeated_run_with_other_data_are_refused(tmp_path):
     run = open_run(make_repeated_runs(tmp_path, [0.4, 0.1, 0.0], [0.6, 0.1, -0.4]))
-    shares = shares_of(run, Budget(100.0))
-
-    assert shares.basis.title == "sv, mean of 2 runs"
-    assert shares.basis.origin == "seeds 0 and 1, 3 of 5 rounds"
-    assert shares.basis.values == pytest.approx([0.5, 0.1, -0.2])
-    assert shares.basis.low[0] < 0.5 < shares.basis.high[0]
-
     change_record(tmp_path / "seed_1", hashes={"server": "other"})
+
     with pytest.raises(ConfigurationError, match="does not have the data of"):
         shares_of(run, Budget(100.0))
 

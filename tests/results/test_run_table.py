@@ -248,16 +248,16 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
 def test_value_written_twice_is_read_as_the_later_one(tmp_path: Path) -> None:
     path = write_rounds(tmp_path / "c.csv", range(2))
     for value in (3.0, 5.0):
-        with path.open("ab") as out:
-            out.write(
-                csv_lines(row for result in make_late_rounds(value) for row in result.changes)
-            )
+        changed_rows = []
+        for result in make_late_rounds(value):
+            changed_rows += result.changes
+        with path.open("ab") as file:
+            file.write(csv_lines(changed_rows))
 
     table = read_contributions(path)
-    assert values_by_round(table, "value", 2, "", [0, 1]).to_numpy().tolist() == [
-        [5.0, 5.0],
-        [6.0, 5.0],
-    ]
+    values = values_by_round(table, "value", 2, "", [0, 1])
+
+    assert values.to_numpy().tolist() == [[5.0, 5.0], [6.0, 5.0]]
 
 
 def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path: Path) -> None:

@@ -107,23 +107,27 @@ def test_final_table_has_the_documented_columns(metrics, head, classes, tmp_path
 def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys):
     values = torch.arange(100.0).roll(13)
     values[40] = float("nan")
-    rows = shown_clients(values, 100)
-    highest = values.nan_to_num(-1).argsort(descending=True)
 
-    assert rows[:10] == highest[:10].tolist()
-    assert (
-        rows[10:]
-        == [i for i in values.nan_to_num(1e9).argsort().tolist() if values[i] == values[i]][:10][
-            ::-1
-        ]
-    )
+    clients = shown_clients(values, 100)
 
-    print_table(
-        "Contributions", [str(i) for i in range(100)], {"sv": [f"v{i}" for i in range(100)]}, rows
-    )
+    descending = values.nan_to_num(-1).argsort(descending=True).tolist()
+    clients_with_value = descending[:99]
+    assert clients == clients_with_value[:10] + clients_with_value[-10:]
 
-    assert len(re.findall(r"v\d+", capsys.readouterr().out)) == 20
-    assert shown_clients(values[:20], 20) == list(range(20))
+    names = [str(client) for client in range(100)]
+    cells = [f"v{client}" for client in range(100)]
+    print_table("Contributions", names, {"sv": cells}, clients)
+    printed_cells = re.findall(r"v\d+", capsys.readouterr().out)
+    assert len(printed_cells) == 20
+
+
+def test_table_of_few_clients_shows_all():
+    values = torch.arange(20.0)
+
+    assert shown_clients(values, 20) == list(range(20))
+
+
+def test_table_without_values_shows_the_first_and_last_ten_clients():
     assert shown_clients(None, 50) == [*range(10), *range(40, 50)]
 
 

@@ -41,20 +41,22 @@ def picture_files(folder: Path) -> list[str]:
 
 def test_figures_with_any_client_or_class_name_are_drawn(tmp_path):
     count = len(NAMES)
-    figures = [
-        plot_partition(torch.ones(3, count, dtype=torch.long), NAMES)[0],
-        plot_contributions(torch.rand(3, count), class_names=NAMES)[0],
-        *(
-            plot_contributions(torch.rand(3, 2), name=n, class_names=["a", "b"], columns=n)[0]
-            for n in NAMES
-        ),
-    ]
+    partition, _ = plot_partition(torch.ones(3, count, dtype=torch.long), NAMES)
+    by_class, _ = plot_contributions(torch.rand(3, count), class_names=NAMES)
+    figures = [partition, by_class]
+    for name in NAMES:
+        figure, _ = plot_contributions(
+            torch.rand(3, 2), name=name, class_names=["a", "b"], columns=name
+        )
+        figures.append(figure)
+
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for figure in figures:
             figure.savefig(tmp_path / "figure.png", dpi=20)
 
-    assert len(figures[0].legends[0].get_texts()) == count - 1  # all that are not empty
+    (legend,) = partition.legends
+    assert len(legend.get_texts()) == count - 1  # all that are not empty
 
 
 class Undrawable(ClassSpecificShapley):
@@ -86,16 +88,18 @@ def test_a_picture_that_fails_is_named_and_the_others_are_drawn(tmp_path, monkey
 
 
 def test_clients_picture_that_fails_warns_and_the_others_are_written(tmp_path):
-    def draw():
+    def fail_to_draw():
         raise ValueError("no room")
 
-    client = Client(
-        0, LocalData("client 0", lambda split: [], torch.ones(2).long(), torch.ones(2).long())
-    )
-    client.ask(keep_artifact, "bad", draw)
+    class_counts = torch.ones(2).long()
+    local = LocalData("client 0", lambda split: [], class_counts, class_counts)
+    client = Client(0, local)
+    client.ask(keep_artifact, "bad", fail_to_draw)
     client.ask(keep_artifact, "good", Figure)
 
     with pytest.warns(UserWarning, match=r"bad\.png could not be drawn \(ValueError: no room\)"):
         client.ask(write_artifacts, tmp_path, 0)
-    assert [path.name for path in tmp_path.glob("*.png")] == ["good.png"]
+
+    file_names = [path.name for path in tmp_path.glob("*.png")]
+    assert file_names == ["good.png"]
     assert picture_files(tmp_path / "pictures") == ["good"]

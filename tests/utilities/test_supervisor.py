@@ -184,29 +184,42 @@ def test_all_children_end_with_their_parent(
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path), kind], stderr=subprocess.DEVNULL
     )
+    num_workers = 3 if kind == "forks" else 0
+    is_killed = number == signal.SIGKILL
 
-    def named(name: str) -> list[int]:
+    def ids_of(name: str) -> list[int]:
         return [int(path.name.split("-")[1]) for path in tmp_path.glob(f"{name}-*")]
 
-    assert wait_until(
-        lambda: len(named("child")) == 3 and len(named("worker")) == (3 if kind == "forks" else 0)
-    )
+    def have_started() -> bool:
+        return len(ids_of("child")) == 3 and len(ids_of("worker")) == num_workers
+
+    assert wait_until(have_started)
 
     parent.send_signal(number)
     parent.wait(30)
-    ours = named("child") + (named("worker") if number != signal.SIGKILL else [])
 
-    assert wait_until(lambda: not any(map(is_alive, ours))), "children are left"
+    expected_to_end = ids_of("child")
+    if not is_killed:
+        expected_to_end += ids_of("worker")
 
-    for pid in named("worker"):  # a child that is killed cannot end what it has started itself
+    def have_ended() -> bool:
+        return not any(map(is_alive, expected_to_end))
+
+    assert wait_until(have_ended), "children are left"
+
+    for pid in ids_of("worker"):  # a child that is killed cannot end what it has started itself
         if is_alive(pid):
             os.kill(pid, signal.SIGKILL)
 
-    for name in ("atexit", "finally"):
-        assert named(name) == ([] if number == signal.SIGKILL else [parent.pid])
-
-    expected = {signal.SIGTERM: 143, signal.SIGINT: -signal.SIGINT, signal.SIGKILL: -signal.SIGKILL}
-    assert parent.returncode == expected[number]
+    parents_that_clean_up = [] if is_killed else [parent.pid]
+    assert ids_of("atexit") == parents_that_clean_up
+    assert ids_of("finally") == parents_that_clean_up
+    expected_codes = {
+        signal.SIGTERM: 143,
+        signal.SIGINT: -signal.SIGINT,
+        signal.SIGKILL: -signal.SIGKILL,
+    }
+    assert parent.returncode == expected_codes[number]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
