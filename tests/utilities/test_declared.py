@@ -50,6 +50,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "LongTail": {"partitioner": IIDPartitioner(3)},
     "ProportionPartitioner": {"matrix": [[1.0, 1.0]]},
     "SizePartitioner": {"proportions": [1.0, 1.0]},
+    "Stream": {"dataset": range(3)},
     "Bucketing": {"aggregator": FedAvg()},
     "MoreauSGD": {"params": [nn.Parameter(torch.zeros(1))]},
     "OpenSetLabelNoise": {"unknown_classes": [0]},

@@ -104,11 +104,11 @@ class CSVData(L.LightningDataModule):
 
         Args:
             train: rows of the first file.
-            test: rows of the test file. None without one.
+            test: rows of the test file, if any.
         """
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the files at the first call. Further calls, for any ``stage``, change nothing."""
+        """Read the files at the first call."""
         if self.train_set is None:
             test = None if self.test_path is None else self._read(self.test_path)
             self.encode(self._read(self.path), test)
@@ -149,14 +149,9 @@ class CSVData(L.LightningDataModule):
         return None if self.group is None else group_values(table, self.group)
 
     def split(self, samples: int, groups: np.ndarray | None) -> dict[str, np.ndarray]:
-        """Divide the samples of the first file at random into training, validation and test samples.
+        """Return ``{"train": indices, "val": indices, "test": indices}``, a random division of samples.
 
-        Args:
-            samples: number of samples in the first file.
-            groups: group of each sample; at least one sample of each group is for training. None without groups.
-
-        Returns:
-            The sorted indices of the samples, ``{"train": indices, "val": indices, "test": indices}``.
+        At least one sample of each of the ``groups [N]`` is for training.
         """
         generator = generator_for(self.seed, "csv", "split")
         order = torch.randperm(samples, generator=generator).numpy()
