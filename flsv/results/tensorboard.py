@@ -297,12 +297,10 @@ def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
 
 
 def _events_to_write_again(folder: Path, first_round: int) -> list[tuple[int, Event]]:
-    """Return ``(round, event)`` of points that a run resumed at ``first_round`` has to write again.
-
-    A resumed run makes TensorBoard discard all steps from ``first_round`` on. The steps of most curves count rounds.
-    A module that logs in every training step also writes curves whose steps count batches. Their points of earlier
-    rounds can have a step of ``first_round`` or more, and would be lost.
-    """
+    """Return ``(round, event)`` of points that a run resumed at ``first_round`` has to write again."""
+    # A resumed run makes TensorBoard discard all steps from `first_round` on. The steps of most curves count rounds. A
+    # module that logs in every training step also writes curves whose steps count batches. Their points of earlier
+    # rounds can have a step of `first_round` or more, and would be lost.
     earlier_events: list[tuple[int, Event]] = []  # with their rounds
     for path in sorted(folder.glob("events.out.tfevents.*")):
         # Files of earlier versions have no marks, so that the round is not known.
