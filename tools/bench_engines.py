@@ -2,14 +2,15 @@
 
     python tools/bench_engines.py [--case softmax mlp lenet resnet18] [--rounds 5] [--repeats 3]
                                   [--engines plain sequential vmap ranks]
-    python tools/bench_engines.py --flower [--rounds 6] [--sites 3] [--trouble]
+    python tools/bench_engines.py --trouble [--sites 10] [--rounds 10]
 
 Engines run turn by turn in processes of their own with one torch thread. ``plain`` is the leanest PyTorch loop, which
 gathers each shuffled batch; ``ranks`` are two processes. Prints the least seconds of a round, by the clock and of the
 busiest processor, with ratios, the largest memory, and how far weights and class-specific Shapley values are from the
-sequential ones. ``--flower`` runs a SuperLink and SuperNodes with TLS and authentication on this machine. With
-``--trouble`` site1 is late once, site2 and site3 are killed and come back, and the last site is killed and does not:
-which sites each round had, and how far weights and values are from those of one process with the same cohorts.
+sequential ones. ``--trouble`` runs Flower's SuperLink and SuperNodes with TLS and authentication on this machine. site1
+is late once, site2 and site3 are killed and come back, and the last site is killed and does not: which sites each round
+had, and how far weights and values are from those of one process with the same cohorts. What rounds cost on Flower and
+NVFlare is measured by ``bench_networks.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import argparse
 import os
 import re
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -171,35 +171,6 @@ def compared(case: str, engines: list[str], rounds: int, repeats: int) -> str:
 # ---- Flower
 
 
-def flower(resident: bool, rounds: int, sites: int) -> list[float]:
-    """Of every round the server's seconds for the exchange."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from flsv.cli import main as flsv
-    from helpers.sites import SECONDS, start_deployment
-
-    line = re.compile(rf"flsv: round \d+: \d+ of {sites} sites in ([\d.]+) s\.")
-    names = [f"site{i}" for i in range(sites)]
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "app"
-        flsv(["init", "--flower", str(folder)])
-        federation, site = folder / "fedapp/federation.py", folder / "fedapp/site.py"
-        written = (
-            federation.read_text()
-            .replace("rounds=3", f"rounds={rounds}")
-            .replace("1437, 3)", f"1437, {sites})")
-        )
-        federation.write_text(
-            re.sub(r"^SITES = .*$", f"SITES = {names}", written, flags=re.MULTILINE)
-        )
-        if not resident:
-            site.write_text(site.read_text().replace('client")', 'client", idle=0)'))
-        with start_deployment(folder, "questions = []\n", names) as processes:
-            processes.run()
-            # The log comes through the SuperLink, some seconds later.
-            processes.wait_for("run", lambda log: len(line.findall(log)) == rounds, SECONDS)
-        return [float(seconds) for seconds in line.findall((folder / "run.log").read_text())]
-
-
 #: What the project's file is given: site1 is late in round 2, and the last rounds wait for those that come back.
 TROUBLE = """
 import os, time
@@ -336,26 +307,16 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--flower", action="store_true", help="rounds of real SuperNodes instead")
-    parser.add_argument("--sites", type=int, default=3, help="SuperNodes")
     parser.add_argument(
-        "--trouble", action="store_true", help="some of which are late, killed, and back"
+        "--trouble", action="store_true", help="SuperNodes that are late, killed, and back"
     )
+    parser.add_argument("--sites", type=int, default=10, help="SuperNodes")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         run(options.one[0], options.one[1], options.rounds, Path(options.one[2]))
     elif options.trouble:
         print(trouble(options.rounds, options.sites))
-    elif options.flower:
-        rows = [["process that trains", "first round", "median", "slowest"]]
-        ways = ((False, "one for each message (`idle=0`)"), (True, "the site's own"))
-        for resident, name in ways[options.sites > 3 :]:
-            first, *later = flower(resident, options.rounds, options.sites)
-            rows.append(
-                [name, *(f"{each:.1f}" for each in (first, statistics.median(later), max(later)))]
-            )
-        print(grid(rows))
     else:
         for case in options.case:
             print(compared(case, options.engines, options.rounds, options.repeats), flush=True)

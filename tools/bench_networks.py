@@ -6,9 +6,9 @@ Each federation is made by `flsv init` and run by the commands of its guide, wit
 MLP, scikit-learn's digits divided evenly among the sites. Run it with the Python of an environment that has both
 networks (`make networks` makes .venv-networks). Beside them stands the same federation in one process.
 
-Columns: seconds from the start of the server's run to the end of round 1, seconds a round after it, and the peak memory
-of the process with the server's run. All sites share this machine's cores, so that rounds of many sites take longer
-than on machines of their own.
+Columns: seconds from the start of the server's run to the end of round 1, seconds a round after it, the peak memory
+of the process with the server's run, and how far its weights are from those of one process. All sites share this
+machine's cores, so that rounds of many sites take longer than on machines of their own.
 """
 
 from __future__ import annotations
@@ -25,9 +25,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 BIN = Path(sys.executable).parent
-HEADER = ("network", "sites", "seconds to the end of round 1", "seconds a round", "server, GB")
+HEADER = (
+    "network",
+    "sites",
+    "seconds to the end of round 1",
+    "seconds a round",
+    "server, GB",
+    "weights off by",
+)
 #: A federation takes longer only if something hangs.
 LIMIT_S = 900
 
@@ -79,7 +87,7 @@ trainer.fit(federation.make_module(), data)
 class Network:
     """A network's template and commands."""
 
-    # The option of `flsv init`. None: the file of another template is run in one process.
+    # The option of `flsv init`.
     template: str
     script: str
     # The file with the parts that server and sites share.
@@ -90,8 +98,10 @@ class Network:
     server: str
 
 
+#: What networks are compared with.
+ONE = "one process"
 NETWORKS = {
-    "one process": Network(
+    ONE: Network(
         template="--nvflare",
         script="cd job/app/custom; python one_process.py $ROUNDS",
         federation="job/app/custom/federation.py",
@@ -210,8 +220,36 @@ def round_times(folder: Path) -> list[float]:
     return [times[step] for step in sorted(times)]
 
 
-def measured(name: str, num_sites: int, rounds: int) -> list[str]:
-    """The row of one federation."""
+def trained_weights(folder: Path) -> dict[str, Any]:
+    """The weights of a run's last checkpoint."""
+    import torch
+
+    (path,) = folder.rglob("last.ckpt")
+    weights: dict[str, Any] = torch.load(path, weights_only=True)["state_dict"]
+    return weights
+
+
+def distance(weights: Mapping[str, Any], other_weights: Mapping[str, Any]) -> float:
+    """The largest difference of two entries."""
+    differences = []
+    for name, tensor in weights.items():
+        difference = tensor - other_weights[name]
+        differences.append(float(difference.abs().max()))
+    return max(differences)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a federation has cost, and its weights."""
+
+    seconds_to_first: float
+    seconds_of_round: float
+    gigabytes: float
+    weights: Mapping[str, Any]
+
+
+def measured(name: str, num_sites: int, rounds: int) -> Measurement:
+    """Run a federation."""
     network = NETWORKS[name]
     sites = [f"site-{number}" for number in range(1, num_sites + 1)]
     with tempfile.TemporaryDirectory() as parent:
@@ -223,17 +261,15 @@ def measured(name: str, num_sites: int, rounds: int) -> list[str]:
         memory.stop()
 
         times = round_times(folder / network.runs)
-        first_files = (folder / network.runs).rglob("events.out.tfevents*")
-        start_time = min(float(path.name.split(".")[3]) for path in first_files)
-    seconds_to_first = times[0] - start_time
-    seconds_of_round = (times[-1] - times[0]) / (len(times) - 1)
-    return [
-        name,
-        str(num_sites),
-        f"{seconds_to_first:.1f}",
-        f"{seconds_of_round:.2f}",
-        f"{memory.gigabytes:.2f}",
-    ]
+        event_files = (folder / network.runs).rglob("events.out.tfevents*")
+        start_time = min(float(path.name.split(".")[3]) for path in event_files)
+        weights = trained_weights(folder / network.runs)
+    return Measurement(
+        seconds_to_first=times[0] - start_time,
+        seconds_of_round=(times[-1] - times[0]) / (len(times) - 1),
+        gigabytes=memory.gigabytes,
+        weights=weights,
+    )
 
 
 def main() -> None:
@@ -241,7 +277,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
+    networks = [name for name in NETWORKS if name != ONE]
+    parser.add_argument("--networks", nargs="+", default=networks, choices=networks)
     parser.add_argument("--sites", nargs="+", type=int, default=[2, 3, 5, 10])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--csv", type=Path)
@@ -250,8 +287,19 @@ def main() -> None:
     rows = []
     print(*HEADER, sep=",")
     for num_sites in options.sites:
+        one_process = measured(ONE, num_sites, options.rounds)
+        measurements = {ONE: one_process}
         for name in options.networks:
-            row = measured(name, num_sites, options.rounds)
+            measurements[name] = measured(name, num_sites, options.rounds)
+        for name, measurement in measurements.items():
+            row = [
+                name,
+                str(num_sites),
+                f"{measurement.seconds_to_first:.1f}",
+                f"{measurement.seconds_of_round:.2f}",
+                f"{measurement.gigabytes:.2f}",
+                f"{distance(measurement.weights, one_process.weights):.1e}",
+            ]
             print(*row, sep=",", flush=True)
             rows.append(row)
     if options.csv is not None:
