@@ -303,8 +303,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    add = parser.add_argument
+    cases = list(CASES)
+    engines = list(ENGINES)
+    add("--case", nargs="+", choices=cases, default=cases)
+    add("--engines", nargs="+", choices=engines, default=engines)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
@@ -314,12 +317,14 @@ def main() -> None:
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        run(options.one[0], options.one[1], options.rounds, Path(options.one[2]))
+        case, engine, path = options.one
+        run(case, engine, options.rounds, Path(path))
     elif options.trouble:
         print(trouble(options.rounds, options.sites))
     else:
         for case in options.case:
-            print(compared(case, options.engines, options.rounds, options.repeats), flush=True)
+            table = compared(case, options.engines, options.rounds, options.repeats)
+            print(table, flush=True)
 
 
 if __name__ == "__main__":

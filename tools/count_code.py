@@ -37,7 +37,7 @@ BUDGETS = {
     "modules of the core": (112, 110),
     "words of all pages": (34_000, 30_000),
     "words of guides": (12_300, 12_000),
-    "words of docstrings": (101_000, 90_000),
+    "words of docstrings": (102_000, 90_000),
 }
 LINES_OF_A_FILE = 600
 #: The folder of the package and of the tests whose files are other people's.
