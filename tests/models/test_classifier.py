@@ -92,15 +92,17 @@ def test_network_built_at_fit_equals_one_built_at_construction_from_the_same_see
 
 
 def test_training_step_is_the_cross_entropy():
-    weights = [1.0, 2.0, 0.5]
+    class_weights = [1.0, 2.0, 0.5]
     client = ClassifierClient(
-        MLP(3, (4,)), num_classes=3, label_smoothing=0.1, class_weights=weights
+        MLP(3, (4,)), num_classes=3, label_smoothing=0.1, class_weights=class_weights
     )
     x = torch.randn(7, 4)
     y = torch.tensor([0, 1, 2, 0, 1, 2, 0])
-    expected = nn.CrossEntropyLoss(torch.tensor(weights), label_smoothing=0.1)(client.network(x), y)
 
-    torch.testing.assert_close(client.training_step((x, y), 0), expected)
+    loss = client.training_step((x, y), 0)
+
+    cross_entropy = nn.CrossEntropyLoss(torch.tensor(class_weights), label_smoothing=0.1)
+    torch.testing.assert_close(loss, cross_entropy(client.network(x), y))
 
 
 @pytest.mark.parametrize("class_weights", [None, [1.0, 2.0, 1.0, 5.0, 1.0] * 2])
@@ -199,7 +201,15 @@ def test_classifier_that_does_not_fit_the_data_is_refused_before_training(
     trainer, has_facts, options, message
 ):
     with pytest.raises(ConfigurationError, match=message):
-        trainer().fit(ClassifierClient(**{"network": "mlp", **options}), Digits(has_facts))
+        trainer().fit(
+            ClassifierClient(
+                **{
+                    "network": "mlp",
+                    **options,
+                }
+            ),
+            Digits(has_facts),
+        )
 
 
 def _scored(logits, y):
@@ -209,18 +219,30 @@ def _scored(logits, y):
 
 
 def test_auroc_is_scored_only_with_two_classes_present_and_at_most_a_hundred() -> None:
-    assert "auroc" not in _scored(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))
-    assert "auroc" not in _scored(torch.zeros(4, 101), torch.arange(4) % 3)
-    assert _scored(torch.zeros(4, 100), torch.arange(4) % 3)["auroc"] == 0.5
+    labels_of_one_class = torch.zeros(4, dtype=torch.long)
+    labels_of_three_classes = torch.arange(4) % 3
 
-    never = ClassScores(2)
-    never.update(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))
+    of_one_class = _scored(torch.zeros(4, 2), labels_of_one_class)
+    of_100_outputs = _scored(torch.zeros(4, 100), labels_of_three_classes)
+    of_101_outputs = _scored(torch.zeros(4, 101), labels_of_three_classes)
 
-    assert never.compute()["auroc"].isnan()
+    assert "auroc" not in of_one_class
+    assert of_100_outputs["auroc"] == 0.5  # equal outputs tell nothing apart
+    assert "auroc" not in of_101_outputs
 
-    # Places are told apart where probabilities round to 1.
-    sure = torch.tensor([[90.0, 0.0], [80.0, 0.0], [100.0, 0.0], [85.0, 0.0]])
-    assert _scored(sure, torch.tensor([0, 1, 0, 1]))["auroc"] == 1.0
+
+def test_auroc_of_one_class_is_not_a_number() -> None:
+    scores = ClassScores(2)
+    scores.update(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))
+
+    assert scores.compute()["auroc"].isnan()
+
+
+def test_auroc_tells_samples_apart_whose_probabilities_round_to_1() -> None:
+    logits = torch.tensor([[90.0, 0.0], [80.0, 0.0], [100.0, 0.0], [85.0, 0.0]])
+    labels = torch.tensor([0, 1, 0, 1])  # class 0 has the higher logits
+
+    assert _scored(logits, labels)["auroc"] == 1.0
 
 
 def test_balanced_class_weights_equal_those_of_scikit_learn(trainer) -> None:

@@ -25,9 +25,10 @@ TOKENS, LENGTH = 12, 6
 
 def make_sentences() -> FederatedDataModule:
     """The class is what the first token is, by thirds."""
-    x = torch.randint(0, TOKENS, (170, LENGTH), generator=torch.Generator().manual_seed(0))
-    whole = TensorDataset(x, x[:, 0] // 4)
-    train, test = (TensorDataset(*whole[part]) for part in (slice(0, 130), slice(130, None)))
+    tokens = torch.randint(0, TOKENS, (170, LENGTH), generator=torch.Generator().manual_seed(0))
+    labels = tokens[:, 0] // 4
+    train = TensorDataset(tokens[:130], labels[:130])
+    test = TensorDataset(tokens[130:], labels[130:])
     data = FederatedDataModule(
         (train, test),
         SizePartitioner([7, 2, 5, 2, 1]),
@@ -35,7 +36,6 @@ def make_sentences() -> FederatedDataModule:
         splits=Splits(client_test=0.2),
     )
     data.setup("fit")
-
     return data
 
 

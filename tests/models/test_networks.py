@@ -75,16 +75,20 @@ def check_network(network, num_classes, input_shape, parameters):
     """Logits of the right shape, gradients everywhere, the head last, and as many parameters as computed by hand."""
     torch.manual_seed(0)
     logits = network(torch.rand(3, *input_shape))
+    logits.square().sum().backward()
 
     assert logits.shape == (3, num_classes)
+    for parameter in network.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.isfinite().all()
 
-    logits.square().sum().backward()
-    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in network.parameters())
-
-    head = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
+    linear_layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    head = linear_layers[-1]
+    *_, last_parameter = network.parameters()
+    num_parameters = sum(parameter.numel() for parameter in network.parameters())
     assert head.out_features == num_classes
-    assert next(reversed(list(network.parameters()))) is head.bias
-    assert sum(p.numel() for p in network.parameters()) == parameters
+    assert last_parameter is head.bias
+    assert num_parameters == parameters
 
 
 def test_resnet34_for_small_images_has_its_parameters_and_buffers():
@@ -96,19 +100,40 @@ def test_resnet34_for_small_images_has_its_parameters_and_buffers():
 
 def test_fast_text_is_the_mean_of_the_words_vectors():
     network = models.FastText(3, (5,), buckets=11, width=4)
-    hashes = torch.tensor([[7, 4026989588, 17, 0, 0], [3, 0, 0, 0, 0], [1, 2, 3, 4, 5]])
+    hashes = torch.tensor(
+        [
+            [7, 4026989588, 17, 0, 0],
+            [3, 0, 0, 0, 0],
+            [1, 2, 3, 4, 5],
+        ]
+    )
+
+    logits = network(hashes)
+
     # Hashes that differ by a multiple of 10 share a vector.
-    rows = torch.tensor([[8, 9, 8, 0, 0], [4, 0, 0, 0, 0], [2, 3, 4, 5, 6]])
-    mean = embedding_bag(rows, network.embedding.weight, mode="mean", padding_idx=0)
+    rows = torch.tensor(
+        [
+            [8, 9, 8, 0, 0],
+            [4, 0, 0, 0, 0],
+            [2, 3, 4, 5, 6],
+        ]
+    )
+    means = embedding_bag(rows, network.embedding.weight, mode="mean", padding_idx=0)
+    torch.testing.assert_close(logits, network.classifier(means))
 
-    torch.testing.assert_close(network(hashes), network.classifier(mean))
 
+def test_padding_of_fast_text_is_not_trained():
+    network = models.FastText(3, (5,), buckets=11, width=4)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.1)
+    hashes = torch.tensor([[7, 17, 0, 0, 0], [3, 0, 0, 0, 0]])
+
     network(hashes).logsumexp(1).sum().backward()
     optimizer.step()
 
-    assert (network.embedding.weight[0] == 0).all()  # padding is not trained
+    assert (network.embedding.weight[0] == 0).all()
 
+
+def test_fast_text_of_images_is_refused():
     with pytest.raises(ConfigurationError, match="is no text's shape"):
         models.FastText(input_shape=(1, 28, 28))
 

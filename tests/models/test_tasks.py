@@ -184,33 +184,57 @@ def test_mixture_probabilities_are_the_weighted_mean_of_the_components() -> None
 
 def test_mixture_loss_gradient_is_that_of_em() -> None:
     """Responsibilities by Bayes' rule; the loss's gradient is that of their weighted losses (the M-step's)."""
-    module, (x, y) = make_mixture_client(), make_batch()
-    p = likelihoods(module, x)[:, np.arange(len(y)), y.numpy()]
-    joint = np.array([0.6, 0.3, 0.1])[:, None] * p
-    q = joint / joint.sum(0)
+    module = make_mixture_client()
+    x, y = make_batch()
+    chances = likelihoods(
+        module,
+        x,
+    )[:, np.arange(len(y)), y.numpy()]
+    joint = (
+        np.array(
+            [
+                [0.6],
+                [0.3],
+                [0.1],
+            ]
+        )
+        * chances
+    )
+    responsibilities = joint / joint.sum(0)
+
     module.training_step((x, y), 0).backward()
 
-    np.testing.assert_allclose(
-        module.network.responsibility, np.array([6, 3, 1]) + q.sum(1), rtol=1e-5
-    )
-
-    for component, weights in zip(module.network.components, torch.from_numpy(q).float()):
+    expected_counts = np.array([6, 3, 1]) + responsibilities.sum(1)
+    np.testing.assert_allclose(module.network.responsibility, expected_counts, rtol=1e-5)
+    for component, weights in zip(module.network.components, responsibilities):
         losses = nn.functional.cross_entropy(component(x), y, reduction="none")
-        expected = torch.autograd.grad((weights * losses).mean(), list(component.parameters()))
-        for parameter, gradient in zip(component.parameters(), expected):
-            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+        weighted_loss = (torch.from_numpy(weights).float() * losses).mean()
+        gradients = torch.autograd.grad(weighted_loss, list(component.parameters()))
+        for parameter, gradient in zip(component.parameters(), gradients):
+            torch.testing.assert_close(
+                parameter.grad,
+                gradient,
+                rtol=1e-4,
+                atol=1e-6,
+            )
 
 
 def test_mixture_components_have_different_initial_weights() -> None:
-    by_name = MixtureClient(network="mlp", num_classes=CLASSES, input_shape=(FEATURES,)).network
-    by_object = MixtureClient(network=network(), num_classes=CLASSES).network
-    for mixture in (by_name, by_object):
+    by_name = MixtureClient(network="mlp", num_classes=CLASSES, input_shape=(FEATURES,))
+    by_object = MixtureClient(network=network(), num_classes=CLASSES)
+
+    for client in (by_name, by_object):
+        mixture = client.network
         assert isinstance(mixture, Mixture)
         torch.testing.assert_close(mixture.responsibility, torch.full((3,), 1 / 3))
-        firsts = [next(component.parameters()) for component in mixture.components]
-        assert len(firsts) == 3
-        assert not any(torch.equal(firsts[i], firsts[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+        weights = [next(component.parameters()) for component in mixture.components]
+        assert len(weights) == 3
+        assert not torch.equal(weights[0], weights[1])
+        assert not torch.equal(weights[0], weights[2])
+        assert not torch.equal(weights[1], weights[2])
 
+
+def test_mixture_of_a_network_that_cannot_be_drawn_anew_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"Flatten has no layer with reset_parameters"):
         MixtureClient(2, network=nn.Flatten(), num_classes=CLASSES)
 

@@ -42,15 +42,19 @@ def losses_by_hand(
 ) -> list[float]:
     """Mean cross-entropy on the client's validation samples, without flsv's evaluator."""
     module = Plain(network(batch_norm=True)).eval()
-    x, y = (part[data.client_indices(client, "val")] for part in data.source[0].tensors)
-    result = []
+    all_inputs, all_labels = data.source[0].tensors
+    indices = data.client_indices(client, "val")
+    x = all_inputs[indices]
+    y = all_labels[indices]
+
+    losses = []
     for vector in vectors:
         loop.space.write(module, vector)
         with torch.no_grad():
-            log = module(x).double().log_softmax(1)
-        result.append(-float(log[torch.arange(len(y)), y].mean()))
-
-    return result
+            log_chances = module(x).double().log_softmax(1)
+        log_chances_of_labels = log_chances[torch.arange(len(y)), y]
+        losses.append(-float(log_chances_of_labels.mean()))
+    return losses
 
 
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])

@@ -108,32 +108,41 @@ def test_pfedsv_safeguard_refuses_a_mixture_worse_than_the_own_model(better: boo
     assert torch.equal(careful[0], free[0] if better else vectors[0])
 
 
+def test_pfedsv_without_its_metric_is_refused() -> None:
+    method = begin_method(2, PFedSV())
+    client = Judged(0, lambda vector: 0)
+
+    with pytest.raises(ConfigurationError, match="DomainRelevance"):
+        play_round(method, [client], random_models(1), torch.zeros(2))
+
+
+def test_pfedsv_without_validation_samples_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"clients \[0, 1, 2\] have none.*client_val"):
+        fit(make_loop(), tmp_path)
+
+
 def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client() -> None:
     method = begin_method(4, PFedSV())
     vectors = random_models(3)
-    play_round(method, [Judged(1, lambda v: 0.5), Judged(2, lambda v: 0.5)], vectors[1:])
-    late = Judged(0, lambda v: 0.5)  # appears first in a later round
+    earlier_clients = [Judged(1, lambda vector: 0.5), Judged(2, lambda vector: 0.5)]
+    play_round(method, earlier_clients, vectors[1:])
+    new_client = Judged(0, lambda vector: 0.5)
+
     _, round = play_round(
         method,
-        [late],
+        [new_client],
         vectors[:1],
         torch.full((4, 4), nan),
         index=7,
     )
 
-    assert round.peer_values.isnan().tolist() == [
-        [
-            False,
-            False,
-            False,
-            True,
-        ]
-    ]
-    assert round.downloaded.tolist() == [(1 + 2) * SPACE.size]
-
-    pairs = torch.cat(late.evaluated)
-    for stale in vectors:
-        assert (pairs == stale).all(1).any()
+    models_received = 1 + 2  # the global one, and those of the two that were there
+    models_evaluated = torch.cat(new_client.evaluated)
+    assert round.peer_values.isnan().tolist() == [[False, False, False, True]]
+    assert round.downloaded.tolist() == [models_received * SPACE.size]
+    for vector in vectors:
+        is_evaluated = (models_evaluated == vector).all(1).any()
+        assert is_evaluated
 
 
 def test_pfedsv_never_downloads_a_client_with_a_negative_score_again() -> None:
@@ -220,24 +229,26 @@ def test_pfedsv_client_that_was_away_fetches_the_shared_extractor() -> None:
     clients = [Judged(client, closeness(vectors[1])) for client in range(3)]
 
     play_round(method, clients, vectors)
-    _, second_round = play_round(
-        method,
-        clients[:2],
-        vectors[:2],
-        index=1,
-    )
+    _, second_round = play_round(method, clients[:2], vectors[:2], index=1)
     _, third_round = play_round(method, clients, vectors, index=2)
 
-    # An extractor of 3 parameters and two heads of 4; who was away, the extractor before it trains, too.
-    assert second_round.downloaded.tolist() == [3 + 2 * 4] * 2
-    assert third_round.downloaded.tolist() == [3 + 2 * 4, 3 + 2 * 4, 2 * 3 + 2 * 4]
+    extractor = 3  # parameters
+    two_heads = 2 * 4
+    size = extractor + two_heads
+    assert second_round.downloaded.tolist() == [size, size]
+    # Who was away fetches the extractor before it trains, too.
+    assert third_round.downloaded.tolist() == [size, size, extractor + size]
 
 
 @pytest.mark.parametrize(
     ("mode", "newcomer", "returned"),
     [
         ("model", [0] * 7, [-1] * 7),
-        ("extractor", [0, 1, 2, 0, 0, 0, 0], [0, 1, 2, -1, -1, -1, -1]),
+        (
+            "extractor",
+            [0, 1, 2, 0, 0, 0, 0],
+            [0, 1, 2, -1, -1, -1, -1],
+        ),
     ],
 )
 def test_pfedsv_start_points_depend_on_the_mode_and_on_absence(
@@ -331,15 +342,6 @@ def test_pfedsv_with_wrong_arguments_is_refused(arguments: Any) -> None:
 def make_loop() -> FederatedLoop:
     metrics = {"relevance": DomainRelevance(), "cost": CommunicationCost()}
     return FederatedLoop(metrics=metrics, personalizer=PFedSV(k=2), seed=4)
-
-
-def test_pfedsv_without_its_metric_or_validation_samples_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="DomainRelevance"):
-        play_round(
-            begin_method(2, PFedSV()), [Judged(0, lambda v: 0)], random_models(1), torch.zeros(2)
-        )
-    with pytest.raises(ConfigurationError, match=r"clients \[0, 1, 2\] have none.*client_val"):
-        fit(make_loop(), tmp_path)
 
 
 def test_pfedsv_clients_send_numbers_and_no_samples(tmp_path: Path) -> None:

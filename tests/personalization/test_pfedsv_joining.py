@@ -75,27 +75,37 @@ def test_joining_game_values_equal_those_over_all_orders() -> None:
     assert accuracy(best) > accuracy(own_vector)
 
 
-def test_client_without_gain_from_others_keeps_its_own_model() -> None:
+@pytest.mark.parametrize("others_harm", [True, False])
+def test_client_without_gain_from_others_keeps_its_own_model(others_harm: bool) -> None:
     vectors = random_models(3)
-    for accuracy in (closeness(vectors[0]), lambda vector: 0.5):  # others harm, or change nothing
-        clients = [Judged(0, accuracy), Judged(1, lambda v: 0), Judged(2, lambda v: 0)]
-        models, round = play_round(
-            begin_method(3, PFedSV(game="joining")),
-            clients,
-            vectors,
-        )
-        assert torch.equal(models[0], vectors[0])
-        assert (round.peer_values[0, 1:] <= 1e-9).all()
+    accuracy: Any = lambda vector: 0.5  # noqa: E731
+    if others_harm:
+        accuracy = closeness(vectors[0])
+    clients = [
+        Judged(0, accuracy),
+        Judged(1, lambda v: 0),
+        Judged(2, lambda v: 0),
+    ]
 
-    # With nobody to download there is no game.
     models, round = play_round(
         begin_method(3, PFedSV(game="joining")),
-        [Judged(0, lambda v: 0.25)],
-        vectors[:1],
+        clients,
+        vectors,
     )
 
     assert torch.equal(models[0], vectors[0])
-    assert round.peer_values[0].nan_to_num(-1).tolist() == [0.25, -1, -1]
+    assert (round.peer_values[0, 1:] <= 1e-9).all()
+
+
+def test_client_with_nobody_to_download_plays_no_game() -> None:
+    vectors = random_models(1)
+    method = begin_method(3, PFedSV(game="joining"))
+
+    models, round = play_round(method, [Judged(0, lambda v: 0.25)], vectors)
+
+    assert torch.equal(models[0], vectors[0])
+    assert round.peer_values[0, 0] == 0.25
+    assert round.peer_values[0, 1:].isnan().all()
 
 
 @pytest.mark.parametrize("shared", [0.25, 1.0])

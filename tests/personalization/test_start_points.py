@@ -1,5 +1,6 @@
 """Personalizers that give start points: what clients start from, against the papers' formulas."""
 
+import itertools
 import math
 from copy import deepcopy
 from pathlib import Path
@@ -90,30 +91,38 @@ def with_largest_entries(initial: Tensor, step: Tensor, share: float) -> Tensor:
 
 
 def test_fedamp_attention_equals_numpys() -> None:
-    w = np.random.default_rng(0).normal(size=(4, 7))
-    expected = np.zeros((4, 4))
-    for i in range(4):
-        for j in set(range(4)) - {i}:
-            expected[i, j] = 2.0 * math.exp(-((w[i] - w[j]) ** 2).sum() / 9.0) / 9.0
-        assert expected[i].sum() < 1
-        expected[i, i] = 1 - expected[i].sum()
+    alpha = 2.0
+    sigma = 9.0
+    models = np.random.default_rng(0).normal(size=(4, 7))
 
-    np.testing.assert_allclose(FedAMP(2.0, 9.0).attention(torch.from_numpy(w)), expected)
+    attention = FedAMP(alpha, sigma).attention(torch.from_numpy(models))
+
+    expected = np.zeros((4, 4))
+    for i, j in itertools.permutations(range(4), 2):
+        squared_distance = ((models[i] - models[j]) ** 2).sum()
+        expected[i, j] = alpha * math.exp(-squared_distance / sigma) / sigma
+    attention_to_others = expected.sum(1)
+    assert (attention_to_others < 1).all()
+    np.fill_diagonal(expected, 1 - attention_to_others)
+    np.testing.assert_allclose(attention, expected)
 
 
 def test_heurfedamp_attention_equals_numpys() -> None:
-    w = np.random.default_rng(1).normal(size=(4, 7))
-    expected = np.zeros((4, 4))
-    for i in range(4):
-        cos = {
-            j: w[i] @ w[j] / np.linalg.norm(w[i]) / np.linalg.norm(w[j]) for j in range(4) if j != i
-        }
-        total = sum(math.exp(3.0 * c) for c in cos.values())
-        for j, c in cos.items():
-            expected[i, j] = 0.6 * math.exp(3.0 * c) / total
-        expected[i, i] = 0.4
+    self_weight = 0.4
+    sigma = 3.0
+    models = np.random.default_rng(1).normal(size=(4, 7))
 
-    np.testing.assert_allclose(HeurFedAMP(0.4, 3.0).attention(torch.from_numpy(w)), expected)
+    attention = HeurFedAMP(self_weight, sigma).attention(torch.from_numpy(models))
+
+    directions = models / np.linalg.norm(models, axis=1, keepdims=True)
+    powers = np.exp(sigma * directions @ directions.T)
+    np.fill_diagonal(powers, 0)
+    expected = (1 - self_weight) * powers / powers.sum(1, keepdims=True)
+    np.fill_diagonal(expected, self_weight)
+    np.testing.assert_allclose(attention, expected)
+
+
+def test_heurfedamp_attention_of_a_client_alone_is_all_its_own() -> None:
     assert HeurFedAMP().attention(torch.ones(1, 2)).tolist() == [[1.0]]
 
 
@@ -322,7 +331,12 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path: Path) -> None:
     loop = FederatedLoop(personalizer=personalizer, sampler=UniformSampler(3), seed=6)
     entries = record_calls(personalizer, networks, networks)
     module = Plain(network(batch_norm=True))
-    fit(loop, tmp_path, module, toy_data((2, 3, 2, 3)))
+    fit(
+        loop,
+        tmp_path,
+        module,
+        toy_data((2, 3, 2, 3)),
+    )
 
     cut = loop.space.num_parameters
     for round, reference, _, trained_network in entries[1:]:
@@ -365,7 +379,12 @@ def test_shapfed_start_points_equal_equation_8_in_the_order_of_algorithm_1(tmp_p
         seed=1,
     )
     entries = record_calls(personalizer)
-    fit(loop, tmp_path, Plain(network(batch_norm=True)), rounds=4)
+    fit(
+        loop,
+        tmp_path,
+        Plain(network(batch_norm=True)),
+        rounds=4,
+    )
 
     initial_models = None
     running_values = None

@@ -96,18 +96,19 @@ def make_generator(seed: int = 0) -> torch.Generator:
 def test_privacy_clipping_scales_long_updates_to_the_bound_and_keeps_short_ones(
     length: float, dtype: torch.dtype
 ) -> None:
+    clip = 1.5
     update = torch.randn(1000, generator=make_generator()).to(dtype)
     update *= length / update.norm()
     original = update.clone()
 
-    sent = GaussianPrivacy(clip=1.5, noise_multiplier=0).protect(update, make_generator())
+    sent = GaussianPrivacy(clip=clip, noise_multiplier=0).protect(update, make_generator())
 
+    factor = min(1, clip / length)
     assert sent.dtype == dtype
-    assert sent.norm().item() == pytest.approx(min(length, 1.5), rel=1e-6)
-    torch.testing.assert_close(sent, update * min(1, 1.5 / length))
+    assert sent.norm().item() == pytest.approx(factor * length, rel=1e-6)
+    torch.testing.assert_close(sent, factor * original)
     assert torch.equal(update, original)
-
-    if length < 1.5:
+    if length < clip:
         assert torch.equal(sent, update)
         assert sent.data_ptr() != update.data_ptr()
 
@@ -137,37 +138,49 @@ def make_plain() -> Plain:
 
 
 def test_the_server_sees_clipped_updates_with_each_clients_own_noise(tmp_path: Path) -> None:
-    def updates(**options: Any) -> Tensor:
+    clip = 0.2
+    noise_multiplier = 3.0
+    privacy = GaussianPrivacy(clip, noise_multiplier)
+
+    def fit_and_read_updates(name: str, **options: Any) -> Tensor:
         watching = Watching()
         loop = FederatedLoop(personalizer=watching, sampler=UniformSampler(3), seed=5, **options)
-        fit(loop, tmp_path / str(len(options)), make_plain(), rounds=2)
+        fit(loop, tmp_path / name, make_plain(), rounds=2)
         return torch.cat([round.client_updates for round in watching.rounds])
 
-    free = updates()[:3]
-    sent = updates(uploads=[GaussianPrivacy(0.2, 3.0)])
-    assert (free.norm(dim=1) > 0.2).all()
+    updates = fit_and_read_updates("free")[:3]  # of the first round
+    sent = fit_and_read_updates("private", uploads=[privacy])
 
-    for client in range(3):
-        clipped = free[client] * 0.2 / free[client].norm()
-        noise = torch.randn(free.shape[1], generator=generator_for(5, "privacy", 0, client))
-        torch.testing.assert_close(sent[client], clipped + 0.2 * 3.0 * noise, atol=1e-5, rtol=1e-4)
+    lengths = updates.norm(dim=1)
+    assert (lengths > clip).all()
+    for client, update in enumerate(updates):
+        clipped = update * clip / lengths[client]
+        generator = generator_for(5, "privacy", 0, client)
+        noise = torch.randn(len(update), generator=generator)
+        expected = clipped + clip * noise_multiplier * noise
+        torch.testing.assert_close(sent[client], expected, atol=1e-5, rtol=1e-4)
 
-    # Another client's, or another round's, is another.
-    assert (torch.corrcoef(sent) - torch.eye(6)).abs().max() < 0.6
+    # Another client's noise, or another round's, is another.
+    correlations = torch.corrcoef(sent) - torch.eye(6)
+    assert correlations.abs().max() < 0.6
 
 
 def test_private_clients_report_configured_steps_and_no_loss(tmp_path: Path) -> None:
     """The steps are those that they take: three batches in each of two epochs, two batches a step."""
-    rounds = {}
-    for name, uploads in {"free": [], "private": [GaussianPrivacy(1.0, 1.0)]}.items():
-        watching = Watching()
-        loop = FederatedLoop(personalizer=watching, uploads=uploads, local_epochs=2, seed=5)  # type: ignore[arg-type]
-        fit(loop, tmp_path / name, make_plain(), rounds=1, accumulate_grad_batches=2)
-        (rounds[name],) = watching.rounds
 
-    assert torch.equal(rounds["private"].num_steps, rounds["free"].num_steps)
-    assert rounds["free"].losses.isfinite().all()
-    assert rounds["private"].losses.isnan().all()
+    def fit_and_read_round(name: str, **options: Any) -> Any:
+        watching = Watching()
+        loop = FederatedLoop(personalizer=watching, local_epochs=2, seed=5, **options)
+        fit(loop, tmp_path / name, make_plain(), rounds=1, accumulate_grad_batches=2)
+        (round,) = watching.rounds
+        return round
+
+    free_round = fit_and_read_round("free")
+    private_round = fit_and_read_round("private", uploads=[GaussianPrivacy(1.0, 1.0)])
+
+    assert torch.equal(private_round.num_steps, free_round.num_steps)
+    assert free_round.losses.isfinite().all()
+    assert private_round.losses.isnan().all()
 
 
 class RefusesPrivacy(ClientAlgorithm):
