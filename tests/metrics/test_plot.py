@@ -24,26 +24,6 @@ def label_texts(texts: Any) -> list[str]:
     return [text.get_text() for text in texts if text.get_visible()]
 
 
-def test_unknown_values_are_drawn_hatched_and_not_as_zero(tmp_path: Path) -> None:
-    figure, axis = plot_contributions(torch.tensor([[0.5, NAN], [NAN, NAN], [-0.2, 0.0]]))
-    (image,) = axis.images
-
-    assert np.ma.getmaskarray(image.get_array()).tolist() == [
-        [False, True],
-        [True, True],
-        [False, False],
-    ]
-    assert axis.patch.get_hatch()
-    assert label_texts(axis.texts) == ["0.50", "-0.20", "0.00"]
-
-    figure, axis = plot_contributions(torch.tensor([0.5, NAN, 0.0]))
-    assert [bar.get_x() + bar.get_width() / 2 for bar in axis.patches] == [0, 2]
-    assert [text.get_text().strip() for text in axis.texts] == ["no value"]
-
-    save_figure(plot_contributions(torch.full((3, 2), NAN))[0], tmp_path)
-    save_figure(
-        plot_contributions(torch.full((3,), NAN), stderr=torch.full((3,), NAN))[0], tmp_path
-    )
 
 
 def test_unknown_values_per_class_are_drawn_hatched_and_not_as_zero(tmp_path: Path) -> None:

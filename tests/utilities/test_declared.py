@@ -52,7 +52,6 @@ NEEDED: dict[str, dict[str, Any]] = {
     "SizePartitioner": {"proportions": [1.0, 1.0]},
     "Stream": {"dataset": range(3)},
     "Bucketing": {"aggregator": FedAvg()},
-    "Stream": {"dataset": []},
     "MoreauSGD": {"params": [nn.Parameter(torch.zeros(1))]},
     "OpenSetLabelNoise": {"unknown_classes": [0]},
     "PrivacyLoss": {"privacy": GaussianPrivacy(clip=1.0, noise_multiplier=1.0)},
