@@ -285,19 +285,35 @@ def test_image_folders_by_client_are_not_divided_otherwise(tmp_path, options, me
 
 
 def test_folders_val_and_test_belong_to_the_server(tmp_path):
-    write_image_folders(tmp_path, {**CLIENTS, "test": {"dog": 3}, "val": {"cat": 2, "eel": 2}})
+    write_image_folders(
+        tmp_path,
+        {
+            **CLIENTS,
+            "test": {"dog": 3},
+            "val": {"cat": 2, "eel": 2},
+        },
+    )
+
     data = deal(str(tmp_path), server_val=0.1)
 
+    validation_labels = torch.cat([y for _, y in data.val_dataloader()])
+    test_labels = torch.cat([y for _, y in data.test_dataloader()])
     assert data.num_clients == 4
     assert len(data.server_val_indices) == 0
-    assert torch.cat([y for _, y in data.val_dataloader()]).tolist() == [0, 0, 2, 2]
-    assert torch.cat([y for _, y in data.test_dataloader()]).tolist() == [1, 1, 1]
+    assert validation_labels.tolist() == [0, 0, 2, 2]  # cats and eels
+    assert test_labels.tolist() == [1, 1, 1]  # dogs
+
+
+def test_test_data_beside_a_folder_of_test_images_are_refused(tmp_path):
+    write_image_folders(tmp_path, {**CLIENTS, "test": {"dog": 3}})
+    images = torch.zeros(2, 3, 4, 4)
 
     with pytest.raises(ConfigurationError, match="the source has test data of its own"):
-        deal(str(tmp_path), test=(torch.zeros(2, 3, 4, 4), [0, 1]))
+        deal(str(tmp_path), test=(images, [0, 1]))
 
-    write_image_folders(tmp_path, {"test": {"cat": 1}})
-    (tmp_path / "test" / "cat").rename(tmp_path / "test" / "yak")
+
+def test_test_images_of_a_class_that_no_client_has_are_refused(tmp_path):
+    write_image_folders(tmp_path, {**CLIENTS, "test": {"yak": 1}})
 
     with pytest.raises(ConfigurationError, match="test data have classes that no client has: yak"):
         deal(str(tmp_path))
@@ -305,16 +321,16 @@ def test_folders_val_and_test_belong_to_the_server(tmp_path):
 
 def test_image_folder_without_splits_is_split(tmp_path):
     write_image_folders(tmp_path)
-    data = deal(
-        str(tmp_path / "Boston"), server_val=0.2, partitioner=DirichletPartitioner(2, alpha=9.0)
-    )
+    partitioner = DirichletPartitioner(2, alpha=9.0)
 
-    assert (data.num_clients, data.class_names) == (2, ("cat", "dog"))
+    data = deal(str(tmp_path / "Boston"), server_val=0.2, partitioner=partitioner)
+    data_by_default = deal(str(tmp_path / "Boston"))
 
+    assert data.num_clients == 2
+    assert data.class_names == ("cat", "dog")
+    assert data_by_default.num_clients == 5
     with pytest.raises(ConfigurationError, match="has no test data"):
         data.test_dataloader()
-
-    assert deal(str(tmp_path / "Boston")).num_clients == 5
 
 
 @pytest.mark.parametrize(

@@ -130,21 +130,19 @@ WITHOUT_CLASSES = {
 def test_data_without_labels_count_as_one_class(kind, recwarn):
     for partitioner in (SizePartitioner([1, 2, 3]), ProportionPartitioner([[0.4], [0.6]])):
         data = set_up_data(WITHOUT_CLASSES[kind], partitioner, server_val=0.2)
-        assert (data.num_classes, data.class_names) == (1, ("samples",))
+
+        sizes = [len(data.client_indices(client)) for client in range(data.num_clients)]
+        assert data.num_classes == 1
+        assert data.class_names == ("samples",)
         assert data.no_classes
-        assert data.class_counts.tolist() == [
-            [len(data.client_indices(i))] for i in range(data.num_clients)
-        ]
+        assert data.class_counts.flatten().tolist() == sizes
 
     assert not recwarn.list
 
-    if kind not in (
-        "regression on whole floats",
-        "regression, stored",
-    ):  # which may be classes where somebody asks
-        with pytest.raises(
-            ConfigurationError, match=r"No class labels in .*One whole number per sample"
-        ):
+    may_be_classes = ("regression on whole floats", "regression, stored")  # where somebody asks
+    if kind not in may_be_classes:
+        message = r"No class labels in .*One whole number per sample"
+        with pytest.raises(ConfigurationError, match=message):
             dataset_labels(WITHOUT_CLASSES[kind])
 
 
@@ -192,7 +190,13 @@ def test_component_that_needs_classes_refuses_data_without_them(arguments, name)
     for kind in ("multilabel", "names"):
         message = rf"{name}\(.*\) needs each sample's class\. No class labels in .*labels=\["
         with pytest.raises(ConfigurationError, match=message):
-            set_up_data(WITHOUT_CLASSES[kind], **{"partitioner": IIDPartitioner(3), **arguments})
+            set_up_data(
+                WITHOUT_CLASSES[kind],
+                **{
+                    "partitioner": IIDPartitioner(3),
+                    **arguments,
+                },
+            )
 
 
 @pytest.mark.parametrize(

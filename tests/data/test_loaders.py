@@ -153,33 +153,40 @@ class Held(Dataset):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", GENERATORS)
 def test_random_transforms_of_a_pass_follow_from_its_seed(kind, workers):
-    whole = Subset(Subset(Held(GENERATORS[kind](), 6), range(6)), range(6))
+    dataset = Held(GENERATORS[kind](), 6)
+    nested = Subset(Subset(dataset, range(6)), range(6))
 
-    def batches(seed):
+    def load_random_numbers(seed):
         loader = make_loader(
-            whole,
+            nested,
             batch_size=2,
             generator=make_generator(seed),
             num_workers=workers,
         )
-        return torch.cat([x for x, _ in loader])[:, 1]
+        inputs = torch.cat([x for x, _ in loader])
+        return inputs[:, 1]
 
-    numbers = batches(0)
-    assert torch.equal(batches(0), numbers)
+    numbers = load_random_numbers(0)
+
+    assert torch.equal(load_random_numbers(0), numbers)
+    assert not torch.equal(load_random_numbers(1), numbers)
     assert len(numbers.unique()) == 6  # nor do two workers draw the same
-    assert not torch.equal(batches(1), numbers)
 
 
 @pytest.mark.slow
 def test_random_transforms_of_a_resumed_run_equal_the_uninterrupted_ones(tmp_path):
-    def make():
-        data = Held(np.random.RandomState(4))
-        loader = Loader(num_workers=1)
-        return FederatedDataModule(data, SizePartitioner([2, 1]), batch_size=8, loader=loader)
+    def make_loop():
+        return FederatedLoop(seed=3)
 
-    assert_resumes(
-        lambda: FederatedLoop(seed=3), tmp_path, lambda: Plain(network(batch_norm=False)), make
-    )
+    def make_module():
+        return Plain(network(batch_norm=False))
+
+    def make_data():
+        dataset = Held(np.random.RandomState(4))
+        loader = Loader(num_workers=1)
+        return FederatedDataModule(dataset, SizePartitioner([2, 1]), batch_size=8, loader=loader)
+
+    assert_resumes(make_loop, tmp_path, make_module, make_data)
 
 
 HOLDERS = {"a": torch.tensor([0, 2, 4]), "b": torch.tensor([1, 3, 5])}
@@ -304,27 +311,46 @@ def test_changed_sample_changes_the_hash_of_its_client() -> None:
 def test_samples_with_non_finite_inputs_are_found_at_any_index(value: float) -> None:
     x = torch.randn(3000, 2, 4, generator=torch.Generator().manual_seed(0))
     y = torch.arange(3000) % 3
+    x[[0, 1023, 1024, 2999], 1, 2] = value
+    data = TensorDataset(x, y)
+    subset = Subset(data, [7, 1024, 8])
 
-    for clean in (
+    assert not_finite(data).tolist() == [0, 1023, 1024, 2999]
+    assert not_finite(subset).tolist() == [1]
+
+
+def test_samples_with_finite_inputs_are_not_found() -> None:
+    x = torch.randn(
+        3000,
+        2,
+        4,
+        generator=torch.Generator().manual_seed(0),
+    )
+    y = torch.arange(3000) % 3
+
+    for data in (
         TensorDataset(x, y),
         TensorDataset(x.long(), y),
         TensorDataset(x[:0], y[:0]),
         Table(),
     ):
-        assert not len(not_finite(clean))
+        assert len(not_finite(data)) == 0
 
-    x[[0, 1023, 1024, 2999], 1, 2] = value
-    data = TensorDataset(x, y)
-    few = TensorDataset(x[1:9], y[1:9])
 
-    assert not_finite(data).tolist() == [0, 1023, 1024, 2999]
-    assert not_finite(Subset(data, [7, 1024, 8])).tolist() == [1]
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_evaluation_samples_with_non_finite_inputs_are_refused(value: float) -> None:
+    x = torch.randn(8, 2, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(8) % 3
+    clean = TensorDataset(x, y)
+    with_four_broken = x.clone()
+    with_four_broken[::2, 1, 2] = value
+    all_broken = torch.full_like(x, value)
 
     with pytest.raises(ConfigurationError, match="4 samples of the test data have NaN"):
-        set_up_data((few, data), IIDPartitioner(2))
+        set_up_data((clean, TensorDataset(with_four_broken, y)), IIDPartitioner(2))
     with pytest.raises(ConfigurationError, match="2 samples of client 0's val set have NaN"):
         set_up_data(
-            TensorDataset(x[[0, 1023] * 4], y[:8]),
+            TensorDataset(all_broken, y),
             IIDPartitioner(2),
             server_val=0.0,
             client_val=0.4,

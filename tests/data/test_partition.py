@@ -71,22 +71,35 @@ def test_a_partition_is_a_function_of_seed_and_labels_and_no_sample_is_in_two_pl
     assert len(everything) == (500 if name == "client shares" else 1000)
 
 
-def test_custom_partitioner_with_empty_or_overlapping_parts_is_refused():
-    class Fixed(Partitioner):
-        def __init__(self, parts):
-            super().__init__(len(parts))
-            self.parts = parts
+class FixedPartitioner(Partitioner):
+    def __init__(self, parts):
+        super().__init__(len(parts))
+        self.parts = parts
 
-        def partition(self, labels, num_classes, groups, generator):
-            return [torch.tensor(part, dtype=torch.long) for part in self.parts]
+    def partition(self, labels, num_classes, groups, generator):
+        return [torch.tensor(part, dtype=torch.long) for part in self.parts]
 
+
+def test_indices_of_a_custom_partitioner_are_sorted():
     labels = torch.zeros(5, dtype=torch.long)
-    assert [part.tolist() for part in Fixed([[3, 0], [1]])(labels, 1)] == [[0, 3], [1]]
+
+    parts = FixedPartitioner([[3, 0], [1]])(labels, 1)
+
+    assert [part.tolist() for part in parts] == [
+        [0, 3],
+        [1],
+    ]
+
+
+def test_custom_partitioner_with_empty_or_overlapping_parts_is_refused():
+    labels = torch.zeros(5, dtype=torch.long)
+    with_empty_part = FixedPartitioner([[0, 1], []])
+    with_overlap = FixedPartitioner([[0, 1], [1, 2]])
 
     with pytest.raises(ConfigurationError, match="gives the clients 2, 0 of 5 samples"):
-        Fixed([[0, 1], []])(labels, 1)
+        with_empty_part(labels, 1)
     with pytest.raises(ConfigurationError, match="no sample may be assigned twice"):
-        Fixed([[0, 1], [1, 2]])(labels, 1)
+        with_overlap(labels, 1)
 
 
 @pytest.mark.parametrize("scale", [1, 1 / 20])

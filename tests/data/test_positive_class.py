@@ -76,7 +76,12 @@ def read_learning_report(folder):
 )
 def test_contributions_do_not_depend_on_the_names_of_the_two_classes(tmp_path, make, options):
     contributions = []
-    for positive, negative in [("yes", "no"), ("ja", "nein"), ("ill", "well"), ("1", "0")]:
+    for positive, negative in [
+        ("yes", "no"),
+        ("ja", "nein"),
+        ("ill", "well"),
+        ("1", "0"),
+    ]:
         folder = tmp_path / positive
         data = make_data(make(positive, negative), **options)
         loop, module = fit_with_values(folder, data)
@@ -124,9 +129,17 @@ def test_rarer_class_is_taken_as_positive_with_a_warning_unless_pos_label_is_giv
         (["0"] * 3 + ["1"] * 7, None, ("0", "1")),
         (["-1"] * 3 + ["+1"] * 7, None, ("-1", "+1")),
         (["9"] * 3 + ["10"] * 7, None, ("9", "10")),
-        (["false"] * 3 + ["TRUE"] * 7, None, ("false", "TRUE")),
+        (
+            ["false"] * 3 + ["TRUE"] * 7,
+            None,
+            ("false", "TRUE"),
+        ),
         (["no"] * 7 + ["yes"] * 3, True, ("no", "yes")),
-        (["a"] * 3 + ["b"] * 7 + ["c"] * 5, None, ("a", "b", "c")),
+        (
+            ["a"] * 3 + ["b"] * 7 + ["c"] * 5,
+            None,
+            ("a", "b", "c"),
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", ["array", "table"])
@@ -137,15 +150,17 @@ def test_positive_class_is_the_named_or_the_rarer_one(kind, words, pos_label, na
     if kind == "array":
         data = FederatedDataModule((x[:, None], np.array(words)), **options)
     else:
-        data = FederatedDataModule(pd.DataFrame({"x": x, "y": words}), labels="y", **options)
-
+        table = pd.DataFrame({"x": x, "y": words})
+        data = FederatedDataModule(table, labels="y", **options)
     data.setup("fit")
+
+    expected_class = names[1] if len(names) == 2 else None
     assert data.class_names == names
-    assert data.positive_class == (names[1] if len(names) == 2 else None)
+    assert data.positive_class == expected_class
     for client in range(2):
-        assert [words[row] for row in data.client_indices(client)] == [
-            names[y] for y in data.client_labels(client)
-        ]
+        words_of_client = [words[row] for row in data.client_indices(client)]
+        names_of_client = [names[label] for label in data.client_labels(client)]
+        assert words_of_client == names_of_client
 
 
 def test_rarer_class_of_image_folders_is_positive(tmp_path):
@@ -195,7 +210,10 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
 
 
 def test_data_of_one_site_alone_without_pos_label_are_refused(tmp_path):
-    words = (np.zeros((20, 2)), np.array(["ham", "spam"] * 10))
+    words = (
+        np.zeros((20, 2)),
+        np.array(["ham", "spam"] * 10),
+    )
     (tmp_path / "a.csv").write_text("label,text\n" + "ham,hello\nspam,buy\nham,hi\n" * 9)
     makers = (
         partial(FederatedDataModule, words, pos_label="ham"),

@@ -24,8 +24,6 @@ def label_texts(texts: Any) -> list[str]:
     return [text.get_text() for text in texts if text.get_visible()]
 
 
-
-
 def test_unknown_values_per_class_are_drawn_hatched_and_not_as_zero(tmp_path: Path) -> None:
     values = torch.tensor(
         [

@@ -98,7 +98,19 @@ def test_interpolation_of_unequal_sizes_moves_the_first_side() -> None:
     """Equation 6, with the plan written out: 4 points to 2, in order on the line."""
     x = torch.tensor([[3.0], [0.0], [2.0], [1.0]])
     x2 = torch.tensor([[10.0], [20.0]])
-    answered, _ = TransportClient(x, allow_reconstruction=True).answer(x2)
-    torch.testing.assert_close(answered, torch.tensor([[5.25], [11.25]]))
+
+    answer, _ = TransportClient(x, allow_reconstruction=True).answer(x2)
     moved = interpolating_measure(x, x2)
-    torch.testing.assert_close(moved, torch.tensor([[11.5], [5.0], [11.0], [5.5]]))
+
+    # 0 and 1 are paired with 10, 2 and 3 with 20: halfway of 10 and 0.5, and of 20 and 2.5.
+    halfway = torch.tensor([[(10 + 0.5) / 2], [(20 + 2.5) / 2]])
+    halves_of_pairs = torch.tensor(
+        [
+            [(3 + 20) / 2],
+            [(0 + 10) / 2],
+            [(2 + 20) / 2],
+            [(1 + 10) / 2],
+        ]
+    )
+    torch.testing.assert_close(answer, halfway)
+    torch.testing.assert_close(moved, halves_of_pairs)
