@@ -86,28 +86,34 @@ class Combination:
                     "say to which group a sample belongs. Give it an attribute `groups`, one entry per sample."
                 )
             number_of_client = dict(zip(client_names, range(len(client_names))))
-            clients = [number_of_client.get(name, _NOBODY) for name in group_names]
-            owners[is_undecided] = torch.tensor(clients)[group_numbers[is_undecided]]
+            owner_of_group = [number_of_client.get(name, _NOBODY) for name in group_names]
+            owner_by_group = torch.tensor(owner_of_group)[group_numbers]  # of each row
+            owners[is_undecided] = owner_by_group[is_undecided]
             return owners
 
+        # All others are dealt out at random, in equal numbers.
         rows = is_undecided.nonzero().flatten()
         order = shuffled(rows, generator_for(self.seed, "training loader", position))
-        for client, rows_of_client in enumerate(order.tensor_split(len(splits.clients))):
+        rows_by_client = order.tensor_split(len(splits.clients))
+        for client, rows_of_client in enumerate(rows_by_client):
             owners[rows_of_client] = client
         return owners
 
     def _owners_of_known(self, part: LoaderPart, splits: FederatedSplits) -> Tensor:
         """Return the owners of samples that the first loader has, too."""
+        # A base is the data set under a part's Subsets. Two of one size are taken to be the same.
         base_size, rows = part.base_rows()
         primary_size, primary_rows = self.primary.base_rows()
-        owners = torch.full((base_size,), _UNDECIDED)
+        owners = torch.full((base_size,), _UNDECIDED)  # of the base's samples
         if base_size == primary_size:
-            pool = primary_rows
-            if self.primary.indices is not None:
-                pool = primary_rows[self.primary.indices]
-            owners[pool] = _NOBODY  # held out, unless a client trains on them
+            if self.primary.indices is None:
+                divided_rows = primary_rows
+            else:
+                divided_rows = primary_rows[self.primary.indices]
+            owners[divided_rows] = _NOBODY  # held out, unless a client trains on them
             for client, client_split in enumerate(splits.clients):
-                owners[primary_rows[client_split["train"]]] = client
+                rows_of_client = primary_rows[client_split["train"]]
+                owners[rows_of_client] = client
         return owners[rows]
 
 

@@ -64,10 +64,11 @@ def _hash_of_rows(dataset: Any, indices: Tensor) -> str:
         if value.shape[:1] == (len(dataset),):
             tensor = torch.as_tensor(value)
             contents += [name, tensor[indices]]
-    first_sample = b""
-    if len(indices):
-        first_sample = _hash_of_sample(dataset, int(indices[0]))
-    return digest([*contents, first_sample]).hex()
+    if len(indices) == 0:
+        hash_of_first_sample = b""
+    else:
+        hash_of_first_sample = _hash_of_sample(dataset, int(indices[0]))
+    return digest([*contents, hash_of_first_sample]).hex()
 
 
 def _facts_of_files(dataset: Any, indices: Tensor) -> list[Any]:
@@ -103,7 +104,7 @@ def _hash_of_sample(dataset: Any, index: int) -> bytes:
     It reads from a shallow copy of the data set, because each worker must open the data set's files itself.
     """
     hashes = []
-    for _ in range(2):
+    for _ in range(2):  # read twice, to see whether it changes
         with isolated_rngs(0, "contents"):
             try:
                 leaves = tree_leaves(copy.copy(dataset)[index])

@@ -201,14 +201,16 @@ class GaussianNoise(Corruption):
             raise ConfigurationError(
                 f"{self!r} needs floating-point inputs, and these are {x.dtype}."
             )
-        noisy = draw_share(len(x), self.sample_rate, generator)
-        noise = torch.randn(len(noisy), *x.shape[1:], generator=generator) * self.std
+        noisy_rows = draw_share(len(x), self.sample_rate, generator)
+        noise_shape = [len(noisy_rows), *x.shape[1:]]
+        noise = torch.randn(noise_shape, generator=generator) * self.std
         if self.pixel_rate < 1:
-            mask_shape: tuple[int, ...] = noise.shape
-            if x.ndim == 4:  # images [N, C, H, W], whose channels share their pixels
-                mask_shape = (len(noisy), 1, *x.shape[2:])
-            noise *= torch.rand(mask_shape, generator=generator) < self.pixel_rate
-        x[noisy] += noise.to(x.dtype)
+            if x.ndim == 4:
+                # In images [N, C, H, W], the channels share their noisy pixels.
+                noise_shape[1] = 1
+            is_noisy_pixel = torch.rand(noise_shape, generator=generator) < self.pixel_rate
+            noise *= is_noisy_pixel
+        x[noisy_rows] += noise.to(x.dtype)
         return x, y
 
 
@@ -254,11 +256,13 @@ class ClosedSetLabelNoise(Corruption):
     ) -> tuple[Tensor, Tensor]:
         if num_classes < 2:
             raise ConfigurationError(f"{self!r}: with {num_classes} class there is no other label.")
-        flipped = draw_share(len(y), self.rate, generator)
-        step: int | Tensor = 1
+        flipped_rows = draw_share(len(y), self.rate, generator)
+        true_labels = y[flipped_rows]
         if self.to == "random":
-            step = torch.randint(1, num_classes, flipped.shape, generator=generator)
-        y[flipped] = (y[flipped] + step) % num_classes
+            steps = torch.randint(1, num_classes, flipped_rows.shape, generator=generator)
+        else:
+            steps = torch.ones_like(true_labels)
+        y[flipped_rows] = (true_labels + steps) % num_classes
         return x, y
 
 

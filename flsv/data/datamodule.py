@@ -302,8 +302,12 @@ class FederatedDataModule(FederationView):
             )
         module.trainer = self.trainer
         # Training data are always needed: the clients' samples are known in every stage.
-        stage = str(getattr(stage, "value", stage or "fit"))
-        for needed_stage in dict.fromkeys(("fit", stage)):
+        needed_stages = ["fit"]
+        if stage:
+            needed_stages.append(
+                str(getattr(stage, "value", stage))
+            )  # Lightning's enumeration, or a word
+        for needed_stage in needed_stages:
             if needed_stage not in self._stages:
                 module.setup(needed_stage)
                 self._stages.add(needed_stage)

@@ -139,17 +139,19 @@ def _without_counterparts(
 ) -> list[Doubt]:
     """Leave out doubts about the one of two sites that has the usual values, or that no one can tell from the other."""
     # If one site's numbers have another scale, the others' differ from its numbers, too.
-    strongest: dict[tuple[str, str], Doubt] = {}
-    doubts_of_one_site = []
+    # Texts about a scale begin with "values" or "median".
+    strongest_of_scale: dict[tuple[str, str], Doubt] = {}
+    other_doubts = []
     for doubt in doubts:
         first_word = doubt.text.split()[0]
         if first_word not in ("values", "median"):
-            doubts_of_one_site.append(doubt)
+            other_doubts.append(doubt)
             continue
         key = doubt.column, first_word
-        if key not in strongest or doubt.strength > strongest[key].strength:
-            strongest[key] = doubt
-    return [*doubts_of_one_site, *strongest.values()]
+        strongest = strongest_of_scale.get(key)
+        if strongest is None or doubt.strength > strongest.strength:
+            strongest_of_scale[key] = doubt
+    return [*other_doubts, *strongest_of_scale.values()]
 
 
 def _missing(column: pd.Series, other_values: pd.Series) -> Found:
@@ -177,8 +179,8 @@ def _values(column: pd.Series, other_column: pd.Series) -> Found:
         if probability < 1e-3:
             yield 2 * STRONG, f"all values are {constant}, at the other sites they differ"
         return
-    are_numbers = map(pd.api.types.is_numeric_dtype, (own_values, other_values))
-    if all(are_numbers):
+    is_numeric = pd.api.types.is_numeric_dtype
+    if is_numeric(own_values) and is_numeric(other_values):
         yield from _scale(own_values.astype(float), other_values.astype(float))
     else:
         yield from _own_categories(own_values.astype(str), other_values.astype(str))
@@ -375,22 +377,21 @@ def doubts_of(
     """Return the doubts about a federation's training rows, the strongest first. None for data that are no table."""
     if not data.column_cards:
         return []
-    columns = pd.DataFrame(
-        {card.name: card.values.reset_index(drop=True) for card in data.column_cards}
-    )
+    values_by_column = {}
+    for card in data.column_cards:
+        values_by_column[card.name] = card.values.reset_index(drop=True)
+    table = pd.DataFrame(values_by_column)
+
+    class_names: Sequence[str] = ()
+    class_counts: list[Sequence[int]] = [()] * len(data.client_names)
     has_classes = data.no_classes is None
-    counts = data.class_counts.tolist()
+    if has_classes:
+        class_names = data.class_names
+        class_counts = data.class_counts.tolist()
+
     sites = []
     for client, name in enumerate(data.client_names):
         rows = data.client_indices(client).numpy()
-        if rows.max() >= len(columns):
-            continue  # The client has joined with a table of its own.
-        class_counts = counts[client] if has_classes else ()
-        sites.append(
-            SiteTable(
-                name,
-                columns.iloc[rows],
-                class_counts,
-            )
-        )
-    return find_doubts(sites, data.class_names if has_classes else ())
+        if rows.max() < len(table):  # otherwise it has joined with a table of its own
+            sites.append(SiteTable(name, table.iloc[rows], class_counts[client]))
+    return find_doubts(sites, class_names)

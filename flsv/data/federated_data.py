@@ -71,11 +71,12 @@ class FederatedData:
         collate_fn = self.eval_options.get("collate_fn")
         loader = make_loader(self.train, first_sample, batch_size=1, collate_fn=collate_fn)
         batch: Any = next(iter(loader))
-        parts = [batch]
         if isinstance(batch, Mapping):
             parts = list(batch.values())
         elif isinstance(batch, list | tuple):
             parts = list(batch)
+        else:
+            parts = [batch]
         for part in parts:
             if isinstance(part, Tensor):
                 return tuple(part.shape[1:])
@@ -251,10 +252,10 @@ def _with_options(
     if batch_size:
         train_options["batch_size"] = batch_size
     tensors, _ = tensors_of(source.train, None, train_options.get("collate_fn"))
-    default_size = train_options["batch_size"]
-    if tensors is not None:
-        default_size = max(default_size, 256)
-    eval_options.setdefault("batch_size", max(default_size, 1))
+    # Batches of tensors cost no time to make, so evaluation takes large ones.
+    smallest_size = 1 if tensors is None else 256
+    default_size = max(train_options["batch_size"], smallest_size)
+    eval_options.setdefault("batch_size", default_size)
     if loader.eval_batch_size:
         eval_options["batch_size"] = loader.eval_batch_size
     return source, train_options, eval_options
@@ -406,7 +407,10 @@ def _have_equal_tensors(dataset: Dataset[Any], other_dataset: Dataset[Any]) -> b
     """Return whether two data sets read the same rows of tensors, True if one of them has no tensors."""
     tensors, rows = tensors_of(dataset, None)
     other_tensors, other_rows = tensors_of(other_dataset, None)
-    for tensor, other_tensor in zip(tensors or (), other_tensors or ()):
+    if tensors is None or other_tensors is None:
+        return True  # there is nothing to compare
+
+    for tensor, other_tensor in zip(tensors, other_tensors):
         if not torch.equal(tensor[rows], other_tensor[other_rows]):
             return False
     return True
@@ -499,11 +503,12 @@ def _columns(dataset: Dataset[Any], classes: Classes, collate_fn: Any) -> list[T
         raise ConfigurationError(
             f"corruptions need tensors, and {type(dataset).__name__} has none: set preload: true."
         )
-    columns = list(tensors)
-    if rows is not None:
+    if rows is None:
+        columns = list(tensors)
+    else:
         columns = [tensor[rows.to(tensor.device)] for tensor in tensors]
     if classes.missing_reason:
-        return columns
+        return columns  # no labels to look for
     last_column = columns[-1].flatten().cpu().long()
     if len(columns) == 1 or not torch.equal(last_column, classes.labels):
         raise ConfigurationError(

@@ -182,7 +182,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
         They identify the client's data.
         """
-        tensors = []
+        tensors = []  # of each split, its indices and their labels
         splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
         for split in splits:
             tensors.append(self.client_indices(client, split))
@@ -284,10 +284,13 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         """
         if self.why_no_order is not None:
             raise ConfigurationError(f"{self.why_no_order} cannot be valued sample by sample.")
-        indices, draws = self.client_indices(client), self._data.draws
+        indices = self.client_indices(client)
         if self._overfits:
             return torch.arange(len(indices))
-        return drawn_order(len(indices), generator, None if draws is None else draws.among(indices))
+        draws = self._data.draws  # by weights, if the loader has them
+        if draws is not None:
+            draws = draws.among(indices)
+        return drawn_order(len(indices), generator, draws)
 
     @property
     def _overfits(self) -> bool:
@@ -312,7 +315,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             return data
         free_bytes, _ = device_module.mem_get_info(device)
         num_bytes = sum(tensor.nbytes for tensor in data.tensors())
-        if num_bytes > free_bytes / 4:
+        if num_bytes > free_bytes / 4:  # leave memory for models and activations
             return data
         return data.to_device(device)
 

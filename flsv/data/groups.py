@@ -26,19 +26,21 @@ def named_groups(
 
     Without groups, return ``(None, ())``.
     """
-    kind = "group"  # stands before names that are numbers: site 3
+    kind = "group"  # stands before names that are numbers, as in "site 3"
     if groups is None:
-        groups = entries(dataset, lambda part: entries_of_attribute(part, "groups"))
-        if groups is None:
+        ids_by_sample = entries(dataset, lambda part: entries_of_attribute(part, "groups"))
+        if ids_by_sample is None:
             return None, ()
         while isinstance(dataset, Subset) and not hasattr(dataset, "group_kind"):
             dataset = dataset.dataset
         kind = getattr(dataset, "group_kind", kind)
     elif isinstance(groups, str):
+        ids_by_sample = column(dataset, groups, "groups")
         if groups not in ("group", "groups"):
-            kind = groups.rpartition(".")[2]
-        groups = column(dataset, groups, "groups")
-    ids = np.asarray(groups)
+            kind = groups.rpartition(".")[2]  # of meta.site: site
+    else:
+        ids_by_sample = groups
+    ids = np.asarray(ids_by_sample)
     num_samples = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
     if ids.shape != (num_samples,) or _has_gaps(ids):
         raise ConfigurationError(
@@ -80,9 +82,10 @@ def check_spelling(
             continue
         descriptions = []
         for name in equal_names:
-            owners_of_name = (owners or {}).get(name, ())
-            source = f" ({listed(owners_of_name, 3)})" if owners_of_name else ""
-            descriptions.append(f"{name!r}{source}")
+            description = repr(name)
+            if owners and owners.get(name):
+                description += f" ({listed(owners[name], 3)})"
+            descriptions.append(description)
         raise ConfigurationError(
             f"{where} has {', '.join(descriptions)}, which look like spellings of one name: use the same spelling "
             "everywhere."

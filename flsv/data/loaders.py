@@ -162,15 +162,15 @@ def make_loader(
         return TensorBatches(
             tensors, rows, batch_size, drop_last=drop_last, generator=generator, draws=draws
         )
-    rows = torch.arange(len(dataset)) if indices is None else indices  # type: ignore[arg-type]
-    sampler = _RowSampler(rows, generator, draws)
+    if indices is None:
+        indices = torch.arange(len(dataset))  # type: ignore[arg-type]  # map-style: has a length
     worker_seed = 0
     if generator is not None:
         worker_seed = generator.initial_seed()
     return SeededLoader(
         dataset,
         batch_size=batch_size,
-        sampler=sampler,
+        sampler=_RowSampler(indices, generator, draws),
         drop_last=drop_last,
         collate_fn=collate_fn or default_collate,
         # A DataLoader draws its workers' seeds before its first order, from the global generator unless it has its own.
@@ -255,10 +255,10 @@ def preload(
 
     Batches cross clients, so a ``collate_fn`` that sorts, mixes or leaves out samples is refused.
     """
-    if collate_fn in (None, default_collate):
+    if collate_fn is None:
         collate_fn = default_collate
-        if type(dataset) is TensorDataset:
-            return dataset
+    if collate_fn is default_collate and type(dataset) is TensorDataset:
+        return dataset  # its samples are tensors already
     loader = make_loader(
         dataset,
         batch_size=256,
@@ -274,7 +274,7 @@ def _collated_row_by_row(
     collate_fn: Callable[[list[Any]], Any], name: str, samples: list[Any]
 ) -> tuple[Tensor, ...]:
     """Return a batch, if each of its rows is what ``collate_fn`` makes of that sample alone."""
-    singles = []
+    singles = []  # a batch of each sample alone
     if collate_fn is not default_collate:
         try:
             singles = [collate_fn([copy.deepcopy(sample)]) for sample in samples]
@@ -334,6 +334,7 @@ class SeededLoader(DataLoader[Any]):
         generators = find_generators(*random_objects, closed=_CLOSED)
         seed_generators(generators, seed)
 
+        # Workers have copies of the generators. The user's function is replaced once by one that seeds them first.
         users_init = self.worker_init_fn
         was_replaced = getattr(users_init, "func", None) is _seed_worker
         if generators and self.num_workers and not was_replaced:

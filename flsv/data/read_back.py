@@ -87,8 +87,8 @@ class _Reader:
         options = dict(self.options)
         if collate_fn in (None, default_collate):
             options["collate_fn"] = list  # samples that it cannot collate are no concern here
-        batches = [rows.tolist(), rows.tolist()]
-        loader = loader_of_batches(self.dataset, batches, options)
+        same_rows_twice = [rows.tolist(), rows.tolist()]
+        loader = loader_of_batches(self.dataset, same_rows_twice, options)
         with isolated_rngs(0, "read twice"):
             batch, batch_again = loader
         return not _hold_the_same(batch, batch_again)
@@ -144,21 +144,21 @@ def check_read_back(data: FederatedData, compare_labels: bool = True) -> None:
         if has_default_collate or has_streams(data.train):
             return  # there is nothing to compare
 
-    rows_by_owner = {}
+    training_rows = {}
     for client, client_split in enumerate(data.splits.clients):
         owner = client_called(client, data.splits.names)
-        rows_by_owner[owner] = client_split["train"]
+        training_rows[owner] = client_split["train"]
     reader = _Reader(
         data.train,
         data.train_options,
         class_names=data.classes.names,
         compare_labels=compare_labels,
     )
-    reader.check(_reading_tasks(rows_by_owner, data.classes.labels))
+    reader.check(_reading_tasks(training_rows, data.classes.labels))
 
-    rows_by_owner = {"the server": data.splits.server_val}
-    reader = replace(reader, options=data.eval_options)
-    reader.check(_reading_tasks(rows_by_owner, data.classes.labels))
+    validation_rows = {"the server": data.splits.server_val}
+    eval_reader = replace(reader, options=data.eval_options)
+    eval_reader.check(_reading_tasks(validation_rows, data.classes.labels))
 
     if compare_labels:
         _check_held_out(data)
@@ -240,6 +240,7 @@ def _reading_tasks(rows_by_owner: Mapping[str, Tensor], labels: Tensor) -> list[
     if not tasks:
         return []
 
+    # Few samples are read: at least one of a task, and SAMPLES of all together.
     samples_of_task = max(1, SAMPLES // len(tasks))
     samples_of_task = min(samples_of_task, SAMPLES_OF_A_CLASS)
     smaller_tasks = []

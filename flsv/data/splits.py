@@ -463,6 +463,7 @@ class _Division:
             return torch.arange(len(samples)) < number
         groups = self._group_numbers[samples]
         group_sizes = torch.bincount(groups)
+        # Whole groups are taken, until they have enough samples.
         first_groups = []
         num_in_groups = 0
         for group in dict.fromkeys(groups.tolist()):  # in the order of the samples

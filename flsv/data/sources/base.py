@@ -226,9 +226,12 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
     inputs = _inputs(x)
     if y is None:
         return TensorDataset(inputs)
-    targets = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if isinstance(y, Tensor):
+        targets = y.detach().cpu().numpy()
+    else:
+        targets = np.asarray(y)
     if targets.ndim == 2 and targets.shape[1] == 1 and targets.dtype.kind != "f":
-        targets = targets[:, 0]
+        targets = targets[:, 0]  # classes [N, 1] are [N]
     if targets.dtype.kind in "biu":
         return TensorDataset(inputs, torch.from_numpy(targets.astype(np.int64)))
     if targets.dtype.kind == "f" and np.isfinite(targets).all():
@@ -335,7 +338,7 @@ def _union_of_names(
 
     If flsv numbers the classes, the positive one of two is last.
     """
-    numberings: set[Any] = set()
+    numberings: set[Any] = set()  # the names in the order of their numbers
     clients_by_class: dict[str, list[str]] = {}
     for name in parts:
         names = names_by_part[name]
@@ -436,13 +439,14 @@ def concatenated(parts: Mapping[str, Dataset[Any]]) -> Dataset[Any]:
         return datasets[0]
 
     columns_by_part = []
-    name_by_format: dict[str, str] = {}  # types and shapes of a part's samples
+    name_by_format: dict[str, str] = {}  # a part with samples of these types and shapes
     for name, dataset in parts.items():
         tensors, rows = tensors_of(dataset, None)
         if tensors is None:
             return ConcatDataset(datasets)
-        columns = list(tensors)
-        if rows is not None:
+        if rows is None:
+            columns = list(tensors)
+        else:
             columns = [tensor[rows] for tensor in tensors]
         columns_by_part.append(columns)
         formats = [f"{column.dtype} {list(column.shape[1:])}" for column in columns]
@@ -496,8 +500,9 @@ def _with_new_numbers(dataset: TensorDataset, new_numbers: NewNumbers) -> Tensor
     assert column_index is not None
     tensors = list(dataset.tensors)
 
-    number_table = torch.full((max(new_numbers) + 1,), -1)
+    new_number_of = torch.full((max(new_numbers) + 1,), -1)  # indexed by the old number
     for number, new_number in new_numbers.items():
-        number_table[number] = new_number
-    tensors[column_index] = number_table[tensors[column_index].cpu().long()]
+        new_number_of[number] = new_number
+    labels = tensors[column_index].cpu().long()
+    tensors[column_index] = new_number_of[labels]
     return TensorDataset(*tensors)

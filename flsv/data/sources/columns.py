@@ -164,11 +164,15 @@ class Columns:
         feature_names: list[str] = []
         for names in (self.features, self.categorical, self.dates):
             feature_names += names or ()
-        for name in (target, group):
-            if name in feature_names or target == group:
-                raise ConfigurationError(
-                    f"Columns: {name!r} is the target or the group, and cannot have another role."
-                )
+        if target == group or target in feature_names:
+            name_of_two_roles = target
+        elif group in feature_names:
+            name_of_two_roles = group
+        else:
+            return
+        raise ConfigurationError(
+            f"Columns: {name_of_two_roles!r} is the target or the group, and cannot have another role."
+        )
 
     def with_remedies(self, problems: Iterable[ColumnError]) -> dict[str, Any]:
         """Return the options that differ from their defaults, with changes that may solve ``problems``."""
@@ -268,12 +272,16 @@ def with_gaps_as_nan(table: Table, name: str, argument: str, columns: Columns) -
     is_gap = texts.isna() | texts.isin(list(marks))
 
     # A mark that is a number marks this number in any notation: -9 also -9.0.
-    numeric_marks = parsed(marks)
-    numeric_marks = numeric_marks[np.isfinite(numeric_marks)]
-    if len(numeric_marks):
-        distinct = [text for text in texts.dropna().unique() if not _LEADING_ZERO.fullmatch(text)]
-        is_mark = np.isin(parsed(distinct, columns.decimal), numeric_marks)
-        is_gap |= texts.isin(list(compress(distinct, is_mark)))
+    mark_numbers = parsed(marks)  # NaN for words
+    mark_numbers = mark_numbers[np.isfinite(mark_numbers)]
+    if len(mark_numbers):
+        distinct_texts = []
+        for text in texts.dropna().unique():
+            if not _LEADING_ZERO.fullmatch(text):  # 007 is no number
+                distinct_texts.append(text)
+        is_mark = np.isin(parsed(distinct_texts, columns.decimal), mark_numbers)
+        marked_texts = list(compress(distinct_texts, is_mark))
+        is_gap |= texts.isin(marked_texts)
 
     holds_words = _KINDS.get(infer_dtype(column, skipna=True)) == WORDS
     if holds_words or not table.typed:
@@ -292,19 +300,19 @@ def _kind_and_numbers(
         kind = _KINDS.get(infer_dtype(values, skipna=True))
         return kind, pd.Series(parsed(values))  # truth values, too
 
-    parts = []
-    for texts_of_file in by_file(table, values):
-        # Each file may have its own notation of numbers.
-        parts.append(column_numbers(texts_of_file, columns.decimal, columns.thousands))
-    numbers = pd.Series(np.concatenate(parts))
     texts = values.dropna()
     if len(texts) == 0:
-        return "", values.map(_TRUTHS)
-    if _TRUTHS.keys() >= set(texts):
+        return "", values.map(_TRUTHS)  # all are missing: NaN
+    if set(texts) <= _TRUTHS.keys():
         return TRUTH, values.map(_TRUTHS)
 
+    numbers_by_file = []
+    for texts_of_file in by_file(table, values):
+        # Each file may have its own notation of numbers.
+        numbers_by_file.append(column_numbers(texts_of_file, columns.decimal, columns.thousands))
+    numbers = pd.Series(np.concatenate(numbers_by_file))
     is_number = np.isfinite(numbers[values.notna()])
-    have_leading_zeros = any(map(_LEADING_ZERO.fullmatch, texts))
+    have_leading_zeros = any(_LEADING_ZERO.fullmatch(text) for text in texts)
     are_identifiers = is_number.all() and have_leading_zeros  # such as 007
     if is_number.any() and not are_identifiers:
         return NUMBERS, numbers
@@ -348,9 +356,9 @@ def _column_card(table: Table, name: str, columns: Columns) -> ColumnCard:
     if kind == WORDS:
         is_number = np.isfinite(parsed(values))
         words = values.mask(is_number)  # not compared as spellings: 07 and 7 may be two codes
-        places = places_of_words(table, words)
+        places_by_word = places_of_words(table, words)
         try:
-            check_spelling(places, f"{table.path}: {name!r}", places)
+            check_spelling(places_by_word, f"{table.path}: {name!r}", owners=places_by_word)
         except ConfigurationError as error:
             raise ColumnError(str(error), {"exclude": [name]}) from error
     return ColumnCard(name, kind, values)
@@ -393,14 +401,16 @@ def _days_since(
     start_name: str,
     columns: Columns,
 ) -> tuple[str, pd.Series]:
-    start_date: Any = np.datetime64(0, "D")
-    title = "1970"
-    if start_name != DAYS:
-        start_date = _dates_of(table, start_name, columns)
-        title = start_name
+    start_date: Any
+    if start_name == DAYS:
+        start_date = np.datetime64(0, "D")
+        start_title = "1970"
+    else:
+        start_date = _dates_of(table, start_name, columns)  # one per row
+        start_title = start_name
     interval = _dates_of(table, name, columns) - start_date
     days = interval / np.timedelta64(1, "D")
-    return f"days since {title}", days.reset_index(drop=True)
+    return f"days since {start_title}", days.reset_index(drop=True)
 
 
 def _check_point(
@@ -436,13 +446,17 @@ def _not_a_number_error(
     """Return an error about values that are not numbers in a column of numbers."""
     words = sorted({str(value) for value in wrong_values})
     has_fractions = (numbers % 1 > 0).any()
-    remedy: dict[str, Any] = {"categorical": [name]}
-    if has_fractions or numbers.nunique() > FEW:  # measured numbers are no categories
+    are_measured = has_fractions or numbers.nunique() > FEW
+    remedy: dict[str, Any]  # options for the columns
+    if not are_measured:
+        remedy = {"categorical": [name]}
+    elif not isinstance(columns.gaps, list) and len(words) <= FEW:
+        # The words may be marks of missing values, beside those that are set.
+        marks_of_columns = columns.gaps or {}
+        marks = [*marks_of_columns.get(name, ()), *words]
+        remedy = {"gaps": {name: marks}}
+    else:
         remedy = {"exclude": [name]}
-        if not isinstance(columns.gaps, list) and len(words) <= FEW:
-            gaps = columns.gaps or {}
-            marks = [*gaps.get(name, ()), *words]
-            remedy = {"gaps": {name: marks}}
 
     row = int(wrong_values.index[0])
     text = str(wrong_values.iloc[0])
@@ -460,9 +474,11 @@ def _mixed_types_error(table: Table, name: str) -> ColumnError:
             path_by_type[type(value).__name__] = part.path
     descriptions = [f"{type_name} in {path}" for type_name, path in path_by_type.items()]
 
-    remedy: dict[str, Any] = {"exclude": [name]}
+    remedy: dict[str, Any]
     if path_by_type.keys() <= {"date", "datetime", "Timestamp"}:
         remedy = {"dates": {name: DAYS}}
+    else:
+        remedy = {"exclude": [name]}
     return ColumnError(
         f"{name!r} has {' and '.join(descriptions)}; expected numbers, words or truth values, of the same kind in all "
         "tables.",
@@ -494,9 +510,11 @@ def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns
     )
     if not numbers_not_read:
         return
-    row = int(np.flatnonzero(values.isin(numbers_not_read))[0])
+    rows = np.flatnonzero(values.isin(numbers_not_read))
+    row = int(rows[0])
     where = f"{table.where(row)}: {values[row]!r} in {name!r}"
 
+    # Each notation is a dict of options, such as {"decimal": ",", "thousands": "."}.
     descriptions = []
     for options in notations:
         marks = [f"{option}: {mark!r}" for option, mark in options.items()]
@@ -507,11 +525,12 @@ def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns
         marks_in_words = " and ".join(titles[option] for option in notations[0])
         raise ColumnError(f"{where} has {marks_in_words} ({possible_notations}).", notations[0])
 
-    reason = "others are in another notation"
     if table.typed:
         reason = "stored as text"
-    elif possible_notations:
+    elif notations:
         reason = f"several notations are possible ({possible_notations})"
+    else:
+        reason = "others are in another notation"
     message = f"{where} is a number, but {reason}. Write all numbers in the same notation, or store them as numbers."
     raise ColumnError(message, {"exclude": [name]})
 

@@ -159,24 +159,24 @@ class CSVData(L.LightningDataModule):
             groups = np.zeros(samples, dtype=int)
         # The first sample of each group in this order stays for training.
         _, first_positions = np.unique(groups[order], return_index=True)
-        stays = order[first_positions]
-        free = order[~np.isin(order, stays)]
+        first_of_groups = order[first_positions]
+        divisible = order[~np.isin(order, first_of_groups)]
 
         num_test = 0
         if self.test_path is None:
             num_test = int(self.test_fraction * samples + 0.5)
         num_val = int(self.val_fraction * samples + 0.5)
         num_held_out = num_test + num_val
-        if num_held_out > len(free):
+        if num_held_out > len(divisible):
             raise ConfigurationError(
                 f"{type(self).__name__}: {num_held_out} of {samples} samples are to be held out, but one of each of "
-                f"the {len(stays)} groups has to stay for training. Lower val_fraction or test_fraction."
+                f"the {len(first_of_groups)} groups has to stay for training. Lower val_fraction or test_fraction."
             )
-        train_indices = np.concatenate([stays, free[num_held_out:]])
+        train_indices = np.concatenate([first_of_groups, divisible[num_held_out:]])
         return {
             "train": np.sort(train_indices),
-            "val": np.sort(free[num_test:num_held_out]),
-            "test": np.sort(free[:num_test]),
+            "val": np.sort(divisible[num_test:num_held_out]),
+            "test": np.sort(divisible[:num_test]),
         }
 
     def store_datasets(
@@ -429,10 +429,11 @@ class CharacterData(CSVData):
         self.text, self.length = text, length
 
     def encode(self, train: Table, test: Table | None) -> None:
-        pieces, counts = self._pieces(train)
+        pieces, counts = self._pieces(train)  # counts: the pieces of each row
         groups = self.groups_of(train)
-        groups_of_pieces = None if groups is None else np.repeat(groups, counts)
-        if groups is not None and groups_of_pieces is not None:
+        groups_of_pieces = None
+        if groups is not None:
+            groups_of_pieces = np.repeat(groups, counts)
             lost_groups = np.setdiff1d(groups, groups_of_pieces).tolist()
             if lost_groups:
                 raise ConfigurationError(

@@ -132,6 +132,7 @@ class TableEncoder:
         raise_problems(list(unreadable.values()), self.columns)
         self._log_kinds(table)
 
+        # Columns [N, k] of the features: numbers first, then words, then marks of missing values.
         numbers = [np.zeros((len(table), 0))]
         words = []
         marks = []
@@ -247,17 +248,17 @@ class TableEncoder:
         if self.columns.agreed is not None:
             self._classes = self.columns.agreed.classes
         elif self.columns.task == "classification":
-            values = category_names(table.column(self.target, "target"))
-            counts = {}
-            for part, labels in zip(table.parts, by_file(table, values)):
-                counts[str(part.path)] = frequent(labels, self.columns.min_rows)
+            labels = category_names(table.column(self.target, "target"))
+            counts_by_file = {}
+            for part, labels_of_file in zip(table.parts, by_file(table, labels)):
+                counts_by_file[str(part.path)] = frequent(labels_of_file, self.columns.min_rows)
             self._classes = agreed_classes(
-                counts,
+                counts_by_file,
                 self.columns,
                 target=self.target,
                 pos_label=self.pos_label,
                 where=str(table.path),
-                places=places_of_words(table, values),
+                places=places_of_words(table, labels),
             )
         return self._classes
 
@@ -504,8 +505,10 @@ def _groups(
     if group is None:
         return None, ()
     # The first table's rows have the groups of its column. Each further table is a group of its own.
-    values, numbers = np.unique(group_values(tables[0], group), return_inverse=True)
+    group_of_row = group_values(tables[0], group)
+    distinct_groups, numbers = np.unique(group_of_row, return_inverse=True)
     group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
-    numbers_of_further = table_numbers[len(group_numbers) :] - 1 + len(values)
-    names = client_names_of(values.tolist(), group)
-    return torch.cat([group_numbers, numbers_of_further]), (*names, *table_names[1:])
+    tables_of_further_rows = table_numbers[len(group_numbers) :]  # counted from 1
+    numbers_of_further_rows = tables_of_further_rows - 1 + len(distinct_groups)
+    names = client_names_of(distinct_groups.tolist(), group)
+    return torch.cat([group_numbers, numbers_of_further_rows]), (*names, *table_names[1:])

@@ -52,7 +52,7 @@ def as_texts(column: pd.Series) -> pd.Series:
             texts.append(np.nan)
             continue
         if are_whole_numbers and isinstance(value, float) and np.isfinite(value):
-            value = int(value)
+            value = int(value)  # "7", not "7.0"
         texts.append(str(value).strip())
     return pd.Series(texts, index=column.index, dtype=object)
 
@@ -76,19 +76,20 @@ def without_point_zero(words: Iterable[Any]) -> list[Any]:
     fraction.
     """
     words = list(words)
-    with_point = set()
+    words_with_point = set()  # such as 7.0 and 7.5
     for word in words:
         if isinstance(word, str) and _WITH_POINT.fullmatch(word):
-            with_point.add(word)
-    all_end_in_zero = all(word.endswith(".0") for word in with_point)
+            words_with_point.add(word)
+    all_end_in_zero = all(word.endswith(".0") for word in words_with_point)
     if not all_end_in_zero:
         return words
 
     names = []
     for word in words:
-        if word in with_point:
-            word = word.removesuffix(".0")
-        names.append(word)
+        if word in words_with_point:
+            names.append(word.removesuffix(".0"))
+        else:
+            names.append(word)
     return names
 
 
@@ -194,11 +195,12 @@ _QUOTES = "A value that contains {!r} or a quotation mark needs quotes."
 def _decoded(path: Path, encoding: str | None) -> str:
     """Decode a text file from UTF-8, from UTF-16 with a byte order mark, or else from ``encoding``."""
     data = path.read_bytes()
-    advice = "cp1252"
+    suggested_encoding = "cp1252"
     reason = ""
-    detected_encoding = "utf-8-sig"
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         detected_encoding = "utf-16"
+    else:
+        detected_encoding = "utf-8-sig"
     for name in (detected_encoding, encoding or "utf-8"):
         try:
             text = data.decode(name)
@@ -208,11 +210,11 @@ def _decoded(path: Path, encoding: str | None) -> str:
         if "\0" not in text:
             return text
         reason = "it has zero bytes, as text in UTF-16 has"
-        advice = "utf-16-le"
+        suggested_encoding = "utf-16-le"
 
     raise ConfigurationError(
         f"{path}: this is not {encoding or 'UTF-8'} ({reason}). Save it in UTF-8, or name its encoding, as cp1252 of "
-        f'Excel in Western Europe: columns: {{"encoding": "{advice}"}}.'
+        f'Excel in Western Europe: columns: {{"encoding": "{suggested_encoding}"}}.'
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,16 +107,16 @@ def vision(name: str, root: str | None, download: bool = False) -> SourceData:
     """Load a data set of torchvision, normalized by each channel's mean and deviation in training."""
     from torchvision import datasets
 
-    kind, files, mean, std = KINDS[name]
+    class_name, files, mean, std = KINDS[name]
     try:
-        parts = []
+        torchvision_sets = []
         sets = []
         for is_train in (True, False):
-            dataset_class = getattr(datasets, kind)
-            part = dataset_class(data_root(root), train=is_train, download=download)
-            images = image_tensor(part.data, mean, std)
-            parts.append(part)
-            sets.append(tensor_set(images, torch.as_tensor(part.targets)))
+            dataset_class = getattr(datasets, class_name)
+            dataset = dataset_class(data_root(root), train=is_train, download=download)
+            images = image_tensor(dataset.data, mean, std)
+            torchvision_sets.append(dataset)
+            sets.append(tensor_set(images, torch.as_tensor(dataset.targets)))
     # Damaged files raise anything: assertions, key and type errors, ends of files.
     except Exception as error:
         folder = data_root(root).absolute() / files
@@ -123,8 +124,9 @@ def vision(name: str, root: str | None, download: bool = False) -> SourceData:
             f"{name} was not found, or cannot be read: looked in {folder} ({type(error).__name__}: {error}). Name the "
             f"folder that holds it by {ROOT}; or set --data.files.download true."
         ) from error
-    names = tuple(parts[0].classes)
-    return SourceData(sets[0], test=sets[1], class_names=names)
+    class_names = tuple(torchvision_sets[0].classes)
+    train, test = sets
+    return SourceData(train, test=test, class_names=class_names)
 
 
 #: Options with which the user sets the folder of the data, for messages.
@@ -362,7 +364,8 @@ def folder_by_client(path: Path) -> dict[str, Path]:
     if "train" in folders or (not tables and has_class_folders(path)):
         return {}
     has_one_kind = bool(tables) != bool(folders)
-    have_images = any(_is_image(entry) for folder in folders.values() for entry in _entries(folder))
+    entries_of_folders = chain.from_iterable(map(_entries, folders.values()))
+    have_images = any(_is_image(entry) for entry in entries_of_folders)
     if not has_one_kind or have_images:
         raise ConfigurationError(
             f"{path} has {listed([*tables, *folders]) or 'nothing'}, which cannot be read as a federation. What can be "

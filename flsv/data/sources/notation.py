@@ -92,7 +92,8 @@ def column_numbers(
 ) -> np.ndarray:
     """Convert one file's column to numbers as :func:`parsed` does, unless a value contradicts a decimal comma."""
     texts = [value for value in values if isinstance(value, str)]
-    if decimal != "," or not any(map(_has_decimal_point, texts)):
+    has_decimal_points = any(_has_decimal_point(text) for text in texts)
+    if decimal != "," or not has_decimal_points:
         return parsed(values, decimal, thousands)
 
     # A number such as 0.5 shows that this file's points do not separate thousands.
@@ -116,10 +117,11 @@ def ambiguous_point(texts: Iterable[str]) -> str | None:
         ('25.548', None)
     """
     distinct_texts = set(texts)
-    with_point = set(filter(_GROUPED["."].fullmatch, distinct_texts))
+    with_point = set(filter(_GROUPED["."].fullmatch, distinct_texts))  # such as 1.234
     below_1000 = set(filter(_BELOW_1000.fullmatch, distinct_texts))
     has_both = bool(with_point) and bool(below_1000)
-    if has_both and distinct_texts == with_point | below_1000:
+    has_no_other = distinct_texts == with_point | below_1000
+    if has_both and has_no_other:
         return max(with_point)
     return None
 
@@ -149,7 +151,8 @@ def other_notations(
         parts_without_words.append([text for text in texts if text not in words])
     notations = _fitting_notations(parts_without_words, decimal, thousands)
     if len(notations) == 1:
-        options = {"decimal": decimal, **notations[0]}
+        (notation,) = notations
+        options = {"decimal": decimal, **notation}
         if not _show_separator(parts_without_words, options):
             return numbers_not_read, []  # of 12.500 and 0,5 alone, the first may be 12.5
     return numbers_not_read, notations
@@ -227,8 +230,8 @@ def date_formats(
     parts_not_iso = [list(filterfalse(_ISO.fullmatch, texts)) for texts in parts]
     formats: list[str] = []
     for mark in (".", "/", "-"):
-        orders = set()
-        numbers_of_colons: set[int] = set()
+        orders = set()  # day first or month first, None if a file leaves it open
+        numbers_of_colons: set[int] = set()  # 1 in 12:30, 2 in 12:30:00
         for texts in parts_not_iso:
             texts_with_mark = []
             for text in texts:

@@ -71,10 +71,8 @@ def read_part(
             part = read_path(source, reading, is_whole=whole, kinds=KINDS)
         else:
             part = _read_object(source, reading)
-        samples = part
-        if isinstance(part, SourceData):
-            samples = part.train
-        if len(samples) == 0:
+        training_samples: Any = part.train if isinstance(part, SourceData) else part
+        if len(training_samples) == 0:
             raise ConfigurationError("there are no samples.")
         return part
     except ConfigurationError as error:
@@ -377,12 +375,12 @@ def makes_own_batches(loader: DataLoader[Any]) -> bool:
 
 
 def _options(loader: DataLoader[Any]) -> dict[str, Any]:
+    batch_sampler: Any = loader.batch_sampler  # may be given instead of the first two options
     return {
-        # From the batch sampler, which may be given instead of these two options.
-        "batch_size": loader.batch_sampler.batch_size,  # type: ignore[union-attr]  # module_source checks it
-        "drop_last": loader.batch_sampler.drop_last,  # type: ignore[union-attr]  # module_source checks it
-        **{
-            name: getattr(loader, name)
-            for name in ("collate_fn", "num_workers", "pin_memory", "worker_init_fn")
-        },
+        "batch_size": batch_sampler.batch_size,
+        "drop_last": batch_sampler.drop_last,
+        "collate_fn": loader.collate_fn,
+        "num_workers": loader.num_workers,
+        "pin_memory": loader.pin_memory,
+        "worker_init_fn": loader.worker_init_fn,
     }

@@ -35,9 +35,7 @@ def summarize_column(
     num_missing = int(values.isna().sum())
     if num_missing < min_rows:  # a number of few rows is not told
         num_missing = 0
-    kind = card.kind
-    if card.values.isna().all():
-        kind = ""
+    is_empty = card.values.isna().all()
 
     moments = None
     categories = None
@@ -47,7 +45,7 @@ def summarize_column(
     else:
         moments = moments_of_enough(values.to_numpy(dtype=np.float64), min_rows)
     return ColumnSummary(
-        kind=kind,
+        kind="" if is_empty else card.kind,
         missing=num_missing,
         moments=moments,
         categories=categories,
@@ -319,6 +317,7 @@ def _check_joined(
 
 def _joined_labels(labels_by_table: Sequence[set[str]]) -> set[str]:
     """Return the labels of the first table that has some, and of all tables that share a label with these."""
+    # Start with a table that has labels, and join those that share one with it.
     joined_labels = next(filter(None, labels_by_table), set())
     previous_size = 0
     while len(joined_labels) > previous_size:  # until no further table is joined

@@ -65,9 +65,10 @@ def doubts_of_summaries(
         doubts += _doubts_of_column(name, columns)
 
     if any_summary.classes is not None:
-        class_names = sorted(
-            {label for summary in summaries.values() for label in summary.classes or {}}
-        )
+        labels: set[str] = set()
+        for summary in summaries.values():
+            labels.update(summary.classes or ())
+        class_names = sorted(labels)
         doubts += doubts_of_classes(_class_counts(summaries, class_names), class_names)
     return sorted(doubts, key=lambda doubt: -doubt.strength)
 

@@ -68,12 +68,15 @@ class Table:
     def row_names(self, ids: Sequence[str], group: str | None) -> dict[str, list[str]]:
         """Return the texts that identify each row, ``{title: texts}``: line, client, and the columns ``ids``."""
         lines = self.frame.index.tolist()
-        texts = {"line": list(map(str, lines))}
         columns_by_title = {"client": group}
-        columns_by_title |= {name: name for name in ids}
-        for title, name in columns_by_title.items():
-            if name in self.frame:
-                texts[title] = self.frame[name].astype(str).tolist()
+        for name in ids:
+            columns_by_title[name] = name
+
+        texts = {"line": list(map(str, lines))}
+        for title, name_of_column in columns_by_title.items():
+            if name_of_column in self.frame:
+                column = self.frame[name_of_column]
+                texts[title] = column.astype(str).tolist()
         return texts
 
     def column(self, name: str, argument: str) -> pd.Series:
