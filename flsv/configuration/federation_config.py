@@ -139,17 +139,19 @@ class Reporting:
             >>> [index for index in range(25) if Reporting().draws(index, 25)]
             [2, 5, 8, 11, 14, 17, 20, 23, 24]
         """
-        last_round = None
-        rounds_between = PICTURES
-        if rounds is not None and rounds > 0:
-            last_round = rounds
-            rounds_between = math.ceil(rounds / PICTURES)
+        has_last_round = rounds is not None and rounds > 0  # -1: no limit
         if self.figures is not None:
             rounds_between = self.figures
+        elif rounds is not None and has_last_round:
+            rounds_between = math.ceil(rounds / PICTURES)
+        else:
+            rounds_between = PICTURES
+
         if rounds_between == 0:
             return False
         rounds_done = round_index + 1
-        return rounds_done == last_round or rounds_done % rounds_between == 0
+        is_last = has_last_round and rounds_done == rounds
+        return is_last or rounds_done % rounds_between == 0
 
 
 @dataclass(frozen=True)

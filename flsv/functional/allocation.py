@@ -133,6 +133,7 @@ def _scaled(values: Tensor) -> Tensor:
     """Multiply values by the power of two that brings the largest magnitude into [0.5, 1)."""
     if len(values) == 0:
         return values
+    # Divided by a power of two, which rounds nothing: all are then at most 1.
     largest = float(values.abs().max())
     _, exponent = math.frexp(largest)
     scaled = np.ldexp(values.numpy(), -exponent)

@@ -58,10 +58,9 @@ def updated_reputation(
     """
     # The floor keeps participants from being excluded for good. As in the authors' code all r are 0 before the first
     # round, so that reputations are then phi / sum(phi), whatever the updates' weights in the aggregate.
-    memory: Tensor | int = 0
+    updated = (1 - alpha) * phi.double()
     if reputation is not None:
-        memory = alpha * normalized(reputation)
-    updated = memory + (1 - alpha) * phi.double()
+        updated = alpha * normalized(reputation) + updated
     updated = updated.clamp_min(floor)
     return updated / updated.sum()
 

@@ -78,7 +78,7 @@ def _lengths(steps: Tensor, scale: bool) -> Tensor:
     largest = vector_norm(steps, math.inf, dim=-1)
     divisors = largest.where(largest > 0, 1.0)
     divisors = divisors[:, None]
-    steps /= divisors
+    steps /= divisors  # in place: the caller does not need them any more
     return vector_norm(steps, dim=-1) * largest
 
 

@@ -30,18 +30,20 @@ def label_divergence(class_counts: Tensor) -> Tensor:
         >>> label_divergence(torch.tensor([[5, 5, 5, 5], [10, 10, 0, 0], [20, 0, 0, 0]]))
         tensor([0.0000, 0.6931, 1.3863], dtype=torch.float64)
     """
-    counts = class_counts.double()
+    counts = class_counts.double()  # [M] or [n, M]
     totals = counts.sum(-1, keepdim=True)
-    is_count = counts.isfinite() & (counts >= 0)
-    are_counts = is_count.all() and (totals > 0).all()
-    if counts.ndim not in (1, 2) or not are_counts:
+    is_valid = counts.isfinite() & (counts >= 0)
+    have_samples = (totals > 0).all()
+    if counts.ndim not in (1, 2) or not is_valid.all() or not have_samples:
         raise ValueError(
             f"expected class_counts [M] or [n, M], not negative, some of them above 0; got {class_counts.tolist()}."
         )
-    p = counts / totals
-    uniform = 1 / counts.shape[-1]
-    ratio = torch.where(p > 0, p / uniform, 1.0)  # 0 log 0 = 0
-    return (p * ratio.log()).sum(-1).clamp_min(0)
+    # The Kullback-Leibler divergence of the classes' shares from the uniform distribution.
+    shares = counts / totals
+    uniform_share = 1 / counts.shape[-1]
+    ratios = torch.where(shares > 0, shares / uniform_share, 1.0)  # 0 log 0 = 0
+    terms = shares * ratios.log()
+    return terms.sum(-1).clamp_min(0)
 
 
 @checked

@@ -78,9 +78,10 @@ def one_seed_stderr(
     """
     values = values.double()
     sum_of_gains = values.clamp_min(0).sum(0)
-    seed_deviation = SEED_DEVIATION
     if untrained is None:
         seed_deviation = WITH_UNTRAINED
+    else:
+        seed_deviation = SEED_DEVIATION
 
     between_seeds = seed_deviation * sum_of_gains
     variance = stderr.double().square() + between_seeds.square()
@@ -173,10 +174,11 @@ def seed_covariance(
         level: the confidence level of the intervals.
     """
     seeds = len(values)
-    freedom = seed_freedom(seeds)
-    quantile = t_quantile(level)
-    if freedom is not None:
-        quantile = t_quantile(level, freedom)
+    degrees_of_freedom = seed_freedom(seeds)
+    if degrees_of_freedom is None:
+        quantile = t_quantile(level)
+    else:
+        quantile = t_quantile(level, degrees_of_freedom)
     variances = (half_widths.double() / quantile).square()
     if seeds == 1:
         return variances.diag()

@@ -40,6 +40,7 @@ def large_updates(
     deviations = logs - median
     mad = deviations[is_finite].abs().quantile(0.5)
 
+    # For normal numbers the MAD is 0.6745 standard deviations.
     is_outlying = 0.6745 * deviations > threshold * mad
     is_large = deviations > math.log(factor)
     return is_overflowing | (is_outlying & is_large)
@@ -54,8 +55,8 @@ def drowning_updates(norms: Tensor, model_norm: float = 0.0) -> Tensor:
     scale = model_norm
     valid_norms = norms[(norms > 0) & norms.isfinite()]
     if len(valid_norms):
-        median = valid_norms.log().quantile(0.5).exp().item()
-        scale = max(median, model_norm)
+        median_of_logs = valid_norms.log().quantile(0.5)
+        scale = max(median_of_logs.exp().item(), model_norm)
 
     limit = LARGEST
     if scale > 0:

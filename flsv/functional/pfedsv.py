@@ -142,7 +142,7 @@ def top_k_download(
     is_candidate = available.cpu() & (scores >= 0)
     is_candidate[own] = False
     has_unvisited = (is_candidate & is_unvisited).any()
-    if not has_unvisited:
+    if not has_unvisited:  # all that help are downloaded, whatever k is
         num_helpful = int((is_candidate & (scores > 0)).sum())
         k = max(num_helpful, 1)
 

@@ -208,7 +208,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         self.class_names = class_names
         self.client_names = client_names
         self.class_counts = class_counts if self.uses_ground_truth else None
-        has_states = self._sized
+        has_states = self._sized  # which knowing both numbers makes true
         # Not by assignment: both are read-only for users.
         vars(self).update(num_clients=num_clients, num_classes=num_classes)
         if not has_states:
@@ -352,11 +352,11 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     def _repr_html_(self) -> str:
         """Return the clients' values so far as an HTML table, for a notebook."""
         rounds = int(getattr(self, "rounds", 0))
-        values: Any = []
+        values: list[float] = []
         if rounds:
-            values = self.per_client(self.compute()).tolist()
-        if not isinstance(values, list):  # of a metric whose per_client gives one number
-            values = []
+            client_values = self.per_client(self.compute())
+            if client_values.ndim > 0:  # some metrics have one number for all
+                values = client_values.tolist()
         names = self.client_names or [f"client {client}" for client in range(len(values))]
         rows = [[name, f"{value:.4g}"] for name, value in zip(names, values)]
         return html_table(f"{self!r}, {rounds} rounds", ["client", self.guide().unit], rows)
@@ -398,16 +398,24 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         """
         if val is None:
             val = self.compute()
-            stderr = self.diagnostics().get("stderr") if stderr is None else stderr
+            if stderr is None:
+                stderr = self.diagnostics().get("stderr")
         if not isinstance(val, Tensor):
-            val = [self.per_client(value) for value in val]
+            val = [self.per_client(value) for value in val]  # a vector [n] for each round
+
+        # A metric's values are per client [n], or a matrix [n, columns] of classes or of columns of its own.
+        column_names: Sequence[str] | None = self.columns()
+        title_of_columns = ""
+        if column_names is None:
+            column_names = self.class_names
+            title_of_columns = "class"
         plot_contributions = resolve_name("flsv.metrics.plot:plot_contributions")
         return plot_contributions(
             val,
             ax=ax,
             name=title or type(self).__name__,
-            class_names=self.columns() or self.class_names,
-            columns="class" if self.columns() is None else "",
+            class_names=column_names,
+            columns=title_of_columns,
             client_names=self.client_names,
             unit=self.guide().unit,
             limits=limits,
@@ -484,6 +492,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             raise ValueError(
                 f"expected client_updates [k={len(client_ids)}, P], got {list(client_updates.shape)}."
             )
+        # A ClientMatrix has models minus start points: updates are models that started from 0.
         no_start = torch.zeros_like(client_updates[0])
         return ClientMatrix(client_updates, [no_start] * len(client_updates))
 
@@ -496,14 +505,13 @@ def _settings(metric: Metric) -> dict[str, Any]:
     """Return the values of a metric's constructor arguments and its ``fold`` (how rounds are combined). Only
     numbers, texts, dictionaries, dataclasses and None are included.
     """
-    names = [*inspect.signature(type(metric)).parameters, "fold"]
-    values = {name: getattr(metric, name, None) for name in names}
     plain_types = (int, float, str, dict, type(None))
-    return {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, plain_types) or is_dataclass(value)
-    }
+    settings = {}
+    for name in [*inspect.signature(type(metric)).parameters, "fold"]:
+        value = getattr(metric, name, None)
+        if isinstance(value, plain_types) or is_dataclass(value):
+            settings[name] = value
+    return settings
 
 
 def needs_in_words(metric: Metric) -> str:
@@ -542,11 +550,11 @@ def check_rows(
     """
     # Otherwise a single row would be broadcast to all clients.
     for name, value in arguments.items():
-        row = VOCABULARY.get(name)
-        is_per_client = name in more_names or (row is not None and row.per_client)
+        entry = VOCABULARY.get(name)  # what the argument is, None for a metric's own
+        is_per_client = name in more_names or (entry is not None and entry.per_client)
         if not is_per_client or not isinstance(value, Tensor):
             continue
         if value.shape[:1] != client_ids.shape:
-            shape = "[k]" if row is None else row.shape
-            shape = shape.replace("[k", f"[k={len(client_ids)}")
-            raise ValueError(f"expected {name} {shape}, got {list(value.shape)}.")
+            expected_shape = "[k]" if entry is None else entry.shape
+            expected_shape = expected_shape.replace("[k", f"[k={len(client_ids)}")
+            raise ValueError(f"expected {name} {expected_shape}, got {list(value.shape)}.")

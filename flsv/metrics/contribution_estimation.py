@@ -56,11 +56,11 @@ def leave_self_out(
     """
     assert local.start is not None
     assert local.sent is not None
-    model = without_own(aggregate, local.sent, weight)
-    if model is None:
-        model = local.start
-    score = local.utility(model[None], performance)[0]
-    return local.told("score", score)
+    model_of_others = without_own(aggregate, local.sent, weight)
+    if model_of_others is None:  # there are no others
+        model_of_others = local.start
+    (score,) = local.utility(model_of_others[None], performance)
+    return local.told("score", score)  # as the client reports it
 
 
 declare_answer(leave_self_out, _score)
@@ -125,7 +125,9 @@ def _shares(weights: Tensor) -> Tensor:
             "average. Use an aggregator whose weights are at least 0, such as FedAvg."
         )
     total = weights.sum()
-    return weights / total if total > 0 else torch.full_like(weights, 1 / len(weights))
+    if total > 0:
+        return weights / total
+    return torch.full_like(weights, 1 / len(weights))
 
 
 class ContributionEstimation(ContributionMetric):
@@ -245,6 +247,7 @@ class ContributionEstimation(ContributionMetric):
         """
         self._check_asked(client_ids, clients)
         weights = _shares(aggregation_weights)
+        # answered bool [k]: the clients that gave a score. scores has only theirs.
         scores, answered = scores_without_own(clients, aggregate, weights, self.performance)
         scores, answered = scores.to(self.scores), answered.to(client_ids.device)
         if bool(((scores < 0) | (scores > 1)).any()):

@@ -241,11 +241,11 @@ class PrivacyLoss(ContributionMetric):
         if affordable is None or int(self.participations.max()) < affordable:
             return None
         client = int(self.participations.argmax())
-        rounds = int(self.participations[client])
         client_name = client_called(client, self.client_names or ())
+        rounds = int(self.participations[client])
+        epsilon = self.privacy.epsilon(rounds)
+        next_epsilon = self.privacy.epsilon(rounds + 1)
         return (
-            f"{client_name} has spent epsilon = "
-            f"{self.privacy.epsilon(rounds):.4g} in {rounds} rounds, and one more would make it "
-            f"{self.privacy.epsilon(rounds + 1):.4g}, above max_epsilon={self.privacy.max_epsilon:g} "
-            f"(delta={self.privacy.delta:g})"
+            f"{client_name} has spent epsilon = {epsilon:.4g} in {rounds} rounds, and one more would make it "
+            f"{next_epsilon:.4g}, above max_epsilon={self.privacy.max_epsilon:g} (delta={self.privacy.delta:g})"
         )

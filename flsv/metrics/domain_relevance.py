@@ -109,11 +109,10 @@ class DomainRelevance(ContributionMetric):
         values = self.history.new_full((n, n), float("nan"))
         values[client_ids] = peer_values.to(values)
         # The history has a row per pair of clients.
-        values = values.flatten()
-        was_evaluated = ~values.isnan()
-        self.history = momentum_add(
-            self.history, was_evaluated, values[was_evaluated, None], self.alpha
-        )
+        pair_values = values.flatten()
+        was_evaluated = ~pair_values.isnan()
+        new_values = pair_values[was_evaluated, None]
+        self.history = momentum_add(self.history, was_evaluated, new_values, self.alpha)
 
     def compute(self) -> Tensor:
         """Compute the scores ``[num_clients, num_clients]``, NaN for pairs that were never evaluated."""

@@ -142,9 +142,11 @@ class WassersteinContribution(ContributionMetric):
         self._check_asked(client_ids, clients)
         if self.every and round_index % self.every:
             return
-        valued_clients = list(clients)
-        if not self.every:  # each client once
-            valued_clients = [c for c in clients if self.distances[c.id].isnan()]
+        if self.every:
+            valued_clients = list(clients)
+        else:  # each client once
+            has_no_distance = self.distances.isnan()
+            valued_clients = [client for client in clients if has_no_distance[client.id]]
         if valued_clients:
             valuation = self.valuer.value(
                 valued_clients,

@@ -180,6 +180,7 @@ class GradientAgreement(ContributionMetric):
 
     def _descents_and_cosines(self) -> tuple[Tensor, Tensor]:
         """Return the clients' shares of the descent, and their mean cosines times their samples."""
+        # level [n]: the sum of mean descents over a client's rounds, levels: over all rounds.
         # If all slopes of a client's rounds are 0, its sum is 0, too.
         has_descent = self.level > 0
         level = self.level.masked_fill(~has_descent, 1.0)
@@ -191,8 +192,9 @@ class GradientAgreement(ContributionMetric):
 
 def logged_slopes(round: Round, measure: Any) -> Tensor:
     """Compute a logged loss's slopes ``[k]`` along k updates, by difference quotients from k + 1 evaluations."""
+    # A coalition's model is the global one plus STEP times its members' updates.
     num_players = len(round)
-    weights = torch.full((num_players,), STEP)  # a coalition's model goes this part of an update
+    weights = torch.full((num_players,), STEP)
     utility = round.play(measure, weights)
 
     empty_coalition = torch.zeros(1, num_players, dtype=torch.bool)

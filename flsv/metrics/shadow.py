@@ -298,7 +298,7 @@ class ShadowShapley(MeasuredMetric):
         if self._score_untrained is not None and self.starts.isnan().any():
             utilities = self._score_untrained()
             self.starts = utilities.to(self.starts).view_as(self.starts)
-            self._build = None
+            self._build = None  # they are scored once in a run
             self._score_untrained = None
 
         masks = coalitions.cpu()
@@ -321,6 +321,7 @@ class ShadowShapley(MeasuredMetric):
         """Leave out rounds if more have been stored than get values by default."""
         if self.every is not None or self._planned_rounds is None:
             return
+        # Each state has a row per valued round. Outputs may be missing.
         positions = spread_rounds(range(len(self.valued)))
         for state in ("valued", "ends", "outputs"):
             rows = getattr(self, state)
@@ -341,6 +342,7 @@ class ShadowShapley(MeasuredMetric):
             is_full_coalition = masks.all(1)
             self._judged = utilities[is_full_coalition].mean()
         if self._pending is not None:
+            # Values are computed at the end of the run, from what is stored here.
             self._append("valued", torch.tensor([round_index]))
             self._append("ends", utilities.detach().reshape(1, 2, -1))
             if game is not None and game.outputs is not None:

@@ -92,7 +92,7 @@ class Basis:
             values=self.values,
             errors=self.errors(),
             accepts_partners=accepts_partners,
-            **self.facts,
+            **self.facts,  # its other fields, from the run's record
         )
         return verdict_of(facts, rule)
 
@@ -188,11 +188,11 @@ def preferred_basis(run: Run) -> Basis | None:
     """Return the values that a report without a budget shows: by retraining, else by the most suitable metric."""
     if any(run.retrained()):
         return _basis_by_retraining(run)
-    classes = {}
+    class_by_metric = {}
     for metric in _suitable_metrics(run):
-        classes[metric] = run.metric_info(metric)["class"]
-    candidates = _metrics_to_share_by(run)
-    preferred = [*nearest_first(classes), *candidates, *run.metrics]
+        class_by_metric[metric] = run.metric_info(metric)["class"]
+    # The suitable one nearest to retraining, else any to share by, else any metric.
+    preferred = [*nearest_first(class_by_metric), *_metrics_to_share_by(run), *run.metrics]
     if not preferred:
         return None
     return _basis_by_metric(run, preferred[0])
@@ -254,8 +254,9 @@ def _case_covariance_of_runs(runs: Sequence[Run], metric: str) -> Tensor | None:
     """Return the mean over all runs of the values' covariance between draws of validation samples, or None."""
     covariances = []
     for run in runs:
-        game = run.record.get("paid_in", {}).get(metric, {})
-        covariance = matrix_of(game.get("case_covariance") or [])
+        performances = run.record.get("paid_in", {})  # by metric, what its values distribute
+        performance = performances.get(metric, {})
+        covariance = matrix_of(performance.get("case_covariance") or [])
         if covariance is None:
             return None
         covariances.append(covariance)
@@ -316,7 +317,7 @@ def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
     """Describe how the values in a row of ``retrained.csv`` arose: coalitions, seeds, rounds and changed settings."""
     seeds = row["seeds"].split()
     parts = [
-        WORDS["trainings"].get(row.get("trainings")),
+        WORDS["trainings"].get(row.get("trainings")),  # None in older files
         *_seeds_and_rounds(seeds, [row["rounds"]], planned),
         row.get("changed"),
     ]

@@ -86,7 +86,7 @@ def _retrained_shares(
     prefix: str,
 ) -> list[list[float]]:
     """Return the clients' shares in each column of ``retrained.csv`` that begins with this prefix."""
-    nonempty_row = next(row for row in rows if row)
+    nonempty_row = next(row for row in rows if row)  # all have the same heads
     columns = []
     for head in nonempty_row:
         if head.startswith(prefix):

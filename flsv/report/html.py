@@ -52,9 +52,7 @@ class Table:
     def parts(self) -> Iterator[tuple[Sequence[str], list[list[Cell]]]]:
         """Split a wide table into few narrower ones, and yield the head and rows of each."""
         num_columns = len(self.head) - 1  # without the first, which every part repeats
-        widest = WIDEST
-        if "narrow" in self.css:
-            widest = WIDEST_NARROW
+        widest = WIDEST_NARROW if "narrow" in self.css else WIDEST
         num_parts = max(1, math.ceil(num_columns / widest))
         columns_per_part = math.ceil(num_columns / num_parts) or 1
 
@@ -110,19 +108,14 @@ def heatmap_table(
     for name, row_values in zip(names, values):
         row: list[str | Cell] = [name]
         for column, value in zip(columns, row_values):
-            text = ""
-            if has_numbers:
-                text = number(value, 2)
             cell = Cell(
-                text,
+                number(value, 2) if has_numbers else "",
                 style=_heat_style(value, largest),
                 title=f"{name}, {column}: {number(value)}",
             )
             row.append(cell)
         rows.append(row)
-    css = "heat"
-    if not has_numbers:
-        css = "heat narrow"
+    css = "heat" if has_numbers else "heat narrow"
     return Table([corner, *columns], rows, caption=caption, css=css)
 
 
@@ -146,8 +139,8 @@ def bar_cells(
     high: Sequence[float],
 ) -> list[Cell]:
     """Draw each value as a bar, and its interval as a line, in a table cell. All have one scale."""
-    drawn_numbers = [0.0, *values, *low, *high]
-    drawn_numbers = list(filter(math.isfinite, drawn_numbers))
+    # One scale for all rows, which has 0.
+    drawn_numbers = [0.0, *filter(math.isfinite, [*values, *low, *high])]
     scale = _Scale(min(drawn_numbers), max(drawn_numbers))
     cells = []
     for value, low_bound, high_bound in zip(values, low, high):

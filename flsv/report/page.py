@@ -195,15 +195,16 @@ def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
     """Return sentences on the model's performance, and on the samples it was evaluated on."""
     sentences = []
     # The performance that the values distribute, or any if there are no values.
-    for game in run.record.get("paid_in", {}).values():
-        if basis is None or game["by"] == basis.by:
-            sentences.append(f"The model's {describe_change(game)}.")
+    for performance in run.record.get("paid_in", {}).values():
+        if basis is None or performance["by"] == basis.by:
+            sentences.append(f"The model's {describe_change(performance)}.")
             break
 
     validation = run.record["validation"]
     if validation:
-        cases = "cases"
-        if validation["rows"] is not None:
+        if validation["rows"] is None:
+            cases = "cases"
+        else:
             cases = f"{validation['rows']:,} cases"
         sentences.append(
             f"It was evaluated on {cases} that no partner trained on, {validation['of']}."
@@ -303,9 +304,10 @@ def _sentences_on_privacy(run: Run, shows_means: bool, has_shares: bool) -> list
     """Return sentences on what a client's page tells of others."""
     if shows_means:
         return [WORDS["public"], WORDS["own_tells"]]
-    reason = "this run has not ended"
     if run.ended:
         reason = f"this run has {run.num_clients} participants"
+    else:
+        reason = "this run has not ended"
     sentences = [WORDS["private"].format(FEWEST, reason)]
     if has_shares:
         sentences.append(WORDS["share_tells"])
@@ -522,9 +524,7 @@ def _heatmaps_over_time(
     stride = max(1, math.ceil(num_rounds / ROUNDS))
     shown_positions = list(range(num_rounds))[::-stride]  # counted back from the last round
     shown_positions.reverse()
-    suffix = ""
-    if run.seeds > 1:
-        suffix = ", one of the runs"
+    suffix = ", one of the runs" if run.seeds > 1 else ""
 
     heatmaps = []
     for metric in metrics:
@@ -556,12 +556,11 @@ def _class_heatmaps(
         columns = run.columns(metric)
         if len(columns) <= 1:
             continue
-        kind = "column"
-        titles = [run.column_name(metric, column) for column in columns]
-        if run.columns_are_classes(metric):
-            kind = "class"
-        elif columns == client_ids:
+        kind = "class" if run.columns_are_classes(metric) else "column"
+        if kind == "column" and columns == client_ids:
             titles = client_labels
+        else:
+            titles = [run.column_name(metric, column) for column in columns]
 
         values = np.array([run.final(metric, column) for column in columns]).T  # [clients, columns]
         heatmap = heatmap_table(

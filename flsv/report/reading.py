@@ -140,10 +140,10 @@ class Run:
         """Return the run's measurements as a data frame, see :func:`read_run`."""
         class_names: list[str | None] = []
         for metric, column in zip(self.table["metric"], self.table["class"]):
-            class_name = None
             if column:
-                class_name = self.column_name(metric, column)
-            class_names.append(class_name)
+                class_names.append(self.column_name(metric, column))
+            else:
+                class_names.append(None)  # a value of all classes
         name_of_client = dict(enumerate(self.client_names))
         return tidy(self.table).assign(
             client_name=self.table["client"].map(name_of_client),
@@ -319,18 +319,19 @@ def over_seeds(run: Run) -> Run:
     if not runs:
         return run
 
-    games = dict(run.record.get("paid_in", {}))
-    for metric, game in games.items():
-        games_of_runs = []
+    # The run's record, with means over all runs: of the performances that values distribute, and of logged numbers.
+    mean_performances = {}
+    for metric, performance in run.record.get("paid_in", {}).items():
+        performance_by_run = []
         for repeated in runs:
-            games_of_run = repeated.record.get("paid_in", {})
-            games_of_runs.append(games_of_run.get(metric, {}))
-        means = _means_of_all(games_of_runs, ("start", "end", "sum"))
-        games[metric] = {**game, **means}
+            performances = repeated.record.get("paid_in", {})
+            performance_by_run.append(performances.get(metric, {}))
+        means = _means_of_all(performance_by_run, ("start", "end", "sum"))
+        mean_performances[metric] = {**performance, **means}
 
     logged_by_run = [repeated.record.get("logged", {}) for repeated in runs]
     logged = _means_of_all(logged_by_run, logged_by_run[0])
-    record = {**run.record, "paid_in": games, "logged": logged}
+    record = {**run.record, "paid_in": mean_performances, "logged": logged}
     return RepeatedRun(run.folder, record, run.table, runs)
 
 
@@ -343,10 +344,10 @@ def _means_of_all(
     for name in names:
         values = [mapping.get(name) for mapping in mappings]
         numbers = [value for value in values if value is not None]
-        is_complete = len(numbers) == len(values)
-        means[name] = None
-        if is_complete:
+        if len(numbers) == len(values):
             means[name] = statistics.fmean(numbers)
+        else:
+            means[name] = None  # a run has no such number
     return means
 
 

@@ -238,8 +238,9 @@ def findings(run: Run, name_of_others: str = "") -> list[str]:
             if len(group) == 1:
                 texts[client].append("sent the model's last step back")
                 continue
-            names = name_of_others
-            if not names:
+            if name_of_others:
+                names = name_of_others
+            else:
                 peers = [peer for peer in group if peer != client]
                 names = joined(map(run.label, peers))
             texts[client].append(f"almost the same updates as {names}")

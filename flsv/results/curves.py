@@ -178,11 +178,11 @@ def _tag_part(
     number: int,
     names: Sequence[str] | None,
 ) -> str:
-    name = ""
-    if names is not None:
-        name = str(names[number])
-    allowed_characters = re.sub(r"[^\w.-]+", "_", name)
-    shortened = allowed_characters[:LONGEST_NAME].strip("_.")
-    if shortened in ("", str(number)):
-        return f"{kind}_{number}"
-    return f"{kind}_{number}_{shortened}"
+    numbered_kind = f"{kind}_{number}"
+    if names is None:
+        return numbered_kind
+    allowed_characters = re.sub(r"[^\w.-]+", "_", str(names[number]))
+    shortened_name = allowed_characters[:LONGEST_NAME].strip("_.")
+    if shortened_name in ("", str(number)):
+        return numbered_kind
+    return f"{numbered_kind}_{shortened_name}"

@@ -65,9 +65,10 @@ def runs_folder(trainer: L.Trainer) -> Path:
 
 def find_contributions(run: Path) -> Path:
     """Return the path of ``contributions.csv``, given this file, its folder, or the folder of a ``flsv repeat``."""
-    folder = run
     if run.name == CONTRIBUTIONS:
         folder = run.parent
+    else:
+        folder = run
     if (folder / CONTRIBUTIONS).is_file():
         return folder / CONTRIBUTIONS
     if not folder.is_dir():
@@ -138,7 +139,7 @@ def arguments_of_fit() -> str | None:
     """Return the arguments of this process's ``flsv fit``, or None if it runs another command."""
     program, *words = sys.argv
     path = Path(program)
-    is_flsv = path.name == "flsv" or path.parts[-2:] == ("flsv", "__main__.py")
+    is_flsv = path.name == "flsv" or path.parts[-2:] == ("flsv", "__main__.py")  # or python -m flsv
     is_fit = words[:1] == ["fit"]
     if not is_flsv or not is_fit:
         return None

@@ -102,7 +102,7 @@ def _measurements(
     if client_values.ndim == 0:
         return [_Measurement(name, [client_values])]
 
-    tensors = [client_values]
+    tensors = [client_values]  # and the lower and upper ends of their intervals, if any
     if isinstance(metric, ContributionMetric):
         tensors += metric.intervals(value=client_values) or ()
     measurements = [_Measurement(name, tensors)]

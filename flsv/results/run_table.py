@@ -281,20 +281,18 @@ class CSV(Sink):
 
         If this drops rounds of an earlier run, the file is first copied to another name.
         """
-        source = self.path
-        if earlier is not None:
-            source = earlier
+        earlier_path = earlier or self.path
         rows: list[Row] = []
-        if first_round > 0 and source.is_file():
-            rows = _read(source)
+        if first_round > 0 and earlier_path.is_file():
+            rows = _read(earlier_path)
         elif first_round > 0:
             warnings.warn(
-                f"{source} no longer exists: {self.path} starts at round {first_round + 1}.",
+                f"{earlier_path} no longer exists: {self.path} starts at round {first_round + 1}.",
                 stacklevel=2,
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
-        goes_on_in_file = first_round > 0 and source == self.path
+        goes_on_in_file = first_round > 0 and earlier_path == self.path
         if goes_on_in_file:
             # A single round that was written before its process was lost is run again with the same result: nothing is
             # lost.

@@ -175,12 +175,17 @@ class TensorBoard(Sink):
     def _final_numbers(self, result: RunResult) -> dict[str, float]:
         """Return what the module has logged, performances, their gains, and values of few clients, by tag."""
         numbers = dict(result.logged)
-        for game in result.learning_record.get("paid_in", {}).values():
-            if game["end"] is None:
+        # By metric, a performance that its values distribute, with what it was before the run and after it.
+        performances = result.learning_record.get("paid_in", {})
+        for performance in performances.values():
+            name = performance["by"]
+            initial_value = performance["start"]
+            final_value = performance["end"]
+            if final_value is None:
                 continue
-            numbers[f"performance/{game['by']}"] = game["end"]
-            if game["start"] is not None:
-                numbers[f"gain/{game['by']}"] = game["end"] - game["start"]
+            numbers[f"performance/{name}"] = final_value
+            if initial_value is not None:
+                numbers[f"gain/{name}"] = final_value - initial_value
 
         if self._by_client:
             for metric in self._metrics:
@@ -195,7 +200,7 @@ class TensorBoard(Sink):
 
     def _write_bands(self, result: RunResult) -> None:
         """Write the intervals of the final values, and the charts that draw each as a band in its client's color."""
-        charts = {}
+        charts = {}  # of the kind Margin: a line with a band, from three tags
         for metric in self._metrics:
             tags = [f"final {metric}/{column}" for column in BAND]
             rows = select_rows(result.table, metric).dropna(subset=BAND)
@@ -231,7 +236,7 @@ class TensorBoard(Sink):
         for point in points:
             tag = point.tag
             if tag in self._metrics:
-                tag = f"{FIRST}{tag}"
+                tag = f"{FIRST}{tag}"  # TensorBoard sorts charts by tag
             scalars_by_client[point.client][tag] = point.value
         for client, scalars in scalars_by_client.items():
             _write_scalars(self._writer_of(client), scalars, step)

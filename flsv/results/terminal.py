@@ -87,7 +87,8 @@ def _sentences(result: RunResult, num_clients: int) -> list[str]:
         lines.append(f"{WORDS['no_metric']} {WORDS['name_one']}")
     for name in result.to_pay_by[:1]:
         values, low, high = last_intervals(result.table, name, num_clients)
-        if any(bound == bound for bound in low):
+        has_intervals = not all(map(math.isnan, low))
+        if has_intervals:
             lines.append(BRACKETS)
         verdict = _verdict(result, name, values, low, high)
         verdict = verdict.without(("one_seed", "alone"))  # the line on retraining answers these
@@ -140,13 +141,18 @@ def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict
 def class_columns(table: DataFrame, metric: str, clients: int) -> dict[str, list[str]]:
     """Format a metric's values per class (or other column) as ``{class name: cells}``, a cell per client."""
     keys = columns_in(table, metric)
-    names = [select_rows(table, metric, key)["class_name"].iloc[0] for key in keys]
+    names = []
+    for key in keys:
+        rows_of_class = select_rows(table, metric, key)
+        names.append(rows_of_class["class_name"].iloc[0])
+
     all_heads = [*names, "client"]
     columns = {}
     for position, (name, key) in enumerate(zip(names, keys)):
-        head = name
         is_unique = all_heads.count(name) == 1
-        if not is_unique:  # a class may have the same name as another class, or as the first column
+        if is_unique:
+            head = name
+        else:  # another class has this name, or the first column
             head = f"{name} ({position})"
         columns[head] = numbers(last_values(table, metric, clients, key), 2)
     return columns
@@ -201,9 +207,10 @@ def performance_lines(record: Mapping[str, Any]) -> list[str]:
         ['Accuracy on the validation set: from 10.0 % to 30.0 % (the most frequent class alone: 25.0 %).']
     """
     lines = []
-    for game in record.get("paid_in", {}).values():
-        sentence = f"{describe_change(game)}."
-        score, _, _positive_class = game["by"].partition(" of ")
+    performances = record.get("paid_in", {})  # by metric, what its values distribute
+    for performance in performances.values():
+        sentence = f"{describe_change(performance)}."
+        score, _, _positive_class = performance["by"].partition(" of ")
         if score in _SCORES:  # a name that the module logs is not changed
             sentence = sentence[0].upper() + sentence[1:]
         lines.append(sentence)

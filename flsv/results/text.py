@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import filterfalse, islice
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def number(value: float, digits: int = 3) -> str:
         >>> [number(x) for x in (0.12345, 3.0, 1234.5678, -0.00001234, float("nan"))]
         ['0.123', '3', '1235', '-1.23e-05', '–']
     """
-    if value != value:
+    if math.isnan(value):
         return NONE
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
@@ -86,16 +86,19 @@ def with_intervals(
         >>> with_intervals([0.5, 1.0], [0.25, float("nan")], [0.75, float("nan")])
         ['0.50 [0.25, 0.75]', '1.00']
     """
-    texts = iter(numbers([*values, *low, *high]))
-    value_texts = list(islice(texts, len(values)))
-    low_texts = list(islice(texts, len(low)))
-    high_texts = list(texts)
+    # Together, so that all get the same number of decimals.
+    texts = numbers([*values, *low, *high])
+    first_low = len(values)
+    first_high = first_low + len(low)
+    value_texts = texts[:first_low]
+    low_texts = texts[first_low:first_high]
+    high_texts = texts[first_high:]
 
     cells = []
-    for value, lowest, highest in zip(value_texts, low_texts, high_texts):
-        has_interval = NONE not in (value, lowest, highest)
+    for value, low_end, high_end in zip(value_texts, low_texts, high_texts):
+        has_interval = NONE not in (value, low_end, high_end)
         if has_interval:
-            cells.append(f"{value} [{lowest}{between}{highest}]")
+            cells.append(f"{value} [{low_end}{between}{high_end}]")
         else:
             cells.append(value)
     return cells
@@ -191,12 +194,13 @@ def describe_change(game: Mapping[str, Any]) -> str:
     initial_text = performance(measure, game["start"])
     final_text = performance(measure, game["end"])
     title = titled(measure)
-    if not measure.startswith(CLIENTS):
+    if not measure.startswith(CLIENTS):  # otherwise it names their validation sets
         title += " on the validation set"
+
     sentence = f"{title}: from {initial_text} to {final_text}"
-    majority = game.get("majority")
-    if majority is not None:
-        sentence += f" (the most frequent class alone: {percent(majority)})"
+    accuracy_of_majority = game.get("majority")
+    if accuracy_of_majority is not None:
+        sentence += f" (the most frequent class alone: {percent(accuracy_of_majority)})"
     return sentence
 
 

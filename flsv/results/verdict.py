@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -200,8 +200,9 @@ def value_errors(
     if seed_covariance is None:
         widths = torch.tensor(high) - torch.tensor(low)
         half_widths = widths.double() / 2
-        quantile = t_quantile(LEVEL)
-        if freedom is not None:
+        if freedom is None:
+            quantile = t_quantile(LEVEL)
+        else:
             quantile = t_quantile(LEVEL, freedom)
         stderr = half_widths / quantile
         seed_covariance = stderr.square().diag()
@@ -213,15 +214,16 @@ def value_errors(
 
 def game_facts(record: Mapping[str, Any], metric: str) -> dict[str, Any]:
     """Return the facts of :class:`PaymentFacts` that a run's record has on a metric's game."""
-    game = record.get("paid_in", {}).get(metric)
-    if game is None:
+    performances = record.get("paid_in", {})  # by metric, what its values distribute
+    if metric not in performances:
         return {}
-    facts = {"by": game["by"]}
+    performance = performances[metric]
+    facts = {"by": performance["by"]}
     for name in ("source", "alone_only", "alone", "together", "majority", "cases"):
-        if game.get(name) is not None:
-            facts[name] = game[name]
-    if "majority" in facts and game["end"] is not None:
-        facts["accuracy"] = game["end"]
+        if performance.get(name) is not None:
+            facts[name] = performance[name]
+    if "majority" in facts and performance["end"] is not None:
+        facts["accuracy"] = performance["end"]
     return facts
 
 
@@ -241,11 +243,13 @@ def verdict_of_run(
 ) -> Verdict:
     """Decide whether a budget may be shared out by the values of a run that has ended."""
     record = result.learning_record
-    payment_record = record.get("paid_in", {}).get(metric, {})
-    case_rows = payment_record.get("case_covariance") or []
-    source = "none"
-    if metric in result.trained:
-        source = "scores"
-    facts = {"source": source, **game_facts(record, metric)}
-    errors = value_errors(low, high, case_covariance=matrix_of(case_rows))
-    return verdict_of(PaymentFacts(values=values, errors=errors, **facts))
+    performances = record.get("paid_in", {})  # by metric, what its values distribute
+    performance = performances.get(metric, {})
+    case_covariance = matrix_of(performance.get("case_covariance") or [])
+    facts = PaymentFacts(
+        values=values,
+        errors=value_errors(low, high, case_covariance=case_covariance),
+        source="scores" if metric in result.trained else "none",
+    )
+    recorded_facts = game_facts(record, metric)  # fields of PaymentFacts, some or none
+    return verdict_of(replace(facts, **recorded_facts))

@@ -94,14 +94,17 @@ class _Strata:
         """Draw samples until the budget is spent, of sizes in random order. A sample takes so many evaluations."""
         budget = self.game.budget - 2  # without the empty and the grand coalition
         num_sizes = self.num_players - 1
-        num_inner_sizes = self.num_players - 3
+        num_inner_sizes = self.num_players - 3  # all but 0 and n - 2
         # Sizes differ in their numbers of evaluations, so their number is fixed before they are drawn.
-        num_drawn = num_sizes
         cost_of_all_sizes = 2 * self.num_players + num_inner_sizes * sample_cost
         if budget < cost_of_all_sizes:
             num_drawn = budget // sample_cost
-        permutations = random_permutations(count=1, num_players=num_sizes, generator=self.generator)
-        sizes = permutations[0, :num_drawn]
+        else:
+            num_drawn = num_sizes
+        (order_of_sizes,) = random_permutations(
+            count=1, num_players=num_sizes, generator=self.generator
+        )
+        sizes = order_of_sizes[:num_drawn]
         with_base, with_other = self.draw_coalitions(sizes)
         self.add(sizes, with_base, with_other)
 
@@ -122,7 +125,9 @@ class _Strata:
             )
             sizes = permutations.flatten() + 1  # each inner size once in a pass
             with_base, with_other = self.draw_coalitions(sizes)
-            coalitions = torch.cat([with_base, with_other], dim=1)
+            coalitions = torch.cat(
+                [with_base, with_other], dim=1
+            )  # [R, 2 (n - 1), n], a row per sample
             # The first samples, whose coalitions the rest of the budget can evaluate.
             num_affordable = self.game.affordable(coalitions)
             if num_affordable:
@@ -139,22 +144,24 @@ class _Strata:
         """Draw, for each player i except the base player, coalitions S of the given sizes ``[R]`` without these two.
         Return S + base player and S + i, both bool ``[R, n-1, n]``.
         """
-        # Rows and columns of a square [n - 1, n - 1] are the players except the base player.
+        # For each of R sizes, and each player i but the base player, one coalition without both.
         num_others = self.num_players - 1
-        identity = torch.eye(num_others, dtype=torch.bool)
-        may_be_drawn = ~identity.expand(len(sizes), -1, -1)  # a row's player i itself is not drawn
         coalitions = random_coalitions(
             sizes=sizes.repeat_interleave(num_others),
             num_players=num_others - 1,
             generator=self.generator,
-        )
-        members = torch.zeros_like(may_be_drawn)
-        members = members.masked_scatter(may_be_drawn, coalitions)
+        )  # [R (n - 1), n - 2]
 
-        absent_column = torch.zeros_like(members[:, :, :1])
-        base_column = ~absent_column
-        with_base = torch.cat([base_column, members], dim=2)
-        with_other = torch.cat([absent_column, members | identity], dim=2)
+        # members [R, i, column]: the n - 2 drawn columns go into n - 1, around i's own, which stays False.
+        is_player = torch.eye(num_others, dtype=torch.bool)
+        is_drawn_column = ~is_player.expand(len(sizes), -1, -1)
+        members = torch.zeros_like(is_drawn_column)
+        members = members.masked_scatter(is_drawn_column, coalitions)
+
+        # The base player gets the first column: S + base and S + i, both [R, n - 1, n].
+        base_is_absent = torch.zeros_like(members[:, :, :1])
+        with_base = torch.cat([~base_is_absent, members], dim=2)
+        with_other = torch.cat([base_is_absent, members | is_player], dim=2)
         return with_base, with_other
 
     def add(
@@ -164,7 +171,7 @@ class _Strata:
         with_other: Tensor,
     ) -> None:
         """Evaluate drawn coalitions, and add the estimated Shapley values to the samples of their size."""
-        coalitions = torch.stack([with_base, with_other])
+        coalitions = torch.stack([with_base, with_other])  # [2, R, n - 1, n]
         base_utilities, other_utilities = self.game(coalitions)
         other_differences = base_utilities - other_utilities  # [R, n - 1, M]
         base_difference = torch.zeros_like(other_differences[:, :1])

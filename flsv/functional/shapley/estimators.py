@@ -47,9 +47,10 @@ def estimator_of(
     has_few_players = num_players <= _FEW
     if has_few_players and not arguments:
         return exact_shapley
-    budget = _PER_PLAYER * num_players
     if has_few_players:
         budget = 2**num_players  # with which the surrogate is exact, too
+    else:
+        budget = _PER_PLAYER * num_players
     return partial(surrogate_shapley, **{"budget": budget, **arguments})
 
 
@@ -75,6 +76,7 @@ def check_estimator(
         return masks.sum(1).double()
 
     try:
+        # Called for its TypeError: arguments that the function does not take.
         inspect.signature(function).bind(None, 1, generator=None, **arguments)
         if arguments and function in ESTIMATORS.values():
             # An argument that is out of range is so with any number of players, and a game of one player takes no time.

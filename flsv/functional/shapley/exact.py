@@ -40,24 +40,26 @@ def all_coalitions(
 
 def shapley_of_table(table: Tensor) -> Tensor:
     """Compute Shapley values ``[n, M]`` from all utilities ``[2^n, M]``, in the order of :func:`all_coalitions`."""
+    # table [2^n, M]: bit i of a row's number says whether player i is a member.
     num_players = len(table).bit_length() - 1
-    # Striking bit i out of a coalition number leaves a number below 2^(n-1) with the same other bits, in order: one
-    # vector of weights serves every player.
-    sizes = torch.zeros(1, dtype=torch.int64)
+    # Without bit i the numbers are those below 2^(n-1), in order: one vector of weights serves every player.
+    num_members = torch.zeros(1, dtype=torch.int64)  # the number of one-bits of 0, 1, 2, ...
     for _ in range(num_players - 1):
-        sizes = torch.cat([sizes, sizes + 1])
-    counts = [math.comb(num_players - 1, size) for size in range(num_players)]
-    weight_of_size = [1 / (num_players * count) for count in counts]
-    weights = torch.tensor(weight_of_size, dtype=torch.float64)[sizes]
+        num_members = torch.cat([num_members, num_members + 1])
+    coalitions_of_size = [math.comb(num_players - 1, size) for size in range(num_players)]
+    weight_of_size = [1 / (num_players * count) for count in coalitions_of_size]
+    weights = torch.tensor(weight_of_size, dtype=torch.float64)[num_members]  # [2^(n-1)]
 
-    # Viewed as [high bits, bit i, low bits], U(S) and U(S + i) are side by side, so that a player that changes no
+    # Viewed as [high bits, bit i, low bits, M], U(S) and U(S + i) are side by side, so that a player that changes no
     # utility has the value 0 exactly.
     values = torch.empty(num_players, table.shape[1], dtype=torch.float64)
     for player in range(num_players):
-        low = 2**player
-        high = 2 ** (num_players - 1 - player)
-        pairs = table.view(high, 2, low, -1)
-        marginals = pairs[:, 1] - pairs[:, 0]
+        num_low = 2**player
+        num_high = 2 ** (num_players - 1 - player)
+        utilities = table.view(num_high, 2, num_low, -1)
+        without_player = utilities[:, 0]
+        with_player = utilities[:, 1]
+        marginals = with_player - without_player
         values[player] = weights @ marginals.reshape(len(weights), -1)
     return values
 
@@ -122,16 +124,17 @@ def exact_shapley(
     alternatives = "Use surrogate_shapley or permutation_shapley with a budget."
     check_enumerable("exact_shapley", num_players, budget, alternatives)
     num_coalitions = 2**num_players
-    answers = []
+    utilities_of_chunks = []
     for begin in range(0, num_coalitions, _CHUNK):
         end = min(begin + _CHUNK, num_coalitions)
         masks = all_coalitions(num_players, begin, end)
-        answers.append(evaluate(utility, masks))
+        utilities_of_chunks.append(evaluate(utility, masks))
 
-    utilities = answers[0]
-    if len(answers) > 1:
-        utilities = torch.cat(answers)
-    table = utilities.reshape(num_coalitions, -1)
+    if len(utilities_of_chunks) == 1:
+        (utilities,) = utilities_of_chunks  # without a copy
+    else:
+        utilities = torch.cat(utilities_of_chunks)
+    table = utilities.reshape(num_coalitions, -1)  # [2^n, M]
     values = shapley_of_table(table.to("cpu", torch.float64))
     values = values.to(result_dtype(utilities))
     if utilities.ndim == 1:

@@ -183,7 +183,7 @@ def _fitted_values(
     num_players = masks.shape[1]
     columns_of_values = []
     columns_of_stderr = []
-    for column in columns.T:
+    for column in columns.T:  # of one game each
         game_values, game_stderr = _solve(masks.cpu(), column, noise)
         columns_of_values.append(game_values)
         columns_of_stderr.append(game_stderr)

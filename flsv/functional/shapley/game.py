@@ -57,11 +57,12 @@ def check_num_players(num_players: int) -> None:
 def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
     """Compute K distinct keys of coalitions ``[K, n]``: integers up to 64 players, byte strings beyond."""
     packed = np.packbits(masks.numpy(), axis=1)
-    count, width = packed.shape
-    if width > 8:
-        return packed.view(f"S{width}").ravel().tolist()
+    count, num_bytes = packed.shape
+    if num_bytes > 8:
+        return packed.view(f"S{num_bytes}").ravel().tolist()
+    # Up to 64 players: a row's bytes, filled up to 8, are one integer.
     words = np.zeros((count, 8), dtype=np.uint8)
-    words[:, :width] = packed
+    words[:, :num_bytes] = packed
     return words.view(np.uint64).ravel().tolist()
 
 
@@ -135,6 +136,7 @@ class MemoizedGame:
         """Count the new evaluations for the first 1, 2, ..., G of the groups of coalitions ``[G, K, n]``, ``[G]``."""
         num_groups, group_size, _ = masks.shape
         coalitions = masks.reshape(-1, self.num_players)
+        # Where each coalition that was not evaluated before comes first.
         position_of_key = first_positions(coalition_keys(coalitions), self._rows)
         new_positions = torch.tensor(list(position_of_key.values()), dtype=torch.int64)
 
@@ -181,10 +183,10 @@ class MemoizedGame:
             self._dtype = result_dtype(utilities)
             self._values = table
         elif is_vector != self._vector or table.shape[1] != width:
-            shape = f"[K, {width}]" if self._vector else "[K]"
+            previous_shape = f"[K, {width}]" if self._vector else "[K]"
             raise ValueError(
-                f"utility(masks) returned {tuple(utilities.shape)} now and {shape} before; the number of columns must "
-                "not change."
+                f"utility(masks) returned {tuple(utilities.shape)} now and {previous_shape} before; the number of "
+                "columns must not change."
             )
         else:
             self._values = torch.cat([self._values, table])

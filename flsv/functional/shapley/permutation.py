@@ -84,16 +84,18 @@ def marginals_along(
     """Compute all players' marginal contributions along orders ``[P, n]``, float64 ``[P, n, M]``. Contributions are 0
     once an order's utility is within ``truncation`` of the grand coalition's.
     """
+    # The utility along each order, from the empty coalition to all players: [P, n + 1, M].
     count, num_players = permutations.shape
     empty, grand = game.empty_and_grand()
-    path = empty.repeat(count, num_players + 1, 1)  # [P, n + 1, M]
+    path = empty.repeat(count, num_players + 1, 1)
     path[:, -1] = grand
-    masks = prefixes(permutations)
+    masks = prefixes(permutations)  # of the first 1 to n - 1 players
     if truncation is None:
         path[:, 1:-1] = game(masks)
     else:
         _fill_truncated(path, game, masks, grand=grand, truncation=truncation)
 
+    # Step i of an order belongs to its i-th player: back to the players' own order, [P, n, M].
     steps = path.diff(dim=1)
     players = permutations.unsqueeze(-1).expand_as(steps)
     return torch.empty_like(steps).scatter_(1, players, steps)
@@ -344,6 +346,7 @@ def _guided_orders(
     generator: Generator | None,
 ) -> Tensor:
     """Draw orders int ``[cycles * n, n]`` in which every player is first once per cycle."""
+    # In a cycle of n orders each player leads once: leaders [cycles * n, 1].
     leaders = random_permutations(cycles, num_players, generator).view(-1, 1)
     count = len(leaders)
     permutations = random_permutations(count, num_players, generator)
@@ -374,17 +377,17 @@ def _stderr(samples: Tensor, leaders: Tensor) -> Tensor:
     count, num_players = samples.shape[:2]
     num_led = torch.bincount(leaders, minlength=num_players)
     has_led = num_led > 0
-    freedom = count - int(has_led.sum())
-    if count < 2 or freedom < 2:
-        no_spread = 0.0 if num_players == 1 else torch.nan
-        return torch.full(samples.shape[1:], no_spread, dtype=torch.float64)
+    degrees_of_freedom = count - int(has_led.sum())
+    if count < 2 or degrees_of_freedom < 2:
+        error = 0.0 if num_players == 1 else torch.nan  # the value of a single player is exact
+        return torch.full(samples.shape[1:], error, dtype=torch.float64)
 
     totals = samples.new_zeros(num_players, *samples.shape[1:])
     totals.index_add_(0, leaders, samples)
     divisors = num_led.clamp_min(1).view(-1, 1, 1)
     means = totals / divisors
     squares = (samples - means[leaders]).square()
-    variance = squares.sum(dim=0) / freedom / count
+    variance = squares.sum(dim=0) / degrees_of_freedom / count
 
     num_in_last_cycle = count % num_players
     if num_in_last_cycle and has_led.all():

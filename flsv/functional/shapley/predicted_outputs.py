@@ -194,15 +194,15 @@ class PredictedGame:
 
     def _predict(self, masks: Tensor) -> tuple[Tensor, Tensor]:
         """Predict outputs ``[c, V, ...]`` of c coalitions by interpolation and by ensemble."""
-        mixing = interpolation_weights(masks, self._trained, self._weights)
-        interpolated = mixing.to(self._outputs) @ self._outputs
-        shares = coalition_shares(masks, self._weights)
+        # Outputs are kept flat: [T, numbers] of the T trained coalitions, [n, numbers] of single clients.
+        mixing_weights = interpolation_weights(masks, self._trained, self._weights)  # [K, T]
+        interpolated = mixing_weights.to(self._outputs) @ self._outputs
+
+        shares = coalition_shares(masks, self._weights)  # [K, n]
         ensemble = shares.to(self._single_outputs) @ self._single_outputs
         if self._logits:  # an ensemble averages probabilities
             ensemble = ensemble.clamp_min(LEAST).log()
-        interpolated = interpolated.view(-1, *self._shape)
-        ensemble = ensemble.view(-1, *self._shape)
-        return interpolated, ensemble
+        return interpolated.view(-1, *self._shape), ensemble.view(-1, *self._shape)
 
 
 def _check_trained(

@@ -146,6 +146,7 @@ def _hypergeometric(
     """Compute hypergeometric probabilities ``[population + 1, max_hits + 1]``. Entry (d, h) is that of h ``marked``
     elements among d drawn ones.
     """
+    # The probability of the hits (columns) among the drawn (rows), for all numbers of both.
     numbers = torch.arange(population + 1).double()
     num_drawn = numbers.unsqueeze(1)
     hits = torch.arange(max_hits + 1).double()
@@ -198,16 +199,23 @@ class PairedSample:
         self.capacity = sum(layer.capacity for layer in self.layers)
 
     def _empty_layer(self, size: int) -> Layer:
-        capacity = math.comb(self.num_players, size)
-        num_sizes = 2
-        if 2 * size == self.num_players:  # both halves of a pair have the same size
-            capacity = capacity // 2
+        # A layer has the pairs of a coalition of this size and its complement.
+        num_coalitions = math.comb(self.num_players, size)
+        halves_have_one_size = 2 * size == self.num_players
+        if halves_have_one_size:
             num_sizes = 1
-        minimum = self.num_players if size == 1 else 2
+            num_pairs = num_coalitions // 2
+        else:
+            num_sizes = 2
+            num_pairs = num_coalitions
+        if size == 1:
+            minimum = num_pairs
+        else:
+            minimum = min(2, num_pairs)
         return Layer(
             size=size,
-            capacity=capacity,
-            minimum=min(minimum, capacity),
+            capacity=num_pairs,
+            minimum=minimum,
             num_sizes=num_sizes,
             masks=torch.empty(0, self.num_players, dtype=torch.bool),
         )
@@ -219,7 +227,7 @@ class PairedSample:
             if count == layer.capacity:
                 self._add(layer, self._shuffled_coalitions(layer.size), count)
             while len(layer.masks) < count:
-                num_draws = count - len(layer.masks) + 4
+                num_draws = count - len(layer.masks) + 4  # some will repeat others
                 sizes = torch.full((num_draws,), layer.size)
                 masks = random_coalitions(
                     sizes=sizes,
@@ -273,8 +281,9 @@ class PairedSample:
     ) -> None:
         """Add new coalitions to a layer until it has ``count``."""
         if 2 * layer.size == self.num_players:
+            # Of a pair, the half with player 0: coalitions without it are replaced by their complements.
             has_no_first_player = ~masks[:, :1]
-            masks = masks ^ has_no_first_player  # the half with player 0
+            masks = masks ^ has_no_first_player
         new_positions = []
         for position, key in enumerate(coalition_keys(masks)):
             if key not in layer.keys and len(layer.keys) < count:
@@ -382,6 +391,7 @@ def _fit_ridge(
     y: Tensor,
 ) -> _RidgeFit:
     """Choose the ridge penalty of the largest marginal likelihood for a sum of ``kernels``."""
+    # The sum of the kernels, each scaled to unit variance over the K coalitions, [K, K].
     num_coalitions = len(masks)
     parts: list[tuple[Kernel, float]] = []
     matrix = torch.full((num_coalitions, num_coalitions), CONSTANT).double()
@@ -392,7 +402,7 @@ def _fit_ridge(
         parts.append((kernel, 1 / float(variance)))
         matrix = matrix + part / variance
 
-    # spectra [penalties, K], power [penalties, M]
+    # The penalty with the least loss, minus the marginal likelihood: spectra [penalties, K], power [penalties, M].
     eigenvalues, vectors = torch.linalg.eigh(matrix)
     spectra = eigenvalues.clamp_min(0) + PENALTIES[:, None]
     squares = (vectors.T @ y).square()

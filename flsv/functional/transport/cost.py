@@ -98,9 +98,10 @@ def check_support(
     limit = safe_support(samples)
     if support <= limit:
         return
-    advice = "Leave it out"
     if limit:
         advice = f"Take support={limit} or less"
+    else:
+        advice = "Leave it out"
     raise ConfigurationError(
         f"support={support}: {owner} has {samples} samples, and half as many interpolated points and more give them "
         f"away (docs/results/fedbary.md). {advice}, or set allow_reconstruction=True."

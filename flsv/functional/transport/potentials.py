@@ -198,20 +198,19 @@ def _scale_both(plan: Tensor, iterations: int) -> Finished:
     rows and columns, the number of steps and the error.
     """
     m, m2 = plan.shape
-    u = plan.new_ones(m)
-    v = plan.new_ones(m2)
+    row_factors = plan.new_ones(m)
+    column_factors = plan.new_ones(m2)
     steps = 0
     error = math.inf
     while steps < iterations and error >= TOLERANCE:
-        rows = plan @ v / m2
-        columns = u @ plan / m
-        rows = rows.clamp(min=TINY)
-        columns = columns.clamp(min=TINY)
-        error = float((u * rows - 1).abs().mean())
-        u = (u / rows).sqrt()
-        v = (v / columns).sqrt()
+        row_means = (plan @ column_factors / m2).clamp(min=TINY)
+        column_means = (row_factors @ plan / m).clamp(min=TINY)
+        error = float((row_factors * row_means - 1).abs().mean())
+        # The mean, of logarithms, of the old factor and of one that makes the marginal uniform.
+        row_factors = (row_factors / row_means).sqrt()
+        column_factors = (column_factors / column_means).sqrt()
         steps += 1
-    return u.log(), v.log(), steps, error
+    return row_factors.log(), column_factors.log(), steps, error
 
 
 def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:

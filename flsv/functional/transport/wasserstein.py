@@ -498,6 +498,7 @@ def wasserstein_barycenter(
         gammas.append(gamma)
     center = _initial_center(gammas, shares, support, generator)
     distances = center.new_full((len(clients),), torch.nan)
+    # Each client has a measure gamma, between its samples and the center. Both ends answer with their half of the way.
     for _ in range(iterations):
         next_center = torch.zeros_like(center)
         for index, client in enumerate(clients):
@@ -534,8 +535,9 @@ def _initial_center(
 def _shares(clients: Sequence[AnsweringClient], weights: Tensor | None) -> Tensor:
     """Normalize the clients' weights, equal by default, to sum to 1."""
     num_clients = len(clients)
-    shares = torch.ones(num_clients)
-    if weights is not None:
+    if weights is None:
+        shares = torch.ones(num_clients)
+    else:
         shares = weights.detach().cpu().double()
     is_valid = (shares >= 0) & shares.isfinite()
     total = shares.sum()

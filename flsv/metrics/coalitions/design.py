@@ -38,10 +38,11 @@ def design_within(max_fits: float, num_clients: int, cohort: float | None = None
 def _cost_of(sizes: Iterable[int], num_clients: int, cohort: float | None) -> float:
     """Compute the cost of all coalitions of these sizes, in training runs of the whole federation."""
     clients_in_a_round = num_clients if cohort is None else cohort
-    trained_clients = 0.0
+    trained_clients = 0.0  # of all coalitions in a round
     for size in sizes:
         if 0 < size < num_clients:
-            trained_clients += comb(num_clients, size) * min(size, clients_in_a_round)
+            num_coalitions = comb(num_clients, size)
+            trained_clients += num_coalitions * min(size, clients_in_a_round)
     return trained_clients / clients_in_a_round
 
 
@@ -50,9 +51,10 @@ def fits_of(masks: Tensor, cohort: float | None = None) -> float:
     num_clients = masks.shape[1]
     clients_in_a_round = num_clients if cohort is None else cohort
     sizes = masks.sum(1)
-    sizes = sizes[sizes < num_clients].double()
+    sizes = sizes[sizes < num_clients].double()  # the run itself trains the grand coalition
     # In a round a coalition trains as many clients as the run does, or all its members if it has fewer.
-    return float(sizes.clamp_max(clients_in_a_round).sum()) / clients_in_a_round
+    trained_clients = sizes.clamp_max(clients_in_a_round).sum()
+    return float(trained_clients) / clients_in_a_round
 
 
 def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
@@ -60,18 +62,21 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
     if isinstance(coalitions, str):
         return few_coalitions(num_clients, coalitions)
 
-    masks = [[False] * num_clients, [True] * num_clients]
+    clients = range(num_clients)
+    empty_coalition = [False] * num_clients
+    grand_coalition = [True] * num_clients
+    masks = [empty_coalition, grand_coalition]
     for members in coalitions:
-        unknown_clients = [member for member in members if member not in range(num_clients)]
+        unknown_clients = [member for member in members if member not in clients]
         if unknown_clients:
             raise ConfigurationError(
                 f"ShadowShapley(coalitions=...): {list(members)} names clients {unknown_clients}, and there are 0 to "
                 f"{num_clients - 1}."
             )
-        mask = [client in members for client in range(num_clients)]
+        mask = [client in members for client in clients]
         if mask not in masks:
             masks.append(mask)
-    return torch.tensor(masks)
+    return torch.tensor(masks)  # bool [K, n]
 
 
 #: The number of last rounds whose values' spread enters the intervals.
@@ -89,10 +94,11 @@ def spread_rounds(rounds: Sequence[int]) -> list[int]:
     """
     if len(rounds) <= VALUED_ROUNDS:
         return list(rounds)
+    # The most recent rounds, and some of the earlier ones at equal distances.
     num_earlier = len(rounds) - RECENT
     num_chosen = VALUED_ROUNDS - RECENT
-    earlier = []
+    chosen_rounds = []
     for number in range(1, num_chosen + 1):
         position = number * num_earlier // (num_chosen + 1)
-        earlier.append(rounds[position])
-    return [*earlier, *rounds[-RECENT:]]
+        chosen_rounds.append(rounds[position])
+    return [*chosen_rounds, *rounds[-RECENT:]]

@@ -233,9 +233,7 @@ class Decay(Sum):
         self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float
     ) -> None:
         shares, skipped, flagged = round_shares(estimate.values)
-        values = estimate.values
-        if self.normalize:
-            values = shares
+        values = shares if self.normalize else estimate.values
         rows = values.to(metric.total).reshape(len(client_ids), -1)  # [k, 1] or [k, M]
         metric.total[client_ids] += factor * rows
         metric.seen[client_ids] += 1

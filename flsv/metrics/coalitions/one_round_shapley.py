@@ -185,8 +185,9 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
             self.updates = self.updates.new_zeros(
                 len(self.updates), len(global_vector), dtype=global_vector.dtype
             )
+        # Sums over rounds: of weighted updates [n, P], of weights [n], and of rounds [n].
         weights = aggregation_weights.to(client_updates)
-        self.updates[client_ids] += weights[:, None] * client_updates  # [k, P]
+        self.updates[client_ids] += weights[:, None] * client_updates
         self.weight[client_ids] += aggregation_weights.to(self.weight)
         self.seen[client_ids] += 1
         rounds_added = int(self.rounds) + 1  # the present round is counted later
@@ -202,16 +203,18 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         self, utility: Game, generator: torch.Generator | None, round_index: int, rounds_added: int
     ) -> None:
         """Evaluate the game of all rounds so far."""
-        weight = self.weight / rounds_added
+        mean_weights = self.weight / rounds_added
         # A weight of 0 belongs to a client without any update.
-        divisor = weight.where(weight > 0, torch.ones_like(weight))
-        mean_updates = self.updates / divisor.to(self.updates)[:, None]
-        weighting: Any = weight
-        if self.weighting != "aggregation-fixed":
-            weighting = Renormalized(weight)
+        divisors = mean_weights.where(mean_weights > 0, torch.ones_like(mean_weights))
+        mean_updates = self.updates / divisors.to(self.updates)[:, None]
+        weighting: Any
+        if self.weighting == "aggregation-fixed":
+            weighting = mean_weights
+        else:
+            weighting = Renormalized(mean_weights)
 
         game = utility(self.start, mean_updates, weighting)
-        players = torch.arange(len(weight), device=weight.device)
+        players = torch.arange(len(mean_weights), device=mean_weights.device)
         super().update(players, game, generator, round_index)
 
 
@@ -230,7 +233,7 @@ def game_of_run(
     ``initial_vector [P]``.
     """
     models = initial_vector + updates  # [n, P]
-    # A sum of changes of a running variance may be negative.
+    # Buffers, which follow the parameters, are the global model's: a variance plus its changes may be negative.
     models[:, space.num_parameters :] = global_vector[space.num_parameters :]
 
     whole_run = Round(

@@ -44,9 +44,10 @@ class MeasuredMetric(ContributionMetric):
         self.judges = judges
         self.performance = performance_of(self, performance, mode)
         if per_class and self.performance != "accuracy":
-            argument = performance if isinstance(performance, str) else self.performance
+            # The argument may be a metric object, which self.performance names.
+            name = performance if isinstance(performance, str) else self.performance
             raise ConfigurationError(
-                f"{type(self).__name__}(performance={argument!r}): values per class are those of the classes' "
+                f"{type(self).__name__}(performance={name!r}): values per class are those of the classes' "
                 "accuracies. Leave performance out, or num_classes and per_class."
             )
 
@@ -217,12 +218,13 @@ class CoalitionValue(MeasuredMetric):
         """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``. An
         argument that has None in place of a function is not passed.
         """
+        # For arguments of update: a function of the round, or None to leave the argument out.
+        uses_aggregation = self.weighting in _OF_THE_AGGREGATION
         fields: dict[str, Any] = {
-            "utility": self._game_by_aggregation,
+            "utility": self._game_by_aggregation if uses_aggregation else self._game,
             "generator": lambda round: round.generator(type(self).__name__),
         }
-        if self.weighting not in _OF_THE_AGGREGATION:
-            fields["utility"] = self._game
+        if not uses_aggregation:
             fields["aggregation_weights"] = None
         return fields
 
