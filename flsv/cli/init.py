@@ -22,6 +22,8 @@ from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.errors import ConfigurationError
 
 _TEMPLATES = Path(__file__).parent / "templates"
+#: Limits of a site, which are the same on each network.
+_POLICY = "flsv-site.toml"
 #: Where one's own module and data go, by the template's network.
 _OWN_CODE = {
     "flower": "fedapp/federation.py",
@@ -87,6 +89,7 @@ def _copy_template(network: str, folder: Path) -> str:
         dirs_exist_ok=True,
         ignore=shutil.ignore_patterns("__pycache__"),
     )
+    shutil.copy(_TEMPLATES / _POLICY, folder)
     return (
         f"{folder}/README.md explains how to run it; {folder}/{_OWN_CODE[network]} is where your "
         "own module and data go."

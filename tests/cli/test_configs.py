@@ -61,3 +61,15 @@ def test_init_copies_configurations_and_overwrites_no_file(
     ):
         assert main(["init", *options]) == 2
         assert "nothing can be written into quickstart.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("network", ["flower", "nvflare"])
+def test_init_of_a_network_writes_a_sites_limits_and_refuses_a_full_folder(
+    network: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", f"--{network}", "mine"]) == 0
+    assert "questions = []" in Path("mine/flsv-site.toml").read_text()
+    assert "mine/README.md explains how to run it" in capsys.readouterr().out
+
+    assert main(["init", f"--{network}", "mine"]) == 2
+    assert "mine is not empty" in capsys.readouterr().err
