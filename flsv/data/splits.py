@@ -82,7 +82,9 @@ class HeldOut:
 
     def __post_init__(self) -> None:
         if self.since is not None:
-            _date(self.since)
+            date_text = str(self.since)  # of a YAML file it may be a number or a date
+            object.__setattr__(self, "since", date_text)
+            _date(date_text)
         if self.file is not None:
             _lines(self.file)
 

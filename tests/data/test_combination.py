@@ -85,6 +85,14 @@ def test_samples_of_a_further_loader_are_dealt_once_each():
     assert data.num_samples.tolist() == [36, 36, 36]  # of the first loader
 
 
+def test_batches_of_a_list_of_one_loader_are_lists_as_in_lightning():
+    data = set_up_data(make_project([make_loader(LABELED)]), IIDPartitioner(3))
+    batch = next(iter(data.client_loader(0)))
+    assert len(batch) == 1
+    x, _ = batch[0]
+    assert x.shape == (8, 6)
+
+
 HALF = list(range(0, SIZE, 2))
 OTHER_HALF = list(range(1, SIZE, 2))
 
@@ -243,6 +251,11 @@ def test_streams_are_read_as_far_as_they_say():
             Sized(),
             {"partitioner": OneClient()},
             r"No sample of a stream.*Splits\(server_val=0\)",
+        ),
+        (
+            make_project([]),
+            {},
+            "training loader is a list whose samples cannot be divided",
         ),
         (
             make_project([make_loader(LABELED), DataLoader(Sized(), 2)]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,13 @@ def test_the_command_line_takes_numbers_and_columns(tmp_path: Path, monkeypatch:
 
     assert splits.client_test == 7
     assert splits.server_val == HeldOut("admitted", since="2024-01-01")
+
+
+@pytest.mark.parametrize("since", [2024, datetime.date(2024, 1, 1)])
+def test_year_and_date_of_a_yaml_file_are_dates(since):
+    choice = HeldOut("admitted", since=since)
+    assert choice.select(["2023-12-31", "2024-01-01"]).tolist() == [False, True]
+    assert str(choice).startswith("admitted since 2024")
 
 
 REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {

@@ -39,16 +39,14 @@ class CSVData(L.LightningDataModule):
 
     Subclasses turn the rows into data sets in :meth:`encode`.
 
-    Validation and test samples are drawn at random over all groups. At least one sample of each group stays for
-    training.
+    Validation and test samples are drawn over all groups. One sample of each stays for training.
 
     Args:
         path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
         group: the column that says to which natural client, such as a hospital, a row belongs. None: there is no such
             column.
         root: folder of the files. None: ``$FLSV_DATA_ROOT``, else ``data``.
-        test_path: path of a second file with the same columns, for testing. None: test samples are taken from the first
-            file, see ``test_fraction``.
+        test_path: path of a second file with the same columns, for testing.
         batch_size: samples per batch.
         val_fraction: share of the first file's samples for validation. 0: no validation set.
         test_fraction: share of the first file's samples for testing, without ``test_path``. 0: no test set.

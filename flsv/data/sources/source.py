@@ -252,9 +252,9 @@ _BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
 def module_source(module: L.LightningDataModule) -> SourceData:
     """Return the source of a data module's loaders, after its ``setup("fit")``."""
     name = type(module).__name__
-    loaders = _single(module.train_dataloader())
+    loaders = module.train_dataloader()
     is_collection = isinstance(loaders, Mapping | list | tuple)
-    if is_collection:
+    if is_collection and loaders:
         loaders = CombinedLoader(loaders, "max_size_cycle")  # as Lightning does
     combination = None
     if isinstance(loaders, CombinedLoader):
