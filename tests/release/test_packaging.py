@@ -103,18 +103,19 @@ def test_built_metadata_have_versions_and_links() -> None:
 
 def test_constraints_have_all_that_ci_installs() -> None:
     """`make constraints` after a new requirement; what has an environment of its own in CI is not among them."""
-    extras = re.sub(
-        r"^(flower|nvflare|conformance) = .*$",
-        "",
-        (ROOT / "pyproject.toml").read_text(),
-        flags=re.MULTILINE,
+    project = (ROOT / "pyproject.toml").read_text()
+    without_other_environments = re.sub(
+        r"^(flower|nvflare|conformance) = .*$", "", project, flags=re.MULTILINE
     )
-    required = {name for name, _ in _REQUIREMENT.findall(extras)}
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = [line.partition("==")[0] for line in lines if not line.startswith("#")]
+    required = {plain(name) for name, _ in _REQUIREMENT.findall(without_other_environments)}
 
-    required_names = {plain(name) for name in required}
-    assert required_names <= {plain(name) for name in pinned}
+    pinned = set()
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            name, _, _ = line.partition("==")
+            pinned.add(plain(name))
+
+    assert required <= pinned
 
 
 def plain(name: str) -> str:

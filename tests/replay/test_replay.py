@@ -110,15 +110,17 @@ def mean_by_divergence(round: PlainRound) -> Tensor:
     divergences = []
     for client in round.clients:
         counts = [float(count) for count in round.class_counts[client]]
-        p = [count / sum(counts) for count in counts]
-        divergences.append(sum(q * math.log(q * len(p)) for q in p if q > 0))
+        divergence = 0.0
+        for count in counts:
+            if count > 0:
+                share = count / sum(counts)
+                divergence += share * math.log(share * len(counts))
+        divergences.append(divergence)
 
-    total = sum(divergences)
-    weights = [
-        max(0.0, share - 0.3 * divergence / total + 0.2)
-        for share, divergence in zip(sample_shares(round), divergences)
-    ]
-
+    weights = []
+    for share, divergence in zip(sample_shares(round), divergences):
+        normalized = divergence / sum(divergences)
+        weights.append(max(0.0, share - 0.3 * normalized + 0.2))
     return round.moved([weight / sum(weights) for weight in weights])
 
 
@@ -193,12 +195,15 @@ def fednova_mean(round: PlainRound) -> Tensor:
     # A gradient counts in the step that reads it and, by momentum, in all later ones.
     lengths = []
     for num_steps in round.steps.values():
-        counts = [MOMENTUM**age for step in range(num_steps) for age in range(num_steps - step)]
-        lengths.append(sum(counts))
+        length = 0.0
+        for step in range(num_steps):
+            for age in range(num_steps - step):
+                length += MOMENTUM**age
+        lengths.append(length)
 
-    p = sample_shares(round)
-    effective = sum(share * length for share, length in zip(p, lengths))
-    return round.moved([effective * share / length for share, length in zip(p, lengths)])
+    shares = sample_shares(round)
+    mean_length = sum(share * length for share, length in zip(shares, lengths))
+    return round.moved([mean_length * share / length for share, length in zip(shares, lengths)])
 
 
 def with_server_optimizer(rule: str, lr: float) -> Rule:
@@ -279,14 +284,11 @@ def train_proximal(net: nn.Module, epochs: Batches) -> None:
     optimizer = torch.optim.SGD(net.parameters(), 0.1, 0.9)
     for x, y in epochs:
         optimizer.zero_grad()
-        distances = [
-            ((p - q) ** 2).sum()
-            for p, q in zip(
-                net.parameters(),
-                initial,
-            )
-        ]
-        (nn.functional.cross_entropy(net(x), y) + 0.25 * sum(distances)).backward()
+        squared_distance = torch.zeros(())
+        for parameter, anchor in zip(net.parameters(), initial):
+            squared_distance = squared_distance + ((parameter - anchor) ** 2).sum()
+        loss = nn.functional.cross_entropy(net(x), y) + 0.25 * squared_distance
+        loss.backward()
         optimizer.step()
 
 

@@ -74,18 +74,11 @@ def test_inclusion_probabilities_are_the_frequencies_of_draws(sampler: ClientSam
 
 def test_shapley_importance_sampler_probabilities_equal_shapleyfls_theorem_5_1() -> None:
     sampler = ShapleyImportanceSampler(2, "ssv")
-    torch.testing.assert_close(sampler.coins(5, SSV), importance_probabilities(SSV["ssv"], 2))
-    assert sampler.coins(5, {}).tolist() == pytest.approx([0.4] * 5)  # no values yet
 
-    a_single_value = {"ssv": torch.tensor([1.0, 0, 0, 0, 0])}
-    cohort = sampler.sample(5, a_single_value, torch.Generator().manual_seed(0))
+    probabilities = sampler.coins(5, SSV)
 
-    assert len(cohort) >= 2  # and it returns
-
-    unknown = {"ssv": torch.tensor([0.9, float("nan"), 0.1])}
-    coins = sampler.coins(3, unknown)
-
-    assert coins[1] > coins[2]
+    expected = importance_probabilities(SSV["ssv"], 2)
+    torch.testing.assert_close(probabilities, expected)
 
 
 @pytest.mark.parametrize("min_cohort", [1, 2])
@@ -147,22 +140,39 @@ def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact() -> None:
     torch.testing.assert_close(probabilities, expected.float())
 
 
+def test_shapley_importance_sampler_is_uniform_before_there_are_values() -> None:
+    probabilities = ShapleyImportanceSampler(2, "ssv").coins(5, {})
+
+    assert probabilities.tolist() == pytest.approx([2 / 5] * 5)
+
+
+def test_shapley_importance_sampler_draws_a_cohort_where_one_client_has_all_value() -> None:
+    sampler = ShapleyImportanceSampler(2, "ssv")
+    values = {"ssv": torch.tensor([1.0, 0, 0, 0, 0])}
+
+    cohort = sampler.sample(5, values, torch.Generator().manual_seed(0))
+
+    assert len(cohort) >= 2  # and it returns
+
+
+def test_client_without_a_value_is_drawn_more_often_than_one_of_little_value() -> None:
+    values = {"ssv": torch.tensor([0.9, float("nan"), 0.1])}
+
+    probabilities = ShapleyImportanceSampler(2, "ssv").coins(3, values)
+
+    assert probabilities[1] > probabilities[2]
+
+
 def test_fixed_cohort_draws_the_same_clients_every_round(tmp_path: Path) -> None:
     loop = FederatedLoop(sampler=FixedCohort([2, 0]), seed=0)
+
     fit(loop, tmp_path, data=toy_data((3, 2, 2, 1)), rounds=2)
 
+    is_drawn = [True, False, True, False]
     assert loop.weights is not None
-    assert loop.weights.isnan().tolist() == [False, True, False, True]
+    assert (~loop.weights.isnan()).tolist() == is_drawn
     assert loop.weights.nansum().item() == pytest.approx(1)
-    assert loop.sampler.inclusion_probabilities(4, {}).tolist() == [1, 0, 1, 0]
-    for clients in ([], [1, 1]):
-        with pytest.raises(ConfigurationError, match="expected different client ids"):
-            FixedCohort(clients)
-
-    with pytest.raises(
-        ConfigurationError, match=r"clients=\[0, 3\]\) cannot be met.*clients 0 to 2 only"
-    ):
-        fit(FederatedLoop(sampler=FixedCohort([0, 3]), seed=0), tmp_path, data=toy_data((3, 2, 2)))
+    assert loop.sampler.inclusion_probabilities(4, {}).tolist() == is_drawn
 
 
 class Own(ClientSampler):
@@ -289,28 +299,40 @@ def train_by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list
     return server, candidates, cohorts
 
 
+@pytest.mark.parametrize("clients", [[], [1, 1]], ids=["nobody", "one twice"])
+def test_fixed_cohort_of_no_different_clients_is_refused(clients: list[int]) -> None:
+    with pytest.raises(ConfigurationError, match="expected different client ids"):
+        FixedCohort(clients)
+
+
+def test_fixed_cohort_with_a_client_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    loop = FederatedLoop(sampler=FixedCohort([0, 3]), seed=0)
+
+    message = r"clients=\[0, 3\]\) cannot be met.*clients 0 to 2 only"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(loop, tmp_path, data=toy_data((3, 2, 2)))
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 def test_power_of_choice_equals_the_loop_by_hand(tmp_path: Path, engine: str) -> None:
     net = network(batch_norm=False)
+    size = sum(parameter.numel() for parameter in net.parameters())
+    expected_net, candidates, cohorts = train_by_hand(net)
     counts = Counts()
-    expected, candidates, cohorts = train_by_hand(net)
+    loop = make_loop(metrics={"counts": counts}, engine=engine)
     module = Plain(copy.deepcopy(net), partial(SGD, lr=LR))
-    fit(
-        make_loop(metrics={"counts": counts}, engine=engine),
-        tmp_path,
-        module,
-        make_unequal_data(),
-        rounds=ROUNDS,
-    )
 
-    assert_same_state(module.net, expected)
+    fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
 
-    size = sum(p.numel() for p in net.parameters())
+    assert_same_state(module.net, expected_net)
     assert [row["cohort"] for row in counts.rows] == cohorts
     assert [row["reached"] for row in counts.rows] == candidates
-    # The model to be judged, and the model to train from; up goes one, for a loss is a plain number.
-    assert all(row["down"] == [2 * size] * M and row["up"] == [size] * M for row in counts.rows)
-    assert len({tuple(cohort) for cohort in cohorts}) > 1
+    for row in counts.rows:
+        # The model to be judged, and the model to train from; up goes one, for a loss is a plain number.
+        assert row["down"] == [2 * size] * M
+        assert row["up"] == [size] * M
+    different_cohorts = {tuple(cohort) for cohort in cohorts}
+    assert len(different_cohorts) > 1
 
 
 def test_sampler_with_wrong_arguments_is_refused(tmp_path: Path) -> None:

@@ -41,7 +41,14 @@ def test_agreement_of_values_with_guos_scenarios_equals_that_by_hand(scenario, v
         ("by distance", [3 / 11, 6 / 11, 2 / 11]),
         ("equally", [1 / 3, 1 / 3, 1 / 3]),
         # By loss: it started at a loss of 4, has come to 2 in a step of 1, and the others' losses are 0 and 8.
-        ("by loss", [2 / (2 + 4 / 2**0.5), 4 / 2**0.5 / (2 + 4 / 2**0.5), 0]),
+        (
+            "by loss",
+            [
+                2 / (2 + 4 / 2**0.5),
+                4 / 2**0.5 / (2 + 4 / 2**0.5),
+                0,
+            ],
+        ),
     ],
 )
 def test_weights_of_pfedsvs_figure_4_equal_those_by_hand(weights, expected):
@@ -127,24 +134,22 @@ def test_gap_of_shapfeds_figure_3_is_between_blocks_on_and_off_the_diagonal():
 
 def test_coalition_utilities_are_those_of_averaged_models():
     """Against torch's own forward pass of every coalition's average."""
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
     space = ParameterSpace(network)
-    vectors = torch.randn(4, space.size, generator=draw)
-    initial = torch.randn(space.size, generator=draw)
-    images = torch.randn(
-        40,
-        1,
-        2,
-        3,
-        generator=draw,
-    )
-    labels = torch.randint(3, (40,), generator=draw)
+    vectors = torch.randn(4, space.size, generator=generator)
+    initial = torch.randn(space.size, generator=generator)
+    images = torch.randn(40, 1, 2, 3, generator=generator)
+    labels = torch.randint(3, (40,), generator=generator)
 
     table = utilities(vectors, initial, images, labels)
 
     for coalition in range(16):
         members = [client for client in range(4) if coalition >> client & 1]
-        space.write(network, vectors[members].mean(0) if members else initial)
-        accuracy = (network(images).argmax(1) == labels).double().mean().item()
+        model = initial
+        if members:
+            model = vectors[members].mean(0)
+        space.write(network, model)
+        is_right = network(images).argmax(1) == labels
+        accuracy = is_right.double().mean().item()
         assert float(table[coalition]) == pytest.approx(accuracy)

@@ -53,13 +53,19 @@ class Recorded(Upload):
 
 def test_each_upload_in_a_chain_refers_to_its_own_reference() -> None:
     chain = [Recorded("start"), Recorded("global"), Recorded("start")]
+
     sent, _ = upload(chain, VECTOR, START, GLOBAL, CONTEXT)
 
     # 5, 7 -> 1, 2 + half of 4, 5 = 3, 4.5 -> 0, 3 + half of 3, 1.5 = 1.5, 3.75 -> 1, 2 + half of 0.5, 1.75
-    for recorder, update in zip(chain, [[4, 5], [3, 1.5], [0.5, 1.75]]):
-        assert [entry.tolist() for entry in recorder.updates] == [update]
-    assert sent.tolist() == [1.25, 2.875]
-    assert [recorder.positions for recorder in chain] == [[0], [1], [2]]
+    expected_updates = [[4, 5], [3, 1.5], [0.5, 1.75]]
+    updates = []
+    for recorder in chain:
+        (update,) = recorder.updates
+        updates.append(update.tolist())
+    positions = [recorder.positions for recorder in chain]
+    assert updates == expected_updates
+    assert sent.tolist() == [1 + 0.5 / 2, 2 + 1.75 / 2]
+    assert positions == [[0], [1], [2]]
 
 
 def test_update_that_no_upload_concerns_is_sent_unchanged_and_counted_whole() -> None:

@@ -169,13 +169,12 @@ def test_penultimate_equals_the_network_without_its_last_layer() -> None:
     module = nn.Sequential(*layers).eval()
     x = torch.randn(BATCH + 5, 3, 2, 2)
 
-    torch.testing.assert_close(Penultimate()(x, module), module[:3](x).detach())
-    torch.testing.assert_close(
-        Penultimate(head="1")(x, module),
-        x.flatten(1),
-    )
-    assert not module[3]._forward_pre_hooks
+    by_default = Penultimate()(x, module)
+    before_named_layer = Penultimate(head="1")(x, module)
 
+    torch.testing.assert_close(by_default, module[:3](x).detach())
+    torch.testing.assert_close(before_named_layer, x.flatten(1))
+    assert not module[3]._forward_pre_hooks
     with pytest.raises(ConfigurationError, match="not a layer"):
         Penultimate(head="nope")(x, module)
 

@@ -66,25 +66,21 @@ def value_clients(
 
 def distance_by_pot(a: Any, b: Any, weight: float) -> float:
     """POT on the paper's stacked vectors [x; m_y; s_y], in NumPy."""
+    root_of_weight = weight**0.5
     stacked = []
     for samples, labels in (a, b):
         x = samples.double().numpy()
         y = labels.numpy()
-        mean = np.stack([x[y == label].mean(0) for label in y])
-        deviation = np.stack([x[y == label].std(0) for label in y])
-        stacked.append(np.concatenate([x, weight**0.5 * mean, weight**0.5 * deviation], 1))
+        means = np.stack([x[y == label].mean(0) for label in y])
+        deviations = np.stack([x[y == label].std(0) for label in y])
+        parts = [x, root_of_weight * means, root_of_weight * deviations]
+        stacked.append(np.concatenate(parts, axis=1))
 
     differences = stacked[0][:, None] - stacked[1][None]
     cost = (differences**2).sum(-1)
     rows, columns = cost.shape
-    return (
-        ot.emd2(
-            ot.unif(rows),
-            ot.unif(columns),
-            cost,
-        )
-        ** 0.5
-    )
+    squared_distance = ot.emd2(ot.unif(rows), ot.unif(columns), cost)
+    return squared_distance**0.5
 
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])
