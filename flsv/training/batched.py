@@ -81,7 +81,8 @@ class RowTraining:
         batches: Sequence[Sequence[Any]],
     ) -> tuple[State, Tensor]:
         """Train m models, each on its own list of batches. Return their states and mean losses ``[m]``."""
-        # For a name without an entry in states all rows use the module's own, which steps must not change.
+        # Each state is [m, *shape]. For a name without an entry in states all rows use the module's own, which steps
+        # must not change.
         num_models = len(batches)
         device = next(iter(states.values())).device
         # Models with more batches come first, so that the models that still train are always the first ones.
@@ -89,15 +90,20 @@ class RowTraining:
         lengths = [len(batches[model]) for model in order]
         is_sorted = order == list(range(num_models))
         indices = torch.tensor(order, device=device)
-        stacked = states if is_sorted else _select_models(states, indices)
+        if is_sorted:
+            stacked = states
+        else:
+            stacked = _select_models(states, indices)
 
         losses = torch.zeros(num_models, device=device)
         optimizer = StackedOptimizer(self._optimizer, self._groups, stacked)
         for step in range(lengths[0]):
             num_active = sum(length > step for length in lengths)
+            # Views of the models that have a batch left. A step changes the states and losses behind them.
             active_states = {name: tensor[:num_active] for name, tensor in stacked.items()}
+            active_losses = losses[:num_active]
             active_batches = [batches[model][step] for model in order[:num_active]]
-            gradients = self._compute_gradients(active_states, active_batches, losses[:num_active])
+            gradients = self._compute_gradients(active_states, active_batches, active_losses)
             if self._clip is not None:
                 self._clip(gradients)
             optimizer.step(num_active, gradients)
@@ -116,21 +122,24 @@ class RowTraining:
     ) -> State:
         """Return the gradients of stacked models, each on one batch. Add to ``losses`` and update buffers in place."""
         gradients: State = {}
+        # Models whose batches have the same shape take one step together.
         for positions, batch in stacked_batches(batches):
             if len(positions) == len(losses):  # all batches have one shape: no model is copied
-                gradients, batch_losses = self._step(states, batch)
-                losses += batch_losses
-                return gradients
+                all_gradients, step_losses = self._step(states, batch)
+                losses += step_losses
+                return all_gradients
 
             indices = torch.tensor(positions, device=losses.device)
             selected_states = _select_models(states, indices)
-            selected_gradients, batch_losses = self._step(selected_states, batch)
-            losses.index_add_(0, indices, batch_losses.to(losses))
+            selected_gradients, step_losses = self._step(selected_states, batch)
+            # Write the rows of these models into the results of all.
+            losses.index_add_(0, indices, step_losses.to(losses))
             for name, gradient in selected_gradients.items():
                 if name not in gradients:
                     gradients[name] = torch.empty_like(states[name])
                 gradients[name][indices] = gradient
-            for name in states.keys() - self._trained:
+            buffer_names = states.keys() - self._trained
+            for name in buffer_names:
                 states[name][indices] = selected_states[name]
         return gradients
 
@@ -459,9 +468,10 @@ def convert_errors(
         if isinstance(error, NotBatched) or is_oom_error(error):
             raise
         message = str(error)
-        if not isinstance(error, ConfigurationError) and "vmap" not in message:
-            if not isinstance(error, errors):
-                raise
+        is_about_batching = isinstance(error, ConfigurationError) or "vmap" in message
+        if not is_about_batching and not isinstance(error, errors):
+            raise  # a fault of the module's own
+        if not is_about_batching:
             message = f"{type(error).__name__}: {message}"
 
         # The other sentences of torch's messages are advice for its developers.
@@ -510,12 +520,13 @@ def _silence_metrics(module: nn.Module) -> Iterator[None]:
     """Make a module's torchmetrics return 0 within this context. Their states cannot be stacked."""
     changes: list[tuple[Any, str, Any]] = []
     for layer in module.modules():
-        zero: Any = torch.zeros(())
+        zero = torch.zeros(())
         if isinstance(layer, MetricCollection):
-            zero = dict.fromkeys(layer.keys(), zero)
-        elif not isinstance(layer, Metric):
+            return_zero = partial(_return_first, dict.fromkeys(layer.keys(), zero))
+        elif isinstance(layer, Metric):
+            return_zero = partial(_return_first, zero)
+        else:
             continue
-        return_zero = partial(_return_first, zero)
         for name in ("forward", "update", "compute", "reset"):
             changes.append((layer, name, return_zero))
     patches = PatchedAttributes(changes)

@@ -98,9 +98,9 @@ class CohortLoader(Iterable[Any]):
         try:
             for index in visit.epochs:
                 epoch = self._epochs[index]
-                self._epochs_to_yield = [epoch]
-                is_last = epoch is last_epoch_of_round
-                run_epoch(is_last)
+                self._epochs_to_yield = [epoch]  # __iter__ yields the batches of these
+                is_last_of_round = epoch is last_epoch_of_round
+                run_epoch(is_last_of_round)
         finally:
             self._epochs_to_yield = list(self._epochs)
 
@@ -191,12 +191,15 @@ class LocalSteps:
     def patch_batch_counts(self) -> PatchedAttributes:
         """Make a trainer without train dataloader report the present client's batches. Undo it by ``restore`` of the
         result."""
+        # A range of the batches' numbers has the length of the loader that the client would have.
         getters: dict[str, Callable[[], Any]] = {
             "train_dataloader": self._batch_numbers,
             "num_training_batches": lambda: len(self._batch_numbers()),
         }
-        changes: list[tuple[Any, str, Any]] = [answering(self._trainer, getters)]
-        changes.append((self._trainer.fit_loop, "setup_data", lambda: None))
+        # Each change is an object, the name of an attribute, and its new value.
+        patched_trainer = answering(self._trainer, getters)
+        no_setup = (self._trainer.fit_loop, "setup_data", lambda: None)
+        changes: list[tuple[Any, str, Any]] = [patched_trainer, no_setup]
         if isinstance(self._data, FederatedDataModule):
             changes.append((self._data, "round_loader", self._batch_numbers))
         return PatchedAttributes(changes)
@@ -299,12 +302,13 @@ class LocalSteps:
         """Return the cohort of a round, or all clients if it is not known in advance."""
         num_clients = self._data.num_clients
         sampler_class: Any = type(self._sampler)
-        has_state = bool(sampler_class.saved) or self._sampler.metric is not None
+        depends_on_earlier_rounds = bool(sampler_class.saved) or self._sampler.metric is not None
         for method in ("begin", "end_round", "state_dict", "choose"):
-            if getattr(sampler_class, method) is not getattr(ClientSampler, method):
-                has_state = True
-        if has_state:
-            return range(num_clients)
+            is_overridden = getattr(sampler_class, method) is not getattr(ClientSampler, method)
+            if is_overridden:
+                depends_on_earlier_rounds = True
+        if depends_on_earlier_rounds:
+            return range(num_clients)  # any client may be drawn
         generator = generator_for(self._state.seed, "cohort", round_index)
         return self._sampler.sample(num_clients, {}, generator, round_index).tolist()
 

@@ -74,7 +74,7 @@ class LocalTraining:
         """Load a client's model and state into the Trainer. ``lengths`` are the local epochs' numbers of batches."""
         state = self.state
         state.begin_clients()
-        with opened(local):
+        with opened(local):  # strategies may read the client's data
             initial_model = self._initial_model(instruction, local)
             local.set_models(initial_model, None)
             state.enter(instruction.client_id, initial_model, local.private)
@@ -124,7 +124,7 @@ class LocalTraining:
         self._steps.is_in_batch = True
         self._optimizer_steps.begin_batch()
         if self._algorithm is not None:
-            with opened(context.local):
+            with opened(context.local):  # the algorithm may read the client's data
                 self._algorithm.begin_batch(context, batch)
 
     def begin_step(self, optimizer: Any) -> None:
@@ -136,7 +136,7 @@ class LocalTraining:
         context = self.context
         if context is None:
             return
-        if loss is None:
+        if loss is None:  # the module gave none
             context.loss += math.nan
         else:
             context.loss += loss.detach().to(context.loss).mean()
@@ -158,6 +158,7 @@ class LocalTraining:
         self.state.enter(instruction.client_id)
         # The random numbers of the client's uploads must not depend on other clients.
         self._seed(instruction)
+        # All batches are trained, with one step each. `loss` is their mean.
         context.position = context.batches
         context.num_steps = context.batches
         context.loss = loss * context.batches
@@ -175,9 +176,10 @@ class LocalTraining:
         if self._algorithm is not None:
             self._algorithm.leave_client(context)
 
-        with opened(context.local):
+        with opened(context.local):  # strategies may read the client's data
             update = self._read_update(context, out)
-        self.state.leave(keep=update is not None and not context.broken)
+        is_usable = update is not None and not context.broken
+        self.state.leave(keep=is_usable)
         if self._entry_trial is not None:
             self._entry_trial.warn_of_changes()
             self._entry_trial = None  # it holds copies
@@ -290,8 +292,9 @@ class LocalTraining:
 
     def _upload_context(self, instruction: Instruction, local: LocalData) -> UploadContext:
         """Return what the uploads know of a client's model."""
-        seed = instruction.seed
-        if self.upload_seed is not None:
+        if self.upload_seed is None:
+            seed = instruction.seed
+        else:
             seed = self.upload_seed
         return UploadContext(
             client=instruction.client_id,
@@ -309,22 +312,26 @@ class LocalTraining:
     ) -> Tensor:
         """Apply attacks, noise and compression to another model of the client, called ``name`` and trained from
         ``initial_model``."""
-        # The uploads find this model's state, which is stored under prefixed keys.
+        # Each model has its own state of the uploads, such as a residual. The client's state holds it under keys
+        # that begin with the model's name.
         client_state = upload_context.state
-        model_state = {}
+        state_of_model = {}
         for key, value in client_state.items():
             if key.startswith(name):
-                model_state[key.removeprefix(name)] = value
-        sent, _ = upload(
+                state_of_model[key.removeprefix(name)] = value
+        context_of_model = replace(upload_context, state=state_of_model)
+
+        sent_vector, _ = upload(
             self._config.uploads,
             vector,
             initial_model=initial_model,
             global_vector=initial_model,
-            context=replace(upload_context, state=model_state),
+            context=context_of_model,
         )
-        for key, value in model_state.items():
+        # The uploads have changed `state_of_model` in place.
+        for key, value in state_of_model.items():
             client_state[name + key] = value
-        return sent
+        return sent_vector
 
     def _reports(
         self,

@@ -249,6 +249,7 @@ def _objects_by_path(module: nn.Module) -> ObjectsByPath:
     visited: set[int] = set()
     for path, layer in module.named_modules():
         if id(layer) in visited or isinstance(layer, Metric):
+            # Its children are skipped, too, when the loop comes to them.
             visited.update(map(id, layer.children()))
         else:
             yield path, layer
@@ -271,13 +272,15 @@ def _objects_in(
 
 def _named_values(owner: Any) -> list[tuple[str, Any]]:
     """Return an object's attributes, in ``__dict__`` and ``__slots__``."""
-    attributes = list(getattr(owner, "__dict__", {}).items())
+    attributes: dict[str, Any] = getattr(owner, "__dict__", {})
+    named_values = list(attributes.items())
     if isinstance(owner, nn.Module):
-        return [item for item in attributes if item[0] not in _LIGHTNINGS_ATTRIBUTES]
-    for name in facts_of(type(owner)).slots:
+        return [(name, value) for name, value in named_values if name not in _LIGHTNINGS_ATTRIBUTES]
+    slots = facts_of(type(owner)).slots
+    for name in slots:
         if hasattr(owner, name):
-            attributes.append((name, getattr(owner, name)))
-    return attributes
+            named_values.append((name, getattr(owner, name)))
+    return named_values
 
 
 def _is_object(value: Any) -> bool:

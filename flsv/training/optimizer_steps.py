@@ -98,10 +98,12 @@ class ClientSteps:
                 self._see_gradients(optimizer)
             return None
 
+        # The step is taken with the returned arguments.
         wrapped_closure = self._wrap_closure(closure, optimizer)
         if "closure" in kwargs:
             return args, {**kwargs, "closure": wrapped_closure}
-        return (args[0], wrapped_closure, *args[2:]), kwargs
+        optimizer_argument, _, *further_arguments = args
+        return (optimizer_argument, wrapped_closure, *further_arguments), kwargs
 
     def _after_step(
         self,
@@ -128,11 +130,12 @@ class ClientSteps:
             initial_values = [parameter.detach().clone() for parameter in parameters]
 
         def wrapped_closure() -> Any:
-            has_moved = not all(map(torch.equal, initial_values, parameters))
-            if initial_values and has_moved:
-                raise self._unseen_gradients(
-                    optimizer, "its step moves the model by gradients from before the step"
-                )
+            # Empty from the second step on, so that nothing is compared.
+            for initial_value, parameter in zip(initial_values, parameters):
+                if not torch.equal(initial_value, parameter):
+                    raise self._unseen_gradients(
+                        optimizer, "its step moves the model by gradients from before the step"
+                    )
             initial_values.clear()
             self._gradients_are_seen = False
             loss = closure()
@@ -155,21 +158,23 @@ class ClientSteps:
             return
         context.epoch = context.position // context.epoch_batches
 
-        parameters = [p for p in parameters_of(optimizer) if p.grad is not None]
-        for parameter in algorithm.frozen_parameters(context, parameters):
+        trained_parameters = [p for p in parameters_of(optimizer) if p.grad is not None]
+        for parameter in algorithm.frozen_parameters(context, trained_parameters):
             parameter.grad = None
         if not self._changes_gradients:
             return
 
+        parameters = []
         gradients = []
-        parameters = [p for p in parameters if p.grad is not None]
-        for parameter in parameters:
-            assert parameter.grad is not None
+        for parameter in trained_parameters:
+            if parameter.grad is None:  # it was frozen above
+                continue
             if parameter.grad.is_sparse:  # the algorithm's term has all entries
                 parameter.grad = parameter.grad.to_dense()
+            parameters.append(parameter)
             gradients.append(parameter.grad)
         shared_parameters, shared_gradients = context.shared(parameters, gradients)
-        with opened(context.local):
+        with opened(context.local):  # the algorithm may read the client's data
             algorithm.gradients(context, shared_parameters, shared_gradients)
 
     def _changes_client_model(self, optimizer: Any) -> bool:

@@ -61,13 +61,14 @@ class Optimizers:
             swapped.store_federation_options()
         # Schedulers set the options that a client's first step has. Its stored options overwrite them.
         pace = stored.get("pace") or {}
-        self._schedules.load(client, pace.get("schedulers"))
+        scheduler_states = pace.get("schedulers")
+        self._schedules.load(client, scheduler_states)
         for swapped in self._swapped:
             self._enter_optimizer(swapped)
 
         if self._scaler is not None:
             loss_scale = stored.get("loss_scale")
-            if loss_scale is None:
+            if loss_scale is None:  # its first round
                 loss_scale = self._initial_scale
             self._scaler.load_state_dict(loss_scale)
 
@@ -97,22 +98,26 @@ class Optimizers:
         client_state: dict[str, Any] = {}
         if self._scaler is not None:
             client_state["loss_scale"] = dict(self._scaler.state_dict())
-            self._scaler.load_state_dict(self._initial_scale)
+            self._scaler.load_state_dict(self._initial_scale)  # until the next client enters
 
         entered = [swapped for swapped in self._swapped if swapped.is_entered]
         if self._policy == "persist":
             client_state["optimizer"] = {swapped.name: swapped.state() for swapped in entered}
-        options = {swapped.name: self._client_options(swapped) for swapped in entered}
+        options_by_name = {}
+        has_options = False
+        for swapped in entered:
+            options_of_groups = self._client_options(swapped)
+            options_by_name[swapped.name] = options_of_groups
+            has_options = has_options or any(options_of_groups)
         scheduler_states = self._schedules.leave()
-        has_options = any(any(groups) for groups in options.values())
         if scheduler_states or has_options:
-            client_state["pace"] = {"schedulers": scheduler_states, "options": options}
+            client_state["pace"] = {"schedulers": scheduler_states, "options": options_by_name}
 
         for swapped in entered:
-            options_by_round: set[str] = set()
             if self._schedules.steps_by_round(swapped.optimizer):
-                options_by_round = SCHEDULED
-            swapped.leave(options_by_round)
+                swapped.leave(options_by_round=SCHEDULED)
+            else:
+                swapped.leave(options_by_round=set())
         # An optimizer without a name is found again at its next first step.
         self._swapped = [
             swapped for swapped in self._swapped if not swapped.name.startswith(UNNAMED)
@@ -219,6 +224,7 @@ class Schedules:
         for scheduler, attributes, state in zip(
             self._schedulers, self._attributes, self._federation_states
         ):
+            # The client's schedulers may have lent their attributes.
             scheduler.__dict__ = attributes
             scheduler.load_state_dict(deepcopy(state))
         self._federation_states = None
@@ -304,10 +310,10 @@ class _SchedulersOfLength:
             for group, options in zip(fit_optimizer.param_groups, options_of_groups):
                 set_options(group, options)
 
-        for fit_scheduler, scheduler, state in zip(
+        for fit_scheduler, scheduler, initial_state in zip(
             fit_schedulers, self._schedulers, self._initial_states
         ):
-            scheduler.load_state_dict(deepcopy(state))
+            scheduler.load_state_dict(deepcopy(initial_state))
             # The trainer's object stays, with the attributes of the other one, but with its own optimizer.
             fit_optimizer = fit_scheduler.optimizer
             fit_scheduler.__dict__ = vars(scheduler)
@@ -393,8 +399,11 @@ class OptimizerOptions:
         groups = []
         for optimizer in self._optimizers:
             groups += optimizer.param_groups
-        for group, options, saved_options in zip(groups, self._options, saved["options"]):
-            for name, value in options.items():
+        # The groups now have the checkpoint's options. Configured ones are those of this start of the program.
+        for group, configured_options, saved_options in zip(
+            groups, self._options, saved["options"]
+        ):
+            for name, value in configured_options.items():
                 was_changed = name in saved_options and _option_text(value) != saved_options[name]
                 if was_changed:  # by the user since the run was started
                     group[name] = value

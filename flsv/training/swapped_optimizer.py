@@ -113,11 +113,13 @@ class SwappedOptimizer:
             stored_options = _options_of_group(self._stored_options, index)
             changed = {}
             for name, value in options.items():
-                belongs_to_client = policy == "persist"
                 if name in SCHEDULED:
                     belongs_to_client = scheduled
+                else:
+                    belongs_to_client = policy == "persist"
                 is_unchanged = name in options_at_entry and are_equal(options_at_entry[name], value)
-                if belongs_to_client and (name in stored_options or not is_unchanged):
+                was_stored = name in stored_options
+                if belongs_to_client and (was_stored or not is_unchanged):
                     changed[name] = value
             changed_options.append(changed)
         return changed_options
@@ -132,14 +134,16 @@ class SwappedOptimizer:
             for name in client_only_names:
                 del group[name]
             for name in options_by_round & options.keys():
-                del options[name]
+                del options[name]  # the group keeps the scheduler's value
             set_options(group, options)
 
     def move_state(self, stored: StoredState) -> StoredState:
         """Return a client's state from a checkpoint on the parameters' device."""
         optimizer = self.optimizer
-        move = partial(_move, device=parameters_of(optimizer)[0].device)
+        first_parameter = parameters_of(optimizer)[0]
+        move = partial(_move, device=first_parameter.device)
         if self._is_unwrapped:
+            # torch moves what it loads. Read it back, and leave the optimizer without state.
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": stored["state"], "param_groups": groups})
             state = _by_index(optimizer)
@@ -280,13 +284,15 @@ def _move(tensor: Tensor, device: torch.device) -> Tensor:
 
 def _by_index(optimizer: Any) -> State:
     """Return an optimizer's state with the parameters' indices as keys, without copies."""
-    parameters = parameters_of(optimizer)
-    indices = dict(zip(parameters, range(len(parameters))))
+    index_of_parameter = {}
+    for index, parameter in enumerate(parameters_of(optimizer)):
+        index_of_parameter[parameter] = index
     state = {}
     for key, entries in optimizer.state.items():
         if isinstance(key, Tensor):
-            key = indices.get(key, key)
-        state[key] = entries
+            state[index_of_parameter.get(key, key)] = entries
+        else:  # an entry that belongs to no parameter
+            state[key] = entries
     return state
 
 

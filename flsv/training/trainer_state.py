@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import compress
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import lightning as L
 import torch
@@ -33,6 +33,15 @@ from flsv.utilities.reachable import find_generators
 
 #: What :meth:`NonVectorState.read` returns: ``{"buffers": {name: tensor or None}, "attributes": {name: value}}``.
 State = dict[str, dict[str, Any]]
+
+
+class _ModuleState(NamedTuple):
+    """Copy of a module: its vector ``[P]``, what is outside of the vector, and the parameters that stay at a
+    client."""
+
+    vector: Tensor
+    non_vector: State
+    private: dict[str, Tensor]
 
 
 class TrainerState:
@@ -72,9 +81,9 @@ class TrainerState:
 
     def remember(self) -> None:
         """Store a copy of the module, before any hook of a round."""
-        self._saved = self._read()
+        self._state_before_round = self._read()
         # The global model keeps its parameters that clients do not share.
-        _, _, self._private = self._saved
+        self._private = self._state_before_round.private
         self._is_in_round = True
 
     def begin_round(self) -> None:
@@ -83,9 +92,10 @@ class TrainerState:
         self._steps.steps_before_round = self._steps.steps_so_far()
         self._outside_vector.attributes.begin_round()
         self._state_at_start = self._outside_vector.read()
-        self.global_vector, _, _ = self._saved
         vector = self.space.read(self.module)
-        if not torch.equal(vector, self.global_vector):  # a hook has changed the model
+        if torch.equal(vector, self._state_before_round.vector):
+            self.global_vector = self._state_before_round.vector
+        else:  # a hook has changed the model
             self.global_vector = vector
         self._constant_norms_and_sums = _norms_and_sums(self._constants.values())
         # `begin_clients` reads the counters that clients start with: transfer hooks may still change them.
@@ -112,7 +122,11 @@ class TrainerState:
         """Write the next global model ``vector [P]`` into the module."""
         if self._next_objects is not None:
             self._outside_vector.attributes.restore_objects(self._next_objects)
-        self._write(vector, self.next_buffers or self._state_at_start, self._private)
+        if self.next_buffers is None:  # no client has trained
+            non_vector = self._state_at_start
+        else:
+            non_vector = self.next_buffers
+        self._write(vector, non_vector, self._private)
         self._outside_vector.attributes.end_round()
         self.global_vector = vector
         self._is_in_round = False
@@ -121,7 +135,7 @@ class TrainerState:
         """Restore the state from before the round."""
         self.leave(keep=False)
         self._restore_generators()
-        self._write(*self._saved)
+        self._write(*self._state_before_round)
 
     def _restore_generators(self) -> None:
         for state in self._generator_states:
@@ -197,12 +211,15 @@ class TrainerState:
 
     def buffers(self) -> State:
         """Return the global model's counters and masks."""
-        if self._is_in_round:
-            _, state, _ = self._saved
+        if self._is_in_round:  # the module now has a client's
+            state = self._state_before_round.non_vector
         else:
             state = self._outside_vector.read()
         attributes = self._outside_vector.attributes.with_lists_of_first_client(state["attributes"])
-        return {**state, "attributes": saved_values(attributes)}
+        return {
+            "buffers": state["buffers"],
+            "attributes": saved_values(attributes),
+        }
 
     def restore(self, buffers: State) -> None:
         """Write the counters and masks in ``buffers`` into the module."""
@@ -211,12 +228,13 @@ class TrainerState:
     def global_state_dict(self) -> dict[str, Any]:
         """Return the ``state_dict`` of the global model from before the round."""
         client_state = self._read()
+        # The module has the global model's values only until `state_dict` is copied.
         with ExitStack() as version_guards:
             # Autograd must not take this for a change of the tensors that a forward pass has stored.
             for tensor in (*self.module.parameters(), *self.module.buffers()):
                 if not tensor.is_inference():
                     version_guards.enter_context(_unsafe_preserve_version_counter(tensor))
-            self._write(*self._saved)
+            self._write(*self._state_before_round)
             state_dict = {name: value.clone() for name, value in self.module.state_dict().items()}
             self._write(*client_state)
         return state_dict
@@ -236,17 +254,17 @@ class TrainerState:
                 'share=["trainable", "!name.*"] keeps them at their client.'
             )
 
-    def _read(self) -> tuple[Tensor, State, dict[str, Tensor]]:
-        return (
-            self.space.read(self.module),
-            self._outside_vector.read(),
-            self.space.read_private(self.module),
+    def _read(self) -> _ModuleState:
+        return _ModuleState(
+            vector=self.space.read(self.module),
+            non_vector=self._outside_vector.read(),
+            private=self.space.read_private(self.module),
         )
 
     @torch.no_grad()
-    def _write(self, vector: Tensor, buffers: State, private: dict[str, Tensor]) -> None:
+    def _write(self, vector: Tensor, non_vector: State, private: dict[str, Tensor]) -> None:
         self.space.write(self.module, vector)
-        self._outside_vector.write(buffers)
+        self._outside_vector.write(non_vector)
         self.space.write_private(self.module, private)
 
 
@@ -262,7 +280,7 @@ def _norms_and_sums(tensors: Iterable[Tensor]) -> Tensor:
         return torch.empty(2, 0)
     norms = torch.stack([norm.double() for norm in torch._foreach_norm(float_tensors)])
     sums = torch.stack([tensor.sum().double() for tensor in float_tensors])
-    return torch.stack([norms, sums]).nan_to_num()
+    return torch.stack([norms, sums]).nan_to_num()  # NaN equals NaN in a comparison of these
 
 
 class NonVectorState:
@@ -323,7 +341,7 @@ class NonVectorState:
     def _write_buffers(self, state: Mapping[str, Tensor | None]) -> None:
         unwritten = dict(state)
         for name, layer, name_in_layer, buffer in list(self._buffers()):
-            if name not in state:
+            if name not in state:  # training has made it
                 delattr(layer, name_in_layer)
                 continue
             value = unwritten.pop(name)
@@ -334,11 +352,12 @@ class NonVectorState:
         if not unwritten:
             return
 
+        # Buffers that the module does not have now.
         layers = dict(self._module.named_modules())
         for name, value in unwritten.items():
             layer_name, _, name_in_layer = name.rpartition(".")
             layer = layers[layer_name]
-            if name_in_layer not in layer._buffers:  # training has made it
+            if name_in_layer not in layer._buffers:
                 layer.register_buffer(name_in_layer, self._copy(value), persistent=False)
 
     def _copy(self, value: Tensor | None) -> Tensor | None:
@@ -351,9 +370,9 @@ class NonVectorState:
         """Yield ``(name, layer, name in layer, buffer)`` of each integer or non-persistent buffer."""
         for prefix, layer in self._module.named_modules():
             for name_in_layer, buffer in layer._buffers.items():
-                is_saved = name_in_layer not in layer._non_persistent_buffers_set
-                if is_saved and (buffer is None or _can_be_averaged(buffer)):
-                    continue
+                is_persistent = name_in_layer not in layer._non_persistent_buffers_set
+                if is_persistent and (buffer is None or _can_be_averaged(buffer)):
+                    continue  # a part of the vector
                 name = f"{prefix}.{name_in_layer}" if prefix else name_in_layer
                 yield name, layer, name_in_layer, buffer
 

@@ -180,6 +180,7 @@ class ClientContext:
 
     def _endless_batches(self, name: str) -> Iterator[Any]:
         seed = self.instruction.seed
+        # What the random numbers are for: the same words give the same numbers.
         purpose = name, self.instruction.round_index, self.instruction.client_id
         for epoch in count():
             generator = generator_for(seed, *purpose, epoch)
@@ -353,15 +354,14 @@ def used_model(
 ) -> Tensor | None:
     """Return the model ``[P]`` with which a client predicts and is tested. Runs at the client."""
     algorithm = strategies.get("client_algorithm")
-    name = None
-    if algorithm is not None:
-        name = algorithm.uses
-    if name is not None and name in local.state:
-        return local.state[name]
+    if algorithm is not None and algorithm.uses is not None:
+        state_name = algorithm.uses  # such as a personal model that the algorithm trains
+        if state_name in local.state:
+            return local.state[state_name]
 
     personalizer = strategies.get("personalizer")
     if personalizer is None:
-        return instruction.start
+        return instruction.start  # the model that the client was sent
     return personalizer.own(local, instruction)
 
 

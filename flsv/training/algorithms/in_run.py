@@ -136,8 +136,9 @@ class InRunValues(ClientAlgorithm):
         if in_run_metrics:
             self._loss = in_run_metrics[0].measured_by
 
-        kinds = [type(optimizer) for optimizer in federation.optimizers]
-        if kinds != [torch.optim.SGD] or not _has_plain_steps(federation.optimizers[0]):
+        optimizer_classes = [type(optimizer) for optimizer in federation.optimizers]
+        is_one_sgd = optimizer_classes == [torch.optim.SGD]
+        if not is_one_sgd or not _has_plain_steps(federation.optimizers[0]):
             raise ConfigurationError(
                 f"{self!r} counts how far a sample's gradient moves the model: it needs one torch.optim.SGD with a "
                 "single learning rate and momentum, without nesterov, dampening and maximize, and the module "
@@ -171,24 +172,25 @@ class InRunValues(ClientAlgorithm):
 
     def begin_client(self, context: ClientContext) -> None:
         self.leave_client(context)
-        shared: list[Tensor] = []
+        shared_parameters: list[Tensor] = []
         names = []
         for name, parameter in context.module.named_parameters():
             if parameter.requires_grad and context.is_shared(parameter):
-                shared.append(parameter)
+                shared_parameters.append(parameter)
                 names.append(name)
-        reference = context.entries(context.received(GRADIENT), shared)
-        self._ghost = GhostProducts(context.module, dict(zip(names, reference)))
+        reference_gradient = context.received(GRADIENT)  # [P], the server's
+        entries = context.entries(reference_gradient, shared_parameters)
+        self._ghost = GhostProducts(context.module, dict(zip(names, entries)))
 
         self._rates: list[float] = []  # the learning rate of each step
         self._watched: list[_WatchedBatch] = []
         self._products: list[Tensor] = []
-        self._batches: list[
-            tuple[Tensor, Tensor]
-        ] = []  # the samples and classes of an epoch's batches
-        self._order = torch.empty(0, dtype=torch.long)
-        self._num_read = 0
-        self._position = 0
+        # The samples and classes of an epoch's batches.
+        self._batches: list[tuple[Tensor, Tensor]] = []
+        self._order = torch.empty(0, dtype=torch.long)  # of the epoch's samples
+        self._num_read = 0  # samples of the epoch so far
+        self._position = 0  # of the next batch in the round
+        # Every n-th step is watched, beginning with another one in each round.
         period = min(self.every, max(context.batches, 1))
         self._offset = context.instruction.round_index % period
         self._num_watched_steps = 0
@@ -229,7 +231,7 @@ class InRunValues(ClientAlgorithm):
         self._rates.append(float(group["lr"]))
         self._momentum = float(group["momentum"])
         if self._ghost.samples is None:
-            return
+            return  # this step is not watched
         if self._num_watched_steps == 0:
             self._products.append(self._ghost.take())
             self._check_products(context, parameters, gradients)
@@ -286,9 +288,11 @@ class InRunValues(ClientAlgorithm):
                 f"{self!r} values samples by class: a training batch holds class {int(wrong_classes[0])}, and the data "
                 f"have classes 0 .. {local.num_classes - 1}."
             )
+        # The values of samples stay at the client. The server gets their sums over classes.
         keep_artifact(local, VALUES, partial(_values_as_csv, local.state[VALUES]))
         no_values = torch.zeros(local.num_classes, dtype=torch.float64)
-        return {VALUES: no_values.index_add(0, self._classes, self._values)}
+        values_by_class = no_values.index_add(0, self._classes, self._values)
+        return {VALUES: values_by_class}
 
     def _next_samples(self, context: ClientContext, count: int) -> Tensor:
         """Return the indices ``[count]`` of the next batch's samples."""
@@ -466,7 +470,7 @@ class GhostProducts:
         ) -> None:
             batch_size = self.samples
             if batch_size is None or not torch.is_grad_enabled() or not output.requires_grad:
-                return
+                return  # a pass that is not watched, or has no gradient
             if len(output) != batch_size or not batch_size:
                 raise ConfigurationError(
                     f"layer {name!r} gives {len(output)} rows for a batch of {batch_size} samples, so that rows cannot "
@@ -498,22 +502,22 @@ def _add_products(
 def check_layers(module: nn.Module, names: set[str]) -> None:
     """Check that every layer separates the gradients of a batch's samples."""
     name_of_parameter = {}
-    for name, parameter in module.named_parameters():
-        if name in names and parameter.requires_grad:
-            name_of_parameter[parameter] = name
+    for parameter_name, parameter in module.named_parameters():
+        if parameter_name in names and parameter.requires_grad:
+            name_of_parameter[parameter] = parameter_name
 
-    for name, layer in module.named_modules():
+    for layer_name, layer in module.named_modules():
         if isinstance(layer, _BATCH_NORM) and layer.training:
             raise ConfigurationError(
-                f"layer {name!r}, {type(layer).__name__}, mixes the samples of a batch: no gradient is one sample's. "
-                "Use GroupNorm or LayerNorm, or keep it in evaluation mode."
+                f"layer {layer_name!r}, {type(layer).__name__}, mixes the samples of a batch: no gradient is one "
+                "sample's. Use GroupNorm or LayerNorm, or keep it in evaluation mode."
             )
         reason = _unsupported_reason(layer)
         if reason is None:
             continue
         for parameter in layer.parameters(recurse=False):
-            if parameter in name_of_parameter:
-                supported = ", ".join(kind.__name__ for kind in LAYERS)
+            if parameter in name_of_parameter:  # an unsupported layer may be frozen
+                supported = ", ".join(layer_class.__name__ for layer_class in LAYERS)
                 raise ConfigurationError(
                     f"parameter {name_of_parameter[parameter]!r} is {type(layer).__name__}'s, {reason}. In-run values "
                     f"know {supported}. Use these, or freeze it (requires_grad = False)."
@@ -522,13 +526,13 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
 
 def _has_plain_steps(optimizer: Any) -> bool:
     """Return whether SGD has one learning rate and momentum, and nothing else that changes steps."""
-    rates = set()
+    rates_and_momenta = set()
     for group in optimizer.param_groups:
-        rates.add((group["lr"], group.get("momentum")))
+        rates_and_momenta.add((group["lr"], group.get("momentum")))
         for option in ("nesterov", "dampening", "maximize"):
             if group.get(option):
                 return False
-    return len(rates) == 1
+    return len(rates_and_momenta) == 1  # all groups have the same
 
 
 def _unsupported_reason(layer: nn.Module) -> str | None:
@@ -540,7 +544,7 @@ def _unsupported_reason(layer: nn.Module) -> str | None:
     if isinstance(layer, _INSTANCE_NORM) and layer.track_running_stats:
         return "whose track_running_stats=True changes buffers in every pass"
     if not isinstance(layer, nn.Embedding):
-        return None
+        return None  # any options are supported
     if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
         return "whose max_norm, scale_grad_by_freq or sparse gradients are not supported"
     return None

@@ -116,14 +116,18 @@ class SCAFFOLD(ClientAlgorithm):
         updates = round.client_updates  # [k, P]
         lr_sums = round.reports[RATES].to(updates)[:, None]  # [k, 1]
         variate = self._variate.to(updates)  # [P]
-        # A client whose learning rates were all 0 has not moved: it keeps the variate. False rates give infinity.
+        # A sum that is 0 or less does not explain a move: the gradient becomes infinite, and is left out below.
+        non_negative_sums = lr_sums.clamp_min(0)
+        gradients_of_movers = updates / -non_negative_sums
+        # A client whose learning rates were all 0 has not moved: it keeps the variate.
         has_not_moved = (lr_sums == 0) & (updates == 0)
-        mean_gradients = updates / -lr_sums.clamp_min(0)
-        mean_gradients = torch.where(has_not_moved, variate, mean_gradients)
+        mean_gradients = torch.where(has_not_moved, variate, gradients_of_movers)
 
-        lengths = distances(mean_gradients, variate.new_zeros(1))  # [k]
-        are_too_large = large_updates(lengths)
-        for client in on_host(round.client_ids[are_too_large]):
+        origin = variate.new_zeros(1)
+        norms = distances(mean_gradients, origin)  # [k], in float64 without a copy of the matrix
+        are_too_large = large_updates(norms)
+        left_out = round.client_ids[are_too_large]
+        for client in on_host(left_out):
             warnings.warn(
                 f"{client_called(client, self._names)} reports learning rates that do not fit its update: they are "
                 "left out.",
@@ -131,10 +135,11 @@ class SCAFFOLD(ClientAlgorithm):
             )
         mean_gradients[are_too_large] = variate
 
-        mean = mean_gradients.mean(0)
         if self._aggregator.robust:
             # A robust aggregator averages the gradients as if they were models.
             round_of_gradients = round.with_models(mean_gradients, torch.zeros_like(variate))
             mean, _ = self._aggregator.aggregate(round_of_gradients, {})
+        else:
+            mean = mean_gradients.mean(0)
         share_of_clients = len(round) / self._num_clients
         self._variate = variate + share_of_clients * (mean - variate)
