@@ -71,10 +71,12 @@ class ClientManager:
             self.server = self._server_data()
 
     def _local_data(self, client: int, class_counts: Tensor) -> LocalData:
+        # The client's facts are functions, called only when they are needed.
         private = partial(self._private, client)
-        state = partial(self._state, client)
         if self._owners is None:
             state = partial(self._store.tensors, self._first_client + client)
+        else:  # the state may be on another rank
+            state = partial(self._state, client)
         return LocalData(
             name=client_called(client, self._data.client_names),
             batches=partial(self._batches, client),
@@ -133,15 +135,16 @@ class ClientManager:
         private = None
         if self._space.private_names:
             private = partial(self._private, client)
-        make_evaluators = games.make_evaluators
+        evaluators_module = games.make_evaluators
         try:
+            # One evaluator for all clients, which is then given this client's batches.
             if performance not in self._any_task:
                 measures = {"what clients are asked for": performance}
-                evaluators = make_evaluators.make_evaluators(
+                evaluators = evaluators_module.make_evaluators(
                     self._trainer, self._space, loader, measures
                 )
                 self._any_task[performance] = evaluators[performance.evaluator]
-            return make_evaluators.evaluator_on(
+            return evaluators_module.evaluator_on(
                 self._any_task[performance], self._trainer, loader, private
             )
         except ConfigurationError as error:
@@ -154,14 +157,15 @@ class ClientManager:
         private: Private | None = None,
     ) -> nn.Module:
         """Return a copy of the trainer's module with the weights of a model ``[P]``, in evaluation mode."""
-        copy = games.copy_module.copy_module(self._trainer.lightning_module)
-        copy.eval().requires_grad_(False)
-        self._space.write(copy, vector)
-        private_entries: Mapping[str, Tensor] = {}
-        if private is not None:
-            private_entries = private()
-        games.lent_module.put_private(copy, self._space, private_entries)
-        return copy
+        module_copy = games.copy_module.copy_module(self._trainer.lightning_module)
+        module_copy.eval()
+        module_copy.requires_grad_(False)
+        self._space.write(module_copy, vector)
+        if private is None:
+            games.lent_module.put_private(module_copy, self._space, {})
+        else:
+            games.lent_module.put_private(module_copy, self._space, private())
+        return module_copy
 
     def _state(self, client: int) -> State:
         assert self._owners is not None

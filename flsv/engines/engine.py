@@ -142,7 +142,8 @@ class Engine:
         are_models_scored = bool(measures or evaluating or self._config.evaluation.every)
         for strategy in self._strategies.values():
             has_performance = getattr(strategy, "performance", None) is not None
-            are_models_scored |= strategy.evaluates or has_performance
+            if strategy.evaluates or has_performance:
+                are_models_scored = True
         if not are_models_scored:
             return None
 
@@ -186,7 +187,7 @@ class Engine:
     def train(self, instructions: dict[int, Instruction]) -> bool:
         """Train the clients that got ``instructions``, and return whether all of them trained."""
         batches = self._batches()
-        self._visits = batches.visits
+        self._visits = batches.visits  # one for each client of the cohort
         self._instructions = instructions
         # A row for each client's model: [k, P].
         self._matrix = empty_rows(
@@ -257,15 +258,20 @@ class Engine:
         self._matrix = copied_rows(self.matrix)
         for row, update in enumerate(self.updates):
             vector = self._matrix[row]
-            traffic = update.traffic
+            traffic: Traffic | None
             if update.client_id in false_updates:
                 vector[:num_parameters] = global_parameters + false_updates[update.client_id]
                 num_bytes = float(vector.numel() * vector.element_size())
                 traffic = Traffic(vector.numel(), num_bytes)
+            else:
+                traffic = update.traffic
             self.updates[row] = replace(update, vector=vector, traffic=traffic)
-            with opened(self.manager.locals[update.client_id]) as local:
-                if local.model is not None:  # the client has trained in this process
-                    local.set_models(local.start, local.model, sent=vector, tell=local.tell)
+            # Client code reads the client's data only while they are opened.
+            with opened(self.manager.locals[update.client_id]) as client_data:
+                if client_data.model is not None:  # the client has trained in this process
+                    client_data.set_models(
+                        client_data.start, client_data.model, sent=vector, tell=client_data.tell
+                    )
 
     # ---- what has been trained in the round
 
@@ -306,12 +312,13 @@ class Engine:
 
     def trained(self) -> dict[int, Tensor]:
         """Return ``{client id: model [P]}`` as trained, before attacks, noise and compression."""
-        models = {}
+        trained_models = {}
         for update in self.updates:
-            with opened(self.manager.locals[update.client_id]) as local:
-                if local.model is not None:
-                    models[update.client_id] = local.model
-        return models
+            # A client's data can be read only while they are opened.
+            with opened(self.manager.locals[update.client_id]) as client_data:
+                if client_data.model is not None:
+                    trained_models[update.client_id] = client_data.model
+        return trained_models
 
     # ---- the end of a round
 
@@ -361,19 +368,19 @@ class Engine:
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
         """Return the scores ``[n]`` of clients' own models on their test splits, by name. ``instruct`` returns clients'
         instructions, on which these models depend."""
-        models = Engine.received(self, instruct)
+        own_models = Engine.received(self, instruct)  # all others have the global one
         if self._config.evaluation.models == "trained":
-            models |= self._state.trained
+            own_models |= self._state.trained
 
         # The module holds the last client's model afterwards.
         private_entries = self.space.read_private(self._module)
         class_scores = resolve_name(_SCORING).class_scores
         scores_of_clients = []
         for client in self._mine():
-            model = models.get(client, self._state.model())
+            model = own_models.get(client, self._state.model())
             self.space.write(self._module, model)
-            with opened(self.manager.locals[client]) as local:
-                entries_of_client = {**private_entries, **local.private}
+            with opened(self.manager.locals[client]) as client_data:
+                entries_of_client = {**private_entries, **client_data.private}
             self.space.write_private(self._module, entries_of_client)
             test_loader = self.data.client_loader(client, "test")
             scores_of_clients.append(class_scores(self.trainer, test_loader, self.data.num_classes))
@@ -388,13 +395,14 @@ class Engine:
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
         """Return ``{client id: model [P]}`` of clients with an initial model other than the global one."""
-        models = {}
-        for client, instruction in instruct(self._mine()).items():
-            with opened(self.manager.locals[client]) as local:
-                model = used_model(local, instruction, self._strategies)
+        own_models = {}
+        instructions = instruct(self._mine())
+        for client, instruction in instructions.items():
+            with opened(self.manager.locals[client]) as client_data:
+                model = used_model(client_data, instruction, self._strategies)
             if model is not None and model is not self._state.model():
-                models[client] = model
-        return models
+                own_models[client] = model
+        return own_models
 
     def write_artifacts(
         self,

@@ -73,12 +73,11 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
         identity = [TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id]
         # Flower deletes an environment of this name after the message: no other process could import from it.
         is_environment_deleted = any("runtime-envs" in Path(path).parts for path in sys.path)
-        if idle and not is_environment_deleted and os.name == "posix":
-            result = _ask_resident_process(idle, app, identity, message, context)
+        can_stay = bool(idle) and not is_environment_deleted and os.name == "posix"
+        if can_stay:
+            reply, state, error = _ask_resident_process(idle, app, identity, message, context)
         else:
-            result = _answer_here(app, identity, message, context)
-
-        reply, state, error = result
+            reply, state, error = _answer_here(app, identity, message, context)
         if error is not None:
             raise RuntimeError(error)
         context.state = state

@@ -73,7 +73,7 @@ def from_shareable(shareable: Any) -> Packet:
 
 def check_filters(fl_ctx: FLContext, config: Any) -> None:
     """Raise Refused if NVFlare has filters for a job's messages, in the job's ``config`` or by the site's owner."""
-    # They pass over flsv's messages without a word, and somebody would take for private what is not.
+    # NVFlare's filters pass over flsv's messages without a word: somebody would take for private what is not.
     chains = [config.task_data_filters, config.task_result_filters]
     scope = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT)
     if scope is not None:
@@ -257,13 +257,15 @@ class FlsvExecutor(Executor):  # type: ignore[misc]  # untyped where nvflare is 
 def node_of(fl_ctx: FLContext) -> dict[str, Any]:
     """Return the configuration of a site by its owner."""
     workspace = fl_ctx.get_workspace()
-    local = Path(workspace.get_site_config_dir())
     node = {
         "site": fl_ctx.get_identity_name(),
         "folder": str(Path(workspace.get_root_dir(), SITE_FOLDER)),
     }
-    if (local / POLICY_FILE).exists():
-        node["policy"] = str(local / POLICY_FILE)
-    if (local / NODE_FILE).exists():
-        node |= tomllib.loads((local / NODE_FILE).read_text())
+    config_folder = Path(workspace.get_site_config_dir())
+    policy_file = config_folder / POLICY_FILE
+    if policy_file.exists():
+        node["policy"] = str(policy_file)
+    node_file = config_folder / NODE_FILE
+    if node_file.exists():
+        node |= tomllib.loads(node_file.read_text())  # its entries come first
     return node

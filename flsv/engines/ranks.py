@@ -74,10 +74,11 @@ class RankGroup(Ranks):
 
     def broadcast(self, source: int, value: Any, exchange_name: str) -> Any:
         is_sender = source == self.rank
-        data = torch.empty(0, dtype=torch.uint8)
         if is_sender:
-            data = _packed((exchange_name, value))
-        # The receivers need the length before the bytes.
+            data = _packed((exchange_name, value))  # uint8, [length]
+        else:
+            data = torch.empty(0, dtype=torch.uint8)
+        # The receivers need the length before the bytes. A broadcast overwrites their tensors.
         length = torch.tensor([len(data)])
         self.broadcast_rows([length], [source], exchange_name)
         if not is_sender:
@@ -106,8 +107,10 @@ class RankGroup(Ranks):
             )
         cpu_rows = [row.cpu() for row in matrix]  # no copies if the rows are on the CPU
         try:
-            # All broadcasts run at once.
-            broadcasts = [self._group.broadcast(*pair) for pair in zip(cpu_rows, owners)]
+            # All broadcasts run at once. Each writes the owner's row into that of the other ranks.
+            broadcasts = []
+            for cpu_row, owner in zip(cpu_rows, owners):
+                broadcasts.append(self._group.broadcast(cpu_row, owner))
             for broadcast in broadcasts:
                 broadcast.wait()
         except RuntimeError as error:

@@ -95,7 +95,7 @@ class ScoringOfARun:
 
     def _judges(self, measure: ModelScore) -> ClientJudges:
         if self.clients_here:
-            self._check_held_out_classes(measure, 'judges="clients"', fewest_samples=MIN_HELD_OUT)
+            self._check_held_out_classes(measure, 'judges="clients"', min_samples=MIN_HELD_OUT)
         judges = ClientJudges(
             self.space,
             self.manager.clients,
@@ -122,32 +122,34 @@ class ScoringOfARun:
             try_forward(self.trainer, test_loader, num_classes, f"ClientEvaluation(every={every})")
 
         for component in components:
+            component_name = type(component).__name__
             performance = getattr(component, "performance", None)
             if isinstance(performance, ModelScore):
                 if getattr(component, "judges", "server") == "clients":
                     continue  # all clients are asked, see ClientJudges.check
-                self._check_held_out_classes(performance, type(component).__name__)
-                self.manager.any_task(0, "val", performance)
+                self._check_held_out_classes(performance, component_name)
+                self.manager.any_task(0, "val", performance)  # raises an error if it cannot be made
             elif component.evaluates:
                 train_loader = self.data.client_loader(0, "train", shuffle=False)
-                try_forward(self.trainer, train_loader, num_classes, type(component).__name__)
+                try_forward(self.trainer, train_loader, num_classes, component_name)
 
     def _check_held_out_classes(
-        self, performance: ModelScore, asking: str, fewest_samples: int = 1
+        self, performance: ModelScore, needed_by: str, min_samples: int = 1
     ) -> None:
         """Check that clients hold out samples of two classes if ``performance`` compares classes."""
         if not needs_two_classes(performance.of):
             return
         for client in range(self.data.num_clients):
-            if self.data.no_classes is not None:
-                num_samples = len(self.data.client_indices(client, "val"))
-                if num_samples >= fewest_samples:
-                    self.manager.any_task(client, "val", performance)  # reads masks' labels
+            num_samples = len(self.data.client_indices(client, "val"))
+            if num_samples < min_samples:
                 continue
-            owner = client_called(client, self.data.client_names)
-            labels = self.data.client_labels(client, "val")
-            if len(labels) >= fewest_samples:
-                check_two_classes(performance.of, labels, f"{asking}, {owner}")
+            if self.data.no_classes is None:
+                owner = client_called(client, self.data.client_names)
+                labels = self.data.client_labels(client, "val")
+                check_two_classes(performance.of, labels, f"{needed_by}, {owner}")
+            else:
+                # Making the evaluator reads the labels of masks, and checks their classes.
+                self.manager.any_task(client, "val", performance)
 
 
 def possible_measures(
@@ -159,10 +161,11 @@ def possible_measures(
     def values_by_logs() -> str:
         if not is_overridden("validation_step", trainer.lightning_module, L.LightningModule):
             raise ConfigurationError("there is no validation_step.")
-        one_batch_each = [islice(loader, 1) for loader in each_loader(loaders)]
-        batches = keep_batches(trainer, one_batch_each)
-        models = ValidatedModels(trainer, space, batches, names=())
-        return f"performance one of {models.logged()}, with a mode."
+        first_batches = [islice(loader, 1) for loader in each_loader(loaders)]
+        kept_batches = keep_batches(trainer, first_batches)
+        models = ValidatedModels(trainer, space, kept_batches, names=())
+        logged_names = models.logged()
+        return f"performance one of {logged_names}, with a mode."
 
     def values_by_accuracy() -> str:
         if data.no_classes is not None:
@@ -197,17 +200,19 @@ def try_forward(
     trainer: L.Trainer,
     batches: Iterable[Any],
     num_classes: int,
-    asking: str,
+    needed_by: str,
 ) -> None:
-    """Check on one batch that a trainer's module returns logits ``[B, M]``. Error messages begin with ``asking``."""
+    """Check on one batch that a trainer's module returns logits ``[B, M]``. Error messages begin with ``needed_by``."""
     module = trainer.lightning_module
     precision = trainer.strategy.precision_plugin
+    first_batch = islice(on_device(trainer, batches), 1)  # none of an empty loader
+    # The trial leaves no trace: random numbers, mode and attributes of the module are restored.
     with isolate_rng(), evaluating(module), lent(module), precision.forward_context():
         try:
-            for batch in islice(on_device(trainer, batches), 1):
+            for batch in first_batch:
                 _check_forward(module, batch, num_classes)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{asking}: {error}") from error
+            raise ConfigurationError(f"{needed_by}: {error}") from error
 
 
 def _check_forward(

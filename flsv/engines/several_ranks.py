@@ -55,10 +55,11 @@ class SeveralRanks(Engine):
         self._all_trained: dict[int, Tensor] | None = None
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
-        # Every rank has read all clients' states from the checkpoint.
+        # Every rank has read all clients' states from the checkpoint. It keeps those of its own clients.
         clients = self.store.clients()
         self.owners.bind(clients)
-        self.store.keep(self.owners.mine(clients))
+        clients_of_rank = self.owners.mine(clients)
+        self.store.keep(clients_of_rank)
         super().begin_training(buffers)
         self._logged = LoggedValues(self.trainer, self._position, self._exchange_logged, self._idle)
         self._gather()
@@ -72,15 +73,15 @@ class SeveralRanks(Engine):
         if clients_of_rank:
             return super()._load(clients_of_rank)
         # Lightning ends a fit whose loader is empty: an idle rank gets one batch, whose training is discarded.
-        idle = CohortLoader(
+        loader_of_one_batch = CohortLoader(
             self.data,
             clients[:1],
             seed=self._state.seed,
             round_index=self._state.round_index,
             lengths=lambda *_: [1],
         )
-        idle.visits = []
-        return idle
+        loader_of_one_batch.visits = []  # no client trains on this rank
+        return loader_of_one_batch
 
     def _idle(self) -> bool:
         return not self._visits
@@ -149,12 +150,13 @@ class SeveralRanks(Engine):
 
     def _models_unlike_sent(self) -> dict[int, Tensor]:
         """Return the clients' trained models, where they are not what the clients sent."""
-        vectors = self._sent_vectors()
-        models = {}
-        for client, model in super().trained().items():
-            if model is not vectors[client]:
-                models[client] = model
-        return models
+        sent_vectors = self._sent_vectors()
+        trained_models = super().trained()
+        unlike_sent = {}
+        for client, model in trained_models.items():
+            if model is not sent_vectors[client]:
+                unlike_sent[client] = model
+        return unlike_sent
 
     def _sent_vectors(self) -> dict[int, Tensor]:
         return {update.client_id: update.vector for update in self.updates}
@@ -220,17 +222,18 @@ class SeveralRanks(Engine):
         super().close()
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
-        scores_of_rank = super().own_scores(instruct)
-        parts = self.ranks.all_gather((self._mine(), scores_of_rank), "the clients' tests")
-        all_scores = {}
+        clients_of_rank = self._mine()
+        scores_of_rank = super().own_scores(instruct)  # name: [clients of this rank]
+        parts = self.ranks.all_gather((clients_of_rank, scores_of_rank), "the clients' tests")
+        all_scores = {}  # name: [n]
         for name in scores_of_rank:
             all_scores[name] = torch.full(
                 (self._state.num_clients,),
                 float("nan"),
             )
         for clients, scores in parts:
-            for name, values in scores.items():
-                all_scores[name][clients] = values
+            for name, scores_of_clients in scores.items():
+                all_scores[name][clients] = scores_of_clients
         return all_scores
 
     def check_agreement(
@@ -239,14 +242,16 @@ class SeveralRanks(Engine):
         values = {
             "global model": model,
             "aggregation weights": round.aggregation_weights,
-            **{f"metric {name}": value for name, value in contributions.items()},
         }
+        for metric_name, contribution in contributions.items():
+            values[f"metric {metric_name}"] = contribution
         checksums = {}
         for name, value in values.items():
             if value is not None:
                 checksums[name] = _checksum(value)
         checksums_by_rank = self.ranks.all_gather(checksums, "checksums")
         for rank, checksums_of_rank in enumerate(checksums_by_rank):
+            # The names of both, in order: a value may be missing on one of the ranks.
             for name in {**checksums, **checksums_of_rank}:
                 if checksums.get(name) != checksums_of_rank.get(name):
                     self._raise_disagreement(round, rank, name)

@@ -176,8 +176,9 @@ class VmapProcess(IdleEngine):
         )
         while not self.complete:
             end = self._visited + self._chunk
-            clients = [self._begin_and_suspend(v) for v in self._visits[self._visited : end]]
-            self._train_rows(clients)
+            visits = self._visits[self._visited : end]
+            clients = [self._begin_and_suspend(visit) for visit in visits]
+            self._train_rows(clients)  # moves `_visited` on
         num_steps = sum(visit.batches for visit in self._visits)
         add(self.trainer, Counted(steps=num_steps))
 
@@ -190,6 +191,7 @@ class VmapProcess(IdleEngine):
         self._begin(visit)
         for _ in range(visit.batches - 1):
             batches.append(self._next_batch())
+        # The module now holds this client's initial model.
         state = {name: tensor.clone() for name, tensor in self._stacked.items()}
         context = self.local_training.suspend()
         self._current_client = None
@@ -215,10 +217,11 @@ class VmapProcess(IdleEngine):
         if result is None:  # out of the except block: the error's traceback holds the tensors
             self._train_halves(clients)
             return
-        trained, losses = result
+        trained_states, losses = result
         for row, client in enumerate(clients):
             self._current_client = self._visits[self._visited].client
-            tensors_of_client = [trained[name][row] for name in self._stacked]
+            # Put the client's trained model into the module, as if the Trainer had trained it.
+            tensors_of_client = [trained_states[name][row] for name in self._stacked]
             torch._foreach_copy_(list(self._stacked.values()), tensors_of_client)
             self.local_training.resume(client.context, losses[row])
             self._end()
@@ -298,9 +301,9 @@ def _is_harmless(callback: L.Callback, hook: str) -> bool:
     # The class from which the callback has its hook.
     for parent in type(callback).__mro__:
         if hook in vars(parent):
-            only_watches = issubclass(parent, WATCHERS)
             package, _, _ = parent.__module__.partition(".")
-            return package == "flsv" or (package == "lightning" and only_watches)
+            is_lightnings_watcher = package == "lightning" and issubclass(parent, WATCHERS)
+            return package == "flsv" or is_lightnings_watcher
     return False
 
 
@@ -382,11 +385,13 @@ def _first_batches(
     seed: int,
 ) -> list[Any]:
     data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
-    client = int((data.num_samples > 0).nonzero()[0])
+    clients_with_samples = (data.num_samples > 0).nonzero()
+    first_client = int(clients_with_samples[0])
+    loader = CohortLoader(data, [first_client], seed=seed, round_index=0)
     batches = []
-    # A generator, which Iterable.__iter__ need not be.
-    with closing(iter(CohortLoader(data, [client], seed=seed, round_index=0))) as loader:  # type: ignore[type-var]
-        for batch in islice(loader, BATCHES):
+    # The iterator is a generator, which Iterable.__iter__ need not be.
+    with closing(iter(loader)) as iterator:  # type: ignore[type-var]
+        for batch in islice(iterator, BATCHES):
             batch_of_trial = as_given(trial, batch)
             batches.append(tree_map_only(Tensor, torch.clone, batch_of_trial))
     return batches
@@ -434,13 +439,14 @@ def _compare(
     if torch.allclose(batched, ordinary, rtol=tolerance, atol=tolerance, equal_nan=True):
         return
     difference = batched - ordinary
-    if float(difference.float().norm()) <= rounding_norm:
-        return
-    largest = difference.abs().max().item()
+    difference_norm = float(difference.float().norm())
+    if difference_norm <= rounding_norm:
+        return  # rounding alone explains it
+    largest_difference = difference.abs().max().item()
     raise refusal(
         module,
-        f"after at most {BATCHES} batches of one client, {name!r} differs by {largest:.2g} from what the same "
-        f"batches make of it one after the other, where {tolerance} is allowed (an optimizer that divides by a "
+        f"after at most {BATCHES} batches of one client, {name!r} differs by {largest_difference:.2g} from what the "
+        f"same batches make of it one after the other, where {tolerance} is allowed (an optimizer that divides by a "
         "gradient's size makes the rounding of a gradient that ought to be 0 as large as others, as that of a bias "
         "before batch normalization)",
     )
@@ -449,18 +455,20 @@ def _compare(
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
     """Raise NotBatched if the code within changes the module's attributes, or draws random numbers."""
-    attributes = dict(_attributes(module))
-    generator_states = tree_leaves(global_rngs())
+    attributes_before = dict(_attributes(module))
+    generators_before = tree_leaves(global_rngs())
     yield
-    if not all(map(np.array_equal, generator_states, tree_leaves(global_rngs()))):
-        raise refusal(module, "it draws random numbers, as dropout or an augmentation does")
-    attributes_now = dict(_attributes(module))
-    changed = []
-    for name in sorted(attributes.keys() | attributes_now.keys()):
-        if attributes.get(name) != attributes_now.get(name):
-            changed.append(name)
-    if changed:
-        names = ", ".join(changed[:3])
+    generators_after = tree_leaves(global_rngs())
+    for state_before, state_after in zip(generators_before, generators_after):
+        if not np.array_equal(state_before, state_after):
+            raise refusal(module, "it draws random numbers, as dropout or an augmentation does")
+    attributes_after = dict(_attributes(module))
+    changed_names = []
+    for name in sorted(attributes_before.keys() | attributes_after.keys()):
+        if attributes_before.get(name) != attributes_after.get(name):
+            changed_names.append(name)
+    if changed_names:
+        names = ", ".join(changed_names[:3])
         raise refusal(
             module, f"it changes what the module keeps beside parameters and buffers: {names}"
         )
@@ -471,17 +479,18 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for prefix, layer in module.named_modules():
         for name, value in vars(layer).items():
             path = f"{prefix}.{name}" if prefix else name
+            # What is yielded differs after a change: an id after a replacement, the rest after one in place.
             if name == "_buffers":
                 yield path, {key: id(buffer) for key, buffer in value.items()}
             elif isinstance(value, Tensor):
-                # A tensor's version counts its changes in place.
+                # A tensor's version counts its changes in place. Inference tensors have none.
                 version = None if value.is_inference() else value._version
                 yield path, (id(value), version)
+            elif name in ATTRIBUTES_OF_MODULES:
+                continue
             elif isinstance(value, bool | int | float | str | None):
-                if name not in ATTRIBUTES_OF_MODULES:
-                    yield path, (None, value)
-            elif name not in ATTRIBUTES_OF_MODULES:
-                size = None
-                if isinstance(value, dict | list | set | deque):
-                    size = len(value)
-                yield path, (id(value), size)
+                yield path, (None, value)
+            elif isinstance(value, dict | list | set | deque):
+                yield path, (id(value), len(value))
+            else:
+                yield path, (id(value), None)

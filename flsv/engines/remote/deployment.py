@@ -126,10 +126,11 @@ class RemoteServer:
         say(self._faults(loop))
 
     def _data(self, directory: Directory) -> RemoteData:
-        server_data = None
         if self.datamodule is not None:
             server_data = self.datamodule()
-        else:  # Lightning would warn of it in every round
+        else:
+            server_data = None
+            # Lightning would warn of the empty list of loaders in every round.
             warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
         data = RemoteData(
             self.sites,
@@ -194,9 +195,10 @@ class SiteClient:
             sender: who has sent the message, for the site's log.
         """
         # The policy is read at every message: the owner may change the file while this process runs.
-        policy = SitePolicy()
         if "policy" in node:
             policy = SitePolicy.read(Path(str(node["policy"])))
+        else:
+            policy = SitePolicy()
         if self._site is None:
             self._site = Site(
                 self.make_module,

@@ -313,41 +313,43 @@ class RemoteSites:
         self, replies: Mapping[int, Reply], device: torch.device, space: ParameterSpace
     ) -> tuple[list[ClientUpdate], list[int]]:
         """Read updates from the sites' replies to :meth:`packets`, and return them as :meth:`train` does."""
-        finite: dict[int, ClientUpdate] = {}
-        broken: list[int] = []
-        visits: dict[int, str] = {}
+        finite_updates: dict[int, ClientUpdate] = {}
+        broken: list[int] = []  # whose model is not finite
+        visits: dict[int, str] = {}  # by which a site finds the state that it has stored
         faults: dict[int, str] = {}
         for site, reply in replies.items():
             try:
-                update, visits[site] = self._read_update(site, check_done(reply), device, space)
+                packet = check_done(reply)
+                update, visits[site] = self._read_update(site, packet, device, space)
             except BadReply as error:
                 faults[site] = str(error)
                 continue
             if update is None:
                 broken.append(site)
             else:
-                finite[site] = update
+                finite_updates[site] = update
 
-        reports = {site: describe_reports(update) for site, update in finite.items()}
+        reports = {site: describe_reports(update) for site, update in finite_updates.items()}
         faults |= self._unusual_reports(reports)
         when = f" of round {self._state.round_index + 1}"
         for site, fault in faults.items():
             self._warn(site, "is left out", fault, when)
-        self._visits_of_round = {site: visits[site] for site in finite if site not in faults}
-        for site in self._visits_of_round:
+        accepted_sites = [site for site in finite_updates if site not in faults]
+        self._visits_of_round = {site: visits[site] for site in accepted_sites}
+        for site in accepted_sites:
             if replies[site].plain.get("lost"):  # type: ignore[union-attr]  # a Packet: its update was read
                 self._warn(site, "no longer held what it kept, and went on from nothing", "", when)
             self._warn_of_withheld(site, replies[site], [LOSS])
-        return [finite[site] for site in self._visits_of_round], broken
+        return [finite_updates[site] for site in accepted_sites], broken
 
     def _read_update(
         self, site: int, reply: Packet, device: torch.device, space: ParameterSpace
     ) -> tuple[ClientUpdate | None, str]:
         """Return a site's update, and the name of its training (visit). An update that is not finite is None."""
-        samples = self.directory.sizes[site]["train"]
-        most_steps = self._most_steps(site, samples)
-        update = read_update(reply, site, space, device, samples, most_steps)
-        if update is None:
+        num_samples = self.directory.sizes[site]["train"]
+        max_steps = self._most_steps(site, num_samples)
+        update = read_update(reply, site, space, device, num_samples, max_steps)
+        if update is None:  # its model is not finite
             return None, ""
         for name, value in sorted(update.reports.items()):
             self._check_report(name, value)
@@ -356,7 +358,9 @@ class RemoteSites:
     def _check_report(self, name: str, value: Tensor) -> None:
         if name not in self._reports:
             raise BadReply(f"it reports {name!r:.40}, which nobody asks for")
-        expected = self._reports[name] or Numbers(value.dtype, tuple(value.shape))
+        expected = self._reports[name]
+        if expected is None:  # any shape, but finite numbers
+            expected = Numbers(value.dtype, tuple(value.shape))
         try:
             expected.check(value)
         except ValueError as error:
@@ -365,22 +369,25 @@ class RemoteSites:
     def _unusual_reports(self, reports: Mapping[int, str]) -> dict[int, str]:
         """Return the sites whose reports differ in names, shapes or types from the majority's, with reasons."""
         # In a tie the values of an earlier round's majority count as right. Without one, all sites are at fault.
+        # `reports` holds a description for each site.
         counts = Counter(reports.values())
         highest_count = max(counts.values(), default=0)
-        most_frequent = {words for words, count in counts.items() if count == highest_count}
+        most_frequent = {report for report, count in counts.items() if count == highest_count}
         if len(most_frequent) == 1:
             (self._majority_reports,) = most_frequent
 
-        expected = None
         if self._majority_reports in most_frequent:
             expected = self._majority_reports
-        alternatives = " or ".join(sorted(most_frequent))
-        expectation = expected or f"do not agree: {alternatives}"
-        return {
-            site: f"it reports {words}, the others {expectation}"
-            for site, words in reports.items()
-            if words != expected
-        }
+            expectation = expected
+        else:
+            expected = None
+            alternatives = " or ".join(sorted(most_frequent))
+            expectation = f"do not agree: {alternatives}"
+        faults = {}
+        for site, report in reports.items():
+            if report != expected:
+                faults[site] = f"it reports {report}, the others {expectation}"
+        return faults
 
     def ask(
         self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any
@@ -487,12 +494,15 @@ class RemoteSites:
         }
 
     def _note(self, site: int, event: str, why: object = "", when: str = "") -> str:
-        event = printable(event)
+        # Both texts may come from a site.
+        printable_event = printable(event)
         reason = printable(why)
+        clause = ""
         if reason:
-            reason = f": {reason}"
-        self._state.note(site, f"{event}{reason}")
-        return f"site {self.directory.names[site]!r} (client {site}) {event}{when}{reason}."
+            clause = f": {reason}"
+        self._state.note(site, f"{printable_event}{clause}")
+        site_name = self.directory.names[site]
+        return f"site {site_name!r} (client {site}) {printable_event}{when}{clause}."
 
     def _warn(self, site: int, what: str, why: object = "", when: str = "") -> None:
         warnings.warn(self._note(site, what, why, when), stacklevel=3)

@@ -120,20 +120,20 @@ def instruction_packet(
 
 def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
     """Read the server's instruction from a packet at a site."""
-    values = {}
     start_model = None
+    other_tensors = {}
     for name, tensor in packet.tensors.items():
         if name == START:
             start_model = tensor.to(device)
         elif name.startswith(OTHER):
-            values[name.removeprefix(OTHER)] = tensor.to(device)
+            other_tensors[name.removeprefix(OTHER)] = tensor.to(device)
     plain = packet.plain
     return Instruction(
-        plain["round"],
-        plain["client"],
-        plain["seed"],
-        start_model,
-        values,
+        round_index=plain["round"],
+        client_id=plain["client"],
+        seed=plain["seed"],
+        start=start_model,
+        tensors=other_tensors,
     )
 
 
@@ -183,12 +183,14 @@ def update_packet(
 def failure_packet(error: BaseException) -> Packet:
     """Make the packet that reports a site's error by its class and source line."""
     # The error's text may quote samples, so only a Refused error is sent with its text.
-    text = str(error)
-    if not isinstance(error, Refused):
-        frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, Refused):
+        text = str(error)
+    else:
         source_line = ""
+        frames = traceback.extract_tb(error.__traceback__)
         if frames:
-            source_line = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}"
+            innermost = frames[-1]
+            source_line = f" at {Path(innermost.filename).name}:{innermost.lineno}"
         text = f"it failed with {type(error).__name__}{source_line}, its own log says more"
     is_unwilling = isinstance(error, ConfigurationError)
     return Packet("failed", {"error": text, "unwilling": is_unwilling})
@@ -360,6 +362,7 @@ def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(plain, _PLAIN):
         return plain
     if isinstance(plain, Mapping) and len(plain) == 1:
+        # A dict of one entry: what the value was, and of what it is made.
         ((kind, content),) = plain.items()
         if kind == "tensor" and content in tensors:
             return tensors[content].detach()

@@ -132,8 +132,9 @@ class SitePolicy:
         """Add the privacy loss of one more update to the total in the file ``ledger``."""
         # Called before each training, also if it repeats an earlier one or fails later.
         # Gaussian mechanisms with noise multipliers sigma_i compose to one with (sum_i 1 / sigma_i^2)^(-1/2).
-        # Without noise the sum is infinite.
-        square_of_update = sum(n.noise_multiplier**-2 for n in self.noise(uploads)) or math.inf
+        square_of_update = sum(noise.noise_multiplier**-2 for noise in self.noise(uploads))
+        if square_of_update == 0:  # there is no noise
+            square_of_update = math.inf
         with FileLock(f"{ledger}.lock"):  # other processes of the site count in it, too
             updates, squares = _read_ledger(ledger)
             squares += square_of_update

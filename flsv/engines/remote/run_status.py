@@ -41,12 +41,16 @@ def run_status(
 
     def write(status: str, why: str | None = None) -> None:
         path = folder / "status.json"
-        earlier_text = path.read_text() if path.is_file() else ""
+        earlier_text = ""
+        if path.is_file():
+            earlier_text = path.read_text()
+        # A run that an operator has stopped keeps this status.
         is_run_stopped = '"stopped"' in earlier_text and f'"{run}"' in earlier_text
         if run is not None and is_run_stopped:
             return
-        time_of_status = start_time
-        if status != "running":
+        if status == "running":
+            time_of_status = start_time
+        else:
             time_of_status = datetime.now(UTC)
         since = time_of_status.isoformat(timespec="seconds")
         fields = {"status": status, "since": since, "why": why, "run": run}

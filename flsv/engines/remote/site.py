@@ -180,12 +180,15 @@ class Site:
         return packet_of_summary(table_summary(self._data, self.policy.min_rows))
 
     def _needed(self) -> list[str]:
-        names: list[str] = []
-        if any("losses" in needs_of(metric) for metric in self._config.metrics.values()):
-            names.append(LOSS)
+        report_names: list[str] = []
+        is_loss_needed = any(
+            "losses" in needs_of(metric) for metric in self._config.metrics.values()
+        )
+        if is_loss_needed:
+            report_names.append(LOSS)
         for strategy in self._config.strategies.values():
-            names += strategy.reports
-        return names
+            report_names += strategy.reports
+        return report_names
 
     def _train(self, packet: Packet) -> Packet:
         memory = SiteMemory(self._folder, packet.plain["run"])
@@ -251,46 +254,53 @@ class Site:
         withheld = self.policy.withheld(OWN_SCORES)
         if len(withheld) == len(OWN_SCORES):
             self.policy.check_told(OWN_SCORES)  # refuses: nothing is left to report
-        scores = self._within_fit(packet, partial(self._score_own_model, packet, site_state))
-        scores |= dict.fromkeys(withheld, float("nan"))
+        score = partial(self._score_own_model, packet, site_state)
+        scores = self._within_fit(packet, score)
+        for name in withheld:
+            scores[name] = float("nan")
         return Packet("tested", {**scores, "withheld": withheld})
 
     def _score_own_model(
         self, packet: Packet, site_state: SiteState, trainer: L.Trainer
     ) -> dict[str, float]:
         module = trainer.lightning_module
-        num_classes = packet.plain["classes"]
+        instruction = read_instruction(packet)
         space, _, local = opened_state(trainer, self._data, self._config, packet, site_state)
-        with opened(local):
-            model = used_model(local, read_instruction(packet), self._config.strategies)
+        with opened(local):  # the site's data may be read
+            model = used_model(local, instruction, self._config.strategies)
             assert model is not None
             space.write(module, model)
             space.write_private(module, dict(local.private))
-        counts = ClassScores(num_classes or self._data.num_classes)
-        count_answers(trainer, self._data.client_loader(0, "test"), counts)
-        return plain_scores(counts)
+
+        num_classes = packet.plain["classes"] or self._data.num_classes
+        class_scores = ClassScores(num_classes)
+        test_loader = self._data.client_loader(0, "test")
+        count_answers(trainer, test_loader, class_scores)
+        return plain_scores(class_scores)
 
     def _ask(self, packet: Packet) -> Packet:
+        # A question is a function of a module, "module:function".
         name = packet.plain["question"]
         self.policy.check_question(name, self._questions)
         module_name, _, function_name = name.partition(":")
         question = getattr(importlib.import_module(module_name), function_name)
         args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
-        bound = inspect.signature(question).bind(None, *args, **kwargs)
-        bound.apply_defaults()
+        bound_arguments = inspect.signature(question).bind(None, *args, **kwargs)
+        bound_arguments.apply_defaults()
         # The score that an answer tells: the question's argument, or else what is listed of the question.
-        score = bound.arguments.get("performance")
+        score = bound_arguments.arguments.get("performance")
         if score is None:
             score = QUESTIONS.get(name)
         if score is not None:
             self.policy.check_told([score])
 
         site_state = self._state_for(packet)
-        ask = partial(self._call_question, packet, question, site_state)
-        answer, tensors = pack(self._within_fit(packet, ask))
+        call = partial(self._call_question, packet, question, site_state)
+        answer, tensors = pack(self._within_fit(packet, call))
+        # The question may have changed `site_state`, which is stored beside all earlier states.
         visit = packet.digest.hex()
         memory = SiteMemory(self._folder, packet.plain["run"])
-        memory.keep(visit, site_state, memory.all())
+        memory.keep(visit, site_state, earlier=memory.all())
         return Packet("answer", {"answer": answer, "visit": visit}, on_cpu(tensors))
 
     def _call_question(
@@ -323,14 +333,15 @@ class Site:
 
     def _trainer(self, packet: Packet, rounds: int, callback: L.Callback) -> L.Trainer:
         options = {**_QUIET, **self._trainer_options}
-        options["callbacks"] = [*options.get("callbacks", []), callback]
+        callbacks = options.get("callbacks", [])
+        options["callbacks"] = [*callbacks, callback]
         options["max_epochs"] = rounds
         trainer = L.Trainer(**options)
         if rounds:
-            # The fit's only epoch has the round's number.
-            counters = vars(trainer.fit_loop.epoch_progress.current)
-            for name in counters:
-                counters[name] = packet.plain["round"]
+            # The fit's only epoch has the round's number: its counters begin there.
+            progress = trainer.fit_loop.epoch_progress.current
+            for counter_name in vars(progress):
+                setattr(progress, counter_name, packet.plain["round"])
         return trainer
 
     def _state_for(self, packet: Packet) -> SiteState:
@@ -569,18 +580,18 @@ class SiteVisit(L.Callback, Rounds):
         self.update = self._training.end()
         if self.update is None:
             return  # as if the site had not taken part
-        shared = self._training.state
-        shared.end_round(self.update.vector)
+        trainer_state = self._training.state
+        trainer_state.end_round(self.update.vector)
         self._store.commit()
         self._store.to("cpu")
         client_id = self._instruction.client_id
-        with opened(self._holder) as local:
-            sent = None
+        with opened(self._holder) as local:  # the site's data may be read
+            sent = None  # it has sent its trained model
             if local.sent is not local.model:
                 sent = local.sent
             self.site_state = {
                 "store": self._store.state_dict().get(client_id, {}),
-                "buffers": shared.buffers(),
+                "buffers": trainer_state.buffers(),
                 "start": local.start,
                 "trained": local.model,
                 "sent": sent,

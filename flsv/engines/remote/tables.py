@@ -69,8 +69,10 @@ def take_encoder(
         Refused: that fails, with a reason that names no value, or the site's updates are ``private``.
     """
     plain = packet.plain.get("encoder")
-    encoder = None if plain is None else AgreedEncoder.from_plain(plain)
-    if configured is not None:
+    encoder = None
+    if plain is not None:
+        encoder = AgreedEncoder.from_plain(plain)
+    if configured is not None:  # it is used already
         if encoder not in (None, configured):
             raise Refused("its columns have another encoder than the server's")
         return
@@ -119,11 +121,12 @@ def check_states(states: Mapping[str, str | None]) -> None:
 
     descriptions = []
     for state, sites in sites_by_state.items():
-        description = f"a table with encoder {state}"
         if state is None:
             description = "no table"
         elif state == WAITS:
             description = "a table without an encoder"
+        else:
+            description = f"a table with encoder {state}"
         descriptions.append(f"{listed(sites)}: {description}")
     raise ConfigurationError(
         f"The sites' data differ: {'; '.join(descriptions)}. Give all sites tables, and all or none of them "

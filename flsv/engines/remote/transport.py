@@ -158,19 +158,20 @@ class Directory:
             while not present or self._unsized():
                 if time.monotonic() > deadline:
                     missing = [self.names[site] for site in self._unsized()]
+                    faults = " ".join(self._wrong.values())
                     raise RuntimeError(
                         f"sites {missing or self.names} have not come within {self.wait:g} s. "
-                        f"{' '.join(self._wrong.values())} Start them, or leave them out of sites=[...]. One whose log "
+                        f"{faults} Start them, or leave them out of sites=[...]. One whose log "
                         "says Exit Code: 305 has a key that is not registered here."
                     )
                 time.sleep(min(0.5, self.wait))
                 present = self.refresh(strict=True)
 
-        words = f"{len(present)} of {len(self.names)} sites are there"
+        message = f"{len(present)} of {len(self.names)} sites are there"
         away = [name for site, name in enumerate(self.names) if site not in present]
         if away:
-            words += f", without {', '.join(away)}"
-        rank_zero_info(f"flsv: {words}.")
+            message += f", without {', '.join(away)}"
+        rank_zero_info(f"flsv: {message}.")
         self._agree_on_encoder()
 
     def _unsized(self) -> list[int]:
@@ -179,13 +180,15 @@ class Directory:
     def _agree_on_encoder(self) -> None:
         """Let all sites tell about their tables, make one encoder of it, and let all take that."""
         self._check_states()
-        if WAITS in self._table_states.values() and self.encoder is None:
+        is_encoder_awaited = WAITS in self._table_states.values()
+        if is_encoder_awaited and self.encoder is None:
             replies = self._summaries()
             num_rows = {}
             for site, name in enumerate(self.names):
                 num_rows[name] = self.sizes[site]["train"]
             summaries = summaries_of_replies(replies, num_rows)
             self.encoder = agree_on_encoder(summaries, num_rows, self._encoder_file.parent)
+            # Greet all sites anew: each message carries the encoder.
             self._greeted.clear()
             self.refresh(strict=True)
             self._check_states()
@@ -217,16 +220,18 @@ class Directory:
         """Return ``{site number: address}`` of the sites that answer. With ``strict`` a site that cannot take part is
         an error."""
         self._addresses = self._sites_at(self._transport.present())
-        # At the first contact a site starts a process and reads its data: it may take as long as `wait`.
-        seconds = max(self.timeout, self.wait) if strict else self.timeout
-        greetings = {
-            site: Packet("hello", {"client": site})
-            for site in self._addresses
-            if site not in self._greeted
-        }
+        if strict:
+            # At the first contact a site starts a process and reads its data: it may take as long as `wait`.
+            seconds = max(self.timeout, self.wait)
+        else:
+            seconds = self.timeout
+        greetings = {}
+        for site in self._addresses:
+            if site not in self._greeted:
+                greetings[site] = Packet("hello", {"client": site})
         for site, reply in self._send(greetings, seconds):
             self._take_greeting(site, reply, strict)
-        return {site: self._addresses[site] for site in self._addresses if site in self._greeted}
+        return {site: address for site, address in self._addresses.items() if site in self._greeted}
 
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
         """Send packets to sites, and return each site's reply, or the reason why there is none."""
@@ -246,10 +251,12 @@ class Directory:
             for site, reply in self._send(sent, self.timeout):
                 replies[site] = reply
 
+        # A text in a reply's place says why there is none.
         for site in sites_without_reply():
-            replies[site] = "it is away"
             if site in sent:
                 replies[site] = f"no reply within {self.timeout:g} s"
+            else:
+                replies[site] = "it is away"
         return {site: replies[site] for site in packets}
 
     @contextmanager
@@ -280,17 +287,17 @@ class Directory:
         settings: dict[str, Any] = {"agreement": self._ours}
         if self.encoder is not None:
             settings["encoder"] = self.encoder.to_plain()
-        sites = {}
+        site_at_address = {}
         complete_packets = {}
         for site, packet in packets.items():
             address = self._addresses[site]
-            sites[address] = site
+            site_at_address[address] = site
             plain = {**packet.plain, **settings}
             complete_packets[address] = Packet(packet.kind, plain, packet.tensors)
         if not complete_packets:
             return
         for address, reply in self._transport.exchange(complete_packets, seconds):
-            yield sites[address], reply
+            yield site_at_address[address], reply
 
     def _sites_at(self, nodes: Mapping[Address, str]) -> dict[int, Address]:
         # `nodes` holds each address's registered name.
@@ -329,8 +336,8 @@ class Directory:
             earlier_sizes = self.sizes.get(site, sizes)
             self.sizes[site] = sizes
             if earlier_sizes != sizes:
-                words = f"site {name!r} has {sizes} samples now and had {earlier_sizes}"
-                warnings.warn(f"{words}: values from here on are of its new data.", stacklevel=3)
+                change = f"site {name!r} has {sizes} samples now and had {earlier_sizes}"
+                warnings.warn(f"{change}: values from here on are of its new data.", stacklevel=3)
             self._write_book()
 
     def _write_book(self) -> None:
@@ -350,7 +357,7 @@ def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
     """Read a site's number of samples in each split, and check that it is at most ``most``."""
     sizes = {}
     for split, minimum in _SPLITS.items():
-        sizes[split] = checked_int(plain, split, float("inf"), minimum)
+        sizes[split] = checked_int(plain, split, maximum=float("inf"), minimum=minimum)
     largest_split = max(sizes, key=sizes.__getitem__)
     if sizes[largest_split] > max_samples:
         raise Unwilling(
@@ -378,15 +385,16 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
     parts_at_clients = []
     for role in ("client_algorithm", "personalizer"):
         if role in config.strategies:
-            parts_at_clients.append(config.strategies[role])
-    parts_at_clients += config.uploads
+            parts_at_clients.append(repr(config.strategies[role]))
+    for upload in config.uploads:
+        parts_at_clients.append(repr(upload))
     options = []
     for name in ("local_epochs", "optimizer_state", "head"):
         options.append(f"{name}={getattr(config, name)!r}")
     return {
         "flsv": f"{version('flsv')}, sources {_sources()}",
         "module": f"{type(module).__name__}, {space.size} numbers, {hash_of_layout}",
-        "at clients": ", ".join(map(repr, parts_at_clients)) or "nothing",
+        "at clients": ", ".join(parts_at_clients) or "nothing",
         "training": ", ".join(options),
     }
 
@@ -473,14 +481,13 @@ class RemoteData(FederatedDataModule):
             self._server_data.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
-        if self._server_data is not None:
-            self._server_data.trainer = self.trainer
-            if (
-                isinstance(self._server_data, FederatedDataModule)
-                and self.encoder_of_sites is not None
-            ):
-                self._server_data.encode(self.encoder_of_sites)
-            self._server_data.setup(stage or "fit")
+        server_data = self._server_data
+        if server_data is None:
+            return
+        server_data.trainer = self.trainer
+        if self.encoder_of_sites is not None and isinstance(server_data, FederatedDataModule):
+            server_data.encode(self.encoder_of_sites)
+        server_data.setup(stage or "fit")
 
     def teardown(self, stage: str) -> None:
         if self._server_data is not None:
