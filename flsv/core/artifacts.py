@@ -80,11 +80,11 @@ def write_artifacts(
         plain_name(name, "picture")
         with drawing(f"{folder / name}.png"):
             artifact = draw()
-            if isinstance(artifact, str):
+            if isinstance(artifact, str):  # a table
                 (folder / f"{name}.csv").write_text(artifact)
-                continue
-            artifact.savefig(folder / f"{name}.png")
-            figures[name] = artifact
+            else:
+                artifact.savefig(folder / f"{name}.png")
+                figures[name] = artifact
 
     if step is not None and figures:
         _show_in_tensorboard(figures, folder, step)

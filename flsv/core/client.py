@@ -242,7 +242,7 @@ class Client:
             )
         answer = self._answer(question, args, kwargs)
         if self.is_private:
-            answer = None
+            answer = None  # whatever the function has returned
         self._count(question, (args, kwargs), answer)
         return answer  # type: ignore[return-value]  # None if the function returns nothing
 
@@ -254,7 +254,7 @@ class Client:
         is_in_this_process = owners is None or owners.has(self.id)
         answer = None
         if is_in_this_process:
-            with opened(self.__data):
+            with opened(self.__data):  # the only place where a question reads the data
                 answer = question(self.__data, *args, **kwargs)
         if owners is None:
             return answer

@@ -146,6 +146,6 @@ def extension_of(config: Any) -> RunExtension:
             f"metrics need different extensions of a run, and it has one: {metrics_by_extension}. Leave out all but "
             "one."
         )
-    (extension,) = metrics_by_extension
-    kind: type[RunExtension] = resolve_name(extension)
-    return kind.of(config)
+    (class_name,) = metrics_by_extension
+    extension_class: type[RunExtension] = resolve_name(class_name)
+    return extension_class.of(config)

@@ -127,9 +127,10 @@ class ClientMatrix:
         self._block_bytes = block_bytes
 
     def _suitable_block_bytes(self) -> int:
-        block_bytes = BLOCK_BYTES
         if self.rows.device.type == "cpu":
             block_bytes = CPU_BLOCK_BYTES
+        else:
+            block_bytes = BLOCK_BYTES
         if self._common_start is not None:
             return block_bytes
 
@@ -143,8 +144,9 @@ class ClientMatrix:
         initial_models = [model[:end] for model in self.starts]
         matrix = ClientMatrix(rows, initial_models, self._block_bytes)
         # Slices are new objects, by which the new matrix cannot see that the start is common.
-        matrix._common_start = None
-        if self._common_start is not None:
+        if self._common_start is None:
+            matrix._common_start = None
+        else:
             matrix._common_start = self._common_start[:end]
         return matrix
 
@@ -184,7 +186,7 @@ class ClientMatrix:
         weights = weights.to(self.rows)
         combined = self.rows.new_empty(end)
         for block in self.blocks(end):
-            updates = self.updates(block)
+            updates = self.updates(block)  # [k, b]
             torch.mv(updates.T, weights, out=combined[block])
         return combined
 

@@ -39,18 +39,19 @@ def reads_of(
     that the functions in its ``round_fields`` name in their code. If a metric declares ``needs``, its functions are not
     looked into. With ``only_required`` arguments that have a default are left out.
     """
-    declared = attribute_of(part, "needs")
-    names = set(declared or ())
+    declared_names = attribute_of(part, "needs")
+    names = set(declared_names or ())
     if _is_metric(part):
-        skipped = set()
+        skipped_arguments = set()
         if only_required:
-            skipped = _optional_arguments_of(part)
+            skipped_arguments = _optional_arguments_of(part)
+        # A field is an attribute of the round, or a function of the round.
         for argument, field in fields_of(part).items():
-            if callable(field) and declared is None:
+            if callable(field) and declared_names is None:
                 names |= names_in_code(field)
-            if isinstance(field, str) and argument not in skipped:
+            if isinstance(field, str) and argument not in skipped_arguments:
                 names.add(field)
-    return tuple(name for name in VOCABULARY if name in names)
+    return tuple(name for name in VOCABULARY if name in names)  # in the vocabulary's order
 
 
 def needs_of(
@@ -76,7 +77,7 @@ def needs_of(
         needs.add("reports")
     if getattr(part, "reported_by", None):
         needs.add("reports")
-    return tuple(need for need in NEEDS if need in needs)
+    return tuple(need for need in NEEDS if need in needs)  # in one order
 
 
 def check_declared(part: Any, reader: str) -> None:

@@ -32,11 +32,11 @@ class Head:
 
     def rows(self, vectors: Tensor, include_bias: bool = True) -> Tensor:
         """Select the head's weights ``[..., M, D]`` from ``vectors [..., P]``, with the bias ``[..., M, D+1]``."""
-        weight = vectors[..., self.weight]
-        rows = weight.unflatten(-1, (self.num_classes, -1))
+        weight = vectors[..., self.weight]  # [..., M * features]
+        rows = weight.unflatten(-1, (self.num_classes, -1))  # [..., M, features]
         if not include_bias or self.bias is None:
             return rows
-        bias = vectors[..., self.bias].unsqueeze(-1)
+        bias = vectors[..., self.bias].unsqueeze(-1)  # [..., M, 1]
         return torch.cat([rows, bias], dim=-1)
 
 
@@ -239,15 +239,15 @@ class ParameterSpace:
 
     def described(self) -> dict[str, str]:
         """Describe, ``{kind: text}``, how many entries are shared, private and constant, with their names' hash."""
-        names_by_kind = {
+        names_by_part = {
             "shared": self.names,
             "private": self.private_names,
             "constant": self.constant_names,
         }
         descriptions = {}
-        for kind, names in names_by_kind.items():
+        for part, names in names_by_part.items():
             digest = hashlib.sha256(repr(names).encode()).hexdigest()
-            descriptions[kind] = f"{len(names)} tensors ({digest[:8]})"
+            descriptions[part] = f"{len(names)} tensors ({digest[:8]})"
         return descriptions
 
     def _shared(self, module: nn.Module) -> list[Tensor]:
@@ -263,8 +263,9 @@ class ParameterSpace:
         """Split vectors ``[..., length]`` into views ``{name: tensor [..., *shape]}``. The length is :attr:`size`, or
         :attr:`num_parameters` for parameters only.
         """
-        sizes = self._sizes
-        if vector.shape[-1] != self.size:
+        if vector.shape[-1] == self.size:
+            sizes = self._sizes
+        else:  # a vector of the parameters without buffers
             sizes = self._sizes[: self._num_parameter_tensors]
 
         tensors = {}
@@ -417,7 +418,8 @@ def check_share(share: Any) -> None:
     if callable(share):
         return
     words = [share] if isinstance(share, str) else share
-    if isinstance(words, list | tuple) and words and all(map(_is_word, words)):
+    is_sequence = isinstance(words, list | tuple) and len(words) > 0
+    if is_sequence and all(_is_word(word) for word in words):
         return
     raise ConfigurationError(
         f'FederatedLoop(share={share!r}): expected "all", "trainable", names such as ["!norm"], or a function.'
@@ -463,6 +465,7 @@ def sharing(
             f"FederatedLoop(share={share!r}) leaves nothing of the module to share."
         )
     unshared = state.keys() - shared
+    # Frozen entries are the same everywhere, unless words have excluded them.
     constant = (unshared & frozen) - excluded
     return Sharing(unshared - constant, constant)
 
@@ -477,10 +480,11 @@ def _shared_by_words(
 ) -> tuple[set[str], set[str]]:
     """Return the names that the words of ``share`` include, and those that they exclude by ``!``. Later words win."""
     words = [share] if isinstance(share, str) else share
-    shared: set[str] = set()
     excluded: set[str] = set()
-    if words[0].startswith("!"):
+    if words[0].startswith("!"):  # all but what the words exclude
         shared = set(state)
+    else:
+        shared = set()
 
     for word in words:
         pattern = word.removeprefix("!")

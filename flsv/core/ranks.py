@@ -72,14 +72,16 @@ def balance_load(
     for task, worker in worker_by_task.items():
         loads[worker] += costs[task]
 
-    costliest_first = sorted(range(len(costs)), key=lambda task: -costs[task])
+    # The costliest task first, to the worker with the least load.
+    num_tasks = len(costs)
+    costliest_first = sorted(range(num_tasks), key=lambda task: -costs[task])
     for task in costliest_first:
         if task in worker_by_task:
             continue
         least_busy = loads.index(min(loads))
         worker_by_task[task] = least_busy
         loads[least_busy] += costs[task]
-    return [worker_by_task[task] for task in range(len(costs))]
+    return [worker_by_task[task] for task in range(num_tasks)]
 
 
 class ClientPlacement:

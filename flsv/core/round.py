@@ -298,7 +298,7 @@ class Round:
         num_parameters = self.space.num_parameters
         if num_parameters == self.space.size:
             return
-        sums = combined[num_parameters:]
+        sums = combined[num_parameters:]  # of the clients' weighted buffers
         global_buffers = self.global_vector[num_parameters:]
         averages = torch.where(total != 0, sums / total, global_buffers)
         # Not a branch: on an accelerator it would wait for the value of `total`.
@@ -314,6 +314,7 @@ class Round:
         # Entries that no client has changed (frozen weights, constant buffers) must not drift by rounding.
         rounding = 8 * len(weights) * torch.finfo(weights.dtype).eps
         is_partial = (total - 1).abs() > rounding  # the weights do not sum to 1
+        # For each block of entries, `is_common` tells in which all clients agree, bool [b].
         for block, is_common in common_entries(self.client_vectors):
             common_values = self.client_vectors[0, block]
             # On an accelerator both cases are computed: reading `is_partial` would wait for it.
@@ -345,20 +346,21 @@ class Round:
         """Return a copy of this round without the :attr:`unmeasured` clients, for metrics."""
         if not self.unmeasured:
             return self
-        rows = []
+        measured_rows = []
         for row, client in enumerate(on_host(self.client_ids)):
             if client not in self.unmeasured:
-                rows.append(row)
+                measured_rows.append(row)
 
-        changes: dict[str, Any] = {}
+        # The fields that have a row for each client.
+        selected_fields: dict[str, Any] = {}
         for field_of_round in fields(self):
             name = field_of_round.name
             if VOCABULARY[name].per_client:
-                changes[name] = _selected(getattr(self, name), rows)
-        reports = {name: report[rows] for name, report in self.reports.items()}
+                selected_fields[name] = _selected(getattr(self, name), measured_rows)
+        reports = {name: report[measured_rows] for name, report in self.reports.items()}
         return replace(
             self,
-            **changes,
+            **selected_fields,
             reports=reports,
             left_out=[*self.left_out, *self.unmeasured],
             unmeasured=(),
@@ -462,12 +464,13 @@ class Round:
 
 def asked_starts(starts: Sequence[Start]) -> list[Tensor | None]:
     """Replace each Client in ``starts`` by the initial model ``[P]`` that it answers. None for one that does not."""
-    clients = [model for model in starts if isinstance(model, Client)]
-    answers = iter(map_clients(clients, _ask_for_start))
+    clients = [start for start in starts if isinstance(start, Client)]
+    answers = map_clients(clients, _ask_for_start)  # all at once, in the order of `clients`
+    next_answer = iter(answers)
     initial_models = []
     for model_or_client in starts:
         if isinstance(model_or_client, Client):
-            initial_models.append(next(answers))
+            initial_models.append(next(next_answer))
         else:
             initial_models.append(model_or_client)
     return initial_models

@@ -70,18 +70,21 @@ def learning_record(run: FederationRun) -> dict[str, Any]:
     """Return the entries of ``run.json`` on the performance at the run's start and end."""
     # "paid_in" has, by metric, the performance at the run's start and end, the majority class's accuracy, the sum of
     # values, and the metric's own facts on them.
-    values = run.metrics.contributions
-    games = {}
-    for name, game in performances(run).items():
-        games[name] = {
-            "by": game["by"],
+    contributions = run.metrics.contributions
+    facts_by_metric = {}
+    for name, performance in performances(run).items():
+        sum_of_values = None
+        if name in contributions:
+            sum_of_values = float(contributions[name].nansum())
+        facts_by_metric[name] = {
+            "by": performance["by"],
             "start": run.state.start.get(name),
-            "end": game["value"],
-            "majority": game["majority"],
-            "cases": game["cases"],
-            "sum": float(values[name].nansum()) if name in values else None,
+            "end": performance["value"],
+            "majority": performance["majority"],
+            "cases": performance["cases"],
+            "sum": sum_of_values,
         }
         metric = run.metrics.metrics[name]
         if isinstance(metric, ContributionMetric):
-            games[name].update(metric.payment_record())
-    return {"paid_in": games}
+            facts_by_metric[name].update(metric.payment_record())
+    return {"paid_in": facts_by_metric}

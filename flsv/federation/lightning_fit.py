@@ -170,12 +170,12 @@ class LightningFit(Rounds):
         else:
             seed = int(self.requested_seed)
 
+        # Several ranks take the seed of the first, and check that all have the same data and settings.
         strategy: Any = self.trainer.strategy
-        if not hasattr(strategy, "agree"):
-            return seed
-        return strategy.agree(
-            self.trainer, self.run_state.identity, seed, engine=self.config.engine
-        )
+        if hasattr(strategy, "agree"):
+            identity = self.run_state.identity
+            return strategy.agree(self.trainer, identity, seed, engine=self.config.engine)
+        return seed
 
     def start(self, module: L.LightningModule) -> None:
         """Make the federation's run, its engine and its reports, after Lightning has set up the optimizers."""
@@ -265,13 +265,13 @@ class LightningFit(Rounds):
     def _deliver_global_model(self) -> None:
         """Let checkpoints and averages hold the global model, also within a round."""
         strategy = self.trainer.strategy
-        own_state_dict = strategy.lightning_module_state_dict
-        state = self.running.engine.local_training.state
+        state_dict_of_module = strategy.lightning_module_state_dict
+        trainer_state = self.running.engine.local_training.state
 
         def state_dict_of_global_model() -> dict[str, Any]:
-            if self.loop.is_in_round:
-                return state.global_state_dict()
-            return own_state_dict()
+            if self.loop.is_in_round:  # the module holds a client's model
+                return trainer_state.global_state_dict()
+            return state_dict_of_module()
 
         self._change(
             (strategy, "lightning_module_state_dict", state_dict_of_global_model),
@@ -353,6 +353,7 @@ class LightningFit(Rounds):
         if ended:  # the module holds what the run delivers, and a round that was begun is discarded
             self.extension.end_round(module, last_round, skips_scored=False)
         elif not self.loop.is_in_round:
+            # A validation may have scored the round before: only another validation scores it anew.
             skips_scored = not self.trainer.validating
             with self.average.model_of_validation(self.trainer, module):
                 self.extension.end_round(module, last_round, skips_scored)
@@ -397,9 +398,10 @@ class LightningFit(Rounds):
     def finish(self) -> None:
         """Value the last round, train missing coalitions, and write the final results."""
         assert self.reports is not None
+        # What is only known now belongs to the last round, whose rows are written already.
         late_values = self.metrics.end_run()
         late_scores: Mapping[str, torch.Tensor] = {}
-        if self.running.end_run():
+        if self.running.end_run():  # it has tested the clients' own models
             late_scores = self.state.client_scores
         self.score_round(ended=True)
         self._warn_of_filters()
@@ -427,8 +429,9 @@ class LightningFit(Rounds):
         if late_values or late_scores:
             last_round = self.state.round_index - 1
             values_by_round[last_round] = late_values
-        trained_values = self.extension.train(self._ended_run())
-        for index, values in trained_values.items():
+        ended_run = self._ended_run()
+        values_of_trained_coalitions = self.extension.train(ended_run)
+        for index, values in values_of_trained_coalitions.items():
             late_values_of_round = values_by_round.get(index, {})
             values_by_round[index] = {**late_values_of_round, **values}
         self.reports.write_late(values_by_round, late_scores)
@@ -480,8 +483,9 @@ class LightningFit(Rounds):
 
     def _add_note(self, exception: BaseException) -> None:
         """Add to an error who has trained when, and the types of the batch if torch has refused them."""
-        batch = self.loop.batch
+        batch = self.loop.batch  # which the note describes
         if not self.loop.is_in_round and is_type_error(exception):
+            # The error came from a validation.
             with suppress(Exception):  # the first error is the one to tell
                 batch = next(iter(self.data.val_dataloader()))
         note = note_on_types(exception, batch)

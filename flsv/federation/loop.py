@@ -198,16 +198,17 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             >>> FederatedLoop(local_epochs=3).replace(seed=1).local_epochs
             3
         """
-        arguments = {}
+        copied_arguments = {}
         functions = {}
         for name in _ARGUMENTS:
             if name in changes:
                 continue
-            if name in ("engine", "share"):  # not copied
+            if name in ("engine", "share"):  # functions are not copied
                 functions[name] = getattr(self.config, name)
             else:
-                arguments[name] = getattr(self.config, name)
-        return type(self)(**copy.deepcopy(arguments), **functions, **changes)
+                copied_arguments[name] = getattr(self.config, name)
+        copied_arguments = copy.deepcopy(copied_arguments)  # at once: arguments may share objects
+        return type(self)(**copied_arguments, **functions, **changes)
 
     def without_files(self) -> FederatedLoop:
         """Return a new loop with the same arguments that writes no files."""

@@ -127,15 +127,17 @@ class RunReports:
         """Return the sink that writes ``contributions.csv`` to ``path``, after the rows of a resumed run's file."""
         csv = CSV(path, self._data.client_names)
         first_round = self._state.round_index
-        earlier_path = path.resolve()
-        if earlier_csv is not None:
+        if earlier_csv is None:
+            earlier_path = path.resolve()
+        else:
             earlier_path = Path(earlier_csv)
         if first_round > 0 and earlier_path.is_file():
             self.results.resume(self._rows_at_start)
 
-        if earlier_path != path.resolve():
+        is_in_another_folder = earlier_path != path.resolve()
+        if is_in_another_folder:
             csv.begin(first_round, earlier_path)
-            return csv  # in another folder the loggers begin anew
+            return csv  # the loggers begin anew there
         earlier_rows = csv.begin(first_round)
         self._logged_keys = set(map(_row_key, earlier_rows))
         return csv
@@ -240,31 +242,36 @@ class RunReports:
         last_round = self._state.round_index - 1
         results = []
         for index in sorted(values_by_round):
-            is_last = index == last_round
+            scores_of_round: Mapping[str, Tensor] = {}
+            if index == last_round:
+                scores_of_round = scores
             result = self.results.late_result(
                 index,
                 values_by_round[index],
                 self._draws_pictures(index),
-                scores=scores if is_last else {},
+                scores=scores_of_round,
             )
             results.append(result)
 
         # A logger cannot replace what it holds: it gets no round again whose values are in the file, which is written
         # last, once the loggers have them.
         unlogged_results = [result for result in results if not self._is_logged(result)]
-        files_last = sorted(self.sinks, key=lambda sink: isinstance(sink, CSV))
-        for sink in files_last:
-            sink.write_late(unlogged_results if sink.is_logger else results)
+        sinks_with_file_last = sorted(self.sinks, key=lambda sink: isinstance(sink, CSV))
+        for sink in sinks_with_file_last:
+            if sink.is_logger:
+                sink.write_late(unlogged_results)
+            else:
+                sink.write_late(results)
             sink.flush()
         for index in sorted(values_by_round):
             self._federation.metrics.contributions.update(values_by_round[index])
 
     def _is_logged(self, result: RoundResult) -> bool:
         """Return whether the loggers have a result's rows from an earlier process."""
-        keys = set(map(_row_key, result.changes))
-        if keys:
-            return keys <= self._logged_keys
-        # Values that are those of the round before have no rows.
+        changed_keys = {_row_key(row) for row in result.changes}
+        if changed_keys:
+            return changed_keys <= self._logged_keys
+        # Values that are those of the round before have no rows. A key begins with the round.
         logged_rounds = {round_index for round_index, *_ in self._logged_keys}
         return result.round_index in logged_rounds
 
@@ -321,35 +328,36 @@ class RunReports:
             if measure != "accuracy" or accuracy is None:
                 continue
             for name, logged_value in self._logged_numbers().items():
-                if _ACCURACY.fullmatch(name) and abs(logged_value - accuracy) > _TOLERANCE:
+                differs = abs(logged_value - accuracy) > _TOLERANCE
+                if _ACCURACY.fullmatch(name) and differs:
                     rank_zero_warn(
                         f"flsv: the module logs {name} = {logged_value:.4f} of the last model, and clients are valued "
                         f"by its accuracy of {accuracy:.4f}: the share of validation samples whose largest output of "
                         f"forward(x) is their label. To value by what is logged set performance: {name}, mode: max."
                     )
-            return  # of all metrics it is the same
+            return  # all further metrics have the same accuracy
 
     def _trial_summary(self) -> str:
         """Describe, after a trial run, which performance measures can be used to value clients."""
         space = self._federation.engine.space
         possible_measures = resolve_name("flsv.engines.scoring:possible_measures")
-        measures = possible_measures(self._trainer, self._data, space)
-        trained = (
+        sentences = [
             f"a batch of each of {self._data.num_clients} clients was trained, and nothing is kept."
-        )
-        return " ".join([trained, *measures])
+        ]
+        sentences += possible_measures(self._trainer, self._data, space)
+        return " ".join(sentences)
 
     def show_stopped_run(self) -> None:
         """Print the values so far, after the user has stopped the fit, and name what is of an earlier round."""
         if not self._state.round_index or not self._prints:
             return
-        earlier = self._federation.metrics.of_earlier_rounds()
+        outdated_names = self._federation.metrics.of_earlier_rounds()
         if not self._federation.evaluated and self._config.evaluation.every:
-            earlier.append("the scores of clients' own models")
-        if earlier:
+            outdated_names.append("the scores of clients' own models")
+        if outdated_names:
             warnings.warn(
-                f"{', '.join(earlier)}: the run was stopped after round {self._state.round_index}, and these are of an "
-                "earlier round. Resume the run, or let it end by max_epochs, max_time or early stopping.",
+                f"{', '.join(outdated_names)}: the run was stopped after round {self._state.round_index}, and these "
+                "are of an earlier round. Resume the run, or let it end by max_epochs, max_time or early stopping.",
                 stacklevel=2,
             )
         self.terminal.show_table(self._result({}))
@@ -461,11 +469,13 @@ class Contribution(Tensor):
 
 def contribution(metric: Metric, value: Tensor) -> Contribution:
     """Make a Contribution from a metric's value ``[n]`` or ``[n, M]``."""
-    client_values = overall(metric, value)
+    # `value` is [n], or [n, M] by class.
+    client_values = overall(metric, value)  # [n]
     contributions = client_values.as_subclass(Contribution)
     contributions.by_class = value if value.ndim == 2 else None
     contributions.interval = None
-    if isinstance(metric, ContributionMetric) and client_values.ndim:
+    has_clients = client_values.ndim > 0
+    if isinstance(metric, ContributionMetric) and has_clients:
         contributions.interval = metric.intervals(value=client_values)
     contributions.pending = getattr(metric, "pending", None)
     return contributions
@@ -481,8 +491,10 @@ def current_table(
 ) -> pandas.DataFrame:
     """Return a table of the present values, weights and scores of clients' own models."""
     results = RoundResults(board.metrics, client_names or _names(board, state))
+    last_round = max(0, state.round_index - 1)
+    # Columns beside the metrics': the aggregation weights and the scores of clients' own models.
     rows = results.rows(
-        max(0, state.round_index - 1),
+        last_round,
         board.contributions,
         weight=state.weights,
         **state.client_scores,
@@ -504,11 +516,12 @@ def events_of(
     state: FederationState,
 ) -> list[Event]:
     """Return one event for each client and kind of fault in the run."""
-    _note_faults(filters, state)
-    group_of_client: dict[int, Sequence[int]] = {}
+    _note_faults(filters, state)  # adds to `state.incidents`
+    group_of_client: dict[int, Sequence[int]] = {}  # the clients that send the same update
     for update_filter in filters:
         for group in update_filter.groups:
-            group_of_client |= dict.fromkeys(group, group)
+            for client in group:
+                group_of_client[client] = group
 
     events = []
     for incident in state.incidents:

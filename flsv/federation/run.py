@@ -256,9 +256,10 @@ class FederationRun:
 
         num_rounds = state.round_index + 1
         is_last_round = num_rounds == self.rounds or bool(self.spent())
-        self.evaluated = False
         if evaluation.every > 0:
             self.evaluated = is_last_round or num_rounds % evaluation.every == 0
+        else:
+            self.evaluated = False
         if self.evaluated:
             state.client_scores = self.engine.own_scores(self._instruct)
 
@@ -267,25 +268,28 @@ class FederationRun:
         are evaluated now.
         """
         is_due = self.config.evaluation.every and self.engine.has_begun and not self.evaluated
-        if not is_due or not self.state.round_index:
+        num_rounds = self.state.round_index
+        if not is_due or num_rounds == 0:
             return False
 
         module = self.engine.trainer.lightning_module
-        with games.lent_module.lent(module, self.space):
+        with games.lent_module.lent(module, self.space):  # its own state is restored afterwards
             self.state.client_scores = self.engine.own_scores(self._instruct)
         return True
 
     def _complete(self, is_last: bool) -> None:
         """Commit the clients' states, and draw the next round's cohort."""
-        index = self.state.round_index
+        ended_round = self.state.round_index
+        # Before the draw, which may ask clients: they answer with the state of this round.
         self.engine.commit()
         self.state.round_index += 1
         self.at_server = False
         self.state.cohort = []
         if not is_last:
             self.draw_cohort()
+        # After the draw: answers may have changed clients' states, and have drawn random numbers.
         self.engine.settle()
-        seed_global_rngs(self.state.seed, "server", index)
+        seed_global_rngs(self.state.seed, "server", ended_round)
 
     def spent(self) -> str | None:
         """Return why the privacy budget does not allow another round, or None."""
@@ -324,18 +328,21 @@ class RunState:
     resumed: bool = False
 
     def state_dict(self, engine: Engine | None = None) -> dict[str, Any]:
-        clients = self.store.state_dict()
-        buffers = self.buffers
-        configured_options = self.configured_options
-        shared = self.shared
-        if engine is not None:
+        if engine is None:  # the checkpoint repeats what was loaded
+            configured_options = self.configured_options
+            shared = self.shared
+        else:
             configured_options = engine.options.configured_options
             shared = engine.space.described()
-            if engine.has_begun:
-                clients = engine.kept()
-                buffers = engine.local_training.state.buffers()
+        buffers: dict[str, Any] | None
+        if engine is not None and engine.has_begun:
+            client_states = engine.kept()
+            buffers = engine.local_training.state.buffers()
+        else:
+            client_states = self.store.state_dict()
+            buffers = self.buffers
         return {
-            "clients": clients,
+            "clients": client_states,
             "buffers": buffers,
             "configured_options": configured_options,
             "shared": shared,

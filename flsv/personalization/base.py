@@ -162,15 +162,15 @@ class UploadKeeper(Personalizer):
         """
         assert round.clients is not None
         ids = on_host(round.client_ids)
-        judgements = map_clients(round.clients, judge)
+        judgements = map_clients(round.clients, judge)  # (peers, values of own and peers' models)
         for client, row_of_values, judgement in zip(ids, values, judgements):
             peers, model_values = judgement
             if model_values is not None:
-                row_of_values[[client, *peers]] = model_values.to(values)
-                continue
-            del self._uploads[client]
-            if client in previous_uploads:
-                self._uploads[client] = previous_uploads[client]
+                row_of_values[[client, *peers]] = model_values.to(values)  # changes `values`
+            else:  # no answer: undo what has been stored of the client in this round
+                del self._uploads[client]
+                if client in previous_uploads:
+                    self._uploads[client] = previous_uploads[client]
         return values
 
 

@@ -110,9 +110,10 @@ def largest_entries(
     share: float,
 ) -> Tensor:
     """Select the min(ceil(share * size), size - 1) largest entries of each layer, bool ``[P]``."""
+    # The largest entry of a layer has rank 0.
     masks = []
     for ranks_of_layer, size in zip(ranks, sizes):
-        limit = max(size - 1, 1)
+        limit = max(size - 1, 1)  # nobody gets all entries, unless there is one
         num_selected = min(math.ceil(share * size), limit)
         masks.append(ranks_of_layer < num_selected)
     return torch.cat(masks)

@@ -63,14 +63,16 @@ class FedAMP(UploadKeeper):
         Row i has the weights of all models in client i's start point. It sums to 1.
         """
         points = parameters.double()
-        distances = torch.cdist(points, points, compute_mode=_EXACT)  # [k, k]
+        distances = torch.cdist(points, points, compute_mode=_EXACT)  # [m, m]
         similarities = torch.exp(-(distances**2) / self.sigma)
-        weights = (self.alpha / self.sigma * similarities).fill_diagonal_(0)  # of the others
-        totals = weights.sum(1, keepdim=True)
-        # Their sum is at most 1, and the rest is the weight of a client's own model.
-        weights = weights / totals.clamp_min(1)
-        self_weights = 1 - weights.sum(1)
-        return weights + torch.diag(self_weights)
+        weights_of_others = self.alpha / self.sigma * similarities
+        weights_of_others.fill_diagonal_(0)
+
+        # A row of them sums to at most 1. The rest is the weight of a client's own model.
+        totals = weights_of_others.sum(1, keepdim=True)
+        weights_of_others = weights_of_others / totals.clamp_min(1)
+        self_weights = 1 - weights_of_others.sum(1)
+        return weights_of_others + torch.diag(self_weights)
 
     def personalize(
         self,
@@ -119,8 +121,8 @@ class HeurFedAMP(FedAMP):
         if count == 1:
             return identity
         directions = F.normalize(points, dim=1)
-        similarities = self.sigma * directions @ directions.T
-        similarities.fill_diagonal_(-torch.inf)
+        similarities = self.sigma * directions @ directions.T  # [m, m]
+        similarities.fill_diagonal_(-torch.inf)  # the softmax gives a client's own model 0
         other_weights = (1 - self.self_weight) * similarities.softmax(1)
         return other_weights + self.self_weight * identity
 

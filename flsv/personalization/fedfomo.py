@@ -126,6 +126,7 @@ class FedFomo(UploadKeeper):
             judge=partial(self._mix_at_client, round=round),
             previous_uploads=previous_uploads,
         )
+        # Add the round's values to the rows of its clients. Peers that were not asked for have NaN.
         ids = round.client_ids.cpu()
         new_affinity = values.nan_to_num(0.0)
         self._affinity = self._affinity.index_add(0, ids, new_affinity)
@@ -158,10 +159,11 @@ class FedFomo(UploadKeeper):
 
         chosen_peers: list[int] = []
         while candidates and len(chosen_peers) < self.num_downloads:
-            position = 0  # the peer of the highest affinity
             explores = float(torch.rand((), generator=generator)) < epsilon
             if explores:
                 position = int(torch.randint(len(candidates), (), generator=generator))
+            else:
+                position = 0  # the peer of the highest affinity
             chosen_peers.append(candidates.pop(position))
         return chosen_peers
 
@@ -191,10 +193,12 @@ def mix_models(
     initial_model = local.start
     models = torch.stack([local.model, *downloads])  # [s, P]
     evaluated_models = torch.cat([initial_model[None], models])
-    losses = -local.utility(evaluated_models, performance)
+    losses = -local.utility(evaluated_models, performance)  # [1 + s]
+    initial_loss = losses[0]
+    model_losses = losses[1:]
     updates = (models - initial_model)[:, :num_parameters]
-    distances = torch.linalg.vector_norm(updates, dim=1)
-    signed_weights = first_order_weights(losses[0], losses[1:], distances.to(losses))
+    distances = torch.linalg.vector_norm(updates, dim=1)  # [s]
+    signed_weights = first_order_weights(initial_loss, model_losses, distances.to(losses))
 
     weights = signed_weights.clamp_min(0)
     total = weights.sum()

@@ -56,19 +56,21 @@ class IFCA(Personalizer):
         self._clusters = torch.zeros(0)  # [K, P]
 
     def begin(self, federation: FederationInfo) -> None:
-        draw = generator_for(federation.seed, "ifca")
+        generator = generator_for(federation.seed, "ifca")
         model = federation.global_vector
-        parts = []
-        for part in federation.space.unflatten(model).values():
-            deviation = part.std(correction=0)
-            parts.append(deviation.expand(part.numel()))
-        deviations = torch.cat(parts)
+        # The standard deviation of its tensor, for each entry: [P].
+        deviations_of_tensors = []
+        for tensor in federation.space.unflatten(model).values():
+            deviation = tensor.std(correction=0)
+            deviations_of_tensors.append(deviation.expand(tensor.numel()))
+        deviations = torch.cat(deviations_of_tensors)
         deviations[federation.space.num_parameters :] = 0  # BatchNorm's statistics
 
+        # The first cluster has the initial model, the others the same with noise.
         self._clusters = model.repeat(self.num_clusters, 1)
-        for cluster in self._clusters[1:]:
-            noise = torch.randn(len(model), generator=draw, dtype=model.dtype)
-            cluster += self.spread * deviations * noise.to(model.device)
+        for cluster_model in self._clusters[1:]:
+            noise = torch.randn(len(model), generator=generator, dtype=model.dtype)
+            cluster_model += self.spread * deviations * noise.to(model.device)
 
     def resume(self, federation: FederationInfo) -> None:
         self._clusters = self._clusters.to(federation.global_vector.device)

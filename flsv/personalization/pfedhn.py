@@ -152,7 +152,8 @@ class PFedHN(Personalizer):
         ]
         for row, client in enumerate(round.client_ids):
             # The gradient of the last layer's output, which is the client's model.
-            output_gradient = -round.matrix.update(row)[:num_parameters]
+            update = round.matrix.update(row)[:num_parameters]
+            output_gradient = -update
             features = network.features(network.embedding(client))
             feature_gradient = output_gradient @ writer.weight.detach()
             gradients = torch.autograd.grad(features, parameters, grad_outputs=feature_gradient)

@@ -75,6 +75,7 @@ def _model_values(
     **settings: Any,
 ) -> Numbers:
     """Return what Shapley values of accuracies are, the client's own model first."""
+    # A value for the client's own model and for each downloaded one: differences of two accuracies.
     return Numbers(
         torch.float64,
         shape=(1 + len(downloads),),
@@ -116,12 +117,14 @@ def collaborate(
         return torch.cat(scores)
 
     def utility(masks: Tensor) -> Tensor:
-        utilities = torch.zeros(len(masks), dtype=torch.float64)  # of the empty coalition 0
-        has_members = masks.any(1)
-        for rows in has_members.nonzero().flatten().split(chunk):
+        # masks [c, s]: the members of c coalitions of s models. The empty coalition's utility is 0.
+        utilities = torch.zeros(len(masks), dtype=torch.float64)
+        coalitions_with_members = masks.any(1).nonzero().flatten()
+        for rows in coalitions_with_members.split(chunk):
             members = masks[rows]
             shares = members / members.sum(1, keepdim=True)
-            utilities[rows] = evaluate(shares.to(models) @ models)
+            mean_models = shares.to(models) @ models
+            utilities[rows] = evaluate(mean_models)
         return utilities
 
     num_marginals = permutations_factor * len(models) * (len(models) - 1)
@@ -176,8 +179,8 @@ def _values_of_joining(
     utility: Utility, num_models: int, *, budget: int, generator: Generator
 ) -> Tensor:
     # The client's own model, the first, is in every coalition, and the downloads are the players.
-    client_model_alone = torch.eye(1, num_models).bool()
-    client_value = utility(client_model_alone)
+    client_model_alone = torch.eye(1, num_models).bool()  # [[1, 0, ..., 0]]
+    client_value = utility(client_model_alone)  # [1]
     if num_models == 1:
         return client_value
 
@@ -241,9 +244,10 @@ def _head_of(space: ParameterSpace) -> str:
     """Return the name of the classifier, or raise ConfigurationError if there is none."""
     if space.head is not None:
         return space.head.name
-    fault = "has no linear layer"
     if space.unshared_head:
         fault = f"shares no {space.unshared_head!r}"
+    else:
+        fault = "has no linear layer"
     raise ConfigurationError(f"the module {fault} for a classifier. Name it: classifier=[...].")
 
 
@@ -383,14 +387,19 @@ class PFedSV(UploadKeeper):
 
     def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
         model = super().receive(local, instruction)
-        if 0 < self.shared < 1 and OWN_MODEL in local.state:
+        is_mixture = 0 < self.shared < 1
+        if is_mixture and OWN_MODEL in local.state:
             client_model = local.state[OWN_MODEL].to(model)
             return torch.lerp(client_model, model, self.shared)
-        if "extractor" in instruction.tensors:
-            assert self._personal is not None
-            model = model.clone()
-            model[~self._personal.to(model.device)] = instruction.tensors["extractor"]
-        return model
+        if "extractor" not in instruction.tensors:
+            return model
+
+        # The entries that are not personal are the server's.
+        assert self._personal is not None
+        is_shared = ~self._personal.to(model.device)
+        model_with_extractor = model.clone()
+        model_with_extractor[is_shared] = instruction.tensors["extractor"]
+        return model_with_extractor
 
     def own(self, local: LocalData, instruction: Instruction) -> Tensor:
         if self.shared and OWN_MODEL in local.state:
@@ -411,9 +420,10 @@ class PFedSV(UploadKeeper):
         previous_uploads = self.store_uploads(
             round, lambda vector: select_entries(vector, self._personal)
         )
-        extractor = None
+        extractor = None  # the new entries that are not personal
         if self._personal is not None:
-            extractor = round.server_vector[~self._personal.to(client_vectors.device)]
+            is_shared = ~self._personal.to(client_vectors.device)
+            extractor = round.server_vector[is_shared]
         value_peers = partial(
             self._value_peers,
             round=round,

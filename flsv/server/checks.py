@@ -37,6 +37,7 @@ from flsv.utilities.errors import ConfigurationError, check_lightning, need_clas
 def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
     """Check that strategies declare unique names of sent and reported values. Return the reported ones."""
     for direction in ("sends", "reports"):
+        # By name the strategy that declares it. The last direction's are returned.
         strategy_by_name: dict[str, str] = {}
         for role, strategy in strategies.items():
             for name in getattr(strategy, direction):
@@ -78,12 +79,12 @@ def _check_metrics(
     trainer: L.Trainer, data: FederatedDataModule, metrics: ContributionMetrics
 ) -> None:
     """Let every contribution metric check the number of clients' samples and of rounds."""
+    is_trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]  # set by Lightning's connectors
+    num_rounds = trainer.max_epochs or 0  # -1 without a limit
+    # Both checks raise an error where a metric cannot work.
     for metric in metrics.metrics.values():
         if isinstance(metric, ContributionMetric):
             metric.check(data.num_samples)
-            # mypy: set by Lightning's connectors
-            is_trial: bool | int = trainer.fast_dev_run  # type: ignore[attr-defined]
-            num_rounds = trainer.max_epochs or 0
             if num_rounds > 0 and not is_trial:
                 metric.check_rounds(num_rounds)
 
@@ -265,7 +266,9 @@ def check_space(
     for upload in uploads:
         upload.check(space)
     _check_games(space, metrics)
-    if not metrics.head_metrics and (not head or space.unshared_head):
+    # A named head must exist, even if no metric reads it, but it need not be shared then.
+    is_named_head_shared = bool(head) and not space.unshared_head
+    if not metrics.head_metrics and not is_named_head_shared:
         return
 
     if space.unshared_head:
@@ -275,9 +278,10 @@ def check_space(
             "or use metrics of the whole update, such as flsv.metrics.CosineGradientShapley."
         )
     if space.head is None:
-        parts = f"head={head!r}"
         if metrics.head_metrics:
             parts = f"metrics {metrics.head_metrics}"
+        else:
+            parts = f"head={head!r}"
         raise ConfigurationError(
             f"{parts} need a classifier head, and the module has no nn.Linear layer, or its last one no weight of its "
             "own. Name the last layer with ClassSpecificShapley(head=...), or leave those metrics out."
@@ -358,9 +362,10 @@ def federated_data(trainer: L.Trainer) -> FederatedDataModule:
     check_lightning(trainer)
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
-        description = "dataloaders"
-        arguments = "loader.dataset, val=val_loader.dataset, batch_size=32"
-        if data is not None:
+        if data is None:
+            description = "dataloaders"
+            arguments = "loader.dataset, val=val_loader.dataset, batch_size=32"
+        else:
             description = type(data).__name__
             arguments = "my_datamodule"
         raise ConfigurationError(
@@ -425,8 +430,7 @@ def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
         other_callbacks = [callback for callback in callbacks if callback not in finetuning]
         position = other_callbacks.index(loop) + 1
         reordered = other_callbacks[:position] + finetuning + other_callbacks[position:]
-        # mypy: set by Lightning's connectors
-        trainer.callbacks = reordered  # type: ignore[attr-defined]
+        trainer.callbacks = reordered  # type: ignore[attr-defined]  # set by Lightning's connectors
 
 
 def _check_averaging(callbacks: Sequence[WeightAveraging]) -> None:
@@ -437,8 +441,11 @@ def _check_averaging(callbacks: Sequence[WeightAveraging]) -> None:
             f"{' and '.join(names)}: a checkpoint has room for one averaged model. Keep one of them."
         )
     for callback in callbacks:
-        for name in REPLACED:
-            if getattr(type(callback), name) is not getattr(WeightAveraging, name, None):
+        for name in REPLACED:  # methods that a federated run does not call
+            is_overridden = getattr(type(callback), name) is not getattr(
+                WeightAveraging, name, None
+            )
+            if is_overridden:
                 raise ConfigurationError(
                     f"{type(callback).__name__} has its own {name}, which would average clients in the middle of their "
                     "training. Say in should_update(step_idx, epoch_idx) when to average: it is done once a round, "

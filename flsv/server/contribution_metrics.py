@@ -82,7 +82,8 @@ class ContributionMetrics:
         names = []
         for name, metric in self.metrics.items():
             reads_head = name in self.head_metrics
-            if attribute_of(metric, "needs_classes", reads_head):
+            needs_classes = attribute_of(metric, "needs_classes", reads_head)  # unless it says so
+            if needs_classes:
                 names.append(name)
         return names
 
@@ -205,15 +206,14 @@ class ContributionMetrics:
 
         value = metric.compute()
         num_clients = self._num_clients
-        shape: Any = type(value).__name__
-        if isinstance(value, Tensor):
-            shape = list(value.shape)
-            if value.ndim in (1, 2) and len(value) == num_clients:
-                self.contributions[name] = value.detach()
-                return
+        is_tensor = isinstance(value, Tensor)
+        if is_tensor and value.ndim in (1, 2) and len(value) == num_clients:
+            self.contributions[name] = value.detach()
+            return
+        description = list(value.shape) if is_tensor else type(value).__name__
         raise ValueError(
             f"metric {name!r}: compute() must give one row per client, [{num_clients}] or [{num_clients}, M]; "
-            f"it gave {shape}."
+            f"it gave {description}."
         )
 
     @torch.no_grad()
@@ -258,17 +258,18 @@ def _fields(
             f"metric name {name!r} is taken by the reports (as are {names_in_use()}); choose another."
         )
     plain_name(name, "metric")
+    # For each argument of update(), an attribute of the round or a function of the round.
     fields = fields_of(metric)
-    names = {field for field in fields.values() if isinstance(field, str)}
-    unknown = sorted(names - ARGUMENTS - reported)
-    if unknown:
+    attributes = {field for field in fields.values() if isinstance(field, str)}
+    unknown_attributes = sorted(attributes - ARGUMENTS - reported)
+    if unknown_attributes:
         setting = getattr(metric, "reported_by", None)
         hint = ""
         if setting is not None:
             hint = f" Clients report it with {setting}."
         raise ConfigurationError(
-            f"metric {name!r} ({type(metric).__name__}): update() asks for {unknown}, which a round does not have. "
-            f"It may ask for {sorted(ARGUMENTS | reported)}.{hint}"
+            f"metric {name!r} ({type(metric).__name__}): update() asks for {unknown_attributes}, which a round "
+            f"does not have. It may ask for {sorted(ARGUMENTS | reported)}.{hint}"
         )
     check_declared(metric, f"metric {name!r}")
     return fields

@@ -93,8 +93,10 @@ class RoundServer:
         instructions = {}
         visible_state = state.for_strategies()
         for client in clients:
-            initial_model: Tensor | None = visible_state.model()
-            if self.personalizer is not None:
+            initial_model: Tensor | None
+            if self.personalizer is None:
+                initial_model = visible_state.model()
+            else:
                 initial_model = self.personalizer.start(client, visible_state)
 
             tensors: dict[str, Tensor] = {}
@@ -102,8 +104,8 @@ class RoundServer:
                 tensors |= strategy.send(client, initial_model, visible_state)
 
             instructions[client] = Instruction(
-                state.round_index,
-                client,
+                round_index=state.round_index,
+                client_id=client,
                 seed=state.seed,
                 start=initial_model,
                 tensors=tensors,
@@ -208,11 +210,14 @@ class RoundServer:
         if cohort.warnings:
             warnings.warn(" ".join(cohort.warnings), stacklevel=2)
         if not cohort.updates:
-            or_too_large = ", or one that is far too large" if had_updates else ""
+            or_too_large = ""
+            if had_updates:  # the filters have left out the last of them
+                or_too_large = ", or one that is far too large"
             hints = [update_filter.hint() for update_filter in self.filters]
+            advice = " ".join(hint for hint in hints if hint)
             raise NoModel(
                 f"round {cohort.round_index + 1}: every client of the cohort returned a model with NaN or infinite "
-                f"entries{or_too_large}. {' '.join(filter(None, hints))}"
+                f"entries{or_too_large}. {advice}"
             )
         return cohort
 
@@ -344,12 +349,11 @@ class RoundServer:
             personalized = Personalized(personalized)
 
         for client, initial_model in personalized.starts.items():
-            initial_model = initial_model.detach()
-            if (
-                initial_model._is_view()
-            ):  # it would keep, and save, the whole tensor that it is a view of
-                initial_model = initial_model.clone()
-            state.starts[client] = initial_model
+            detached_model = initial_model.detach()
+            # A view would keep, and save, the whole tensor that it is a view of.
+            if detached_model._is_view():
+                detached_model = detached_model.clone()
+            state.starts[client] = detached_model
         return round.personalized(personalized.peer_values)
 
     def _round_view(
