@@ -80,11 +80,13 @@ class Bucketing(Aggregator):
         device = round.client_vectors.device
         num_clients = len(round)
         order = torch.randperm(num_clients, generator=round.generator("buckets")).to(device)
+        # The first clients in this order are bucket 0, and so on.
         bucket_of_client = torch.empty_like(order)
         bucket_of_client[order] = torch.arange(num_clients, device=device) // self.size
         sizes = torch.bincount(bucket_of_client)
         num_buckets = len(sizes)
 
+        # The mean model of each bucket: [buckets, P].
         shares = round.client_vectors / sizes[bucket_of_client, None]
         means = shares.new_zeros(num_buckets, shares.shape[1])
         means.index_add_(0, bucket_of_client, shares)

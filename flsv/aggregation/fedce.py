@@ -44,6 +44,5 @@ class FedCE(Aggregator):
         if values is None:
             ones = torch.ones_like(round.client_ids, dtype=torch.float64)
             return ones / len(round)
-        cohort_values = nan_to_mean(values)[round.client_ids]
-        cohort_values = cohort_values.double()
+        cohort_values = nan_to_mean(values)[round.client_ids].double()
         return cohort_values / cohort_values.sum()

@@ -57,11 +57,12 @@ class FedNova(Aggregator):
         self.resume(federation)
 
     def resume(self, federation: FederationInfo) -> None:
-        kinds = [type(optimizer) for optimizer in federation.optimizers]
+        optimizer_classes = [type(optimizer) for optimizer in federation.optimizers]
         groups = []
         for optimizer in federation.optimizers:
             groups += optimizer.param_groups
-        if kinds != [torch.optim.SGD] or not _is_plain(groups):
+        is_one_sgd = optimizer_classes == [torch.optim.SGD]
+        if not is_one_sgd or not _is_plain(groups):
             raise ConfigurationError(
                 f"{self!r} must know what a local step adds to an update: it needs one torch.optim.SGD, momentum "
                 f"or not, without nesterov and dampening, and the module configures {list(federation.optimizers)}."

@@ -63,11 +63,12 @@ class GeometricMedian(Aggregator):
         alpha = round.num_samples.double() / round.num_samples.sum()
 
         # The iteration begins at the mean of updates that are clipped to their median length.
-        lengths = distances(points, global_point)
+        lengths = distances(points, global_point)  # [k]
         factors = (lengths.median() / lengths).nan_to_num(1)  # 0 / 0: all updates are 0
-        clipped = alpha * factors.clamp(max=1)
-        center = weighted_mean(points, clipped)
-        center.add_(global_point, alpha=float(1 - clipped.sum()))
+        clipped_weights = alpha * factors.clamp(max=1)
+        center = weighted_mean(points, clipped_weights)
+        # What clipping takes from the clients' points, the global one gets.
+        center.add_(global_point, alpha=float(1 - clipped_weights.sum()))
 
         weights = alpha
         previous_objective = float("inf")

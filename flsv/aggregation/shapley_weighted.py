@@ -56,11 +56,10 @@ class ShapleyWeighted(Aggregator):
             raise RuntimeError(
                 f"{self!r}: the metric {self.metric!r} has no value before the first aggregation."
             )
-        values = nan_to_mean(values).clamp_min(0)
-        values = values.double()
-        if values.sum() == 0:
-            values = torch.ones_like(values)
-        weights = values[round.client_ids] / values.sum()
+        merits = nan_to_mean(values).clamp_min(0).double()  # [n]
+        if merits.sum() == 0:
+            merits = torch.ones_like(merits)
+        weights = merits[round.client_ids] / merits.sum()  # [k], of the cohort
         if round.inclusion_probabilities is not None:
             weights = weights / round.inclusion_probabilities.to(weights)
         if not self.normalize:
@@ -123,5 +122,5 @@ class ShapleySoftmax(Aggregator):
             raise RuntimeError(
                 f"{self!r}: the metric {self.metric!r} has no value before the first aggregation."
             )
-        values = nan_to_mean(values)[round.client_ids].double()
-        return self.step * (values / self.temperature).softmax(0)
+        cohort_values = nan_to_mean(values)[round.client_ids].double()  # [k]
+        return self.step * (cohort_values / self.temperature).softmax(0)

@@ -55,9 +55,10 @@ class TrimmedMean(Aggregator):
     def begin(self, federation: FederationInfo) -> None:
         clients = federation.num_clients
         if self.trim > 0 and not self._num_trimmed(clients):
-            advice = "It takes 3 clients"
             if clients > 2:
                 advice = f"The least trim that does is {rounded_up(1 / clients)}"
+            else:
+                advice = "It takes 3 clients"
             raise ConfigurationError(
                 f"{self!r} leaves out nobody of {clients} clients. {advice}; 0 is the plain mean."
             )
@@ -91,8 +92,9 @@ class TrimmedMean(Aggregator):
         counts = rows.new_zeros(clients, dtype=torch.float64)
         middle = slice(num_trimmed, clients - num_trimmed)
         for block in round.matrix.blocks(num_parameters):
-            values, order = rows[:, block].sort(dim=0, stable=True)
-            trimmed[block] = values[middle].mean(0)
+            sorted_values, order = rows[:, block].sort(dim=0, stable=True)
+            trimmed[block] = sorted_values[middle].mean(0)
             averaged_clients = order[middle].flatten()
             counts += torch.bincount(averaged_clients, minlength=clients)
+        # A client's weight is its share of the averaged entries.
         return trimmed, counts / counts.sum()

@@ -353,7 +353,7 @@ class LightningFit(Rounds):
         if ended:  # the module holds what the run delivers, and a round that was begun is discarded
             self.extension.end_round(module, last_round, skips_scored=False)
         elif not self.loop.is_in_round:
-            # A validation may have scored the round before: only another validation scores it anew.
+            # Several calls may follow a round. Only a validation scores it anew.
             skips_scored = not self.trainer.validating
             with self.average.model_of_validation(self.trainer, module):
                 self.extension.end_round(module, last_round, skips_scored)

@@ -176,10 +176,11 @@ def _resampled(
 ) -> CaseScores:
     """Return the scores of a measure on samples of the validation samples, within each class if there are classes."""
     generator = torch.Generator().manual_seed(0)
-    strata = torch.zeros(len(labels), dtype=torch.int64)
     has_classes = labels.ndim == 1 and not labels.is_floating_point()
-    if has_classes:
+    if has_classes:  # a resample has as many samples of each class
         strata = labels
+    else:
+        strata = torch.zeros(len(labels), dtype=torch.int64)
     resamples = [_resample(strata, generator) for _ in range(RESAMPLES)]
 
     def score(outputs: Tensor) -> Tensor:

@@ -120,7 +120,9 @@ class CoalitionGames:
 
         The games of a round share their evaluations.
         """
-        key = metric.evaluator if isinstance(metric, ModelScore) else None
+        key = None  # of the classifier's own measures
+        if isinstance(metric, ModelScore):
+            key = metric.evaluator
         evaluator = self.evaluator_of(metric)
         # Games whose metrics have one evaluator share a table: no coalition is evaluated twice.
         if key not in self._tables:
@@ -184,6 +186,7 @@ class CoalitionGames:
             The gradient with respect to the P' parameters, the leading entries of the vector, float64 ``[P']``.
         """
         variant = _loss_variant(loss, balanced)
+        # The last gradient of each variant is kept with the vector at which it was taken.
         if variant in self._gradients:
             last_vector, last_gradient = self._gradients[variant]
             if last_vector is vector:

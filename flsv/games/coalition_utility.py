@@ -202,17 +202,19 @@ class CoalitionTable:
         if num_ranks == 1 or count < num_ranks:
             return self.evaluator.evaluate(build, count)
 
+        # Rank r of R evaluates the models r, r + R, r + 2 R, ...
         indices_by_rank = [range(rank, count, num_ranks) for rank in range(num_ranks)]
-        indices = indices_by_rank[self._ranks.rank]
+        indices_of_rank = indices_by_rank[self._ranks.rank]
 
-        def build_of_rank(index: int, out: Tensor) -> None:
-            build(indices[index], out)
+        def build_of_rank(position: int, out: Tensor) -> None:
+            build(indices_of_rank[position], out)
 
-        scores_of_rank = self.evaluator.evaluate(build_of_rank, len(indices))
+        scores_of_rank = self.evaluator.evaluate(build_of_rank, len(indices_of_rank))
         scores_by_rank = self._ranks.all_gather(scores_of_rank, "scores of coalitions")
         scores = Scores.cat(scores_by_rank)
-        index_of_score = torch.tensor(list(chain.from_iterable(indices_by_rank)))
-        return scores[index_of_score.argsort()]
+        model_of_score = torch.tensor(list(chain.from_iterable(indices_by_rank)))
+        rows_in_order = model_of_score.argsort()
+        return scores[rows_in_order]
 
 
 #: A performance measure of models, or several names of classifiers' scores, each of which gives a column of utilities.
@@ -325,9 +327,9 @@ def utility_of(scores: Scores, metric: Measure) -> Tensor:
 
 def check_untrained(asking: str, measure: Measure, scores: Scores) -> None:
     """Raise ConfigurationError if the untrained model's score or outputs are not finite, so that no value would be."""
-    has_undefined = not utility_of(scores, measure).isfinite().all()
+    is_defined = bool(utility_of(scores, measure).isfinite().all())
     if scores.outputs is not None:
-        has_undefined = has_undefined or not scores.outputs.isfinite().all()
-    if has_undefined:
+        is_defined = is_defined and bool(scores.outputs.isfinite().all())
+    if not is_defined:
         name = measure if isinstance(measure, str | ModelScore) else ", ".join(measure)
         raise undefined_untrained(asking, name, scores.outputs)

@@ -29,9 +29,8 @@ def copy_module(module: AnyModule) -> AnyModule:
                 memo[id(value)] = value
 
     part_ids = set[int]()
-    part_ids.update(map(id, module.modules()))
-    part_ids.update(map(id, module.parameters()))
-    part_ids.update(map(id, module.buffers()))
+    for part in (*module.modules(), *module.parameters(), *module.buffers()):
+        part_ids.add(id(part))
     try:
         with _OutputsDetached():
             module_copy = deepcopy_with_closures(module, module.modules(), part_ids, memo)
@@ -115,6 +114,7 @@ def _copy_closures(
             uncompiled = getattr(value, "_torchdynamo_orig_callable", None)
             _copy_closures([uncompiled], part_ids, function_copies)
 
+            # A function is copied if it may use a part of the module. Others are shared.
             contents = _contents_of_cells(value)
             functions = [content for content in contents if isinstance(content, FunctionType)]
             refers_to_part = any(id(content) in part_ids for content in contents)
@@ -160,7 +160,7 @@ def _uncompile(
     memo: dict[int, Any],
 ) -> None:
     """Remove from a layer's copy what ``torch.compile`` has added."""
-    attributes = vars(layer_copy)
+    attributes = vars(layer_copy)  # changes of it change the copy
     attributes.pop("_compiled_call_impl", None)
     if isinstance(layer_copy, OptimizedModule):
         attributes["forward"] = layer_copy._orig_mod.__call__
@@ -168,9 +168,11 @@ def _uncompile(
     forget_compilation(attributes)
 
     for name, value in vars(layer).items():
-        uncompiled = getattr(value, "_torchdynamo_orig_callable", None)
-        if uncompiled is None or name not in attributes or isinstance(value, nn.Module):
+        if name not in attributes or isinstance(value, nn.Module):
             continue  # a submodule is a layer of its own
+        uncompiled = getattr(value, "_torchdynamo_orig_callable", None)
+        if uncompiled is None:
+            continue
         if _is_frame_of_dynamo(uncompiled):
             uncompiled = uncompiled.__wrapped__
         attributes[name] = copy.deepcopy(uncompiled, memo)  # a method is bound to the copy

@@ -125,10 +125,10 @@ def judge(
         classifies correctly. A rare class's column is 0. The last column is the sum over all rare classes, or 0 if they
         have fewer than :data:`MIN_HELD_OUT` samples together.
     """
-    if performance is not None:
-        if not isinstance(performance, ModelScore):
-            performance = _named(performance, mode)
+    if isinstance(performance, ModelScore):
         return local.utility(models, performance)
+    if performance is not None:
+        return local.utility(models, _named(performance, mode))
     scores: Any = local.evaluate(models)
     return _without_rare_classes(scores.support, scores.values["correct"])
 
@@ -217,15 +217,18 @@ def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, T
     counts = torch.stack([*answers]).double()  # [clients, 1 + K, M + 1]
     held_out_samples = counts[:, 0].sum(1)  # row 0 has those of each class
     # A client that claims more held-out samples than it has training samples counts for no more than these.
-    factors = (samples / held_out_samples.clamp(min=1)).clamp(max=1)
+    factors = (samples / held_out_samples.clamp(min=1)).clamp(max=1)  # [clients]
     counts *= factors[:, None, None]
 
-    total = counts.sum(0)  # [1 + K, M + 1]
-    by_class = total[:, :-1]
-    pooled = total[:, -1:]  # over rare classes
-    class_has_samples = by_class[0] > 0
-    counts_or_pooled = torch.where(class_has_samples, by_class, pooled)
-    return counts_or_pooled[1:], counts_or_pooled[0]
+    totals = counts.sum(0)  # [1 + K, M + 1]
+    totals_by_class = totals[:, :-1]
+    totals_of_rare_classes = totals[:, -1:]
+    class_has_samples = totals_by_class[0] > 0
+    # A class without samples of its own takes the counts of the rare classes.
+    totals_or_rare = torch.where(class_has_samples, totals_by_class, totals_of_rare_classes)
+    hits = totals_or_rare[1:]
+    held_out = totals_or_rare[0]
+    return hits, held_out
 
 
 def unlike_others(opinions: Tensor) -> list[int]:
@@ -305,9 +308,10 @@ class ClientJudges(VectorEvaluator):
         support = None
         with warnings.catch_warnings(record=True) as recorded_warnings, suppress(NoAnswer):
             warnings.simplefilter("always")
-            support = self(model[None]).support  # which also fills self.answers
-        ids = [client.id for client in self._clients]
-        silent_ids = [client_id for client_id in ids if client_id not in self.answers]
+            scores = self(model[None])  # which also fills self.answers
+            support = scores.support
+        client_ids = [client.id for client in self._clients]
+        silent_ids = [client_id for client_id in client_ids if client_id not in self.answers]
         if silent_ids:
             messages = [str(warning.message) for warning in recorded_warnings]
             reasons = " ".join(message for message in messages if message.endswith(_LEFT_OUT))
@@ -434,9 +438,9 @@ class ClientJudges(VectorEvaluator):
         if self._measure.by_class:
             hits, held_out = hits_by_class(answers, self._data.num_samples[judges])
             scores = Scores({"correct": hits}, held_out)
-            counts = torch.stack(answers).double()
-            shares = counts[:, 1:] / counts[:, :1]  # [judges, K, M + 1]
-            opinions = shares.nanmean(-1)
+            counts = torch.stack(answers).double()  # [judges, 1 + K, M + 1], row 0: all samples
+            accuracies = counts[:, 1:] / counts[:, :1]  # NaN where a judge has no samples
+            opinions = accuracies.nanmean(-1)  # [judges, K]
         else:
             opinions = torch.stack(answers)
             num_samples = torch.minimum(self._held_out, self._data.num_samples)

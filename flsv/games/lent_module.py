@@ -121,7 +121,8 @@ def _compared_states(
         if isinstance(value, Tensor) and _is_only_compared(path, value, constant_ids):
             states.append((path, VersionState(value)))  # without a copy
             continue
-        states += [(path, state) for state in states_of(value)]
+        for state in states_of(value):  # those of an object's tensors, lists, and the like
+            states.append((path, state))
         try:
             hidden_state = hidden_state_of(value)
         except Exception:  # whatever an object's own __reduce__ raises

@@ -400,7 +400,7 @@ class ModelEvaluator(VectorEvaluator):
         first_inputs, _ = self._batches[0]
         with self._lent("utility") as state:
             outputs_of_models = list(self._outputs_of_random_models(state, first_inputs, _SCALE))
-        if all(map(are_probabilities, outputs_of_models)):
+        if all(are_probabilities(outputs) for outputs in outputs_of_models):
             raise ConfigurationError(
                 f"{asking}: {type(self._module).__name__}.forward gives probabilities, and negative_loss is the "
                 "cross-entropy of logits. Leave the softmax to the loss, or name a loss that validation logs."
@@ -468,8 +468,10 @@ class ModelEvaluator(VectorEvaluator):
 
     def _check_runs(self, is_tried: bool) -> None:
         """Run a forward pass, and the metric on all batches, to find errors early."""
-        change_check: AbstractContextManager[None] = nullcontext()
-        if not is_tried:
+        change_check: AbstractContextManager[None]
+        if is_tried:  # elsewhere, with the same module
+            change_check = nullcontext()
+        else:
             change_check = scoring_tried(self._module, self.space, self._asking)
         try:
             with change_check:
@@ -522,15 +524,17 @@ class ModelEvaluator(VectorEvaluator):
         sums = self._sums(1)
         self._score(range(1), outputs_with_recorded_shape, sums)
 
+        # Outputs have a form if each sample has one, of the same shape. Otherwise `form` stays None.
+        first_shape = batch_shapes[0]
         for batch_shape, (_, labels) in zip(batch_shapes, self._batches):
             if batch_shape is None or not isinstance(labels, Tensor):
                 return
-            has_label_each = len(labels) == batch_shape[0]
-            has_first_shape = batch_shape[1:] == batch_shapes[0][1:]
-            if not has_label_each or not has_first_shape:
+            has_output_of_each_label = len(labels) == batch_shape[0]
+            has_first_shape = batch_shape[1:] == first_shape[1:]
+            if not has_output_of_each_label or not has_first_shape:
                 return
         _, first_labels = self._batches[0]
-        self.form = OutputForm.of(metric, batch_shapes[0], first_labels, gives_logits=gives_logits)
+        self.form = OutputForm.of(metric, first_shape, first_labels, gives_logits=gives_logits)
 
     def _try_vmap(self, build: Build, x: Any) -> None:
         try:

@@ -73,6 +73,7 @@ class OutputMetric:
         if isinstance(outputs, Tensor) and isinstance(y, Tensor):
             if outputs.dtype in (torch.bfloat16, torch.float16):
                 outputs = outputs.float()
+            # Outputs [B, 1] for labels [B], or labels [B, 1] for outputs [B], lose their last dimension.
             if outputs.shape == (*y.shape, 1):
                 outputs = outputs.squeeze(-1)
             elif y.shape == (*outputs.shape, 1):
@@ -93,9 +94,10 @@ class OutputMetric:
         except (RuntimeError, IndexError, ValueError) as error:
             raise self._refused(error) from error
         if not isinstance(value, Tensor) or value.numel() != 1:
-            form = type(value).__name__
             if isinstance(value, Tensor):
                 form = str(list(value.shape))
+            else:
+                form = type(value).__name__
             raise ConfigurationError(
                 f"{type(self.metric).__name__} gives {form}, expected one number per model: a utility is a "
                 'scalar. Let the metric average, such as average="macro".'
@@ -157,7 +159,7 @@ class OutputForm:
             outputs = outputs.squeeze(-1)
         if not self.classifies:
             return outputs
-        if self.of_labels:
+        if self.of_labels:  # log-likelihoods of the labels
             log_p = outputs.float().clamp(max=-TINY)
             log_1_minus_p = (-log_p.expm1()).log()
             return torch.stack([log_1_minus_p, log_p], -1)

@@ -186,6 +186,7 @@ def judged_by(judges: Judges, performance: str | ModelScore) -> str | ModelScore
         return performance
     if isinstance(performance, ModelScore):
         return replace(performance, judged=True)
+    # Clients hold out different classes, whose accuracies are averaged.
     name = "balanced_accuracy" if performance == "accuracy" else performance
     return ModelScore(of=name, mode="max", called=name, judged=True)
 
@@ -206,17 +207,23 @@ def undefined_untrained(
         outputs: the untrained model's outputs, None if they are not known.
     """
     title = measure if isinstance(measure, str) else measure.title
-    trouble = f"{title} is not a finite number"
-    remedy = "Begin with other weights, or choose a performance that is defined for every model."
-    if is_logged(measure):
-        remedy = "Let validation log a finite number for every model, or name another value."
-    elif outputs is not None:
+    num_broken = 0
+    if outputs is not None:
         num_broken = int((~outputs.isfinite()).sum())
-        if num_broken:
-            trouble = f"{num_broken} of {outputs.numel()} outputs are not finite"
-            remedy = "Let forward give finite numbers (-1e4 rules a class out, as -inf does)."
-        else:
+
+    if is_logged(measure):
+        trouble = f"{title} is not a finite number"
+        remedy = "Let validation log a finite number for every model, or name another value."
+    elif outputs is not None and num_broken > 0:
+        trouble = f"{num_broken} of {outputs.numel()} outputs are not finite"
+        remedy = "Let forward give finite numbers (-1e4 rules a class out, as -inf does)."
+    else:
+        trouble = f"{title} is not a finite number"
+        if outputs is not None:
             trouble += f": its outputs are between {outputs.min():.4g} and {outputs.max():.4g}"
+        remedy = (
+            "Begin with other weights, or choose a performance that is defined for every model."
+        )
     return ConfigurationError(
         f"{asking} compares all models with the untrained model, of which {trouble}. {remedy}"
     )

@@ -49,10 +49,12 @@ class OutputScore:
     ) -> PredictedValues:
         """Compute Shapley values, with the arguments of :func:`flsv.functional.predicted_shapley`."""
         if self.judges is None:
-            score = self.score
+            score: Callable[[Tensor], Tensor]
             if self.bounded:
                 has_members = trained.any(1)
                 score = partial(self._score_within, outputs[has_members])
+            else:
+                score = self.score
             return predicted_shapley(
                 trained,
                 utilities,
@@ -188,7 +190,7 @@ def _drawable_layers(
     module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace
 ) -> list[Any]:
     """List the layers whose weights can be drawn at random again."""
-    frozen_ids = set(map(id, space.constants(module).values()))
+    frozen_ids = {id(tensor) for tensor in space.constants(module).values()}
     layers = []
     for name, layer in module.named_modules():
         can_be_drawn = callable(getattr(layer, "reset_parameters", None))
@@ -199,9 +201,10 @@ def _drawable_layers(
         if has_frozen:
             continue
 
-        initial_tensors = [initial[key] for key in parameters if key in initial]
+        initial_tensors = [initial[path] for path in parameters if path in initial]
+        has_nonzero = any(tensor.any() for tensor in initial_tensors)
         # Adapters start at zero, and must stay there.
-        starts_at_zero = initial_tensors and not any(tensor.any() for tensor in initial_tensors)
-        if not starts_at_zero:
+        is_adapter = len(initial_tensors) > 0 and not has_nonzero
+        if not is_adapter:
             layers.append(layer)
     return layers

@@ -155,8 +155,8 @@ class ValidatedModels(VectorEvaluator):
         """
         module = self._trainer.lightning_module
         vector = self.space.read(module)
-        asking = ", ".join(dict.fromkeys(self._asking.values()))
-        with scoring_tried(module, self.space, asking or "a utility"):
+        metric_names = ", ".join(dict.fromkeys(self._asking.values()))  # each once
+        with scoring_tried(module, self.space, metric_names or "a utility"):
             scores = self(vector[None])
         for name in self._derived:
             logged_value = float(scores.value(name))
@@ -260,10 +260,11 @@ def _values_of_step(
         log_call = _LOG.bind(None, *args, **kwargs)  # in place of self.log(...)
         log_call.apply_defaults()
         log_arguments = log_call.arguments
-        logged_names = [log_arguments["name"]]
+        logged_name = log_arguments["name"]
+        possible_names = [logged_name]
         if loader is not None and log_arguments["add_dataloader_idx"]:
-            logged_names.append(f"{log_arguments['name']}/dataloader_idx_{loader}")
-        if name in logged_names:
+            possible_names.append(f"{logged_name}/dataloader_idx_{loader}")
+        if name in possible_names:
             batch_size = log_arguments["batch_size"]
             if batch_size is None:
                 batch_size = extract_batch_size(batch)

@@ -117,9 +117,10 @@ def checked_logits(
     """
     if isinstance(logits, Tensor) and logits.ndim == 2:
         num_rows, num_columns = logits.shape
-        has_classes = num_columns == classes
         if or_more:
             has_classes = num_columns >= classes
+        else:
+            has_classes = num_columns == classes
         if num_rows == len(y) and has_classes:
             return logits
     raise ConfigurationError(

@@ -103,11 +103,12 @@ def hits_of(logits: Tensor, y: Tensor) -> Tensor:
     num_models, _, num_classes = logits.shape
     largest, predicted = logits.max(-1)
     # max takes NaN for the largest number: without the second condition a broken model would "predict" some class.
-    is_number = largest == largest
+    is_number = largest == largest  # False for NaN
     is_correct = (predicted == y) & is_number
     shape = num_models, num_classes
     correct = torch.zeros(shape, dtype=torch.int64, device=logits.device)
-    correct.index_add_(1, y, is_correct.long())  # into the column of each sample's class
+    # Add each sample's 0 or 1 to the column of its class.
+    correct.index_add_(1, y, is_correct.long())
     return correct
 
 
@@ -174,10 +175,8 @@ class Sums:
             values["loss"] = loss / support.sum()
 
         outputs = None
-        if self.outputs:
-            chunks = []
-            for first_row in sorted(self.outputs):
-                chunks.append(self.outputs[first_row])
+        if self.outputs:  # by the first row of each chunk of models
+            chunks = [self.outputs[first_row] for first_row in sorted(self.outputs)]
             outputs = torch.cat(chunks)
         return Scores(values, support, outputs)
 

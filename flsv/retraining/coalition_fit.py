@@ -109,9 +109,11 @@ class GlobalModelScoring(L.Callback):
         strategy: Any = trainer.strategy
         # The model is scored after Lightning's own end of a round or of training.
         if self._rounds is None:
-            strategy.on_train_end = in_turn(strategy.on_train_end, partial(self._end, trainer))
+            end = partial(self._end, trainer)
+            strategy.on_train_end = in_turn(strategy.on_train_end, end)
         else:
-            loop.on_advance_end = in_turn(loop.on_advance_end, partial(self._end_round, trainer))
+            end_round = partial(self._end_round, trainer)
+            loop.on_advance_end = in_turn(loop.on_advance_end, end_round)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         start_time = time.perf_counter()
@@ -256,11 +258,12 @@ class CoalitionScoring(GlobalModelScoring):
         self._rounding = rounding_of(trainer)
         if not self._order.validates:
             self._omission.begin(trainer, pl_module)
-        if self._order.nudged:
+        if self._order.nudged:  # all weights are changed by as much as rounding does
             with torch.no_grad():
-                for parameter in filter(torch.is_floating_point, pl_module.parameters()):
-                    nudged_values = self._rounding.nudged(parameter.flatten())
-                    parameter.copy_(nudged_values.view_as(parameter))
+                for parameter in pl_module.parameters():
+                    if parameter.is_floating_point():
+                        nudged_values = self._rounding.nudged(parameter.flatten())
+                        parameter.copy_(nudged_values.view_as(parameter))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -275,6 +278,7 @@ class CoalitionScoring(GlobalModelScoring):
         last_round = trainer.current_epoch - 1
         if self.scored_round == last_round:
             return
+        # The global model after the last complete round counts.
         loop: Any = find_loop(callbacks_of(trainer))
         with lent(pl_module, self.space):
             self.space.write(pl_module, loop.state.model())
@@ -326,10 +330,11 @@ class CoalitionScoring(GlobalModelScoring):
     def _fit_models(self) -> FitModels:
         """Return the models before and after training. Without a finite one, that which was scored last."""
         scored_model, initial_model = self.models.cpu()
-        trained_model = self._global_model
-        if self._order.checkpoint is not None:
+        if self._order.checkpoint is not None and self.delivered is not None:
             trained_model = self.delivered
-        if trained_model is None:
+        elif self._order.checkpoint is None and self._global_model is not None:
+            trained_model = self._global_model
+        else:  # the fit has ended early
             trained_model = scored_model
         return FitModels(initial=initial_model, trained=trained_model.cpu())
 
@@ -338,7 +343,7 @@ class CoalitionScoring(GlobalModelScoring):
         scores_of_rounds: list[list[Scores]] = []
         for round_index in self._order.rounds:
             scores = self.scores_by_round.get(round_index, self._last_scores)
-            if not scores and scores_of_rounds:
+            if not scores and scores_of_rounds:  # those of the round before remain
                 scores = scores_of_rounds[-1]
             scores_of_rounds.append(scores)
         return scores_of_rounds
@@ -347,10 +352,14 @@ class CoalitionScoring(GlobalModelScoring):
         outputs = {}
         for name, measure in self._scored.items():
             position = self._scored_measures.index(measure)
-            outputs_of_rounds = [scores[position].outputs for scores in scores_of_rounds]
-            stored_outputs = [output for output in outputs_of_rounds if output is not None]
-            if len(stored_outputs) == len(outputs_of_rounds):
-                outputs[name] = torch.cat(stored_outputs)
+            outputs_of_rounds = []
+            for scores in scores_of_rounds:
+                outputs_of_round = scores[position].outputs
+                if outputs_of_round is not None:
+                    outputs_of_rounds.append(outputs_of_round)
+            is_complete = len(outputs_of_rounds) == len(scores_of_rounds)
+            if is_complete:
+                outputs[name] = torch.cat(outputs_of_rounds)
         return outputs
 
     def _utility(self, scores: list[Scores], name: str) -> Tensor:
@@ -419,17 +428,18 @@ def only_watches_the_run(callback: L.Callback) -> bool:
     """
     if not isinstance(callback, WATCHERS):
         return False
-    base = _class_of_lightning(callback)
-    if issubclass(base, (ModelSummary, ProgressBar)):  # what it shows is its own affair
-        base = L.Callback
+    # Does a class of the program, or the object itself, replace a method of Lightning's class?
+    lightning_class = _class_of_lightning(callback)
+    if issubclass(lightning_class, (ModelSummary, ProgressBar)):
+        lightning_class = L.Callback  # what it shows is its own affair: only hooks count
 
-    program_classes = []  # which may have hooks of the user
-    for kind in type(callback).__mro__:
-        if not kind.__module__.startswith(("lightning.", "flsv.")):
-            program_classes.append(kind)
+    program_classes = []
+    for parent in type(callback).__mro__:
+        if not parent.__module__.startswith(("lightning.", "flsv.")):
+            program_classes.append(parent)
     for owner in (*program_classes, callback):
         for name, value in vars(owner).items():
-            replaces_method = callable(value) and callable(getattr(base, name, None))
+            replaces_method = callable(value) and callable(getattr(lightning_class, name, None))
             if replaces_method and not name.startswith("__") and not _is_of_flsv(value):
                 return False
     return True
@@ -443,9 +453,9 @@ def _is_of_flsv(method: Any) -> bool:
 
 
 def _class_of_lightning(callback: L.Callback) -> type:
-    for kind in type(callback).__mro__:
-        if issubclass(kind, WATCHERS) and kind.__module__.startswith("lightning."):
-            return kind
+    for parent in type(callback).__mro__:
+        if issubclass(parent, WATCHERS) and parent.__module__.startswith("lightning."):
+            return parent
     raise TypeError(f"{callback!r} is none of {WATCHERS}")
 
 
@@ -456,7 +466,7 @@ def train_alone(
     scoring: GlobalModelScoring,
 ) -> float:
     """Fit a coalition's federation without writing files. Return the seconds of training, without evaluations."""
-    callbacks: list[Any] = callbacks_of(trainer)
+    callbacks: list[Any] = callbacks_of(trainer)  # the trainer's own list, changed in place
     for position, callback in enumerate(callbacks):
         if is_loop(callback):
             callbacks[position] = callback.without_files()  # hundreds of fits share one folder

@@ -108,14 +108,15 @@ class CoalitionPlan(RunExtension):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs."""
-        sites = self._loaded_sites
-        if self._sites is not None:
-            sites = self._sites.state_dict()
+        if self._sites is None:
+            state_of_sites = self._loaded_sites
+        else:
+            state_of_sites = self._sites.state_dict()
         return {
             "initial": self._initial,
             "first": self._checked_model,
             "checked_round": self._beginning.checked_round,
-            "sites": sites,
+            "sites": state_of_sites,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -223,14 +224,15 @@ class CoalitionPlan(RunExtension):
         if self._valued_models is not None and not self._trains_at_sites:
             self._valued_models.score_untrained(module, self._initial, games, measures)
             space = self._valued_models.space
+            # Appends to `_validation_changes` later.
             observe_first_validation(module.trainer, space, self._validation_changes)
 
         masks = self.masks(num_clients)
         metric_names = ", ".join(self._metrics)
-        rank_zero_info(
-            f"flsv: {metric_names}: {_coalitions_in_words(masks)} {self._place_in_words(masks)}."
-            f"{self._estimation_in_words(masks, games)}"
-        )
+        coalitions = _coalitions_in_words(masks)
+        place = self._place_in_words(masks)
+        estimation = self._estimation_in_words(masks, games)
+        rank_zero_info(f"flsv: {metric_names}: {coalitions} {place}.{estimation}")
 
     def _place_in_words(self, masks: Tensor) -> str:
         if self._trains_at_sites:
@@ -252,16 +254,17 @@ class CoalitionPlan(RunExtension):
         for measure in measures:
             output_scores.append(OutputScore.of(games.evaluator_of(measure), measure))
         if all(output_scores):
-            text = " The others' outputs are predicted"
+            bound = ""
             if any(score.bounded for score in output_scores if score is not None):
-                text += ", between those of the trained coalitions, since forward's have a bound"
-            return f"{text}."
-        why = "their outputs cannot be predicted"
-        if any(map(is_logged, measures)):
-            why = "logged values have no outputs"
+                bound = ", between those of the trained coalitions, since forward's have a bound"
+            return f" The others' outputs are predicted{bound}."
+        if any(is_logged(measure) for measure in measures):
+            reason = "logged values have no outputs"
+        else:
+            reason = "their outputs cannot be predicted"
         return (
-            f" The others' scores are estimated, since {why}. A larger max_fits, or a performance of outputs such as "
-            '"accuracy" or a torchmetrics metric, comes closer.'
+            f" The others' scores are estimated, since {reason}. A larger max_fits, or a performance of outputs such "
+            'as "accuracy" or a torchmetrics metric, comes closer.'
         )
 
     def _cost(self, masks: Tensor) -> str:
@@ -280,14 +283,16 @@ class CoalitionPlan(RunExtension):
             return pending_lines
 
         masks = self.masks(num_clients)
-        trained_where = f"after the run ({self._cost(masks)})"
         if self._trains_at_sites:
-            trained_where = "by the sites, beside the run"
+            place = "by the sites, beside the run"
+        else:
+            place = f"after the run ({self._cost(masks)})"
         metric_names = ", ".join(self._metrics)
-        lines = [f"{metric_names}: {_coalitions_in_words(masks)} trained {trained_where}."]
+        lines = [f"{metric_names}: {_coalitions_in_words(masks)} trained {place}."]
         sizes = masks[2:].sum(1)  # after the empty and the full coalition
-        trains_singles = len(masks) < 2**num_clients and bool((sizes == 1).all())
-        if self._shares_no_class and trains_singles:
+        are_all_trained = len(masks) == 2**num_clients
+        trains_only_singles = not are_all_trained and bool((sizes == 1).all())
+        if self._shares_no_class and trains_only_singles:
             lines.append(
                 f"{metric_names}: no two clients have a class in common, so each alone knows nothing of the others'. "
                 "Such shares were 24 % off, and by all coalitions 16 %. coalitions: both trains all but one, too."
@@ -303,8 +308,8 @@ class CoalitionPlan(RunExtension):
         self._scored_round = index if skips_scored else None
 
         for metric in self._metrics.values():
-            is_valued = index in metric.valued[-1:]
-            if not is_valued:
+            is_last_valued_round = index in metric.valued[-1:]  # there may be none
+            if not is_last_valued_round:
                 continue
             measure = metric.measured_by
             evaluator = self._games.evaluator_of(measure)
@@ -352,20 +357,23 @@ class CoalitionPlan(RunExtension):
 
     def _time_in_words(self, run: EndedRun, masks: Tensor) -> str:
         run_seconds = file_time() - self._beginning.first_round_time
-        jobs = 1
         if run.trainer.strategy.root_device.type == "cpu":
             num_trained = len(masks) - 2  # without the empty and the full coalition
             jobs = max(1, min(cores(), num_trained))
+        else:  # an accelerator trains one at a time
+            jobs = 1
         seconds = run_seconds * fits_of(masks, self._cohort) / jobs
         return f"in about {seconds:.1f} s and {PROCESS_SECONDS} s a process"
 
     def _validation_in_words(self, run: EndedRun) -> str:
         """Say why coalitions run the module's own validation beside flsv's scoring, if they do."""
+        # The names of all by which a validation may change the training that follows.
         trainer = run.trainer
-        causes = validation_hooks(
-            trainer.lightning_module,
-            [callback for callback in callbacks_of(trainer) if not only_watches_the_run(callback)],
-        )
+        callbacks_of_training = []
+        for callback in callbacks_of(trainer):
+            if not only_watches_the_run(callback):
+                callbacks_of_training.append(callback)
+        causes = validation_hooks(trainer.lightning_module, callbacks_of_training)
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau:
                 causes.append(type(config.scheduler).__name__)
@@ -411,8 +419,10 @@ def _initial_state(
     trained: dict[str, Tensor] = {}
     frozen: dict[str, Tensor] = {}
     for name, value in module.state_dict().items():
-        part = frozen if name in frozen_names else trained
-        part[name] = value
+        if name in frozen_names:
+            frozen[name] = value
+        else:
+            trained[name] = value
     return trained, frozen
 
 
@@ -464,17 +474,18 @@ class _ValuedModels(Strategy):
         self._plan.keep_checked_model(round)
         self._full_model = round.server_vector
         weights = self._weights()
-        trained = round.trained  # all coalitions, if sites train them
-        if trained is None:
-            # [2, n], nobody and everybody
-            masks = torch.tensor([[False], [True]]).expand(-1, len(weights))
-            trained = models_of(
+        if round.trained is not None:  # all coalitions, which sites train
+            coalitions = round.trained
+        else:  # the empty and the full coalition
+            masks = torch.tensor([[False], [True]]).expand(-1, len(weights))  # [2, n]
+            coalitions = models_of(
                 masks, empty=self._untrained_model, full=self._full_model, inner_models=()
             )
-        trained = replace(trained, weights=weights)
+        coalitions = replace(coalitions, weights=weights)
         if not self._untrained_scores:
-            return trained
-        return replace(trained, before=self._untrained_scores.__getitem__)
+            return coalitions
+        score_of_measure = self._untrained_scores.__getitem__
+        return replace(coalitions, before=score_of_measure)
 
     def is_full_model(self, module: L.LightningModule) -> bool:
         """Return whether the module holds the last global model."""

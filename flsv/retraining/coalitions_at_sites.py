@@ -69,18 +69,20 @@ def doubtful_own_models(
 
     cosines = _cosines(moves, updates)  # [n, n]
     has_update = updates.norm(dim=1) > 0
-    for client in has_update.nonzero().flatten().tolist():
+    clients_with_updates = has_update.nonzero().flatten().tolist()
+    for client in clients_with_updates:
         reason = _reason_by_direction(client, cosines)
-        if reason:
-            reasons.setdefault(client, reason)
+        if reason and client not in reasons:
+            reasons[client] = reason
     return dict(sorted(reasons.items()))
 
 
 def _reason_by_direction(client: int, cosines: Tensor) -> str:
     """Return why a client's move is probably not its own, empty if it may be."""
-    cosines_of_client = cosines[client]  # its move with each client's updates
+    cosines_of_client = cosines[client]  # [n], its move with each client's updates
     is_other = torch.arange(len(cosines)) != client
-    typical_cosines = cosines[is_other].median(0).values  # of the others' moves
+    cosines_of_others = cosines[is_other]  # [n - 1, n], the others' moves
+    typical_cosines = cosines_of_others.median(0).values
     agreement = cosines_of_client - typical_cosines  # [n]
 
     closest = int(agreement.argmax())
@@ -204,8 +206,8 @@ class CoalitionsAtSites(Strategy):
             )
 
     def _exchange(self, packets_by_coalition: list[dict[int, Packet]]) -> list[dict[int, Any]]:
-        # {site: packet} of each coalition, which becomes empty, and {site: reply} of each.
-        replies: list[dict[int, Any]] = [{} for _ in packets_by_coalition]
+        # For each coalition, {site: packet}, which this empties, and {site: reply}.
+        replies_by_coalition: list[dict[int, Any]] = [{} for _ in packets_by_coalition]
         while any(packets_by_coalition):
             # A site trains one model at a time, so each gets one packet of the next coalition that has one for it.
             packet_by_site: dict[int, Packet] = {}
@@ -217,8 +219,8 @@ class CoalitionsAtSites(Strategy):
             directory = self._coalitions[0].sites.directory  # the same for all coalitions
             for site, reply in directory.exchange(packet_by_site).items():
                 index = coalition_by_site[site]
-                replies[index][site] = reply
-        return replies
+                replies_by_coalition[index][site] = reply
+        return replies_by_coalition
 
     def _note_doubtful_models(self, round: Round) -> None:
         """Record the clients whose own model was probably not trained by them alone."""
@@ -343,19 +345,20 @@ class _Coalition:
         if not state.run:  # an id of the coalition's run, for which sites have a separate state
             state.run = digest([run.run, self.members]).hex()[:16]
 
-        values = self._metrics.with_priors()
+        contributions = self._metrics.with_priors()
         cohort = cohort_of(
             self._sampler,
             state.num_clients,
-            contributions=values,
+            contributions=contributions,
             generator=generator_for(state.seed, "cohort", state.round_index),
             round_index=state.round_index,
             clients=clients,
             model=state.model(),
         )
         state.cohort = [client for client in cohort if client not in absent]
+        # Each client's probability to be drawn, computed if it is needed.
         self._chances = partial(
-            chances_of, self._sampler, state.num_clients, values, state.round_index, cohort
+            chances_of, self._sampler, state.num_clients, contributions, state.round_index, cohort
         )
         self._instructions = self._server.instruct(state.cohort, state)
         self.sites.discard()
@@ -374,7 +377,7 @@ class _Coalition:
         if updates:
             try:
                 self._finish(updates, broken_clients, round)
-            except NoModel:
+            except NoModel:  # the coalition's model stays
                 self.sites.discard()
         self.sites.commit()
         if round.channel is not None:
@@ -392,8 +395,8 @@ class _Coalition:
             broken=broken_clients,
         )
         self.sites.count({*coalition_round.client_ids.tolist()})
-        model = self._server.finish(coalition_round, self.state)
-        self.state.complete(model, [*broken_clients, *self.sent])
+        finished_round = self._server.finish(coalition_round, self.state)
+        self.state.complete(finished_round, [*broken_clients, *self.sent])
 
 
 def _metric_of_aggregator(federation: FederationConfig | FederationInfo) -> dict[str, Any]:

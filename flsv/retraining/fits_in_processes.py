@@ -89,7 +89,7 @@ def work_on(
     if federation.participation == "all":
         for callback in callbacks_of(federation.trainer):
             if is_loop(callback):
-                become(callback, sampler=FullParticipation())
+                become(callback, sampler=FullParticipation())  # replaces its sampler in place
     # A ConfigurationError is no failure of the process. It is returned, so that the caller raises it.
     try:
         if isinstance(request, Prediction):
@@ -247,7 +247,7 @@ class FitsInProcesses:
         """Compute, in a child process, the clients' values that ``prediction`` requests."""
         tasks = [(0, self._task(prediction))]
         answers = list(self._supervise(tasks, self._jobs, self._limit_s))
-        _, answer = answers[0]
+        _, answer = answers[0]  # of the only task
         if isinstance(answer, ConfigurationError):
             raise answer
         if isinstance(answer, Reading):

@@ -143,7 +143,7 @@ class ForkedFits:
         """End the waiting forked process and the trainings in it."""
         process_id = self._waiting_id
         self._waiting_id = 0
-        if not process_id:
+        if process_id == 0:  # it has been closed before
             return
         self._pipe.close()
         with suppress(ProcessLookupError):
@@ -249,6 +249,7 @@ class _Ends(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
+        # `answer` and `fail` end this process.
         if isinstance(exception, NoModel):  # the last finite model counts
             self._scoring.on_exception(trainer, pl_module, exception)
             answer(self._scoring.result())

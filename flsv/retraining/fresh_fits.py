@@ -109,12 +109,15 @@ def pickled_fit(
     Objects that only observe the run are left out. With ``environment`` its variables and the working folder are set in
     the process that unpickles the fit.
     """
+    # What the program has set in its modules.
     program = ProgramState(trainer, trainer.callbacks, *parts)  # type: ignore[attr-defined]
     pickled_state, not_pickled = program.pickled()
     if not_pickled:
         rank_zero_info(
             f"flsv: fresh processes have {listed(not_pickled)} as the modules make them, since they cannot be pickled."
         )
+
+    # The fit's own objects, with references to the program's values in place of copies.
     file = io.BytesIO()
     pickler = _Pickler(file, trainer, names=program.names_by_id())
     pickler.dump((trainer, *parts))
@@ -123,7 +126,7 @@ def pickled_fit(
     surroundings = None
     if environment is not None:
         surroundings = Surroundings(dict(environment), os.getcwd())
-    # Pickled again, so that the first three can be restored before the parts are unpickled.
+    # `unpickled_fit` restores the first three before it unpickles the parts, which stay bytes until then.
     return pickle.dumps((surroundings, torch_settings(), pickled_state, pickled_parts))
 
 
@@ -273,6 +276,7 @@ class ProgramState:
 
 def restore_program(pickled_state: bytes) -> None:
     """Set the values that differ in this process."""
+    # `pickled_values` are bytes, which are unpickled only if a value is another one here.
     descriptions, pickled_values = pickle.loads(pickled_state)
     changed_names = []
     for name, description in descriptions.items():
@@ -320,10 +324,11 @@ class Surroundings:
     def restore(self) -> None:
         """Give this process exactly these environment variables, except its own, and the folder."""
         environment = dict(self.environment)
-        for name in _OF_THE_PROCESS:  # this process's values stay
-            environment.pop(name, None)
+        for name in _OF_THE_PROCESS:  # this process's values stay, or their absence
             if name in os.environ:
                 environment[name] = os.environ[name]
+            else:
+                environment.pop(name, None)
         os.environ.clear()
         os.environ.update(environment)
         with suppress(OSError):  # the folder has been removed
@@ -346,13 +351,13 @@ def _modules_from(roots: Iterable[str]) -> list[str]:
 
 
 def _defining_modules(parts: Any) -> set[str]:
-    modules = set()
-    for _, value in walk(parts):
-        for kind in type(value).__mro__:
-            modules.add(kind.__module__)
+    module_names = set()
+    for _, value in walk(parts):  # all objects that the parts hold
+        for parent in type(value).__mro__:
+            module_names.add(parent.__module__)
         if isinstance(value, FunctionType):
-            modules.add(value.__module__)
-    return modules
+            module_names.add(value.__module__)
+    return module_names
 
 
 def _module_names_in(module: ModuleType) -> set[str]:
@@ -461,10 +466,10 @@ def _library_folders() -> tuple[str, ...]:
 def _described(value: Any) -> str:
     """Return a text that is the same in two processes if a value is the same."""
     if isinstance(value, staticmethod | classmethod):
-        value = value.__func__
+        return _described(value.__func__)
     if isinstance(value, property):
         accessors = (value.fget, value.fset, value.fdel)
-        return " ".join(map(_described, accessors))
+        return " ".join(_described(accessor) for accessor in accessors)
     if isinstance(value, FunctionType):
         code = value.__code__
         position = f"{code.co_filename} {code.co_firstlineno}"

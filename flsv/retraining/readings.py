@@ -82,6 +82,7 @@ def become_stand_in(original: L.Callback | Logger, folder: str | None = None) ->
     """Turn a callback or a logger into a stand-in, in place, since others may refer to it. A logger's files lie in
     ``folder`` if it is set.
     """
+    # The object stays, since others may hold it, and gets another class.
     original_class: Any = type(original)
     is_stand_in = "stand_in" in vars(original_class)
     if isinstance(original, Logger):
@@ -344,8 +345,10 @@ class ChangedFiles:
         path = _path(name)
         if not isinstance(flags, int) or path.endswith(".pyc"):
             return
+        is_emptied = bool(flags & os.O_TRUNC)
         is_only_written = flags & os.O_ACCMODE == os.O_WRONLY
-        if flags & os.O_TRUNC:
+        # A file is clean if nothing of the run is in it.
+        if is_emptied:
             self._is_clean[path] = True
         elif is_only_written:
             self._is_clean[path] = not self._has_parts_of_the_run(path)
@@ -395,12 +398,14 @@ def _is_device(path: str) -> bool:
 
 
 def _path(name: Any) -> str:
-    if isinstance(name, int):
-        name = f"/proc/self/fd/{name}"
+    if isinstance(name, int):  # a file descriptor
+        return os.path.realpath(f"/proc/self/fd/{name}")
     text = os.fsdecode(name)
-    if text.startswith("file:"):  # SQLite's
-        text = text.removeprefix("file:").partition("?")[0]
-    return os.path.realpath(text)
+    if text.startswith("file:"):  # a URI of SQLite's, with options after "?"
+        path, _, _ = text.removeprefix("file:").partition("?")
+    else:
+        path = text
+    return os.path.realpath(path)
 
 
 def _paths_open_to_read() -> Iterator[str]:
@@ -500,10 +505,10 @@ def validation_hooks(module: L.LightningModule, callbacks: Sequence[L.Callback])
 
 def _hooks_of(owner: Any, base: type, idle_packages: tuple[str, ...]) -> list[str]:
     attributes = set(vars(owner))
-    for kind in type(owner).__mro__:
-        package = kind.__module__.partition(".")[0]
-        if kind is not base and package not in idle_packages:
-            attributes.update(vars(kind))
+    for parent in type(owner).__mro__:
+        package, _, _ = parent.__module__.partition(".")
+        if parent is not base and package not in idle_packages:
+            attributes.update(vars(parent))
 
     hooks = []
     for name in sorted(attributes):

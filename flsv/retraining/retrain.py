@@ -195,8 +195,9 @@ def _work(
     # Seeded before the parts are made, since they may draw weights.
     with _seeded(request.seed), own_folder() as folder:
         trainer, module_or_factory, data = make_parts()
-        module = module_or_factory
-        if not isinstance(module, L.LightningModule):
+        if isinstance(module_or_factory, L.LightningModule):
+            module = module_or_factory
+        else:
             module = module_or_factory()
         federation = Federation(trainer, module, data, measure, participation)
         return work_on(request, federation, str(folder))
@@ -240,17 +241,20 @@ def _check(trainer: L.Trainer) -> None:
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seed all random generators as ``seed_everything`` does, and restore them after this context."""
-    states = global_rngs()
+    generator_states = global_rngs()
     # seed_everything sets these variables, too.
-    variables = {name: os.environ.get(name) for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
+    variables_before = {}
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        variables_before[name] = os.environ.get(name)
     L.seed_everything(seed, verbose=False)
     try:
         yield
     finally:
-        restore_global_rngs(states)
-        for name, value in variables.items():
-            os.environ.pop(name, None)
-            if value is not None:
+        restore_global_rngs(generator_states)
+        for name, value in variables_before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
                 os.environ[name] = value
 
 
@@ -310,8 +314,9 @@ class Retrained:
         values_by_seed, stderr = self.values_by_seed(measure, seeds)  # [s, n] and [n]
         values = values_by_seed.mean(0)
         half_widths = interval_over_seeds(values_by_seed, stderr)
-        shares = [NAN] * len(values)
-        if not self.rank_only:
+        if self.rank_only:
+            shares = [NAN] * len(values)
+        else:
             shares = shares_in(values.tolist())
         return {
             "value": values.tolist(),
@@ -346,7 +351,7 @@ class Retrained:
         """
         measure = names.index(metric)
         columns: dict[str, list[Any]] = {**self.values(measure)}
-        num_clients = self.masks.shape[1]
+        num_clients = self.masks.shape[1]  # masks [K, n]: the members of K coalitions
         utilities = self.utilities[:, :, measure].mean(0)  # [K], over seeds
         has_all_clients = self.masks.all(1)
         together = float(utilities[has_all_clients])
@@ -355,14 +360,15 @@ class Retrained:
         is_alone = self.masks.sum(1) == 1
         if is_alone.any():
             client_of_row = self.masks[is_alone].int().argmax(1)
+            rows_by_client = client_of_row.argsort()
             utilities_alone = utilities[is_alone]
-            columns["alone"] = utilities_alone[client_of_row.argsort()].tolist()
+            columns["alone"] = utilities_alone[rows_by_client].tolist()
         columns["source"] = [self.source] * num_clients
         if self.rank_only:
             return columns
 
         columns.update(self.covariances(measure))
-        is_finite = self.utilities.isfinite().all(1).all(0)  # [C]
+        is_finite = self.utilities.isfinite().all(1).all(0)  # [C], by measure
         if len(names) > 1:
             for position, name in enumerate(names):
                 if is_finite[position]:
@@ -385,10 +391,13 @@ def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
     if not isinstance(measure, ModelScore):  # names of measures, all of the same outputs
         return measure[:1]
 
-    has_outputs = not is_logged(measure)
     if measure.judged:
         has_outputs = measure.by_class and not are_all_trained
-    return (UTILITY,) if has_outputs else ()
+    else:
+        has_outputs = not is_logged(measure)
+    if has_outputs:
+        return (UTILITY,)
+    return ()
 
 
 def copy_from_run(

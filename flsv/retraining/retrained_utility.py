@@ -145,22 +145,25 @@ class RetrainedUtility:
 
     def _train_all(self, coalitions: list[Members]) -> None:
         ranks = self.ranks
+        remaining_coalitions = coalitions
         if self.initial is None and ranks.size > 1 and coalitions:
             # All trainings start from the first one's initial weights.
             if ranks.rank == 0:
                 self._train(coalitions[0])
             self._exchange(coalitions[:1], "the first coalition's training")
-            coalitions = coalitions[1:]
+            remaining_coalitions = coalitions[1:]
 
+        # A training costs as much as its members have samples.
         costs = []
-        for members in coalitions:
+        for members in remaining_coalitions:
             samples = self.data.num_samples[list(members)]
             costs.append(float(samples.sum()))
-        for members, rank in zip(coalitions, balance_load(costs, ranks.size)):
+        rank_of_coalition = balance_load(costs, ranks.size)
+        for members, rank in zip(remaining_coalitions, rank_of_coalition):
             if rank == ranks.rank:
                 self._train(members)
         if ranks.size > 1:
-            self._exchange(coalitions, "coalitions' trainings")
+            self._exchange(remaining_coalitions, "coalitions' trainings")
 
     def _exchange(self, coalitions: list[Members], exchange_name: str) -> None:
         scores = {}
@@ -170,12 +173,12 @@ class RetrainedUtility:
                 scores[members] = self.scores[members]
             if members in self.seconds:
                 seconds[members] = self.seconds[members]
-        initial = None
+        initial = None  # all ranks take the initial weights of rank 0
         if self.ranks.rank == 0:
             initial = self.initial
 
         results = self.ranks.all_gather((scores, seconds, initial), exchange_name)
-        _, _, self.initial = results[0]  # of rank 0
+        _, _, self.initial = results[0]
         for scores_of_rank, seconds_of_rank, _ in results:
             self.scores.update(scores_of_rank)
             self.seconds.update(seconds_of_rank)

@@ -132,7 +132,8 @@ class CoalitionTraining:
                 store.add(seed, members, result.rows(store.rounds), result.outputs)
             is_empty_missing = () in missing and bool(store.missing(seed, [()]))
             if is_empty_missing and result.untrained:
-                untrained_rows = dict.fromkeys(store.rounds, result.untrained_row())
+                untrained_row = result.untrained_row()
+                untrained_rows = dict.fromkeys(store.rounds, untrained_row)
                 store.add(seed, (), untrained_rows)
             say(store.progress(seed, coalitions))
         store.sort()
@@ -152,10 +153,11 @@ class CoalitionTraining:
             costs.append(float(sum(samples)))
 
         coalitions_by_rank: list[list[Members]] = [[] for _ in range(ranks.size)]
-        for members, rank in zip(coalitions, balance_load(costs, ranks.size)):
+        rank_of_coalition = balance_load(costs, ranks.size)
+        for members, rank in zip(coalitions, rank_of_coalition):
             coalitions_by_rank[rank].append(members)
         coalitions_of_rank = coalitions_by_rank[ranks.rank]
-        most_coalitions = max(map(len, coalitions_by_rank))
+        most_coalitions = max(len(coalitions_of_one) for coalitions_of_one in coalitions_by_rank)
         # One at a time, so that a kill loses no more.
         for position in range(most_coalitions):
             next_coalition = coalitions_of_rank[position : position + 1]  # empty if none is left
@@ -177,7 +179,8 @@ class CoalitionTraining:
                 self._change_orders(retry)
                 continue
             except FitsFailed as error:
-                unproved = unproved or error  # the first trainer's says more
+                if unproved is None:  # the first trainer's says more
+                    unproved = error
 
             if missing:  # what forks cannot do, fresh processes may
                 reason = f"{_first_failure(missing, unproved)}"
@@ -206,8 +209,9 @@ class CoalitionTraining:
         """Train coalitions, and yield each with its result or error. It is removed from ``missing``, unless its process
         was killed.
         """
-        proof = None if self._is_proved else self._proof
-        if proof is not None and proof.order.seed != seed:
+        # The fit that must reach the run's own model, if it is of this seed and has not done so yet.
+        proof = self._proof
+        if self._is_proved or (proof is not None and proof.order.seed != seed):
             proof = None
         orders = self._orders([*missing], seed, proof)
         checked_results = self._checked(orders, proof)
@@ -224,9 +228,10 @@ class CoalitionTraining:
         self, coalitions: Sequence[Members], seed: int, proof: Proof | None
     ) -> list[FitOrder]:
         orders = []
-        is_proof_a_coalition = False
-        is_untrained_scored = False
-        if proof is not None:
+        if proof is None:
+            is_proof_a_coalition = False
+            is_untrained_scored = False
+        else:
             orders.append(proof.order)
             is_proof_a_coalition = proof.order.scores_rounds
             is_untrained_scored = proof.order.scores_untrained
@@ -301,9 +306,10 @@ class CoalitionTraining:
 def _models_of(proof: Proof, result: FitResult) -> tuple[FitModels, Tensor]:
     models = result.models
     assert models is not None
-    run_model = proof.run_model
-    if run_model is None:
+    if proof.run_model is None:
         run_model = models.checkpoint
+    else:
+        run_model = proof.run_model
     assert run_model is not None
     return models, run_model
 
@@ -330,6 +336,7 @@ def difference(
     """
 
     def nudged_displacement() -> Tensor | None:
+        # Once from the same initial weights, and once from weights changed by as much as rounding does.
         repeated = train_again(False)
         nudged = train_again(True)
         if repeated is None or nudged is None:
@@ -360,14 +367,15 @@ def gathered(
     ranks: Ranks, train: Callable[[], Iterable[tuple[Members, Result]]], description: str
 ) -> Iterator[tuple[Members, Result]]:
     """Call ``train`` on this rank, and yield the pairs of all ranks. Any rank's error is raised."""
-    results: dict[Members, Result] | Exception
+    results: dict[Members, Result] = {}
+    error: Exception | None = None
     try:
         results = dict(train())
-    except Exception as error:
-        results = error
-    for results_of_rank in ranks.all_gather(results, description):
-        if isinstance(results_of_rank, Exception):
-            raise results_of_rank
+    except Exception as error_of_this_rank:
+        error = error_of_this_rank  # raised below: the other ranks wait for this one
+    for results_of_rank, error_of_rank in ranks.all_gather((results, error), description):
+        if error_of_rank is not None:
+            raise error_of_rank
         yield from results_of_rank.items()
 
 
@@ -398,7 +406,7 @@ def _once_proved(results: Iterable[Trained], proof: Proof | None) -> Iterator[Tr
 def _first_failure(
     missing: Mapping[Members, ChildFailed | None], unproved: FitsFailed | None
 ) -> ChildFailed:
-    failures: list[Any] = [*missing.values()]
+    failures: list[Any] = [*missing.values()]  # None for a coalition that was not tried
     if unproved is not None:
         failures += unproved.failed.values()
     for failure in failures:

@@ -92,17 +92,18 @@ class UtilityStore:
             "seed": parse_int,
             "coalition": read_members,
         }
-        key = 0
+        # The rows of one training, which begin with its seed and coalition, are read only if they are complete.
+        num_key_columns = 0
         if self.rounds != (LAST,):
             columns["round"] = parse_int
-            key = 2
+            num_key_columns = 2
         for name in self.names:
             columns[name] = _numbers
         return ResultFile(
             path,
             columns,
             settings=settings or {},
-            key=key,
+            key=num_key_columns,
             anew=anew,
         )
 
@@ -215,7 +216,8 @@ class UtilityStore:
 
         stored_rows = self._rows.setdefault((seed, members), {})
         stored_rows.update(rows)
-        if self._file is not None and all(map(_is_finite, rows.values())):
+        are_finite = all(_is_finite(row) for row in rows.values())
+        if self._file is not None and are_finite:
             self._file.add(_cells(seed, members, rows))
 
     def _write_outputs(self, seed: int, members: Members) -> None:
@@ -307,9 +309,10 @@ def utilities_after_run(
     path = run_folder / COALITIONS
     if not path.is_file() or not num_rounds:
         return {}
-    # The first line has the settings.
-    column_lines = whole_lines(path)[1:2]
-    columns = ",".join(column_lines).split(",")
+    lines = whole_lines(path)
+    if len(lines) < 2:
+        return {}
+    columns = lines[1].split(",")  # the first line has the settings
     if not {"seed", *names} <= set(columns):
         return {}
 

@@ -122,7 +122,7 @@ class TrainerState:
         """Write the next global model ``vector [P]`` into the module."""
         if self._next_objects is not None:
             self._outside_vector.attributes.restore_objects(self._next_objects)
-        if self.next_buffers is None:  # no client has trained
+        if self.next_buffers is None:  # no client's were kept
             non_vector = self._state_at_start
         else:
             non_vector = self.next_buffers
