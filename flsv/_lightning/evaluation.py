@@ -162,14 +162,16 @@ def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
     stored_loaders = []
     for loader in each_loader(loaders):
         batches: Iterable[Any] = loader
-        if isinstance(limit, int) and limit and sized_len(loader) is None:
-            batches = islice(loader, limit)  # the loader may be infinite
-        if not has_hooks:
+        has_limit = isinstance(limit, int) and limit > 0
+        if has_limit and sized_len(loader) is None:  # the loader may be infinite
+            batches = islice(loader, limit)
+        if not has_hooks:  # which move the batches themselves
             batches = (move_data_to_device(batch, device) for batch in batches)
         stored_loaders.append(KeptBatches(batches))
 
     _check_copies(stored_loaders)
-    if not any(map(len, stored_loaders)):
+    has_batches = any(len(stored_loader) > 0 for stored_loader in stored_loaders)
+    if not has_batches:
         raise ConfigurationError(
             "there are no validation batches: models cannot be evaluated on nothing."
         )

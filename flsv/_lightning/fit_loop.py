@@ -319,9 +319,10 @@ class FederatedFitLoop(_FitLoop):
     def _step_if_due(
         self, step: Callable[..., None], interval: str, update_plateau_schedulers: bool
     ) -> None:
-        is_due = not self._is_idle
         if interval == "epoch":
             is_due = self._is_last_epoch
+        else:
+            is_due = not self._is_idle
         if is_due:
             step(interval, update_plateau_schedulers=update_plateau_schedulers)
         if interval == "epoch" and update_plateau_schedulers:

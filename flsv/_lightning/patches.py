@@ -223,12 +223,11 @@ def _property_with_answer(
     """Return a property that is ``answer()`` for this trainer, where that is not None, and Lightning's otherwise."""
 
     def get(self: L.Trainer) -> Any:
-        value = None
         if self is trainer:
             value = answer()
-        if value is None:
-            return original.fget(self)
-        return value
+            if value is not None:
+                return value
+        return original.fget(self)
 
     return property(get)
 

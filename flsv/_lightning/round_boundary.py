@@ -77,15 +77,15 @@ class FinetuningState:
 
 
 def _trained(module: L.LightningModule) -> TrainedNames:
-    parameters = []
+    names_of_parameters = []
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            parameters.append(name)
-    tracking = []
+            names_of_parameters.append(name)
+    names_of_tracking_layers = []  # of BatchNorm, which update their statistics
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and layer.track_running_stats:
-            tracking.append(name)
-    return {"parameters": parameters, "tracking": tracking}
+            names_of_tracking_layers.append(name)
+    return {"parameters": names_of_parameters, "tracking": names_of_tracking_layers}
 
 
 try:
@@ -209,10 +209,10 @@ class RoundAverage:
         """Put the last global model into a checkpoint, since the module holds the average."""
         if self.last_state is None:
             return
-        key = "state_dict"
-        if "current_model_state" in checkpoint:
-            key = "current_model_state"
-        checkpoint[key] = self.last_state
+        if "current_model_state" in checkpoint:  # "state_dict" is then the averaged model
+            checkpoint["current_model_state"] = self.last_state
+        else:
+            checkpoint["state_dict"] = self.last_state
 
     def _batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         self.end_batch(trainer)

@@ -129,9 +129,9 @@ def tf32_of() -> list[str]:
     for operation, backend in backends.items():
         settings = getattr(backend, "conv", backend)
         precision = getattr(settings, "fp32_precision", None)
-        if precision is None:
+        if precision is None:  # an earlier torch
             precision = "tf32" if backend.allow_tf32 else "ieee"
-        if precision == "none":
+        elif precision == "none":  # the setting of all operations holds
             precision = getattr(torch.backends, "fp32_precision", "ieee")
         if precision in ("tf32", "bf16"):
             operations.append(operation)

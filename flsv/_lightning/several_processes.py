@@ -79,12 +79,16 @@ class LoggedValues:
         self._end()
 
     def _merge(self) -> None:
+        # Each rank sends its records and its metrics' states. An idle rank has trained no client.
         states = {key: _state(metric) for key, metric in self._metrics.items()}
-        exchanged_value: Any = (self._records, states)
+        records_and_states: Any
         if self._idle():
-            exchanged_value = ([], {})
-        exchanged = self._exchange(exchanged_value, "logged values")
+            records_and_states = ([], {})
+        else:
+            records_and_states = (self._records, states)
+        exchanged = self._exchange(records_and_states, "logged values")
 
+        # Log all again, in the order in which one process would have.
         for _, call, _ in self._records:
             self._results.pop(_key(call), None)
         records: list[Record] = []

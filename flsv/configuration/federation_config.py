@@ -204,11 +204,12 @@ class FederationConfig:
         named_head(self.parts)
 
     def _check_options(self) -> None:
-        for name, kind in (("evaluation", ClientEvaluation), ("reporting", Reporting)):
+        expected_classes = {"evaluation": ClientEvaluation, "reporting": Reporting}
+        for name, expected_class in expected_classes.items():
             value = getattr(self, name)
-            if not isinstance(value, kind):
+            if not isinstance(value, expected_class):
                 raise ConfigurationError(
-                    f"FederatedLoop({name}={value!r}): expected {name}=flsv.{kind.__name__}(...)."
+                    f"FederatedLoop({name}={value!r}): expected {name}=flsv.{expected_class.__name__}(...)."
                 )
 
     def _check_privacy(self) -> None:
@@ -250,7 +251,7 @@ class FederationConfig:
         """Raise ConfigurationError if ``local_epochs`` names other clients than ``names``."""
         if not isinstance(self.local_epochs, dict):
             return
-        misnamed = sorted(self.local_epochs.keys() ^ set(names))
+        misnamed = sorted(self.local_epochs.keys() ^ set(names))  # in one of the two only
         if misnamed:
             raise ConfigurationError(
                 f"FederatedLoop(local_epochs={self.local_epochs}): the clients are {listed(names, 20, repr)}, so that "

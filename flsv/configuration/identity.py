@@ -149,27 +149,30 @@ def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Iden
 def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
     """Return ``{dotted name: text}`` of the options and the code of ``flsv fit`` that determine its results."""
     settings = version_settings() | option_texts(config)
-    for section in filter(config.get, SECTIONS):
+    present_sections = [section for section in SECTIONS if config.get(section)]
+    for section in present_sections:
         for name, value in _leaves(config[section], section):
-            if name not in settings or not name.endswith("class_path"):
+            is_class = name.endswith("class_path")
+            if name not in settings or not is_class:
                 continue
-            source = source_of(locate(str(value)))
-            if source:
-                settings[f"{name}, its code"] = source
+            hash_of_code = source_of(locate(str(value)))
+            if hash_of_code:
+                settings[f"{name}, its code"] = hash_of_code
     return settings
 
 
 def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
     """Return ``{dotted name: text}`` of the options of ``flsv fit`` that determine its results."""
     texts = {}
-    for section in filter(config.get, SECTIONS):
+    present_sections = [section for section in SECTIONS if config.get(section)]
+    for section in present_sections:
         is_data = section == "data"
         idle_options = IDLE.get(section, set())
         for name, value in _leaves(config[section], section):
             _section, option, *suboptions = name.split(".")
             option_with_suboption = ".".join([option, *suboptions[:1]])
             is_idle = option in idle_options or option_with_suboption in idle_options
-            if is_idle:
+            if is_idle:  # it changes no number of the run
                 continue
             is_root = is_data and name.endswith(".root")
             if is_root or value is None:
@@ -183,9 +186,11 @@ def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
 
 def source_of(made_by: Any) -> str:
     """Compute a hash of the source files of a class and its bases, or of a function. "" for installed packages."""
-    definitions: tuple[Any, ...] = (made_by,)
+    definitions: tuple[Any, ...]
     if isinstance(made_by, type):
         definitions = made_by.__mro__
+    else:  # a function
+        definitions = (made_by,)
     sources = []
     for definition in definitions:
         module_name = getattr(definition, "__module__", None) or "builtins"
@@ -266,15 +271,18 @@ def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
     contents = data.content_hashes()
     digests = {"server": digest([contents["server"], data.server_val_indices])}
     for client in range(data.num_clients):
-        parts = data.indices_and_labels(client)  # of the train, validation and test samples in turn
-        train_indices = parts[0]
+        # Indices and labels of the train, validation and test samples in turn.
+        indices_and_labels = data.indices_and_labels(client)
+        indices_of_splits = indices_and_labels[::2]
+        labels_of_splits = indices_and_labels[1::2]
+        train_indices = indices_of_splits[0]
         offset = 0
-        if len(train_indices):
+        if len(train_indices) > 0:
             offset = int(train_indices[0])
 
         # Indices count from the client's first sample, so that a copy of another client's data has the same hash.
         hashed_parts = []
-        for indices, labels in zip(parts[::2], parts[1::2]):
+        for indices, labels in zip(indices_of_splits, labels_of_splits):
             hashed_parts += [indices - offset, labels]
         content = contents.get(str(client), "")
         digests[str(client)] = digest([content, *hashed_parts])

@@ -100,9 +100,10 @@ class Cohort:
         if self.model is None:
             return torch.cat(to_host(norms)), 0.0
 
-        zero = self.model.new_zeros(1)
-        model_norm = distances(self.model[None, :num_parameters], zero)
-        host_norms = torch.cat(to_host([*norms, model_norm]))
+        # A norm is the distance from the origin. All are copied to the host at once.
+        origin_of_models = self.model.new_zeros(1)
+        norm_of_model = distances(self.model[None, :num_parameters], origin_of_models)
+        host_norms = torch.cat(to_host([*norms, norm_of_model]))
         update_norms, model_norm = host_norms.split([len(rows), 1])
         return update_norms, model_norm.item()
 
@@ -119,11 +120,12 @@ class Cohort:
         """Return a cohort of only those clients for which ``mask``, bool ``[k]``, is True."""
         if mask.all():
             return self
+        is_kept = mask.tolist()
         rows = mask.nonzero().flatten()
         return replace(
             self,
-            updates=tuple(compress(self.updates, mask.tolist())),
-            starts=tuple(compress(self.starts, mask.tolist())),
+            updates=tuple(compress(self.updates, is_kept)),
+            starts=tuple(compress(self.starts, is_kept)),
             matrix=copied_rows(self.matrix, rows),
             num_samples=self.num_samples[mask.to(self.num_samples.device)],
         )

@@ -23,12 +23,11 @@ def length_factors(norms: Tensor, cap: float) -> Tensor:
     # The server can check neither claim: a client can multiply its update (Bagdasaryan et al., AISTATS 2020) or list
     # samples twice. Sun et al. (arXiv:1911.07963) bound norms by a constant; a median takes half of the cohort to
     # move at will.
-    norms = norms.detach().cpu()
-    norms = norms.double()
-    factors = torch.ones_like(norms)
-    is_valid = (norms > 0) & norms.isfinite()
+    host_norms = norms.detach().cpu().double()
+    factors = torch.ones_like(host_norms)
+    is_valid = (host_norms > 0) & host_norms.isfinite()
     if is_valid.any():
-        valid_norms = norms[is_valid]
+        valid_norms = host_norms[is_valid]
         limit = cap * valid_norms.quantile(0.5)
         factors[is_valid] = (limit / valid_norms).clamp_max(1)
     return factors
@@ -58,6 +57,7 @@ def scale_updates(
     scaled = rows.clone()
     origins = origin.expand_as(rows)
     for row in changed_rows:
+        # row <- origin + factor (row - origin), in place
         row_origin = origins[row, :end]
         factor = float(factors[row])
         scaled[row, :end].sub_(row_origin).mul_(factor).add_(row_origin)

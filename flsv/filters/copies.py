@@ -85,7 +85,7 @@ def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
     pairs_in_groups = torch.zeros_like(pairs)
     for group in groups_of(pairs):
         rows = torch.tensor(group)
-        group_pairs = rows[:, None], rows
+        group_pairs = rows[:, None], rows  # indices of the group's part of a matrix
         num_pairs = len(group) * (len(group) - 1)
         all_are_similar = int(pairs[group_pairs].sum()) == num_pairs
         if all_are_similar:
@@ -305,9 +305,11 @@ class CopyFilter(UpdateFilter):
     @property
     def groups(self) -> list[list[int]]:
         """List groups of clients that were found to be copies of each other, ascending."""
-        _, _, _, is_copy = self._pairs
+        _, _, _, is_copy = self._pairs  # [n, n], 1 for a pair that was found
         groups = groups_of(is_copy > 0)
-        clients_in_groups: set[int] = set().union(*groups)
+        clients_in_groups: set[int] = set()
+        for group in groups:
+            clients_in_groups.update(group)
         for client in self._echoing_clients():
             if client not in clients_in_groups:
                 groups.append([client])
@@ -395,7 +397,7 @@ class CopyFilter(UpdateFilter):
     def _compare(self, ids: Tensor, gram: Tensor) -> Tensor:
         """Add the similarities of a round's clients ``ids``. Return each pair's mean ``[n, n]``."""
         total, num_rounds, num_high, is_copy = self._pairs  # each [n, n]
-        cohort_pairs = ids[:, None], ids
+        cohort_pairs = ids[:, None], ids  # indices of the cohort's part, [k, k]
         mean_similarity = torch.zeros_like(total)  # 0 for clients outside the cohort
         if len(ids) > 2:  # two clients do not show a common direction
             similarity = similarities(gram)  # [k, k]
@@ -412,8 +414,8 @@ class CopyFilter(UpdateFilter):
             is_suspicious |= same_group_pairs(mean_similarity, self.threshold)
         if self.gap is not None:
             is_isolated = isolated_groups(mean_similarity[cohort_pairs], self.gap)
-            is_early = num_rounds[cohort_pairs] == ROUNDS
-            is_suspicious[cohort_pairs] |= is_isolated & is_early
+            is_last_early_round = num_rounds[cohort_pairs] == ROUNDS
+            is_suspicious[cohort_pairs] |= is_isolated & is_last_early_round
         is_proven = is_suspicious & (num_high >= ROUNDS)
         is_copy = is_copy.masked_fill(is_proven, 1.0)
         self._pairs = torch.stack([total, num_rounds, num_high, is_copy])

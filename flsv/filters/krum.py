@@ -51,9 +51,10 @@ class MultiKrum(UpdateFilter):
         clients = federation.num_clients  # a round's cohort may be smaller
         needed = 2 * self.byzantine + 3  # the paper's condition
         if clients < needed:
-            advice = "leave it out"
             if clients > 2:
                 advice = f"say byzantine={(clients - 3) // 2}"
+            else:
+                advice = "leave it out"
             raise ConfigurationError(
                 f"{self!r}: {clients} clients cannot outvote {self.byzantine} bad ones, for which it takes "
                 f"{needed}. Have more clients, or {advice}."
@@ -77,9 +78,9 @@ class MultiKrum(UpdateFilter):
         if self.keep is not None:
             num_selected = min(self.keep, num_selected)
         scores = krum_scores(self._squared_distances(cohort), self.byzantine)
-        order = scores.argsort(stable=True)
+        lowest_first = scores.argsort(stable=True)
         is_selected = torch.zeros(clients, dtype=torch.bool)
-        is_selected[order[:num_selected]] = True
+        is_selected[lowest_first[:num_selected]] = True
         return cohort.keep(is_selected)
 
     def _squared_distances(self, cohort: Cohort) -> Tensor:

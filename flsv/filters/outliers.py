@@ -76,10 +76,11 @@ class OutlierFilter(UpdateFilter):
 
     def apply(self, cohort: Cohort) -> Cohort:
         """Leave out updates that are too large, or hide them from the metrics, with a warning."""
-        norms = cohort.norms
+        norms = cohort.norms  # [k], as all masks below
         is_drowning = drowning_updates(norms, cohort.model_norm)
-        is_large = is_drowning
-        if self.threshold is not None:
+        if self.threshold is None:
+            is_large = is_drowning
+        else:
             num_steps = [update.num_steps for update in cohort.updates]
             steps = torch.tensor(num_steps, dtype=torch.float64)
             norms_by_step = norms / steps.clamp_min(1)
@@ -88,7 +89,10 @@ class OutlierFilter(UpdateFilter):
             is_large = is_drowning | (is_outlier & is_outlier_by_step)
 
         # Where large updates are aggregated, only those that drown all others are left out.
-        is_left_out = is_large if self.excludes else is_drowning
+        if self.excludes:
+            is_left_out = is_large
+        else:
+            is_left_out = is_drowning
         ids = torch.tensor(cohort.ids, dtype=torch.long)
         excluded = ids[is_large & is_left_out].tolist()
         unmeasured = ids[is_large & ~is_left_out].tolist()
@@ -152,14 +156,15 @@ def with_finite_check(filters: Sequence[UpdateFilter]) -> tuple[UpdateFilter, ..
     Raises:
         ConfigurationError: an ``OutlierFilter`` is not the first filter, or two filters are of one class.
     """
-    kinds = [type(update_filter) for update_filter in filters]
-    if len(set(kinds)) < len(kinds):
+    filter_classes = [type(update_filter) for update_filter in filters]
+    if len(set(filter_classes)) < len(filter_classes):
         raise ConfigurationError(f"filters={list(filters)}: expected one of a kind at most.")
-    checks_finiteness = [issubclass(kind, OutlierFilter) for kind in kinds]
+    checks_finiteness = [issubclass(kind, OutlierFilter) for kind in filter_classes]
     if any(checks_finiteness[1:]):
         raise ConfigurationError(
             f"filters={list(filters)}: OutlierFilter judges updates as they were sent. Put it before the others."
         )
     if any(checks_finiteness):
         return tuple(filters)
-    return (OutlierFilter(threshold=None), *filters)
+    finite_check = OutlierFilter(threshold=None)
+    return (finite_check, *filters)

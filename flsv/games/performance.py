@@ -186,7 +186,6 @@ def judged_by(judges: Judges, performance: str | ModelScore) -> str | ModelScore
         return performance
     if isinstance(performance, ModelScore):
         return replace(performance, judged=True)
-    # Clients hold out different classes, whose accuracies are averaged.
     name = "balanced_accuracy" if performance == "accuracy" else performance
     return ModelScore(of=name, mode="max", called=name, judged=True)
 

@@ -152,7 +152,7 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         see Flower's ``Strategy.aggregate_train``.
         """
         replies = list(replies)
-        values = {}
+        values = {}  # by metric and client's name
         try:
             values = self._values(server_round - 1, replies)
         except Exception as error:  # training matters more
@@ -328,7 +328,7 @@ class _Files:
             self._tensorboard = self._begin(all_names)
 
         weights = torch.full((num_clients,), math.nan).double()
-        for client, count in samples.items():
+        for client, count in samples.items():  # None or 0 if a client has not told
             weights[client] = count or 1
             self._samples[client] = count or 0
         values = {**round_values.values, **round_values.per_class}

@@ -254,11 +254,13 @@ class _Cohort:
         """Return each client's entry in ``values``, a list or mapping, in the updates' order. Empty without values."""
         if values is None:
             return []
-        keys = list(range(len(values)))
-        expected_keys: list[Any] | None = list(range(len(self.ids)))
+        expected_keys: list[Any] | None
         if isinstance(values, Mapping):
             keys = list(values)
-            expected_keys = self.keys
+            expected_keys = self.keys  # None if the updates are in a list
+        else:
+            keys = list(range(len(values)))
+            expected_keys = list(range(len(self.ids)))
         if expected_keys is None or set(keys) != set(expected_keys):
             raise ConfigurationError(
                 f"value_round({argument}=...) is given of {keys}, expected of {expected_keys or len(self.ids)} as "
@@ -272,14 +274,16 @@ class _Cohort:
         weights: Any,
     ) -> tuple[Tensor, Tensor]:
         """Return the clients' numbers of samples, and their weights in the aggregation, ``[k]`` each."""
-        counts_of_clients = self._numbers(num_samples, "num_samples", Count)
-        counts = torch.ones(len(self.ids), dtype=torch.long)
+        counts_of_clients = self._numbers(num_samples, "num_samples", Count)  # empty if not given
         if counts_of_clients:
             counts = torch.tensor([int(count) for count in counts_of_clients])
+        else:
+            counts = torch.ones(len(self.ids), dtype=torch.long)
         weights_of_clients = self._numbers(weights, "weights", float)
-        if not weights_of_clients:
-            return counts, counts.double() / counts.sum()
-        return counts, torch.tensor(weights_of_clients, dtype=torch.float64)
+        if weights_of_clients:
+            return counts, torch.tensor(weights_of_clients, dtype=torch.float64)
+        shares = counts.double() / counts.sum()
+        return counts, shares
 
     def _numbers(
         self,
@@ -297,13 +301,14 @@ def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, Contribution
     """Return ``{name: metric}`` for the arguments of :func:`value_round`."""
     if isinstance(metrics, Mapping | MetricCollection):
         return dict(metrics)
-    if metrics is None and loss is None:
-        metrics = PartialFederatedShapley()
-    elif metrics is None:
-        metrics = PartialFederatedShapley(performance=LOSS, mode="min")
-    metric_list = [metrics]
     if isinstance(metrics, list | tuple):
         metric_list = list(metrics)
+    elif metrics is not None:
+        metric_list = [metrics]
+    elif loss is None:
+        metric_list = [PartialFederatedShapley()]
+    else:
+        metric_list = [PartialFederatedShapley(performance=LOSS, mode="min")]
 
     names = [type(metric).__name__ for metric in metric_list]
     are_metrics = all(isinstance(metric, ContributionMetric) for metric in metric_list)
@@ -571,15 +576,15 @@ def _check_loss(
 def _trainer(module: L.LightningModule) -> L.Trainer:
     """Make a Trainer without output that validates on the module's device."""
     device = module_device(module)
-    accelerator = device.type
-    if device.type == "cuda":
-        accelerator = "gpu"
-    devices: int | list[int] = 1
+    accelerator = "gpu" if device.type == "cuda" else device.type
+    devices: int | list[int]
     if device.index is not None and device.type != "cpu":
         devices = [device.index]
+    else:
+        devices = 1
     log = logging.getLogger("lightning.pytorch")
     level = log.level
-    log.setLevel(logging.WARNING)
+    log.setLevel(logging.WARNING)  # the Trainer would announce the devices
     try:
         trainer = L.Trainer(
             accelerator=accelerator,
