@@ -464,7 +464,7 @@ class Round:
 
 def asked_starts(starts: Sequence[Start]) -> list[Tensor | None]:
     """Replace each Client in ``starts`` by the initial model ``[P]`` that it answers. None for one that does not."""
-    clients = [start for start in starts if isinstance(start, Client)]
+    clients = [model for model in starts if isinstance(model, Client)]
     answers = map_clients(clients, _ask_for_start)  # all at once, in the order of `clients`
     next_answer = iter(answers)
     initial_models = []

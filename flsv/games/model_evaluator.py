@@ -468,10 +468,8 @@ class ModelEvaluator(VectorEvaluator):
 
     def _check_runs(self, is_tried: bool) -> None:
         """Run a forward pass, and the metric on all batches, to find errors early."""
-        change_check: AbstractContextManager[None]
-        if is_tried:  # elsewhere, with the same module
-            change_check = nullcontext()
-        else:
+        change_check: AbstractContextManager[None] = nullcontext()
+        if not is_tried:
             change_check = scoring_tried(self._module, self.space, self._asking)
         try:
             with change_check:
@@ -521,10 +519,8 @@ class ModelEvaluator(VectorEvaluator):
             batch_shapes.append(outputs.shape[1:] if is_number else None)
             return outputs
 
-        sums = self._sums(1)
-        self._score(range(1), outputs_with_recorded_shape, sums)
+        self._score(range(1), outputs_with_recorded_shape, self._sums(1))
 
-        # Outputs have a form if each sample has one, of the same shape. Otherwise `form` stays None.
         first_shape = batch_shapes[0]
         for batch_shape, (_, labels) in zip(batch_shapes, self._batches):
             if batch_shape is None or not isinstance(labels, Tensor):

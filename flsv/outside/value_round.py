@@ -282,8 +282,7 @@ class _Cohort:
         weights_of_clients = self._numbers(weights, "weights", float)
         if weights_of_clients:
             return counts, torch.tensor(weights_of_clients, dtype=torch.float64)
-        shares = counts.double() / counts.sum()
-        return counts, shares
+        return counts, counts.double() / counts.sum()
 
     def _numbers(
         self,
@@ -328,9 +327,8 @@ def _games(
     classes: int | None,
 ) -> CoalitionGames | None:
     """Return the coalition games in which the metrics evaluate models. None: no metric does."""
-    measures = {
-        f"metric {name!r}": measure for name, measure in contribution_metrics.performances.items()
-    }
+    performances = contribution_metrics.performances
+    measures = {f"metric {name!r}": measure for name, measure in performances.items()}
     if measures and loader is None:
         raise ConfigurationError(
             f"metrics {list(contribution_metrics.performances)} evaluate models on the server's validation data: give "

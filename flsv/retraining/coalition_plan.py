@@ -230,9 +230,9 @@ class CoalitionPlan(RunExtension):
         masks = self.masks(num_clients)
         metric_names = ", ".join(self._metrics)
         coalitions = _coalitions_in_words(masks)
-        place = self._place_in_words(masks)
+        how_trained = self._place_in_words(masks)
         estimation = self._estimation_in_words(masks, games)
-        rank_zero_info(f"flsv: {metric_names}: {coalitions} {place}.{estimation}")
+        rank_zero_info(f"flsv: {metric_names}: {coalitions} {how_trained}.{estimation}")
 
     def _place_in_words(self, masks: Tensor) -> str:
         if self._trains_at_sites:
@@ -284,11 +284,11 @@ class CoalitionPlan(RunExtension):
 
         masks = self.masks(num_clients)
         if self._trains_at_sites:
-            place = "by the sites, beside the run"
+            where_trained = "by the sites, beside the run"
         else:
-            place = f"after the run ({self._cost(masks)})"
+            where_trained = f"after the run ({self._cost(masks)})"
         metric_names = ", ".join(self._metrics)
-        lines = [f"{metric_names}: {_coalitions_in_words(masks)} trained {place}."]
+        lines = [f"{metric_names}: {_coalitions_in_words(masks)} trained {where_trained}."]
         sizes = masks[2:].sum(1)  # after the empty and the full coalition
         are_all_trained = len(masks) == 2**num_clients
         trains_only_singles = not are_all_trained and bool((sizes == 1).all())

@@ -36,12 +36,9 @@ State = dict[str, dict[str, Any]]
 
 
 class _ModuleState(NamedTuple):
-    """Copy of a module: its vector ``[P]``, what is outside of the vector, and the parameters that stay at a
-    client."""
-
-    vector: Tensor
+    vector: Tensor  # [P]
     non_vector: State
-    private: dict[str, Tensor]
+    private: dict[str, Tensor]  # the parameters that clients do not share
 
 
 class TrainerState:

@@ -181,10 +181,8 @@ class Site:
 
     def _needed(self) -> list[str]:
         report_names: list[str] = []
-        is_loss_needed = any(
-            "losses" in needs_of(metric) for metric in self._config.metrics.values()
-        )
-        if is_loss_needed:
+        metrics = self._config.metrics.values()
+        if any("losses" in needs_of(metric) for metric in metrics):
             report_names.append(LOSS)
         for strategy in self._config.strategies.values():
             report_names += strategy.reports
@@ -254,8 +252,7 @@ class Site:
         withheld = self.policy.withheld(OWN_SCORES)
         if len(withheld) == len(OWN_SCORES):
             self.policy.check_told(OWN_SCORES)  # refuses: nothing is left to report
-        score = partial(self._score_own_model, packet, site_state)
-        scores = self._within_fit(packet, score)
+        scores = self._within_fit(packet, partial(self._score_own_model, packet, site_state))
         for name in withheld:
             scores[name] = float("nan")
         return Packet("tested", {**scores, "withheld": withheld})
@@ -271,16 +268,12 @@ class Site:
             assert model is not None
             space.write(module, model)
             space.write_private(module, dict(local.private))
-
-        num_classes = packet.plain["classes"] or self._data.num_classes
-        class_scores = ClassScores(num_classes)
-        test_loader = self._data.client_loader(0, "test")
-        count_answers(trainer, test_loader, class_scores)
+        class_scores = ClassScores(packet.plain["classes"] or self._data.num_classes)
+        count_answers(trainer, self._data.client_loader(0, "test"), class_scores)
         return plain_scores(class_scores)
 
     def _ask(self, packet: Packet) -> Packet:
-        # A question is a function of a module, "module:function".
-        name = packet.plain["question"]
+        name = packet.plain["question"]  # "module:function"
         self.policy.check_question(name, self._questions)
         module_name, _, function_name = name.partition(":")
         question = getattr(importlib.import_module(module_name), function_name)
@@ -297,7 +290,6 @@ class Site:
         site_state = self._state_for(packet)
         call = partial(self._call_question, packet, question, site_state)
         answer, tensors = pack(self._within_fit(packet, call))
-        # The question may have changed `site_state`, which is stored beside all earlier states.
         visit = packet.digest.hex()
         memory = SiteMemory(self._folder, packet.plain["run"])
         memory.keep(visit, site_state, earlier=memory.all())
@@ -333,13 +325,11 @@ class Site:
 
     def _trainer(self, packet: Packet, rounds: int, callback: L.Callback) -> L.Trainer:
         options = {**_QUIET, **self._trainer_options}
-        callbacks = options.get("callbacks", [])
-        options["callbacks"] = [*callbacks, callback]
+        options["callbacks"] = [*options.get("callbacks", []), callback]
         options["max_epochs"] = rounds
         trainer = L.Trainer(**options)
         if rounds:
-            # The fit's only epoch has the round's number: its counters begin there.
-            progress = trainer.fit_loop.epoch_progress.current
+            progress = trainer.fit_loop.epoch_progress.current  # of the fit's only epoch
             for counter_name in vars(progress):
                 setattr(progress, counter_name, packet.plain["round"])
         return trainer

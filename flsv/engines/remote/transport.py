@@ -168,7 +168,10 @@ class Directory:
                 present = self.refresh(strict=True)
 
         message = f"{len(present)} of {len(self.names)} sites are there"
-        away = [name for site, name in enumerate(self.names) if site not in present]
+        away = []
+        for site, name in enumerate(self.names):
+            if site not in present:
+                away.append(name)
         if away:
             message += f", without {', '.join(away)}"
         rank_zero_info(f"flsv: {message}.")
@@ -231,7 +234,11 @@ class Directory:
                 greetings[site] = Packet("hello", {"client": site})
         for site, reply in self._send(greetings, seconds):
             self._take_greeting(site, reply, strict)
-        return {site: address for site, address in self._addresses.items() if site in self._greeted}
+        present = {}
+        for site, address in self._addresses.items():
+            if site in self._greeted:
+                present[site] = address
+        return present
 
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
         """Send packets to sites, and return each site's reply, or the reason why there is none."""
@@ -357,7 +364,7 @@ def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
     """Read a site's number of samples in each split, and check that it is at most ``most``."""
     sizes = {}
     for split, minimum in _SPLITS.items():
-        sizes[split] = checked_int(plain, split, maximum=float("inf"), minimum=minimum)
+        sizes[split] = checked_int(plain, split, float("inf"), minimum)
     largest_split = max(sizes, key=sizes.__getitem__)
     if sizes[largest_split] > max_samples:
         raise Unwilling(
@@ -379,7 +386,9 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
     """
     config = settings.config
     space = shared_space(module, config)
-    names_and_shapes = [(name, tuple(shape)) for name, shape in zip(space.names, space.shapes)]
+    names_and_shapes = []
+    for name, shape in zip(space.names, space.shapes):
+        names_and_shapes.append((name, tuple(shape)))
     hash_of_layout = hashlib.sha256(repr(names_and_shapes).encode()).hexdigest()[:16]
 
     parts_at_clients = []
