@@ -253,8 +253,7 @@ class Site:
         if len(withheld) == len(OWN_SCORES):
             self.policy.check_told(OWN_SCORES)  # refuses: nothing is left to report
         scores = self._within_fit(packet, partial(self._score_own_model, packet, site_state))
-        for name in withheld:
-            scores[name] = float("nan")
+        scores.update(dict.fromkeys(withheld, float("nan")))
         return Packet("tested", {**scores, "withheld": withheld})
 
     def _score_own_model(
