@@ -169,9 +169,7 @@ def client_curves(trainer: L.Trainer, position: Callable[[], tuple[str, int] | N
     def update_with_curves() -> None:
         update()
         client_and_step = position()
-        is_step_incomplete = trainer.fit_loop._should_accumulate()
-        is_automatic = trainer.lightning_module.automatic_optimization
-        if client_and_step is None or (is_step_incomplete and is_automatic):
+        if client_and_step is None:
             return
         client, step = client_and_step
         curves = {}

@@ -165,6 +165,7 @@ class LocalSteps:
         self.steps_before_round = 0
         self.steps_before_client = 0
         self.is_in_batch = False
+        self._last_position: tuple[str, int] | None = None
 
     def num_steps(self, client: int) -> float:
         """Return a client's number of optimizer steps in the whole fit, perhaps infinite."""
@@ -228,10 +229,15 @@ class LocalSteps:
         if self.client is None:
             return None
         steps_of_client = self.steps_so_far() - self.steps_before_client
-        if steps_of_client == 0 or (steps_of_client - 1) % interval:
-            return None
         name = self._data.client_names[self.client]
-        return name, self.steps_before_round + steps_of_client
+        position = name, self.steps_before_round + steps_of_client
+        is_step = (
+            position != self._last_position
+        )  # with gradient accumulation not every batch is one
+        self._last_position = position
+        if steps_of_client == 0 or not is_step or (steps_of_client - 1) % interval:
+            return None
+        return position
 
     def _count_of_present_client(
         self,

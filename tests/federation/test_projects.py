@@ -371,6 +371,18 @@ def test_steps_of_clients_are_curves_that_go_on_over_the_rounds(tmp_path):
         assert len(curve) == 6
 
 
+def test_steps_of_several_batches_are_plotted_once(tmp_path):
+    case = hold_out_ids(tmp_path)
+    loop = make_loop(Reporting(table=False, client_steps=1))
+    logger = CSVLogger(tmp_path)
+    options = {"logger": logger, "log_every_n_steps": 1, "accumulate_grad_batches": 3}
+    trainer_for(loop, tmp_path, 1, **options).fit(LogsSteps(), case.data)
+
+    logged = pandas.read_csv(Path(logger.log_dir) / "metrics.csv")
+    curve = logged.set_index("step")["loss_step/Boston"].dropna()
+    assert curve.index.tolist() == [1, 2]  # of 6 batches
+
+
 @pytest.mark.parametrize(
     "options",
     [
