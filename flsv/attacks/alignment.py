@@ -56,6 +56,7 @@ class Alignment(Attack):
     ) -> Tensor:
         if context.start is None:
             return update
+        # The client remembers the model that it got, to know the server's last step the next time.
         name = f"attack.{context.position}.start"
         model = context.start[: context.num_parameters].detach().clone()
         previous_model = context.state.get(name)

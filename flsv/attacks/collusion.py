@@ -85,9 +85,7 @@ class Collusion(ClientChoice, JointUpload):
         if not rows:
             return {}
 
-        visible_updates = updates[rows]
-        if self.knows == "all":
-            visible_updates = updates
+        visible_updates = updates if self.knows == "all" else updates[rows]
         generator = generator_for(self.seed, "collusion", round_index)
         false_updates = self.collude(
             visible_updates, colluders=len(rows), cohort=len(cohort), generator=generator

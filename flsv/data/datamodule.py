@@ -369,7 +369,7 @@ class FederatedDataModule(FederationView):
             joining={name: client_data},
         )
         self._partitioned = with_client(self._data, source, name, self.loader, self.labels)
-        check_read_back(self._partitioned, self._has_samples_labels(source))
+        check_read_back(self._partitioned, self._has_samples_labels(source))  # raises an error
 
     def teardown(self, stage: str) -> None:
         """Call a wrapped data module's ``teardown``.

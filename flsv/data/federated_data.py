@@ -238,6 +238,7 @@ def _with_options(
     train_options = {"batch_size": 32, "drop_last": False, **source.train_options, **changes}
     eval_options = {**source.eval_options, **changes, "drop_last": False}
     if loader.preload:
+        # The collate functions are applied here, and not again when batches are read.
         workers = train_options.get("num_workers", 0)
         train = preload(source.train, train_options.pop("collate_fn", None), workers)
         collate_fn = eval_options.pop("collate_fn", None)

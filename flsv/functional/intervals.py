@@ -79,7 +79,7 @@ def one_seed_stderr(
     values = values.double()
     sum_of_gains = values.clamp_min(0).sum(0)
     if untrained is None:
-        seed_deviation = WITH_UNTRAINED
+        seed_deviation = WITH_UNTRAINED  # which holds the deviation of untrained models, too
     else:
         seed_deviation = SEED_DEVIATION
 

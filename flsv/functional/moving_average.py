@@ -27,6 +27,7 @@ def momentum_row(values: Tensor, momentum: float) -> Tensor:
 
 def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
     """Merge the n clients' state rows ``[W, n, 2M+1]`` of W successive periods, earliest first, to ``[n, 2M+1]``."""
+    # rows [W, n, 2M + 1]: the states of W successive periods
     first_values, average, count = _columns(rows[0])
     for later_row in rows[1:]:
         later_first_values, later_average, later_count = _columns(later_row)

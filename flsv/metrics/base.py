@@ -32,7 +32,7 @@ def _shown_by_notebooks(plot: _Plot) -> _Plot:
 
     @functools.wraps(plot)
     def with_picture(*args: Any, **kwargs: Any) -> Any:
-        result = plot(*args, **kwargs)
+        result = plot(*args, **kwargs)  # (figure, axis), as torchmetrics returns them
         if not isinstance(result, tuple):
             return result
         # Imported here because most runs draw nothing.
@@ -238,9 +238,9 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         """
         if self.put_off is None:
             return False
-        compute_values = self.put_off
+        compute_values = self.put_off  # what the last update has left to do
         self.put_off = None
-        self._computed = None
+        self._computed = None  # torchmetrics' stored result
         compute_values()
         return True
 

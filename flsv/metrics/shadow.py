@@ -342,7 +342,7 @@ class ShadowShapley(MeasuredMetric):
             is_full_coalition = masks.all(1)
             self._judged = utilities[is_full_coalition].mean()
         if self._pending is not None:
-            # Values are computed at the end of the run, from what is stored here.
+            # Stored for later: the utilities [1, 2, M] of the empty and the grand coalition, and the outputs.
             self._append("valued", torch.tensor([round_index]))
             self._append("ends", utilities.detach().reshape(1, 2, -1))
             if game is not None and game.outputs is not None:

@@ -257,10 +257,8 @@ class ClassifierClient(ReadyClient):
         self.test_scores = EpochScores(num_classes)
         self._num_classes = num_classes
         self._input_shape = input_shape
-        shape = None
-        if input_shape is not None:
-            shape = list(input_shape)
-        self._add_hyperparameters(num_classes=num_classes, input_shape=shape)
+        plain_shape = None if input_shape is None else list(input_shape)
+        self._add_hyperparameters(num_classes=num_classes, input_shape=plain_shape)
 
     def _make_network(self, num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
         return build_network(self._network_name, num_classes, input_shape, **self._network_args)
@@ -331,8 +329,10 @@ class ClassifierClient(ReadyClient):
         x, y = batch
         logits = self(x)
         # The mean over a batch divides by its samples' weights: weighing it with them makes the epoch's mean exact.
-        weight: Tensor | int = len(y)
-        if self.class_weights is not None:
+        weight: Tensor | int
+        if self.class_weights is None:
+            weight = len(y)
+        else:
             weight = self.class_weights[y].sum()
         loss = self._loss(logits, y)
         self._scores(stage).update(logits, y, loss, weight)

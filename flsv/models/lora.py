@@ -110,13 +110,13 @@ class LoRAClient(ClassifierClient):
         if any(name.endswith("lora_A") for name in layers):
             return  # only classes and shape of an existing network have become known
         head = head_name(self.network)
-        targets = self.targets
-        if targets == "all-linear":
-            linear_layers = []
+        if self.targets == "all-linear":
+            targets: Any = []
             for name, layer in layers.items():
                 if isinstance(layer, nn.Linear) and name != head:
-                    linear_layers.append(name)
-            targets = linear_layers
+                    targets.append(name)
+        else:
+            targets = self.targets
         if not targets:
             raise ConfigurationError(
                 f"LoRAClient: {type(self.network).__name__} has no linear layer beside its head {head!r}. Name layers "

@@ -160,10 +160,11 @@ def chances_of(
     """Compute each client's probability ``[n]`` to be drawn, and check it."""
     chances = sampler.inclusion_probabilities(num_clients, contributions, round_index)
     has_one_for_each = chances.shape == (num_clients,)
-    cohort_chances = chances
     if has_one_for_each:
         ids = torch.as_tensor(cohort, device=chances.device)
         cohort_chances = chances[ids]
+    else:
+        cohort_chances = chances  # for the error
     is_valid = (cohort_chances > 0) & (cohort_chances <= 1 + _ROUNDING)
     if not has_one_for_each or not is_valid.all():
         raise RuntimeError(

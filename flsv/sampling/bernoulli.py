@@ -130,6 +130,7 @@ def _tail_probabilities(coins: Sequence[float], count: int) -> list[list[float]]
     """Tabulate the probabilities of large cohorts, ``[n + 1][count + 1]``. Entry [i][c] is that of drawing at least c
     of the clients i, ..., n - 1.
     """
+    # Row i has the probabilities that of client i and those after it, at least 0, 1, ..., count take part.
     no_clients = [1.0] + [0.0] * count
     table = [no_clients]
     for coin in reversed(coins):

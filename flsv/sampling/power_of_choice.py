@@ -63,9 +63,10 @@ class PowerOfChoice(ClientSampler):
         self._sizes = federation.split_sizes["train"].double().cpu()
         num_clients = int((self._sizes > 0).sum())
         if num_clients < self.candidates:
-            arguments = "candidates"
             if num_clients < self.cohort_size:
                 arguments = "candidates and cohort_size"
+            else:
+                arguments = "candidates"
             raise ConfigurationError(
                 f"{self!r} cannot be met: {num_clients} clients have training samples. Lower {arguments} to at most "
                 f"{num_clients}, or make more clients in the partitioner."

@@ -154,11 +154,12 @@ class ClassScores(Metric):
             device_tensors += [log_odds(logits), dim_zero_cat(self.labels)]
         correct, support, *odds_and_labels = to_host(device_tensors)
 
-        occurs = support > 0
+        occurs = support > 0  # [M]: the classes that have samples
         accuracy = correct.sum() / support.sum()
-        auroc_of_classes = accuracy * NAN
         if odds_and_labels:
             auroc_of_classes = _macro_auroc(*odds_and_labels).to(accuracy)
+        else:
+            auroc_of_classes = accuracy * NAN
         scores = {
             "accuracy": accuracy,
             "balanced_accuracy": (correct[occurs] / support[occurs]).mean(),

@@ -73,9 +73,10 @@ def _add_checks(function: Any, rules: Rules) -> Any:
             call = signature.bind(*args, **kwargs)
         except TypeError:
             return function(*args, **kwargs)  # raises Python's own message on a wrong signature
-        owner = function.__name__
         if is_constructor:
-            owner = type(args[0]).__name__
+            owner = type(args[0]).__name__  # of the object, perhaps a subclass
+        else:
+            owner = function.__name__
         converted_arguments = check_arguments(owner, function, call.arguments)
         call.arguments.update(converted_arguments)
         if rules:
@@ -291,9 +292,7 @@ _PLAIN: Mapping[Any, _Choice] = {
 
 
 def _one_of(option: Any) -> _Choice:
-    description = repr(option)
-    if isinstance(option, str):
-        description = f'"{option}"'
+    description = f'"{option}"' if isinstance(option, str) else repr(option)
 
     def is_option(value: Any) -> bool:
         return isinstance(value, type(option)) and value == option
@@ -303,9 +302,10 @@ def _one_of(option: Any) -> _Choice:
 
 def _list_of(choices: Sequence[_Choice]) -> _Choice:
     def convert_entries(values: Any) -> Any:
-        entries = values
         if hasattr(values, "tolist"):  # arrays of NumPy, torch and pandas
             entries = values.tolist()
+        else:
+            entries = values
         if isinstance(entries, str | bytes):
             raise TypeError
         converted = [_convert_by_first(choices, entry) for entry in entries]
@@ -320,6 +320,7 @@ def _list_of(choices: Sequence[_Choice]) -> _Choice:
 
 def _bounded(choice: _Choice, markers: Sequence[Any]) -> _Choice:
     """Return the kind of values of ``choice`` that lie within bounds."""
+    # A marker is annotated_types' Gt, Ge, Lt or Le. Two of them are the ends of an interval.
     convert, description = choice
     bounds = []
     comparisons = []

@@ -95,10 +95,11 @@ def drawing(picture: str) -> Iterator[None]:
     try:
         yield  # to saving, too: matplotlib finds most errors when a figure is rendered
     except Exception as error:
-        why = f"{type(error).__name__}: {error}".strip().split("\n")[0]
+        description = f"{type(error).__name__}: {error}".strip()
+        reason, *_further_lines = description.split("\n")
         # The caller's caller: this function's frame, then contextlib's, then the with statement.
         warnings.warn(
-            f"The picture {picture} could not be drawn ({why}). The run goes on without it.",
+            f"The picture {picture} could not be drawn ({reason}). The run goes on without it.",
             UserWarning,
             stacklevel=3,
         )
@@ -133,9 +134,7 @@ def client_label(client: int, names: Sequence[str] | None = None) -> str:
         >>> client_label(0, ["Boston", "1"]), client_label(1, ["Boston", "1"]), client_label(2)
         ('Boston', 'client 1', 'client 2')
     """
-    name = str(client)
-    if names is not None:
-        name = str(names[client])
+    name = str(client if names is None else names[client])
     if name.isdigit():
         return f"client {name}"
     return name

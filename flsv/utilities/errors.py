@@ -46,9 +46,7 @@ def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
 def check_lightning(*things: Any) -> None:
     """Raise ConfigurationError for an object of the package ``pytorch_lightning`` instead of ``lightning``."""
     for thing in things:
-        cls = thing
-        if not isinstance(thing, type):
-            cls = type(thing)
+        cls = thing if isinstance(thing, type) else type(thing)
         for base in cls.__mro__:
             if base.__module__.startswith("pytorch_lightning."):
                 raise ConfigurationError(
@@ -84,9 +82,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def in_words(numbers: Sequence[int], limit: int = 6) -> str:
     """Join ascending numbers to a text, and shorten consecutive numbers to ``first .. last``."""
-    runs: list[list[int]] = []
+    runs: list[list[int]] = []  # of successive numbers
     for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
+        continues_run = bool(runs) and number == runs[-1][-1] + 1
+        if continues_run:
             runs[-1].append(number)
         else:
             runs.append([number])

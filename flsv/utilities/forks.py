@@ -53,10 +53,11 @@ def why_not_fork(device: torch.device | None = None) -> str | None:
     if multiprocessing.active_children():
         return "the process has children, such as persistent workers of a loader, which a fork would share"
     for thread in threading.enumerate():
-        if thread is threading.current_thread():
-            continue
-        if type(thread).__name__ not in _THREADS_WITHOUT_LOCKS:
+        is_current = thread is threading.current_thread()
+        may_hold_locks = type(thread).__name__ not in _THREADS_WITHOUT_LOCKS
+        if may_hold_locks and not is_current:
             return f"the process runs other threads ({thread.name}), which a fork has not"
+    # On such a machine autograd starts threads of its own, which a fork of a process that has trained waits for.
     if has_accelerator() and not _fork_differentiates():
         return "this machine has an accelerator, and the process has trained before, so that a fork cannot train"
     return None
@@ -70,10 +71,10 @@ def has_accelerator() -> bool:
 def _fork_differentiates() -> bool:
     """Return whether a fork of this process can do a backward pass on the CPU."""
     child = quiet_fork()
-    if child:
+    if child:  # in the parent
         _, status = os.waitpid(child, 0)
         return status == 0
-    try:
+    try:  # in the child
         # A fork without autograd's threads would wait for them for ever: the alarm ends it.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(TRIAL_S)
@@ -159,13 +160,13 @@ def quiet_fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warns of threads, see why_not_fork
         child = os.fork()
-    if child:
+    if child:  # in the parent
         os.close(write_end)
         # The read returns when the child has closed its end: from then on it shares no position in a file.
         os.read(read_end, 1)
         os.close(read_end)
         return child
-    try:
+    try:  # in the child
         os.close(read_end)
         set_up_child(parent)
         gc.freeze()  # a garbage collection would copy the memory of all objects
@@ -182,12 +183,14 @@ def quiet_fork() -> int:
 
 def set_up_child(parent: int) -> None:
     """Make this process end when its parent ends, and at SIGTERM and SIGINT."""
-    os.setpgid(0, 0)  # Ctrl-C at the terminal is the parent's
+    os.setpgid(0, 0)  # a process group of its own, so that Ctrl-C at the terminal is the parent's
     if LIBC is not None:
+        # From here on the system kills the child when its parent ends, which may have happened before.
         LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        has_ended_before = os.getppid() != parent
-        if has_ended_before:
+        parent_has_ended = os.getppid() != parent
+        if parent_has_ended:
             os._exit(1)
+    # The parent's handlers are not the child's: these signals end it.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
 

@@ -48,12 +48,12 @@ def check_format(
     if stored_format in readable:
         return
 
-    writer = "an older flsv"
-    if written_by is not None:
-        writer = f"flsv {written_by}"
-    remedy = f"read it with {writer}, or start a new run"
-    if isinstance(stored_format, int) and stored_format >= readable.stop:
+    writer = "an older flsv" if written_by is None else f"flsv {written_by}"
+    is_newer = isinstance(stored_format, int) and stored_format >= readable.stop
+    if is_newer:
         remedy = f"install {writer} or a newer one"
+    else:
+        remedy = f"read it with {writer}, or start a new run"
     raise ConfigurationError(
         f"{title} was written by {writer} in format {stored_format}, and this flsv {__version__} reads formats "
         f"{readable.start} to {readable.stop - 1}: {remedy}."

@@ -54,6 +54,7 @@ def own_folder(root: Path | None = None) -> Iterator[Path]:
         root = Path(tempfile.gettempdir())
     root = root.absolute()
     with ExitStack() as locks:
+        # While the root is locked, no other process takes the new folder for a leftover.
         with _locked(root):
             for leftover_folder in root.glob(f"{OWN}*"):
                 _delete_unless_locked(leftover_folder)
@@ -74,9 +75,7 @@ def _delete_unless_locked(folder: Path) -> None:
 @contextmanager
 def _locked(folder: Path, wait: bool = True) -> Iterator[None]:
     """Lock a folder for this process and its forks. Without ``wait``, raise OSError if it is locked."""
-    operation = fcntl.LOCK_EX
-    if not wait:
-        operation |= fcntl.LOCK_NB
+    operation = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
@@ -96,7 +95,9 @@ def own_view(folders: Iterable[str], mount_point: str) -> None:
     folders_to_cover = [working_folder, tempfile.gettempdir(), *folders]
     descriptors = _open_folders(folders_to_cover)
     _mount("tmpfs", mount_point, "tmpfs")
-    memory = f"/proc/self/fd/{os.open(mount_point, os.O_PATH)}"
+    # By its descriptor, since the path may be covered.
+    memory_descriptor = os.open(mount_point, os.O_PATH)
+    memory = f"/proc/self/fd/{memory_descriptor}"
 
     # What is covered below stays writable, as do the files in memory.
     _set_read_only("/", flags=_RECURSIVE)

@@ -49,12 +49,11 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.dtype != object
 
-    entries = value
     if isinstance(value, dict):
-        entries = value.values()
-    elif not isinstance(value, COLLECTIONS):
-        return isinstance(value, CONSTANTS)
-    return all(map(is_plain, entries))
+        return all(map(is_plain, value.values()))
+    if isinstance(value, COLLECTIONS):
+        return all(map(is_plain, value))
+    return isinstance(value, CONSTANTS)
 
 
 def copied(value: Any) -> Any:

@@ -20,9 +20,7 @@ def installed(group: str, base: type = object) -> tuple[Any, ...]:
         try:
             classes.append(_load_class(entry, base))
         except Exception as error:  # importing runs another package's code
-            package = entry.module
-            if entry.dist is not None:
-                package = entry.dist.name
+            package = entry.module if entry.dist is None else entry.dist.name
             warnings.warn(
                 f"{package} brings {entry.value} as one of {group}, and it is left out: {type(error).__name__}: "
                 f"{error}. Update the package, or remove it.",

@@ -233,13 +233,14 @@ def is_plain_data(value: Any, depth: int = _DEPTH) -> bool:
 
 def _is_plain(value: Any, depth: int) -> bool:
     types_of_entries = set(map(type, _contents(value)))
-    further_types = types_of_entries - PLAIN
-    if not further_types:
+    types_to_enter = types_of_entries - PLAIN
+    if not types_to_enter:
         return True
-    if depth == 0 or not further_types <= _EXACT_COLLECTIONS:
+    if depth == 0 or not types_to_enter <= _EXACT_COLLECTIONS:
         return False
 
-    collections = (entry for entry in _contents(value) if type(entry) in further_types)
+    # The entries of all inner collections together, one level further down.
+    collections = (entry for entry in _contents(value) if type(entry) in types_to_enter)
     inner_entries = list(chain.from_iterable(map(_contents, collections)))
     return _is_plain(inner_entries, depth - 1)
 
@@ -268,18 +269,19 @@ class ClassFacts:
 @by_class
 def facts_of(kind: type) -> ClassFacts:
     """Return the facts of a class, which are stored."""
-    parts_of_kind = None
-    for kinds, parts in _PARTS.items():
-        if issubclass(kind, kinds):
-            parts_of_kind = parts
+    yield_parts = None  # a function that yields the parts of such objects
+    for base_classes, parts_function in _PARTS.items():
+        if issubclass(kind, base_classes):
+            yield_parts = parts_function
             break
     is_metaclass = issubclass(kind, type)
+    has_closed_base = any(_is_in_closed_package(base) for base in kind.__mro__)
     return ClassFacts(
-        parts=parts_of_kind,
+        parts=yield_parts,
         slots=tuple(dict.fromkeys(slots_of(kind))),
         is_generator=issubclass(kind, GENERATORS),
         is_metaclass=is_metaclass,
-        is_opaque=issubclass(kind, _CLOSED_TYPES) or any(map(_is_in_closed_package, kind.__mro__)),
+        is_opaque=issubclass(kind, _CLOSED_TYPES) or has_closed_base,
         is_of_library=not is_metaclass and _is_of_library(kind),
     )
 

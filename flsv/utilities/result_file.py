@@ -70,9 +70,7 @@ class ResultFile:
 
     def _read_back(self, lines: Sequence[str], key: Sequence[str]) -> None:
         """Read the rows from a file's lines."""
-        lines_before_head = 0
-        if self._settings is not None:
-            lines_before_head = 1
+        lines_before_head = 0 if self._settings is None else 1
         if len(lines) <= lines_before_head:
             return
         numbered_rows = read_rows(self.path, self._columns, skip=lines_before_head)
@@ -137,10 +135,11 @@ class ResultFile:
         key: Sequence[str],
     ) -> None:
         """Drop the last result, which may be incomplete."""
+        # Rows of one result have the same key. Without a key, only the row that was cut off is missing.
+        last_row = self.rows[-1] if self.rows else {}
         complete_rows = []
         complete_lines = list(lines[:first_row])
         for row, line in zip(self.rows, lines[first_row:]):
-            last_row = self.rows[-1]
             is_of_last_result = all(row[name] == last_row[name] for name in key)
             if not key or not is_of_last_result:
                 complete_rows.append(row)

@@ -58,15 +58,16 @@ def shuffle_stream(
 
 def seed_global_rngs(seed: int, *path: int | str) -> None:
     """Seed the global generators of Python, NumPy and torch by :func:`derive_seed`."""
-    derived = derive_seed(seed, *path)
-    random.seed(derived)
-    np.random.seed(derived % 2**32)  # noqa: NPY002 - users' code draws from the global generator
-    torch.default_generator.manual_seed(derived)
-    # torch.manual_seed writes a stack trace for each kind of device that is absent: 5 % of a small network's round.
+    derived_seed = derive_seed(seed, *path)
+    random.seed(derived_seed)
+    np.random.seed(derived_seed % 2**32)  # noqa: NPY002 - users' code draws from the global generator
+
+    # One by one, since torch.manual_seed takes 5 % of a small network's round to note which devices are absent.
+    torch.default_generator.manual_seed(derived_seed)
     if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(derived)
+        torch.cuda.manual_seed_all(derived_seed)
     if torch.backends.mps.is_available():
-        torch.mps.manual_seed(derived)
+        torch.mps.manual_seed(derived_seed)
 
 
 def seed_generators(
@@ -76,16 +77,17 @@ def seed_generators(
 ) -> None:
     """Seed each generator by ``seed``, its position, and the numbers in ``path``, such as a worker's."""
     for position, generator in enumerate(generators):
-        derived = derive_seed(seed, "held generator", position, *path)
+        derived_seed = derive_seed(seed, "held generator", position, *path)
         if isinstance(generator, np.random.RandomState):
-            generator.seed(derived % 2**32)
+            generator.seed(derived_seed % 2**32)
         elif isinstance(generator, np.random.Generator):
             bit_generator = generator.bit_generator
-            bit_generator.state = type(bit_generator)(derived).state
+            seeded_generator = type(bit_generator)(derived_seed)
+            bit_generator.state = seeded_generator.state
         elif isinstance(generator, torch.Generator):
-            generator.manual_seed(derived)
-        else:
-            generator.seed(derived)
+            generator.manual_seed(derived_seed)
+        else:  # of the module random
+            generator.seed(derived_seed)
 
 
 def global_rngs() -> tuple[Any, ...]:

@@ -246,9 +246,7 @@ def _command(
     """Return command and input of a fresh process that runs ``task``, or else forks for each task that it receives."""
     # It imports flsv from where this process has it.
     program = _FRESH.format(list(import_path or sys.path))
-    task_bytes = b""
-    if task is not None:
-        task_bytes = cloudpickle.dumps(task)
+    task_bytes = b"" if task is None else cloudpickle.dumps(task)
     return [sys.executable, "-c", program], task_bytes
 
 
@@ -259,6 +257,7 @@ def run_fresh() -> None:
     if task_bytes:
         task = pickle.loads(task_bytes)
         _run_task(task, answer_pipe)  # ends the process
+    # Without a task of its own, it forks a process for each task that it is sent, until the pipe is closed.
     link = Connection(answer_pipe)
     with suppress(EOFError):
         while True:
@@ -373,7 +372,7 @@ class _Child:
         """Start a fresh process, which answers to the pipe ``answer_pipe``, or else to ``write_end``."""
         self._output = TemporaryFile()  # noqa: SIM115 - closed in `answer`
         parent = os.getpid()
-        inherited_pipes = [write_end]  # which the child closes at its end
+        inherited_pipes = [write_end]  # its end of file tells that the child has ended
         if answer_pipe is None:
             answer_pipe = write_end
         else:
@@ -481,6 +480,7 @@ class _Child:
         status = self._status or 0
         last_line = ""
         if self._output is not None:
+            # The end of what it printed is enough.
             size = self._output.seek(0, os.SEEK_END)
             self._output.seek(max(0, size - 4096))
             text = self._output.read().decode(errors="replace")
@@ -508,9 +508,9 @@ def _run_task(task: Callable[[], Any], answer_pipe: int) -> None:
 
 
 def _send(message: tuple[bool, Any]) -> NoReturn:
-    pipe: int | str | None = _answer_pipe
+    pipe: int | str | None = _answer_pipe  # in a fork
     if pipe is None:
-        pipe = os.environ.get(ANSWER)
+        pipe = os.environ.get(ANSWER)  # in a command
     if pipe is None:
         raise RuntimeError(
             "no supervisor has started this process, and nobody waits for its answer."

@@ -144,9 +144,10 @@ def head_inputs(
             module(batch)
     finally:
         hook.remove()
-    features = torch.empty(0, 0)
     if batches:
         features = torch.cat([batch.flatten(1) for batch in batches])
+    else:
+        features = torch.empty(0, 0)
     if len(features) != len(x):
         raise ConfigurationError(
             f"the head {head_of_module.name!r} of {type(module).__name__} was given {len(features)} rows for {len(x)} "
@@ -181,12 +182,10 @@ class PCA(Features):
         self._axes = torch.empty(0)
 
     def fit(self, server: Tensor | None, clients: Sequence[Client]) -> None:
-        x = torch.empty(0, 0)
-        if server is not None:
-            x = _finite_rows(server)
+        x = torch.empty(0, 0) if server is None else _finite_rows(server)
         if len(x):
             mean = x.mean(0)
-            axes = torch.linalg.svd(x - mean, full_matrices=False).Vh
+            axes = torch.linalg.svd(x - mean, full_matrices=False).Vh  # a row per axis
         else:
             mean, axes = self._mean_and_axes(clients)
 
@@ -199,6 +198,7 @@ class PCA(Features):
 
     def _mean_and_axes(self, clients: Sequence[Client]) -> tuple[Tensor, Tensor]:
         """Compute mean ``[d]`` and principal axes ``[c, d]`` from the clients' moments."""
+        # A client's moments: its number of finite samples, their sum [d], and the sum of their outer products [d, d].
         answers = map_clients(clients, lambda client: client.ask(_moments))
         moments = [answer for answer in answers if answer is not None and answer[0]]
         if not moments:
@@ -212,8 +212,9 @@ class PCA(Features):
             square = square + client_square
         mean = total / count
         covariance = square / count - mean[:, None] * mean
-        eigenvectors = torch.linalg.eigh(covariance).eigenvectors
-        return mean, eigenvectors.flip(1).T[:count]
+        eigenvectors = torch.linalg.eigh(covariance).eigenvectors  # columns, of ascending variance
+        axes = eigenvectors.flip(1).T
+        return mean, axes[:count]
 
     def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
         if self._mean is None:

@@ -72,11 +72,11 @@ class Valuation:
     @property
     def flagged(self) -> Tensor:
         """Number of each client's flagged or not finite samples, int64 ``[k]``."""
-        # Samples that are not finite count as flagged, also if samples were not valued.
+        # A client's verdict counts its flagged samples, which include all that are not finite.
         counts = []
-        for verdict, num_broken in zip(self.verdicts, self.broken.tolist()):
-            if verdict is None:
-                counts.append(num_broken)
+        for verdict, num_not_finite in zip(self.verdicts, self.broken.tolist()):
+            if verdict is None:  # its samples were not valued
+                counts.append(num_not_finite)
             else:
                 counts.append(verdict.flagged)
         return torch.tensor(counts, dtype=torch.long)
@@ -182,16 +182,15 @@ class FedBary(ValidatedArguments, SampleFilter):
 
     def support_for(self, samples: Mapping[int, int]) -> int:
         """Return the number of support points for clients with ``{id: number of samples}``."""
-        support = self.support
-        if support is None:
-            support = LARGEST
+        # With too many support points, a client's samples could be reconstructed.
+        support = LARGEST if self.support is None else self.support
         sizes = [(size, client) for client, size in samples.items() if size]
         if self.allow_reconstruction or not sizes:
             return support
         fewest_samples, smallest_client = min(sizes, key=itemgetter(0))
-        safe = safe_support(fewest_samples)
-        if self.support is None and safe:
-            support = min(support, safe)
+        largest_safe_support = safe_support(fewest_samples)
+        if self.support is None and largest_safe_support:
+            support = min(support, largest_safe_support)
         check_support(support, fewest_samples, f"client {smallest_client}")
         return support
 
@@ -404,8 +403,8 @@ def clients_of(
     """
     labels_by_client = [y.long().cpu() for _x, y in sets]
     if not num_classes:
-        all_labels = torch.cat(labels_by_client)
-        num_classes = len(all_labels.bincount(minlength=1))
+        counts_of_classes = torch.cat(labels_by_client).bincount(minlength=1)
+        num_classes = len(counts_of_classes)  # one more than the largest label
     counts_by_client = [labels.bincount(minlength=num_classes) for labels in labels_by_client]
     class_counts = torch.stack(counts_by_client)  # [n, M]
 
@@ -459,7 +458,7 @@ def participants_of(
     validation_loader = data.val_dataloader()
     if not validation_loader:
         return clients, None
-    no_samples = torch.zeros_like(data.class_counts[0])
+    no_samples = torch.zeros_like(data.class_counts[0])  # of the training set
     server = LocalData(
         "the server",
         lambda split: on_device(validation_loader),
@@ -529,8 +528,9 @@ def draw_contributions(valuation: Valuation, names: Sequence[str] | None = None)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 3.4), dpi=100, layout="constrained")
-    labels = list(map(str, valuation.clients))
-    if names is not None:
+    if names is None:
+        labels = list(map(str, valuation.clients))
+    else:
         labels = [label_text(names[client]) for client in valuation.clients]
     left_axis, right_axis = figure.subplots(1, 2)
     _draw_panel(left_axis, "Wasserstein distance", valuation.distances, labels)

@@ -240,17 +240,16 @@ def _reasons(
     rule: str,
 ) -> tuple[str, ...]:
     """Return the reason for each sample's value as a text."""
-    peers = "its class"
-    if y is None:
-        peers = "the client's samples"
-    reason = (
-        f"more weight on it would move the client away from the target ({peers} as the measure)"
-    )
-    reasons_of_finite = [reason] * len(values)
+    peers = "the client's samples" if y is None else "its class"
     if rule == "outlier" and len(values) > 2:
         reasons_of_finite = []
         for deviation in deviations(values, y).tolist():
             reasons_of_finite.append(f"{deviation:.1f} deviations above the center of {peers}")
+    else:
+        reason = (
+            f"more weight on it would move the client away from the target ({peers} as the measure)"
+        )
+        reasons_of_finite = [reason] * len(values)
 
     reasons = [NOT_FINITE] * len(is_finite)
     finite_rows = is_finite.nonzero().flatten().tolist()
@@ -315,9 +314,7 @@ def write_flagged(
         if class_names is not None:
             label = class_names[label]
         score = values.gradients[position].item()
-        score_text = ""
-        if score < float("inf"):
-            score_text = f"{score:.6g}"
+        score_text = f"{score:.6g}" if score < float("inf") else ""
         rows.append((int(indices[position]), label, score_text, values.why[position]))
     folder.mkdir(parents=True, exist_ok=True)
     save_csv(folder / FLAGGED, rows)
@@ -389,14 +386,17 @@ def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
         for label in y.unique():
             is_member = y == label
             above[is_member] -= _center(gradients[is_member])
-    # Of an even number torch's median is the lower of the two in the middle: the sign is changed after it.
+    # Only gradients below the center, where harmful samples are not. For normal numbers the standard deviation is
+    # 1.4826 times the median distance. Of an even number torch's median is the lower of the two in the middle: the
+    # sign is changed after it.
     at_most_center = above[above <= 0]
-    deviation = 1.4826 * -at_most_center.median()  # as of a normal distribution's half
-    return above, deviation
+    median_distance = -at_most_center.median()
+    return above, 1.4826 * median_distance
 
 
 def _center(values: Tensor) -> Tensor:
     """Compute the median of the shortest interval that contains half of the values."""
+    # The median of the shortest interval that holds half of the values: few large values do not move it.
     ascending = values.sort().values
     half = len(ascending) // 2 + 1
     intervals = ascending.unfold(0, half, 1)  # [intervals, half]: each half of neighbours

@@ -238,7 +238,7 @@ def _solve(
         zeros = torch.zeros(masks.shape[1], dtype=torch.float64)
         return zeros, zeros
     standardized = (utilities - mean) / scale
-    kernel, kernel_values, prior = _kernel_of_parts(masks)
+    kernel, kernel_values, prior = _kernel_of_parts(masks)  # [K, K], [K, n], [n]
 
     # Marginal likelihood in the kernel's eigenvectors, a row for each ridge penalty. A penalty is the noise variance in
     # units of the signal variance, which is the variance of one part.
@@ -252,6 +252,7 @@ def _solve(
     least_noise = noise or 0.0
     best = _least_loss(loss, noise_variance >= least_noise**2)
 
+    # The Gaussian process's posterior mean and standard deviation of each player's value.
     inverse = (eigenvectors / spectra[best]) @ eigenvectors.T
     solved = inverse @ kernel_values
     explained = (kernel_values * solved).sum(0)
@@ -264,8 +265,9 @@ def _solve(
 def _kernel_of_parts(masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the kernel matrix ``[K, K]``, the Shapley values ``[K, n]`` of its rows, and the values' prior variance
     ``[n]``."""
+    # Of the sum of a constant, whose values are 0, and of all parts: the kernel [K, K] of the coalitions, the Shapley
+    # values [K, n] of its columns, and their prior variances [n].
     count, num_players = masks.shape
-    # The values of the constant are 0.
     kernel = torch.full((count, count), CONSTANT).double()
     values = torch.zeros(count, num_players).double()
     prior = torch.zeros(num_players).double()

@@ -53,6 +53,7 @@ class Moments:
 
     def add(self, samples: Tensor) -> None:
         """Add a batch of samples ``[B, ...]``."""
+        # The mean of all samples, and the sum of squared deviations from it.
         count = len(samples)
         mean = samples.mean(dim=0)
         total = self.count + count
@@ -360,6 +361,7 @@ def _converged(samples: Tensor, threshold: float) -> bool:
     count, num_players = samples.shape[:2]
     if count < max(_MIN_ORDERS, num_players):
         return False
+    # The last running means are compared with the final one, relative to it.
     num_means = _LAST + 1
     counts = torch.arange(count - _LAST, count + 1)
     sums = samples.cumsum(dim=0)

@@ -73,13 +73,13 @@ def interpolation_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Te
     """Compute the Gaussian process's coefficients of trained coalitions' outputs, ``[K, T]``. They predict the outputs
     of the coalitions ``masks`` from those of ``trained``. Rows sum to 1.
     """
-    trained_shares = coalition_shares(trained, weights)
-    shares = coalition_shares(masks, weights)
+    trained_shares = coalition_shares(trained, weights)  # [T, n]
+    shares = coalition_shares(masks, weights)  # [K, n]
     noise = NOISE * torch.eye(len(trained)).double()
     kernel = _kernel(trained_shares, trained_shares)
-    inverse = torch.linalg.inv(kernel + noise)
+    inverse = torch.linalg.inv(kernel + noise)  # [T, T]
 
-    # mean: generalized least squares; the process is fitted to the deviations from it.
+    # mean [T]: by generalized least squares. The process is fitted to the deviations from it.
     mean = inverse.sum(0) / inverse.sum()
     row_sums = inverse.sum(1, keepdim=True)
     centered = inverse - row_sums * mean
@@ -100,13 +100,13 @@ def cap_logits(logits: Tensor, singles: Tensor) -> Tensor:
     means = logits.mean(-1, keepdim=True)
     centered = logits - means
     norms = centered.norm(dim=-1)  # [T, V, ...]
-    norms = norms.flatten(1).mean(1)
-    limit = CAP * norms[singles].median()
-    factor = limit / norms.clamp_min(1e-300)
-    factor = factor.clamp(max=1)
-    while factor.ndim < logits.ndim:
-        factor = factor.unsqueeze(-1)
-    return centered * factor
+    model_norms = norms.flatten(1).mean(1)  # [T]
+    limit = CAP * model_norms[singles].median()
+    factors = limit / model_norms.clamp_min(1e-300)
+    factors = factors.clamp(max=1)
+    while factors.ndim < logits.ndim:
+        factors = factors.unsqueeze(-1)
+    return centered * factors
 
 
 @dataclass(frozen=True, eq=False)

@@ -179,6 +179,7 @@ def interpolate_along(
     points."""
     # With equally many points the plan is a permutation, and the result the geodesic itself (McCann). Otherwise it is
     # a barycentric projection, which stays near it and averages m/S samples into a point.
+    # A partner is the mean of the points to which the plan [m, m2] moves a point's mass of 1/m, or 1/m2.
     if support == len(x):
         partners = len(x) * (plan @ x2)
         return torch.lerp(x, partners, t)

@@ -120,8 +120,9 @@ class BlendedContribution(
         super().update(client_ids, utility, generator, round_index, aggregation_weights)
         matrix = self._matrix(client_ids, client_updates)
         norms = matrix.norms()
-        weights = torch.ones_like(norms)
-        if aggregation_weights is not None:
+        if aggregation_weights is None:
+            weights = torch.ones_like(norms)
+        else:
             weights = aggregation_weights.to(norms)
         cosine = cosines_with_sum(matrix, norms, weights)
         self.cosine = self.cosine.index_add(0, client_ids, cosine.to(self.cosine))
