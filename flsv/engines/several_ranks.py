@@ -140,13 +140,14 @@ class SeveralRanks(Engine):
             self._all_trained = self._sent_vectors()
             for part_of_rank in parts:
                 self._all_trained |= part_of_rank["trained"]
-        # Of the rank that has trained the cohort's last client.
-        (generators,) = filter(None, (part_of_rank["generators"] for part_of_rank in parts))
+        # All ranks go on with the random states of the one that has trained the cohort's last client.
+        states_of_ranks = [part_of_rank["generators"] for part_of_rank in parts]
+        (generators,) = [states for states in states_of_ranks if states is not None]
         restore_global_rngs((*generators[:3], None))
         restore_torch_rngs(generators[2:], device)
-        counts = zip(*(part_of_rank["counted"] for part_of_rank in parts))
-        everywhere = Counted(*map(sum, counts))
-        add(self.trainer, everywhere - counted)
+        counts_of_ranks = [part_of_rank["counted"] for part_of_rank in parts]
+        counted_everywhere = Counted(*map(sum, zip(*counts_of_ranks)))
+        add(self.trainer, counted_everywhere - counted)
 
     def _models_unlike_sent(self) -> dict[int, Tensor]:
         """Return the clients' trained models, where they are not what the clients sent."""

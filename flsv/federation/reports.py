@@ -139,7 +139,7 @@ class RunReports:
             csv.begin(first_round, earlier_path)
             return csv  # the loggers begin anew there
         earlier_rows = csv.begin(first_round)
-        self._logged_keys = set(map(_row_key, earlier_rows))
+        self._logged_keys = {_row_key(row) for row in earlier_rows}
         return csv
 
     def _record(

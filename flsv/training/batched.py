@@ -227,8 +227,9 @@ class StackedOptimizer:
             group["params"] = [views[name] for name in names]
 
         for name, former_view in self._views.items():
+            former_state = self._optimizer.state.pop(former_view, {})
             state = {}
-            for key, value in self._optimizer.state.pop(former_view, {}).items():
+            for key, value in former_state.items():
                 # Other values, such as a counter of steps, are the same for all models.
                 is_stacked = isinstance(value, Tensor) and value.shape == former_view.shape
                 state[key] = value[:num_active] if is_stacked else value
@@ -376,6 +377,7 @@ class RowStep:
             for path in self._paths[name]:
                 tensors_by_path[path] = tensor
 
+        # _WeightFirst changes how products of linear layers are computed.
         arguments = batch, *self._index_arguments
         with _WeightFirst(trained) if self._is_linear else nullcontext():
             # Tied weights are handled by `_paths`: torch would tie a layer with two names to itself, and leave stacked
@@ -407,17 +409,17 @@ def _tensor_paths(
     module: nn.Module,
 ) -> dict[str, list[str]]:
     """Return ``{name in module: names in _TrainingStep(module)}``, several names for tied weights."""
-    names = {}
+    name_of_id = {}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        names[id(tensor)] = name
+        name_of_id[id(tensor)] = name
 
     paths = defaultdict(list)
     for prefix, layer in module.named_modules(prefix="module"):
         layer_tensors = {**layer._parameters, **layer._buffers}
-        for layer_name, layer_tensor in layer_tensors.items():
-            if layer_tensor is not None:
-                name = names[id(layer_tensor)]
-                paths[name].append(f"{prefix}.{layer_name}")
+        for name_in_layer, tensor_of_layer in layer_tensors.items():
+            if tensor_of_layer is not None:
+                name = name_of_id[id(tensor_of_layer)]
+                paths[name].append(f"{prefix}.{name_in_layer}")
     return paths
 
 

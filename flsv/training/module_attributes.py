@@ -91,7 +91,7 @@ class ModuleAttributes:
             if attribute.path in unwritten:
                 _set_value(attribute, unwritten.pop(attribute.path))
             elif attribute.path not in self._paths and not partial:
-                delattr(attribute.owner, attribute.name)
+                delattr(attribute.owner, attribute.name)  # it came after the round's start
         if not unwritten:
             return
 
@@ -187,9 +187,9 @@ class ModuleAttributes:
             if not is_plain(attribute.value):
                 continue
             tensors = _tensors_in(attribute.value)
-            if tensors and not addresses:
-                for tensor in (*self._module.parameters(), *self._module.buffers()):
-                    addresses.add(_memory_address(tensor))
+            if tensors and not addresses:  # most modules have no such attribute
+                for module_tensor in (*self._module.parameters(), *self._module.buffers()):
+                    addresses.add(_memory_address(module_tensor))
             shares_memory = any(_memory_address(tensor) in addresses for tensor in tensors)
             if not shares_memory:
                 yield attribute

@@ -93,12 +93,14 @@ class ClientSteps:
 
         closure = _closure_among(args, kwargs)
         if closure is None or not self._uses_gradients:
+            # The algorithm sees the gradients that the parameters have now.
             if not self._gradients_are_seen:
                 self._check_is_whole(optimizer)
                 self._see_gradients(optimizer)
             return None
 
-        # The step is taken with the returned arguments.
+        # The closure computes the gradients, after which the algorithm sees them. The step is taken with the
+        # returned arguments.
         wrapped_closure = self._wrap_closure(closure, optimizer)
         if "closure" in kwargs:
             return args, {**kwargs, "closure": wrapped_closure}

@@ -420,7 +420,7 @@ def _check_optimizers(
     trainer: L.Trainer, policy: str, swapped_optimizers: Iterable[SwappedOptimizer]
 ) -> None:
     """Check that optimizers train the parameters of the trainer's module only."""
-    parameter_ids = set(map(id, trainer.lightning_module.parameters()))
+    parameter_ids = {id(parameter) for parameter in trainer.lightning_module.parameters()}
     is_restricted = policy == "persist" or trainer.accumulate_grad_batches != 1
     for swapped in swapped_optimizers:
         optimizer = swapped.optimizer
