@@ -134,11 +134,11 @@ def _compared_states(
 
 
 def _changed_names(states: list[tuple[str, ObjectState]]) -> list[str]:
-    names = {}
+    names = []
     for path, state in states:
         if not state.is_unchanged():
-            names[path.removeprefix(".")] = state
-    return list(names)
+            names.append(path.removeprefix("."))
+    return list(dict.fromkeys(names))  # each once: an object may have several states
 
 
 def _constant_ids(module: nn.Module, space: ParameterSpace | None) -> set[int]:

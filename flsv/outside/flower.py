@@ -249,9 +249,9 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
     def _entries(self, arrays: ArrayRecord) -> Any:
         """Return a model's tensors by name, or as a list if the module has none of the names."""
         entries = arrays.to_torch_state_dict()
-        for name in self._module.state_dict():
-            if name in entries:
-                return entries
+        have_names = any(name in entries for name in self._module.state_dict())
+        if have_names:
+            return entries
         return list(entries.values())
 
 

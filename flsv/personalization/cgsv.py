@@ -99,8 +99,8 @@ def layer_ranks(
     """Rank the entries of each layer of an update by magnitude, the largest first."""
     ranks = []
     for layer in update.split(list(sizes)):
-        order = layer.abs().argsort(descending=True, stable=True)
-        ranks.append(order.argsort())
+        largest_first = layer.abs().argsort(descending=True, stable=True)
+        ranks.append(largest_first.argsort())  # the place of each entry in this order
     return ranks
 
 

@@ -64,6 +64,7 @@ def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
 
 def become(loop: Any, **changes: Any) -> Any:
     """Change a FederatedLoop's arguments in place, since callbacks and modules may refer to it. Return the loop."""
+    # The object stays, since others hold it, and gets the attributes of a new loop.
     attributes = vars(loop)
     changed_attributes = vars(loop.replace(**changes))
     attributes.clear()

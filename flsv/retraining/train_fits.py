@@ -297,7 +297,7 @@ class CoalitionTraining:
     def _trained_again(self, order: FitOrder, nudged: bool) -> FitModels | None:
         """Train by ``order`` again, from slightly changed weights if ``nudged``. None on failure."""
         repeated_order = replace(order, nudged=nudged, expected_hash=None)
-        ((_, result),) = self._trainer.train([repeated_order])
+        ((_, result),) = self._trainer.train([repeated_order])  # of the only order
         if isinstance(result, FitResult):
             return result.models
         return None

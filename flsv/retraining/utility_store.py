@@ -193,7 +193,7 @@ class UtilityStore:
         utilities = []
         for members in members_of(masks):
             row = self._rows[seed, members][LAST]
-            utilities.append([utility for (utility,) in row])
+            utilities.append([utility for (utility,) in row])  # one number of each measure
         return torch.tensor(utilities, dtype=torch.float64)
 
     def add(

@@ -224,7 +224,7 @@ class Schedules:
         for scheduler, attributes, state in zip(
             self._schedulers, self._attributes, self._federation_states
         ):
-            # The client's schedulers may have lent their attributes.
+            # `load` may have given it the attributes of another scheduler.
             scheduler.__dict__ = attributes
             scheduler.load_state_dict(deepcopy(state))
         self._federation_states = None

@@ -63,8 +63,8 @@ class SwappedOptimizer:
         groups: Options = self.optimizer.param_groups
         if self.outer_optimizer is None:
             return groups
-        ids_of_holder = set(map(id, self.outer_optimizer.param_groups))
-        return [group for group in groups if id(group) not in ids_of_holder]
+        ids_of_outer_groups = {id(group) for group in self.outer_optimizer.param_groups}
+        return [group for group in groups if id(group) not in ids_of_outer_groups]
 
     def hidden_values(self) -> dict[str, Any]:
         """Return the attributes that are not swapped, by their paths."""
@@ -173,6 +173,7 @@ class SwappedOptimizer:
 
 def find_optimizers(trainer: L.Trainer) -> list[SwappedOptimizer]:
     """Find the trainer's optimizers, those that they hold, and those that attributes of the module hold."""
+    # Each call below appends what it finds.
     optimizers: list[SwappedOptimizer] = []
     for index, optimizer in enumerate(trainer.optimizers):
         _collect_optimizers(f"optimizers.{index}", optimizer, None, optimizers)
@@ -255,9 +256,10 @@ def _attributes_of_torch() -> frozenset[str]:
 
 def _attributes_of(value: Any) -> dict[str, Any]:
     """Return an object's attributes without those that torch and Lightning give it."""
-    names_to_skip = _attributes_of_torch()
     if isinstance(value, nn.Module):
         names_to_skip = _LIGHTNINGS_ATTRIBUTES
+    else:
+        names_to_skip = _attributes_of_torch()
     attributes: dict[str, Any] = getattr(value, "__dict__", {})
     return {name: item for name, item in attributes.items() if name not in names_to_skip}
 

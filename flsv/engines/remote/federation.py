@@ -442,6 +442,7 @@ class RemoteSites:
 
     def take_back(self, site: int) -> None:
         """Discard the changes that the last :meth:`ask` made to a site's state."""
+        # The dictionary that the site's last answer has changed, and the site's visit in it before.
         visits, visit_before = self._answered.pop(site, ({}, None))
         if visit_before is None:
             visits.pop(site, None)

@@ -169,7 +169,7 @@ class Site:
             return failure_packet(error)
 
     def _hello(self, packet: Packet) -> Packet:
-        self.policy.noise(self._config.uploads)
+        self.policy.noise(self._config.uploads)  # both raise an error if the policy refuses
         self.policy.check_told(self._needed())
         data: Any = self._data
         sizes = {split: len(data.client_indices(0, split)) for split in ("train", "val", "test")}
