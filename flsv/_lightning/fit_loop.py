@@ -214,9 +214,11 @@ class FederatedFitLoop(_FitLoop):
         return loop
 
     def on_save_checkpoint(self) -> dict[str, Any]:
-        values = self._plateau_values
-        if self.has_begun_round and not self.is_in_round and not self._has_stepped_plateaus:
+        has_ended_round = self.has_begun_round and not self.is_in_round
+        if has_ended_round and not self._has_stepped_plateaus:
             values = self._values_for_plateaus()
+        else:
+            values = self._plateau_values
         return {**super().on_save_checkpoint(), _PLATEAU_VALUES: values}
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:

@@ -33,9 +33,8 @@ class PatchedAttributes:
         for owner, name, _ in changes:
             original = getattr(owner, name)
             # A method belongs to its class: set on the instance instead, it would be copied and pickled with it.
-            if inspect.isroutine(original) and name not in vars(owner):
-                original = _CLASS
-            self._originals.append((owner, name, original))
+            is_of_class = inspect.isroutine(original) and name not in vars(owner)
+            self._originals.append((owner, name, _CLASS if is_of_class else original))
         for owner, name, value in changes:
             setattr(owner, name, value)
 

@@ -463,10 +463,11 @@ def where(
         >>> where(1, 5, ("Boston", "Lyon"))
         "while client 1 ('Lyon') trained in round 6"
     """
-    actor = "at the server"
-    if client is not None:
-        actor = f"while {client_called(client, names)} trained"
-    return f"{actor} in round {round_index + 1}"
+    if client is None:
+        occasion = "at the server"
+    else:
+        occasion = f"while {client_called(client, names)} trained"
+    return f"{occasion} in round {round_index + 1}"
 
 
 def _make_federated_strategy(**options: Any) -> Any:

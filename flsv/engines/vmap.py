@@ -338,10 +338,11 @@ def try_rows(
         coarse = set()
         pairs = {}
         for name, tensor in initial.items():
-            nudged = tensor
             if rounding.steps > 0 and tensor.is_floating_point():
                 coarse.add(name)
                 nudged = rounding.nudged(tensor.flatten()).view_as(tensor)
+            else:
+                nudged = tensor
             if name not in unstacked:
                 pairs[name] = torch.stack([tensor, nudged])
         training = RowTraining(module, optimizer, clipping(trainer), unused)

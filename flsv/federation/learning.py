@@ -39,11 +39,12 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
     scores_by_evaluator: dict[Any, Any] = {}
     entries = {}
     for name, measure in run.metrics.performances.items():
-        evaluator = None
-        score_name = measure
         if isinstance(measure, ModelScore):
             evaluator = measure.evaluator
             score_name = measure.name
+        else:  # the classifier's own
+            evaluator = None
+            score_name = measure
         if evaluator not in scores_by_evaluator:
             assert run.server.games is not None
             evaluate = run.server.games.evaluator_of(measure)

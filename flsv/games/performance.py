@@ -89,9 +89,12 @@ class ModelScore:
     @property
     def title(self) -> str:
         """The measure's name in tables and texts."""
-        name = self.called
-        if not name:
-            name = self.of if isinstance(self.of, str) else type(self.of).__name__
+        if self.called:
+            name = self.called
+        elif isinstance(self.of, str):
+            name = self.of
+        else:
+            name = type(self.of).__name__
         return f"{CLIENTS}{name}" if self.judged else name
 
     @property

@@ -130,10 +130,12 @@ def collaborate(
     num_marginals = permutations_factor * len(models) * (len(models) - 1)
     shapley_values = _values_of_joining if joins else _values_of_all
     values = shapley_values(utility, len(models), budget=num_marginals + 2, generator=generator)
-    num_mixed_parameters = num_parameters
-    if personal is not None:
+    if personal is None:
+        num_mixed_parameters = num_parameters
+    else:
         num_mixed_parameters = int(personal[:num_parameters].sum())
-    distances = (models - models[0])[:, :num_mixed_parameters].norm(dim=1)
+    differences = models - models[0]  # to the client's own model
+    distances = differences[:, :num_mixed_parameters].norm(dim=1)
     if joins:
         self_weight = "exclude"
     weights = personalized_weights(values, distances.to(values), own=0, self_weight=self_weight)
@@ -481,7 +483,7 @@ class PFedSV(UploadKeeper):
     def _relevance(self, contributions: Contributions) -> Tensor:
         shape = (self._num_clients, self._num_clients)
         relevance = contributions.get(self.metric)
-        if relevance is None:
+        if relevance is None:  # before the metric's first round
             relevance = torch.full(shape, float("nan"))
         if relevance.shape != shape:
             raise ConfigurationError(

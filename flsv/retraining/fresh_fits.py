@@ -71,13 +71,16 @@ class FreshFits(FitsInProcesses):
         start_time: float,
     ) -> None:
         device = trainer.strategy.root_device.type
-        jobs = 1
         if device == "cpu" and ranks_of(trainer).size == 1:
             jobs = cores()
+        else:
+            jobs = 1
         self._process = FreshProcess()
-        run: Any = self._process.supervise
+        run: Any
         if device == "cuda":
             run = partial(supervise_fresh, forks=False)
+        else:
+            run = self._process.supervise
 
         def task(order: Any) -> Any:
             return partial(_train, fit, dict(measures), self._folder, order)
@@ -220,10 +223,12 @@ class Name:
             return ""
 
     def set(self, value: Any) -> None:
-        holder, _, attribute = self.path.rpartition(".")
-        owner: Any = sys.modules[self.module]
-        if holder:
-            owner = Name(self.module, holder).value()
+        owner_path, _, attribute = self.path.rpartition(".")
+        owner: Any
+        if owner_path:  # such as a class of the module
+            owner = Name(self.module, owner_path).value()
+        else:
+            owner = sys.modules[self.module]
         setattr(owner, attribute, value)
 
 
@@ -374,10 +379,11 @@ def _module_names_in(module: ModuleType) -> set[str]:
 
 
 def _functions_of(value: Any) -> list[FunctionType]:
-    values = [value]
     if isinstance(value, type):
-        values = list(vars(value).values())
-    return [function for function in values if isinstance(function, FunctionType)]
+        candidates = list(vars(value).values())
+    else:
+        candidates = [value]
+    return [function for function in candidates if isinstance(function, FunctionType)]
 
 
 def _names_in(module: ModuleType, module_name: str) -> Iterator[Name]:

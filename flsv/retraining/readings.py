@@ -136,9 +136,10 @@ def _folders_of(logger: Logger, folder: str | None) -> dict[str, str | None]:
     folders = {}  # by the names of the stand-in's attributes
     for name, stand_in_name in _FOLDERS.items():
         logger_folder = getattr(logger, name)
-        if logger_folder is not None and folder is not None:
-            logger_folder = folder
-        folders[stand_in_name] = logger_folder
+        if logger_folder is None or folder is None:
+            folders[stand_in_name] = logger_folder
+        else:
+            folders[stand_in_name] = folder
     return folders
 
 

@@ -367,15 +367,14 @@ def gathered(
     ranks: Ranks, train: Callable[[], Iterable[tuple[Members, Result]]], description: str
 ) -> Iterator[tuple[Members, Result]]:
     """Call ``train`` on this rank, and yield the pairs of all ranks. Any rank's error is raised."""
-    results: dict[Members, Result] = {}
-    error: Exception | None = None
+    results_or_error: dict[Members, Result] | Exception
     try:
-        results = dict(train())
-    except Exception as error_of_this_rank:
-        error = error_of_this_rank  # raised below: the other ranks wait for this one
-    for results_of_rank, error_of_rank in ranks.all_gather((results, error), description):
-        if error_of_rank is not None:
-            raise error_of_rank
+        results_or_error = dict(train())
+    except Exception as error:
+        results_or_error = error  # raised below: the other ranks wait for this one
+    for results_of_rank in ranks.all_gather(results_or_error, description):
+        if isinstance(results_of_rank, Exception):
+            raise results_of_rank
         yield from results_of_rank.items()
 
 

@@ -98,8 +98,10 @@ class LocalTraining:
 
     def _initial_model(self, instruction: Instruction, local: LocalData) -> Tensor:
         """Return the model ``[P]`` from which a client starts."""
-        model = instruction.start
-        if self._config.personalizer is not None:
+        model: Tensor | None
+        if self._config.personalizer is None:
+            model = instruction.start
+        else:
             model = self._config.personalizer.receive(local, instruction)
         if model is None:
             raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")

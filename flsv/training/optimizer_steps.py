@@ -217,12 +217,14 @@ class ClientSteps:
 
 def _closure_among(args: Any, kwargs: Any) -> Closure | None:
     """Return the closure among the arguments of ``Optimizer.step``, of which the first is the optimizer."""
-    closure = kwargs.get("closure")
-    if "closure" not in kwargs and len(args) > 1:
+    closure = None
+    if "closure" in kwargs:
+        closure = kwargs["closure"]
+    elif len(args) > 1:
         closure = args[1]
-    if not callable(closure):
-        return None
-    return closure
+    if callable(closure):
+        return closure
+    return None
 
 
 def _step_name(optimizer: Any) -> str:

@@ -36,15 +36,17 @@ def training_loss(outputs: Any) -> Tensor:
     Raises:
         ConfigurationError: the value is no tensor of one number, and has none as ``"loss"``.
     """
-    loss = outputs
     if isinstance(outputs, Mapping):
         loss = outputs.get("loss")
+    else:
+        loss = outputs
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss.reshape(())
 
-    description = type(outputs).__name__
     if isinstance(loss, Tensor):
         description = f"a tensor {list(loss.shape)}"
+    else:
+        description = type(outputs).__name__
     raise ConfigurationError(
         f"training_step gives {description}, and a loss, one number, is needed for every batch."
     )

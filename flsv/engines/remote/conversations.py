@@ -39,9 +39,10 @@ class Conversation:
         context = contextvars.copy_context()
         grad_mode = torch.is_grad_enabled()
         inference_mode = torch.is_inference_mode_enabled()
-        device = -1  # none
         if torch.cuda.is_initialized():
             device = torch.cuda.current_device()
+        else:
+            device = -1  # none
 
         def run() -> None:
             self._may_go_on.acquire()

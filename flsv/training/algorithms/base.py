@@ -222,8 +222,9 @@ class ClientContext:
                 "False), so that no other model can be put through it. Use automatic optimization."
             )
         trainer = trainer_of(module)
-        training_step = module.training_step
-        if trainer is not None:
+        if trainer is None:
+            training_step = module.training_step
+        else:
             training_step = trainer.strategy.training_step
         trained = [parameter for parameter in self._names if parameter.requires_grad]
 
