@@ -435,7 +435,7 @@ class RemoteData(FederatedDataModule):
         sizes: for each site, its number of samples in each split, ``{split: number}``.
         num_classes: the number M of classes. None if the data have no classes, or if ``class_names`` is given.
         class_names: the classes' names.
-        own: the server's own data module, whose validation and test loaders are used. None if it has none.
+        server_data: the server's own data module, whose validation and test loaders are used. None if it has none.
     """
 
     #: The encoder of the sites' tables, and its hash, which is known also if it is the sites' alone.
@@ -517,12 +517,15 @@ class RemoteData(FederatedDataModule):
         )
 
     def content_hashes(self) -> dict[str, str]:
-        """Return the hash of the server's validation set only."""
-        return {"server": loader_hash(self.val_dataloader())}
+        """Return the hash of the server's validation set, and each site's numbers of samples in place of a hash."""
+        contents = {"server": loader_hash(self.val_dataloader())}
+        for client, sizes in enumerate(self._sizes):
+            contents[str(client)] = repr(sorted(sizes.items()))
+        return contents
 
     def indices_and_labels(self, client: int) -> list[Tensor]:
-        """Return the client's numbers of samples in each split, in place of indices."""
-        return [torch.tensor(list(self._sizes[client].values()))]
+        """Return no indices and labels, which only the site has."""
+        return [torch.arange(0)] * 6
 
     def to_device(self, trainer: L.Trainer) -> FederatedData | None:
         """Return the placeholders without copying them to the device, where they would take memory."""

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import DivergenceWeighted, FedAvg
 from flsv.attacks import InnerProductManipulation
-from flsv.engines.remote import Directory, Packet
+from flsv.configuration.identity import sample_hashes
+from flsv.engines.remote import Directory, Packet, RemoteData
 from flsv.engines.remote.federation import check_deployment
 from flsv.engines.remote.messages import failure_packet
 from flsv.engines.remote.run_status import run_status
@@ -469,3 +470,19 @@ def test_status_json_of_a_stopped_run_stays_stopped_while_its_server_ends(tmp_pa
 
     with run_status(tmp_path, "13"):
         assert "running" in status.read_text()
+
+
+def test_hashes_of_sites_tell_when_a_site_has_other_numbers_of_samples() -> None:
+    boston = {"train": 40, "val": 5, "test": 0}
+    lyon = {"train": 60, "val": 5, "test": 0}
+    smaller_lyon = {"train": 60, "val": 4, "test": 0}
+    names = ["Boston", "Lyon"]
+    data = RemoteData(names, [boston, lyon], num_classes=3)
+    later_data = RemoteData(names, [boston, smaller_lyon], num_classes=3)
+
+    hashes = sample_hashes(data)
+    later_hashes = sample_hashes(later_data)
+
+    assert hashes["0"] != hashes["1"]
+    assert later_hashes["0"] == hashes["0"]
+    assert later_hashes["1"] != hashes["1"]
