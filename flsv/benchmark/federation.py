@@ -101,6 +101,7 @@ class Federation:
                     f"{self.name}: bad={{{kind}: {list(bad)}}}, and there is no client {unknown[0]}: the clients are 0 "
                     f"to {num_clients - 1}."
                 )
+        # These are made, and thrown away, for the errors that they raise.
         for attack in self.attackers():
             attack.chosen(num_clients)
         self.module()
@@ -231,9 +232,10 @@ def federation(name: str) -> Federation:
     Raises:
         ConfigurationError: there is no federation of this name, or the file has unknown or wrong entries.
     """
-    path = FOLDER / f"{name}.yaml"
     if name.endswith((".yaml", ".yml")):
         path = Path(name)
+    else:
+        path = FOLDER / f"{name}.yaml"
     if not path.is_file():
         raise ConfigurationError(
             f"there is no federation {name!r}: expected a YAML file or one of {names()}."
@@ -243,7 +245,7 @@ def federation(name: str) -> Federation:
     try:
         fields_of_file = yaml.safe_load(path.read_text(encoding="utf-8"))
         arguments = {"title": path.stem, "set": "held_out", **fields_of_file, "name": path.stem}
-        parser.parse_object(copy.deepcopy(arguments))
+        parser.parse_object(copy.deepcopy(arguments))  # raises ArgumentError
     except (yaml.YAMLError, UnicodeDecodeError, TypeError, ArgumentError) as error:
         raise ConfigurationError(
             f"{path} is no federation: {' '.join(str(error).split())}"
@@ -264,11 +266,9 @@ def available_federations(
     say: Callable[[str], None],
 ) -> list[Federation]:
     """Read federations by names, sets and files. Leave out those without data, and ``say`` which."""
-    requested_names: dict[str, None] = {}
+    requested_names: dict[str, None] = {}  # an ordered set
     for name_or_set in requested:
-        members = [name_or_set]
-        if name_or_set in SETS:
-            members = names(name_or_set)
+        members = names(name_or_set) if name_or_set in SETS else [name_or_set]
         requested_names.update(dict.fromkeys(members))
 
     federations = []

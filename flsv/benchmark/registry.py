@@ -184,7 +184,7 @@ def identity_of(
     federation_keys = {}
     for name, federation in federations.items():
         federation_keys[name] = federation.identity.key
-        federation.release()
+        federation.release()  # the data, which the key is computed from
     metric_keys = {name: entry.identity() for name, entry in entries.items()}
 
     def identity(federation: str, metric: str) -> str:

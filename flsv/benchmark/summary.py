@@ -68,7 +68,8 @@ def summarize(
     set_names = {name: federation.set for name, (federation, _) in federations.items()}
 
     # A column per set of federations, then one for all.
-    summary = correlations.T.groupby(Series(set_names)).mean().T.reindex(columns=SETS)
+    means_of_sets = correlations.T.groupby(Series(set_names)).mean()  # [sets, metrics]
+    summary = means_of_sets.T.reindex(columns=SETS)
     means_of_federations = scores.groupby(["metric", "federation"])[["spearman", "error"]].mean()
     means = means_of_federations.groupby("metric").mean()
     summary = summary.assign(all=means["spearman"], error=means["error"])
@@ -229,8 +230,9 @@ def _interval(runs: DataFrame) -> float:
     spreads = scores.var()
     if spreads.isna().all():
         return NAN
-    variances = spreads.fillna(spreads.mean()) / counts
-    freedom = int((counts - 1).sum())
-    quantile = stats.t.ppf(0.95, freedom)
-    stderr_of_mean = variances.sum() ** 0.5 / len(counts)
+    # Half the width of a 90 % interval of the mean over federations, from the spread of each over seeds.
+    variances_of_means = spreads.fillna(spreads.mean()) / counts
+    degrees_of_freedom = int((counts - 1).sum())
+    quantile = stats.t.ppf(0.95, degrees_of_freedom)
+    stderr_of_mean = variances_of_means.sum() ** 0.5 / len(counts)
     return float(quantile * stderr_of_mean)

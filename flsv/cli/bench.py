@@ -129,9 +129,10 @@ def _federations(
     say: Callable[[str], None],
 ) -> FederationTruths:
     """Return the requested federations and their true values, ``{name: (federation, truth)}``."""
-    requested_names = options.federations or SETS
-    if options.quick and not options.federations:
-        requested_names = QUICK
+    if options.federations:
+        requested_names = options.federations
+    else:
+        requested_names = QUICK if options.quick else SETS
     requested = available_federations(requested_names, say)
     packaged_names = names()
     for candidate in requested:
@@ -141,7 +142,8 @@ def _federations(
     num_seeds = options.truth_seeds or len(SEEDS)
     federations = {}
     for candidate in requested:
-        federations[candidate.name] = candidate, _truth(candidate, options.out, num_seeds)
+        truth = _truth(candidate, options.out, num_seeds)
+        federations[candidate.name] = candidate, truth
     return federations
 
 
@@ -228,9 +230,8 @@ def _print_lists() -> None:
 
 
 def _print_summary(summary: DataFrame, federations: FederationTruths) -> None:
-    count = "1 federation"
-    if len(federations) > 1:
-        count = f"{len(federations)} federations"
+    plural = "s" if len(federations) > 1 else ""
+    count = f"{len(federations)} federation{plural}"
     title = f"Rank correlation with the retrained Shapley values, {count}"
     set_names = {member.set for member, _truth in federations.values()}
     ceilings = [truth.ceiling for _federation, truth in federations.values()]

@@ -109,12 +109,13 @@ def find_checkpoint(
     weights_only: bool | None = None,
 ) -> Path:
     """Return the path of the newest run's last checkpoint (``"last"``), or of its best one (``"best"``)."""
+    folders_of_callbacks = checkpoint_folders(trainer)
     paths: list[Path] = []
-    for folder in _searched_folders(trainer):
+    for folder in [*_folders_of_runs(trainer), *folders_of_callbacks]:
         paths += folder.glob("*.ckpt")
     if not paths:
-        roots = [runs_folder(trainer), *checkpoint_folders(trainer)]
-        places = " or ".join(str(root.resolve()) for root in roots)
+        searched_folders = [runs_folder(trainer), *folders_of_callbacks]
+        places = " or ".join(str(folder.resolve()) for folder in searched_folders)
         raise ConfigurationError(
             f"--ckpt_path {word}: no checkpoint below {places}. Name one, or leave ckpt_path out."
         )
@@ -133,10 +134,10 @@ def find_checkpoint(
     return _best_of(load(last_path), last_path, load)
 
 
-def _searched_folders(trainer: L.Trainer) -> list[Path]:
-    runs = runs_folder(trainer)
+def _folders_of_runs(trainer: L.Trainer) -> list[Path]:
+    """Return the folders ``checkpoints`` of earlier runs."""
     pattern = "*/checkpoints" if trainer.loggers else "checkpoints"
-    return [*runs.glob(pattern), *checkpoint_folders(trainer)]
+    return list(runs_folder(trainer).glob(pattern))
 
 
 def _modified(path: Path) -> int:
@@ -161,12 +162,12 @@ def _best_of(checkpoint: dict[str, Any], path: Path, load: Load) -> Path:
     """Return the best checkpoint of the run that saved ``checkpoint`` to ``path``."""
     callback_states = _callback_states(checkpoint)
     folders = {state["dirpath"] for state in callback_states}
-    reasons: dict[str, None] = {}
+    reasons: dict[str, None] = {}  # an ordered set
     for state in callback_states:
         has_best = state["monitor"] and state["best_model_path"]
         if not has_best:
             continue
-        for folder in filter(None, folders):
+        for folder in filter(None, folders):  # any may be the one that the best path is below
             best = _relocated(state, folder, path)
             if not best.is_file():
                 reasons[f"{best} does not exist"] = None
@@ -310,10 +311,11 @@ def _columns_of_outputs(outputs: Tensor, data: FederatedDataModule) -> DataFrame
         names = [str(name) for name in data.class_names or range(num_columns)]
         predictions = []
         for row in outputs:
-            prediction = ""
             if row.isfinite().all():
-                prediction = names[int(row.argmax())]
-            predictions.append(prediction)
+                likeliest_class = int(row.argmax())
+                predictions.append(names[likeliest_class])
+            else:
+                predictions.append("")
         columns["prediction"] = predictions
     else:
         names = [f"output_{position}" for position in range(num_columns)]

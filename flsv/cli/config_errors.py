@@ -86,6 +86,7 @@ def _explain_option(key: str, options: Collection[str]) -> tuple[str, str]:
     for option in options:
         known_keys |= set(_prefixes(option))
 
+    # Of a.b.c, the first of a, a.b and a.b.c that there is not, and the section that it is looked for in.
     section = ""
     unknown_key = key
     for prefix in _prefixes(key):
@@ -103,11 +104,12 @@ def _explain_option(key: str, options: Collection[str]) -> tuple[str, str]:
             names_in_section.append(name)
         if name == unknown_name:
             keys_with_same_name.append(known_key)
-    similar = sorted(keys_with_same_name)
-    if not similar:
+    # Suggested are options of this name in other sections, else similar names in this section.
+    suggestions = sorted(keys_with_same_name)
+    if not suggestions:
         for name in get_close_matches(unknown_name, names_in_section):
-            similar.append(f"{section}.{name}".lstrip("."))
-    return unknown_key, f"there is no such option.{_question(similar)}"
+            suggestions.append(f"{section}.{name}".lstrip("."))
+    return unknown_key, f"there is no such option.{_question(suggestions)}"
 
 
 def _prefixes(key: str) -> Iterator[str]:
@@ -242,6 +244,7 @@ def origin_of(message: str, files: Sequence[Path]) -> str:
     for text in _QUOTED.findall(message):
         searches.append(partial(_lines_of_value, text=text))
 
+    # The first search that has one result in all files together.
     roots = {path: yaml.compose(path.read_text("utf-8")) for path in files}
     for lines_in in searches:
         origins = []
@@ -259,7 +262,7 @@ def _entries(node: Any) -> Iterator[tuple[yaml.Node, yaml.Node]]:
     for child in node.value:
         if isinstance(child, tuple):
             key_node, value_node = child
-        else:
+        else:  # an item of a list has no key
             key_node = value_node = child
         yield key_node, value_node
         yield from _entries(value_node)

@@ -102,10 +102,8 @@ def check_file(path: Path) -> Any:
     except (ConfigurationError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
     except yaml.YAMLError as error:
-        origin = str(path)
         mark = getattr(error, "problem_mark", None)  # a character that YAML forbids has none
-        if mark is not None:
-            origin = f"{path}, line {mark.line + 1}"
+        origin = f"{path}" if mark is None else f"{path}, line {mark.line + 1}"
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ConfigurationError(
             f"{origin}: this is no valid YAML: {problem}{_remedy(problem)}."

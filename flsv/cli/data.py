@@ -79,17 +79,20 @@ def describe_values(data: FederatedDataModule) -> pd.DataFrame:
     """Return pandas' description of each column at each client, one row per column and client."""
     descriptions = {}
     for card in data.column_cards:
-        for client, name in enumerate(data.client_names):
+        for client, client_name in enumerate(data.client_names):
             rows = data.client_indices(client).numpy()
-            descriptions[card.name, name] = card.values.iloc[rows].describe()
-    return pd.DataFrame(descriptions).T.rename_axis(["column", "client"])
+            client_values = card.values.iloc[rows]
+            descriptions[card.name, client_name] = client_values.describe()
+    table = pd.DataFrame(descriptions).T  # a row per column and client
+    return table.rename_axis(["column", "client"])
 
 
 def describe_positive_class(data: FederatedDataModule) -> str:
     """Return a sentence that names the positive class, with the reason for this choice."""
-    reason = "class 1"
     if data.by_rarity:
         reason = "the rarer one (set data.pos_label to confirm it or to choose the other one)"
+    else:
+        reason = "class 1"
     return (
         f"Positive class: {data.positive_class}, {reason}. Average precision and F1 are its scores."
     )

@@ -75,7 +75,7 @@ def with_merged_options(words: Sequence[str]) -> list[str]:
     ``--federation.metrics {...}`` adds to the metrics of files, and what is of another class begins anew.
     """
     merged = []
-    remaining_words = iter(words)
+    remaining_words = iter(words)  # from which an option also takes its value
     for word in remaining_words:
         option, equals_sign, text = word.partition("=")
         key = option.removeprefix("--").removesuffix(".class_path")
@@ -121,9 +121,10 @@ def _parts_in(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _class_of(section: Any) -> str | None:
     """Return the name of the class in a section of a configuration, without its package."""
-    class_path = section
     if isinstance(section, Mapping | Namespace):
         class_path = section.get("class_path")
+    else:
+        class_path = section
     if not isinstance(class_path, str):
         return None
     return class_path.rpartition(".")[2]
@@ -167,11 +168,12 @@ class FitParser(OptionParser, LightningArgumentParser):
     """LightningCLI's parser, with a helpful error for modules of ``pytorch_lightning``."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        dotted_names = []
         if "correspond to a subclass" in message:
-            dotted_names = re.findall(r"([\w.]+)\.(\w+)", message)
-        for module, name in dotted_names:
-            check_lightning(getattr(sys.modules.get(module), name, None))
+            for module, name in re.findall(r"([\w.]+)\.(\w+)", message):
+                wrong_class = getattr(sys.modules.get(module), name, None)
+                check_lightning(
+                    wrong_class
+                )  # a better error, if it is of the other Lightning package
         return super().error(message, ex)
 
 

@@ -219,8 +219,8 @@ class FederatedCLI(LightningCLI):
             callbacks = trainer.callbacks or []
             if not isinstance(callbacks, list):
                 callbacks = [callbacks]
-            with_checkpoints = [*callbacks, *default_checkpoints(callbacks)]
-            kwargs.setdefault("callbacks", with_checkpoints)
+            callbacks_that_save = default_checkpoints(callbacks)
+            kwargs.setdefault("callbacks", [*callbacks, *callbacks_that_save])
         if self.subcommand is not None and trainer.strategy == "auto":
             kwargs.update(self._arguments_for_torchrun(trainer))
         try:

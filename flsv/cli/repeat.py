@@ -83,12 +83,12 @@ def _fit_or_read_runs(
     bars: bool,
     say: Callable[[str], None],
 ) -> list[Run]:
-    folders = {row["run"]: out / row["folder"] for row in run_list.rows}
+    finished_runs = {row["run"]: out / row["folder"] for row in run_list.rows}
     repetitions: list[Run] = []
     for seed in seeds:
         name = f"seed_{seed}"
-        if name in folders:
-            run = open_run(folders[name])
+        if name in finished_runs:
+            run = open_run(finished_runs[name])
         else:
             say(f"Run {len(repetitions) + 1} of {len(seeds)}: seed {seed}")
             run = _fit(arguments, seed, out / name, bars)
@@ -149,11 +149,11 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 
 def _show(summary: DataFrame) -> None:
     """Print a table for each metric, first for metrics that are suitable for payment."""
-    tables = dict(iter(summary.groupby("metric", sort=False)))
-    payable = [metric for metric, rows in tables.items() if rows["share"].notna().any()]
-    not_payable = [metric for metric in tables if metric not in payable]
+    rows_by_metric = dict(iter(summary.groupby("metric", sort=False)))
+    payable = [metric for metric, rows in rows_by_metric.items() if rows["share"].notna().any()]
+    not_payable = [metric for metric in rows_by_metric if metric not in payable]
     for metric in [*payable, *not_payable]:
-        rows = tables[metric]
+        rows = rows_by_metric[metric]
         title = f"{metric}, mean of {rows['runs'].max()} runs"
         if metric in not_payable:
             title += ". Do not base payments on these values"

@@ -233,10 +233,9 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
 
 def _score(result: FitResult, summary: RunSummary, untrained: bool = False) -> float:
     """Return a coalition's score after training, or before it, by the measure that is asked for."""
+    utilities_by_name = result.untrained if untrained else result.utilities
+    utilities = list(utilities_by_name.values())  # in the order of the question's names
     question = summary.question
-    utilities = list(result.utilities.values())
-    if untrained:
-        utilities = list(result.untrained.values())
     column = question.names.index(str(question.metric))
     return float(utilities[column])
 
@@ -246,9 +245,7 @@ def _processes(
 ) -> FitsInProcesses:
     """Return an object that trains coalitions in child processes."""
     if jobs is None:
-        jobs = 1
-        if summary.on_cpu:
-            jobs = cores()
+        jobs = cores() if summary.on_cpu else 1
     if threads is None:
         threads = max(1, min(torch.get_num_threads(), cores() // jobs))
 
@@ -278,9 +275,7 @@ def _limit_s(summary: RunSummary, changes: Sequence[str]) -> float | None:
 def _table(retrained: Retrained, summary: RunSummary, is_changed: bool) -> DataFrame:
     """Compute the table that :func:`retrain` returns."""
     num_clients = len(summary.clients)
-    trainings: str = retrained.design
-    if len(retrained.masks) == 2**num_clients:
-        trainings = "all"
+    has_all_coalitions = len(retrained.masks) == 2**num_clients
     changes = []
     if is_changed:
         changes += summary.changed
@@ -294,7 +289,7 @@ def _table(retrained: Retrained, summary: RunSummary, is_changed: bool) -> DataF
         "majority": summary.majority,
         "seeds": " ".join(map(str, retrained.seeds)),
         "rounds": summary.rounds,
-        "trainings": trainings,
+        "trainings": "all" if has_all_coalitions else retrained.design,
         "changed": "; ".join(changes),
     }
     return DataFrame(columns)

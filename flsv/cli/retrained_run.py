@@ -150,13 +150,11 @@ class RunSummary:
     @property
     def order(self) -> FitOrder:
         """Return the order to train all clients with the run's seed."""
-        rounds = (LAST,)
-        if self.rounds is not None:
-            rounds = (self.rounds - 1,)
+        last_round = LAST if self.rounds is None else self.rounds - 1
         return FitOrder(
             members=tuple(range(len(self.clients))),
             seed=self.seed,
-            rounds=rounds,
+            rounds=(last_round,),
             run_time=self.run_time,
         )
 
@@ -285,7 +283,8 @@ def _check_data(
 
 def _changed_settings(identity: Identity, arguments: Sequence[str]) -> list[str]:
     """Describe each setting that differs from the run's, except the number of rounds."""
-    run_config = Path(arguments[1]).read_text()  # with the seeds of data and federation
+    _option, config_file, *_ = arguments  # --config FILE, with the seeds of data and federation
+    run_config = Path(config_file).read_text()
     run_settings = config_settings(yaml.safe_load(run_config))
     settings_without_effect = {"trainer.max_epochs"}
     for argument in QUIET:
@@ -303,13 +302,14 @@ def _changed_settings(identity: Identity, arguments: Sequence[str]) -> list[str]
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
     """Return the arguments ``(performance, mode)`` of a run's metrics, by default accuracy."""
+    # By metric. Those that flsv computes contributions of have their performances read already.
     performances: dict[str, Any] = {}
     for metric_name, metric in loop.metrics.items():
         if hasattr(metric, "performance"):
             performances[metric_name] = metric.performance
     performances |= loop.contribution_metrics.performances
 
-    choices: list[tuple[Any, str | None]] = []
+    choices: list[tuple[Any, str | None]] = []  # names and modes, without repetitions
     for performance in performances.values():
         choice = _performance_and_mode(performance)
         if choice not in choices:
@@ -324,9 +324,10 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
 
 
 def _performance_and_mode(performance: Any) -> tuple[Any, str | None]:
-    name = performance
-    if not isinstance(performance, str):
-        name = performance.called
+    if isinstance(performance, str):
+        name = performance
+    else:
+        name = performance.called  # the name that the user gave, may be empty
     if name == "per_class_accuracy":
         return "balanced_accuracy", None
     if name:
@@ -424,14 +425,16 @@ def summarized_run(
 ) -> Iterator[RunSummary]:
     """Make the summary of a saved run in a child process, and yield it. See :func:`summarize` for the arguments."""
     with saved_run(run, overrides) as (arguments, seed):
+        # In a process of its own, which answers with the summary or with an error.
         task = partial(_result_or_error, summarize, run, arguments, seed, question, coalitions)
-        ((_name, summary),) = run_in_children([(None, task)])
-        if isinstance(summary, ConfigurationError):
-            raise summary
-        if isinstance(summary, ChildFailed):
+        (named_answer,) = run_in_children([(None, task)])
+        _name, answer = named_answer
+        if isinstance(answer, ConfigurationError):
+            raise answer
+        if isinstance(answer, ChildFailed):
             raise ConfigurationError(
-                f"{run}: the federation of its configuration cannot be made: {summary}"
+                f"{run}: the federation of its configuration cannot be made: {answer}"
             )
-        if summary.is_strict:
+        if answer.is_strict:
             refuse_other_versions()
-        yield summary
+        yield answer

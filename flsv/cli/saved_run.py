@@ -43,8 +43,8 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[s
     config = yaml.safe_load(find_config_of(run).read_text())
     seed = int(config.get("seed_everything") or 0)
     with config_with_seeds(config, seed, run) as config_arguments:
-        folder = Path(config_arguments[1]).parent
-        root_argument = f"--trainer.default_root_dir={folder}"
+        _option, config_file = config_arguments
+        root_argument = f"--trainer.default_root_dir={Path(config_file).parent}"
         yield [*config_arguments, *arguments, *QUIET, root_argument], seed
 
 

@@ -126,7 +126,7 @@ def tiny_data(
     """
     clients = {}
     for number in range(NUM_CLIENTS):
-        client = list(order).index(number)
+        client = list(order).index(number)  # whose samples this site has
         clients[f"site {number}"] = samples_of(client, equal_samples)
 
     options.setdefault("val", samples_of(SERVER))
@@ -221,7 +221,8 @@ class FitCase(Case):
             name = getattr(argument, "metric", None)
             if not isinstance(name, str) or name in metrics:
                 continue
-            if "M" in (argument.metric_shape or ()):
+            shape = argument.metric_shape or ()  # of the values that it reads, such as ("n", "M")
+            if "M" in shape:
                 metrics[name] = ClassSpecificShapley()
             else:
                 metrics[name] = PartialFederatedShapley()
@@ -277,17 +278,16 @@ class FitCase(Case):
         try:
             loop = self.make(**changes)
             changed_fit = fit(loop)
-        except ConfigurationError as error:
-            rounds_done = 0
-            if loop is not None:
-                rounds_done = loop.round_index
+        except ConfigurationError as error:  # of either line
+            rounds_done = 0 if loop is None else loop.round_index
             ensure(rounds_done == 0, f"a refusal after {rounds_done} rounds: {error}")
             raise AssertionError(
                 f"a refusal: {error} If it is meant, name this check in expected_failures, with the reason"
             ) from error
 
         results = changed_fit.of_rounds(rounds)
-        expect_same(results, self.uninterrupted.of_rounds(rounds), rtol)
+        expected = self.uninterrupted.of_rounds(rounds)
+        expect_same(results, expected, rtol)
 
 
 def resumes_in_a_fit(case: FitCase) -> None:
@@ -408,15 +408,15 @@ def expect_same(
     rtol: float | None = None,
 ) -> None:
     """Raise AssertionError unless ``results`` equal the ``expected`` ones, bitwise or up to ``rtol``."""
-    differences = []
+    names_of_different = []
     for name, value in expected.items():
         if not equal(results.get(name), value, rtol):
-            differences.append(name)
-    different_results = reprlib.repr([results.get(name) for name in differences])
-    expected_results = reprlib.repr([expected[name] for name in differences])
+            names_of_different.append(name)
+    different_results = reprlib.repr([results.get(name) for name in names_of_different])
+    expected_results = reprlib.repr([expected[name] for name in names_of_different])
     ensure(
-        not differences,
-        f"other {', '.join(differences)}: {different_results} instead of {expected_results}",
+        not names_of_different,
+        f"other {', '.join(names_of_different)}: {different_results} instead of {expected_results}",
     )
 
 

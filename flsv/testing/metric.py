@@ -87,7 +87,7 @@ class Rounds:
         """Return a client's update ``[P]`` as these rounds have it."""
         if self._kind == "still":
             return torch.zeros_like(update)
-        statistics = update[self.space.num_parameters :]
+        statistics = update[self.space.num_parameters :]  # a view, which is changed in place
         if self._kind == "other statistics":
             statistics.abs_().add_(1).mul_(100)
         else:
@@ -179,6 +179,7 @@ class Rounds:
         models: Sequence[Tensor],
     ) -> None:
         """Let the clients have trained these models, and count messages of different lengths."""
+        # The numbers of parameters that are sent differ between rounds, clients and directions.
         self.channel.begin_round()
         sent_down = initial_model[: 3 + index]
         for client, model in zip(clients, models):
@@ -307,11 +308,13 @@ def one_row_per_client(case: MetricCase) -> None:
     """Check that compute returns detached floats [n] or [n, M], and per_client returns [n]. All n clients count,
     whether they took part or not."""
     value = case.all_results["value"]
-    shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-    ensure(
-        shape in ([NUM_CLIENTS], [NUM_CLIENTS, *shape[1:2]]),
-        f"compute() {shape} of {NUM_CLIENTS} clients",
-    )
+    if isinstance(value, Tensor):
+        description = str(list(value.shape))
+        has_row_per_client = value.ndim in (1, 2) and len(value) == NUM_CLIENTS
+    else:
+        description = type(value).__name__
+        has_row_per_client = False
+    ensure(has_row_per_client, f"compute() {description} of {NUM_CLIENTS} clients")
     ensure(
         value.is_floating_point() and not value.requires_grad,
         "other numbers, or gradients with them",
@@ -333,7 +336,8 @@ def never_seen_is_nan(case: MetricCase) -> None:
     participants = [client for client in range(NUM_CLIENTS) if client != NEVER]
     present = rows[participants]
     has_no_values = present[:, :-1].isnan().all(1)
-    is_empty = has_no_values | present[:, -1].isnan()
+    has_no_overall_value = present[:, -1].isnan()
+    is_empty = has_no_values | has_no_overall_value
     ensure(not is_empty.any(), f"{present.tolist()} for clients {participants}, who took part")
 
 
