@@ -127,6 +127,9 @@ def _run(words: list[str]) -> int:
         # This ends the command if it is --help, --version, or no subcommand.
         _parser().parse_args([command])
 
+    has_ranks = int(os.environ.get("WORLD_SIZE", 1)) > 1
+    if has_ranks and command in FLSV_COMMANDS:
+        raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
     if command == "data":
         words = [command, *files_as_options(words[1:])]
     if command in OF_A_RUN:
@@ -157,8 +160,6 @@ def _check_run_folder(words: list[str]) -> None:
 
 
 def _run_flsv_command(command: str, args: list[str], quiet: bool) -> int:
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
     if command not in WITHOUT_PYTORCH:
         _hide_messages(quiet or command in MANY_FITS)
     main: Any = importlib.import_module(f"flsv.cli.{command}").main
