@@ -165,7 +165,7 @@ def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
         has_limit = isinstance(limit, int) and limit > 0
         if has_limit and sized_len(loader) is None:  # the loader may be infinite
             batches = islice(loader, limit)
-        if not has_hooks:  # which move the batches themselves
+        if not has_hooks:  # hooks move the batches themselves
             batches = (move_data_to_device(batch, device) for batch in batches)
         stored_loaders.append(KeptBatches(batches))
 

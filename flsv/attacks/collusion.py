@@ -80,8 +80,8 @@ class Collusion(ClientChoice, JointUpload):
         num_clients: int,
         round_index: int,
     ) -> dict[int, Tensor]:
-        colluders = set(self.chosen(num_clients))
-        rows = [row for row, client in enumerate(cohort) if client in colluders]
+        colluding_clients = set(self.chosen(num_clients))
+        rows = [row for row, client in enumerate(cohort) if client in colluding_clients]
         if not rows:
             return {}
 
@@ -98,7 +98,7 @@ class Collusion(ClientChoice, JointUpload):
             raise ConfigurationError(
                 f"{self!r} made {list(false_updates.shape)}; expected {expected}."
             )
-        false_updates = false_updates.expand(len(rows), -1)
+        false_updates = false_updates.expand(len(rows), -1)  # a common one counts for each
         colluders_in_cohort = [cohort[row] for row in rows]
         return dict(zip(colluders_in_cohort, false_updates))
 

@@ -509,7 +509,7 @@ def _columns(dataset: Dataset[Any], classes: Classes, collate_fn: Any) -> list[T
     else:
         columns = [tensor[rows.to(tensor.device)] for tensor in tensors]
     if classes.missing_reason:
-        return columns  # no labels to look for
+        return columns  # the data have no labels
     last_column = columns[-1].flatten().cpu().long()
     if len(columns) == 1 or not torch.equal(last_column, classes.labels):
         raise ConfigurationError(

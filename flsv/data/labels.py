@@ -92,7 +92,7 @@ def _as_vector(labels: Any, dtype_kinds: str) -> np.ndarray:
         return array.reshape(len(array))
 
     description = "not numbers"
-    if array.dtype.kind in "biuf":
+    if array.dtype.kind in "biuf":  # truth values, integers and floating-point numbers
         description = f"{array.dtype} numbers"
     if label_shape:
         description += f" {list(label_shape)} each"

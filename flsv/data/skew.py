@@ -402,13 +402,14 @@ class LongTail(Partitioner):
 
     def _draw_tail(self, labels: Tensor, num_classes: int, generator: Generator) -> Tensor:
         """Draw the samples of the long-tailed subset, and return their sorted indices, int64 ``[n]``."""
-        class_sizes = torch.bincount(labels, minlength=num_classes)
-        classes = class_sizes.nonzero().flatten()
-        class_sizes = class_sizes[classes]
+        sizes_of_all_classes = torch.bincount(labels, minlength=num_classes)
+        classes = sizes_of_all_classes.nonzero().flatten()
+        class_sizes = sizes_of_all_classes[classes]
         # Sizes fall geometrically from the first class to the last, to 1 / imbalance_ratio of the first.
         exponents = torch.linspace(0, 1, len(classes), dtype=torch.float64)
         relative_sizes = self.imbalance_ratio**-exponents
-        size_of_first = float((class_sizes / relative_sizes).min())
+        largest_sizes_of_first = class_sizes / relative_sizes  # for which each class has enough
+        size_of_first = float(largest_sizes_of_first.min())
         sizes = (size_of_first * relative_sizes).round().long()
         sizes = sizes.minimum(class_sizes)
         if sizes.min() == 0:

@@ -191,7 +191,8 @@ class FlsvController(Controller):  # type: ignore[misc]  # untyped where nvflare
 
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
         super().add_to_fed_job(job, ctx, **kwargs)
-        # Without this the job would carry a part of flsv's sources, and sites would import that.
+        # Sites have flsv installed. NVFlare would otherwise pack the files of flsv that it finds into the job, and
+        # sites would import those.
         job.set_app_packages([*job.job.app_packages, "flsv"])
         job.add_params(
             {

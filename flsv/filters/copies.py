@@ -57,7 +57,8 @@ def products_without_mean(gram: Tensor) -> Tensor:
     cosines = gram / torch.outer(norms, norms)
     cosines = cosines.where(are_updates, 0.0)
 
-    # Subtracting the mean direction from each: C G C with C = I - 11^T / k over the k valid updates.
+    # Subtracting the mean direction from each: C G C, where G are the cosines, and C = I - 11^T / k over the k valid
+    # updates.
     num_updates = has_update.sum().clamp_min(1)
     centering = torch.diag(has_update.double()) - are_updates / num_updates
     return centering @ cosines @ centering

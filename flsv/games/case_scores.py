@@ -155,7 +155,8 @@ def _metric_case_scores(
     def error_utilities(outputs: Tensor) -> Tensor:
         predictions = outputs.double().view(len(outputs), num_samples, -1)  # [c, V, outputs]
         errors = (predictions - targets).abs().pow(power)
-        return measure.utility(errors.mean(2))
+        case_errors = errors.mean(2)  # [c, V]
+        return measure.utility(case_errors)
 
     return CaseScores(error_utilities)
 

@@ -448,9 +448,19 @@ def only_watches_the_run(callback: L.Callback) -> bool:
 
 def _is_of_flsv(method: Any) -> bool:
     """Return whether flsv's fit loop has set a method of a callback, for the time of the run."""
+    wrapped_methods = []
     if isinstance(method, partial):
+        wrapped_methods = [argument for argument in method.args if callable(argument)]
         method = method.func
-    return bool(method.__module__.startswith("flsv."))
+    has_program_method = not all(
+        _module_of(wrapped_method).startswith(("lightning.", "flsv."))
+        for wrapped_method in wrapped_methods
+    )
+    return _module_of(method).startswith("flsv.") and not has_program_method
+
+
+def _module_of(method: Any) -> str:
+    return str(getattr(method, "__module__", None))  # methods of C code have none
 
 
 def _class_of_lightning(callback: L.Callback) -> type:

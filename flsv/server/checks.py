@@ -442,10 +442,8 @@ def _check_averaging(callbacks: Sequence[WeightAveraging]) -> None:
         )
     for callback in callbacks:
         for name in REPLACED:  # methods that a federated run does not call
-            is_overridden = getattr(type(callback), name) is not getattr(
-                WeightAveraging, name, None
-            )
-            if is_overridden:
+            original_method = getattr(WeightAveraging, name, None)
+            if getattr(type(callback), name) is not original_method:
                 raise ConfigurationError(
                     f"{type(callback).__name__} has its own {name}, which would average clients in the middle of their "
                     "training. Say in should_update(step_idx, epoch_idx) when to average: it is done once a round, "

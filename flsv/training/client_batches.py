@@ -310,8 +310,7 @@ class LocalSteps:
         sampler_class: Any = type(self._sampler)
         depends_on_earlier_rounds = bool(sampler_class.saved) or self._sampler.metric is not None
         for method in ("begin", "end_round", "state_dict", "choose"):
-            is_overridden = getattr(sampler_class, method) is not getattr(ClientSampler, method)
-            if is_overridden:
+            if getattr(sampler_class, method) is not getattr(ClientSampler, method):
                 depends_on_earlier_rounds = True
         if depends_on_earlier_rounds:
             return range(num_clients)  # any client may be drawn

@@ -86,7 +86,7 @@ class ClientSteps:
     ) -> tuple[Any, Any] | None:
         if not self._changes_client_model(optimizer):
             return None
-        self._depth += 1
+        self._depth += 1  # which `_after_step` lowers
         self._optimizers.enter_new_optimizer(optimizer)
         if self._depth > 1:
             return None  # a step that another optimizer's step takes

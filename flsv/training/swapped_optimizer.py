@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from functools import cache, partial
+from inspect import getattr_static
 from typing import Any, Literal, TypedDict
 
 import lightning as L
@@ -186,8 +187,9 @@ def find_optimizers(trainer: L.Trainer) -> list[SwappedOptimizer]:
 
 def is_optimizer(value: Any) -> bool:
     """Return whether a value has the attributes that Lightning asks of an optimizer."""
-    # Few objects have a step, and looking for all attributes takes ten times as long.
-    return hasattr(value, "step") and isinstance(value, Optimizable)
+    # Few objects have a step, and looking for all attributes takes ten times as long. No code of the value is run.
+    has_step = getattr_static(value, "step", None) is not None
+    return has_step and isinstance(value, Optimizable)
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:

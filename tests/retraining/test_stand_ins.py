@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
+from flsv.retraining.coalition_fit import only_watches_the_run
 from flsv.sampling import FixedCohort
+from flsv.training.swapped_optimizer import is_optimizer
 from helpers import slow_except
 from helpers.coalitions_by_hand import forbid_forks
 from helpers.fits import trainer_for
@@ -221,3 +224,41 @@ def test_fresh_processes_name_the_reader_of_a_callback(
     with pytest.warns(UserWarning, match="no values. DeliversBest.on_train_end .*best_model_path"):
         loop, _ = fit_members("best_model_path", tmp_path, shadow=True)
     assert loop.contributions["shadow"].isnan().all()
+
+
+class StepThatFails:
+    @property
+    def step(self) -> int:
+        raise ValueError("it has no step yet")
+
+
+def test_attribute_whose_step_fails_is_no_optimizer() -> None:
+    assert not is_optimizer(StepThatFails())
+
+
+def run_the_hook(wrapped_hook: Any, *arguments: Any) -> None:
+    """Run a hook as the loop of a federation does."""
+    wrapped_hook(*arguments)
+
+
+run_the_hook.__module__ = "flsv.any"
+
+
+def test_callback_with_a_hook_of_the_program_does_more_than_watch() -> None:
+    monitor: Any = LearningRateMonitor()
+    monitor.on_train_end = [].append  # a method of C code
+    assert not only_watches_the_run(monitor)
+
+    # The loop wraps the hook while the federation runs.
+    checkpoint: Any = ModelCheckpoint()
+    checkpoint.on_train_batch_end = partial(run_the_hook, checkpoint.on_train_batch_end)
+    assert only_watches_the_run(checkpoint)
+
+    checkpoint_of_program: Any = ModelCheckpoint()
+    checkpoint_of_program.on_train_batch_end = partial(run_the_hook, print_batch)
+    assert not only_watches_the_run(checkpoint_of_program)
+
+
+def print_batch(*arguments: Any) -> None:
+    """Stands for a hook of the program."""
+    print(arguments)

@@ -328,9 +328,11 @@ class Site:
         options["max_epochs"] = rounds
         trainer = L.Trainer(**options)
         if rounds:
-            progress = trainer.fit_loop.epoch_progress.current  # of the fit's only epoch
+            # Hooks see the run's round as the epoch, although this fit has one epoch only.
+            round_index = packet.plain["round"]
+            progress = trainer.fit_loop.epoch_progress.current
             for counter_name in vars(progress):
-                setattr(progress, counter_name, packet.plain["round"])
+                setattr(progress, counter_name, round_index)
         return trainer
 
     def _state_for(self, packet: Packet) -> SiteState:

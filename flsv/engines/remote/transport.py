@@ -330,19 +330,19 @@ class Directory:
             plain = check_done(reply).plain
             sizes = _sizes(plain["sizes"], self._max_samples)
             table_state = read_state(plain)
-        except GARBLED as why:  # the site is greeted again later
-            if strict and isinstance(why, Unwilling):
+        except GARBLED as error:  # the site is greeted again later
+            if strict and isinstance(error, Unwilling):
                 raise ConfigurationError(
-                    f"site {name!r} cannot take part: {why}. Mend it, and start this server again."
-                ) from why
-            self._warn(name, f"site {name!r} has not said what it has: {fault_of(why)}.")
+                    f"site {name!r} cannot take part: {error}. Mend it, and start this server again."
+                ) from error
+            self._warn(name, f"site {name!r} has not said what it has: {fault_of(error)}.")
         else:
             self._greeted.add(site)
             self._table_states[site] = table_state
             self._wrong.pop(name, None)
-            earlier_sizes = self.sizes.get(site, sizes)
+            earlier_sizes = self.sizes.get(site)
             self.sizes[site] = sizes
-            if earlier_sizes != sizes:
+            if earlier_sizes is not None and earlier_sizes != sizes:
                 change = f"site {name!r} has {sizes} samples now and had {earlier_sizes}"
                 warnings.warn(f"{change}: values from here on are of its new data.", stacklevel=3)
             self._write_book()

@@ -285,10 +285,10 @@ def predicted_shapley(
 
     # The game has its M utilities by interpolation, then by ensemble: [n, 2 M].
     game_shape = torch.as_tensor(utilities).shape[1:]
-    values = estimate.values.double().view(num_players, 2, *game_shape)
-    stderr = estimate.stderr.double().view(values.shape)
-    stderr = stderr.square().mean(1).sqrt()
-    return _mean(values, stderr, estimate.evaluations)
+    values_of_both = estimate.values.double().view(num_players, 2, *game_shape)
+    stderr_of_both = estimate.stderr.double().view(values_of_both.shape)
+    stderr = stderr_of_both.square().mean(1).sqrt()  # [n, M]
+    return _mean(values_of_both, stderr, estimate.evaluations)
 
 
 def case_values(
