@@ -8,10 +8,11 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import PassThroughProfiler
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
@@ -164,16 +165,28 @@ def client_curves(trainer: L.Trainer, position: Callable[[], tuple[str, int] | N
     """Return the patch with which loggers plot single steps by client, where ``position`` gives name and step."""
     connector = trainer._logger_connector
     update = connector.update_train_step_metrics
+    last_values: dict[str, Tensor] = {}
+
+    def values_of_batch() -> dict[str, Tensor]:
+        # Lightning repeats what an earlier batch has logged, maybe of another client. Such a value is at the same place
+        # of the memory, which no other takes while it is in `last_values`.
+        new_values = {}
+        for name, value in connector.metrics["log"].items():
+            tensor = torch.as_tensor(value)
+            last_value = last_values.get(name)
+            if last_value is None or last_value.data_ptr() != tensor.data_ptr():
+                new_values[name] = tensor
+            last_values[name] = tensor
+        return new_values
 
     def update_with_curves() -> None:
         update()
+        values = values_of_batch()
         client_and_step = position()
-        if client_and_step is None:
+        if client_and_step is None or not values:
             return
         client, step = client_and_step
-        curves = {}
-        for name, value in connector.metrics["log"].items():
-            curves[f"{name}/{client}"] = float(value)
+        curves = {f"{name}/{client}": float(value) for name, value in values.items()}
         for logger in trainer.loggers:
             logger.log_metrics(curves, step=step)
 

@@ -127,8 +127,7 @@ def _run(words: list[str]) -> int:
         # This ends the command if it is --help, --version, or no subcommand.
         _parser().parse_args([command])
 
-    has_ranks = int(os.environ.get("WORLD_SIZE", 1)) > 1
-    if has_ranks and command in FLSV_COMMANDS:
+    if command in FLSV_COMMANDS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
     if command == "data":
         words = [command, *files_as_options(words[1:])]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
 from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset
 
 from flsv._lightning.private import mode_of
 from flsv.data.groups import client_called, named_groups
 from flsv.data.partition import shuffled
-from flsv.data.splits import FederatedSplits
+from flsv.data.splits import HELD_OUT, FederatedSplits, HeldOut, Splits
 from flsv.data.streams import LoaderPart
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -33,12 +34,50 @@ class Combination:
     template: CombinedLoader
     primary: LoaderPart
     further: tuple[LoaderPart, ...]
+    # The samples of the data module's validation loader, which no client trains on.
+    val: LoaderPart | None = None
     seed: int | None = None
     groups: str | None = None
     keeps_groups: bool = False
 
     def __str__(self) -> str:
-        return f"{1 + len(self.further)}, {mode_of(self.template)}"
+        options_of_further = [sorted(part.options.items(), key=str) for part in self.further]
+        return f"{1 + len(self.further)}, {mode_of(self.template)}, {options_of_further}"
+
+    def with_options(
+        self,
+        options: Splits,
+        *,
+        groups: str | None,
+        keeps_groups: bool,
+        has_corruptions: bool,
+    ) -> Combination:
+        """Return these loaders with what their samples are dealt by.
+
+        Raises:
+            ConfigurationError: an option would be true of the first loader only.
+        """
+        if has_corruptions:
+            raise ConfigurationError(
+                "corruptions would change the samples of the first of several training loaders only. Leave them out."
+            )
+        has_column = options.together is not None
+        for name in HELD_OUT:
+            if isinstance(getattr(options, name), HeldOut):
+                has_column = True
+        has_further_samples = not all(map(self._is_of_primary, self.further))
+        if has_column and has_further_samples:
+            raise ConfigurationError(
+                "A column chooses what is held out or stays together, and flsv reads it of the first of several "
+                "training loaders only. Hold out a number or a share of samples, or give one loader."
+            )
+        return replace(self, seed=options.seed, groups=groups, keeps_groups=keeps_groups)
+
+    def _is_of_primary(self, part: LoaderPart) -> bool:
+        """Return whether a loader reads the first one's data set, or one of the same length, row by row."""
+        base, _ = part.base_rows()
+        primary_base, _ = self.primary.base_rows()
+        return base is primary_base or len(base) == len(primary_base)
 
     def batches(
         self, makers: Sequence[MakeLoader], generator: torch.Generator | None
@@ -88,6 +127,17 @@ class Combination:
             number_of_client = dict(zip(client_names, range(len(client_names))))
             owner_of_group = [number_of_client.get(name, _NOBODY) for name in group_names]
             owner_by_group = torch.tensor(owner_of_group)[group_numbers]  # of each row
+            is_contradicted = (owners >= 0) & (owners != owner_by_group)
+            if is_contradicted.any():
+                raise ConfigurationError(
+                    f"training loader {position} has as many samples as the first one, which are taken for the same "
+                    "ones, and other groups. Give loaders of different samples different lengths, or the same groups."
+                )
+            num_left_out = int((is_undecided & (owner_by_group == _NOBODY)).sum())
+            if num_left_out:
+                rank_zero_warn(
+                    f"{num_left_out} samples of training loader {position} are in no client's group: nobody has them."
+                )
             owners[is_undecided] = owner_by_group[is_undecided]
             return owners
 
@@ -102,10 +152,14 @@ class Combination:
     def _owners_of_known(self, part: LoaderPart, splits: FederatedSplits) -> Tensor:
         """Return the owners of samples that the first loader has, too."""
         # A base is the data set under a part's Subsets. Two of one size are taken to be the same.
-        base_size, rows = part.base_rows()
-        primary_size, primary_rows = self.primary.base_rows()
-        owners = torch.full((base_size,), _UNDECIDED)  # of the base's samples
-        if base_size == primary_size:
+        base, rows = part.base_rows()
+        _, primary_rows = self.primary.base_rows()
+        owners = torch.full((len(base),), _UNDECIDED)  # of the base's samples
+        if self.val is not None:
+            val_base, val_rows = self.val.base_rows()
+            if val_base is base:
+                owners[val_rows] = _NOBODY
+        if self._is_of_primary(part):
             if self.primary.indices is None:
                 divided_rows = primary_rows
             else:
@@ -172,9 +226,37 @@ class _Passes:
         return iter(self._make(generator))
 
 
-def combination_of(loaders: CombinedLoader, parts: Sequence[LoaderPart]) -> Combination:
-    """Return what combined loaders read, with their structure and mode."""
+def combination_of(
+    loaders: CombinedLoader, parts: Sequence[LoaderPart], val: Any = None
+) -> Combination:
+    """Return what combined loaders read, with their structure and mode. ``val`` is the validation data set."""
     template = copy.copy(loaders)
     template.flattened = [None] * len(parts)
     primary, *further = parts
-    return Combination(template, primary, tuple(further))
+    primary_base, _ = primary.base_rows()
+    for position, part in enumerate(further, start=2):
+        if part.draws is not None:
+            raise ConfigurationError(
+                f"training loader {position} draws samples by weights, which only the first one may. Shuffle it."
+            )
+        base, _ = part.base_rows()
+        if _joins(base, primary_base) or _joins(primary_base, base):
+            raise ConfigurationError(
+                f"training loader {position} and the first one share samples within a ConcatDataset, so that it is "
+                "unknown whose they are, and which are held out. Give the other samples as a loader of their own."
+            )
+    val_part = None
+    if val is not None:
+        val_part = LoaderPart(val, {})
+    return Combination(template, primary, tuple(further), val=val_part)
+
+
+def _joins(dataset: Any, inner_dataset: Any) -> bool:
+    """Return whether a ConcatDataset has another data set, or a part of it, among those that it joins."""
+    if isinstance(dataset, ConcatDataset):
+        return any(
+            part is inner_dataset or _joins(part, inner_dataset) for part in dataset.datasets
+        )
+    if isinstance(dataset, Subset):
+        return dataset.dataset is inner_dataset or _joins(dataset.dataset, inner_dataset)
+    return False

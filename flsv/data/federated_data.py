@@ -160,6 +160,7 @@ def partition_data(
     if options.detector:
         parts_that_need_classes.append(options.detector)
     if has_streams(source.train):
+        _check_no_labels(labels)
         labels = False
     classes = find_classes(
         source.train,
@@ -197,14 +198,13 @@ def partition_data(
         source.train, classes, splits, corruptions, train_options.get("collate_fn")
     )
 
-    combination = source.combination
-    if combination is not None:
-        name_of_groups = groups if isinstance(groups, str) else None
-        combination = replace(
-            combination,
-            seed=options.seed,
-            groups=name_of_groups,
+    combination = None
+    if source.combination is not None:
+        combination = source.combination.with_options(
+            options,
+            groups=groups if isinstance(groups, str) else None,
             keeps_groups=partitioner.keeps_groups,
+            has_corruptions=len(corruptions) > 0,
         )
 
     val: Any = source.val_loaders
@@ -315,12 +315,22 @@ def _split(
     return splits
 
 
+def _check_no_labels(labels: Any) -> None:
+    """Raise ConfigurationError if labels are given beside a stream."""
+    if labels is not None and labels is not False:
+        raise ConfigurationError("The labels of a stream are in its samples: leave labels out.")
+
+
 def _check_streams(source: SourceData, partitioner: Partitioner, options: Splits) -> None:
     """Raise ConfigurationError if streams would have to be divided."""
     is_of_one_client = isinstance(partitioner, OneClient)
     if not source.clients and not is_of_one_client:
         raise ConfigurationError(
             "A stream cannot be divided among clients. Give each client its own: clients={'Boston': stream, ...}."
+        )
+    if options.max_samples is not None:
+        raise ConfigurationError(
+            "A stream is read as far as it says: leave max_samples out, and announce fewer samples."
         )
     held_out = [name for name in HELD_OUT if getattr(options, name)]
     if held_out:

@@ -27,7 +27,8 @@ class Stream(IterableDataset[Any]):
         samples: number of samples in a local epoch, and the client's weight in an average by samples.
 
     Raises:
-        ConfigurationError: ``samples`` is below 1.
+        ConfigurationError: ``samples`` is below 1, or the data set cannot be begun anew, as an iterator.
+        RuntimeError: while it is read, if the data set has fewer samples.
 
     Example:
         >>> len(Stream(range(100), samples=3)), list(Stream(range(100), samples=3))
@@ -36,6 +37,11 @@ class Stream(IterableDataset[Any]):
 
     @checked
     def __init__(self, dataset: Iterable[Any], samples: Count) -> None:
+        if isinstance(dataset, Iterator):
+            raise ConfigurationError(
+                f"Stream: a {type(dataset).__name__} is read only once, and each local epoch begins a stream anew. "
+                "Give an IterableDataset whose __iter__ returns a new iterator."
+            )
         self.dataset = dataset
         self.samples = samples
 
@@ -43,7 +49,15 @@ class Stream(IterableDataset[Any]):
         return self.samples
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(self.dataset, self.samples)
+        num_samples = 0
+        for sample in islice(self.dataset, self.samples):
+            num_samples += 1
+            yield sample
+        if num_samples < self.samples:
+            raise RuntimeError(
+                f"a stream ({type(self.dataset).__name__}) has ended after {num_samples} of {self.samples} samples, by "
+                "which its client is weighted. Announce as many as a local epoch has."
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the data set the round's index, if it has this method."""
@@ -71,6 +85,10 @@ class StreamSamples(Dataset[Any]):
         self, generator: torch.Generator | None, options: Mapping[str, Any]
     ) -> DataLoader[Any]:
         """Return a loader seeded by ``generator``."""
+        if options.get("num_workers", 0) > 1:
+            raise ConfigurationError(
+                "Several workers would each read a stream from its beginning. Set num_workers to 1 or 0."
+            )
         seed = 0
         if generator is not None:
             seed = generator.initial_seed()
@@ -130,11 +148,11 @@ class LoaderPart:
             draws = self.draws.among(rows)
         return make_loader(self.dataset, rows, generator=generator, draws=draws, **self.options)
 
-    def base_rows(self) -> tuple[int, Tensor]:
-        """Return the size of the data set that this one is a subset of, and each sample's index there."""
+    def base_rows(self) -> tuple[Any, Tensor]:
+        """Return the data set that this one is a subset of, and each sample's index there."""
         dataset = self.dataset
         rows = torch.arange(len(dataset))
-        while type(dataset) is Subset:
+        while isinstance(dataset, Subset):
             rows = torch.as_tensor(dataset.indices, dtype=torch.long)[rows]
             dataset = dataset.dataset
-        return len(dataset), rows
+        return dataset, rows

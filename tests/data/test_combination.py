@@ -9,16 +9,19 @@ import torch
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import (
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
 )
 
 from flsv import FederatedLoop
 from flsv.data import (
+    ClosedSetLabelNoise,
     FederatedDataModule,
     GroupPartitioner,
     IIDPartitioner,
@@ -167,7 +170,8 @@ def test_groups_have_their_own_samples_in_each_loader():
     unlabeled = Hospitals(*UNLABELED.tensors, groups=groups)
     loaders = {"labeled": make_loader(labeled), "unlabeled": make_loader(unlabeled)}
 
-    data = set_up_data(make_project(loaders), GroupPartitioner())
+    with pytest.warns(UserWarning, match="7 samples of training loader 2 are in no client's group"):
+        data = set_up_data(make_project(loaders), GroupPartitioner())
 
     assert data.client_names == ("Boston", "Lyon")
     assert set(numbers_read(data, 0)) == set(range(550, 570))
@@ -201,6 +205,77 @@ def test_shorter_loader_is_shuffled_anew_and_begins_as_it_does_alone():
     second_pass = torch.cat(inputs[2:4])
     assert not torch.equal(second_pass, first_pass)
     assert torch.equal(second_pass.sort(0).values, first_pass.sort(0).values)
+
+
+def test_samples_of_the_validation_loader_are_in_no_training_loader():
+    first_rows = Subset(NUMBERED, range(90))
+    val_rows = Subset(NUMBERED, range(100, SIZE))
+    project = make_project({"labeled": make_loader(first_rows), "unlabeled": make_loader(NUMBERED)})
+    project.val_dataloader = lambda: DataLoader(val_rows, 8)
+
+    data = set_up_data(project, IIDPartitioner(2), labels=False, splits=Splits(server_val=0.0))
+
+    numbers = numbers_read(data, 0) + numbers_read(data, 1)
+    assert set(numbers) == set(range(100))
+
+
+class Tagged(TensorDataset):
+    """Samples with an attribute that names each one's patient."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        super().__init__(*tensors)
+        self.patient = [number // 4 for number in range(len(self))]
+
+
+WEIGHTED = WeightedRandomSampler([1.0] * 77, 77)
+OTHER_HOSPITALS = Hospitals(X, Y, groups=["Lyon", "Boston"] * 60)
+
+
+@pytest.mark.parametrize(
+    ("first_loader", "second_loader", "options", "message"),
+    [
+        pytest.param(
+            make_loader(LABELED),
+            make_loader(ConcatDataset([LABELED, UNLABELED])),
+            {},
+            "share samples within a ConcatDataset",
+            id="joined",
+        ),
+        pytest.param(
+            make_loader(LABELED),
+            make_loader(UNLABELED, sampler=WEIGHTED),
+            {},
+            "loader 2 draws samples by weights",
+            id="weights",
+        ),
+        pytest.param(
+            make_loader(LABELED),
+            make_loader(UNLABELED),
+            {"corruptions": [ClosedSetLabelNoise(rate=0.5)]},
+            "corruptions would change the samples of the first",
+            id="corruptions",
+        ),
+        pytest.param(
+            make_loader(Tagged(X, Y)),
+            make_loader(UNLABELED),
+            {"splits": Splits(server_val=0.2, together="patient")},
+            "A column chooses what is held out or stays together",
+            id="patients",
+        ),
+        pytest.param(
+            make_loader(Hospitals(X, Y, groups=["Boston", "Lyon"] * 60)),
+            make_loader(OTHER_HOSPITALS),
+            {"partitioner": GroupPartitioner()},
+            "as many samples as the first one, .* and other groups",
+            id="other groups",
+        ),
+    ],
+)
+def test_loaders_whose_samples_may_be_held_out_or_anothers_are_refused(
+    first_loader, second_loader, options, message
+):
+    with pytest.raises(ConfigurationError, match=message):
+        set_up_data(make_project([first_loader, second_loader]), **options)
 
 
 class Endless(IterableDataset):
@@ -284,11 +359,27 @@ def test_loaders_that_cannot_be_divided_are_refused(source, options, message):
     [
         ({"client_test": 2}, r"No sample of a stream.*Splits\(client_test=0\)"),
         ({"preload": True}, "cannot be read by number"),
+        ({"splits": Splits(server_val=0.0, max_samples=14)}, "leave max_samples out"),
+        ({"labels": [0] * 60}, "The labels of a stream are in its samples"),
     ],
 )
 def test_samples_of_a_stream_are_neither_held_out_nor_read_into_memory(options, message):
     with pytest.raises(ConfigurationError, match=message):
         set_up_data(clients=STREAMS, val=VAL, **options)
+
+
+def test_stream_that_ends_early_or_cannot_begin_anew_is_told():
+    with pytest.raises(RuntimeError, match="has ended after 5 of 8 samples"):
+        list(Stream(range(5), samples=8))
+    with pytest.raises(ConfigurationError, match="a list_iterator is read only once"):
+        Stream(iter([1, 2, 3]), samples=2)
+
+
+def test_stream_is_not_read_by_several_workers():
+    module = make_project(DataLoader(Sized(), 8, num_workers=2))
+    site = set_up_data(module, OneClient(), server_val=0.0)
+    with pytest.raises(ConfigurationError, match="Set num_workers to 1 or 0"):
+        site.client_loader(0)
 
 
 BY_SAMPLE = {

@@ -371,6 +371,30 @@ def test_steps_of_clients_are_curves_that_go_on_over_the_rounds(tmp_path):
         assert len(curve) == 6
 
 
+class LogsOnce(LogsSteps):
+    """Logs a second value at its first step only, which is of the first client."""
+
+    has_logged = False
+
+    def training_step(self, batch: Any) -> Tensor:
+        if not LogsOnce.has_logged:
+            LogsOnce.has_logged = True
+            self.log("once", 6.0, on_step=True)
+        return super().training_step(batch)
+
+
+def test_curve_of_a_client_has_no_value_that_another_client_has_logged(tmp_path):
+    case = hold_out_ids(tmp_path)
+    loop = make_loop(Reporting(table=False, client_steps=1))
+    logger = CSVLogger(tmp_path)
+    trainer = trainer_for(loop, tmp_path, 1, logger=logger, log_every_n_steps=1)
+    trainer.fit(LogsOnce(), case.data)
+
+    logged = pandas.read_csv(Path(logger.log_dir) / "metrics.csv")
+    assert logged["once/Boston"].dropna().tolist() == [6.0]
+    assert "once/Lyon" not in logged
+
+
 def test_steps_of_several_batches_are_plotted_once(tmp_path):
     case = hold_out_ids(tmp_path)
     loop = make_loop(Reporting(table=False, client_steps=1))

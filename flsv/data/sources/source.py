@@ -260,8 +260,6 @@ def module_source(module: L.LightningDataModule) -> SourceData:
     if isinstance(loaders, CombinedLoader):
         parts = [_part_of_loader(loader, name) for loader in loaders.flattened]
         _check_combined(loaders, parts, name)
-        combination_of = resolve_name("flsv.data.combination:combination_of")
-        combination = combination_of(loaders, parts)
         train = parts[0]
     else:
         train = _part_of_loader(loaders, name)
@@ -276,6 +274,9 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         and not makes_own_batches(val_loaders)
     ):
         val, eval_options, val_loaders = val_loaders.dataset, _options(val_loaders), None
+    if isinstance(loaders, CombinedLoader):
+        combination_of = resolve_name("flsv.data.combination:combination_of")
+        combination = combination_of(loaders, parts, val)
     return SourceData(
         train.dataset,
         val,

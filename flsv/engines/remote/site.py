@@ -329,10 +329,9 @@ class Site:
         trainer = L.Trainer(**options)
         if rounds:
             # Hooks see the run's round as the epoch, although this fit has one epoch only.
-            round_index = packet.plain["round"]
             progress = trainer.fit_loop.epoch_progress.current
             for counter_name in vars(progress):
-                setattr(progress, counter_name, round_index)
+                setattr(progress, counter_name, packet.plain["round"])
         return trainer
 
     def _state_for(self, packet: Packet) -> SiteState:
