@@ -134,6 +134,8 @@ def test_read_of_a_file_that_the_run_has_changed_gives_no_values_and_its_name(
     folder = tmp_path / "user"
     folder.mkdir()
     monkeypatch.chdir(folder)
+    earlier_segment = Path("/dev/shm", f"flsv-test-{tmp_path.name}")
+    earlier_segment.unlink(missing_ok=True)  # of an earlier run of this test
     work, name = WAYS[kind]
     loop = make_loop()
     message = f"no values.* reads '.*{name}.*changed since its first"

@@ -328,8 +328,7 @@ class Site:
         options["max_epochs"] = rounds
         trainer = L.Trainer(**options)
         if rounds:
-            # Hooks see the run's round as the epoch, although this fit has one epoch only.
-            progress = trainer.fit_loop.epoch_progress.current
+            progress = trainer.fit_loop.epoch_progress.current  # hooks see the round as the epoch
             for counter_name in vars(progress):
                 setattr(progress, counter_name, packet.plain["round"])
         return trainer
