@@ -441,7 +441,8 @@ def only_watches_the_run(callback: L.Callback) -> bool:
     for owner in (*program_classes, callback):
         for name, value in vars(owner).items():
             replaces_method = callable(value) and callable(getattr(lightning_class, name, None))
-            if replaces_method and not name.startswith("__") and not _is_of_flsv(value):
+            is_of_loop = owner is callback and _is_of_flsv(value)
+            if replaces_method and not name.startswith("__") and not is_of_loop:
                 return False
     return True
 
