@@ -80,6 +80,7 @@ trainer = Trainer(
     default_root_dir="runs",
 )
 trainer.fit(federation.make_module(), data)
+trainer.save_checkpoint("runs/last.ckpt")
 """
 
 
