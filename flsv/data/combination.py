@@ -41,8 +41,11 @@ class Combination:
     keeps_groups: bool = False
 
     def __str__(self) -> str:
-        options_of_further = [sorted(part.options.items(), key=str) for part in self.further]
-        return f"{1 + len(self.further)}, {mode_of(self.template)}, {options_of_further}"
+        batch_sizes = []
+        for part in self.further:
+            ending = ", full ones only" if part.options["drop_last"] else ""
+            batch_sizes.append(f"further batches of {part.options['batch_size']}{ending}")
+        return ", ".join([f"{1 + len(self.further)}, {mode_of(self.template)}", *batch_sizes])
 
     def with_options(
         self,

@@ -111,7 +111,7 @@ class FederatedData:
 
     @cached_property
     def further_loaders(self) -> list[tuple[LoaderPart, list[Tensor]]]:
-        """What each further training loader reads, and its samples of each client, int64 ``[n]``."""
+        """Each further training loader's part, and its samples of each client, int64 ``[n]``."""
         if self.combination is None:
             return []
         samples = self.combination.deal(self.splits, self.client_names)

@@ -268,7 +268,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     def why_no_order(self) -> str | None:
         """Reason why a batch does not tell its samples. None if it does."""
         if self._data.combination is not None:
-            return "batches of several training loaders"
+            return "batches of a collection of training loaders"
         if self.has_streams:
             return "a client's stream"
         return None

@@ -1,4 +1,4 @@
-"""What a training loader reads: samples by their numbers, or a stream, whose samples come one after the other."""
+"""Parts of a data set that a training loader reads: samples by their numbers, or a stream, one after the other."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def has_streams(dataset: Any) -> bool:
 
 @dataclass(frozen=True)
 class LoaderPart:
-    """What one training loader reads: all samples, or those with ``indices``, once in a pass or by ``draws``."""
+    """A training loader's samples: all of a data set, or those with ``indices``, once in a pass or by ``draws``."""
 
     dataset: Any
     options: dict[str, Any]

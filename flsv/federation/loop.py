@@ -211,8 +211,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return type(self)(**copied_arguments, **functions, **changes)
 
     def without_files(self) -> FederatedLoop:
-        """Return a new loop with the same arguments that writes no files."""
-        return self.replace(reporting=replace(self.reporting, files=False))
+        """Return a new loop with the same arguments that writes no files, and plots no steps of clients."""
+        return self.replace(reporting=replace(self.reporting, files=False, client_steps=0))
 
     # ---- Lightning's hooks
 

@@ -20,18 +20,13 @@ a torchmetrics metric                  its value for ``forward(x)`` and ``y`` ov
 ====================================== ============================================================================
 
 The first three are for classifiers: ``forward`` returns logits ``[B, M]``, labels are integers ``[B]``. All measures
-except logged values are computed from outputs, on CUDA of many models at once. Logged values are for any task. Models
-are then validated one after the other, as ``trainer.validate`` does it on the whole validation set
-(``limit_val_batches`` matters only for loaders without a length), in the fit's module, which is restored. With several
-loaders ``"val_loss/dataloader_idx_1"`` is one loader's value, and ``"val_loss"`` the mean over the loaders, weighted by
-size. Random numbers are the same for every model. A measure that is not finite for the untrained model is refused
-before the first round. In YAML a metric is a class path::
+except logged values are computed from outputs. For logged values models are validated one after the other, as
+``trainer.validate`` does it on the whole validation set (``limit_val_batches`` matters only for loaders without a
+length), in the fit's module, which is restored. With several loaders ``"val_loss/dataloader_idx_1"`` is one loader's
+value, and ``"val_loss"`` the mean, weighted by size. Random numbers are the same for every model. A measure that is not
+finite for the untrained model is refused before the first round. In YAML a metric is a class path::
 
-    performance:
-      class_path: torchmetrics.F1Score
-      init_args: {task: multiclass, num_classes: 10, average: macro}
-
-
+    performance: {class_path: torchmetrics.F1Score, init_args: {task: multiclass, num_classes: 10, average: macro}}
 """
 
 from __future__ import annotations

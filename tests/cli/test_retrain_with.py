@@ -134,7 +134,9 @@ def test_joining_client_changes_no_data_of_other_clients(tmp_path):
     plain = data()
     joined = data()
     newcomers = make_patients("D", 20, 2)
-    joined.join("D", str(write_candidate(tmp_path, [HEAD[1:], *(row[1:] for row in newcomers)])))
+    rows_without_clinic = [row[1:] for row in newcomers]
+    candidate = write_candidate(tmp_path, [HEAD[1:], *rows_without_clinic])
+    joined.join("D", str(candidate))
 
     assert joined.client_names == ("A", "B", "C", "D")
     assert joined.num_samples.tolist() == [*plain.num_samples.tolist(), 20]

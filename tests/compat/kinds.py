@@ -204,9 +204,9 @@ class Carried(tasks.Kind):
 
 def _series() -> Sets:
     """32 and 16 training samples, so that all batches are full: a carried state has the batch's size."""
-    wave = torch.sin(6 * (torch.rand(60, 1, generator=make_generator()) + torch.arange(13) / 13))[
-        ..., None
-    ]
+    starts = torch.rand(60, 1, generator=make_generator())
+    times = torch.arange(13) / 13
+    wave = torch.sin(6 * (starts + times))[..., None]
     pairs = TensorDataset(wave[:, :-1], wave[:, 1:])
     return Sets(TensorDataset(*pairs[:48]), TensorDataset(*pairs[48:]))
 

@@ -219,6 +219,13 @@ def test_samples_of_the_validation_loader_are_in_no_training_loader():
     assert set(numbers) == set(range(100))
 
 
+def test_record_of_a_run_tells_the_further_loaders_batches_and_no_addresses():
+    for batch_size in (8, 4):
+        further_loader = make_loader(UNLABELED, batch_size)
+        data = set_up_data(make_project([make_loader(LABELED), further_loader]))
+        assert data.describe()["loaders"] == f"2, max_size_cycle, further batches of {batch_size}"
+
+
 class Tagged(TensorDataset):
     """Samples with an attribute that names each one's patient."""
 
@@ -392,7 +399,7 @@ TWO_LOADERS = make_project([make_loader(LABELED), make_loader(UNLABELED)])
 @pytest.mark.parametrize(
     ("data", "arguments", "kind"),
     [
-        (FederatedDataModule(TWO_LOADERS), BY_SAMPLE, "several training loaders"),
+        (FederatedDataModule(TWO_LOADERS), BY_SAMPLE, "collection of training loaders"),
         (FederatedDataModule(clients=STREAMS, val=VAL), BY_SAMPLE, "a client's stream"),
         (
             FederatedDataModule(clients=STREAMS, val=VAL),

@@ -348,7 +348,14 @@ def test_identifier_labels_are_numbers_unless_a_component_needs_classes(labels):
         set_up_data(source, DirichletPartitioner(2, 1.0), labels=labels_argument)
 
 
-@pytest.mark.parametrize("labels", ["topic", [-1] * N, ["cat"] * N], ids=["name", "-1", "text"])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pytest.param("topic", id="name"),
+        pytest.param([-1] * N, id="-1"),
+        pytest.param(["cat"] * N, id="text"),
+    ],
+)
 def test_labels_that_are_no_classes_are_refused(labels):
     with pytest.raises(ConfigurationError, match="labels"):
         set_up_data(WITHOUT_CLASSES["texts"], IIDPartitioner(2), labels=labels)

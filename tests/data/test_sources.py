@@ -127,7 +127,11 @@ def test_bytes_of_colors_become_channels_from_0_to_1():
 
 
 @pytest.mark.parametrize(
-    "y", [[0.5, np.nan, 1.0], np.array(["a", None, "b"], object)], ids=["numbers", "words"]
+    "y",
+    [
+        pytest.param([0.5, np.nan, 1.0], id="numbers"),
+        pytest.param(np.array(["a", None, "b"], object), id="words"),
+    ],
 )
 def test_labels_with_gaps_are_refused(y):
     message = r"\(X, y\): y is .*none of them NaN or infinite"
@@ -281,13 +285,23 @@ def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
     assert data.client_names == ("a", "b")
 
 
-@pytest.mark.parametrize("source", [HERE, (X, Y), [torch.tensor(X), pd.Series(Y)]])
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(HERE, id="data set"),
+        pytest.param((X, Y), id="arrays"),
+        pytest.param([torch.tensor(X), pd.Series(Y)], id="tensor and series"),
+    ],
+)
 def test_val_and_test_data_are_added_to_any_source(source):
     data = set_up_data(source, val=(X[:5], Y[:5]), test=(X[:6], Y[:6]))
     assert len(data.server_val_indices) == 0
     assert sum(len(y) for _, y in data.val_dataloader()) == 5
     assert sum(len(y) for _, y in data.test_dataloader()) == 6
-    assert len(next(iter(set_up_data((source, source)).test_dataloader()))[0]) == 60
+
+    train_and_test = set_up_data((source, source))
+    test_inputs, _ = next(iter(train_and_test.test_dataloader()))
+    assert len(test_inputs) == 60
 
 
 def test_table_file_is_read_by_groups_but_not_for_one_site_alone(tmp_path):

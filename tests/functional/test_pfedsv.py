@@ -230,8 +230,15 @@ def test_relevance_auroc_equals_scikit_learns(digits):
     assert auroc.item() == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("truth", [torch.ones(15, 15), torch.eye(15)], ids=["all", "nobody else"])
+@pytest.mark.parametrize(
+    "truth",
+    [
+        pytest.param(torch.ones(15, 15), id="all"),
+        pytest.param(torch.eye(15), id="nobody else"),
+    ],
+)
 def test_relevance_auroc_of_one_kind_of_clients_is_not_a_number(truth):
-    relevance = torch.randn(15, 15, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    relevance = torch.randn(15, 15, generator=generator)
 
     assert relevance_auroc(relevance, truth).isnan()

@@ -196,8 +196,11 @@ def test_evaluating_clients_omit_rare_classes_and_cap_their_counts() -> None:
 
     answer = Client(0, local).ask(judge, hits_of_models)
 
-    # The support, then each model's hits: the two rare classes are counted as one.
-    assert answer.tolist() == [[7, 0, 0, 5], [7, 0, 0, 2], [0, 0, 0, 5]]
+    # The two rare classes are counted as one.
+    support = [7, 0, 0, 5]
+    hits_of_first_model = [7, 0, 0, 2]
+    hits_of_second_model = [0, 0, 0, 5]
+    assert answer.tolist() == [support, hits_of_first_model, hits_of_second_model]
 
     # A client that claims ten times what it trains on counts for what it trains on.
     false_answer = torch.tensor([[100, 0, 0, 0]] * 3)

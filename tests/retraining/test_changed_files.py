@@ -162,3 +162,23 @@ def test_files_that_a_coalition_writes_anew_may_be_read(
     loop = make_loop()
     trainer_for(loop, tmp_path / "run", 2).fit(Works(after_the_first), make_data())
     assert not loop.contributions["shadow"].isnan().any()
+
+
+def test_map_of_a_changed_file_that_is_open_before_the_fit_gives_no_values_and_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("counts.bin").write_bytes(bytes(16))
+    counts = np.memmap("counts.bin", dtype="int64", mode="r")
+
+    def read_map_and_write_file(round_index: int) -> None:
+        assert counts[0] >= 0
+        descriptor = os.open("counts.bin", os.O_WRONLY)
+        os.write(descriptor, bytes([round_index]))
+        os.close(descriptor)
+
+    loop = make_loop()
+    message = "no values.* an open file or memory map reads '.*counts.bin'.*changed since its first"
+    with pytest.warns(UserWarning, match=message):
+        trainer_for(loop, tmp_path / "run", 2).fit(Works(read_map_and_write_file), make_data())
+    assert loop.contributions["shadow"].isnan().all()

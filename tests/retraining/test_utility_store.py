@@ -187,7 +187,9 @@ def test_utility_store_holds_scores_that_are_not_finite_and_does_not_write_them(
 def test_utility_store_of_other_scores_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "game.csv"
     store = make_store(path, "per_class", "val_loss (min)", rounds=(0, 3))
-    store.add(7, (0, 2), {0: [[0.5, -0.25], [1.5]], 3: [[-0.75, 1.0], [1e-9]]})
+    scores_of_round_0 = [[0.5, -0.25], [1.5]]
+    scores_of_round_3 = [[-0.75, 1.0], [1e-9]]
+    store.add(7, (0, 2), {0: scores_of_round_0, 3: scores_of_round_3})
 
     with pytest.raises(ConfigurationError, match="has the columns"):
         make_store(path, "per_class", "other", rounds=(0, 3))

@@ -88,7 +88,8 @@ def test_tiny_probabilities_draw_a_cohort_of_minimum_size(
     """The surrogate value of a client that is always the worse of two falls exponentially, and its coin with it."""
     tiny = {"ssv": torch.tensor([1.0, 1e-12])}
     sampler = ShapleyImportanceSampler(1, min_cohort=2)
-    cohort = sampler.sample(2, tiny, torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    cohort = sampler.sample(2, tiny, generator)
 
     assert cohort.tolist() == [0, 1]
     assert sampler.inclusion_probabilities(2, tiny).tolist() == [1, 1]
@@ -98,14 +99,16 @@ def test_tiny_probabilities_draw_a_cohort_of_minimum_size(
     sampler = BernoulliSampler(5e-9, min_cohort)
     counts = torch.zeros(5)
     for seed in range(1000):
-        cohort = sampler.sample(5, {}, torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        cohort = sampler.sample(5, {}, generator)
         assert len(cohort) == min_cohort
         counts[cohort] += 1
 
     expected = min_cohort / 5
     deviation = (expected * (1 - expected) / 1000) ** 0.5
 
-    assert (counts / 1000 - expected).abs().max() < 5 * deviation
+    differences = (counts / 1000 - expected).abs()
+    assert differences.max() < 5 * deviation
 
     probabilities = sampler.inclusion_probabilities(5, {})
     assert probabilities.tolist() == pytest.approx([expected] * 5)
@@ -133,7 +136,9 @@ def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact() -> None:
 
     someone_else = []
     for client in range(300):
-        others_coins = torch.cat([p[:client], p[client + 1 :]])
+        coins_before = p[:client]
+        coins_after = p[client + 1 :]
+        others_coins = torch.cat([coins_before, coins_after])
         someone_else.append(1 - (1 - others_coins).prod())
 
     expected = p * torch.stack(someone_else) / size[2:].sum()
@@ -150,7 +155,8 @@ def test_shapley_importance_sampler_draws_a_cohort_where_one_client_has_all_valu
     sampler = ShapleyImportanceSampler(2, "ssv")
     values = {"ssv": torch.tensor([1.0, 0, 0, 0, 0])}
 
-    cohort = sampler.sample(5, values, torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    cohort = sampler.sample(5, values, generator)
 
     assert len(cohort) >= 2  # and it returns
 
@@ -166,7 +172,8 @@ def test_client_without_a_value_is_drawn_more_often_than_one_of_little_value() -
 def test_fixed_cohort_draws_the_same_clients_every_round(tmp_path: Path) -> None:
     loop = FederatedLoop(sampler=FixedCohort([2, 0]), seed=0)
 
-    fit(loop, tmp_path, data=toy_data((3, 2, 2, 1)), rounds=2)
+    data = toy_data((3, 2, 2, 1))
+    fit(loop, tmp_path, data=data, rounds=2)
 
     is_drawn = [True, False, True, False]
     assert loop.weights is not None
@@ -270,21 +277,26 @@ def make_loop(**kwargs: Any) -> FederatedLoop:
 def train_by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list[int]]]:
     data = make_unequal_data()
     server = copy.deepcopy(net)
-    sizes = torch.tensor([len(data.client_indices(k)) for k in range(len(PROPORTIONS))]).double()
+    num_clients = len(PROPORTIONS)
+    sizes_of_clients = [len(data.client_indices(client)) for client in range(num_clients)]
+    sizes = torch.tensor(sizes_of_clients).double()
     candidates = []
     cohorts = []
     for r in range(ROUNDS):
-        draw = torch.multinomial(
-            sizes / sizes.sum(), D, generator=generator_for(SEED, "cohort", r)
-        ).tolist()
+        probabilities = sizes / sizes.sum()
+        generator = generator_for(SEED, "cohort", r)
+        draw = torch.multinomial(probabilities, D, generator=generator).tolist()
+
         losses = {}
         server.eval()
         for k in draw:
-            x, y = (
-                torch.cat(parts) for parts in zip(*data.client_loader(k, "train", shuffle=False))
-            )
-            losses[k] = nn.functional.cross_entropy(server(x), y).item()
-        chosen = sorted(sorted(draw, key=lambda k: -losses[k])[:M])
+            batches = data.client_loader(k, "train", shuffle=False)
+            x, y = (torch.cat(parts) for parts in zip(*batches))
+            loss = nn.functional.cross_entropy(server(x), y)
+            losses[k] = loss.item()
+
+        by_loss = sorted(draw, key=lambda k: -losses[k])
+        chosen = sorted(by_loss[:M])
         models = []
         buffers = []
         for k in chosen:
@@ -292,7 +304,8 @@ def train_by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list
             make_sgd_training(LR, momentum=0.0)(client, [list(load_batches(data, r, k))])
             models.append(copy_parameters(client))
             buffers.append(copy_buffers(client))
-        set_state(server, [sum(parts) / M for parts in zip(*models)], buffers, [1.0] * M)
+        mean_model = [sum(parts) / M for parts in zip(*models)]
+        set_state(server, mean_model, buffers, [1.0] * M)
         candidates.append(sorted(draw))
         cohorts.append(chosen)
 
