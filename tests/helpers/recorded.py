@@ -18,28 +18,23 @@ class Recorded(ShadowShapley):
     trained: Tensor | None
 
     def complete(
-        self, masks: Tensor, utilities: Tensor, outputs: Tensor | None = None, *how: Any
+        self,
+        masks: Tensor,
+        utilities: Tensor,
+        outputs: Tensor | None = None,
+        *how: Any,
     ) -> Any:
-        games = []
-        for index in (0, -1):
-            games.append(
-                torch.cat(
-                    [
-                        self.ends[index].flatten(),
-                        utilities[index].flatten(),
-                    ]
-                )
-            )
-
-        trained = None
-        if outputs is not None:
-            trained = torch.cat([self.outputs[-1], outputs[-1]])
-
-        vars(self).update(
-            first_round=games[0],
-            game=games[1],
-            members=members_of(masks),
-            trained=trained,
-        )
+        self.first_round = self.game_of_round(0, utilities)
+        self.game = self.game_of_round(-1, utilities)
+        self.members = members_of(masks)
+        if outputs is None:
+            self.trained = None
+        else:
+            self.trained = torch.cat([self.outputs[-1], outputs[-1]])
 
         return super().complete(masks, utilities, outputs, *how)
+
+    def game_of_round(self, round_index: int, utilities: Tensor) -> Tensor:
+        """Utilities of the untrained model, of that of all clients, and of the coalitions' models."""
+        utilities_of_ends = self.ends[round_index].flatten()  # untrained, all clients
+        return torch.cat([utilities_of_ends, utilities[round_index].flatten()])

@@ -37,7 +37,7 @@ from helpers.sites import BIN, free_ports
 
 pytestmark = pytest.mark.flower
 APP = Path(__file__).parents[1] / "engines" / "flower_app"
-GONE = "gone"  # instead of samples: the client fails
+FAILS = "fails"  # instead of a number of samples: the client answers with an error
 
 
 def make_net() -> nn.Linear:
@@ -51,57 +51,67 @@ def make_batches() -> list[Any]:
 
 
 class Grid:
-    """Clients that answer at once: in each round, node id to number of samples."""
+    """Clients that answer at once.
+
+    ``sizes_by_round`` has, for each round, the number of samples by node id. A node that is missing is absent.
+    """
 
     def __init__(
-        self, *rounds: dict[int, Any], names: tuple[str, ...] = (), parts: bool = False
+        self,
+        *sizes_by_round: dict[int, Any],
+        names: tuple[str, ...] = (),
+        partition_ids: dict[int, int] | None = None,
     ) -> None:
-        self._rounds = iter(rounds)
+        self._remaining_rounds = iter(sizes_by_round)
         self._names = names
-        self._parts = parts
-        self.now: dict[int, Any] = {}
-        self.begin()
+        self._partition_ids = partition_ids or {}
+        self.sizes: dict[int, Any] = {}  # of the round that comes next
+        self.prepare_next_round()
 
-    def begin(self) -> None:
-        self.now = next(self._rounds, {})
+    def prepare_next_round(self) -> None:
+        self.sizes = next(self._remaining_rounds, {})
 
     def get_node_ids(self) -> list[int]:
-        return [*self.now]
+        return [*self.sizes]
 
     def get_nodes(self) -> list[NodeInfo]:
-        return [
-            NodeInfo(node_id=node, name=name)
-            for node, name in zip(self.now, self._names or [""] * len(self.now))
-        ]
+        names = self._names or [""] * len(self.sizes)
+        return [NodeInfo(node_id=node, name=name) for node, name in zip(self.sizes, names)]
 
     def send_and_receive(self, messages: Iterable[Message], timeout: float) -> list[Message]:
-        replies: list[Message] = []
         messages = sorted(messages, key=lambda message: message.metadata.dst_node_id)
         if not messages:
-            return replies  # nobody evaluates
+            return []  # nobody evaluates
 
-        for message in messages:
-            node = message.metadata.dst_node_id
-            message.metadata.__dict__.update(_message_id=f"m{node}", _src_node_id=1, _run_id=1)
-            TaskIdentity._node_id = node
-            num_samples: Any = self.now[node]
-            if num_samples == GONE:
-                replies.append(Message(Error(code=5, reason=GONE), reply_to=message))
-                continue
-            state = message.content["arrays"].to_torch_state_dict()
-            generator = torch.Generator().manual_seed(node)
-            state = {
-                key: value + torch.randn(value.shape, generator=generator) / 5
-                for key, value in state.items()
-            }
-            numbers = {"num-examples": num_samples}
-            if self._parts:
-                numbers["partition-id"] = 10 - node
-            content = RecordDict({"arrays": ArrayRecord(state), "metrics": MetricRecord(numbers)})
-            replies.append(Message(content, reply_to=message))
-
-        self.begin()
+        replies = [self.answer(message) for message in messages]
+        self.prepare_next_round()
         return replies
+
+    def answer(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        # A reply refers to its message's ids, which Flower's own grid sets.
+        message.metadata.__dict__.update(_message_id=f"m{node}", _src_node_id=1, _run_id=1)
+        TaskIdentity._node_id = node  # the sender of the reply
+
+        num_samples: Any = self.sizes[node]
+        if num_samples == FAILS:
+            return Message(Error(code=5, reason=FAILS), reply_to=message)
+
+        numbers = {"num-examples": num_samples}
+        if node in self._partition_ids:
+            numbers["partition-id"] = self._partition_ids[node]
+        arrays = train_by_noise(message.content["arrays"], seed=node)
+        content = RecordDict({"arrays": arrays, "metrics": MetricRecord(numbers)})
+        return Message(content, reply_to=message)
+
+
+def train_by_noise(arrays: ArrayRecord, seed: int) -> ArrayRecord:
+    """In place of a training: the model with noise added."""
+    generator = torch.Generator().manual_seed(seed)
+    trained_state = {}
+    for name, value in arrays.to_torch_state_dict().items():
+        trained_state[name] = value + torch.randn(value.shape, generator=generator) / 5
+    return ArrayRecord(trained_state)
 
 
 @pytest.fixture(autouse=True)
@@ -129,22 +139,33 @@ def run_with_values(
     return [*result.train_metrics_clientapp.values()]
 
 
-def test_client_names_come_from_the_registration_or_else_replies_or_else_the_node_id():
-    sizes = {1: 10, 2: 20, 3: 30}
-    for grid, names in [
-        (Grid(sizes, names=("Boston", "Lyon", "")), ["3", "Boston", "Lyon"]),
-        (Grid(sizes, parts=True), ["7", "8", "9"]),
-        (Grid(sizes), ["1", "2", "3"]),
-    ]:
-        (record,) = run_with_values(grid)
-        assert [key for key in record if key.startswith("value/")] == [
-            f"value/{name}" for name in names
-        ]
+@pytest.mark.parametrize(
+    ("grid_options", "sorted_names"),
+    [
+        # The third client is registered without a name.
+        ({"names": ("Boston", "Lyon", "")}, ["3", "Boston", "Lyon"]),
+        ({"partition_ids": {1: 9, 2: 8, 3: 7}}, ["7", "8", "9"]),
+        ({}, ["1", "2", "3"]),
+    ],
+    ids=["registration", "replies", "node id"],
+)
+def test_client_names_come_from_the_registration_or_else_replies_or_else_the_node_id(
+    grid_options, sorted_names
+):
+    grid = Grid({1: 10, 2: 20, 3: 30}, **grid_options)
+
+    (record,) = run_with_values(grid)
+
+    columns = [column for column in record if column.startswith("value/")]
+    assert columns == [f"value/{name}" for name in sorted_names]
 
 
 def test_failed_or_absent_client_is_nan_in_its_round_and_keeps_its_sum(tmp_path):
     everybody = {1: 10, 2: 20, 3: 30}
-    grid = Grid(everybody, {1: 10, 2: GONE, 3: 30}, {1: 10, 3: 30}, everybody)
+    second_fails = {1: 10, 2: FAILS, 3: 30}
+    second_is_absent = {1: 10, 3: 30}
+    grid = Grid(everybody, second_fails, second_is_absent, everybody)
+
     records = run_with_values(grid, rounds=4, folder=tmp_path / "run", num_clients=4)
 
     for round_index, has_value in enumerate(
@@ -159,10 +180,10 @@ def test_failed_or_absent_client_is_nan_in_its_round_and_keeps_its_sum(tmp_path)
         assert [not math.isnan(value) for value in values] == has_value
 
     table = flsv.read_run(tmp_path / "run")
-    part = table[(table["metric"] == "value") & (table["client_name"] == "2")]
+    rows_of_second = table[(table["metric"] == "value") & (table["client_name"] == "2")]
 
-    assert set(part["round"]) <= {0, 3}
-    assert part["value"].iloc[-1] == records[3]["value/2"]
+    assert set(rows_of_second["round"]) <= {0, 3}
+    assert rows_of_second["value"].iloc[-1] == records[3]["value/2"]
     assert set(table["client_name"]) == {"1", "2", "3"}  # the fourth has never come
     assert "not seen (3)" in write_report(tmp_path / "run").read_text()
 
@@ -180,7 +201,7 @@ def test_client_beyond_num_clients_leaves_only_its_round_without_values():
     assert is_without_value == [False, True, False]
 
 
-class Fails(CosineGradientShapley):
+class FailsInRound1(CosineGradientShapley):
     def update(self, *, round_index: int, client_vectors: Tensor) -> None:  # type: ignore[override]
         if round_index == 1:
             raise RuntimeError("no luck")
@@ -191,7 +212,9 @@ def test_a_value_that_fails_does_not_end_the_training():
     with pytest.warns(
         UserWarning, match="round 2 could not be valued, and training goes on without: no luck"
     ):
-        records = run_with_values(Grid(sizes, sizes, sizes), rounds=3, metrics={"value": Fails()})
+        records = run_with_values(
+            Grid(sizes, sizes, sizes), rounds=3, metrics={"value": FailsInRound1()}
+        )
 
     assert len(records) == 3
 
@@ -209,7 +232,7 @@ def test_contributions_that_cannot_be_measured_are_refused_before_training(metri
     grid = Grid({1: 10, 2: 20}, {})
     with pytest.raises(ConfigurationError, match=why):
         run_with_values(grid, metrics={"value": metric}, module=module)
-    assert grid.now  # nobody was sent anything
+    assert grid.sizes == {1: 10, 2: 20}  # still that of the first round: nobody was sent anything
 
 
 def test_contributions_refuse_a_folder_that_holds_a_run(tmp_path):
@@ -250,35 +273,44 @@ def test_arrays_without_names_are_in_the_modules_order():
     assert dict(values) == dict(expected)
 
 
-def test_report_of_a_flower_run_is_labelled_and_has_no_shares(tmp_path):
-    metrics = {"value": CumulativeShapley(), "cssv": ClassSpecificShapley()}
+@pytest.fixture
+def folder_of_two_rounds(tmp_path):
+    """The folder of a Flower run of two clients."""
+    sizes = {1: 10, 2: 20}
     run_with_values(
-        Grid(*[{1: 10, 2: 20}] * 2, names=("Boston", "Lyon")),
+        Grid(sizes, sizes, names=("Boston", "Lyon")),
         rounds=2,
-        metrics=metrics,
+        metrics={"value": CumulativeShapley(), "cssv": ClassSpecificShapley()},
         folder=tmp_path,
     )
-    page = write_report(tmp_path).read_text()
+    return tmp_path
+
+
+def test_report_of_a_flower_run_is_labelled_and_has_no_shares(folder_of_two_rounds):
+    page = write_report(folder_of_two_rounds).read_text()
+    page_of_client = write_report(folder_of_two_rounds, client="Boston").read_text()
 
     assert "These are values of single rounds that FedAvg ran" in page
     assert "<span>share" not in page
     assert "The training has not finished" not in page
-    assert (
-        "These are values of single rounds" in write_report(tmp_path, client="Boston").read_text()
-    )
+    assert "These are values of single rounds" in page_of_client
 
+
+def test_report_with_a_budget_refuses_to_pay_by_values_of_single_rounds(folder_of_two_rounds):
     with pytest.raises(ConfigurationError, match="values of single rounds that FedAvg ran"):
-        write_report(tmp_path, budget=Budget(100))
+        write_report(folder_of_two_rounds, budget=Budget(100))
 
-    unpaid = write_report(tmp_path, budget=Budget(100, by="value")).read_text()
-    assert "Do not pay by these values" in unpaid
-    assert "These are values of single rounds that FedAvg ran" in unpaid
-    assert "<span>share" not in unpaid
-    assert {path.parent.name for path in tmp_path.rglob("events.out*")} == {
-        tmp_path.name,
-        "Boston",
-        "Lyon",
-    }
+    page = write_report(folder_of_two_rounds, budget=Budget(100, by="value")).read_text()
+
+    assert "Do not pay by these values" in page
+    assert "These are values of single rounds that FedAvg ran" in page
+    assert "<span>share" not in page
+
+
+def test_flower_run_writes_event_files_of_the_run_and_of_each_client(folder_of_two_rounds):
+    event_files = folder_of_two_rounds.rglob("events.out*")
+    folder_names = {path.parent.name for path in event_files}
+    assert folder_names == {folder_of_two_rounds.name, "Boston", "Lyon"}
 
 
 # ---- flwr run

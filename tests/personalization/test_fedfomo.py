@@ -21,7 +21,8 @@ from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.models import Plain, network
 
-DATA = partial(toy_data, (3, 2, 3, 2), client_val=0.3, drop_last=True)
+PROPORTIONS = (3, 2, 3, 2)  # four clients
+make_data = partial(toy_data, PROPORTIONS, client_val=0.3, drop_last=True)
 
 
 def traffic_and_models(round: Any) -> tuple[Any, dict[int, torch.Tensor]]:
@@ -38,7 +39,10 @@ def traffic_and_models(round: Any) -> tuple[Any, dict[int, torch.Tensor]]:
 
 
 def losses_by_hand(
-    loop: FederatedLoop, data: Any, client: int, vectors: list[torch.Tensor]
+    loop: FederatedLoop,
+    data: Any,
+    client: int,
+    vectors: list[torch.Tensor],
 ) -> list[float]:
     """Mean cross-entropy on the client's validation samples, without flsv's evaluator."""
     module = Plain(network(batch_norm=True)).eval()
@@ -60,7 +64,7 @@ def losses_by_hand(
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
 def test_fedfomo_weights_follow_equation_3(tmp_path: Path, sampler: Any) -> None:
     personalizer = FedFomo(num_downloads=2)
-    data = DATA()
+    data = make_data()
     loop = FederatedLoop(personalizer=personalizer, sampler=sampler, seed=3)
 
     def uploads_and_affinity(*arguments: Any) -> Any:
@@ -113,7 +117,11 @@ def test_fedfomo_weights_follow_equation_3(tmp_path: Path, sampler: Any) -> None
 
 
 def mixture_by_hand(
-    loop: FederatedLoop, data: Any, client: int, initial: torch.Tensor, peers: list[torch.Tensor]
+    loop: FederatedLoop,
+    data: Any,
+    client: int,
+    initial: torch.Tensor,
+    peers: list[torch.Tensor],
 ) -> tuple[np.ndarray, torch.Tensor]:
     """What each peer's model gains by distance, and the mixture of those that gain something."""
     num_parameters = loop.space.num_parameters
@@ -137,12 +145,11 @@ def mixture_by_hand(
 
 def test_fedfomo_gives_no_weight_to_the_start_model_or_a_nan_loss() -> None:
     initial = torch.zeros(3)
-    model = torch.tensor([1.0, 0.0, 0.0])
-    # Of the initial model, the client's, and three others'.
-    losses = torch.tensor(
-        [1.0, 1.0, 0.5, nan, inf],
-        dtype=torch.float64,
-    )
+    better_model = torch.tensor([1.0, 0.0, 0.0])
+    loss_of_initial = 1.0
+    loss_of_trained = 1.0  # the client has not moved
+    losses_of_downloads = [0.5, nan, inf]
+    losses = torch.tensor([loss_of_initial, loss_of_trained, *losses_of_downloads]).double()
     local = SimpleNamespace(
         start=initial,
         model=initial,
@@ -150,15 +157,17 @@ def test_fedfomo_gives_no_weight_to_the_start_model_or_a_nan_loss() -> None:
         utility=lambda vectors, performance: -losses,
     )
 
-    downloads = [model, 2 * model, 3 * model]
+    downloads = [better_model, 2 * better_model, 3 * better_model]
     values = mix_models(local, downloads, num_parameters=3)  # type: ignore[arg-type]
 
-    assert torch.equal(local.state[OWN_MODEL], model)
-    assert values.tolist() == [0, 1, 0, 0]
+    # Only the first download lowers the loss, and so it has all the weight.
+    assert torch.equal(local.state[OWN_MODEL], better_model)
+    value_of_client = 0
+    assert values.tolist() == [value_of_client, 1, 0, 0]
 
 
-def count_downloads(personalizer: FedFomo, rounds: range) -> np.ndarray:
-    """How often client 0, to whom only client 1 is worth something, downloads each of the others."""
+def frequencies_of_downloads(personalizer: FedFomo, rounds: range) -> np.ndarray:
+    """In which share of rounds client 0, to whom only client 1 is worth something, downloads each client."""
     personalizer._uploads = dict.fromkeys(range(5), torch.zeros(1))
     personalizer._affinity = torch.eye(5)[1:2]  # [0, 1, 0, 0, 0]
     counts = np.zeros(5)
@@ -170,15 +179,24 @@ def count_downloads(personalizer: FedFomo, rounds: range) -> np.ndarray:
     return counts / len(rounds)
 
 
-def test_fedfomo_downloads_at_random_by_epsilon_until_it_has_decayed() -> None:
-    explored = count_downloads(FedFomo(1, epsilon=0.4, epsilon_decay=0), range(400))
-    assert explored[1] == pytest.approx(0.6 + 0.4 / 4, abs=0.08)
-    assert (explored[2:] > 0.04).all()
-    assert count_downloads(FedFomo(1, epsilon=0.4, epsilon_decay=0.1), range(4, 200))[1] == 1
+def test_fedfomo_downloads_one_of_all_others_at_random_with_chance_epsilon() -> None:
+    personalizer = FedFomo(num_downloads=1, epsilon=0.4, epsilon_decay=0)
+    frequencies = frequencies_of_downloads(personalizer, range(400))
+
+    chance_of_client_1 = 0.6 + 0.4 / 4  # four others
+    assert frequencies[1] == pytest.approx(chance_of_client_1, abs=0.08)
+    assert (frequencies[2:] > 0.04).all()  # 0.4 / 4 is expected
 
 
-class Logs(Plain):
-    """Its cross-entropy under a name of its own, on which it has a right."""
+def test_fedfomo_downloads_by_affinity_alone_once_epsilon_has_decayed() -> None:
+    personalizer = FedFomo(num_downloads=1, epsilon=0.4, epsilon_decay=0.1)
+    rounds_after_decay = range(4, 200)  # 0.4 / 0.1 = 4 rounds
+
+    assert frequencies_of_downloads(personalizer, rounds_after_decay)[1] == 1
+
+
+class LogsItsLoss(Plain):
+    """Logs the cross-entropy under another name than flsv's."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("my/loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
@@ -190,7 +208,7 @@ def test_fedfomo_by_a_logged_loss_equals_the_default(tmp_path: Path) -> None:
         personalizer = FedFomo(num_downloads=2, **measure)
         entries = record_calls(personalizer)
         loop = FederatedLoop(personalizer=personalizer, seed=3)
-        fit(loop, tmp_path, Logs(), DATA(), rounds=2)
+        fit(loop, tmp_path, LogsItsLoss(), make_data(), rounds=2)
         values_of_runs.append([round.peer_values for round, *_ in entries])
 
     for values, values_by_log in zip(*values_of_runs):

@@ -240,43 +240,67 @@ def test_pfedsv_client_that_was_away_fetches_the_shared_extractor() -> None:
     assert third_round.downloaded.tolist() == [size, size, extractor + size]
 
 
+# 7 parameters: an extractor of 3 and a head of 4. The initial model is of zeros.
+GLOBAL_MODEL = [0, 1, 2, 3, 4, 5, 6]
+STORED_MODEL = [-1, -1, -1, -1, -1, -1, -1]
+
+
 @pytest.mark.parametrize(
-    ("mode", "newcomer", "returned"),
+    ("mode", "expected"),
     [
-        ("model", [0] * 7, [-1] * 7),
-        (
-            "extractor",
-            [0, 1, 2, 0, 0, 0, 0],
-            [0, 1, 2, -1, -1, -1, -1],
-        ),
+        ("model", [0, 0, 0, 0, 0, 0, 0]),
+        ("extractor", [0, 1, 2, 0, 0, 0, 0]),
     ],
 )
-def test_pfedsv_start_points_depend_on_the_mode_and_on_absence(
-    mode: Any, newcomer: list[float], returned: list[float]
+def test_pfedsv_newcomer_starts_from_the_initial_model_on_the_shared_extractor(
+    mode: Any, expected: list[float]
 ) -> None:
-    """A newcomer starts from the initial model, of zeros, on the extractor that there is. Who has been there has chosen
-    a model, and keeps it; after an absence it is sent the extractor that there is now."""
-    model = torch.arange(7.0)
-    chosen_model = torch.full((7,), -1.0)
-    state = FederationState(2, global_vector=model.clone())
-    local = Judged(1, lambda vector: 0).data
     method = begin_method(2, PFedSV(mode=mode))
+    state = FederationState(2, global_vector=torch.tensor(GLOBAL_MODEL, dtype=torch.float))
 
     initial = method.start(1, state)
-    assert initial.tolist() == newcomer
+
+    assert initial.tolist() == expected
     assert method.send(1, initial, state) == {}
 
-    method._uploads = {1: chosen_model}
-    for cohort, expected in (([0], returned), ([1], [-1] * 7)):
-        method._cohort = cohort
-        assert method.start(1, state) is None
-        instruction = Instruction(4, 1, 0, None, method.send(1, None, state))
-        with opened(local):
-            local.state[OWN_MODEL] = chosen_model
-            assert method.receive(local, instruction).tolist() == expected
 
-    assert torch.equal(state.model(), model)
-    assert chosen_model.tolist() == [-1] * 7
+@pytest.mark.parametrize(
+    ("mode", "last_cohort", "expected"),
+    [
+        ("model", [1], STORED_MODEL),
+        ("model", [0], STORED_MODEL),
+        # A client of the last cohort has received the extractor already.
+        ("extractor", [1], STORED_MODEL),
+        ("extractor", [0], [0, 1, 2, -1, -1, -1, -1]),
+    ],
+)
+def test_pfedsv_client_keeps_its_model_and_is_sent_the_extractor_after_an_absence(
+    mode: Any, last_cohort: list[int], expected: list[float]
+) -> None:
+    method = begin_method(2, PFedSV(mode=mode))
+    state = FederationState(2, global_vector=torch.tensor(GLOBAL_MODEL, dtype=torch.float))
+    stored_model = torch.tensor(STORED_MODEL, dtype=torch.float)
+    method._uploads = {1: stored_model}  # client 1 has taken part
+    method._cohort = last_cohort
+    local = Judged(1, lambda vector: 0).data
+
+    initial = method.start(1, state)
+    instruction = Instruction(
+        round_index=4,
+        client_id=1,
+        seed=0,
+        start=initial,
+        tensors=method.send(1, initial, state),
+    )
+    with opened(local):
+        local.state[OWN_MODEL] = stored_model
+        received = method.receive(local, instruction)
+
+    assert initial is None
+    assert received.tolist() == expected
+    # Nothing is written into the models that it has been made of.
+    assert state.model().tolist() == GLOBAL_MODEL
+    assert stored_model.tolist() == STORED_MODEL
 
 
 def test_pfedsv_classifier_may_consist_of_several_layers() -> None:
@@ -345,8 +369,7 @@ def make_loop() -> FederatedLoop:
 
 
 def test_pfedsv_clients_send_numbers_and_no_samples(tmp_path: Path) -> None:
-    """What a question returns is one number for each model that was played with; of the last round."""
-    loop = make_loop()
+    loop = make_loop()  # of three clients
     fit(
         loop,
         tmp_path,
@@ -354,6 +377,7 @@ def test_pfedsv_clients_send_numbers_and_no_samples(tmp_path: Path) -> None:
         rounds=2,
     )
 
+    # Messages are those of the last round.
     numbers_by_message: dict[tuple[str, str], list[float]] = {}
     for message in loop.channel.messages:
         numbers = numbers_by_message.setdefault((message.direction, message.name), [])
@@ -367,5 +391,5 @@ def test_pfedsv_clients_send_numbers_and_no_samples(tmp_path: Path) -> None:
     assert set(numbers_by_message["up", "update"]) == {loop.space.size}
 
     answers = numbers_by_message["up", "collaborate"]
-    assert len(answers) == 3
-    assert max(answers) <= 3
+    assert len(answers) == 3  # one of each client
+    assert max(answers) <= 1 + 2  # a value of its model, and one of each of the k = 2 downloads

@@ -30,7 +30,8 @@ def joining_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:
         worth = []
         for count in range(len(order) + 1):
             members = [0, *order[:count]]
-            worth.append(float(accuracy(vectors[members].mean(0))))
+            mean_model = vectors[members].mean(0)
+            worth.append(float(accuracy(mean_model)))
         values[list(order)] += np.diff(worth) / len(orders)
 
     return values
@@ -40,11 +41,11 @@ def test_joining_game_values_equal_those_over_all_orders() -> None:
     vectors = random_models(4, seed=5)
     target = 0.5 * vectors[0] + 0.4 * vectors[1] + 0.1 * vectors[2]
     accuracy = closeness(target)
-    everybody = [Judged(0, accuracy), *[Judged(i, lambda vector: 0) for i in (1, 2, 3)]]
+    idle_clients = [Judged(i, lambda vector: 0) for i in (1, 2, 3)]
 
     models, round = play_round(
         begin_method(4, PFedSV(game="joining")),
-        everybody,
+        [Judged(0, accuracy), *idle_clients],
         vectors,
     )
 
@@ -108,34 +109,55 @@ def test_client_with_nobody_to_download_plays_no_game() -> None:
     assert round.peer_values[0, 1:].isnan().all()
 
 
+GLOBAL_MODEL = torch.arange(7.0)
+STORED_MODEL = torch.full((7,), -1.0)
+
+
+def models_of_client_1(method: PFedSV, stored_model: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The model from which client 1 trains, and the one that it uses."""
+    state = FederationState(2, global_vector=GLOBAL_MODEL.clone())
+    instruction = Instruction(
+        round_index=4,
+        client_id=1,
+        seed=0,
+        start=method.start(1, state),
+    )
+    local = Judged(1, lambda vector: 0).data
+    with opened(local):
+        if stored_model is not None:
+            local.state[OWN_MODEL] = stored_model
+        return method.receive(local, instruction), method.own(local, instruction)
+
+
 @pytest.mark.parametrize("shared", [0.25, 1.0])
 def test_pfedsv_with_shared_starts_between_the_own_and_the_global_model(shared: float) -> None:
     method = begin_method(2, PFedSV(shared=shared))
-    local = Judged(1, lambda v: 0).data
-    state = FederationState(2, global_vector=torch.arange(7.0))
-    instruction = Instruction(4, 1, 0, method.start(1, state), {})
 
-    with opened(local):
-        for model in (
-            method.receive(local, instruction),
-            method.own(local, instruction),
-        ):
-            assert model.tolist() == list(range(7))  # a newcomer has nothing else
-        local.state[OWN_MODEL] = torch.full((7,), -1.0)
-        expected = -1.0 + shared * (torch.arange(7.0) + 1)
-        torch.testing.assert_close(method.receive(local, instruction), expected)
-        assert method.own(local, instruction).tolist() == [-1] * 7
+    model_to_train, model_in_use = models_of_client_1(method, STORED_MODEL)
 
-    # As in the paper, what is used is what is trained.
+    between = STORED_MODEL + shared * (GLOBAL_MODEL - STORED_MODEL)
+    torch.testing.assert_close(model_to_train, between)
+    assert torch.equal(model_in_use, STORED_MODEL)
+
+
+@pytest.mark.parametrize("shared", [0.25, 1.0])
+def test_pfedsv_newcomer_with_shared_has_the_global_model(shared: float) -> None:
+    method = begin_method(2, PFedSV(shared=shared))
+
+    model_to_train, model_in_use = models_of_client_1(method, stored_model=None)
+
+    assert torch.equal(model_to_train, GLOBAL_MODEL)
+    assert torch.equal(model_in_use, GLOBAL_MODEL)
+
+
+def test_pfedsv_without_shared_trains_the_model_that_the_client_uses() -> None:
     method = begin_method(2, PFedSV())
-    method._uploads = {1: torch.zeros(7)}
-    instruction = Instruction(4, 1, 0, method.start(1, state), {})
+    method._uploads = {1: torch.zeros(7)}  # client 1 has taken part
 
-    with opened(local):
-        assert torch.equal(
-            method.own(local, instruction),
-            method.receive(local, instruction),
-        )
+    model_to_train, model_in_use = models_of_client_1(method, STORED_MODEL)
+
+    assert torch.equal(model_to_train, STORED_MODEL)
+    assert torch.equal(model_in_use, STORED_MODEL)
 
 
 def test_pfedsv_with_shared_1_trains_as_fedavg_and_keeps_own_models(tmp_path: Path) -> None:
@@ -144,10 +166,7 @@ def test_pfedsv_with_shared_1_trains_as_fedavg_and_keeps_own_models(tmp_path: Pa
     sampled = PFedSV(k=2, game="joining", shared=1.0)
     loops = []
     vectors = []
-    for name, personalizer in (
-        ("fedavg", None),
-        ("pfedsv", sampled),
-    ):
+    for name, personalizer in (("fedavg", None), ("pfedsv", sampled)):
         loop = FederatedLoop(
             personalizer=personalizer,
             metrics={"relevance": DomainRelevance()} if personalizer else {},

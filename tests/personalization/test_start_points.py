@@ -364,7 +364,7 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path: Path) -> None:
                 atol=1e-6,
             )
 
-    last_round = entries[-1][0]
+    last_round = entries[-1].round
     first_initial, second_initial = last_round.start_vectors[:2]
 
     assert not torch.equal(first_initial, second_initial)

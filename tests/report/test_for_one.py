@@ -22,9 +22,11 @@ from helpers.runs import (
     value_of_cell,
 )
 
-ROUNDS, CLASSES = 4, 3
+NUM_ROUNDS = 4
+NUM_CLASSES = 3
 METRICS = ("cssv", "sv")
-RETRAINED = "client client_name by value low high share majority seeds rounds"
+LOSS_OF_CLIENT = 7.75  # logged under each client's name
+COLUMNS_OF_RETRAINED = "client client_name by value low high share majority seeds rounds"
 
 
 def random_values(
@@ -54,8 +56,8 @@ def make_run_for_readers(
     make_run(
         folder,
         clients=clients,
-        classes=CLASSES,
-        rounds=ROUNDS,
+        classes=NUM_CLASSES,
+        rounds=NUM_ROUNDS,
         names=names,
     )
     readers_values = {client: 0.3123 + 0.0717 * client for client in readers}
@@ -78,7 +80,7 @@ def make_run_for_readers(
 
     class_counts = []
     for client in everybody:
-        class_counts.append([int(1000 * draw(client, "count", j)) for j in range(CLASSES)])
+        class_counts.append([int(1000 * draw(client, "count", j)) for j in range(NUM_CLASSES)])
 
     total_value = sum(last_values.values())
     metrics = json.loads((folder / "run.json").read_text())["metrics"]
@@ -91,30 +93,27 @@ def make_run_for_readers(
         hashes={str(client): f"{draw(client, 'hash'):.16f}" for client in everybody},
         logged={
             "val_accuracy": 0.1 + total_value,
-            **{f"loss of {name}": 7.75 for name in names},
+            **{f"loss of {name}": LOSS_OF_CLIENT for name in names},
         },
     )
 
     retrained = []
     for client, value in sorted(last_values.items()):
-        low = value - draw(client, "a")
-        high = value + draw(client, "b")
-        share = value / total_value
-        row = [
-            client,
-            names[client],
-            "accuracy",
-            value,
-            low,
-            high,
-            share,
-            0.5,
-            "7 8",
-            2,
-        ]
-        retrained.append(row)
+        row = {
+            "client": client,
+            "client_name": names[client],
+            "by": "accuracy",
+            "value": value,
+            "low": value - draw(client, "a"),
+            "high": value + draw(client, "b"),
+            "share": value / total_value,
+            "majority": 0.5,
+            "seeds": "7 8",
+            "rounds": 2,
+        }
+        retrained.append([*row.values()])
 
-    save_csv(folder / "retrained.csv", [RETRAINED.split(), *retrained])
+    save_csv(folder / "retrained.csv", [COLUMNS_OF_RETRAINED.split(), *retrained])
     return {client: last_values[client] for client in others_ids}
 
 
@@ -123,20 +122,20 @@ def write_contributions(
 ) -> None:
     """Values of all metrics in all rounds; in the last round these."""
     everybody = range(len(names))
-    class_names = {str(label): str(label) for label in range(CLASSES)}
+    class_names = {str(label): str(label) for label in range(NUM_CLASSES)}
     path.unlink()
     file = CSV(path, names)
     file.begin(0)
 
-    for round_index in range(ROUNDS):
-        by_class = [[draw(i, round_index, j) for j in range(CLASSES)] for i in everybody]
+    for round_index in range(NUM_ROUNDS):
+        by_class = [[draw(i, round_index, j) for j in range(NUM_CLASSES)] for i in everybody]
         interval = [
             [last_values[i] - draw(i, round_index, "low") for i in everybody],
             [last_values[i] + draw(i, round_index, "high") for i in everybody],
         ]
         numbers = [Numbers("cssv", by_class, class_names)]
         for metric in METRICS:
-            if round_index + 1 == ROUNDS:
+            if round_index + 1 == NUM_ROUNDS:
                 values = [last_values[i] for i in everybody]
             else:
                 values = [draw(i, round_index, metric) for i in everybody]
@@ -178,67 +177,103 @@ def test_report_for_one_client_does_not_depend_on_values_of_others(tmp_path, cli
         assert page == page_beside_others
 
 
-def test_report_for_one_client_rounds_the_mean_of_all_to_two_digits(tmp_path):
-    make_run_for_readers(tmp_path, 5, [0], 1, 1.7654321)
-    text = text_of_page(write_report(tmp_path, 0))
+@pytest.fixture
+def folder_of_five(tmp_path):
+    """A run of five clients, with a reader 0. The readers' value is 0.3123, and the last values sum up to 2.0777."""
+    make_run_for_readers(tmp_path, clients=5, readers=[0], seed=1, total=1.7654321)
+    return tmp_path
+
+
+def test_report_for_one_client_rounds_the_mean_of_all_to_two_digits(folder_of_five):
+    text = text_of_page(write_report(folder_of_five, client=0))
 
     assert "mean of all" in text
     assert "| 0.42 |" in text  # (0.3123 + 1.7654321) / 5 = 0.41554...
     assert "0.416" not in text
     assert "0.420" not in text
-    assert "14 %" in text  # of the samples
-    assert "2.18" in text  # what the model has logged
-    assert "7.75" not in text  # under a client's name
+    assert "14 %" in text  # of the samples: 100 / (100 + 4 x 150) = 0.1428...
+    assert "2.18" in text  # the logged val_accuracy: 0.1 + 0.3123 + 1.7654321 = 2.1777...
+    assert str(LOSS_OF_CLIENT) not in text
     assert "only if all participants but that one combine their pages" in text
 
-    record = json.loads((tmp_path / "run.json").read_text())
-    del record["ended"]
-    (tmp_path / "run.json").write_text(json.dumps(record))
-    text = write_report(tmp_path, 0).read_text(encoding="utf-8")
 
-    assert "0.42 " not in text
+def test_report_for_one_client_has_no_numbers_of_all_before_the_end(folder_of_five):
+    record = json.loads((folder_of_five / "run.json").read_text())
+    del record["ended"]
+    (folder_of_five / "run.json").write_text(json.dumps(record))
+
+    text = write_report(folder_of_five, client=0).read_text(encoding="utf-8")
+
     assert "this run has not ended" in text
-    assert "2.18" not in text
+    assert "0.42 " not in text  # the mean of all
+    assert "2.18" not in text  # the logged val_accuracy
     assert "of all training samples" not in text
 
 
-def test_report_for_one_client_shows_only_its_own_values(tmp_path):
-    mean = sum(value_of_cell(i, 0, 4) for i in range(5)) / 5
-    value = value_of_cell(3, 0, 4)
-    folder = make_run(tmp_path, clients=5)
+FEDERATION_SEED = "77123"  # of a run by make_run
 
-    paid = text_of_page(
-        write_report(
-            folder,
-            client="Oslo",
-            budget=Budget(100.0, "cssv"),
-        )
-    )
+
+def test_report_for_one_client_shows_its_own_values(tmp_path):
+    text = text_of_page(write_report(make_run(tmp_path, clients=5, rounds=5), client="Oslo"))
+
+    oslo = NAMES.index("Oslo")
+    last_values = [value_of_cell(client, column=0, round_index=4) for client in range(5)]
+    mean = sum(last_values) / 5
+    num_samples = 100 + 7 * oslo
+    count_of_class_2 = 1100 * (oslo + 1) + 2
+    facts = {
+        "name": "Oslo",
+        "value": f"{last_values[oslo]:.3f}",
+        "samples": str(num_samples),
+        "samples of a class": str(count_of_class_2),
+        "hash of its update": f"{oslo:02d}" * 8,
+        "mean of all": f"{mean:.2g}",
+        "rounds": "5 of 5",
+    }
+    for fact, shown_text in facts.items():
+        assert shown_text in text, fact
+
+
+def test_report_for_one_client_shows_nothing_of_the_others(tmp_path):
+    text = text_of_page(write_report(make_run(tmp_path, clients=5), client="Oslo"))
+
+    graz = NAMES.index("Graz")
+    secrets = {
+        "seed, from which the others' parts of the data follow": FEDERATION_SEED,
+        "settings, which name clients": "SignFlip",
+        "hash of the model": "feedface",
+        "samples of a class": str(1100 * (graz + 1) + 2),
+        "names": NAMES[:3],
+    }
+    for secret, hidden_text in secrets.items():
+        for part in [hidden_text] if isinstance(hidden_text, str) else hidden_text:
+            assert part not in text, secret
+
+
+def test_report_for_one_client_with_its_payment_has_no_seed(tmp_path):
+    folder = make_run(tmp_path, clients=5)
+    page = write_report(folder, client="Oslo", budget=Budget(100.0, "cssv"))
+    assert FEDERATION_SEED not in text_of_page(page)
+
+
+def test_report_for_one_client_has_classes_only_where_columns_are_no_clients(tmp_path):
+    folder = make_run(tmp_path, clients=5)
     text = text_of_page(write_report(folder, client="Oslo"))
 
-    assert "77123" not in paid
-
-    expected = ("Oslo", f"{value:.3f}", "121", "4402", "03" * 8, f"{mean:.2g}", "5 of 5")
-    for fact in expected:
-        assert fact in text
-    # From the seed the others' parts of the data follow, settings name clients, and columns may be other clients.
-    for secret in ("77123", "SignFlip", "feedface", "3302", *NAMES[:3]):
-        assert secret not in text
-    assert "Class by class" in text
-
-    record = tmp_path / "run.json"
+    record = folder / "run.json"
     record.write_text(record.read_text().replace('"per_class": true', '"per_class": false'))
+    text_without_classes = text_of_page(write_report(folder, client="Oslo"))
 
-    assert "Class by class" not in text_of_page(write_report(tmp_path, client="Oslo"))
+    assert "Class by class" in text
+    assert "Class by class" not in text_without_classes
 
 
 def test_report_for_one_client_has_its_share_and_explains_it(tmp_path):
-    text = text_of_page(
-        write_report(
-            make_game(tmp_path, {"sv": [0.061, 0.3, 0.1]}), client=0, budget=Budget(100.0, "sv")
-        )
-    )
+    folder = make_game(tmp_path, {"sv": [0.061, 0.3, 0.1]})
 
+    text = text_of_page(write_report(folder, client=0, budget=Budget(100.0, "sv")))
+
+    # 0.061 / (0.061 + 0.3 + 0.1) = 0.1323...
     assert f"| sv | 0.0610 | {NONE} | 13.2 % | 13.23 |" in text
     assert "Your share of 100.00" in text
     assert (
@@ -249,7 +284,14 @@ def test_report_for_one_client_has_its_share_and_explains_it(tmp_path):
 
 
 def test_report_for_one_client_mentions_copies_without_names_of_others(tmp_path):
-    events = [make_fault_event(1, 2, 2), make_fault_event(2, 1, 2), *make_copy_events(2, 3)]
+    lyon = NAMES.index("Lyon")
+    graz = NAMES.index("Graz")
+    oslo = NAMES.index("Oslo")
+    events = [
+        make_fault_event(lyon, times=2, num_rounds=2),
+        make_fault_event(graz, times=1, num_rounds=2),
+        *make_copy_events(graz, oslo),
+    ]
     folder = change_record(make_run(tmp_path, clients=5), events=events)
 
     page = text_of_page(write_report(folder, client="Graz"))

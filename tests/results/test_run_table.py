@@ -87,17 +87,7 @@ def test_contributions_csv_is_read_back_bitwise(tmp_path: Path) -> None:
     assert csv_lines(table_read.itertuples(index=False)) == csv_lines(table)
 
     columns = columns_in(table_read, "sv")
-    values_read = np.array(
-        [
-            last_values(
-                table_read,
-                "sv",
-                3,
-                column,
-            )
-            for column in columns
-        ]
-    ).T
+    values_read = np.array([last_values(table_read, "sv", 3, column) for column in columns]).T
 
     assert torch.equal(torch.tensor(values_read), values)
 
@@ -105,10 +95,11 @@ def test_contributions_csv_is_read_back_bitwise(tmp_path: Path) -> None:
     assert curve.to_numpy().tolist() == [values[:, 1].tolist()]
 
 
-def make_round_rows(r: int) -> list[Row]:
-    return round_rows(
-        r, [Numbers("cssv", [0.1 + r]), Numbers("cssv", [[1 / 3]], {"3": "Dress"})], NAMES
-    )
+def make_round_rows(round_index: int) -> list[Row]:
+    """Two rows: the first client's value, and that of a class."""
+    value = Numbers("cssv", [0.1 + round_index])
+    value_of_class = Numbers("cssv", [[1 / 3]], {"3": "Dress"})
+    return round_rows(round_index, [value, value_of_class], NAMES)
 
 
 def write_rounds(
@@ -116,35 +107,67 @@ def write_rounds(
 ) -> Path:
     file = CSV(path, NAMES)
     file.begin(first_round, earlier)
-    for r in rounds:
-        file.append(make_round_rows(r))
+    for round_index in rounds:
+        file.append(make_round_rows(round_index))
     return path
 
 
-@pytest.mark.parametrize("damage", ["", "2,cssv,0,", '2,"cs'])
-def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(
-    tmp_path: Path, damage: str
-) -> None:
-    whole = write_rounds(tmp_path / "whole.csv", range(4)).read_text()
+@pytest.fixture
+def interrupted_csv(tmp_path: Path, cut_line: str) -> Path:
+    """The file of a run of which rounds 0 to 2 are written, and the beginning of another line."""
     path = write_rounds(tmp_path / "c.csv", range(3))
     with path.open("a") as out:
-        out.write(damage)
-
-    elsewhere = write_rounds(tmp_path / "new" / "c.csv", [2, 3], 2, earlier=path)
-    assert len(path.read_text().splitlines()) == 7 + bool(damage)  # left alone
-    assert elsewhere.read_text() == write_rounds(path, [2, 3], 2).read_text() == whole
+        out.write(cut_line)
+    return path
 
 
-def test_rounds_of_an_earlier_run_are_copied_before_the_csv_is_rewritten(tmp_path: Path) -> None:
-    """Those of another run, and those of this one where it goes back by more than one."""
+@pytest.mark.parametrize("cut_line", ["", "2,cssv,0,", '2,"cs'])
+def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(
+    tmp_path: Path, interrupted_csv: Path
+) -> None:
+    whole = write_rounds(tmp_path / "whole.csv", range(4))
+
+    write_rounds(interrupted_csv, [2, 3], first_round=2)
+
+    assert interrupted_csv.read_text() == whole.read_text()
+
+
+@pytest.mark.parametrize("cut_line", ["", "2,cssv,0,", '2,"cs'])
+def test_resuming_in_another_folder_leaves_the_earlier_csv_alone(
+    tmp_path: Path, interrupted_csv: Path
+) -> None:
+    whole = write_rounds(tmp_path / "whole.csv", range(4))
+    content = interrupted_csv.read_text()
+
+    resumed = write_rounds(
+        tmp_path / "new" / "c.csv", [2, 3], first_round=2, earlier=interrupted_csv
+    )
+
+    assert resumed.read_text() == whole.read_text()
+    assert interrupted_csv.read_text() == content
+
+
+# Of another run, or of this one where it goes back by more than one round.
+@pytest.mark.parametrize("first_round", [0, 1])
+def test_rounds_of_an_earlier_run_are_copied_before_the_csv_is_rewritten(
+    tmp_path: Path, first_round: int
+) -> None:
     path = write_rounds(tmp_path / "c.csv", range(4))
     content = path.read_bytes()
-    for copy, begin in (("c_1.csv", 0), ("c_2.csv", 1)):
-        with pytest.warns(
-            UserWarning, match=rf"c\.csv holds rounds of an earlier run: they are kept in .*{copy}"
-        ):
-            write_rounds(path, range(begin, 4), begin)
-        assert (tmp_path / copy).read_bytes() == path.read_bytes() == content
+    message = r"c\.csv holds rounds of an earlier run: they are kept in .*c_1.csv"
+
+    with pytest.warns(UserWarning, match=message):
+        write_rounds(path, range(first_round, 4), first_round=first_round)
+
+    assert (tmp_path / "c_1.csv").read_bytes() == content
+    assert path.read_bytes() == content
+
+
+def test_copies_of_earlier_rounds_are_numbered(tmp_path: Path) -> None:
+    path = write_rounds(tmp_path / "c.csv", range(4))
+    for number in (1, 2):
+        with pytest.warns(UserWarning, match=rf"they are kept in .*c_{number}\.csv"):
+            write_rounds(path, range(4))
 
 
 def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) -> None:
@@ -163,9 +186,10 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) ->
     )
     fit(loop, tmp_path, rounds=4)  # without any logger, it lies in default_root_dir
     run = flsv.read_run(tmp_path)
-    now = loop.to_frame()
+    frame = loop.to_frame()  # of the last round
 
-    assert tuple(now.columns) == tuple(run.columns) == COLUMNS
+    assert tuple(frame.columns) == COLUMNS
+    assert tuple(run.columns) == COLUMNS
 
     keys = ["metric", "client", "class"]
     assert not run.duplicated(["round", *keys]).any()
@@ -175,46 +199,39 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) ->
     assert weights.groupby("round")["value"].sum().tolist() == pytest.approx([1] * 4)
     assert set(run.loc[run["metric"] == "accuracy", "round"]) == {1, 3}
 
-    final = loop.contributions["cssv"].by_class
-    of_class = (
-        run[(run["metric"] == "cssv") & run["class"].notna()]
-        .groupby(["client", "class"])["value"]
-        .last()
-    )
+    by_class = loop.contributions["cssv"].by_class
+    rows_of_classes = run[(run["metric"] == "cssv") & run["class"].notna()]
+    last_by_class = rows_of_classes.groupby(["client", "class"])["value"].last()
 
-    assert len(of_class) == int(final.isfinite().sum())
-    assert all(
-        value
-        == pytest.approx(
-            final[i, int(j)].item(),
-            rel=1e-6,
-        )
-        for (i, j), value in of_class.items()
-    )
+    assert len(last_by_class) == int(by_class.isfinite().sum())
+    for (client, label), value in last_by_class.items():
+        assert value == pytest.approx(by_class[client, int(label)].item(), rel=1e-6)
 
-    assert set(now["round"]) == {3}
+    assert set(frame["round"]) == {3}
 
     lasting = run[~run["metric"].isin(["update_norm", "weight"])]
     last_values = lasting.fillna({"class": ""}).groupby(keys, as_index=False)["value"].last()
-    now = now[now["metric"] != "weight"].fillna({"class": ""})
-    merged = now.merge(
+    values_of_frame = frame[frame["metric"] != "weight"].fillna({"class": ""})
+    merged = values_of_frame.merge(
         last_values,
         on=keys,
         how="outer",
-        suffixes=("_now", "_run"),
+        suffixes=("_frame", "_run"),
         indicator=True,
     )
 
     assert set(merged["_merge"]) == {"both"}
-    assert (merged["value_now"] == merged["value_run"]).all()
-    assert {"cssv", "sv", "sv/stderr", "accuracy", "cost"} <= set(now["metric"])
+    assert (merged["value_frame"] == merged["value_run"]).all()
+    assert {"cssv", "sv", "sv/stderr", "accuracy", "cost"} <= set(values_of_frame["metric"])
 
 
 def make_late_rounds(value: float) -> list[RoundResult]:
-    of_rounds = [round_rows(r, [Numbers("value", [value + r, value])], NAMES) for r in (0, 1)]
+    """Two rounds of two clients. The first client's value goes up by one, and the second's does not change."""
+    rows_of_round_0 = round_rows(0, [Numbers("value", [value, value])], NAMES)
+    rows_of_round_1 = round_rows(1, [Numbers("value", [value + 1, value])], NAMES)
     return [
-        RoundResult(r, of_rounds[r], changed_rows(of_rounds[r], of_rounds[0] if r else []))
-        for r in (0, 1)
+        RoundResult(0, rows_of_round_0, changed_rows(rows_of_round_0, [])),
+        RoundResult(1, rows_of_round_1, changed_rows(rows_of_round_1, rows_of_round_0)),
     ]
 
 
@@ -223,25 +240,39 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
 ) -> None:
     path = write_rounds(tmp_path / "c.csv", range(2))
     file = CSV(path, NAMES)
+    num_earlier_rows = len(read_contributions(path))
+    num_late_rows = 2 + 1  # in round 0 both clients have a new value, in round 1 the first one
+
     for value in (3.0, 5.0):
         file.write_late(make_late_rounds(value))
         table = read_contributions(path)
         assert table["round"].is_monotonic_increasing
-        assert last_values(table, "value", 2) == [value + 1, value]
-        assert len(table) == 4 + 3
+        assert last_values(table, "value", clients=2) == [value + 1, value]
+        assert len(table) == num_earlier_rows + num_late_rows
+
+
+def test_writing_no_late_values_changes_nothing(tmp_path: Path) -> None:
+    path = write_rounds(tmp_path / "c.csv", range(2))
+    file = CSV(path, NAMES)
+    file.write_late(make_late_rounds(5.0))
+    table = read_contributions(path)
 
     file.write_late([])
+
     assert read_contributions(path).equals(table)
 
+
+def test_csv_that_has_been_deleted_is_not_begun_without_its_header(tmp_path: Path) -> None:
+    path = write_rounds(tmp_path / "c.csv", range(2))
+    file = CSV(path, NAMES)
     path.unlink()
+
     with pytest.raises(FileNotFoundError, match=r"c\.csv"):
         file.write_late(make_late_rounds(1.0))
-
     assert not path.exists()
 
     with pytest.raises(FileNotFoundError, match=r"c\.csv"):
-        file.append(make_round_rows(3))  # else the file would begin without its header
-
+        file.append(make_round_rows(3))
     assert not path.exists()
 
 
@@ -255,9 +286,10 @@ def test_value_written_twice_is_read_as_the_later_one(tmp_path: Path) -> None:
             file.write(csv_lines(changed_rows))
 
     table = read_contributions(path)
-    values = values_by_round(table, "value", 2, "", [0, 1])
+    values = values_by_round(table, "value", clients=2, column="", rounds=[0, 1])
 
-    assert values.to_numpy().tolist() == [[5.0, 5.0], [6.0, 5.0]]
+    # Those of make_late_rounds(5.0), by round and client.
+    assert values.to_numpy().tolist() == [[5.0, 5.0], [5.0 + 1, 5.0]]
 
 
 def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path: Path) -> None:
@@ -283,12 +315,12 @@ def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path: 
         .groupby(["metric", "client", "class"])["value"]
         .last()
     )
-    final = loop.contributions["relevance"].by_class
+    by_pair = loop.contributions["relevance"].by_class
     expected = {}
     for i in range(3):
         for j in range(3):
-            if not final[i, j].isnan():
-                expected[i, str(j)] = final[i, j].item()
+            if not by_pair[i, j].isnan():
+                expected[i, str(j)] = by_pair[i, j].item()
 
     assert len(expected) > 3
     assert last_values["relevance"].to_dict() == pytest.approx(expected)

@@ -32,11 +32,10 @@ class SavesBest(L.Callback):
         self.best = float("inf")
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        loss = abs(
-            float(trainer.callback_metrics["val_loss"]) - 0.9
-        )  # the best is not always the last
-        if loss < self.best:
-            self.best = loss
+        # By the distance to 0.9 the best model is not always the last.
+        distance = abs(float(trainer.callback_metrics["val_loss"]) - 0.9)
+        if distance < self.best:
+            self.best = distance
             torch.save(pl_module.state_dict(), self.path)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -68,29 +67,38 @@ class ReadsFiles(Base):
         return float(Path("data/train/weight.txt").read_text()) * self.loss(batch)
 
 
-class OpenForBoth(Base):
-    """Reads what it has written into a file that is open for both."""
+class ReadsAndWritesAFile(Base):
+    """Reads what it has written into a file that is open for both.
+
+    One byte of the file is the loss's weight in percent, and every step writes the next step's weight there.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.file = open("numbers.bin", "w+b")  # noqa: SIM115 - until the end
         self.file.write(bytes(range(100, 200)))
         self.file.flush()
-        self.file.seek(3)
+        self.file.seek(3)  # the byte 103
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        weight = self.file.read(1)[0] / 100
+        weight = self.read_byte() / 100
+        # Any rule does by which all weights hang on the number of steps.
+        next_byte = int(99 + 100 * weight) // 2 + 40
+        self.write_byte(next_byte)
+        return weight * self.loss(batch)
+
+    def read_byte(self) -> int:
+        (byte,) = self.file.read(1)
         self.file.seek(-1, os.SEEK_CUR)
-        self.file.write(bytes([int(99 + 100 * weight) // 2 + 40]))
+        return byte
+
+    def write_byte(self, byte: int) -> None:
+        self.file.write(bytes([byte]))
         self.file.flush()
         self.file.seek(-1, os.SEEK_CUR)
 
-        return weight * self.loss(batch)
 
-
-class InAMap(Base):
-    """Counts in a file that is mapped into memory."""
-
+class CountsInAMappedFile(Base):
     def __init__(self) -> None:
         super().__init__()
         self.counts = np.memmap("counts.bin", dtype="int64", mode="w+", shape=(2,))
@@ -100,13 +108,13 @@ class InAMap(Base):
         return self.loss(batch) * (1 + 0.02 * float(self.counts[0]))
 
 
-class InSharedMemory(InAMap):
+class CountsInSharedMemory(CountsInAMappedFile):
     def __init__(self) -> None:
         super().__init__()
         self.counts = np.frombuffer(mmap.mmap(-1, 4096), dtype="int64")
 
 
-class Draws(Base):
+class DrawsPictures(Base):
     """Draws pictures into the folder of its logger."""
 
     def on_validation_end(self) -> None:
@@ -115,8 +123,8 @@ class Draws(Base):
         torch.save(0, os.path.join(folder, f"{self.current_epoch}.pt"))
 
 
-class NoFolder(DummyLogger):
-    """A logger of a service, without any folder."""
+class LoggerWithoutFolder(DummyLogger):
+    """As that of a service."""
 
 
 @pytest.fixture
@@ -133,11 +141,12 @@ def fill_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-Made = Callable[[], tuple[Any, list[L.Callback]]]
+#: Makes a module and the callbacks of its trainer.
+MakesModule = Callable[[], tuple[Any, list[L.Callback]]]
 
 
 def fit_kind(
-    make: Made,
+    make: MakesModule,
     folder: Path,
     shadow: bool = False,
     members: tuple[int, ...] | None = None,
@@ -170,38 +179,39 @@ def read_files(folder: Path) -> dict[str, str]:
 
 
 def assert_as_plain_fits(
-    make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
+    make: MakesModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> None:
     """The metric's coalitions equal plain fits of the members, each in a folder of its own; the user's files are those
     of a run without the metric."""
     expected = []
-    files_without: dict[str, str] = {}
-    for members in (None, (0,), (1,), (2,)):
+    files_of_plain_fits = []
+    for members in (None, (0,), (1,), (2,)):  # None: all three clients
         user_folder = fill_folder(tmp_path / f"plain {members}", monkeypatch)
         _, module = fit_kind(make, user_folder / "root", members=members, **options)
         expected.append(utility_of_module(module))
-        files_without = files_without or read_files(user_folder)
+        files_of_plain_fits.append(read_files(user_folder))
 
     user_folder = fill_folder(tmp_path / "user", monkeypatch)
-
     loop, module = fit_kind(make, user_folder / "root", shadow=True, **options)
 
-    utilities = loop.metrics["shadow"].game[1:].flatten()
-    torch.testing.assert_close(utilities, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+    _, *utilities = loop.metrics["shadow"].game  # the first is that of the untrained model
+    torch.testing.assert_close(
+        torch.stack(utilities), torch.tensor(expected).double(), rtol=0, atol=1e-6
+    )
     assert utility_of_module(module) == expected[0]
-    assert read_files(user_folder) == files_without
+    assert read_files(user_folder) == files_of_plain_fits[0]
 
 
-KINDS: dict[str, Made] = {
+KINDS: dict[str, MakesModule] = {
     "a best model": lambda: (Base(), [SavesBest("best.pt")]),
     "a best model by its absolute path": lambda: (Base(), [SavesBest(os.path.abspath("best.pt"))]),
     "a best model elsewhere": lambda: (Base(), [SavesBest(os.path.abspath("../best.pt"))]),
     "a best model in a new folder": lambda: (Base(), [MakesFolder(), SavesBest("new/best.pt")]),
     "logs and tables": lambda: (Base(), [WritesMore()]),
     "files that are read": lambda: (ReadsFiles(), []),
-    "a file open for both": lambda: (OpenForBoth(), []),
-    "a file in memory": lambda: (InAMap(), []),
-    "shared memory": lambda: (InSharedMemory(), []),
+    "a file open for both": lambda: (ReadsAndWritesAFile(), []),
+    "a file in memory": lambda: (CountsInAMappedFile(), []),
+    "shared memory": lambda: (CountsInSharedMemory(), []),
 }
 
 
@@ -218,14 +228,14 @@ def test_coalitions_read_and_write_separate_files(
 
 
 @pytest.mark.parametrize(
-    "logger", [lambda: CSVLogger("logs"), lambda: WithFolder()], ids=["files", "a service"]
+    "logger", [lambda: CSVLogger("logs"), lambda: LoggerOfAService()], ids=["files", "a service"]
 )
 def test_module_writes_into_the_folder_of_its_logger(
     logger: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user_folder = fill_folder(tmp_path / "user", monkeypatch)
     loop, _ = fit_kind(
-        lambda: (Draws(), []),
+        lambda: (DrawsPictures(), []),
         user_folder,
         shadow=True,
         logger=logger(),
@@ -234,14 +244,14 @@ def test_module_writes_into_the_folder_of_its_logger(
     assert not loop.contributions["shadow"].isnan().any()
 
 
-class WithFolder(NoFolder):
+class LoggerOfAService(LoggerWithoutFolder):
     @property
     def log_dir(self) -> str:
         return "service"
 
 
 def test_trainer_without_a_loggers_folder_trains_coalitions(folder_of_user: Path) -> None:
-    for logger in (False, NoFolder()):
+    for logger in (False, LoggerWithoutFolder()):
         loop, _ = fit_kind(lambda: (Base(), []), folder_of_user, shadow=True, logger=logger)
         assert not loop.contributions["shadow"].isnan().any()
 
@@ -266,9 +276,13 @@ def test_nothing_is_left_in_the_runs_folder_or_among_temporary_files(
     assert not [*(folder_of_user / "root").rglob(".coalitions*")]
 
 
-class NoView:
-    def __call__(self, *_: Any) -> None:
+def refuse_private_file_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let forked coalitions be unable to write into files of their own."""
+
+    def refuse(*_: Any) -> None:
         raise OSError("not here")
+
+    monkeypatch.setattr("flsv.retraining.forked_fits.own_view", refuse)
 
 
 @pytest.mark.parametrize("name", ["a best model", "logs and tables", "a best model elsewhere"])
@@ -277,32 +291,36 @@ def test_file_writes_are_refused_by_name_without_a_private_file_view(
 ) -> None:
     plain_folder = fill_folder(tmp_path / "plain", monkeypatch)
     fit_kind(KINDS[name], plain_folder / "root")
-    without = read_files(plain_folder)
-    monkeypatch.setattr("flsv.retraining.forked_fits.own_view", NoView())
+
+    refuse_private_file_views(monkeypatch)
     switch = "flsv.retraining.after_the_run.SavedBeginning.switch_to_fresh_processes"
     monkeypatch.setattr(switch, lambda *_: None)  # fresh processes have a view of their own
     user_folder = fill_folder(tmp_path / "user", monkeypatch)
-
     with pytest.warns(UserWarning, match=r"no values.*it writes .*(best|epoch0)\.pt"):
         loop, _ = fit_kind(KINDS[name], user_folder / "root", shadow=True)
+
     assert loop.contributions["shadow"].isnan().all()
-    assert read_files(user_folder) == without
+    assert read_files(user_folder) == read_files(plain_folder)
 
 
 def test_coalitions_read_files_without_a_private_file_view(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flsv.retraining.forked_fits.own_view", NoView())
+    refuse_private_file_views(monkeypatch)
     assert_as_plain_fits(KINDS["files that are read"], tmp_path, monkeypatch)
 
 
 def test_write_into_the_systems_folders_is_named(folder_of_user: Path) -> None:
     with pytest.warns(UserWarning, match=r"it writes '?/etc/flsv-test"):
-        loop, _ = fit_kind(lambda: (Base(), [Outside(os.getpid())]), folder_of_user, shadow=True)
+        loop, _ = fit_kind(
+            lambda: (Base(), [WritesIntoEtc(os.getpid())]), folder_of_user, shadow=True
+        )
     assert loop.contributions["shadow"].isnan().all()
 
 
-class Outside(L.Callback):
+class WritesIntoEtc(L.Callback):
+    """Writes in every process but its owner."""
+
     def __init__(self, owner: int) -> None:
         self.owner = owner
 
@@ -311,13 +329,15 @@ class Outside(L.Callback):
             Path("/etc/flsv-test").write_text("")
 
 
-class Endless(Base):
-    """Of client 1 alone."""
+class NeverEndsOfClient1(Base):
+    """Trains for ever where client 1 trains alone."""
 
     def on_train_epoch_start(self) -> None:
-        loop: Any = next(
-            callback for callback in self.trainer.callbacks if isinstance(callback, FederatedLoop)
-        )  # type: ignore[attr-defined]
+        (loop,) = (
+            callback
+            for callback in self.trainer.callbacks  # type: ignore[attr-defined]
+            if isinstance(callback, FederatedLoop)
+        )
         while loop.state.cohort == [1]:
             pass
 
@@ -332,7 +352,7 @@ def test_coalition_that_never_ends_is_named_also_of_a_fresh_process(
     with pytest.warns(
         UserWarning, match=r"1 coalition failed to train, client 1: it took longer than 9 s"
     ):
-        loop, _ = fit_kind(lambda: (Endless(), []), folder_of_user, shadow=True)
+        loop, _ = fit_kind(lambda: (NeverEndsOfClient1(), []), folder_of_user, shadow=True)
 
     assert "fresh processes, since forks have failed (it took longer than 9 s)" in caplog.text
     assert loop.contributions["shadow"].isnan().all()
