@@ -61,23 +61,33 @@ def build_network(
             if it has another number of classes.
 
     Raises:
-        ConfigurationError: the name is unknown, or the network does not return ``num_classes`` logits for samples of
-            this shape.
+        ConfigurationError: the name is unknown, the network has no such option, or it does not return ``num_classes``
+            logits for samples of this shape.
 
     Example:
         >>> build_network("lenet5", 10, (1, 28, 28), channels=(10, 20), hidden=(50,)).classifier[-1]
         Linear(in_features=50, out_features=10, bias=True)
     """
     make = network_maker(name)
+    options = dict(kwargs)
     if name in NETWORKS:
-        return make(num_classes=num_classes, input_shape=input_shape, **kwargs)
-    if not name.startswith(_OF_TORCHVISION):
+        kwargs = {"input_shape": input_shape, **kwargs}
+    elif not name.startswith(_OF_TORCHVISION):
         channels, _, _ = image_shape(name, input_shape)
         kwargs = {"in_chans": channels, **kwargs}
     elif name in _WITH_AUXILIARY_CLASSIFIERS:
         kwargs = {"aux_logits": False, "init_weights": True, **kwargs}
-    network = make(num_classes=num_classes, **kwargs)
-    check_output(network, name, num_classes, input_shape)
+    try:
+        network = make(num_classes=num_classes, **kwargs)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"The network {name!r} does not take all of the options {options} ({error}). Options of another network "
+            "in a configuration file are left out by --model.network_args '{}'."
+        ) from None
+    if name not in NETWORKS:
+        check_output(network, name, num_classes, input_shape)
     return network
 
 

@@ -143,6 +143,15 @@ def test_build_network_passes_options_to_timm():
     assert network(torch.rand(2, 1, 32, 32)).shape == (2, 4)
 
 
+@pytest.mark.parametrize("name", ["softmax", "timm:resnet10t", "torchvision:resnet18"])
+def test_build_network_refuses_options_of_another_network(name):
+    with pytest.raises(
+        ConfigurationError,
+        match=rf"The network '{name}' does not take .* \{{'hidden': \[64\]\}} .*--model.network_args '\{{\}}'",
+    ):
+        models.build_network(name, 10, (3, 32, 32), hidden=[64])
+
+
 @pytest.mark.parametrize("name", ["lenet", "torchvision:nonsense"])
 def test_build_network_with_an_unknown_name_raises(name):
     with pytest.raises(
