@@ -35,7 +35,8 @@ from flsv.metrics import ClassSpecificShapley
 from helpers.data import group_options
 from helpers.fits import trainer_for
 
-NAMES = ["Boston", "Lyon", "Osaka"]
+#: FLSV_SITES="a b c d" runs the federations of these tests with other sites.
+NAMES = os.environ.get("FLSV_SITES", "Boston Lyon Osaka").split()
 SEED = 7
 ROUNDS = 3
 #: Validation and test samples of the sites' own.
