@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.uploads import Upload, UploadContext
+from flsv.uploads import PrivateUpload, UploadContext
 from flsv.utilities.arguments import rounded_up
 from flsv.utilities.declared import NonNegative, Positive, checked
 from flsv.utilities.errors import ConfigurationError
@@ -118,7 +118,7 @@ def _normal(count: int, key: bytes) -> Tensor:
     return numbers[:count]
 
 
-class GaussianPrivacy(Upload):
+class GaussianPrivacy(PrivateUpload):
     r"""Upload transformation that clips a client's update and adds Gaussian noise to it.
 
     .. math::
@@ -192,8 +192,6 @@ class GaussianPrivacy(Upload):
                 f"{rounded_up(noise)}, or max_epsilon."
             )
 
-    place = 1
-    is_privacy = True
     #: Updates are differences from the global model, since a client's own start point is private.
     reference: Literal["start", "global"] = "global"
 
@@ -268,7 +266,7 @@ MEASURED = (
 )
 
 
-def warn_of_noise(privacy: GaussianPrivacy, metrics: Sequence[str]) -> None:
+def warn_of_noise(privacy: PrivateUpload, metrics: Sequence[str]) -> None:
     """Warn that the values of ``metrics`` come from noised updates. Do nothing if there is no noise or no such metric.
 
     Args:

@@ -35,6 +35,7 @@ from flsv.utilities.seeding import generator_for
 __all__ = [
     "Compression",
     "JointUpload",
+    "PrivateUpload",
     "TopK",
     "Upload",
     "UploadContext",
@@ -90,8 +91,6 @@ class Upload(ValidatedArguments, ABC):
     #: Rank in the list of uploads. Attacks (0) come first, then privacy (1) before compression, so that the noise is
     #: compressed, too. Then come all others (2), and collusion (3), since colluders see the updates that would be sent.
     place: ClassVar[int] = 2
-    #: Whether this is the noise of differential privacy, which all that leaves a client must have.
-    is_privacy: ClassVar[bool] = False
 
     @abstractmethod
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
@@ -135,6 +134,31 @@ class Upload(ValidatedArguments, ABC):
 
         Raises:
             ConfigurationError: it does not, for example because noise would be added to BatchNorm's statistics.
+        """
+
+
+class PrivateUpload(Upload):
+    """Base class of differential privacy's noise, which all that leaves a client must have.
+
+    Attributes:
+        noise_multiplier: the noise's standard deviation divided by the update's largest norm. 0 adds none.
+        delta: the probability that epsilon does not hold, in (0, 1).
+        max_epsilon: the largest epsilon of a client. None: no limit.
+    """
+
+    place = 1
+    noise_multiplier: float
+    delta: float
+    max_epsilon: float | None
+
+    @abstractmethod
+    def epsilon(self, rounds: int) -> float:
+        """Compute the privacy loss epsilon of a client that has taken part in ``rounds`` rounds."""
+
+    @abstractmethod
+    def affordable_rounds(self) -> int | None:
+        """Return in how many rounds a client may take part before its epsilon exceeds ``max_epsilon``. None without a
+        limit.
         """
 
 

@@ -24,7 +24,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from flsv.attacks import Attack, Collusion
 from flsv.configuration.identity import Identity, sample_hashes
 from flsv.data import FederatedDataModule
-from flsv.games.performance import Mode, performance_of
+from flsv.scores.performance import Mode, performance_of
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import version_settings
@@ -61,7 +61,7 @@ class Federation:
         rounds: number of rounds.
         data: section ``data`` of a configuration of ``flsv fit``.
         model: section ``model`` of a configuration of ``flsv fit``.
-        performance: score of a model on the server's validation set, see :mod:`flsv.games.performance`.
+        performance: score of a model on the server's validation set, see :mod:`flsv.scores.performance`.
         mode: whether lower (``"min"``) or higher (``"max"``) values of ``performance`` are better. None for the
             performance's own.
         bad: ``{kind: clients}``, the ids of the clients with bad data or updates, by the kind of fault.

@@ -24,7 +24,6 @@ from flsv.filters import OutlierFilter
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.game import MAX_EXACT_PLAYERS
 from flsv.games.members import members_of
-from flsv.games.performance import performance_of
 from flsv.retraining.fit_order import FitOrder
 from flsv.retraining.fits_in_processes import (
     UTILITY,
@@ -35,6 +34,7 @@ from flsv.retraining.fits_in_processes import (
 )
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import UtilityStore
+from flsv.scores.performance import performance_of
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.forks import cores, why_not_fork
 from flsv.utilities.own_files import own_folder

@@ -43,8 +43,8 @@ from flsv.benchmark.summary import (
 from flsv.benchmark.truth import SEEDS
 from flsv.cli.command import command_parser, display_path, from_1, printer
 from flsv.cli.options import STRICT_HELP
-from flsv.results.folder import FolderLock
 from flsv.results.terminal import print_table
+from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.formats import refuse_other_versions
 
 #: The federation in which costs are measured, which needs no download.

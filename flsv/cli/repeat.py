@@ -28,9 +28,10 @@ from flsv.cli.parser import make_cli
 from flsv.cli.saved_run import config_with_seeds
 from flsv.report import Run, open_run
 from flsv.report.reading import COLUMNS, SUMMARY, seed_summary
-from flsv.results.folder import RUNS, FolderLock, run_folder
+from flsv.results.folder import RUNS, run_folder
 from flsv.results.terminal import print_table
 from flsv.results.text import numbers, percent, with_intervals
+from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.display import BRACKETS
 from flsv.utilities.errors import ConfigurationError

@@ -50,9 +50,8 @@ from flsv.cli.retrained_run import Question, RunSummary, run_in_children, summar
 from flsv.core.artifacts import client_folders
 from flsv.functional.intervals import interval_over_seeds
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
-from flsv.games.performance import Judges
 from flsv.report.basis import ALL_TAKE_PART, basis_of_retrained
-from flsv.results.folder import RECORD, RETRAINED, FolderLock
+from flsv.results.folder import RECORD, RETRAINED
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
 from flsv.results.text import joined, percent, with_intervals
@@ -61,6 +60,8 @@ from flsv.retraining.fits_in_processes import FitsInProcesses, Prediction
 from flsv.retraining.retrain import SEEDS, Retrained, copy_from_run, stored_outputs, train_seeds
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import UtilityStore
+from flsv.scores.performance import Judges
+from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.declared import Count, checked

@@ -23,16 +23,6 @@ from flsv.configuration.identity import Identity, config_settings
 from flsv.federation import FederatedLoop
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.coalition_utility import Measure
-from flsv.games.performance import (
-    CLASSIFICATION,
-    Judges,
-    ModelScore,
-    judged_by,
-    performance_of,
-    scores_positive,
-    title_of,
-    warn_of_rarity,
-)
 from flsv.results.folder import RECORD
 from flsv.results.record import read_record
 from flsv.results.text import joined
@@ -42,6 +32,16 @@ from flsv.retraining.fits_in_processes import Federation, Prediction, work_on
 from flsv.retraining.train_fits import Proof
 from flsv.retraining.utility_store import LAST, column_name
 from flsv.sampling import FullParticipation
+from flsv.scores.performance import (
+    CLASSIFICATION,
+    Judges,
+    ModelScore,
+    judged_by,
+    performance_of,
+    scores_positive,
+    title_of,
+    warn_of_rarity,
+)
 from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.errors import ConfigurationError

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge
@@ -18,18 +18,16 @@ from torchmetrics import Metric
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.core.needs import needs_of
 from flsv.core.parameter_space import ParameterSpace, Share, check_share
+from flsv.core.state import LocalWork
 from flsv.core.strategy import FederationInfo, Strategy
 from flsv.core.vocabulary import TOLD_BY_CLIENTS
 from flsv.data import FederatedDataModule
 from flsv.filters import OutlierFilter, UpdateFilter, with_finite_check
 from flsv.personalization import Personalizer
 from flsv.sampling import ClientSampler, FullParticipation
-from flsv.uploads import Upload, check_uploads
+from flsv.uploads import PrivateUpload, Upload, check_uploads
 from flsv.utilities.declared import Count, check_argument, checked
 from flsv.utilities.errors import ConfigurationError, listed
-
-if TYPE_CHECKING:
-    from flsv.privacy import GaussianPrivacy
 
 #: Default number of pictures of a metric in a run. TensorBoard keeps as many.
 PICTURES = 10
@@ -45,25 +43,6 @@ DESCRIBED: dict[str, Any] = {
 }
 #: The argument ``local_epochs``: passes of every client, passes by a client's name, or ``"100 steps"`` of every client.
 LocalEpochs = Count | dict[str, Count] | str
-
-
-class LocalWork(NamedTuple):
-    """Length of a client's local training in a round: ``epochs``, or optimizer ``steps`` if ``epochs`` is 0."""
-
-    epochs: int
-    steps: int = 0
-
-    def lengths(self, batches: int, window: int) -> list[int]:
-        """Return each local epoch's number of batches, of ``batches`` in a full epoch and ``window`` in a step."""
-        if self.epochs:
-            return [batches] * self.epochs
-
-        steps_of_a_pass = max(math.ceil(batches / window), 1)
-        passes, remaining_steps = divmod(self.steps, steps_of_a_pass)
-        lengths = [batches] * passes
-        if remaining_steps > 0:
-            lengths.append(remaining_steps * window)
-        return lengths
 
 
 @checked
@@ -329,11 +308,11 @@ class FederationConfig:
         )
 
     @property
-    def privacy(self) -> GaussianPrivacy | None:
+    def privacy(self) -> PrivateUpload | None:
         """Return the entry of ``uploads`` that adds noise for differential privacy, or None."""
         for upload in self.uploads:
-            if upload.is_privacy:
-                return cast("GaussianPrivacy", upload)
+            if isinstance(upload, PrivateUpload):
+                return upload
         return None
 
     @property

@@ -90,7 +90,7 @@ class LocalData:
         state: function that returns the tensors that the participant keeps between rounds. With None they are kept in a
             new dictionary.
         guarded: whether data can be read only inside :meth:`Client.ask`. False for the server's own validation set.
-        any_task: function from a split and a :class:`flsv.games.ModelScore` to an :data:`Evaluator` that computes this
+        any_task: function from a split and a :class:`flsv.scores.ModelScore` to an :data:`Evaluator` that computes this
             score on the split.
         training: function from a random generator to an iterable over the training batches, shuffled by the generator,
             as ``training_step`` gets them.
@@ -290,7 +290,7 @@ class LocalData:
 
         Args:
             vectors: ``[K, P]``, the K models.
-            performance: the name of a classifier's score, or a :class:`flsv.games.ModelScore`.
+            performance: the name of a classifier's score, or a :class:`flsv.scores.ModelScore`.
             split: the split of this participant's samples to use.
 
         Returns:

@@ -1,11 +1,12 @@
-"""The two messages of a round, and the state of a federation between two rounds."""
+"""The two messages of a round, the length of a local training, and the federation's state between two rounds."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,25 @@ if TYPE_CHECKING:
 
 #: Name under which the server sends the global model to a client that starts from another model, if an upload needs it.
 GLOBAL_MODEL = "global_model"
+
+
+class LocalWork(NamedTuple):
+    """Length of a client's local training in a round: ``epochs``, or optimizer ``steps`` if ``epochs`` is 0."""
+
+    epochs: int
+    steps: int = 0
+
+    def lengths(self, batches: int, window: int) -> list[int]:
+        """Return each local epoch's number of batches, of ``batches`` in a full epoch and ``window`` in a step."""
+        if self.epochs:
+            return [batches] * self.epochs
+
+        steps_of_a_pass = max(math.ceil(batches / window), 1)
+        passes, remaining_steps = divmod(self.steps, steps_of_a_pass)
+        lengths = [batches] * passes
+        if remaining_steps > 0:
+            lengths.append(remaining_steps * window)
+        return lengths
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from flsv.games import ModelEvaluator, ModelScore, VectorEvaluator
+    from flsv.games import ModelEvaluator, VectorEvaluator
+    from flsv.scores import ModelScore
 
 #: Function that returns the entries of a client's model that are not shared, by name.
 Private = Callable[[], Mapping[str, Tensor]]

@@ -164,7 +164,7 @@ class Engine:
         self.local_training = LocalTraining(
             self.trainer,
             self.space,
-            config=self._config,
+            parts=self._config,
             store=self.store,
             num_clients=self._state.num_clients,
             steps=self._steps,

@@ -27,9 +27,8 @@ from flsv.engines.remote import Packet, RemoteServer, SiteClient
 from flsv.engines.remote.deployment import answer_or_failure
 from flsv.engines.remote.messages import Reply
 from flsv.engines.remote.transport import MOST_SAMPLES
-from flsv.outside.flower import Contributions
 
-__all__ = ["Contributions", "client_app", "server_app"]
+__all__ = ["client_app", "server_app"]
 
 #: Seconds between two checks for replies.
 POLL = 0.25

@@ -30,12 +30,13 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager
-from flsv.games import CoalitionGames, ModelEvaluator, ModelScore, ValidatedModels
+from flsv.games import CoalitionGames, ModelEvaluator, ValidatedModels
 from flsv.games.judges import MIN_HELD_OUT, ClientJudges
 from flsv.games.lent_module import lent
 from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
 from flsv.games.output_metric import check_two_classes, needs_two_classes
 from flsv.games.validation_batches import checked_logits, checked_pair, no_forward
+from flsv.scores import ModelScore
 from flsv.scores.class_scores import ClassScores, plain_scores
 from flsv.utilities.errors import ConfigurationError
 

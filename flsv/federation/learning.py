@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from flsv.federation.run import FederationRun
-from flsv.games.performance import ModelScore, title_of, undefined_untrained
 from flsv.metrics import ContributionMetric
+from flsv.scores.performance import ModelScore, title_of, undefined_untrained
 
 
 def untrained_scores(run: FederationRun) -> dict[str, float]:

@@ -15,7 +15,7 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from flsv import games
+from flsv import scores
 from flsv._lightning.fit_loop import FederatedFitLoop, Rounds
 from flsv._lightning.patches import (
     PatchedAttributes,
@@ -35,11 +35,12 @@ from flsv.engines.engine import ENGINES, Engine, where
 from flsv.federation.reports import RunReports
 from flsv.federation.resume import check_sharing
 from flsv.federation.run import FederationRun, RunState
-from flsv.results.folder import FolderLock, leaves_files, run_folder
+from flsv.results.folder import leaves_files, run_folder
 from flsv.server.checks import check_metric_shapes
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.training.client_batches import LocalSteps
 from flsv.training.training_step import is_type_error, note_on_types
+from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.errors import ConfigurationError
 
 _EARLY = "the epoch ended before the round's last batch"
@@ -125,7 +126,7 @@ class LightningFit(Rounds):
         )
         measures = self.metrics.performances.values()
         if measures:
-            games.performance.warn_of_rarity(measures, data)
+            scores.performance.warn_of_rarity(measures, data)
         check_metric_shapes(
             config.strategies,
             self.metrics.metrics,

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv import games
+from flsv import scores
 from flsv.__about__ import __version__
 from flsv.configuration.identity import hyperparameters
 from flsv.core import FederationState, Round
@@ -291,13 +291,13 @@ class RunReports:
         if self._state.round_index > 0:
             return
         measures = self._federation.metrics.performances.values()
-        are_defined = all(games.performance.is_always_defined(measure) for measure in measures)
+        are_defined = all(scores.performance.is_always_defined(measure) for measure in measures)
         if not self._reports_learning and are_defined:
             return
 
-        scores = resolve_name(_LEARNING).untrained_scores(self._federation)
+        initial_scores = resolve_name(_LEARNING).untrained_scores(self._federation)
         if self._reports_learning:
-            self._state.start.update(scores)
+            self._state.start.update(initial_scores)
 
     def finish(self) -> None:
         """Pass the final result to all sinks. After a trial run, log the measures that can be used to value clients."""

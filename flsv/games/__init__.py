@@ -2,7 +2,7 @@
 
 Metrics compute the clients' values from these games.
 
-The performance measures are listed in :mod:`flsv.games.performance`. This example values the clients that train an
+The performance measures are listed in :mod:`flsv.scores.performance`. This example values the clients that train an
 autoencoder, by the autoencoder's own validation loss:
 
 >>> import tempfile

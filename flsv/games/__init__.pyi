@@ -2,7 +2,6 @@ from . import (
     copy_module as copy_module,
     lent_module as lent_module,
     make_evaluators as make_evaluators,
-    performance as performance,
 )
 from .coalition_games import CoalitionGames as CoalitionGames
 from .coalition_utility import (
@@ -12,7 +11,6 @@ from .coalition_utility import (
     Weighting as Weighting,
 )
 from .model_evaluator import ModelEvaluator as ModelEvaluator
-from .performance import ModelScore as ModelScore, performance_of as performance_of
 from .validated_models import ValidatedModels as ValidatedModels
 from .vector_evaluator import (
     METRICS as METRICS,

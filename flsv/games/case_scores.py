@@ -14,7 +14,7 @@ from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 from flsv.functional.joint_shares import covariance_over_cases
 from flsv.functional.shapley.predicted_outputs import MOST_PREDICTED, case_values
 from flsv.games.model_evaluator import ModelEvaluator
-from flsv.games.performance import ModelScore
+from flsv.scores.performance import ModelScore
 
 #: Number of samples of the validation samples, drawn with replacement, for a measure that is no mean over samples.
 RESAMPLES = 20

@@ -10,9 +10,9 @@ from torch import Tensor
 from flsv.core import ALONE, Ranks, Round, TrainedCoalitions
 from flsv.games.coalition_utility import CoalitionTable, CoalitionUtility, Weighting, utility_of
 from flsv.games.model_evaluator import ModelEvaluator
-from flsv.games.performance import ModelScore
 from flsv.games.trained_game import TrainedGame
 from flsv.games.vector_evaluator import UtilityMetric, VectorEvaluator
+from flsv.scores.performance import ModelScore
 
 
 class CoalitionGames:
@@ -23,7 +23,7 @@ class CoalitionGames:
     Args:
         evaluator: evaluator of classifiers on the server's validation set. None if no game needs classifiers' scores.
         server_lr: the server's learning rate, the factor of the members' average update in a coalition's model.
-        validated: ``{key: evaluator}`` for models of any task, with :attr:`flsv.games.ModelScore.evaluator` as the key.
+        validated: ``{key: evaluator}`` for models of any task, by :attr:`flsv.scores.ModelScore.evaluator`.
         ranks: the processes among which the evaluations are divided. All of them must call the games with the same
             arguments.
 
@@ -180,7 +180,7 @@ class CoalitionGames:
         Args:
             vector: ``[P]``, the model.
             balanced: whether all classes have the same weight in a classifier's loss.
-            loss: the loss to differentiate, see :func:`flsv.games.performance.loss_measure`.
+            loss: the loss to differentiate, see :func:`flsv.scores.performance.loss_measure`.
 
         Returns:
             The gradient with respect to the P' parameters, the leading entries of the vector, float64 ``[P']``.

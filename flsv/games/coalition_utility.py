@@ -16,8 +16,8 @@ from torch import Tensor
 
 from flsv.core import ALONE, Ranks, Round
 from flsv.functional.shapley.game import coalition_keys, first_positions
-from flsv.games.performance import ModelScore, undefined_untrained
 from flsv.games.vector_evaluator import Build, Scores, UtilityMetric, VectorEvaluator
+from flsv.scores.performance import ModelScore, undefined_untrained
 from flsv.utilities.declared import Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
@@ -236,10 +236,10 @@ class CoalitionUtility:
     Args:
         round: the round whose clients are the players, in the order of ``client_ids``.
         evaluator: evaluator of models on the server's validation set.
-        metric: the performance measure, see :mod:`flsv.games.performance`. A :class:`ModelEvaluator` gives
+        metric: the performance measure, see :mod:`flsv.scores.performance`. A :class:`ModelEvaluator` gives
             ``"accuracy"``, ``"balanced_accuracy"`` (mean over the classes with samples), ``"negative_loss"`` (minus
             the mean cross-entropy, nats) and ``"per_class_accuracy"`` (0 for classes without samples). More is better.
-            Any other measure is a :class:`flsv.games.ModelScore`.
+            Any other measure is a :class:`flsv.scores.ModelScore`.
         weighting: the weights w_i(S): ``"uniform"`` for 1/|S|, ``"samples"`` for n_i / sum_{j in S} n_j, with n_i the
             samples of client i, a tensor of fixed weights w_i ``[k]``, which are not renormalized inside S, or
             ``Renormalized(weights)`` for w_i / sum_{j in S} w_j (equation 4 of Guo et al.).

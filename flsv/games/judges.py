@@ -38,8 +38,8 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.exact import all_coalitions
 from flsv.functional.shapley.predicted_outputs import MOST_PREDICTED, PredictedGame
-from flsv.games.performance import ModelScore, performance_of
 from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
+from flsv.scores.performance import ModelScore, performance_of
 from flsv.utilities.errors import ConfigurationError
 
 #: The fewest held-out samples of a class, or in total, on which a client reports.

@@ -12,9 +12,9 @@ from torchmetrics import Metric
 from flsv._lightning.evaluation import KeptBatches, keep_batches, on_device
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.model_evaluator import ModelEvaluator
-from flsv.games.performance import ModelScore
 from flsv.games.validated_models import ValidatedModels
 from flsv.games.vector_evaluator import VectorEvaluator
+from flsv.scores.performance import ModelScore
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 

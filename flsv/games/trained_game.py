@@ -22,7 +22,7 @@ from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.judges import ClientJudges
 from flsv.games.lent_module import lent
 from flsv.games.model_evaluator import ModelEvaluator
-from flsv.games.performance import ModelScore
+from flsv.scores.performance import ModelScore
 from flsv.utilities.seeding import isolated_rngs
 
 

@@ -18,11 +18,23 @@ from torchmetrics import Metric
 from flsv.core import VOCABULARY, Client, ClientMatrix
 from flsv.core.needs import needs_of
 from flsv.core.vocabulary import NEEDS
+from flsv.scores import OWN_SCORES
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, ValidatedArguments
 from flsv.utilities.display import LEVEL, html_table
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
+
+#: Names of a run's table whose numbers belong to a single round and are not valid in the next.
+OF_A_ROUND = ("weight", *OWN_SCORES, "update_norm")
+#: Names that no metric may have, since a run's table, curves or pictures use them.
+NAMES_IN_USE = (
+    *OF_A_ROUND,
+    "train_loss",
+    *(f"client_{score}" for score in OWN_SCORES),
+    "data",
+    "how to read",
+)
 
 _Plot = TypeVar("_Plot", bound=Callable[..., Any])
 

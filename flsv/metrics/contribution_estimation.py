@@ -32,9 +32,9 @@ from flsv.functional.fedce import (
     leave_one_out_cosines,
     without_own,
 )
-from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.cosine_gradient_shapley import parameters_of
+from flsv.scores.performance import Mode, ModelScore, performance_of
 from flsv.utilities.declared import Momentum, Positive
 from flsv.utilities.errors import ConfigurationError
 
@@ -157,7 +157,7 @@ class ContributionEstimation(ContributionMetric):
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         combine: ``"times"``: the product of the two factors, as above. ``"plus"``: their sum.
         performance: the score m, in [0, 1], of which more is better: ``"accuracy"``, ``"balanced_accuracy"``, a value
-            that the module logs when it validates, or a torchmetrics metric. See :mod:`flsv.games.performance`.
+            that the module logs when it validates, or a torchmetrics metric. See :mod:`flsv.scores.performance`.
         floor: the number to which smaller shares of a client are raised.
         mode: ``"max"`` for a value that the module logs.
         cap: the largest mean error that counts, as a multiple of the median over all clients. Clients report errors

@@ -15,7 +15,7 @@ from torch import Tensor
 from flsv.core import Round
 from flsv.data.groups import client_called
 from flsv.metrics.base import ContributionMetric
-from flsv.privacy import GaussianPrivacy
+from flsv.uploads import PrivateUpload
 
 
 def _traffic(round: Round, direction: Literal["up", "down"], bytes: bool = False) -> Tensor:
@@ -176,6 +176,7 @@ class PrivacyLoss(ContributionMetric):
         ValueError: client ids are unknown or repeated.
 
     Example:
+        >>> from flsv.privacy import GaussianPrivacy
         >>> metric = PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=3.0), num_clients=3)
         >>> metric.update(torch.tensor([0, 1]))
         >>> metric.update(torch.tensor([0]))
@@ -197,7 +198,7 @@ class PrivacyLoss(ContributionMetric):
     participations: Tensor
 
     def __init__(
-        self, privacy: GaussianPrivacy, num_clients: int | None = None, **kwargs: Any
+        self, privacy: PrivateUpload, num_clients: int | None = None, **kwargs: Any
     ) -> None:
         self.privacy = privacy
         super().__init__(num_clients, None, **kwargs)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from flsv.core import ClientMatrix, Round
 from flsv.functional.gradient_agreement import gradient_agreement
-from flsv.games.performance import ModelScore, performance_of
 from flsv.metrics.base import ContributionMetric, latest
 from flsv.metrics.cosine_gradient_shapley import cosines_with_sum, parameters_of
+from flsv.scores.performance import ModelScore, performance_of
 from flsv.utilities.declared import Share
 
 #: Step of the difference quotients of a logged loss, as a fraction of an update.

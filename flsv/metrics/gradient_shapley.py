@@ -11,8 +11,8 @@ from torch import Tensor
 
 from flsv.functional.moving_average import momentum_add, momentum_merge, momentum_value
 from flsv.functional.shapley.gradient import client_in_run_values, gradient_shapley
-from flsv.games.performance import loss_measure
 from flsv.metrics.base import ContributionMetric
+from flsv.scores.performance import loss_measure
 from flsv.utilities.declared import Momentum
 
 

@@ -20,7 +20,6 @@ from flsv.core import Round
 from flsv.functional import few_coalitions_shapley
 from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
 from flsv.functional.shapley.predicted_outputs import PredictedValues, whole_layers
-from flsv.games.performance import Judges, Mode
 from flsv.games.trained_game import UNTRAINED, OutputScore, TrainedGame
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.design import (
@@ -29,6 +28,7 @@ from flsv.metrics.coalitions.design import (
     spread_rounds,
 )
 from flsv.metrics.coalitions.value import MeasuredMetric
+from flsv.scores.performance import Judges, Mode
 from flsv.utilities.choices import Verify
 from flsv.utilities.csv_files import numbers_text
 from flsv.utilities.declared import Count
@@ -106,7 +106,7 @@ class ShadowShapley(MeasuredMetric):
             ``"both"``, ``"all"``, ...) or a list of coalitions, each a list of its members' numbers. ``"auto"``: the
             most accurate of ``"all"``, ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"`` and
             ``"singles"`` within ``max_fits``.
-        performance: the performance measure of a model, see :mod:`flsv.games.performance`.
+        performance: the performance measure of a model, see :mod:`flsv.scores.performance`.
         per_class: compute values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         every: compute values every ``every`` rounds and after the last. Between them the previous values stand. None:

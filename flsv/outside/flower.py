@@ -22,11 +22,12 @@ from torchmetrics import Metric
 
 from flsv.outside.value_round import RoundValues, metrics_by_name, value_round
 from flsv.results.curves import curves_of
-from flsv.results.folder import CONTRIBUTIONS, FolderLock
+from flsv.results.folder import CONTRIBUTIONS
 from flsv.results.record import now, record_head, write_record
 from flsv.results.rows import RoundResults
 from flsv.results.run_table import CSV
 from flsv.results.tensorboard import TensorBoard
+from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.errors import ConfigurationError
 
 #: Flower's logger, which ``flwr run --stream`` shows.

@@ -28,10 +28,10 @@ from flsv.games import CoalitionGames
 from flsv.games.lent_module import module_device
 from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
 from flsv.games.model_evaluator import ModelEvaluator
-from flsv.games.performance import ModelScore, is_logged
 from flsv.metrics import ContributionMetric, PartialFederatedShapley
 from flsv.results.rows import numbers_of, overall
 from flsv.results.run_table import COLUMNS, frame, round_rows
+from flsv.scores.performance import ModelScore, is_logged
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.utilities.declared import Count, check_argument, checked

@@ -32,7 +32,6 @@ from flsv.core import (
 )
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional.common_entries import keep_common
-from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.personalization.base import (
     OWN_MODEL,
     Personalized,
@@ -41,6 +40,7 @@ from flsv.personalization.base import (
     ask_model_values,
     check_validation,
 )
+from flsv.scores.performance import Mode, ModelScore, performance_of
 from flsv.utilities.declared import Count, NonNegative, Share
 from flsv.utilities.seeding import generator_for
 
@@ -65,7 +65,7 @@ class FedFomo(UploadKeeper):
         epsilon_decay: decrease of ``epsilon`` per round.
         performance: score that takes the place of -L_i. By default minus the cross-entropy. For tasks other than
             classification, it is the name of a value that the module logs in validation (``"val_loss"``) or a
-            torchmetrics metric. See :mod:`flsv.games.performance`.
+            torchmetrics metric. See :mod:`flsv.scores.performance`.
         mode: whether lower (``"min"``) or higher (``"max"``) values of ``performance`` are better.
 
     Raises:

@@ -14,6 +14,7 @@ from torch import Tensor
 from flsv.functional.intervals import seed_freedom
 from flsv.functional.joint_shares import ValueErrors, joint_intervals
 from flsv.report.reading import Run, over_seeds
+from flsv.results.folder import CASE_COVARIANCE, SEED_COVARIANCE
 from flsv.results.text import WORDS, joined, nearest_first, titled
 from flsv.results.verdict import (
     PaymentFacts,
@@ -28,14 +29,8 @@ from flsv.utilities.csv_files import NAN, number_or_nan
 from flsv.utilities.display import CLIENTS
 from flsv.utilities.errors import ConfigurationError
 
-#: Prefixes of the further columns of shares in retrained.csv: shares without one of the seeds, or by another score.
-WITHOUT_SEED = "share without seed "
-BY_SCORE = "share by "
 #: Name of the values by retraining.
 RETRAINED = "retrained"
-#: Columns of retrained.csv with the rows of the values' covariances between seeds and between validation samples.
-SEED_COVARIANCE = "covariance of seeds"
-CASE_COVARIANCE = "covariance of cases"
 #: Text in the column ``changed`` of retrained.csv if the run drew cohorts and the trainings of its coalitions do not.
 ALL_TAKE_PART = "all members of a coalition train in every round"
 

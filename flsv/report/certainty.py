@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from flsv.functional.allocation import Negatives
-from flsv.report.basis import BY_SCORE, RETRAINED, WITHOUT_SEED, Basis
+from flsv.report.basis import RETRAINED, Basis
 from flsv.report.reading import Run
+from flsv.results.folder import BY_SCORE, WITHOUT_SEED
 from flsv.results.text import known_mean, shares_in
 from flsv.utilities.csv_files import NAN, number_or_nan
 

@@ -19,7 +19,6 @@ from torchmetrics import Metric
 
 from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.results.rows import column_names
-from flsv.results.run_table import OF_A_ROUND
 from flsv.scores import OWN_SCORES
 
 #: Largest number of curves of one metric per class and client. With more, only pictures and the CSV have the values.
@@ -143,12 +142,6 @@ def curves_of(
     if not wanted:
         return []
     return [name for name, metric in metrics.items() if column_names(metric) is None]
-
-
-def names_in_use() -> tuple[str, ...]:
-    """Return the names that no metric may have, since the run's table, curves or pictures use them."""
-    scores = [tag_of(name) for name in OWN_SCORES]
-    return (*OF_A_ROUND, "train_loss", *scores, "data", "how to read")
 
 
 def tag_of(metric: str) -> str:

@@ -1,4 +1,4 @@
-"""The folder of a run: its place, its files' names, and a lock that reserves it."""
+"""The folder of a run: its place, and its files' names."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 
 import lightning as L
-from filelock import FileLock, Timeout
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.csv_files import read_rows
 from flsv.utilities.display import display_path
 from flsv.utilities.errors import ConfigurationError, listed
@@ -20,6 +18,12 @@ from flsv.utilities.errors import ConfigurationError, listed
 CONTRIBUTIONS = "contributions.csv"
 RECORD = "run.json"
 RETRAINED = "retrained.csv"
+#: Prefixes of the further columns of shares in retrained.csv: shares without one of the seeds, or by another score.
+WITHOUT_SEED = "share without seed "
+BY_SCORE = "share by "
+#: Columns of retrained.csv with the rows of the values' covariances between seeds and between validation samples.
+SEED_COVARIANCE = "covariance of seeds"
+CASE_COVARIANCE = "covariance of cases"
 CONFIG = "config.yaml"
 #: The list of the finished runs of ``flsv repeat``, see :class:`flsv.utilities.result_file.ResultFile`.
 RUNS = "runs.csv"
@@ -146,45 +150,3 @@ def arguments_of_fit() -> str | None:
     arguments = " " + shlex.join(words[1:])
     # A repetition neither resumes nor is quiet.
     return re.sub(r" (--ckpt_path[ =]\S+|-q|--quiet)(?= |$)", "", arguments).strip()
-
-
-#: Seconds to wait for another process that is about to release the folder.
-PATIENCE = 1.0
-
-
-class FolderLock:
-    """Lock on ``.lock`` in a folder, until :meth:`release` or the end of the process.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> lock = FolderLock(folder)
-        >>> FolderLock(folder)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-            ...
-        flsv.utilities.errors.ConfigurationError: another run is writing into ...
-        >>> lock.release()
-        >>> FolderLock(folder).release()
-    """
-
-    def __init__(self, folder: Path) -> None:
-        check_writable(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(folder / ".lock", timeout=PATIENCE, thread_local=False)
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise ConfigurationError(
-                f"another run is writing into {folder}: wait for its end, or give this run a folder of its own "
-                "(--out, --trainer.default_root_dir, or the logger's name)."
-            ) from None
-
-    def __enter__(self) -> FolderLock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Release the folder for other runs. A second call does nothing."""
-        self._lock.release()

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flsv.metrics.base import OF_A_ROUND
 from flsv.results.round_result import RoundResult, Row, Sink
-from flsv.scores import OWN_SCORES
 from flsv.utilities.atomic_files import append, replacing
 from flsv.utilities.csv_files import (
     NAN,
@@ -60,8 +60,6 @@ COLUMNS = (
     "low",
     "high",
 )
-#: Names in the column ``metric`` whose numbers belong to a single round and are not valid in the next.
-OF_A_ROUND = ("weight", *OWN_SCORES, "update_norm")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from flsv.core.extension import EndedRun
 from flsv.core.ranks import ranks_of
 from flsv.functional.shapley.predicted_outputs import whole_layers
 from flsv.games.members import Members, members_of
-from flsv.games.performance import CLASSIFICATION, ModelScore
 from flsv.games.trained_game import OutputScore
 from flsv.metrics.shadow import ShadowShapley
 from flsv.retraining.fit_order import CoalitionTrainer, FitOrder
@@ -31,6 +30,7 @@ from flsv.retraining.fresh_fits import FreshFits, pickled_fit
 from flsv.retraining.readings import file_time
 from flsv.retraining.train_fits import CoalitionTraining, Proof, Unproved
 from flsv.retraining.utility_store import COALITIONS, UtilityStore, column_name
+from flsv.scores.performance import CLASSIFICATION, ModelScore
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import digest
 from flsv.utilities.supervisor import ChildFailed

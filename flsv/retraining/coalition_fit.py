@@ -32,7 +32,6 @@ from flsv.games.judges import ClientJudges
 from flsv.games.lent_module import lent
 from flsv.games.make_evaluators import make_evaluators
 from flsv.games.model_evaluator import ModelEvaluator
-from flsv.games.performance import ModelScore
 from flsv.games.vector_evaluator import Scores, VectorEvaluator
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_refusals import check_scored
@@ -40,6 +39,7 @@ from flsv.retraining.fit_order import FitModels, FitOrder, FitResult
 from flsv.retraining.readings import ChangedFiles, OmittedValidation, become_stand_in
 from flsv.retraining.utility_store import LAST
 from flsv.sampling import ClientSampler
+from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
 

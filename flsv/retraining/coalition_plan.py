@@ -26,7 +26,6 @@ from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import whole_layers
 from flsv.games.coalition_utility import check_untrained, utility_of
 from flsv.games.lent_module import lent
-from flsv.games.performance import is_logged
 from flsv.games.trained_game import OutputScore, untrained_models
 from flsv.metrics.coalitions.design import Coalitions, coalition_masks, design_within, fits_of
 from flsv.metrics.shadow import ShadowShapley
@@ -46,6 +45,7 @@ from flsv.retraining.readings import (
     validation_hooks,
 )
 from flsv.sampling import FullParticipation
+from flsv.scores.performance import is_logged
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.forks import cores

@@ -18,7 +18,6 @@ from torch import Tensor
 from flsv._lightning.patches import callbacks_of, find_loop, is_loop
 from flsv.data import FederatedDataModule
 from flsv.games.coalition_utility import Measure
-from flsv.games.performance import ModelScore
 from flsv.games.trained_game import OutputScore
 from flsv.retraining.coalition_fit import (
     GlobalModelScoring,
@@ -30,6 +29,7 @@ from flsv.retraining.coalition_fit import (
 from flsv.retraining.fit_order import FitOrder, FitResult
 from flsv.retraining.readings import Reading, ReadingRefused
 from flsv.sampling import FullParticipation
+from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
 from flsv.utilities.choices import Participation
 from flsv.utilities.errors import ConfigurationError

@@ -27,13 +27,13 @@ from flsv._lightning.patches import callbacks_of, find_loop
 from flsv._lightning.private import keep_callbacks_unrestored, let_callbacks_log
 from flsv.core.ranks import ranks_of
 from flsv.data import FederatedDataModule
-from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import (
     CoalitionScoring,
     prepare_coalition_fit,
 )
 from flsv.retraining.fit_order import FitOrder, FitResult
 from flsv.retraining.readings import Reading
+from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
 from flsv.utilities.forks import cores, quiet_fork, why_not_fork
 from flsv.utilities.own_files import no_writes, own_folder, own_view

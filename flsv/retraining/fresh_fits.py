@@ -35,12 +35,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from flsv._lightning.patches import callbacks_of
 from flsv.core.ranks import ranks_of
 from flsv.engines.ranks import FederatedStrategy
-from flsv.games.performance import ModelScore
 from flsv.retraining.coalition_fit import only_watches_the_run, prepare_coalition_fit
 from flsv.retraining.fit_order import FitOrder, FitResult
 from flsv.retraining.fits_in_processes import FitsInProcesses
 from flsv.retraining.forked_fits import isolate_files, limit_since
 from flsv.retraining.readings import Reading, reduced
+from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
 from flsv.utilities.errors import listed
 from flsv.utilities.forks import cores

@@ -27,8 +27,7 @@ from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_co
 from flsv.functional.shapley.predicted_outputs import whole_layers
 from flsv.games.coalition_utility import Measure
 from flsv.games.members import members_of
-from flsv.games.performance import Judges, Mode, ModelScore, is_logged, judged_by, performance_of
-from flsv.report.basis import (
+from flsv.results.folder import (
     BY_SCORE,
     CASE_COVARIANCE,
     SEED_COVARIANCE,
@@ -55,6 +54,7 @@ from flsv.retraining.utility_store import (
     read_outputs,
     utilities_after_run,
 )
+from flsv.scores.performance import Judges, Mode, ModelScore, is_logged, judged_by, performance_of
 from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import NAN, numbers_text
 from flsv.utilities.declared import Count, checked

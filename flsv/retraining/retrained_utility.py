@@ -21,10 +21,10 @@ from flsv.data import FederatedDataModule
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.copy_module import copy_module
 from flsv.games.members import Members, members_of
-from flsv.games.performance import Mode, ModelScore, performance_of, warn_of_rarity
 from flsv.games.vector_evaluator import METRICS, Scores, UtilityMetric
 from flsv.retraining.coalition_fit import GlobalModelScoring, train_alone
 from flsv.sampling import ClientSampler, FullParticipation
+from flsv.scores.performance import Mode, ModelScore, performance_of, warn_of_rarity
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -45,8 +45,8 @@ class RetrainedUtility:
         data: the federation's data, with a validation set for the server.
         metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"``, or a list of C of these three names, which
             gives utilities ``[K, C]``. Also ``"per_class_accuracy"``, with utilities ``[K, M]`` for M classes,
-            ``"auroc"`` or another name of :mod:`flsv.games.performance`, a name that the module logs, or a torchmetrics
-            metric.
+            ``"auroc"`` or another name of :mod:`flsv.scores.performance`, a name that the module logs, or a
+            torchmetrics metric.
         max_clients: the largest number of clients that is allowed, since the number of trainings doubles with each
             client.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.

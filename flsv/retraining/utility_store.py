@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flsv.core import ALONE, Ranks
 from flsv.games.members import Members, members_of
-from flsv.games.performance import ModelScore
+from flsv.scores.performance import ModelScore
 from flsv.utilities.atomic_files import replacing, whole_lines
 from flsv.utilities.csv_files import Cell, parse_float, parse_int, read_rows
 from flsv.utilities.result_file import ResultFile, members_text, read_members

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv import games
+from flsv import scores
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.round_boundary import REPLACED, WeightAveraging
 from flsv.configuration.federation_config import FederationConfig
@@ -213,7 +213,7 @@ def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> Non
         measures[name] = getattr(metric, "performance", "accuracy")
     metrics_of_logs = []
     for name, measure in measures.items():
-        if games.performance.is_logged(measure):
+        if scores.performance.is_logged(measure):
             metrics_of_logs.append(name)
     metrics_of_forward = [name for name in measures if name not in metrics_of_logs]
 

@@ -14,7 +14,7 @@ from flsv.core import VOCABULARY, Round, Stage, stage_of
 from flsv.core.needs import Field, check_declared, fields_of, needs_of, read_by, reads_of
 from flsv.core.vocabulary import ARGUMENTS
 from flsv.metrics import ContributionMetric
-from flsv.results.curves import names_in_use
+from flsv.metrics.base import NAMES_IN_USE
 from flsv.utilities.arguments import attribute_of, plain_name
 from flsv.utilities.errors import ConfigurationError
 
@@ -95,7 +95,7 @@ class ContributionMetrics:
     @property
     def performances(self) -> dict[str, Any]:
         """Return the performance measure of each metric that evaluates models, ``{name: performance}``. See
-        :mod:`flsv.games.performance`. It is accuracy for a metric that declares none."""
+        :mod:`flsv.scores.performance`. It is accuracy for a metric that declares none."""
         performances = {}
         for name in self.game_metrics:
             performances[name] = attribute_of(self.metrics[name], "measured_by", "accuracy")
@@ -253,9 +253,9 @@ def _fields(
     reported: set[str],
 ) -> dict[str, Field]:
     """Return the metric's fields, after a check of its name, its fields and its ``needs``."""
-    if name in names_in_use():
+    if name in NAMES_IN_USE:
         raise ConfigurationError(
-            f"metric name {name!r} is taken by the reports (as are {names_in_use()}); choose another."
+            f"metric name {name!r} is taken by the reports (as are {NAMES_IN_USE}); choose another."
         )
     plain_name(name, "metric")
     # For each argument of update(), an attribute of the round or a function of the round.

@@ -20,8 +20,8 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from flsv._lightning.patches import CONFIGURE, PatchedAttributes, answering, callbacks_of
 from flsv._lightning.private import hook_of
-from flsv.configuration.federation_config import LocalWork
 from flsv.core import FederationState
+from flsv.core.state import LocalWork
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.data.streams import Stream

@@ -10,14 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import lightning as L
 import torch
 from torch import Tensor
 
-from flsv.configuration.federation_config import FederationConfig
-from flsv.core import ClientUpdate, Instruction, LocalData, opened
+from flsv.core import ClientUpdate, Instruction, LocalData, Strategy, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.distances import all_finite
 from flsv.training.algorithms import ClientContext
@@ -26,9 +25,31 @@ from flsv.training.entry_trial import EntryTrial
 from flsv.training.optimizer_steps import ClientSteps
 from flsv.training.store import ClientStore
 from flsv.training.trainer_state import TrainerState
-from flsv.uploads import UploadContext, sanitize_report, upload
+from flsv.uploads import Upload, UploadContext, sanitize_report, upload
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_generators, seed_global_rngs
+
+
+class ClientParts(Protocol):
+    """What a federation's configuration sets for the training of a client."""
+
+    @property
+    def client_algorithm(self) -> Any: ...
+
+    @property
+    def personalizer(self) -> Any: ...
+
+    @property
+    def strategies(self) -> Mapping[str, Strategy]: ...
+
+    @property
+    def uploads(self) -> Sequence[Upload]: ...
+
+    @property
+    def optimizer_state(self) -> Literal["reset", "persist"]: ...
+
+    @property
+    def private(self) -> bool: ...
 
 
 class LocalTraining:
@@ -38,26 +59,26 @@ class LocalTraining:
         self,
         trainer: L.Trainer,
         space: ParameterSpace,
-        config: FederationConfig,
+        parts: ClientParts,
         store: ClientStore,
         num_clients: int,
         steps: LocalSteps,
     ) -> None:
         self.trainer = trainer
-        self.state = TrainerState(trainer, space, config.optimizer_state, store, steps)
+        self.state = TrainerState(trainer, space, parts.optimizer_state, store, steps)
         self.context: ClientContext | None = None
         self._entry_trial: EntryTrial | None = None
         self._has_tried_first_client = False
         self.upload_seed: int | None = None
         self.upload_secret = b""
 
-        self._config = config
+        self._parts = parts
         self._store = store
         self._steps = steps
         self._num_clients = num_clients
-        self._algorithm: Any = config.client_algorithm
+        self._algorithm: Any = parts.client_algorithm
         self._optimizer_steps = ClientSteps(trainer, self.state.optimizers, self._algorithm)
-        self._strategies = list(config.strategies.values())
+        self._strategies = list(parts.strategies.values())
 
     @property
     def is_trained(self) -> bool:
@@ -99,10 +120,10 @@ class LocalTraining:
     def _initial_model(self, instruction: Instruction, local: LocalData) -> Tensor:
         """Return the model ``[P]`` from which a client starts."""
         model: Tensor | None
-        if self._config.personalizer is None:
+        if self._parts.personalizer is None:
             model = instruction.start
         else:
-            model = self._config.personalizer.receive(local, instruction)
+            model = self._parts.personalizer.receive(local, instruction)
         if model is None:
             raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
         return model
@@ -195,7 +216,7 @@ class LocalTraining:
     ) -> ClientUpdate | None:
         """Read the client's model from the Trainer, and make its update. None: the model is not finite."""
         vector, trained, private_entries = self.state.read(out)
-        if self._config.private:  # an error would tell of the data
+        if self._parts.private:  # an error would tell of the data
             context.broken |= not all_finite(vector)
         else:
             self._check_steps(context, trained)
@@ -205,7 +226,7 @@ class LocalTraining:
             return self._make_update(
                 context, vector, trained=trained, private_entries=private_entries
             )
-        if not self._config.private:
+        if not self._parts.private:
             return None
 
         # A private client sends the global model with its noise. Its stored state is dropped before the uploads run,
@@ -238,7 +259,7 @@ class LocalTraining:
         send is not finite."""
         local = context.local
         instruction = context.instruction
-        uploads = self._config.uploads
+        uploads = self._parts.uploads
         upload_context = self._upload_context(instruction, local)
 
         sent, traffic = upload(
@@ -271,10 +292,10 @@ class LocalTraining:
         context.upload = partial(self._upload, upload_context)
         reports = self._reports(local, context)
         local.private.update(private_entries)
-        if self._config.personalizer is not None:
-            self._config.personalizer.keep(local)
+        if self._parts.personalizer is not None:
+            self._parts.personalizer.keep(local)
 
-        if self._config.private:  # nothing else, whatever fields an update may have
+        if self._parts.private:  # nothing else, whatever fields an update may have
             return ClientUpdate(
                 instruction.client_id,
                 context.samples,
@@ -324,7 +345,7 @@ class LocalTraining:
         context_of_model = replace(upload_context, state=state_of_model)
 
         sent_vector, _ = upload(
-            self._config.uploads,
+            self._parts.uploads,
             vector,
             initial_model=initial_model,
             global_vector=initial_model,

@@ -1,4 +1,4 @@
-"""Functions that write files completely or not at all, even if the process is killed."""
+"""Files that are written completely or not at all, even if the process is killed, and a lock on a folder of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import IO
+
+from filelock import FileLock, Timeout
 
 from flsv.utilities.errors import ConfigurationError
 
@@ -113,3 +115,45 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+#: Seconds to wait for another process that is about to release the folder.
+PATIENCE = 1.0
+
+
+class FolderLock:
+    """Lock on ``.lock`` in a folder, until :meth:`release` or the end of the process.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> lock = FolderLock(folder)
+        >>> FolderLock(folder)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        flsv.utilities.errors.ConfigurationError: another run is writing into ...
+        >>> lock.release()
+        >>> FolderLock(folder).release()
+    """
+
+    def __init__(self, folder: Path) -> None:
+        check_writable(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(folder / ".lock", timeout=PATIENCE, thread_local=False)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise ConfigurationError(
+                f"another run is writing into {folder}: wait for its end, or give this run a folder of its own "
+                "(--out, --trainer.default_root_dir, or the logger's name)."
+            ) from None
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Release the folder for other runs. A second call does nothing."""
+        self._lock.release()

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from flsv.cli import main
 from flsv.cli.entry import FLSV_COMMANDS
-from flsv.results.folder import FolderLock
+from flsv.utilities.atomic_files import FolderLock
 from helpers.forked import Forked
 from helpers.runs import write_config
 

@@ -18,11 +18,11 @@ from flsv.cli import main
 from flsv.cli.retrain import retrain
 from flsv.data import SizePartitioner, Splits
 from flsv.functional import exact_shapley
-from flsv.games.performance import CLASSIFICATION
 from flsv.metrics import (
     ClassSpecificShapley,
 )
 from flsv.retraining.retrained_utility import RetrainedUtility
+from flsv.scores.performance import CLASSIFICATION
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
 from helpers.pages import text_of_page

@@ -17,9 +17,10 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.functional import few_coalitions
-from flsv.games import ModelEvaluator, performance_of
+from flsv.games import ModelEvaluator
 from flsv.games.trained_game import OutputScore
 from flsv.metrics import GradientShapley, LeaveOneOut, PartialFederatedShapley, ShadowShapley
+from flsv.scores import performance_of
 from flsv.scores.class_scores import ClassScore
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit, make_untrainable, partition_in_three, play_all_coalitions

@@ -53,7 +53,7 @@ FILES_OF_SCORING = (
     "flsv.federation.learning",
     "flsv.games.copy_module",
     "flsv.games.lent_module",
-    "flsv.games.performance",
+    "flsv.scores.performance",
     "flsv.scores.class_scores",
 )
 

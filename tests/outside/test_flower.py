@@ -23,7 +23,6 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from flwr.supercore.task_identity import TaskIdentity
 
 import flsv
-from flsv.engines.flower import Contributions
 from flsv.metrics import (
     ClassSpecificShapley,
     ContributionEstimation,
@@ -31,6 +30,7 @@ from flsv.metrics import (
     CumulativeShapley,
     ShadowShapley,
 )
+from flsv.outside.flower import Contributions
 from flsv.report import Budget, write_report
 from flsv.utilities.errors import ConfigurationError
 from helpers.sites import BIN, free_ports

@@ -14,8 +14,9 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from flsv import Reporting
 from flsv.federation import FederatedLoop
 from flsv.metrics import InRunShapley
-from flsv.results.folder import FolderLock, where_results_are
+from flsv.results.folder import where_results_are
 from flsv.training.algorithms import InRunValues
+from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit, trainer_for

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flsv.results.folder import FolderLock
-from flsv.utilities.atomic_files import replacing
+from flsv.utilities.atomic_files import FolderLock, replacing
 
 
 class Stopped(Exception):

@@ -87,7 +87,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
         estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
-        performance: the performance measure of a coalition's model, see :mod:`flsv.games.performance`.
+        performance: the performance measure of a coalition's model, see :mod:`flsv.scores.performance`.
         coalition_weights: as for :class:`flsv.metrics.DecayedShapley`. ``"fixed"`` equals the paper's game even if the
             weights change between rounds.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.

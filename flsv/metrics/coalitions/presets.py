@@ -121,7 +121,7 @@ class PartialFederatedShapley(CoalitionValue, chosen=("fold",)):
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         performance: the performance measure of a coalition's model if values are not per class: ``"accuracy"``,
             ``"balanced_accuracy"``, ``"negative_loss"``, ``"auroc"``, ``"average_precision"``, ``"f1"``, any name that
-            the module logs when it validates, or any torchmetrics metric. See :mod:`flsv.games.performance`.
+            the module logs when it validates, or any torchmetrics metric. See :mod:`flsv.scores.performance`.
         weighting: how a coalition's updates are averaged: ``"uniform"``, by ``"samples"``, or ``"fixed"``: every update
             has the weight 1/k, whatever the size of the coalition. With fixed weights an update of zero changes no
             coalition's model (without BatchNorm) and has value 0. In an average an update of zero shrinks the others'
@@ -197,7 +197,7 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "fold", "
         init: the value before a client's first round. None: the average starts at the first round's value.
         estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
-        performance: the performance measure of a coalition's model, see :mod:`flsv.games.performance`.
+        performance: the performance measure of a coalition's model, see :mod:`flsv.scores.performance`.
         weighting: how a coalition's updates are averaged, as for :class:`flsv.metrics.PartialFederatedShapley`.
         normalize: ``"min-max"``, as above, or ``"positive"``: max(SV_i, 0) / max SV. See
             :func:`flsv.functional.normalize_shapley`.
@@ -266,7 +266,7 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting",
         estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         normalize: divide each round's values by their sum. False: the value is in the unit of the performance.
-        performance: the performance measure of a coalition's model, see :mod:`flsv.games.performance`.
+        performance: the performance measure of a coalition's model, see :mod:`flsv.scores.performance`.
         coalition_weights: the weights of a coalition's updates: ``"renormalized"``, the aggregation's weights, scaled
             to sum to 1 inside the coalition (eq. 4), or ``"fixed"``, the aggregation's weights without scaling
             (Algorithm 1, line 12), so that a small coalition's model moves less.

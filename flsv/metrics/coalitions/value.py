@@ -17,9 +17,9 @@ from flsv.core import Round
 from flsv.functional import ShapleyEstimate
 from flsv.functional.shapley.estimators import check_estimator, estimator_of
 from flsv.games import CoalitionUtility, Renormalized
-from flsv.games.performance import Judges, Mode, ModelScore, judged_by, performance_of, title_of
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.coalitions.folds import FOLDS, Fold, FoldName
+from flsv.scores.performance import Judges, Mode, ModelScore, judged_by, performance_of, title_of
 from flsv.utilities.errors import ConfigurationError
 
 Weighting = Literal["uniform", "samples", "fixed", "aggregation", "aggregation-fixed"]

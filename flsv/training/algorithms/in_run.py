@@ -36,10 +36,10 @@ from torch.utils.hooks import RemovableHandle
 from flsv._lightning.rounding import rounding_of
 from flsv.core import FederationState, LocalData
 from flsv.core.artifacts import keep_artifact
+from flsv.core.needs import fields_of
 from flsv.core.strategy import FederationInfo
 from flsv.data.labels import batch_labels
 from flsv.functional.shapley.gradient import step_weights
-from flsv.metrics import InRunShapley
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
@@ -125,8 +125,8 @@ class InRunValues(ClientAlgorithm):
     def resume(self, federation: FederationInfo) -> None:
         self.bind_evaluator(None)
         metrics = federation.metrics.values()
-        in_run_metrics = [metric for metric in metrics if isinstance(metric, InRunShapley)]
-        losses = dict.fromkeys(metric.loss for metric in in_run_metrics)
+        in_run_metrics = [metric for metric in metrics if VALUES in fields_of(metric)]
+        losses = dict.fromkeys(getattr(metric, "loss", None) for metric in in_run_metrics)
         if len(losses) > 1:
             raise ConfigurationError(
                 f"{self!r} follows the gradient of one loss, and metrics ask for {list(losses)} (None: the "
@@ -134,7 +134,7 @@ class InRunValues(ClientAlgorithm):
             )
         self._loss = "negative_loss"
         if in_run_metrics:
-            self._loss = in_run_metrics[0].measured_by
+            self._loss = getattr(in_run_metrics[0], "measured_by", self._loss)
 
         optimizer_classes = [type(optimizer) for optimizer in federation.optimizers]
         is_one_sgd = optimizer_classes == [torch.optim.SGD]

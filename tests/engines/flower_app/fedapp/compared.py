@@ -7,7 +7,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, Result
 
 import flsv
 from fedapp.task import CLIENTS, Net, val_loader
-from flsv.engines.flower import Contributions
+from flsv.outside.flower import Contributions
 
 app = ServerApp()
 

@@ -243,7 +243,7 @@ def performance_of(
 
     Args:
         owner: the object with these arguments, or its name, for messages.
-        performance: the argument ``performance``, see the table in :mod:`flsv.games.performance`.
+        performance: the argument ``performance``, see the table in :mod:`flsv.scores.performance`.
         mode: the argument ``mode``, see the same table.
         argument: the name of the argument ``performance``, for messages.
 

@@ -1,0 +1,4 @@
+from . import performance as performance
+from .performance import ModelScore as ModelScore, performance_of as performance_of
+
+OWN_SCORES: tuple[str, ...]
