@@ -30,6 +30,7 @@ from flsv.utilities.errors import check_lightning
 
 #: Option that maps names to objects. A later file adds its names to those of earlier files. ``{}`` removes all names.
 BY_NAME = "federation.metrics"
+_LOOPS = ("FederatedLoop", "flsv.FederatedLoop", "flsv.federation.FederatedLoop")
 _OPTIMIZERS = ("optimizer", "lr_scheduler")
 _PARTS = tuple(f"federation.{role}" for role in ROLES)
 CONFIG_HELP = (
@@ -43,7 +44,8 @@ class ConfigFile(ActionConfigFile):
     """Action of ``--config``, a file or a packaged name. Metrics of several files are merged.
 
     An optimizer, a schedule or a part of the federation that is of another class than in an earlier file begins anew:
-    the learning rate of SGD means nothing to Adam.
+    the learning rate of SGD means nothing to Adam. A file of LightningCLI names the data module under ``data`` and the
+    loop among the callbacks.
     """
 
     def __call__(
@@ -55,7 +57,11 @@ class ConfigFile(ActionConfigFile):
             check_file(path)
             values = str(path)
             text = path.read_text("utf-8")
-        for key, section in _parts_in(yaml.safe_load(text)):
+        config = yaml.safe_load(text)
+        sections = with_sections_of_flsv(config)
+        if sections != config:
+            values = yaml.safe_dump(sections)
+        for key, section in _parts_in(sections):
             earlier_section = cfg.get(key)
             if not isinstance(earlier_section, Mapping | Namespace):
                 continue
@@ -67,6 +73,30 @@ class ConfigFile(ActionConfigFile):
         metrics = cfg.get(BY_NAME)
         if isinstance(earlier_metrics, dict) and isinstance(metrics, dict) and metrics:
             cfg[BY_NAME] = {**earlier_metrics, **metrics}
+
+
+def with_sections_of_flsv(config: Any) -> Any:
+    """Return a project's configuration with its data module as source, and the loop as section ``federation``."""
+    if not isinstance(config, dict):
+        return config
+    sections = dict(config)
+    data = sections.get("data")
+    if isinstance(data, dict) and "class_path" in data:
+        sections["data"] = {"source": data}
+
+    trainer: Any = sections.get("trainer")
+    callbacks = trainer.get("callbacks") if isinstance(trainer, dict) else None
+    if isinstance(callbacks, dict):
+        callbacks = [callbacks]
+    remaining_callbacks: list[Any] = []
+    for callback in callbacks or []:
+        if isinstance(callback, dict) and callback.get("class_path") in _LOOPS:
+            federation = sections.get("federation", {})
+            sections["federation"] = {**callback.get("init_args", {}), **federation}
+            sections["trainer"] = {**trainer, "callbacks": remaining_callbacks}
+        else:
+            remaining_callbacks.append(callback)
+    return sections
 
 
 def with_merged_options(words: Sequence[str]) -> list[str]:
@@ -147,7 +177,7 @@ class OptionParser(ArgumentParser):
         if not self.exit_on_error:  # a part of a value, of which jsonargparse tells the rest
             return super().error(message, ex)
         options = [*self.get_defaults(skip_validation=True).keys()]
-        for subparser in _subparsers(self):
+        for subparser in subparsers_of(self):
             options += subparser.get_defaults(skip_validation=True).keys()
         class_names: list[str] = []
         for package in PACKAGES:
@@ -155,7 +185,7 @@ class OptionParser(ArgumentParser):
         raise OptionError(message, options, class_names) from ex
 
 
-def _subparsers(parser: ArgumentParser) -> list[ArgumentParser]:
+def subparsers_of(parser: ArgumentParser) -> list[ArgumentParser]:
     """Return the parsers of a parser's subcommands."""
     parsers: list[ArgumentParser] = []
     for action in parser._actions:

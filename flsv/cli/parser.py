@@ -29,6 +29,8 @@ from flsv.cli.checkpoints import (
     default_checkpoints,
     find_checkpoint,
 )
+from flsv.cli.config_errors import OptionError
+from flsv.cli.links import link_required
 from flsv.cli.options import (
     CONFIG_HELP,
     PARSER,
@@ -37,6 +39,7 @@ from flsv.cli.options import (
     ConfigFile,
     FitParser,
     import_parts,
+    subparsers_of,
     with_merged_options,
 )
 from flsv.configuration.identity import Identity, config_settings, sample_hashes
@@ -195,6 +198,18 @@ class FederatedCLI(LightningCLI):
         parser.add_lightning_class_args(FederatedLoop, "federation")
         ready_made = f"flsv.{ClassifierClient.__name__}"
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the command line. The data give what the model requires and the configuration leaves out."""
+        try:
+            super().parse_arguments(parser, args)
+        except OptionError as error:
+            section_parser: Any = parser
+            for subcommand_parser in subparsers_of(parser):
+                section_parser = subcommand_parser
+            if not link_required(section_parser, str(error)):
+                raise
+            super().parse_arguments(parser, args)
 
     def before_instantiate_classes(self) -> None:
         """Raise ConfigurationError if a group of options, such as ``data.splits``, is null."""

@@ -101,10 +101,14 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     def num_classes(self) -> int:
         """Number of classes.
 
-        For data without classes it is 1, or the attribute ``num_classes`` of a wrapped data module.
+        Before ``setup`` it is the attribute ``num_classes`` of a wrapped data module, and for data without classes this
+        or 1.
         """
-        num_classes = getattr(self._module, "num_classes", None) if self.no_classes else None
-        return num_classes if isinstance(num_classes, int) else len(self.class_names)
+        if self._partitioned is None or self.no_classes:
+            num_classes = getattr(self._module, "num_classes", None)
+            if isinstance(num_classes, int):
+                return num_classes
+        return len(self.class_names)
 
     @property
     def known_class_counts(self) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Lightning's own LightningCLI, with the loop among the trainer's callbacks: whose hyper-parameters are whose."""
+"""A project's LightningCLI, with the loop among the callbacks: its file, and whose hyper-parameters these are."""
 
 import sys
 from pathlib import Path
@@ -13,18 +13,26 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import FederatedDataModule
 from flsv.cli.parser import make_cli
+from flsv.cli.saved_run import make_run, saved_run
+from flsv.utilities.errors import ConfigurationError
 from helpers.data import FEATURES
 from helpers.fits import state_vector
-from helpers.models import Plain, network
+from helpers.models import Plain
 
 
 class Module(Plain):
-    def __init__(self, width: int = 8) -> None:
-        super().__init__(network(batch_norm=False))
+    configure_optimizers = (
+        L.LightningModule.configure_optimizers
+    )  # the file has a section optimizer
+
+    def __init__(self, num_classes: int, width: int = 8) -> None:
+        super().__init__(torch.nn.Linear(FEATURES, num_classes))
         self.save_hyperparameters()
 
 
 class Data(L.LightningDataModule):
+    num_classes = 3
+
     def __init__(self, batch_size: int = 8, samples: int = 100) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -36,6 +44,33 @@ class Data(L.LightningDataModule):
 
     def train_dataloader(self) -> Any:
         return DataLoader(self.sets, batch_size=self.hparams.batch_size, shuffle=True)
+
+
+class LateData(Data):
+    """Knows its sizes after the setup."""
+
+    num_classes: Any = None
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        self.vocab_size = 40
+
+
+class LateModule(Module):
+    def __init__(self, num_classes: int, vocab_size: int, in_features: int) -> None:
+        super().__init__(num_classes)
+        assert (vocab_size, in_features) == (40, FEATURES)
+
+
+class UnknownSize(Module):
+    def __init__(self, depth: int) -> None:
+        super().__init__(3)
+
+
+class ProjectCLI(LightningCLI):
+    def add_arguments_to_parser(self, parser: Any) -> None:
+        size = "num_classes"
+        parser.link_arguments(f"data.{size}", f"model.init_args.{size}", apply_on="instantiate")
 
 
 HERE = "_lightning.test_nested_hparams"
@@ -61,18 +96,20 @@ def test_lightning_cli_with_the_loop_trains_a_federation(
         "default_root_dir": str(tmp_path),
         "callbacks": [{"class_path": "flsv.FederatedLoop", "init_args": loop}],
     }
-    config = {"model": f"{HERE}.Module", "data": {"source": source, "partitioner": partitioner}}
-    config_file = tmp_path / "own.yaml"
+    optimizer = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
+    config = {
+        "model": f"{HERE}.Module",
+        "data": {"source": source, "partitioner": partitioner},
+        "optimizer": optimizer,
+        "trainer": trainer,
+        "seed_everything": 3,
+    }
     path = tmp_path / "federation.yaml"
-    config_file.write_text(yaml.safe_dump(config))
-    whole_config = {**config, "trainer": trainer, "seed_everything": 3}
-    path.write_text(yaml.safe_dump(whole_config))
+    path.write_text(yaml.safe_dump(config))
+    arguments = ["fit", "--config", str(path)]
 
     def run(*options: str) -> LightningCLI:
-        return LightningCLI(
-            datamodule_class=FederatedDataModule,
-            args=["fit", "--config", str(path), *options],
-        )
+        return ProjectCLI(datamodule_class=FederatedDataModule, args=[*arguments, *options])
 
     whole = run()
     assert dict(whole.datamodule.source.hparams) == OWN
@@ -89,6 +126,27 @@ def test_lightning_cli_with_the_loop_trains_a_federation(
     assert resumed.trainer.current_epoch == 2
     assert torch.equal(state_vector(resumed.model), state_vector(whole.model))
 
-    # So it is on flsv's own command line.
-    by_flsv = make_cli(["--config", str(config_file)], run=False, quiet=True)
-    assert dict(by_flsv.datamodule.source.hparams) == OWN
+    # flsv's own command line takes the same file, and its run can be made rebuilt.
+    by_flsv = make_cli(arguments, quiet=True)
+    assert torch.equal(state_vector(by_flsv.model), state_vector(whole.model))
+    with saved_run(Path(by_flsv.trainer.log_dir or "")) as (saved, seed):
+        rebuilt = make_run(saved, seed)
+    assert dict(rebuilt.datamodule.source.hparams) == OWN
+    assert rebuilt.model.net.out_features == 3
+    assert [*rebuilt.loop.metrics] == ["cssv"]
+
+
+def make_late(*options: str) -> Any:
+    data = f"{{data: {{class_path: {HERE}.LateData}}}}"  # as LightningCLI names a data module
+    model = f"--model={HERE}.LateModule"
+    return make_cli(["--config", data, model, *options], run=False, quiet=True)
+
+
+@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+def test_data_tell_the_model_what_it_requires() -> None:
+    assert make_late().model.net.out_features == 3  # counted by flsv
+    assert make_late("--model.num_classes=5").model.net.out_features == 5
+
+    with pytest.raises(ValueError, match="argument depth is required, and neither") as error:
+        make_late(f"--model={HERE}.UnknownSize")
+    assert isinstance(error.value.__cause__, ConfigurationError)

@@ -234,15 +234,19 @@ def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
 def test_yaml_may_give_data_modules_data_sets_and_clients(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["flsv"])
 
+    saved = {}
+
     def parse(**data):
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": data}))
         options = {"run": False, "save_config_callback": None, "seed_everything_default": False}
         args = ["--config", str(tmp_path / "config.yaml")]
         quiet = {"accelerator": "cpu", "logger": False}
 
-        return LightningCLI(
+        cli = LightningCLI(
             Linear, FederatedDataModule, trainer_defaults=quiet, args=args, **options
-        ).datamodule
+        )
+        saved.update(yaml.safe_load(cli.parser.dump(cli.config))["data"])
+        return cli.datamodule
 
     assert isinstance(
         parse(source=f"{BoringDataModule.__module__}.BoringDataModule").source, BoringDataModule
@@ -254,6 +258,9 @@ def test_yaml_may_give_data_modules_data_sets_and_clients(tmp_path, monkeypatch)
     ]
 
     assert [len(part) for part in parse(source=pair).source] == [30, 10]
+    assert saved["source"] == pair
+    assert len(parse(source=pair[0]).source) == 30
+    assert saved["source"] == pair[0]
 
     for number, name in enumerate(("Boston", "Köln Süd")):
         lines = [f"{number + i / 7},{'fm'[i % 2]},{i % 2}" for i in range(30)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import lightning as L
 import numpy as np
 import torch
-from jsonargparse.typing import restricted_string_type
+from jsonargparse.typing import register_type, restricted_string_type
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
@@ -43,10 +43,12 @@ if TYPE_CHECKING:
 else:
     #: Name of a file. Without it the command line takes visits.csv for the class csv in visits.py, and imports that.
     FileName = restricted_string_type("FileName", r"(?i).*\.(csv|tsv|parquet|npz)$")
+    # By its own serializer every class path would be saved as a text.
+    register_type(FileName, lambda name: str(FileName(name)), fail_already_registered=False)
     # Types that the command line can make. A data module before str, so that YAML may give it as a bare class path;
     # Dataset after str, or the names of torchvision's sets would be taken for its classes. With Path, jsonargparse does
-    # not read a text file as the option's value.
-    Whole = FileName | L.LightningDataModule | str | Path | Dataset | Sequence[FileName | Dataset]
+    # not read a text file as the option's value. It is last, because it saves all objects as texts.
+    Whole = FileName | L.LightningDataModule | str | Dataset | Sequence[FileName | Dataset] | Path
 
 
 Datasets: TypeAlias = Mapping[str, Dataset[Any]]

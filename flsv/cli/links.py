@@ -1,0 +1,72 @@
+"""Arguments of a model that come from the data, such as the number of classes."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.cli import LightningArgumentParser
+from torch.distributed import is_torchelastic_launched
+
+from flsv import FederatedDataModule
+from flsv.utilities.errors import ConfigurationError
+
+_REQUIRED = re.compile(r'^Parser key "model":.*arguments are required: ([\w, ]+)', flags=re.DOTALL)
+#: Names of a model's argument that is the length of a sample with one dimension.
+_LENGTHS = ("num_features", "in_features", "input_size", "input_dim")
+
+
+def link_required(parser: LightningArgumentParser, message: str) -> bool:
+    """Link the data to the arguments of the model that an error of the parser says are required.
+
+    Return whether there are any.
+    """
+    required = _REQUIRED.search(message)
+    if required is None:
+        return False
+    for name in required[1].split(", "):
+        parser.link_arguments(
+            "data",
+            f"model.init_args.{name}",
+            compute_fn=partial(_told_by_data, name=name),
+            apply_on="instantiate",
+        )
+    return True
+
+
+def _told_by_data(data: FederatedDataModule, name: str) -> Any:
+    """Return what the project's data module or, after its setup, the federation's has under a name."""
+    value = _attribute(data, name)
+    if value is None:
+        if not is_torchelastic_launched():  # else the processes would download at once
+            data.prepare_data()
+        data.setup("fit")
+        value = _attribute(data, name)
+    if value is None:
+        value = _told_by_federation(data, name)
+    if value is None:
+        raise ConfigurationError(
+            f"model: the argument {name} is required, and neither the configuration nor the data have it. "
+            f"Add model.init_args.{name}, or an attribute {name} of the data module."
+        )
+    return value
+
+
+def _attribute(data: FederatedDataModule, name: str) -> Any:
+    """Return an attribute of the project's own data module, or None."""
+    value = None
+    if isinstance(data.source, L.LightningDataModule):
+        value = getattr(data.source, name, None)
+    return None if callable(value) else value
+
+
+def _told_by_federation(data: FederatedDataModule, name: str) -> Any:
+    if name == "input_shape":
+        return data.input_shape
+    if name in _LENGTHS and len(data.input_shape) == 1:
+        return data.input_shape[0]
+    if name in ("num_classes", "class_names") and data.no_classes is None:
+        return getattr(data, name)
+    return None
