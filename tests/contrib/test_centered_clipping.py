@@ -1,0 +1,109 @@
+"""CenteredClipping against the formula in NumPy, and the checks of aggregators."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flsv.contrib.centered_clipping import CenteredClipping
+from flsv.core import FederationInfo, ParameterSpace, Round
+from flsv.testing import parametrize_with_checks
+from flsv.testing.checks import PartCheck
+
+START = [1.0, 1.0, 0.0, 1.0]
+#: A network of two parameters, and the two statistics of a BatchNorm without parameters.
+NUM_PARAMETERS = 2
+SPACE = ParameterSpace(nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, affine=False)))
+#: The last client's update is far longer than the others. The statistics are longer than the parameters.
+MODELS = [
+    [2.0, 1.0, 50.0, 4.0],
+    [1.0, 1.5, -30.0, 2.0],
+    [90.0, -40.0, 10.0, 8.0],
+]
+
+
+def make_round(
+    models: Sequence[Sequence[float]], num_samples: Sequence[int], start: Sequence[float] = START
+) -> Round:
+    return Round(
+        round_index=0,
+        client_ids=torch.arange(len(models)),
+        num_samples=torch.tensor(num_samples),
+        global_vector=torch.tensor(start),
+        client_vectors=torch.tensor(models),
+        space=SPACE,
+    )
+
+
+def begun(aggregator: CenteredClipping) -> CenteredClipping:
+    federation = FederationInfo(
+        global_vector=torch.tensor(START),
+        space=SPACE,
+        num_clients=3,
+        num_classes=2,
+        split_sizes={},
+        seed=0,
+    )
+    aggregator.begin(federation)
+    return aggregator
+
+
+def step_by_hand(
+    updates: np.ndarray, shares: np.ndarray, center: np.ndarray, radius: float, iterations: int
+) -> np.ndarray:
+    """The paper's Algorithm 2, with shares of the samples in place of 1/n."""
+    for _ in range(iterations):
+        steps = []
+        for share, update in zip(shares, updates):
+            difference = update - center
+            length = np.linalg.norm(difference)
+            scale = min(1, radius / length) if length > 0 else 1
+            steps.append(share * scale * difference)
+        center = center + np.sum(steps, axis=0)
+    return center
+
+
+@pytest.mark.parametrize("num_samples", [[10, 10, 10], [30, 10, 20]])
+@pytest.mark.parametrize("iterations", [1, 3])
+@pytest.mark.parametrize("radius", [0.5, 2.0, 1000.0])
+def test_two_rounds_are_those_of_the_formula(
+    num_samples: Sequence[int], iterations: int, radius: float
+) -> None:
+    aggregator = begun(CenteredClipping(radius, iterations))
+    shares = np.array(num_samples) / np.sum(num_samples)
+    updates = (np.array(MODELS) - START)[:, :NUM_PARAMETERS]
+    start = np.array(START)
+    center = np.zeros(NUM_PARAMETERS)
+    for _ in range(2):
+        # All clients make the same updates in the second round.
+        models = np.array(MODELS)
+        models[:, :NUM_PARAMETERS] = start[:NUM_PARAMETERS] + updates
+        round = make_round(models.tolist(), num_samples, start.tolist())
+        vector, _ = aggregator.aggregate(round, {})
+        aggregator.end_round(round)
+        center = step_by_hand(updates, shares, center, radius, iterations)
+        start[:NUM_PARAMETERS] += center
+        expected = torch.tensor(start[:NUM_PARAMETERS]).float()
+        torch.testing.assert_close(vector[:NUM_PARAMETERS], expected)
+        start[NUM_PARAMETERS:] = vector[NUM_PARAMETERS:].numpy()
+
+
+def test_statistics_are_averages_with_the_clients_weights() -> None:
+    vector, weights = begun(CenteredClipping(2.0)).aggregate(make_round(MODELS, [1, 1, 1]), {})
+    normalized = weights.numpy() / weights.sum().item()
+    expected = normalized @ np.array(MODELS)[:, NUM_PARAMETERS:]
+    assert vector[NUM_PARAMETERS:].tolist() == pytest.approx(expected.tolist())
+
+
+def test_one_client_moves_the_step_by_no_more_than_its_share_of_the_radius() -> None:
+    far = [[1e30, 1.0, 0.0, 1.0], START, START]
+    vector, _ = begun(CenteredClipping(radius=3.0)).aggregate(make_round(far, [1, 1, 1]), {})
+    # A third of the samples, times the radius of 3.
+    assert vector[0] - START[0] == pytest.approx(1.0)
+
+
+@parametrize_with_checks([CenteredClipping(), CenteredClipping(radius=0.01, iterations=3)])
+def test_centered_clipping_passes_the_checks_of_aggregators(check: PartCheck) -> None:
+    check()
