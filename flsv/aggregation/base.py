@@ -43,7 +43,8 @@ class Aggregator(Strategy):
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         """Compute the weights w_i ``[k]`` of the round's k clients.
 
-        The next global model is x + sum_i w_i (x_i - x), with x the global model and x_i client i's model.
+        The next global model is x + sum_i w_i (x_i - x), with x the global model and x_i client i's model. With a
+        personalizer clients may start from other models than x: ``round.client_updates`` are the changes since then.
 
         Args:
             round: the round, before aggregation.
@@ -52,6 +53,10 @@ class Aggregator(Strategy):
         """
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
-        """Return the next global model ``[P]``, before ``server_lr`` applies, and the clients' weights ``[k]``."""
+        """Return the next global model ``[P]``, before ``server_lr`` applies, and the clients' weights ``[k]``.
+
+        The weights are those that reports show and metrics read. They need not sum to 1. What an aggregator remembers
+        is named in ``saved`` and assigned in ``end_round``, since the round may still fail.
+        """
         weights = self.weights(round, contributions).to(round.client_vectors)
         return round.combine(weights), weights

@@ -204,6 +204,14 @@ def _import_class(path: str) -> Any:
         ) from error
 
 
+def _class_path(name: str) -> str:
+    """Return the class path of a metric of flsv that is named without its package, and other names as they are."""
+    for package in ("flsv.metrics", "flsv.contrib"):
+        if name in dir(importlib.import_module(package)):
+            return f"{package}.{name}"
+    return name
+
+
 def entry(name: str) -> tuple[str, Entry]:
     """Return a metric's short name and description, by its name or class path, optionally with arguments.
 
@@ -212,6 +220,8 @@ def entry(name: str) -> tuple[str, Entry]:
         'CGSV: cosine of update and aggregate'
         >>> entry("flsv.metrics.GradientShapley(momentum=0.5)")[1].arguments
         {'momentum': 0.5}
+        >>> entry("GradientShapley")[1].made_by
+        'flsv.metrics.GradientShapley'
     """
     if name in METRICS:
         return name, METRICS[name]
@@ -222,7 +232,8 @@ def entry(name: str) -> tuple[str, Entry]:
         raise ConfigurationError(
             f"--metric {name}: {error}. Write my_package.MyMetric(momentum=0.5)."
         ) from error
-    path = name.partition("(")[0]
+    name_of_class = name.partition("(")[0]
+    path = _class_path(name_of_class)
     _import_class(path)
     # What another entry of the class needs, this one needs, too.
     needs: tuple[str, ...] = ()
@@ -233,7 +244,7 @@ def entry(name: str) -> tuple[str, Entry]:
             client_algorithm = packaged.client_algorithm
             break
 
-    short_name = name[path.rfind(".") + 1 :]
+    short_name = name[name_of_class.rfind(".") + 1 :]
     return short_name, Entry(
         short_name,
         path,

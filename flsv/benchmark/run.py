@@ -97,7 +97,10 @@ def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Val
     contributions = loop.contribution_metrics.contributions
     for name, metric in metrics.items():
         values = contributions[keys[name]].detach().cpu()
-        result.values[name] = overall(metric, values)
+        values_of_clients = overall(metric, values)
+        if metric.higher_is_better is False:  # the truth is higher for better clients
+            values_of_clients = -values_of_clients
+        result.values[name] = values_of_clients
         result.evaluations[name] = int(getattr(metric, "evaluations", 0))
         if len(metrics) == 1:
             result.seconds[name] = clock.seconds

@@ -272,7 +272,15 @@ class Round:
 
         Returns:
             The combined model ``[P]``.
+
+        Raises:
+            ValueError: weights have another shape.
         """
+        if weights.shape != (len(self),):
+            raise ValueError(
+                f"Round.combine: expected weights [{len(self)}], one for each client of the round, got "
+                f"{list(weights.shape)}."
+            )
         weights = weights.to(self.client_vectors)
         total = weights.sum()
         # sum_i w_i x_i + (1 - sum_i w_i) x. The methods change it in place.

@@ -40,6 +40,8 @@ ORDER = (2, 0, 3, 1)
 SEED = 1
 ROUNDS = len(COHORTS)
 _SPLITS = Splits(client_val=0.25, client_test=0.125)
+#: Needs of parts that evaluate models, and so read all of a model.
+EVALUATIONS = frozenset({"validation", "answers", "client validation"})
 _QUIET = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
 
 
@@ -56,11 +58,11 @@ class TinyClassifier(ClassifierClient):
 
 
 class TinyNormalized(ClassifierClient):
-    """Classifier with BatchNorm, whose statistics are buffers."""
+    """Classifier with BatchNorm, whose statistics are buffers. They follow a batch by the share ``momentum``."""
 
-    def __init__(self) -> None:
+    def __init__(self, momentum: float = 0.1) -> None:
         linear = nn.Linear(FEATURES, NUM_CLASSES)
-        network = nn.Sequential(nn.BatchNorm1d(FEATURES), linear)
+        network = nn.Sequential(nn.BatchNorm1d(FEATURES, momentum=momentum), linear)
         optimizer = partial(torch.optim.SGD, lr=0.1)
         super().__init__(network, num_classes=NUM_CLASSES, optimizer=optimizer)
 
@@ -373,6 +375,29 @@ def statistics_stay_valid(case: FitCase) -> None:
     ensure((variances >= 0).all(), f"the variances {variances.tolist()}")
 
 
+def statistics_do_not_weigh(case: AggregatorCase) -> None:
+    """Check that BatchNorm's statistics do not change the weights of clients whose models nobody evaluates. Take
+    round.client_updates, which has parameters only."""
+    loop = case.make()
+    parts = [*loop.strategies.values(), *loop.metrics.values()]
+    reads_evaluations = any(not EVALUATIONS.isdisjoint(needs_of(part)) for part in parts)
+    if reads_evaluations or case.has_own_module():
+        return
+
+    # In training BatchNorm uses the batch's statistics, so that only the stored ones depend on the momentum.
+    weights = []
+    for momentum in (0.1, 0.9):
+        with isolated_rngs(0, "module"):
+            module = TinyNormalized(momentum)
+        fit = finite_fit(case, module=module, data=tiny_data(batch_size=max(SIZES)))
+        weights.append(fit.loop.state.weights)
+    expected, changed = weights
+    ensure(
+        equal(changed, expected, rtol=1e-4),
+        f"weights {changed} with other statistics instead of {expected}",
+    )
+
+
 def validation_is_declared(case: FitCase) -> None:
     """Check that without a validation set at the server a fit is refused before the first round if a part declares
     that it needs one, and else ends. Name what the part reads of a round in needs, such as needs = ("play",)."""
@@ -526,7 +551,14 @@ ODD_ROUNDS = (
 IN_A_FIT = (
     sides_are_apart, clients_permuted_in_a_fit, state_is_saved, resumes_in_a_fit, vmap_is_equal,
 )  # fmt: skip
-AggregatorCase.checks = (is_one, pickles, weights_are_given, *IN_A_FIT, *ODD_ROUNDS)
+AggregatorCase.checks = (
+    is_one,
+    pickles,
+    weights_are_given,
+    statistics_do_not_weigh,
+    *IN_A_FIT,
+    *ODD_ROUNDS,
+)
 ClientAlgorithmCase.checks = (
     is_one,
     pickles,

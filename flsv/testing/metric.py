@@ -305,8 +305,8 @@ def asks_for_what_there_is(case: MetricCase) -> None:
 
 
 def one_row_per_client(case: MetricCase) -> None:
-    """Check that compute returns detached floats [n] or [n, M], and per_client returns [n]. All n clients count,
-    whether they took part or not."""
+    """Check that compute returns detached floats [n] or, with per_class or columns, [n, M], and per_client returns [n].
+    All n clients count, whether they took part or not."""
     value = case.all_results["value"]
     if isinstance(value, Tensor):
         description = str(list(value.shape))
@@ -318,6 +318,13 @@ def one_row_per_client(case: MetricCase) -> None:
     ensure(
         value.is_floating_point() and not value.requires_grad,
         "other numbers, or gradients with them",
+    )
+    has_unnamed_columns = (
+        value.ndim == 2 and not case.part.per_class and case.part.columns() is None
+    )
+    ensure(
+        not has_unnamed_columns,
+        f"compute() {list(value.shape)} with per_class = False and no columns()",
     )
     overall = list(case.all_results["overall"].shape)
     ensure(overall == [NUM_CLIENTS], f"per_client {overall} of {NUM_CLIENTS} clients")
@@ -396,8 +403,7 @@ def still_is_a_number(case: MetricCase) -> None:
 def buffers_do_not_count(case: MetricCase) -> None:
     """Check that BatchNorm's statistics do not change the values of a metric that evaluates no models. Take
     client_updates, which has parameters only, or the first round.space.num_parameters entries of other vectors."""
-    evaluations = {"validation", "answers", "client validation"}
-    reads_evaluations = not evaluations.isdisjoint(needs_of(case.part))
+    reads_evaluations = not fits.EVALUATIONS.isdisjoint(needs_of(case.part))
     if reads_evaluations:  # these depend on all of a model
         return
     # Rounds whose updates differ in BatchNorm's statistics only.

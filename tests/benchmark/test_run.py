@@ -34,6 +34,10 @@ class Last(ContributionMetric):
         return self.factor * torch.arange(self.num_clients or 0).float()
 
 
+class Cost(Last):
+    higher_is_better = False
+
+
 class Broken(Last):
     def update(self, client_ids: Tensor) -> None:
         raise RuntimeError("no idea")
@@ -88,11 +92,16 @@ def test_regression_run_refuses_metrics_that_need_classes() -> None:
 def test_run_with_a_failing_metric_keeps_the_other_values() -> None:
     run = run_metrics(
         make_small_federation(),
-        {"mine": Entry("mine", Last), "broken": Entry("broken", Broken)},
+        {
+            "mine": Entry("mine", Last),
+            "cost": Entry("cost", Cost),
+            "broken": Entry("broken", Broken),
+        },
         seed=0,
     )
 
     assert run.values["mine"].tolist() == [0, 1, 2]
+    assert run.values["cost"].tolist() == [0, -1, -2]  # more is better, as of the truth
     assert not run.refused
     assert list(run.failed) == ["broken"]
     assert "RuntimeError: no idea" in run.failed["broken"]

@@ -120,6 +120,7 @@ METRICS: list[Fault] = [
     ("is_one", FedAvg(), {}),
     ("asks_for_what_there_is", faulty(Norm, update=lambda self, client_ids, colors: None), {}),
     ("one_row_per_client", faulty(Norm, compute=lambda self: self.norms.nanmean()), {}),
+    ("one_row_per_client", faulty(Norm, compute=lambda self: self.norms[:, None]), {}),
     ("never_seen_is_nan", faulty(Norm, initial_norm=0.0), {}),
     (
         "clients_permuted",
@@ -227,7 +228,16 @@ class Extrapolates(FedAvg):
         return round.global_vector - 10 * mean_update.abs(), weights
 
 
+class WeighsStatistics(FedAvg):
+    """Weighs clients by the length of all that they change."""
+
+    def weights(self, round: Any, contributions: Any) -> Tensor:
+        lengths = round.state_updates.norm(dim=1)
+        return lengths / lengths.sum()
+
+
 AGGREGATORS += [
+    ("statistics_do_not_weigh", WeighsStatistics(), {}),
     ("one_client_is_enough", NeedsTwo(), {}),
     ("updates_may_be_zero", NeedsMovement(), {}),
     ("statistics_stay_valid", Extrapolates(), {}),

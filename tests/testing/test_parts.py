@@ -143,6 +143,7 @@ IN_FITS = (
     *("remote_is_equal", "clients_permuted_in_a_fit", "vmap_is_equal", "resumes_in_a_fit"),
     *("state_is_saved", "sides_are_apart", "weights_are_given", "validation_is_declared"),
     *("one_client_is_enough", "updates_may_be_zero", "statistics_stay_valid"),
+    "statistics_do_not_weigh",
 )
 
 
