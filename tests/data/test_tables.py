@@ -75,7 +75,7 @@ def test_marks_of_missing_values_apply_to_one_column_or_to_all():
 
 
 @pytest.mark.parametrize(
-    ("values", "kind"),
+    ("columns", "kind"),
     [
         ((["30", "4.5"], ["-1e3", ""]), "numbers"),
         ((["0", "0.5"], ["-0.5", "+0"]), "numbers"),
@@ -84,21 +84,22 @@ def test_marks_of_missing_values_apply_to_one_column_or_to_all():
         ((["yes", "no"], ["1_000", "x"]), "categories"),
     ],
 )
-@pytest.mark.parametrize("typed", [False, True])
-def test_the_kind_of_a_column_is_decided_once_over_all_files(values, kind, typed):
-    tables = [
-        Table(f"{number}.csv", pd.DataFrame({"x": column}, dtype=object))
-        for number, column in enumerate(values)
-    ]
-    if typed:
-        tables[0] = frame_table(tables[0].frame)
+@pytest.mark.parametrize("first_is_a_data_frame", [False, True])
+def test_the_kind_of_a_column_is_decided_once_over_all_files(columns, kind, first_is_a_data_frame):
+    first_column, second_column = columns
+    first_frame = pd.DataFrame({"x": first_column}, dtype=object)
+    second_frame = pd.DataFrame({"x": second_column}, dtype=object)
+    if first_is_a_data_frame:
+        first_table = frame_table(first_frame)
+    else:
+        first_table = Table("0.csv", first_frame)
+    tables = [first_table, Table("1.csv", second_frame)]
 
     column_kind, joined = read_column(concatenated_tables(tables), "x", Columns())
 
     assert column_kind == kind
-
     if kind == "categories":
-        assert joined.tolist() == [*values[0], *values[1]]
+        assert joined.tolist() == [*first_column, *second_column]
 
 
 def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
@@ -317,31 +318,40 @@ def test_table_features_equal_those_from_sums_squares_and_categories_of_each_cli
     np.testing.assert_allclose(test_x, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "library",
-    ["pandas", "polars", "pyarrow", "datasets", "hugging face", "csv", "parquet"],
-)
+def write_patients_csv(folder):
+    path = folder / "wards.csv"
+    pd.DataFrame(PATIENTS).to_csv(path, index=False)
+    return path
+
+
+def write_patients_parquet(folder):
+    pytest.importorskip("pyarrow")
+    path = folder / "wards.parquet"
+    pd.DataFrame(PATIENTS).to_parquet(path)
+    return path
+
+
+MAKERS_OF_PATIENTS = {
+    "pandas": lambda folder: pd.DataFrame(PATIENTS),
+    "polars": lambda folder: pytest.importorskip("polars").DataFrame(PATIENTS),
+    "pyarrow": lambda folder: pytest.importorskip("pyarrow").table(PATIENTS),
+    "datasets": lambda folder: pytest.importorskip("datasets").Dataset.from_dict(PATIENTS),
+    "hugging face": lambda folder: HuggingFace(PATIENTS),
+    "csv": write_patients_csv,
+    "parquet": write_patients_parquet,
+}
+
+
+@pytest.mark.parametrize("library", MAKERS_OF_PATIENTS)
 def test_dataframes_of_every_library_give_the_same_data(library, tmp_path):
-    if library == "csv":
-        table = tmp_path / "wards.csv"
-        pd.DataFrame(PATIENTS).to_csv(table, index=False)
-    elif library == "parquet":
-        pytest.importorskip("pyarrow")
-        table = tmp_path / "wards.parquet"
-        pd.DataFrame(PATIENTS).to_parquet(table)
-    elif library == "hugging face":
-        table = HuggingFace(PATIENTS)
-    elif library == "datasets":
-        table = pytest.importorskip(library).Dataset.from_dict(PATIENTS)
-    elif library == "pyarrow":
-        table = pytest.importorskip(library).table(PATIENTS)
-    else:
-        table = pytest.importorskip(library).DataFrame(PATIENTS)
+    make_table = MAKERS_OF_PATIENTS[library]
+    table = make_table(tmp_path)
 
     data = set_up_data(table, labels="ill", groups="ward")
 
     expected = set_up_data(Frame(**PATIENTS), labels="ill", groups="ward")
-    assert data.client_names == expected.client_names == ("Boston", "Köln / Ost", "Lyon")
+    assert data.client_names == ("Boston", "Köln / Ost", "Lyon")
+    assert data.client_names == expected.client_names
     assert data.class_names == ("0", "1")
     assert data.content_hashes() == expected.content_hashes()
 

@@ -1,6 +1,7 @@
 """A ``WeightedRandomSampler`` of the wrapped training loader: each client draws its own samples by their weights, as
 torch does, in one process and at a site."""
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ from helpers.models import Plain
 from helpers.tasks import Items as TaskItems
 
 TRAIN = toy_sets()[0]
+SAMPLES = len(TRAIN)
+BATCH = 8
+LR = 0.1
 #: Rare classes are drawn more often.
 WEIGHTS = torch.tensor([1.0, 3.0, 9.0])[TRAIN.tensors[1]]
 
@@ -49,7 +53,11 @@ class Items(TaskItems):
 
 class Weighted(L.LightningDataModule):
     def __init__(
-        self, train: Dataset = TRAIN, weights: Tensor = WEIGHTS, count: int = 130, **options: Any
+        self,
+        train: Dataset = TRAIN,
+        weights: Tensor = WEIGHTS,
+        count: int = SAMPLES,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.train = train
@@ -57,7 +65,11 @@ class Weighted(L.LightningDataModule):
         self.options = {}
 
     def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.train, batch_size=8, sampler=self.sampler, **self.options)
+        return DataLoader(self.train, batch_size=BATCH, sampler=self.sampler, **self.options)
+
+
+def make_module() -> Plain:
+    return Plain(make_network_without_norm(), partial(torch.optim.SGD, lr=LR))
 
 
 def make_weighted_data(source: L.LightningDataModule, **splits: Any) -> FederatedDataModule:
@@ -69,19 +81,25 @@ def make_weighted_data(source: L.LightningDataModule, **splits: Any) -> Federate
 
 
 def draw_by_torch(
-    indices: Tensor, count: int, path: tuple[int, int, int], replacement: bool = True
+    indices: Tensor,
+    count: int,
+    *,
+    round_index: int,
+    client: int,
+    epoch: int = 0,
+    replacement: bool = True,
 ) -> list[Any]:
-    """What torch's own sampler draws of a client's samples in an epoch: (round, client, epoch)."""
-    draw = generator_for(SEED, "shuffle", *path)
+    """What torch's own sampler draws of a client's samples in an epoch."""
+    draw = generator_for(SEED, "shuffle", round_index, client, epoch)
     sampler = WeightedRandomSampler(WEIGHTS[indices].tolist(), count, replacement, generator=draw)
-    return list(DataLoader(Subset(TRAIN, indices.tolist()), batch_size=8, sampler=sampler))
+    return list(DataLoader(Subset(TRAIN, indices.tolist()), batch_size=BATCH, sampler=sampler))
 
 
 def train_by_hand(model_vector: Tensor, epochs: list[list[Any]]) -> Tensor:
     model = make_network_without_norm()
     space = ParameterSpace(model)
     space.write(model, model_vector)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
 
     for x, y in (batch for epoch in epochs for batch in epoch):
         optimizer.zero_grad()
@@ -91,49 +109,49 @@ def train_by_hand(model_vector: Tensor, epochs: list[list[Any]]) -> Tensor:
     return space.read(model)
 
 
-@pytest.mark.parametrize(("count", "replacement"), [(130, True), (260, True), (65, False)])
-@pytest.mark.parametrize("read", [lambda: TRAIN, lambda: Items(TRAIN.__getitem__, range(130))])
+@pytest.mark.parametrize(
+    ("count", "replacement"),
+    [(SAMPLES, True), (2 * SAMPLES, True), (SAMPLES // 2, False)],
+)
+@pytest.mark.parametrize("is_in_memory", [True, False])
 def test_each_client_draws_its_samples_by_weight(
-    tmp_path: Path, read: Any, count: int, replacement: bool
+    tmp_path: Path, is_in_memory: bool, count: int, replacement: bool
 ) -> None:
     """An epoch has as many draws of a client's samples as the loader makes of so many."""
-    data = make_weighted_data(Weighted(read(), count=count, replacement=replacement))
-    loop = FederatedLoop(KeepsRounds(), local_epochs=2, seed=SEED)
-    fit(
-        loop,
-        tmp_path,
-        Plain(make_network_without_norm(), partial(torch.optim.SGD, lr=0.1)),
-        data,
-        rounds=2,
-    )
+    train: Any = TRAIN
+    if not is_in_memory:
+        train = Items(TRAIN.__getitem__, range(SAMPLES))
+    data = make_weighted_data(Weighted(train, count=count, replacement=replacement))
+    local_epochs = 2
+    loop = FederatedLoop(KeepsRounds(), local_epochs=local_epochs, seed=SEED)
+    fit(loop, tmp_path, make_module(), data, rounds=2)
 
-    assert isinstance(data.client_loader(0), TensorBatches) == (read() is TRAIN)
+    assert isinstance(data.client_loader(0), TensorBatches) == is_in_memory
 
     rounds: list[Round] = loop.aggregator.rounds  # type: ignore[attr-defined]
     for round in rounds:
         assert round.num_samples.tolist() == data.num_samples.tolist()
         for client in range(3):
             indices = data.client_indices(client)
-            index = round.round_index
-            draws = len(indices) * count // 130
-            epochs = [
-                draw_by_torch(indices, draws, (index, client, epoch), replacement)
-                for epoch in range(2)
-            ]
+            draws = len(indices) * count // SAMPLES
+            epochs = []
+            for epoch in range(local_epochs):
+                batches = draw_by_torch(
+                    indices,
+                    draws,
+                    round_index=round.round_index,
+                    client=client,
+                    epoch=epoch,
+                    replacement=replacement,
+                )
+                epochs.append(batches)
             assert round.num_steps[client] == sum(map(len, epochs))
-            assert torch.equal(
-                round.client_vectors[client], train_by_hand(round.global_vector, epochs)
-            )
+            expected = train_by_hand(round.global_vector, epochs)
+            assert torch.equal(round.client_vectors[client], expected)
 
 
 def test_site_keeps_the_weights_of_its_own_loader(tmp_path: Path) -> None:
-    def loop() -> FederatedLoop:
-        return FederatedLoop(seed=SEED)
-
-    def make() -> Plain:
-        return Plain(make_network_without_norm(), partial(torch.optim.SGD, lr=0.1))
-
-    model = ParameterSpace(make()).read(make())
+    model = ParameterSpace(make_module()).read(make_module())
     visit = {
         "run": "0" * 16,
         "clients": 3,
@@ -143,51 +161,56 @@ def test_site_keeps_the_weights_of_its_own_loader(tmp_path: Path) -> None:
         "round": 1,
         "seed": SEED,
     }
-    site = Site(make, Weighted, loop, tmp_path)
+    site = Site(make_module, Weighted, partial(FederatedLoop, seed=SEED), tmp_path)
     packet = Packet("train", {**visit, "counted": None}, {"start": model})
-    reply = site.answer(packet)
-    expected = train_by_hand(model, [draw_by_torch(torch.arange(130), 130, (1, 2, 0))])
 
-    assert torch.equal(reply.tensors["vector"], expected)
-    assert reply.plain["samples"] == 130
-    assert reply.plain["steps"] == 17
+    reply = site.answer(packet)
+
+    batches = draw_by_torch(torch.arange(SAMPLES), SAMPLES, round_index=1, client=2)
+    assert torch.equal(reply.tensors["vector"], train_by_hand(model, [batches]))
+    assert reply.plain["samples"] == SAMPLES
+    assert reply.plain["steps"] == math.ceil(SAMPLES / BATCH)
 
 
 def test_values_of_samples_are_those_of_the_samples_drawn(tmp_path: Path) -> None:
     data = make_weighted_data(Weighted(), server_val=0.2)
-    module = Plain(make_network_without_norm(), partial(torch.optim.SGD, lr=0.1))
-    loop = make_in_run_loop(local_epochs=2)
-    _, sample_values, rounds = fit_in_run(loop, tmp_path, module, data)
+    local_epochs = 2
+    loop = make_in_run_loop(local_epochs=local_epochs)
+    _, sample_values, rounds = fit_in_run(loop, tmp_path, make_module(), data)
 
     for client in range(3):
         expected = 0.0
         for round in rounds:
-            values, _ = in_run_values_by_hand(data, round, client, 0.1, 0.0, 1, 2)
+            values, _ = in_run_values_by_hand(
+                data, round, client, lr=LR, momentum=0.0, window=1, epochs=local_epochs
+            )
             expected = expected + values
         torch.testing.assert_close(sample_values[client], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_weighted_sampler_with_unusable_weights_is_refused() -> None:
+def test_weighted_sampler_of_another_number_of_weights_is_refused() -> None:
     with pytest.raises(
         ConfigurationError,
-        match="WeightedRandomSampler has 3 weights, and the training data have 130",
+        match=f"WeightedRandomSampler has 3 weights, and the training data have {SAMPLES}",
     ):
         make_weighted_data(Weighted(weights=torch.ones(3)))
 
-    indices = make_weighted_data(Weighted()).client_indices(1)
-    none = WEIGHTS.clone()
-    none[indices] = 0
 
-    with pytest.raises(
-        ConfigurationError, match="Client 1 has too few samples with a weight above 0"
-    ):
-        make_weighted_data(Weighted(weights=none))
+def test_client_without_enough_weights_above_0_is_refused() -> None:
+    samples_of_client = make_weighted_data(Weighted()).client_indices(1)
+    no_weight = WEIGHTS.clone()
+    no_weight[samples_of_client] = 0
+    one_weight = no_weight.clone()
+    one_weight[samples_of_client[0]] = 1
+    words = "Client 1 has too few samples with a weight above 0"
 
-    none[indices[0]] = 1
-    make_weighted_data(Weighted(weights=none))
+    with pytest.raises(ConfigurationError, match=words):
+        make_weighted_data(Weighted(weights=no_weight))
 
+    # One sample can be drawn again and again, and not without replacement.
+    make_weighted_data(Weighted(weights=one_weight))
     with pytest.raises(ConfigurationError, match="Client 1 has too few samples"):
-        make_weighted_data(Weighted(weights=none, replacement=False))
+        make_weighted_data(Weighted(weights=one_weight, replacement=False))
 
 
 def test_run_with_other_weights_is_not_resumed(tmp_path: Path) -> None:

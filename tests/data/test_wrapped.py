@@ -26,6 +26,7 @@ from helpers.fits import trainer_for
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(200) % 5
 DATA = TensorDataset(X, Y)
+TEST_SAMPLES = TensorDataset(X[:50], Y[:50])
 
 
 class Linear(L.LightningModule):
@@ -58,8 +59,14 @@ class Linear(L.LightningModule):
         return torch.optim.SGD(self.parameters(), self.lr)
 
 
+#: Batch sizes of the three loaders of :class:`Somebodys`.
+TRAIN_BATCH = 7
+VAL_BATCH = 11
+TEST_BATCH = 13
+
+
 class Somebodys(L.LightningDataModule):
-    def __init__(self, size: int = 120, batch_size: int = 7):
+    def __init__(self, size: int = 120, batch_size: int = TRAIN_BATCH):
         super().__init__()
         self.save_hyperparameters()
         self.size = size
@@ -82,10 +89,10 @@ class Somebodys(L.LightningDataModule):
         return DataLoader(self.train, batch_size=self.batch_size, shuffle=True)
 
     def val_dataloader(self):
-        return DataLoader(self.val, batch_size=11)
+        return DataLoader(self.val, batch_size=VAL_BATCH)
 
     def test_dataloader(self):
-        return DataLoader(self.test, batch_size=13)
+        return DataLoader(self.test, batch_size=TEST_BATCH)
 
 
 @pytest.fixture
@@ -94,20 +101,23 @@ def quiet_trainer(tmp_path):
 
 
 def test_the_centralized_baseline_trains_on_all_clients_data(quiet_trainer):
-    data = FederatedDataModule((DATA, TensorDataset(X[:50], Y[:50])))
+    data = FederatedDataModule((DATA, TEST_SAMPLES))
     model = Linear()
-    trainer = quiet_trainer(2)
+    epochs = 2
+    trainer = quiet_trainer(epochs)
 
     trainer.fit(model, data)
     data_of_fit = data._data
     trainer.test(model, data)
     predictions = trainer.predict(model, data)
 
-    epochs = 2
-    assert len(torch.cat(model.labels["train"])) == epochs * 180
-    assert len(torch.cat(model.labels["val"])) == epochs * 20
-    assert torch.equal(torch.cat(model.labels["test"]), Y[:50])
-    assert torch.equal(torch.cat(predictions), Y[:50])
+    validation_samples = len(DATA) // 10
+    training_samples = len(DATA) - validation_samples
+    assert len(torch.cat(model.labels["train"])) == epochs * training_samples
+    assert len(torch.cat(model.labels["val"])) == epochs * validation_samples
+    test_labels = TEST_SAMPLES.tensors[1]
+    assert torch.equal(torch.cat(model.labels["test"]), test_labels)
+    assert torch.equal(torch.cat(predictions), test_labels)
     assert data._data is data_of_fit  # a further setup changes nothing
 
 
@@ -123,19 +133,24 @@ def test_wrapped_data_module_keeps_its_batch_size_trainer_and_transforms(quiet_t
     batch_sizes = {}
     for split, labels in model.labels.items():
         batch_sizes[split] = [len(y) for y in labels]
-    assert data.batch_size == 7
+    assert data.batch_size == TRAIN_BATCH
     assert wrapped.trainer is trainer
-    assert set(batch_sizes["train"]) == {7, 120 % 7}
-    assert batch_sizes["val"] == [11, 11, 8]
-    assert batch_sizes["test"] == [13, 13, 13, 11]
+    assert set(batch_sizes["train"]) == {TRAIN_BATCH, 120 % TRAIN_BATCH}
+    assert batch_sizes["val"] == [VAL_BATCH, VAL_BATCH, 30 % VAL_BATCH]
+    assert batch_sizes["test"] == [TEST_BATCH, TEST_BATCH, TEST_BATCH, 50 % TEST_BATCH]
     assert torch.equal(torch.cat(model.labels["val"]), Y[120:150])
     assert len(data.server_val_indices) == 0
     assert isinstance(data.val_dataloader(), TensorBatches)
     assert wrapped.calls == ["prepare_data", "setup fit", "prepare_data", "setup test"]
 
 
+STATE = {"cursor": 42}
+
+
 class Hooked(Somebodys):
-    loaded = None
+    """Its hook makes each label 0."""
+
+    loaded_state = None
 
     def on_after_batch_transfer(self, batch, dataloader_idx):
         assert self.trainer is not None
@@ -147,39 +162,41 @@ class Hooked(Somebodys):
         self.train = self.val = None
 
     def state_dict(self):
-        return {"cursor": 42}
+        return STATE
 
     def load_state_dict(self, state_dict):
-        self.loaded = state_dict
+        self.loaded_state = state_dict
 
 
-def test_hooks_teardown_and_state_of_a_wrapped_module_are_used(quiet_trainer, tmp_path):
+def test_hooks_and_teardown_of_a_wrapped_module_are_used(quiet_trainer):
     wrapped = Hooked()
     model = Linear()
     data = FederatedDataModule(wrapped)
-    fit = quiet_trainer()
-    fit.fit(model, data)
+    trainer = quiet_trainer()
+    trainer.fit(model, data)
 
-    assert not torch.cat(model.labels["train"]).any()
+    labels_seen = torch.cat(model.labels["train"])
+    assert labels_seen.tolist() == [0] * len(labels_seen)
 
-    fit.save_checkpoint(tmp_path / "last.ckpt")
     # The next setup starts anew, and deals out the same.
     indices = data.client_indices(1)
-
     assert "teardown" in wrapped.calls
 
-    fit.test(model, data, verbose=False)
+    trainer.test(model, data, verbose=False)
     assert torch.equal(data.client_indices(1), indices)
     assert wrapped.calls.count("setup fit") == 2
 
-    resumed_module = Hooked()
-    quiet_trainer(2).fit(
-        Linear(),
-        FederatedDataModule(resumed_module),
-        ckpt_path=tmp_path / "last.ckpt",
-    )
 
-    assert resumed_module.loaded == {"cursor": 42}
+def test_state_of_a_wrapped_module_is_part_of_the_checkpoint(quiet_trainer, tmp_path):
+    path = tmp_path / "last.ckpt"
+    trainer = quiet_trainer()
+    trainer.fit(Linear(), FederatedDataModule(Hooked()))
+    trainer.save_checkpoint(path)
+
+    resumed_module = Hooked()
+    quiet_trainer(2).fit(Linear(), FederatedDataModule(resumed_module), ckpt_path=path)
+
+    assert resumed_module.loaded_state == STATE
 
 
 def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
@@ -215,20 +232,19 @@ def test_lr_and_batch_size_finders_are_refused_with_the_loop(finder, tmp_path):
     ids=["tensors", "read"],
 )
 def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
+    rounds, local_epochs = 3, 2
+    batches, batch_size = 2, 4
     module = Linear()
-    data = FederatedDataModule(source, SizePartitioner([1, 2]), batch_size=4)
-    trainer_for(
-        FederatedLoop(local_epochs=2, seed=0),
-        tmp_path,
-        3,
-        overfit_batches=2,
-    ).fit(module, data)
-    order = []
-    for client in (0, 1):
-        labels = Y[data.client_indices(client)[:8]]
-        order += [labels, labels]
+    data = FederatedDataModule(source, SizePartitioner([1, 2]), batch_size=batch_size)
+    loop = FederatedLoop(local_epochs=local_epochs, seed=0)
 
-    assert torch.equal(torch.cat(module.labels["train"]), torch.cat(order * 3))
+    trainer_for(loop, tmp_path, rounds, overfit_batches=batches).fit(module, data)
+
+    labels_of_round = []
+    for client in (0, 1):
+        first_samples = data.client_indices(client)[: batches * batch_size]
+        labels_of_round += [Y[first_samples]] * local_epochs
+    assert torch.equal(torch.cat(module.labels["train"]), torch.cat(labels_of_round * rounds))
 
 
 def test_yaml_may_give_data_modules_data_sets_and_clients(tmp_path, monkeypatch):

@@ -135,30 +135,32 @@ def counts() -> dict[str, int]:
     return _library.counts()
 
 
+def our_line(frame: Any) -> str:
+    """The innermost line of flsv that has led here, else of what is not torch."""
+    line_outside = None
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if "/flsv/" in path and "site-packages" not in path:
+            path_in_package = path.rpartition("/flsv/")[2]
+            return f"flsv/{path_in_package}:{frame.f_lineno}"
+        if line_outside is None and "/torch/" not in path:
+            line_outside = f"{Path(path).name}:{frame.f_lineno}"
+        frame = frame.f_back
+
+    return line_outside or "autograd"
+
+
 @contextmanager
-def places(at_least: int = 0) -> Iterator[Counter[tuple[str, str]]]:
+def count_by_line(at_least: int = 0) -> Iterator[Counter[tuple[str, str]]]:
     """Count the copies and waits within the context by kind and by the line of flsv, else of Lightning, that asks; of
     copies only those of at least ``at_least`` numbers."""
     counts: Counter[tuple[str, str]] = Counter()
 
-    def note(kind: str, numbers: int) -> None:
-        if numbers < at_least:
-            return
+    def count_operation(kind: str, numbers: int) -> None:
+        if numbers >= at_least:
+            counts[kind, our_line(sys._getframe(1))] += 1
 
-        frame = sys._getframe(1)
-        outside = "autograd"
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if "/flsv/" in name and "site-packages" not in name:
-                counts[kind, f"flsv/{name.rsplit('/flsv/', 1)[1]}:{frame.f_lineno}"] += 1
-                return
-            if outside == "autograd" and "/torch/" not in name:
-                outside = f"{Path(name).name}:{frame.f_lineno}"
-            frame = frame.f_back
-
-        counts[kind, outside] += 1
-
-    _library.watch(note)
+    _library.watch(count_operation)
     try:
         yield counts
     finally:
@@ -197,33 +199,41 @@ class EmulatedAccelerator(Accelerator):
 
 def on_the_device() -> dict[str, Any]:
     """Arguments of a ``Trainer`` that trains there."""
-    in_fresh_processes("device.emulated")
+    import_in_fresh_processes("device.emulated")
     return {
         "accelerator": "auto",
         "strategy": SingleDeviceStrategy(DEVICE, accelerator=EmulatedAccelerator()),
     }
 
 
-def put_every_trainer_on_it(replace: Callable[[Any, str, Any], None]) -> None:
+def put_every_trainer_on_the_device(replace: Callable[[Any, str, Any], None]) -> None:
     """Put each Trainer there that would train on the CPU; ``replace`` is ``setattr``, or that of a monkeypatch."""
-    make = SingleDeviceStrategy.__init__
+    original_init = SingleDeviceStrategy.__init__
 
-    def there(self: SingleDeviceStrategy, device: Any = "cpu", *args: Any, **options: Any) -> None:
-        make(self, DEVICE if str(device) == "cpu" else device, *args, **options)
+    def init_on_device(
+        self: SingleDeviceStrategy, device: Any = "cpu", *args: Any, **options: Any
+    ) -> None:
+        if str(device) == "cpu":
+            device = DEVICE
+        original_init(self, device, *args, **options)
 
-    replace(SingleDeviceStrategy, "__init__", there)
+    replace(SingleDeviceStrategy, "__init__", init_on_device)
     replace(CPUAccelerator, "setup_device", lambda self, device: None)
-    in_fresh_processes("device.on_emulated", replace)
+    import_in_fresh_processes("device.on_emulated", replace)
 
 
-def in_fresh_processes(name: str, replace: Callable[[Any, str, Any], None] = setattr) -> None:
+def import_in_fresh_processes(
+    name: str, replace: Callable[[Any, str, Any], None] = setattr
+) -> None:
     """Let fresh processes import a module before they are told what is on the device."""
     from flsv.utilities import (
         supervisor,
     )  # only here: the device is registered before flsv is imported
 
-    if name not in supervisor._FRESH:
-        code = supervisor._FRESH.replace(
-            "from flsv.utilities", f"import {name}\nfrom flsv.utilities"
-        )
-        replace(supervisor, "_FRESH", code)
+    program = supervisor._FRESH  # of a fresh process, which imports flsv and then its task
+    if name in program:
+        return
+    program_with_import = program.replace(
+        "from flsv.utilities", f"import {name}\nfrom flsv.utilities"
+    )
+    replace(supervisor, "_FRESH", program_with_import)

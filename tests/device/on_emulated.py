@@ -3,6 +3,6 @@
 FLSV_EMULATED=1 pytest -p device.on_emulated tests/federation
 """
 
-from device.emulated import put_every_trainer_on_it
+from device.emulated import put_every_trainer_on_the_device
 
-put_every_trainer_on_it(setattr)
+put_every_trainer_on_the_device(setattr)

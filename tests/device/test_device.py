@@ -255,6 +255,25 @@ def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path: Path, name: s
     torch.testing.assert_close(vectors[1], vectors[0], rtol=1e-3, atol=1e-4)
 
 
+def fit_on_either_device(
+    personalizer: Any, folder: Path, rounds: int, ckpt_path: Path | None = None, **options: Any
+) -> Tensor:
+    strategies: dict[str, Any]
+    if personalizer is None:
+        strategies = {"metrics": {"sv": CumulativeShapley()}}
+    elif personalizer is FedAMP:
+        # It asks nobody what others are worth to it.
+        strategies = {"metrics": {}, "personalizer": FedAMP()}
+    else:
+        metrics = {"relevance": DomainRelevance()}
+        strategies = {"metrics": metrics, "personalizer": personalizer()}
+
+    loop = FederatedLoop(optimizer_state="persist", seed=1, **strategies)
+    data = toy_data(client_val=0.2)
+    module = fit(loop, folder, make_plain(), data, rounds, ckpt_path, **options)
+    return state_vector(module).cpu()
+
+
 @pytest.mark.parametrize("first_device", ["cpu", DEVICE])
 @pytest.mark.parametrize(
     "personalizer",
@@ -268,27 +287,20 @@ def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path: Path, name: s
 def test_checkpoint_of_one_device_resumes_on_the_other(
     tmp_path: Path, personalizer: Any, first_device: str
 ) -> None:
-    def run(folder: str, rounds: int, path: Path | None = None, **options: Any) -> Tensor:
-        arguments: dict[str, Any] = {"metrics": {"sv": CumulativeShapley()}}
-        if personalizer is not None:
-            # FedAMP asks nobody what others are worth to it.
-            metrics = {} if personalizer is FedAMP else {"relevance": DomainRelevance()}
-            arguments = {"metrics": metrics, "personalizer": personalizer()}
-
-        loop = FederatedLoop(optimizer_state="persist", seed=1, **arguments)
-        data = toy_data(client_val=0.2)
-        module = fit(loop, tmp_path / folder, make_plain(), data, rounds, path, **options)
-        return state_vector(module).cpu()
-
-    saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(tmp_path)]}
     if first_device == "cpu":
-        run("half", 2, **saving)
-        resumed = run("rest", 3, tmp_path / "checkpoints/last.ckpt", **on())
+        options_of_half, options_of_rest = {}, on()
     else:
-        run("half", 2, **saving, **on())
-        resumed = run("rest", 3, tmp_path / "checkpoints/last.ckpt")
+        options_of_half, options_of_rest = on(), {}
+    saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(tmp_path)]}
+    checkpoint = tmp_path / "checkpoints/last.ckpt"
 
-    torch.testing.assert_close(resumed, run("whole", 3), rtol=1e-3, atol=1e-4)
+    fit_on_either_device(personalizer, tmp_path / "half", 2, **saving, **options_of_half)
+    resumed = fit_on_either_device(
+        personalizer, tmp_path / "rest", 3, ckpt_path=checkpoint, **options_of_rest
+    )
+
+    uninterrupted = fit_on_either_device(personalizer, tmp_path / "whole", 3)
+    torch.testing.assert_close(resumed, uninterrupted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +331,7 @@ def test_valuation_on_the_device_equals_that_on_the_cpu(features: Any) -> None:
 def test_privacy_noise_on_the_device_equals_that_on_the_cpu() -> None:
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0)
     update = torch.zeros(20_000)
-    context = UploadContext(1, 3, 20_000, 4)
+    context = UploadContext(client=1, num_clients=3, num_parameters=len(update), round_index=4)
 
     noise = privacy.apply(update, context)
     device_noise = privacy.apply(update.to(DEVICE), context)
@@ -392,7 +404,9 @@ def test_retrain_on_the_device_trains_in_fresh_processes(
 
 #: How many operators a batch may launch, and how many waits a client and a round may take, a copy to the host being
 #: one. Six of a round are Lightning's own, who compares loaders' lengths on the device.
-OF_BATCH, OF_CLIENT, OF_ROUND = 38, 1, 12
+MOST_OPERATORS_OF_BATCH = 38
+MOST_WAITS_OF_CLIENT = 1
+MOST_WAITS_OF_ROUND = 12
 
 
 def count_operations(
@@ -407,41 +421,45 @@ def count_operations(
     fit(loop, folder, Plain(), data, rounds=rounds, **on(), **options)
 
     differences = {name: number - initial_counts[name] for name, number in counts().items()}
-    return differences | {"waits": differences["waits"] + differences["to_host"]}
+    differences["waits"] += differences["to_host"]  # a copy to the host waits for the device
+    return differences
 
 
 @pytest.mark.skipif(not EMULATED, reason="CUDA does not count what waits for it")
 def test_operators_and_host_copies_per_batch_client_and_round_are_limited(tmp_path: Path) -> None:
     count_operations(tmp_path)  # some things are looked at once in a process
-    few = count_operations(tmp_path)
-    batches = count_operations(tmp_path, batch_size=4)
-    # Four batches more, of three clients in three rounds.
-    operators_per_batch = (batches["operators"] - few["operators"]) / 36
+    rounds, clients = 3, 3
+    operations = count_operations(tmp_path, rounds=rounds, clients=clients, batch_size=8)
+    of_more_batches = count_operations(tmp_path, rounds=rounds, clients=clients, batch_size=4)
+    more_batches = 4 * clients * rounds
+    more_operators = of_more_batches["operators"] - operations["operators"]
+    operators_per_batch = more_operators / more_batches
 
-    assert 0 < operators_per_batch <= OF_BATCH
-    assert batches["to_device"] == few["to_device"]
-    assert batches["waits"] == few["waits"]
+    assert 0 < operators_per_batch <= MOST_OPERATORS_OF_BATCH
+    assert of_more_batches["to_device"] == operations["to_device"]
+    assert of_more_batches["waits"] == operations["waits"]
 
-    # Three clients more in three rounds.
-    clients = count_operations(tmp_path, clients=6)
-    waits_per_client = (clients["waits"] - few["waits"]) / 9
+    of_more_clients = count_operations(tmp_path, rounds=rounds, clients=2 * clients)
+    more_visits = clients * rounds
+    waits_per_client = (of_more_clients["waits"] - operations["waits"]) / more_visits
 
-    assert waits_per_client <= OF_CLIENT
+    assert waits_per_client <= MOST_WAITS_OF_CLIENT
 
-    rounds = count_operations(tmp_path, rounds=6)
-    waits_per_round = (rounds["waits"] - few["waits"]) / 3 - 3 * waits_per_client
+    of_more_rounds = count_operations(tmp_path, rounds=2 * rounds, clients=clients)
+    waits_per_round = (of_more_rounds["waits"] - operations["waits"]) / rounds
+    waits_of_round_alone = waits_per_round - clients * waits_per_client
 
-    assert waits_per_round <= OF_ROUND + 0.01
+    assert waits_of_round_alone <= MOST_WAITS_OF_ROUND + 0.01
 
 
 @pytest.mark.skipif(not EMULATED, reason="CUDA does not count what is copied")
 def test_a_model_is_copied_to_the_host_for_a_checkpoint_alone(tmp_path: Path) -> None:
-    from device.emulated import places
+    from device.emulated import count_by_line
 
     def files_that_copy_a_model(**options: Any) -> set[str]:
-        with places(at_least=8 * FEATURES) as counts:
+        with count_by_line(at_least=8 * FEATURES) as counts:
             count_operations(tmp_path, **options)
-        return {location.partition(":")[0] for kind, location in counts if kind == "to_host"}
+        return {line.partition(":")[0] for kind, line in counts if kind == "to_host"}
 
     without_checkpoints = files_that_copy_a_model()
     with_checkpoints = files_that_copy_a_model(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import NamedTuple
 
 import docs_render
 import docs_site
@@ -42,14 +43,17 @@ def test_paths_named_in_pages_exist() -> None:
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "tools").rglob("*.md"),
     }
-    rooms = "|".join(path.name for path in (ROOT / "flsv").iterdir() if path.is_dir())
-    pattern = rf"`((?:flsv|tests|tools|configs|examples|clients|loop|{rooms})/[\w./*]+)"
+    # `flsv/data/splits.py`, `data/splits.py` or `tests/*/conftest.py`, but without its end.
+    packages = "|".join(path.name for path in (ROOT / "flsv").iterdir() if path.is_dir())
+    path_in_code = rf"`((?:flsv|tests|tools|configs|examples|clients|loop|{packages})/[\w./*]+)"
+    # version 1.2.0's `tools/old.py`, or commit 0a1b2c3d's
+    path_of_the_past = r"([Vv]ersion\s1\.\d\.\d\w*|commit\s\w{8})'s\s`[^`]*`"
     examples = ("configs/NAME.yaml", "data/partition")
     broken = []
     count = 0
     for page in pages - {ROOT / "CHANGELOG.md"}:
-        text = re.sub(r"([Vv]ersion\s1\.\d\.\d\w*|commit\s\w{8})'s\s`[^`]*`", "", page.read_text())
-        for path in re.findall(pattern, text):
+        text = re.sub(path_of_the_past, "", page.read_text())
+        for path in re.findall(path_in_code, text):
             count += 1
             files = [*ROOT.glob(path), *(ROOT / "flsv").glob(path)]
             if not files and path not in examples:
@@ -199,12 +203,27 @@ def test_every_page_is_in_the_navigation() -> None:
     assert listed == expected
 
 
-def calls_on_the_page() -> list[tuple[int, str, str]]:
-    """The lines of the tree of calls: indentation, class and method, and the description of the line."""
+class CallOnThePage(NamedTuple):
+    """A line of the tree of calls. What a line calls is indented by two spaces more."""
+
+    indent: int
+    class_name: str
+    method: str
+    module: str | None
+
+
+def calls_on_the_page() -> list[CallOnThePage]:
     page = (ROOT / "docs/explanation/round.md").read_text()
     tree = page.split("```text\n")[1].split("```")[0]
-    lines = re.findall(r"^( *)(\w+\.\w+)(.*)$", tree, flags=re.MULTILINE)
-    return [(len(indent), call, description) for indent, call, description in lines]
+    lines = re.findall(r"^( *)(\w+)\.(\w+)(.*)$", tree, flags=re.MULTILINE)
+    calls = []
+    for spaces, class_name, method, description in lines:
+        path = re.search(r"([\w/]+)\.py", description)
+        module = None
+        if path is not None:
+            module = path[1].replace("/", ".")
+        calls.append(CallOnThePage(len(spaces), class_name, method, module))
+    return calls
 
 
 def test_a_round_in_the_docs_names_classes_where_they_are_and_methods_where_they_are_called() -> (
@@ -213,19 +232,19 @@ def test_a_round_in_the_docs_names_classes_where_they_are_and_methods_where_they
     calls = calls_on_the_page()
     assert len(calls) > 10
     classes: dict[str, type] = {}
-    callers: dict[int, type] = {}
-    for indent, call, description in calls:
-        class_name, method = call.split(".")
-        path = re.search(r"[\w/]+\.py", description)
-        if path is not None:
-            module = importlib.import_module(f"flsv.{path[0][:-3].replace('/', '.')}")
-            classes[class_name] = getattr(module, class_name)
-        assert callable(getattr(classes[class_name], method)), call
+    callers: dict[int, type] = {}  # by indentation, the last line's class
+    for call in calls:
+        if call.module is not None:
+            module = importlib.import_module(f"flsv.{call.module}")
+            classes[call.class_name] = getattr(module, call.class_name)
+        called_class = classes[call.class_name]
+        assert callable(getattr(called_class, call.method)), call
 
-        callers[indent] = classes[class_name]
-        if indent > 0:
-            code = inspect.getsource(callers[indent - 2])
-            assert re.search(rf"\b{method}\b", code), f"{callers[indent - 2]} does not call {call}"
+        callers[call.indent] = called_class
+        if call.indent > 0:
+            caller = callers[call.indent - 2]
+            code = inspect.getsource(caller)
+            assert re.search(rf"\b{call.method}\b", code), f"{caller} does not call {call}"
 
 
 @pytest.mark.slow

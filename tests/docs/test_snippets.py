@@ -35,21 +35,27 @@ PAGES = [
 
 
 @pytest.fixture(autouse=True)
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def short_fits_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of its own, whose modules can be imported, and fits of two rounds of one batch a client."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["flsv"])
-    monkeypatch.setattr(
-        sys, "meta_path", list(sys.meta_path)
-    )  # a page tells libraries to import something else
-    monkeypatch.setattr(L.Trainer, "fit", short(L.Trainer.fit))
+    # A copy: a page tells libraries to import something else.
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(L.Trainer, "fit", make_short_fit(L.Trainer.fit))
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
 
 
-def short(fit: Any) -> Any:
+#: Rounds of a shortened fit, and until which one goes on that resumes it.
+ROUNDS = 2
+ROUNDS_OF_RESUMED_FIT = 3
+
+
+def make_short_fit(fit: Any) -> Any:
+    """A ``Trainer.fit`` of few rounds of one batch a client."""
+
     @functools.wraps(fit)  # the command line reads fit's signature
-    def first_rounds(self: L.Trainer, *args: Any, **kwargs: Any) -> Any:
+    def short_fit(self: L.Trainer, *args: Any, **kwargs: Any) -> Any:
         module = args[0] if args else kwargs["model"]  # the command line gives it by name
         trains_coalitions = any(
             isinstance(callback, CoalitionScoring) for callback in self.callbacks
@@ -58,21 +64,25 @@ def short(fit: Any) -> Any:
         if trains_coalitions or type(module).__module__.startswith("flsv.testing"):
             return fit(self, *args, **kwargs)
 
-        most_rounds = 2 if kwargs.get("ckpt_path") is None else 3
-        self.fit_loop.max_epochs = min(self.max_epochs or 2, most_rounds)
+        if kwargs.get("ckpt_path") is None:
+            most_rounds = ROUNDS
+        else:
+            most_rounds = ROUNDS_OF_RESUMED_FIT
+        self.fit_loop.max_epochs = min(self.max_epochs or ROUNDS, most_rounds)
         self.limit_train_batches = 1
         for loop in self.callbacks:
             if isinstance(loop, FederatedLoop):
-                # Figures are most of the time of so short a run; the page may use this very loop.
+                # Figures are most of the time of so short a run. The loop's settings are frozen, and the page may use
+                # this very loop, so that no other can take its place.
                 reporting = replace(loop.reporting, figures=0)
                 object.__setattr__(loop.config, "reporting", reporting)
 
         return fit(self, *args, **kwargs)
 
-    return first_rounds
+    return short_fit
 
 
-def fit_only(command: list[str]) -> None:
+def run_command_quickly(command: list[str]) -> None:
     """``flsv fit`` without the other subcommands' parsers and without the table."""
     if command[1] != "fit":
         pages.run_command(command)
@@ -89,7 +99,11 @@ def fit_only(command: list[str]) -> None:
     (loop,) = [
         callback for callback in cli.trainer.callbacks if isinstance(callback, FederatedLoop)
     ]
-    assert loop.round_index == 2
+    assert loop.round_index == ROUNDS
+
+
+def skip_command(command: list[str]) -> None:
+    pass
 
 
 #: Pages that train for half a minute.
@@ -113,10 +127,12 @@ def test_every_code_block_of_a_page_runs(page: Path) -> None:
     if "from peft" in text:
         pytest.importorskip("peft")
 
-    assert (
-        pages.run_page(text, (lambda command: None) if page in SERVERS else None)
-        == text.count("```") // 2
-    )
+    if page in SERVERS:
+        num_blocks = pages.run_page(text, run=skip_command)
+    else:
+        num_blocks = pages.run_page(text)
+
+    assert num_blocks == text.count("```") // 2
 
 
 @pytest.mark.slow
@@ -128,4 +144,5 @@ def test_the_command_of_every_algorithm_runs(algorithm: docs_site.Algorithm) -> 
     if "lora" in algorithm.configs:
         pytest.importorskip("peft")
     page = docs_site.algorithm_page(algorithm)
-    assert pages.run_page(page, fit_only) == 2 * len(algorithm.configs)
+    num_blocks = pages.run_page(page, run=run_command_quickly)
+    assert num_blocks == 2 * len(algorithm.configs)

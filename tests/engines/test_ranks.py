@@ -59,25 +59,30 @@ def test_ranks_exchange_values_and_rows_and_fail_if_out_of_step(tmp_path: Path) 
     Group("exchanges", [str(tmp_path)], 3, tmp_path).done()
 
 
+def list_files_of_runs(folder: Path) -> list[str]:
+    """The files that federations have written below a folder, without those of the ranks' processes in it."""
+    names = []
+    for path in folder.rglob("*"):
+        relative_path = path.relative_to(folder)
+        is_of_a_process = relative_path.parent == Path(".")
+        if not path.is_file() or is_of_a_process:
+            continue
+        if "events" in path.name:
+            relative_path = relative_path.parent  # its name contains a number of the process
+        names.append(str(relative_path))
+    return sorted(names)
+
+
 @pytest.mark.slow
 def test_only_rank_zero_writes(rank_runs: Path) -> None:
-    def written(size: int) -> list[str]:
-        paths = [
-            path.relative_to(rank_runs / str(size))
-            for path in (rank_runs / str(size)).rglob("*")
-            if path.is_file()
-        ]
-        # A file of events is named by its process.
-        return sorted(
-            str(path.parent if "events" in path.name else path)
-            for path in paths
-            if path.parent != Path(".")
-        )
+    files_of_one = list_files_of_runs(rank_runs / "1")
+    files_of_two = list_files_of_runs(rank_runs / "2")
+    files_of_three = list_files_of_runs(rank_runs / "3")
 
-    assert written(2) == written(1)
-    assert written(3) == [path for path in written(1) if path.startswith(ON_THREE)]
-    assert {"adam_with_steps/version_0", "pfedsv/contributions.csv"} <= set(written(2))
-    assert "scaffold/last.ckpt" in written(3)
+    assert files_of_two == files_of_one
+    assert files_of_three == [name for name in files_of_one if name.startswith(ON_THREE)]
+    assert {"adam_with_steps/version_0", "pfedsv/contributions.csv"} <= set(files_of_two)
+    assert "scaffold/last.ckpt" in files_of_three
 
 
 def last_output(ended: list[Ended], ranks: Iterable[int]) -> str:
@@ -149,27 +154,44 @@ def test_ranks_without_a_seed_use_the_seed_of_rank_zero(tmp_path: Path) -> None:
     assert (tmp_path / "run/last.ckpt").is_file()
 
 
+def assert_resumed_run_equals_that_of_one_process(
+    rank_runs: Path, tmp_path: Path, folder: Path, name: str, size: int
+) -> None:
+    # Without a rank that dies, run_and_die goes on from last.ckpt to the end.
+    Group("run_and_die", [str(folder), name], size, tmp_path / "second").done()
+
+    differences = find_differences(rank_runs / "1" / name, folder)
+    # What ModelCheckpoint keeps of the files that it has written is not compared.
+    assert [line for line in differences if "ModelCheckpoint" not in line] == []
+
+
 @pytest.mark.slow
-def test_checkpoints_within_a_round_describe_its_start_on_all_ranks(
+def test_checkpoint_in_the_middle_of_a_round_describes_its_start_on_all_ranks(
     rank_runs: Path, tmp_path: Path
 ) -> None:
-    """In the middle of it, and on an exception."""
-    within = tmp_path / "within"
-    failed = tmp_path / "failed"
-    Group("save_within", [str(within), "scaffold"], 2, tmp_path / "first").done()
-    (within / "within.ckpt").rename(within / "last.ckpt")
-    ended = Group("save_on_exception", [str(failed), "kept_momentum"], 3, tmp_path / "first").wait()
+    folder = tmp_path / "within"
+    Group("save_within", [str(folder), "scaffold"], 2, tmp_path / "first").done()
+    (folder / "within.ckpt").rename(folder / "last.ckpt")
+
+    assert_resumed_run_equals_that_of_one_process(
+        rank_runs, tmp_path, folder, name="scaffold", size=3
+    )
+
+
+@pytest.mark.slow
+def test_checkpoint_on_an_exception_describes_the_rounds_start_on_all_ranks(
+    rank_runs: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "failed"
+    ended = Group("save_on_exception", [str(folder), "kept_momentum"], 3, tmp_path / "first").wait()
 
     assert "bad sample at this site" in last_output(ended, (0, 1, 2))
 
-    next((failed / "failed").glob("*.ckpt")).rename(failed / "last.ckpt")
-    for folder, name, size in ((within, "scaffold", 3), (failed, "kept_momentum", 2)):
-        Group("run_and_die", [str(folder), name], size, tmp_path / "second").done()
-        assert [
-            d
-            for d in find_differences(rank_runs / "1" / name, folder)
-            if "ModelCheckpoint" not in d
-        ] == []
+    (checkpoint,) = (folder / "failed").glob("*.ckpt")
+    checkpoint.rename(folder / "last.ckpt")
+    assert_resumed_run_equals_that_of_one_process(
+        rank_runs, tmp_path, folder, name="kept_momentum", size=2
+    )
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import zipfile
 from pathlib import Path
 
@@ -34,120 +35,162 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-#: Another ``flwr``, that keeps a book of its runs; LOG is what happens in a run while its log is read.
+#: Another ``flwr``, that keeps a book of its runs; EVENTS is what happens in a run while its log is read.
 FLWR = """
-import json, pathlib, sys
-here = pathlib.Path(__file__).parent
-book, status = here / "book.json", here / "app" / "runs" / "status.json"
-runs = json.loads(book.read_text()) if book.is_file() else []
-told = {}
-def say(word): status.write_text(json.dumps({"status": word, "why": None, "run": runs[-1]["run-id"]}))
-def end(word): runs[-1]["status"] = f"finished:{word}"
-if sys.argv[1] == "run":
-    runs.append({"run-id": str(len(runs)), "status": "running"})
-    told = {"run-id": runs[-1]["run-id"]}
-if sys.argv[1] == "list":
-    told = {"runs": runs}
-if sys.argv[1] == "stop":
-    end("stopped")
-if sys.argv[1] == "log":
-    LOG
+import json
+import pathlib
+import sys
+
+folder = pathlib.Path(__file__).parent
+book = folder / "book.json"
+runs = []
+if book.is_file():
+    runs = json.loads(book.read_text())
+
+
+def write_status(word):
+    status = {"status": word, "why": None, "run": runs[-1]["run-id"]}
+    (folder / "app" / "runs" / "status.json").write_text(json.dumps(status))
+
+
+def end_run(word):
+    runs[-1]["status"] = f"finished:{word}"
+
+
+command = sys.argv[1]
+if command == "log":
+    EVENTS
 else:
+    answer = {"success": True}
+    if command == "run":
+        runs.append({"run-id": str(len(runs)), "status": "running"})
+        answer["run-id"] = runs[-1]["run-id"]
+    if command == "list":
+        answer["runs"] = runs
+    if command == "stop":
+        end_run("stopped")
     print("Working ...")
-    print(json.dumps({"success": True, **told}))
+    print(json.dumps(answer))
 book.write_text(json.dumps(runs))
+"""
+#: Runs a script with its arguments. It does not sleep, and whatever address it opens is there.
+LAUNCHER = """
+import runpy
+import ssl
+import sys
+import time
+import urllib.request
+
+time.sleep = lambda seconds: None
+ssl.create_default_context = lambda **options: None
+urllib.request.urlopen = lambda *arguments, **options: open("/dev/null")
+
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
 def run_deployment(
-    folder: Path, log: str, *words: str, begun: str = ""
+    folder: Path, events: str, *arguments: str, status_before: str = ""
 ) -> subprocess.CompletedProcess:
     """deploy/run.py with another ``flwr``, and a SuperLink that is there; where run 0 has begun, how it stands."""
-    shutil.copytree(TEMPLATE, folder / "app")
+    app = folder / "app"
+    shutil.copytree(TEMPLATE, app)
     flwr = folder / "flwr"
-    flwr.write_text(f"#!{sys.executable}\n{FLWR.replace('LOG', log)}")
+    events_in_branch = textwrap.indent(events, "    ").strip()
+    flwr.write_text(f"#!{sys.executable}\n{FLWR.replace('EVENTS', events_in_branch)}")
     flwr.chmod(0o755)
 
-    if begun:
-        (folder / "book.json").write_text(json.dumps([{"run-id": "0", "status": begun}]))
-        (folder / "app" / "runs").mkdir()
-        (folder / "app" / "runs" / "status.json").write_text(
-            '{"status": "running", "why": null, "run": "0"}'
-        )
-
-    code = (
-        f"import runpy, sys, time; sys.argv = {['run.py', *words]}; time.sleep = lambda _: None; "
-    )
-    code += (
-        "import ssl; ssl.create_default_context = lambda **_: None; import urllib.request as u; "
-    )
-    code += "u.urlopen = lambda *_, **__: open('/dev/null'); "
-    code += f"runpy.run_path({str(folder / 'app/deploy/run.py')!r}, run_name='__main__')"
-    env = {"PATH": f"{folder}:/usr/bin:/bin"}
+    if status_before:
+        (folder / "book.json").write_text(json.dumps([{"run-id": "0", "status": status_before}]))
+        (app / "runs").mkdir()
+        (app / "runs" / "status.json").write_text('{"status": "running", "why": null, "run": "0"}')
 
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120
+        [sys.executable, "-c", LAUNCHER, app / "deploy" / "run.py", *arguments],
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{folder}:/usr/bin:/bin"},
+        timeout=120,
     )
 
 
 def read_statuses(folder: Path) -> list[str]:
     """How all runs stand."""
-    return [run["status"] for run in json.loads((folder / "book.json").read_text())]
+    runs = json.loads((folder / "book.json").read_text())
+    return [run["status"] for run in runs]
+
+
+#: The server's process fails three times, and the fourth run finishes.
+THREE_FAILURES = """
+if len(runs) < 4:
+    write_status("running")
+    end_run("failed")
+else:
+    write_status("finished")
+    end_run("completed")
+"""
 
 
 def test_killed_flower_app_is_started_again_until_the_run_finishes(tmp_path: Path) -> None:
-    log = "last = len(runs) == 4; say('finished' if last else 'running'); end('completed' if last else 'failed')"
-    done = run_deployment(tmp_path, log)
+    process = run_deployment(tmp_path, THREE_FAILURES)
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("started again") == 3
-    assert "the run has finished" in done.stdout
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("started again") == 3
+    assert "the run has finished" in process.stdout
     assert read_statuses(tmp_path) == [*["finished:failed"] * 3, "finished:completed"]
 
 
 def test_flower_app_that_fails_to_begin_three_times_is_given_up(tmp_path: Path) -> None:
-    done = run_deployment(tmp_path, "print('ModuleNotFoundError', flush=True); end('failed')")
-    assert done.returncode == 1, done.stderr
-    assert [done.stdout.count(word) for word in ("ModuleNotFoundError", "started again")] == [3, 2]
-    assert "has not begun, three times" in done.stdout
+    events = "print('ModuleNotFoundError', flush=True)\nend_run('failed')"
+
+    process = run_deployment(tmp_path, events)
+
+    assert process.returncode == 1, process.stderr
+    assert process.stdout.count("ModuleNotFoundError") == 3
+    assert process.stdout.count("started again") == 2
+    assert "has not begun, three times" in process.stdout
     assert json.loads((tmp_path / "app/runs/status.json").read_text())["status"] == "starting"
 
 
 def test_running_flower_app_is_watched_and_not_started_again(tmp_path: Path) -> None:
-    done = run_deployment(tmp_path, "say('finished'); end('completed')", begun="running")
-    assert done.returncode == 0, done.stderr
-    assert "run 0 is at work: it is watched" in done.stdout
+    events = "write_status('finished')\nend_run('completed')"
+
+    process = run_deployment(tmp_path, events, status_before="running")
+
+    assert process.returncode == 0, process.stderr
+    assert "run 0 is at work: it is watched" in process.stdout
     assert read_statuses(tmp_path) == ["finished:completed"]
 
 
-@pytest.mark.parametrize("log", ["end('stopped')", "say('failed'); end('stopped')"])
-def test_a_run_that_is_stopped_is_not_started_again(log: str, tmp_path: Path) -> None:
-    done = run_deployment(tmp_path, log, begun="running")
-    assert (done.returncode, "the run was stopped" in done.stdout) == (1, True), done.stderr
+@pytest.mark.parametrize(
+    "events", ["end_run('stopped')", "write_status('failed')\nend_run('stopped')"]
+)
+def test_a_run_that_is_stopped_is_not_started_again(events: str, tmp_path: Path) -> None:
+    process = run_deployment(tmp_path, events, status_before="running")
+
+    assert process.returncode == 1, process.stderr
+    assert "the run was stopped" in process.stdout, process.stderr
     assert read_statuses(tmp_path) == ["finished:stopped"]
     assert json.loads((tmp_path / "app/runs/status.json").read_text())["status"] == "stopped"
 
 
-@pytest.mark.parametrize(
-    ("begun", "expected_end"),
-    [
-        ("running", "finished:stopped"),
-        ("finished:failed", "finished:failed"),
-    ],
-)
-def test_run_py_stop_ends_a_run_at_work_and_no_other(
-    begun: str, expected_end: str, tmp_path: Path
-) -> None:
-    is_at_work = begun == "running"
+def test_run_py_stop_ends_a_run_at_work(tmp_path: Path) -> None:
+    process = run_deployment(tmp_path, "pass", "stop", status_before="running")
 
-    process = run_deployment(tmp_path, "pass", "stop", begun=begun)
+    assert process.returncode == 0, process.stderr
+    assert read_statuses(tmp_path) == ["finished:stopped"]
+    assert json.loads((tmp_path / "app/runs/status.json").read_text())["status"] == "stopped"
+    assert "no run is at work here" not in process.stdout
 
-    assert process.returncode == int(not is_at_work), process.stderr
-    assert read_statuses(tmp_path) == [expected_end]
 
-    status = json.loads((tmp_path / "app/runs/status.json").read_text())["status"]
-    assert status == ("stopped" if is_at_work else "running")
-    assert ("no run is at work here" in process.stdout) is not is_at_work
+def test_run_py_stop_leaves_a_run_that_has_ended(tmp_path: Path) -> None:
+    process = run_deployment(tmp_path, "pass", "stop", status_before="finished:failed")
+
+    assert process.returncode == 1, process.stderr
+    assert read_statuses(tmp_path) == ["finished:failed"]
+    assert json.loads((tmp_path / "app/runs/status.json").read_text())["status"] == "running"
+    assert "no run is at work here" in process.stdout
 
 
 @pytest.mark.flower

@@ -205,23 +205,24 @@ def test_trial_step_of_vmap_leaves_model_optimizer_and_generators_unchanged(
 ) -> None:
     from flsv.engines import vmap
 
-    attempt = vmap.try_rows
-    tried = []
+    try_rows = vmap.try_rows
+    results = []
 
-    def compare(trainer: L.Trainer, *arguments: Any, **options: Any) -> set[str]:
+    def try_rows_and_check(trainer: L.Trainer, *arguments: Any, **options: Any) -> set[str]:
         module = trainer.lightning_module
         model = state_vector(module)
         generators = str(global_rngs())
-        tried.append(attempt(trainer, *arguments, **options))
+
+        result = try_rows(trainer, *arguments, **options)
 
         assert torch.equal(state_vector(module), model)
         assert str(global_rngs()) == generators
         assert not trainer.optimizers[0].state
         assert all(parameter.grad is None for parameter in module.parameters())
+        results.append(result)
+        return result
 
-        return tried[0]
-
-    monkeypatch.setattr(vmap, "try_rows", compare)
+    monkeypatch.setattr(vmap, "try_rows", try_rows_and_check)
     fit(make_engine_loop("vmap"), tmp_path, Plainest(), toy_data(SIZES), 1)
 
-    assert tried == [set()]
+    assert results == [set()]  # one trial, and no parameter that it cannot train

@@ -33,42 +33,48 @@ def make_loop(**options: Any) -> FederatedLoop:
     return FederatedLoop(seed=SEED, reporting=Reporting(table=False, files=False), **options)
 
 
-def train_case(
-    name: str,
-    folder: Path,
-    federation: FederatedLoop,
-    refused: str | None,
-) -> Any:
-    """The module after a fit of two rounds; None where it was refused before the first."""
-    make, callbacks, *_ = STEP_CASES[name]
+def fit_case(name: str, folder: Path, federation: FederatedLoop, module: Any) -> Any:
+    """The module after a fit of two rounds."""
+    make_callbacks = STEP_CASES[name][1]
+    return fit(
+        federation,
+        folder,
+        module,
+        make_three_clients(),
+        rounds=2,
+        callbacks=make_callbacks(),
+    )
+
+
+def make_seeded_module(name: str) -> Any:
+    make_module = STEP_CASES[name][0]
     torch.manual_seed(SEED)
-    module = make()
+    return make_module()
+
+
+def check_that_case_is_refused(name: str, folder: Path, words: str) -> None:
+    """Before the first round, with the module as it was."""
+    federation = make_loop(engine="vmap")
+    module = make_seeded_module(name)
     initial_vector = state_vector(module)
 
-    if refused is None:
-        return fit(
-            federation,
-            folder,
-            module,
-            make_three_clients(),
-            rounds=2,
-            callbacks=callbacks(),
-        )
-
-    with pytest.raises(ConfigurationError, match=refused):
-        fit(federation, folder, module, make_three_clients(), rounds=2, callbacks=callbacks())
+    with pytest.raises(ConfigurationError, match=words):
+        fit_case(name, folder, federation, module)
 
     assert federation.round_index == 0
     assert torch.equal(state_vector(module), initial_vector)
-
-    return None
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
 def test_vmap_clients_equal_sequential_ones_or_are_refused(tmp_path: Path, name: str) -> None:
-    module = train_case(name, tmp_path, make_loop(engine="vmap"), STEP_CASES[name][2])
+    _, _, words_of_refusal = STEP_CASES[name]
+    if words_of_refusal is not None:
+        check_that_case_is_refused(name, tmp_path, words_of_refusal)
+        return
 
-    if module is not None:
-        expected = state_vector(train_case(name, tmp_path, make_loop(), None))
-        torch.testing.assert_close(state_vector(module), expected, rtol=1e-5, atol=1e-5)
+    at_once = fit_case(name, tmp_path, make_loop(engine="vmap"), make_seeded_module(name))
+    in_turn = fit_case(name, tmp_path, make_loop(), make_seeded_module(name))
+
+    expected = state_vector(in_turn)
+    torch.testing.assert_close(state_vector(at_once), expected, rtol=1e-5, atol=1e-5)

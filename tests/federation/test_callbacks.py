@@ -43,11 +43,11 @@ from helpers.models import Logs, Plain, network, sgd
 
 
 def order_callbacks(
-    is_first: bool,
+    is_before_loop: bool,
     callback: Callback,
     loop: FederatedLoop,
 ) -> list[Callback]:
-    return [callback, loop] if is_first else [loop, callback]
+    return [callback, loop] if is_before_loop else [loop, callback]
 
 
 def test_loggers_have_the_round_as_x_axis(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_loggers_have_the_round_as_x_axis(tmp_path: Path) -> None:
     assert "log_metrics" not in vars(module.trainer._logger_connector)
 
 
-@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("is_before_loop", [True, False])
 def test_training_that_stops_within_a_round_validates_no_client_model(
-    tmp_path: Path, is_first: bool
+    tmp_path: Path, is_before_loop: bool
 ) -> None:
     def time_is_up(trainer: L.Trainer, *_: Any) -> None:
         trainer.should_stop = trainer.global_step == 18
@@ -89,7 +89,7 @@ def test_training_that_stops_within_a_round_validates_no_client_model(
     loop = FederatedLoop(seed=1)
     module = Plain()
     callbacks = [
-        *order_callbacks(is_first, LambdaCallback(on_train_batch_end=time_is_up), loop),
+        *order_callbacks(is_before_loop, LambdaCallback(on_train_batch_end=time_is_up), loop),
         LambdaCallback(on_validation_start=record_model),
         best,
     ]
@@ -126,51 +126,63 @@ class Backbone(Plain):
         return sgd([p for p in self.parameters() if p.requires_grad])
 
 
-def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Path) -> None:
-    """Against a loop by hand; a run that is resumed before or after the thaw ends alike."""
+#: The backbone's rate, from its round of thaw on: a share of the head's, multiplied in each round up to the head's.
+HEAD_RATE = 0.1
+THAW_ROUND = 1
+INITIAL_RATIO = 0.5
+GROWTH = 1.5
 
-    def run(is_first: bool = True, **options: Any) -> Backbone:
-        thaw = BackboneFinetuning(1, lambda_func=lambda epoch: 1.5, backbone_initial_ratio_lr=0.5)
-        callbacks = order_callbacks(is_first, thaw, make_loop_of_three_clients())
-        if not options:
-            folder = tmp_path / "c"
-            saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=20, save_top_k=-1)
-            callbacks.append(saving)
 
-        trainer = trainer_for(
-            None,
-            tmp_path,
-            ROUNDS,
-            callbacks=callbacks,
-            enable_checkpointing=not options,
-        )
-        module = Backbone()
-        trainer.fit(module, make_unequal_data(), **options)
+def fit_with_thaw(
+    folder: Path, is_before_loop: bool, saving: list[Callback], ckpt_path: Path | None = None
+) -> Backbone:
+    thaw = BackboneFinetuning(
+        unfreeze_backbone_at_epoch=THAW_ROUND,
+        lambda_func=lambda epoch: GROWTH,
+        backbone_initial_ratio_lr=INITIAL_RATIO,
+    )
+    callbacks = order_callbacks(is_before_loop, thaw, make_loop_of_three_clients())
+    trainer = trainer_for(
+        None,
+        folder,
+        ROUNDS,
+        callbacks=[*callbacks, *saving],
+        enable_checkpointing=bool(saving),
+    )
+    module = Backbone()
+    trainer.fit(module, make_unequal_data(), ckpt_path=ckpt_path)
+    return module
 
-        return module
 
-    visits = iter([r for r in range(ROUNDS) for _ in cohort_of_round(r)])
+def train_with_thaw_by_hand() -> nn.Module:
+    rounds_of_visits = iter([r for r in range(ROUNDS) for _ in cohort_of_round(r)])
 
-    def train(
-        net: nn.Module,
-        epochs: list[list[Any]],
-    ) -> None:
-        index = next(visits)
-        groups = [{"params": net[2].parameters(), "lr": 0.1}]
-        if index >= 1:  # Lightning adds the backbone with the optimizer's own defaults
-            rate = min(0.1, 0.05 * 1.5 ** (index - 1))
+    def train_client(net: nn.Module, epochs: list[list[Any]]) -> None:
+        round_index = next(rounds_of_visits)
+        groups = [{"params": net[2].parameters(), "lr": HEAD_RATE}]
+        if round_index >= THAW_ROUND:
+            # Lightning adds the backbone with the optimizer's own defaults.
+            factor = GROWTH ** (round_index - THAW_ROUND)
+            rate = min(HEAD_RATE, INITIAL_RATIO * HEAD_RATE * factor)
             groups.append({"params": net[0].parameters(), "lr": rate})
 
-        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(groups, lr=HEAD_RATE, momentum=0.9)
         for x, y in (batch for epoch in epochs for batch in epoch):
             net.zero_grad()
             nn.functional.cross_entropy(net(x), y).backward()
             optimizer.step()
 
-    expected, _ = train_sharing_by_hand(Backbone().net, (), train)
-    expected_state = expected.state_dict()
-    module = run()
+    trained, _ = train_sharing_by_hand(Backbone().net, private=(), train=train_client)
+    return trained
 
+
+def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Path) -> None:
+    """Against a loop by hand; a run that is resumed before or after the thaw ends alike."""
+    folder = tmp_path / "checkpoints"
+    saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=20, save_top_k=-1)
+    module = fit_with_thaw(tmp_path, is_before_loop=True, saving=[saving])
+
+    expected_state = train_with_thaw_by_hand().state_dict()
     for name, value in module.net.state_dict().items():
         torch.testing.assert_close(
             value,
@@ -179,11 +191,11 @@ def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Pat
             atol=1e-5,
         )
 
-    paths = sorted((tmp_path / "c").iterdir())
+    paths = sorted(folder.iterdir())
     assert len(paths) > 2
 
     for path in paths[:3]:
-        resumed = run(is_first=False, ckpt_path=path)
+        resumed = fit_with_thaw(tmp_path, is_before_loop=False, saving=[], ckpt_path=path)
         assert torch.equal(state_vector(resumed), state_vector(module)), path
 
 
@@ -253,42 +265,47 @@ BATCHWISE: dict[str, Callable[[], Batchwise]] = {
 }
 
 
+def train_with_callback_by_hand(callback: Callback, initial_net: nn.Module) -> nn.Module:
+    """Its hooks are called around each batch of a client."""
+    rates_of_clients: dict[int, float] = {}
+    clients_of_visits = iter([client for r in range(ROUNDS) for client in cohort_of_round(r)])
+
+    def train_client(net: nn.Module, epochs: list[list[Any]]) -> None:
+        client = next(clients_of_visits)
+        optimizer = sgd(net.parameters())
+        optimizer.param_groups[0]["lr"] = rates_of_clients.get(client, 0.1)
+        batches = [(i, batch) for epoch in epochs for i, batch in enumerate(epoch)]
+
+        for number, (i, batch) in enumerate(batches, start=1):
+            is_last = number == len(batches)
+            trainer: Any = SimpleNamespace(optimizers=[optimizer], is_last_batch=is_last)
+            module: Any = net
+            callback.on_train_batch_start(trainer, module, batch, i)
+            optimizer.zero_grad()
+            x, y = batch
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            callback.on_train_batch_end(trainer, module, None, batch, i)
+
+        # A rate that changes while a client trains goes on with it.
+        rates_of_clients[client] = optimizer.param_groups[0]["lr"]
+
+    trained, _ = train_sharing_by_hand(initial_net, private=(), train=train_client)
+    return trained
+
+
 @pytest.mark.parametrize(
-    ("name", "is_first"),
+    ("name", "is_before_loop"),
     [(name, number % 2 == 0) for number, name in enumerate(BATCHWISE)],
 )
 def test_batch_callbacks_act_on_the_training_client_as_in_the_loop_by_hand(
-    tmp_path: Path, name: str, is_first: bool
+    tmp_path: Path, name: str, is_before_loop: bool
 ) -> None:
     callback = BATCHWISE[name]()
-    rates: dict[int, float] = {}
-    visits = iter([client for r in range(ROUNDS) for client in cohort_of_round(r)])
-
-    def train(
-        net: nn.Module,
-        epochs: list[list[Any]],
-    ) -> None:
-        client = next(visits)
-        optimizer = sgd(net.parameters())
-        optimizer.param_groups[0]["lr"] = rates.get(client, 0.1)
-        batches = [(i, batch) for epoch in epochs for i, batch in enumerate(epoch)]
-
-        for number, (i, batch) in enumerate(batches, 1):
-            is_last = number == len(batches)
-            trainer = SimpleNamespace(optimizers=[optimizer], is_last_batch=is_last)
-            callback.on_train_batch_start(trainer, net, batch, i)
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(net(batch[0]), batch[1]).backward()
-            optimizer.step()
-            callback.on_train_batch_end(trainer, net, None, batch, i)
-
-        # A rate that changes while a client trains goes on with it.
-        rates[client] = optimizer.param_groups[0]["lr"]
-
     net = network()
-    expected, _ = train_sharing_by_hand(net, (), train)
+    expected = train_with_callback_by_hand(callback, net)
     module = Plain(copy.deepcopy(net))
-    callbacks = order_callbacks(is_first, callback, make_loop_of_three_clients())
+    callbacks = order_callbacks(is_before_loop, callback, make_loop_of_three_clients())
     trainer_for(
         None,
         tmp_path,
@@ -391,10 +408,10 @@ def test_callback_that_adds_a_module_must_come_before_the_loop(
 ) -> None:
     mode = "max" if performance == "val_acc" else None
 
-    def train(is_first: bool, hook: str = "on_fit_start") -> None:
+    def train(is_before_loop: bool, hook: str = "on_fit_start") -> None:
         metric = CumulativeShapley(performance=performance, mode=mode)
         loop = FederatedLoop(metrics={"game": metric}, seed=1)
-        callbacks = order_callbacks(is_first, Adds(hook), loop)
+        callbacks = order_callbacks(is_before_loop, Adds(hook), loop)
         trainer_for(
             None,
             tmp_path / hook,
@@ -402,11 +419,11 @@ def test_callback_that_adds_a_module_must_come_before_the_loop(
             callbacks=callbacks,
         ).fit(Logs(), toy_data())
 
-    train(is_first=True)
+    train(is_before_loop=True)
     with pytest.raises(
         ConfigurationError, match=r"\['head.bias', 'head.weight'\] have come.* before FederatedLoop"
     ):
-        train(is_first=False)
+        train(is_before_loop=False)
 
     with pytest.raises(ConfigurationError, match=r"\['head.bias', 'head.weight'\] have come"):
-        train(is_first=True, hook="on_train_epoch_start")
+        train(is_before_loop=True, hook="on_train_epoch_start")

@@ -90,31 +90,43 @@ class Bare(L.LightningModule):
         return sgd(self.parameters())
 
 
+def message_of_fast_dev_run(caplog: pytest.LogCaptureFixture) -> str:
+    (message,) = [text for text in caplog.messages if "a batch of each of" in text]
+    return message
+
+
 def test_fast_dev_run_is_one_round_of_one_batch_per_client(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = make_shapfed_loop(evaluation=ClientEvaluation(every=1))
     trainer = trainer_for(loop, tmp_path, fast_dev_run=True)
+    data = toy_data()
+
     with caplog.at_level("INFO", "lightning.pytorch"):
-        trainer.fit(Plain(), toy_data())
-        sets = {name: TensorDataset(torch.ones(4, 2)) for name in "ab"}
-        bare = trainer_for(FederatedLoop(), tmp_path, fast_dev_run=True)
+        trainer.fit(Plain(), data)
 
-        bare.fit(Bare(), FederatedDataModule(clients=sets, batch_size=2))
-
-    messages = [text for text in caplog.messages if "a batch of each of" in text]
-    with_validation, without_validation = messages
-
-    assert "by what validation logs: performance one of ['val_acc'" in with_validation
-    assert "by accuracy: performance accuracy, of" in with_validation
-    assert (
-        "No values by what validation logs: there is no validation_step. No values by accuracy: the labels"
-        in without_validation
-    )
+    message = message_of_fast_dev_run(caplog)
+    assert "by what validation logs: performance one of ['val_acc'" in message
+    assert "by accuracy: performance accuracy, of" in message
     assert loop.round_index == 1
-    assert trainer.global_step == 3
+    assert trainer.global_step == data.num_clients
     assert loop.contributions["cssv"].isfinite().all()
     assert not list(tmp_path.rglob("*.csv"))
+
+
+def test_fast_dev_run_says_why_no_value_can_be_had(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sets = {name: TensorDataset(torch.ones(4, 2)) for name in "ab"}
+    data = FederatedDataModule(clients=sets, batch_size=2)
+    trainer = trainer_for(FederatedLoop(), tmp_path, fast_dev_run=True)
+
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        trainer.fit(Bare(), data)
+
+    message = message_of_fast_dev_run(caplog)
+    assert "No values by what validation logs: there is no validation_step." in message
+    assert "No values by accuracy: the labels" in message
 
 
 def test_trainer_is_restored_after_the_fit(tmp_path: Path) -> None:
@@ -215,17 +227,17 @@ def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path: 
     """And what is known of absent clients is known after a resume, too."""
     cohorts = [[0, 1], [1, 2], [1, 2], [0, 2]]
 
-    def run(record: Record, rounds: int, **kwargs: Any) -> None:
+    def fit_with_cohorts(callbacks: list[L.Callback], rounds: int, **options: Any) -> None:
         loop = FederatedLoop(
             metrics={"cssv": ClassSpecificShapley()},
             sampler=Cohorts(cohorts),
             seed=1,
             evaluation=ClientEvaluation(every=2),
         )
-        fit(loop, tmp_path, rounds=rounds, **kwargs)
+        fit(loop, tmp_path, rounds=rounds, callbacks=callbacks, **options)
 
     whole = Record()
-    run(whole, 4, callbacks=[whole])
+    fit_with_cohorts([whole], rounds=4)
 
     has_accuracy = ["client_accuracy/mean" in values for values in whole.logged_values]
     assert has_accuracy == [False, True, True, True]
@@ -241,8 +253,8 @@ def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path: 
     half = Record()
     resumed = Record()
     saving = ModelCheckpoint(tmp_path / "c", "last")
-    run(half, 2, callbacks=[half, saving], enable_checkpointing=True)
-    run(resumed, 4, callbacks=[resumed], ckpt_path=tmp_path / "c/last.ckpt")
+    fit_with_cohorts([half, saving], rounds=2, enable_checkpointing=True)
+    fit_with_cohorts([resumed], rounds=4, ckpt_path=tmp_path / "c/last.ckpt")
 
     assert [*half.logged_values, *resumed.logged_values] == whole.logged_values
 
@@ -259,7 +271,9 @@ def test_early_stopping_and_checkpoints_can_monitor_a_contribution(
 ) -> None:
     record = Record()
     best = ModelCheckpoint(tmp_path / "best", "{epoch}", monitor=name, mode="max")
-    stop = EarlyStopping(name, mode="max", min_delta=5.0, patience=2)
+    patience = 2
+    # No accuracy rises by 5, so that only the first round's counts as a gain.
+    stop = EarlyStopping(name, mode="max", min_delta=5.0, patience=patience)
     loop = FederatedLoop(
         metrics={"cssv": ClassSpecificShapley()},
         seed=1,
@@ -271,11 +285,13 @@ def test_early_stopping_and_checkpoints_can_monitor_a_contribution(
     }
 
     fit(loop, tmp_path, rounds=8, callbacks=[stop, best, record], **options)
-    assert loop.round_index == 3  # 1 + patience
+    assert loop.round_index == 1 + patience
 
     values = [monitored[name] for monitored in record.logged_values]
-    assert best.best_model_score.item() == pytest.approx(max(values))
-    assert Path(best.best_model_path).stem == f"epoch={values.index(max(values))}"
+    best_value = max(values)
+    best_round = values.index(best_value)
+    assert best.best_model_score.item() == pytest.approx(best_value)
+    assert Path(best.best_model_path).stem == f"epoch={best_round}"
 
 
 # ---- What people who fit from Python see: how a run ended, no warnings every round, and objects as small tables
@@ -364,34 +380,43 @@ def test_table_kept_by_a_client_is_written_into_the_clients_folder(
     assert list(tmp_path.glob("clients/*/*")) == expected
 
 
-class Remembers(Sink, L.Callback):
+class RecordingSink(Sink, L.Callback):
     def __init__(self) -> None:
-        self.calls: list[Any] = []
+        self.rounds: list[RoundResult] = []
+        self.ends: list[RunResult] = []
+        self.failures: list[bool] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         loop = find_loop(trainer.callbacks)  # type: ignore[attr-defined]
         loop._fit.reports.sinks.append(self)  # type: ignore[union-attr]
 
     def write(self, result: RoundResult) -> None:
-        clients = {row.client for row in result.table if row.metric == "cssv" and not row.column}
-        self.calls.append((result.round_index, clients, result.events))
+        assert not self.ends
+        self.rounds.append(result)
 
     def finish(self, result: RunResult) -> None:
-        self.calls.append((result.rounds, result.columns, set(result.table["metric"])))
+        assert not self.failures
+        self.ends.append(result)
 
     def close(self, failed: bool = False) -> None:
-        self.calls.append(failed)
+        self.failures.append(failed)
 
 
 def test_results_sink_receives_every_round_and_the_end_and_is_closed(tmp_path: Path) -> None:
-    sink = Remembers()
+    sink = RecordingSink()
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
 
     fit(loop, tmp_path, rounds=2, callbacks=[sink])
 
-    first_round, second_round, summary, is_closed = sink.calls
-    assert first_round == (0, {0, 1, 2}, [])
-    assert second_round == (1, {0, 1, 2}, [])
-    assert summary[:2] == (2, {"cssv": "class"})
-    assert {"cssv", "samples", "rounds", "weight"} <= summary[2]
-    assert is_closed is False
+    assert [result.round_index for result in sink.rounds] == [0, 1]
+    for result in sink.rounds:
+        totals = [row for row in result.table if row.metric == "cssv" and not row.column]
+        assert {row.client for row in totals} == {0, 1, 2}
+        assert result.events == []
+
+    (end,) = sink.ends
+    assert end.rounds == 2
+    assert end.columns == {"cssv": "class"}
+    assert {"cssv", "samples", "rounds", "weight"} <= set(end.table["metric"])
+
+    assert sink.failures == [False]

@@ -79,6 +79,15 @@ class Samples(TensorDataset):
         vars(self).update(columns)
 
 
+#: A monitor's first beat follows the former monitor's by so many, a round's that of the former round.
+BEATS_BETWEEN_MONITORS = 40
+BEATS_BETWEEN_ROUNDS = 10
+
+
+def first_beat(monitor: int, round_index: int) -> int:
+    return BEATS_BETWEEN_MONITORS * monitor + BEATS_BETWEEN_ROUNDS * round_index
+
+
 class Beats(IterableDataset[Any]):
     """A monitor's heart beats, which go on from round to round."""
 
@@ -90,8 +99,7 @@ class Beats(IterableDataset[Any]):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        begin = 40 * self.monitor + 10 * self.epoch
-        for beat in count(begin):
+        for beat in count(first_beat(self.monitor, self.epoch)):
             row = beat % SAMPLES
             yield X[row], Y[row]
 
@@ -104,10 +112,10 @@ class Case:
     """The data, the options of loop and Trainer, and by hand: a client's batches in a round, and numbers of samples."""
 
     data: FederatedDataModule
-    batches: MakeBatches
+    make_batches: MakeBatches
     sizes: list[int]
-    trainer: dict[str, Any] = field(default_factory=dict)
-    loop: dict[str, Any] = field(default_factory=dict)
+    trainer_options: dict[str, Any] = field(default_factory=dict)
+    loop_options: dict[str, Any] = field(default_factory=dict)
 
 
 def shuffle_by_hand(rows: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -149,18 +157,22 @@ def make_wards_case(is_held_out: list[bool], splits: Splits, **columns: Any) -> 
 
 
 def hold_out_a_number(folder: Path) -> Case:
+    num_clients, num_validation_samples, num_test_samples = 2, 20, 10
     data = FederatedDataModule(
         Samples(X, Y),
-        IIDPartitioner(2),
+        IIDPartitioner(num_clients),
         batch_size=BATCH,
-        splits=Splits(server_val=20, client_test=10),
+        splits=Splits(server_val=num_validation_samples, client_test=num_test_samples),
     )
     data.setup("fit")
     rows_of_clients = []
-    for client in range(2):
-        assert len(data.client_indices(client, "test")) == 10
+    for client in range(num_clients):
+        assert len(data.client_indices(client, "test")) == num_test_samples
         rows_of_clients.append(data.client_indices(client))
-    return Case(data, shuffle_labeled(rows_of_clients), [25, 25])
+
+    samples_of_a_client = (SAMPLES - num_validation_samples) // num_clients
+    size = samples_of_a_client - num_test_samples
+    return Case(data, shuffle_labeled(rows_of_clients), sizes=[size, size])
 
 
 def hold_out_since_a_date(folder: Path) -> Case:
@@ -215,12 +227,15 @@ def train_on_two_loaders(mode: str) -> Case:
 
     def make_batches(round_index: int, client: int) -> list[Any]:
         labeled_batches = shuffle_of_wards(round_index, client)
-        generator_of_labeled = generator_for(SEED, "shuffle", round_index, client, 0)
+        # The seed of all other shuffling of a client in a round is that of its first loader.
+        first_epoch = 0
+        generator_of_labeled = generator_for(SEED, "shuffle", round_index, client, first_epoch)
         seed = generator_of_labeled.initial_seed()
+        second_loader = 1
         unlabeled_rows = UNLABELED_ROWS_OF_WARDS[client]
         unlabeled_batches = []
         for pass_index in range(2):  # the shorter loader is read again, shuffled anew
-            generator = generator_for(seed, "pass", 1, pass_index)
+            generator = generator_for(seed, "pass", second_loader, pass_index)
             for rows in shuffle_by_hand(unlabeled_rows, generator):
                 unlabeled_batches.append((U[rows],))
             if mode == "min_size":
@@ -232,7 +247,7 @@ def train_on_two_loaders(mode: str) -> Case:
         return batches
 
     data = FederatedDataModule(TwoLoaders(mode), GroupPartitioner())
-    return Case(data, make_batches, [45, 45])
+    return Case(data, make_batches, sizes=[len(rows) for rows in ROWS_OF_WARDS])
 
 
 STREAM_SIZES = (20, 28)
@@ -245,21 +260,27 @@ def train_on_streams(batches_of_pass: int = 4, steps: int | None = None) -> Case
     data = FederatedDataModule(clients=clients, val=VAL, batch_size=BATCH)
 
     def make_batches(round_index: int, client: int) -> list[Any]:
-        begin = 40 * client + 10 * round_index
+        begin = first_beat(client, round_index)
         beats = torch.arange(begin, begin + STREAM_SIZES[client])
         rows = beats % SAMPLES
         batches = []
         for rows_of_batch in rows.split(BATCH)[:batches_of_pass]:
             batches.append((X[rows_of_batch], Y[rows_of_batch]))
-        if steps is not None:
-            batches = (batches + batches)[:steps]
-        return batches
+        if steps is None:
+            return batches
+        two_passes = [*batches, *batches]
+        return two_passes[:steps]
 
-    loop = {}
+    loop_options = {}
     if steps is not None:
-        loop["local_epochs"] = f"{steps} steps"
-    trainer = {"limit_train_batches": batches_of_pass}
-    return Case(data, make_batches, list(STREAM_SIZES), trainer, loop)
+        loop_options["local_epochs"] = f"{steps} steps"
+    return Case(
+        data,
+        make_batches,
+        sizes=list(STREAM_SIZES),
+        trainer_options={"limit_train_batches": batches_of_pass},
+        loop_options=loop_options,
+    )
 
 
 CASES: dict[str, Callable[[Path], Case]] = {
@@ -275,12 +296,17 @@ CASES: dict[str, Callable[[Path], Case]] = {
 BOTH = (0, 1)
 
 
-def train_by_hand(
-    case: Case,
-    members: tuple[int, ...] = BOTH,
-    losses: list[list[list[float]]] | None = None,
-) -> Tensor:
-    """The parameters ``[P]`` after federated averaging. ``losses`` gets each step's, by round and member."""
+def train_by_hand(case: Case, members: tuple[int, ...] = BOTH) -> Tensor:
+    """The parameters ``[P]`` after federated averaging."""
+    parameters, _ = train_by_hand_with_losses(case, members)
+    return parameters
+
+
+def train_by_hand_with_losses(
+    case: Case, members: tuple[int, ...] = BOTH
+) -> tuple[Tensor, list[list[list[float]]]]:
+    """The parameters ``[P]``, and each step's loss, by round and member."""
+    losses = []
     net = network(batch_norm=False)
     server = read_parameters(net)
     sizes = [case.sizes[client] for client in members]
@@ -293,7 +319,7 @@ def train_by_hand(
             losses_of_client = []
             vector_to_parameters(server.clone(), net.parameters())
             optimizer = sgd(net.parameters())
-            for batch in case.batches(round_index, client):
+            for batch in case.make_batches(round_index, client):
                 optimizer.zero_grad()
                 loss = loss_of(net, batch)
                 loss.backward()
@@ -301,13 +327,12 @@ def train_by_hand(
                 losses_of_client.append(float(loss))
             clients.append(read_parameters(net))
             losses_of_round.append(losses_of_client)
-        if losses is not None:
-            losses.append(losses_of_round)
+        losses.append(losses_of_round)
 
         # The weights sum to 1 but for rounding.
         mean = weights @ torch.stack(clients)
         server = mean + (1 - weights.sum()) * server
-    return server
+    return server, losses
 
 
 def read_parameters(module: nn.Module) -> Tensor:
@@ -327,8 +352,8 @@ def test_project_trains_as_its_loop_by_hand(name, tmp_path):
     module = Project()
     initial = read_parameters(module)
 
-    loop = make_loop(**case.loop)
-    trainer = trainer_for(loop, tmp_path, ROUNDS, **case.trainer)
+    loop = make_loop(**case.loop_options)
+    trainer = trainer_for(loop, tmp_path, ROUNDS, **case.trainer_options)
     trainer.fit(module, case.data)
 
     assert case.data.num_samples.tolist() == case.sizes
@@ -347,19 +372,21 @@ class LogsSteps(Project):
 def test_steps_of_clients_are_curves_that_go_on_over_the_rounds(tmp_path):
     case = hold_out_ids(tmp_path)
     module = LogsSteps()
-    loop = make_loop(Reporting(table=False, client_steps=2))
+    client_steps = 2
+    loop = make_loop(Reporting(table=False, client_steps=client_steps))
 
     logger = CSVLogger(tmp_path)
     trainer = trainer_for(loop, tmp_path, ROUNDS, logger=logger, log_every_n_steps=1)
     trainer.fit(module, case.data)
 
-    losses_by_hand = []
-    assert torch.equal(read_parameters(module), train_by_hand(case, losses=losses_by_hand))
+    parameters, losses_by_hand = train_by_hand_with_losses(case)
+    assert torch.equal(read_parameters(module), parameters)
+
     expected = {"Boston": {}, "Lyon": {}}
     steps_before_round = 0
     for round_losses in losses_by_hand:
         for ward, losses in zip(expected, round_losses):
-            for step_in_round in range(0, len(losses), 2):
+            for step_in_round in range(0, len(losses), client_steps):
                 step = steps_before_round + step_in_round + 1
                 expected[ward][step] = losses[step_in_round]
         steps_before_round += sum(map(len, round_losses))
@@ -368,7 +395,10 @@ def test_steps_of_clients_are_curves_that_go_on_over_the_rounds(tmp_path):
     for ward, curve in expected.items():
         column = logged.set_index("step")[f"loss_step/{ward}"].dropna()
         assert column.to_dict() == pytest.approx(curve)
-        assert len(curve) == 6
+        assert len(curve) == ROUNDS * 3  # each second of five or six batches
+
+
+VALUE_LOGGED_ONCE = 6.0
 
 
 class LogsOnce(LogsSteps):
@@ -379,7 +409,7 @@ class LogsOnce(LogsSteps):
     def training_step(self, batch: Any) -> Tensor:
         if not LogsOnce.has_logged:
             LogsOnce.has_logged = True
-            self.log("once", 6.0, on_step=True)
+            self.log("once", VALUE_LOGGED_ONCE, on_step=True)
         return super().training_step(batch)
 
 
@@ -391,7 +421,7 @@ def test_curve_of_a_client_has_no_value_that_another_client_has_logged(tmp_path)
     trainer.fit(LogsOnce(), case.data)
 
     logged = pandas.read_csv(Path(logger.log_dir) / "metrics.csv")
-    assert logged["once/Boston"].dropna().tolist() == [6.0]
+    assert logged["once/Boston"].dropna().tolist() == [VALUE_LOGGED_ONCE]
     assert "once/Lyon" not in logged
 
 
@@ -438,15 +468,15 @@ def test_value_of_a_client_is_that_of_all_that_it_trains_on(name, tmp_path):
 
     nobody = score_by_hand(read_parameters(Project()))
     everybody = score_by_hand(train_by_hand(case))
-    alone = []
-    for client in BOTH:
-        alone.append(score_by_hand(train_by_hand(case, (client,))))
-    halves = (everybody - nobody) / 2
-    difference = (alone[0] - alone[1]) / 2
-    values = [halves + difference, halves - difference]
-    assert abs(values[0] - values[1]) > 1e-3
+    boston_alone = score_by_hand(train_by_hand(case, members=(0,)))
+    lyon_alone = score_by_hand(train_by_hand(case, members=(1,)))
+
+    # Shapley values of two players: the mean of what one adds to nobody and to the other one.
+    value_of_boston = ((boston_alone - nobody) + (everybody - lyon_alone)) / 2
+    value_of_lyon = ((lyon_alone - nobody) + (everybody - boston_alone)) / 2
+    assert abs(value_of_boston - value_of_lyon) > 1e-3
     measured = loop.contributions["value"].tolist()
-    assert measured == pytest.approx(values, abs=1e-6)
+    assert measured == pytest.approx([value_of_boston, value_of_lyon], abs=1e-6)
 
 
 class WardData(L.LightningDataModule):

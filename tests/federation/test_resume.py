@@ -110,7 +110,7 @@ class CountsHooks(Callback):
         self.count = state_dict["count"]
 
 
-@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("is_before_loop", [True, False])
 @pytest.mark.parametrize(
     ("hook", "batch"),
     [
@@ -120,27 +120,27 @@ class CountsHooks(Callback):
     ],
 )
 def test_changes_by_hooks_at_a_rounds_start_are_not_repeated_on_resume(
-    tmp_path: Path, hook: str, batch: int, is_first: bool
+    tmp_path: Path, hook: str, batch: int, is_before_loop: bool
 ) -> None:
     def fit_and_count(
         saving: list[Callback], ckpt_path: Path | None = None
     ) -> tuple[L.LightningModule, int]:
         counts = CountsHooks()
         loop = FederatedLoop(seed=1, reporting=Reporting(table=False, files=False))
-        callbacks: list[Callback] = [counts, *saving]
-        if is_first:
-            callbacks.append(loop)
+        if is_before_loop:
+            callbacks = [counts, *saving, loop]
         else:
-            callbacks.insert(0, loop)
-        trainer = trainer_for(None, tmp_path, 4, callbacks=callbacks)
+            callbacks = [loop, counts, *saving]
+        trainer = trainer_for(None, tmp_path, rounds=4, callbacks=callbacks)
         torch.manual_seed(3)
         module = Plain()
         trainer.fit(module, toy_data(), ckpt_path=ckpt_path)
         return module, counts.count
 
     path = tmp_path / "middle.ckpt"
-    uninterrupted, expected_count = fit_and_count([SaveAt(hook, path, batch)])
-    resumed, count = fit_and_count([], ckpt_path=path)
+    saving = SaveAt(hook, path, batch=batch)
+    uninterrupted, expected_count = fit_and_count(saving=[saving])
+    resumed, count = fit_and_count(saving=[], ckpt_path=path)
 
     assert count == expected_count
     assert torch.equal(state_vector(resumed), state_vector(uninterrupted))
@@ -185,16 +185,16 @@ def test_a_round_that_fails_at_the_server_is_counted_once(
     assert_same_run(tmp_path, *resumed, uninterrupted_run)
 
 
-class DrawsTwice(UniformSampler):
-    """Fails at the third draw, once."""
+class FailsAtTheThirdDraw(UniformSampler):
+    """Once: ``has_failed`` is of all samplers, as each run has its own."""
 
-    failed = False
+    has_failed = False
 
     def sample(
         self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0
     ) -> torch.Tensor:
-        if round_index == 2 and not DrawsTwice.failed:
-            DrawsTwice.failed = True
+        if round_index == 2 and not FailsAtTheThirdDraw.has_failed:
+            FailsAtTheThirdDraw.has_failed = True
             raise ArithmeticError
         return super().sample(num_clients, contributions, generator, round_index)
 
@@ -202,14 +202,14 @@ class DrawsTwice(UniformSampler):
 def test_checkpoint_of_an_exception_while_drawing_a_cohort_resumes_bitwise(tmp_path: Path) -> None:
     def fit_and_read_state(ckpt_path: Path | None = None) -> torch.Tensor:
         reporting = Reporting(table=False, files=False)
-        loop = FederatedLoop(seed=1, sampler=DrawsTwice(2), reporting=reporting)
+        loop = FederatedLoop(seed=1, sampler=FailsAtTheThirdDraw(2), reporting=reporting)
         saving = OnExceptionCheckpoint(tmp_path, "drawing")
         trainer = trainer_for(loop, tmp_path, 4, callbacks=[saving], enable_checkpointing=True)
         module = Plain()
         trainer.fit(module, toy_data(), ckpt_path=ckpt_path)
         return state_vector(module)
 
-    DrawsTwice.failed = False
+    FailsAtTheThirdDraw.has_failed = False
     with pytest.raises(ArithmeticError):
         fit_and_read_state()
 

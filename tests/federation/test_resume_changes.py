@@ -193,15 +193,19 @@ def test_checkpoint_with_a_damaged_byte_of_a_weight_is_refused(
 def test_validating_on_possible_training_samples_warns(
     saved_checkpoint: Path, tmp_path: Path
 ) -> None:
+    data_split_by_another_seed = toy_data(seed=5)
+    trainer = trainer_for(make_loop(), tmp_path)
     with pytest.warns(UserWarning, match="it may have been trained on some of the samples"):
-        trainer_for(make_loop(), tmp_path).validate(
-            Plain(), datamodule=toy_data(seed=5), ckpt_path=saved_checkpoint
-        )
+        trainer.validate(Plain(), datamodule=data_split_by_another_seed, ckpt_path=saved_checkpoint)
+
+
+def test_validating_on_the_validation_samples_of_training_does_not_warn(
+    saved_checkpoint: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_for(make_loop(), tmp_path)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*trained on some.*")
-        trainer_for(make_loop(), tmp_path).validate(
-            Plain(), datamodule=toy_data(), ckpt_path=saved_checkpoint
-        )
+        trainer.validate(Plain(), datamodule=toy_data(), ckpt_path=saved_checkpoint)
 
 
 # ---- what can be changed is used
@@ -274,11 +278,10 @@ class Named(Plain):
 
 def test_network_of_the_same_shapes_but_another_name_is_refused(tmp_path: Path) -> None:
     path = fit_and_save(tmp_path, Named("ReLU"), rounds=1)
-    for stage in ("fit", "test"):
+    trainer = trainer_for(make_loop(), tmp_path / "another")
+    for run_stage in (trainer.fit, trainer.test):
         with pytest.raises(ConfigurationError, match="network is 'Tanh' and was 'ReLU'"):
-            getattr(trainer_for(make_loop(), tmp_path / stage), stage)(
-                Named("Tanh"), datamodule=toy_data(), ckpt_path=path
-            )
+            run_stage(Named("Tanh"), datamodule=toy_data(), ckpt_path=path)
 
 
 def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path: Path) -> None:

@@ -129,11 +129,11 @@ def groups_by_trying_all(similar: np.ndarray, gap: float) -> np.ndarray:
     return in_one_group
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_isolated_groups_equal_those_of_trying_all_groups(seed: int) -> None:
-    generator = np.random.default_rng(seed)
+@pytest.mark.parametrize("num_copies", range(4))
+def test_isolated_groups_equal_those_of_trying_all_groups(num_copies: int) -> None:
+    generator = np.random.default_rng(num_copies)
     directions = generator.normal(size=(8, 30))
-    for copy in range(seed % 4):  # groups of up to four
+    for copy in range(num_copies):  # of the first client, by the last ones
         noise = generator.normal(size=30)
         directions[7 - copy] = directions[0] + 0.3 * noise
 
@@ -145,13 +145,14 @@ def test_isolated_groups_equal_those_of_trying_all_groups(seed: int) -> None:
 
 
 def test_fewer_than_six_clients_have_no_isolated_group() -> None:
-    similar = torch.full((7, 7), -0.5)
-    similar[:3, :3] = 0.9
+    similar = torch.full((6, 6), -0.5)
+    similar[:2, :2] = 0.9  # clients 0 and 1
+    similar.fill_diagonal_(1)
 
-    isolated_of_seven = isolated_groups(similar.fill_diagonal_(1), 0.4)
-    isolated_of_five = isolated_groups(similar[1:6, 1:6], 0.4)
+    isolated_of_six = isolated_groups(similar, 0.4)
+    isolated_of_five = isolated_groups(similar[:5, :5], 0.4)
 
-    assert groups_of(isolated_of_seven) == [[0, 1, 2]]
+    assert groups_of(isolated_of_six) == [[0, 1]]
     assert not isolated_of_five.any()
 
 
@@ -218,10 +219,9 @@ def test_copies_are_reported_together_and_still_aggregated(tmp_path: Path) -> No
     assert "Look into it before you pay anything" in messages[0]
     assert len(messages) == 2  # when the copies were seen, and at the end
     assert loop.participations.tolist() == [5] * 7
-    assert [(event.what, event.client, event.times) for event in loop.events] == [
-        ("copy", 1, 3),
-        ("copy", 3, 3),
-    ]
+    rounds_by_client = {event.client: event.times for event in loop.events}
+    assert rounds_by_client == {1: 3, 3: 3}
+    assert {event.what for event in loop.events} == {"copy"}
     assert loop.copies == [[1, 3]]
     assert loop.contributions["cgsv"].isfinite().all()
     assert messages_if_unwatched == []
@@ -234,17 +234,18 @@ def test_reported_copies_stay_reported_in_a_resumed_run(tmp_path: Path) -> None:
     loops: list[FederatedLoop] = []
 
     def make_loop() -> FederatedLoop:
-        loops.append(make_sybil_loop(2, **make_watching_filters()))
-        return loops[-1]
+        loop = make_sybil_loop(last_round=2, **make_watching_filters())
+        loops.append(loop)
+        return loop
 
     assert_resumes(make_loop, tmp_path, data=make_seven_clients, rounds=(3, 5))
 
-    assert [loop.copies for loop in loops] == [[[1, 3]]] * 3
+    whole, half, resumed = loops  # in the order of assert_resumes
+    for loop in (whole, half, resumed):
+        assert loop.copies == [[1, 3]]
 
-    pairs, _, resumed_pairs = (
-        loop.state_dict()["filters"]["CopyFilter"]["pairs"] for loop in loops
-    )
-
+    pairs = whole.state_dict()["filters"]["CopyFilter"]["pairs"]
+    resumed_pairs = resumed.state_dict()["filters"]["CopyFilter"]["pairs"]
     assert torch.equal(pairs, resumed_pairs)
     assert pairs.any()
 
@@ -258,29 +259,26 @@ def make_gram_matrix(similar: float, k: int = 6) -> Tensor:
 
 def make_cohort(gram: Tensor, index: int) -> Cohort:
     """A cohort whose updates have these inner products."""
-    values, vectors = torch.linalg.eigh(gram)
-    rows = vectors * values.clamp_min(0).sqrt()
+    # gram = V diag(e) V', so that the rows of V diag(e)^(1/2) have these products.
+    eigenvalues, eigenvectors = torch.linalg.eigh(gram)
+    rows = eigenvectors * eigenvalues.clamp_min(0).sqrt()
     updates = tuple(
-        ClientUpdate(
-            client,
-            1,
-            row,
-            num_steps=1,
-        )
+        ClientUpdate(client_id=client, num_samples=1, vector=row, num_steps=1)
         for client, row in enumerate(rows)
     )
+    start = torch.zeros_like(rows[0])
 
     return Cohort(
-        index,
-        updates,
-        rows,
-        (torch.zeros_like(rows[0]),) * len(gram),
-        torch.ones(len(gram)),
+        round_index=index,
+        updates=updates,
+        matrix=rows,
+        starts=(start,) * len(gram),
+        num_samples=torch.ones(len(gram)),
         num_parameters=rows.shape[1],
     )
 
 
-def copies_noticed(
+def count_rounds_as_copies(
     rounds: list[Tensor], threshold: float | None = None, gap: float | None = None
 ) -> dict[int, int]:
     """In how many rounds each client was noticed as a copy."""
@@ -291,49 +289,56 @@ def copies_noticed(
     return watch.notices.state_dict()["copy"]
 
 
+#: The first two clients are more similar to each other than to others, by more and by less than the gap of the tests.
+GAP = 0.45
+ISOLATED_PAIR = make_gram_matrix(similar=0.65)
+CLOSE_PAIR = make_gram_matrix(similar=0.2)
+
+
 def test_isolated_group_in_the_first_three_rounds_counts_as_copies() -> None:
-    distant = make_gram_matrix(0.65)
+    after_two_rounds = count_rounds_as_copies([ISOLATED_PAIR] * 2, gap=GAP)
+    after_three_rounds = count_rounds_as_copies([ISOLATED_PAIR] * 3, gap=GAP)
+    without_gap = count_rounds_as_copies([ISOLATED_PAIR] * 6, threshold=0.7)
 
-    noticed_after_2 = copies_noticed([distant] * 2, gap=0.45)
-    noticed_after_3 = copies_noticed([distant] * 3, gap=0.45)
-    without_gap = copies_noticed([distant] * 6, threshold=0.7)
-
-    assert noticed_after_2 == {}
-    assert noticed_after_3 == {0: 1, 1: 1}
+    assert after_two_rounds == {}
+    assert after_three_rounds == {0: 1, 1: 1}  # of both clients: the third
     assert without_gap == {}
 
 
 def test_isolated_group_stays_noticed_and_none_is_noticed_after_the_third_round() -> None:
-    distant = make_gram_matrix(0.65)
-    close = make_gram_matrix(0.2)
+    isolated_first = [ISOLATED_PAIR] * 3 + [CLOSE_PAIR] * 2
+    isolated_late = [CLOSE_PAIR] * 3 + [ISOLATED_PAIR] * 6
 
-    noticed_early = copies_noticed([distant] * 3 + [close] * 2, gap=0.45)
-    noticed_late = copies_noticed([close] * 3 + [distant] * 6, gap=0.45)
+    rounds_if_first = count_rounds_as_copies(isolated_first, gap=GAP)
+    rounds_if_late = count_rounds_as_copies(isolated_late, gap=GAP)
 
-    assert noticed_early[1] == 3
-    assert noticed_late == {}
+    assert rounds_if_first[1] == 3  # the third to the fifth
+    assert rounds_if_late == {}
 
 
 def test_copy_in_a_single_round_is_not_enough_for_an_isolated_group() -> None:
     copy_of_a_round = make_gram_matrix(1.0)
     close = make_gram_matrix(0.2)
 
-    assert copies_noticed([copy_of_a_round, close, close], gap=0.45) == {}
+    assert count_rounds_as_copies([copy_of_a_round, close, close], gap=0.45) == {}
 
 
 def test_sum_of_two_other_clients_updates_is_not_a_copy() -> None:
     generator = torch.Generator().manual_seed(0)
-    updates = torch.randn(3, 6, 4000, generator=generator, dtype=torch.float64)
+    rounds, clients, parameters = 3, 6, 4000
+    updates = torch.randn(rounds, clients, parameters, generator=generator, dtype=torch.float64)
     with_sum = updates.clone()
     with_sum[:, 2] = updates[:, 0] + updates[:, 1]
     with_copy = updates.clone()
     with_copy[:, 2] = updates[:, 0]
+    grams_with_sum = list(with_sum @ with_sum.mT)
+    grams_with_copy = list(with_copy @ with_copy.mT)
 
-    noticed_sums = copies_noticed(list(with_sum @ with_sum.mT), threshold=0.7, gap=0.45)
-    noticed_copies = copies_noticed(list(with_copy @ with_copy.mT), threshold=0.7)
+    rounds_with_sum = count_rounds_as_copies(grams_with_sum, threshold=0.7, gap=GAP)
+    rounds_with_copy = count_rounds_as_copies(grams_with_copy, threshold=0.7)
 
-    assert noticed_sums == {}
-    assert noticed_copies == {0: 1, 2: 1}
+    assert rounds_with_sum == {}
+    assert rounds_with_copy == {0: 1, 2: 1}  # of both clients: the third
 
 
 def fit_with_echo(
@@ -343,31 +348,28 @@ def fit_with_echo(
     loop = FederatedLoop(
         uploads=[Alignment(mix, clients=[2])],
         metrics={"cgsv": CosineGradientShapley()},
-        filters=[OutlierFilter(), CopyFilter(None, gap=None)],
+        filters=[OutlierFilter(), CopyFilter(threshold=None, gap=None)],  # echoes only
         seed=1,
     )
     return loop, fit_and_collect_warnings(loop, folder, "last step back", rounds)
 
 
 def test_client_that_sends_back_the_servers_last_step_is_reported_alone(tmp_path: Path) -> None:
-    loop, messages = fit_with_echo(tmp_path)
+    loop, messages = fit_with_echo(tmp_path, mix=1.0, rounds=6)
 
-    # Of six rounds the first has no step before it, and the attacker none to send; three have to speak.
+    # Before the first round is no step. Rounds 2 to 4 have to speak before it is said, rounds 4 to 6 are counted.
     assert messages[0].startswith(
         "client 2 sent the server's own last step back, in several rounds, up to round 4 ("
     )
     assert "(similarity 1.00): still aggregated and measured. Look into it" in messages[0]
-    assert [
-        (
-            event.what,
-            event.client,
-            event.times,
-        )
-        for event in loop.events
-    ] == [("echo", 2, 3)]
+    (event,) = loop.events
+    assert event.what == "echo"
+    assert event.client == 2
+    assert event.times == 3
 
     run = open_run(tmp_path)
-    assert loop.copies == run.copies == [[2]]
+    assert loop.copies == [[2]]
+    assert run.copies == [[2]]
 
     front = text_of_page(write_report(tmp_path)).partition("\nAppendix\n")[0]
     assert re.search(r"\| client 2 \|.*\| sent the model's last step back \|", front)

@@ -39,16 +39,16 @@ from helpers.models import Diverges, Plain, network, sgd
 
 
 class Huge(Attack):
-    """Sends an update with one huge entry, or a multiple of its update, in some rounds."""
+    """Client 1 sends an update with one huge entry, or a multiple of its update, in some rounds."""
 
     def __init__(
         self,
-        size: float | None = None,
+        entry: float | None = None,
         rounds: Any = (1,),
         factor: float = 1.0,
     ) -> None:
         super().__init__([1])
-        self.size = size
+        self.entry = entry
         self.rounds = rounds
         self.factor = factor
 
@@ -57,8 +57,8 @@ class Huge(Attack):
             return update
 
         sent = self.factor * update
-        if self.size is not None:
-            sent[3] = self.size
+        if self.entry is not None:
+            sent[3] = self.entry  # any one of the update's
         return sent
 
 
@@ -88,26 +88,22 @@ def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(
         "client 1 sent an update far larger than the cohort's in round 2 (norm "
     )
     assert "left out of the round" in message
-    # And nobody later.
-    assert [
-        (
-            event.what,
-            event.client,
-            event.times,
-        )
-        for event in loop.events
-    ] == [("large", 1, 1)]
-    assert loop.named == {1: (1, 4)}
+    (event,) = loop.events  # and nobody later
+    assert event.what == "large"
+    assert event.client == 1
+    assert event.times == 1
+    faults_of_client_1 = (1, 4)  # one faulty update of four
+    assert loop.named == {1: faults_of_client_1}
     assert loop.participations.tolist() == [4, 3, 4, 4]
     assert state_vector(module).abs().max() < 100
 
 
 def fit_with_faulty_updates(
-    folder: Path, rounds: range, aggregator: Aggregator, metrics: Any, factor: float
+    folder: Path, faulty_rounds: range, aggregator: Aggregator, metrics: Any, factor: float
 ) -> FederatedLoop:
     """Run four rounds, of which client 1 multiplies its update by a factor in some."""
     loop = FederatedLoop(
-        uploads=[Huge(None, rounds, factor)],
+        uploads=[Huge(rounds=faulty_rounds, factor=factor)],
         metrics=metrics,
         aggregator=aggregator,
         seed=1,
@@ -142,7 +138,9 @@ def test_client_with_faulty_updates_in_every_round_has_no_value(
 ) -> None:
     metrics = {name: metric() for name, metric in METRICS.items()}
 
-    loop = fit_with_faulty_updates(tmp_path, range(4), aggregator, metrics, factor)
+    loop = fit_with_faulty_updates(
+        tmp_path, faulty_rounds=range(4), aggregator=aggregator, metrics=metrics, factor=factor
+    )
 
     kinds_of_events = {event.what for event in loop.events}
     rounds_at_fault = {1: (4, 4)}  # client 1 in four of four
@@ -161,14 +159,16 @@ def test_round_with_a_faulty_update_adds_nothing_to_its_clients_value(tmp_path: 
     """Values are sums over rounds: one update of a hundred times its length would be worth a hundred rounds."""
     folder = tmp_path / "once"
 
-    faulty_once = fit_with_faulty_updates(
-        folder, range(3, 4), GeometricMedian(), {"m": GradientShapley()}, factor=100.0
-    )
-    faulty_never = fit_with_faulty_updates(
-        tmp_path / "never", range(0), GeometricMedian(), {"m": GradientShapley()}, factor=100.0
-    )
+    def fit_with_median(folder: Path, faulty_rounds: range) -> FederatedLoop:
+        return fit_with_faulty_updates(
+            folder, faulty_rounds, GeometricMedian(), metrics={"m": GradientShapley()}, factor=100.0
+        )
 
-    assert faulty_once.named == {1: (1, 4)}
+    faulty_once = fit_with_median(folder, faulty_rounds=range(3, 4))
+    faulty_never = fit_with_median(tmp_path / "never", faulty_rounds=range(0))
+
+    faults_of_client_1 = (1, 4)  # one faulty update of four
+    assert faulty_once.named == {1: faults_of_client_1}
     assert faulty_never.named == {}
 
     value = faulty_once.contributions["m"][1].abs()
@@ -231,7 +231,7 @@ def test_round_goes_on_without_an_excluded_outlier(tmp_path: Path, size: float) 
     loop = FederatedLoop(
         metrics={"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()},
         filters=[OutlierFilter(exclude=True)],
-        uploads=[Huge(size, [0])],
+        uploads=[Huge(size, rounds=[0])],
         evaluation=ClientEvaluation(keep_trained=True),
         seed=1,
     )
@@ -268,11 +268,14 @@ def make_cohort(
 ) -> Cohort:
     """A cohort of models with one parameter, whose updates have these lengths."""
     rows = torch.tensor(norms, dtype=torch.float64)[:, None]
-    updates = tuple(ClientUpdate(i, 1, row, num_steps=1) for i, row in enumerate(rows))
+    updates = tuple(
+        ClientUpdate(client_id=client, num_samples=1, vector=row, num_steps=1)
+        for client, row in enumerate(rows)
+    )
     return Cohort(
-        index,
-        updates,
-        rows,
+        round_index=index,
+        updates=updates,
+        matrix=rows,
         starts=(torch.zeros(1, dtype=torch.float64),) * len(rows),
         num_samples=torch.ones(len(rows), dtype=torch.long),
         num_parameters=1,
@@ -284,39 +287,36 @@ def test_warning_about_nan_clients_names_the_earlier_sender_of_a_large_update() 
     """After an update that was aggregated most return NaN: the message leads back to whose it was."""
     watch = OutlierFilter()
 
-    watch.apply(make_cohort([1.0, 1e4, 1.1, 0.9]))
-    cohort = watch.apply(
-        make_cohort(
-            [1.0],
-            index=1,
-            broken=[4, 2, 3],
-        )
-    )
+    watch.apply(make_cohort(norms=[1.0, 1e4, 1.1, 0.9]))
+    cohort = watch.apply(make_cohort(norms=[1.0], index=1, broken=[4, 2, 3]))  # client 0 is left
 
     (line,) = cohort.warnings
     assert "3 of 4 clients returned" in line
     assert "further back: client 1 sent an update far larger" in line
-    assert watch.notices.state_dict() == {"not_finite": {}, "large": {1: 1}}
+    rounds_of_client_1 = {1: 1}
+    assert watch.notices.state_dict() == {"not_finite": {}, "large": rounds_of_client_1}
 
 
-def make_diverging_module(*pairs: tuple[int, int]) -> Diverges:
-    return Diverges(network(), sgd, set(pairs))
+def make_diverging_module(*rounds_and_clients: tuple[int, int]) -> Diverges:
+    """Rounds and clients from 0."""
+    return Diverges(network(), sgd, failing=set(rounds_and_clients))
 
 
 def test_client_with_nan_is_left_out_and_reported_and_the_run_goes_on(tmp_path: Path) -> None:
     loop = make_shapfed_loop(personalizer=Standalone(), optimizer_state="persist")
-    nan_in_two_rounds = make_diverging_module((1, 1), (2, 1))
+    second_round, third_round = 1, 2
+    nan_of_client_1 = make_diverging_module((second_round, 1), (third_round, 1))
 
     with pytest.warns(
         UserWarning, match="client 1 returned a model with NaN or infinite entries in round 2"
     ):
-        module = fit(loop, tmp_path, nan_in_two_rounds)
+        module = fit(loop, tmp_path, nan_of_client_1)
 
     assert state_vector(module).isfinite().all()
     assert loop.weights is not None
     assert loop.weights.isfinite().tolist() == [True, False, True]
     assert loop.received()[1].isfinite().all()
-    assert loop.contributions["cssv"].isfinite().all()  # client 1 keeps the row of round 0
+    assert loop.contributions["cssv"].isfinite().all()  # client 1 keeps its value of the first
 
 
 def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_caps_that_no_client_reaches_leave_the_round_bitwise_unchanged(tmp_path:
 
 
 def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path: Path) -> None:
-    filters = [OutlierFilter(), SampleCap(1.0)]
+    filters = [OutlierFilter(), SampleCap(1.0)]  # once the median
 
     plain = fit_one_round(tmp_path / "plain")
     capped = fit_one_round(tmp_path / "capped", filters=filters)
@@ -384,7 +384,8 @@ def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path: Path) -> 
     median = int(plain.num_samples.double().quantile(0.5))
     expected = plain.num_samples.clamp_max(median)
 
-    assert capped.num_samples.tolist() == expected.tolist() != plain.num_samples.tolist()
+    assert not torch.equal(expected, plain.num_samples)
+    assert torch.equal(capped.num_samples, expected)
 
     share = expected.double() / expected.sum()
     weights = capped.aggregation_weights

@@ -37,6 +37,11 @@ from helpers.fits import trainer_for
 
 #: FLSV_SITES="a b c d" runs the federations of these tests with other sites.
 NAMES = os.environ.get("FLSV_SITES", "Boston Lyon Osaka").split()
+#: Where a transport reaches them.
+BOSTON_ADDRESS = 100
+LYON_ADDRESS = 101
+OSAKA_ADDRESS = 102
+ADDRESSES = [BOSTON_ADDRESS + client for client in range(len(NAMES))]
 SEED = 7
 ROUNDS = 3
 #: Validation and test samples of the sites' own.
@@ -138,7 +143,7 @@ class Replay:
         self.says: dict[str, dict[int, Any]] = {}
 
     def present(self) -> dict[int, str]:
-        return dict(enumerate(NAMES, 100))
+        return dict(enumerate(NAMES, start=BOSTON_ADDRESS))
 
     def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Any]]:
         for address, packet in packets.items():
@@ -146,12 +151,12 @@ class Replay:
 
 
 class SiteTransport:
-    """Sites behind a wire, by address; ``spoil`` is what becomes of their replies there."""
+    """Sites behind a wire, by address; ``on_reply`` is what becomes of their replies there."""
 
     def __init__(self, sites: Mapping[int, Any], names: Sequence[str] = NAMES) -> None:
         self.sites = dict(sites)
-        self.names = dict(enumerate(names, 100))
-        self.spoil: Callable[[int, Packet, Packet], Any] = lambda address, packet, reply: reply
+        self.names = dict(enumerate(names, start=BOSTON_ADDRESS))
+        self.on_reply: Callable[[int, Packet, Packet], Any] = lambda address, packet, reply: reply
 
     def present(self) -> dict[int, str]:
         return {address: self.names[address] for address in self.sites}
@@ -162,7 +167,7 @@ class SiteTransport:
                 continue
             site = self.sites[address]
             reply = _through(site.answer(_through(packet)))
-            reply = self.spoil(address, packet, reply)
+            reply = self.on_reply(address, packet, reply)
             if reply is not None:
                 yield address, reply
 
@@ -181,9 +186,10 @@ class SitesInProcess:
         self.tmp = tmp
         self.make = make
         self.make_module = make_module
-        self.transport = SiteTransport(
-            {100 + i: make_site(tmp, i, make, make_module, **data) for i in range(len(NAMES))}
-        )
+        sites_by_address = {}
+        for client, address in enumerate(ADDRESSES):
+            sites_by_address[address] = make_site(tmp, client, make, make_module, **data)
+        self.transport = SiteTransport(sites_by_address)
 
     def fit(self, rounds: int = ROUNDS, server_data: Any = None, **options: Any) -> FederatedLoop:
         directory = Directory(
@@ -191,8 +197,8 @@ class SitesInProcess:
             NAMES,
             agreement(self.make_module(), self.make()),
             self.tmp / "book.json",
-            1,
-            0.2,
+            timeout=1,
+            wait=0.2,
         )
         directory.gather()
         sizes = [directory.sizes[site] for site in range(len(NAMES))]

@@ -29,16 +29,16 @@ pytestmark = pytest.mark.flower
 PAGE = Path(__file__).parents[3] / "docs" / "deployment.md"
 
 
-def as_the_page_says(folder: Path) -> subprocess.CompletedProcess[str]:
+def run_commands_of_page(folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the first commands of the guide, but for those that install what is installed here."""
     (block,) = re.findall(
         r"## Try it on one machine\n.*?```bash\n(.*?)```", PAGE.read_text(), flags=re.DOTALL
     )
-    install, commands = block.split("flsv init", 1)
+    installation, commands = block.split("flsv init", 1)
+    assert len(installation.splitlines()) == 2  # and nothing else is left out
 
-    assert len(install.splitlines()) == 2
-
-    script = f"set -e; trap 'kill $(jobs -p) 2> /dev/null' EXIT\nflsv init{commands}"
+    stop_at_the_end = "trap 'kill $(jobs -p) 2> /dev/null' EXIT"
+    script = f"set -e; {stop_at_the_end}\nflsv init{commands}"
     env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     env["SUPERLINK"] = f"127.0.0.1:{free_ports(1)[0]}"
     return subprocess.run(
@@ -87,7 +87,7 @@ def test_deployment_by_the_guides_commands_equals_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "federation"
-    done = as_the_page_says(tmp_path)
+    done = run_commands_of_page(tmp_path)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the run has finished" in done.stdout

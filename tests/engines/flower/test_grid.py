@@ -26,15 +26,16 @@ pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("as_a_task")]
 
 
 class Grid:
-    """Two SuperNodes; what the second is asked first, it answers at the ``patience``-th look of the server's."""
+    """Two SuperNodes; what the second is greet first, it answers at the ``patience``-th look of the server's."""
 
     def __init__(self, patience: float, error: bool = False) -> None:
         self.sent: list[Message] = []
         self._patience = patience
         self._error = error
 
-    def made(self, messages: Sequence[Message]) -> Sequence[Message]:
+    def address_messages(self, messages: Sequence[Message]) -> Sequence[Message]:
         for message in messages:
+            # What Flower sets when it sends a message, and nobody else can.
             message.metadata.__dict__.update(
                 _message_id=f"m{len(self.sent)}", _src_node_id=1, _run_id=1
             )
@@ -45,14 +46,14 @@ class Grid:
         return [NodeInfo(node_id=1, name="Boston"), NodeInfo(node_id=2)]
 
     def push_messages(self, messages: Sequence[Message]) -> list[str]:
-        return [message.metadata.message_id for message in self.made(messages)]
+        return [message.metadata.message_id for message in self.address_messages(messages)]
 
     def pull_messages(self, message_ids: Sequence[str]) -> list[Message]:
         replies = []
-        for name in message_ids:
-            message = self.sent[int(name[1:])]
+        for message_id in message_ids:
+            message = self.sent[position_of_message(message_id)]
             if message is self._slow_message():
-                self._patience -= 1
+                self._patience -= 1  # in looks of the server's
                 if self._patience > 0:
                     continue
                 if self._error:
@@ -60,7 +61,7 @@ class Grid:
                     replies.append(Message(error, reply_to=message))
                     continue
             round_index = from_record(message.content).plain["round"]
-            packet = Packet("update", {"of": round_index})
+            packet = Packet("update", {"answer_to_round": round_index})
             replies.append(Message(to_record(packet), reply_to=message))
 
         return replies
@@ -70,46 +71,64 @@ class Grid:
 
         def order(message: Message) -> tuple[bool, int]:
             metadata = message.metadata
-            return metadata.dst_node_id != 2, int(metadata.message_id[1:])
+            return metadata.dst_node_id != 2, position_of_message(metadata.message_id)
 
         return min(self.sent, key=order)
 
 
-def train(index: int) -> dict[int, Packet]:
-    return {node: Packet("train", {"round": index}) for node in (1, 2)}
+def position_of_message(message_id: str) -> int:
+    return int(message_id.removeprefix("m"))
+
+
+def make_training_packets(round_index: int) -> dict[int, Packet]:
+    return {node: Packet("train", {"round": round_index}) for node in (1, 2)}
 
 
 def test_late_node_is_not_waited_for_and_replies_come_one_by_one() -> None:
     grid = Grid(patience=float("inf"))
     transport = GridTransport(grid)  # type: ignore[arg-type]
-
     assert transport.present() == {1: "Boston", 2: ""}  # by the names of their registration
 
-    replies = dict(transport.exchange(train(0), 0.2))
+    seconds = 0.2
+    replies = dict(transport.exchange(make_training_packets(0), seconds))
+
     assert list(replies) == [1]
-    assert replies[1].plain == {"of": 0}  # type: ignore[union-attr]
-    for message in grid.sent:
-        assert message.metadata.ttl <= 0.25
-        assert from_record(message.content).plain["seconds"] == 0.2
+    assert replies[1].plain == {"answer_to_round": 0}  # type: ignore[union-attr]
     assert len(grid.sent) == 2
+    for message in grid.sent:
+        assert message.metadata.ttl <= seconds + 0.05
+        assert from_record(message.content).plain["seconds"] == seconds
 
     grid._patience = 5
-    node, _ = next(transport.exchange(train(1), 5.0))
-
+    node, _ = next(transport.exchange(make_training_packets(1), 5.0))
     assert node == 1
 
 
 def test_error_message_of_flower_is_reported_as_the_sites_fault() -> None:
-    replies = dict(GridTransport(Grid(patience=1, error=True)).exchange(train(0), 5.0))  # type: ignore[arg-type]
+    transport = GridTransport(Grid(patience=1, error=True))  # type: ignore[arg-type]
+
+    replies = dict(transport.exchange(make_training_packets(0), 5.0))
+
     assert replies[2] == "gone (code 5)"
-    assert replies[1].plain == {"of": 0}  # type: ignore[union-attr]
+    assert replies[1].plain == {"answer_to_round": 0}  # type: ignore[union-attr]
 
 
-def asked(app: Any, node: dict[str, Any]) -> Packet:
+def make_context(run_id: int, node_config: dict[str, Any] | None = None) -> Context:
+    return Context(
+        run_id=run_id,
+        node_id=1,
+        node_config=node_config or {},
+        state=RecordDict(),
+        run_config={},
+    )
+
+
+def greet(app: Any, node_config: dict[str, Any]) -> Packet:
     """What a site says when it is greeted."""
-    (message,) = Grid(0).made([Message(to_record(Packet("hello", {"client": 1})), 1, "query")])
-    context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
-    return from_record(app(message, context).content)
+    greeting = Message(to_record(Packet("hello", {"client": 1})), 1, "query")
+    (message,) = Grid(patience=0).address_messages([greeting])
+    reply = app(message, make_context(run_id=1, node_config=node_config))
+    return from_record(reply.content)
 
 
 def test_error_of_a_sites_data_is_reported_to_the_server_without_its_message(
@@ -118,7 +137,7 @@ def test_error_of_a_sites_data_is_reported_to_the_server_without_its_message(
     def no_data(node: Any) -> Any:
         raise ValueError("could not convert string to float: 'John Smith'")
 
-    reply = asked(client_app(ClassifierClient, no_data, FederatedLoop), {})
+    reply = greet(client_app(ClassifierClient, no_data, FederatedLoop), {})
 
     assert reply.kind == "failed"
     assert reply.plain["error"].startswith("it failed with ValueError at test_grid.py:")
@@ -132,14 +151,12 @@ def test_refused_run_contacts_no_site_and_records_its_failure(tmp_path: Path) ->
     app = server_app(module, loop, ["Boston"], rounds=1, num_classes=10, folder=tmp_path)
 
     with pytest.raises(ConfigurationError, match="works with the clients' class counts"):
-        app(grid=None, context=Context(7, 1, {}, RecordDict(), {}))  # type: ignore[arg-type]
+        app(grid=None, context=make_context(run_id=7))  # type: ignore[arg-type]
 
     status = json.loads((tmp_path / "status.json").read_text())
-    assert (status["status"], status["why"][:18], status["run"]) == (
-        "failed",
-        "ConfigurationError",
-        "7",
-    )
+    assert status["status"] == "failed"
+    assert status["why"].startswith("ConfigurationError")
+    assert status["run"] == "7"
 
 
 class Points(L.LightningDataModule):
@@ -154,7 +171,7 @@ def test_changed_policy_file_applies_to_a_running_flower_client_app(tmp_path: Pa
     settings = {"folder": str(tmp_path), "policy": str(policy)}
 
     def answer() -> dict[str, Any]:
-        return asked(app, settings).plain
+        return greet(app, settings).plain
 
     policy.write_text("questions = []\n")
     assert answer()["sizes"] == {"train": 6, "val": 0, "test": 0}

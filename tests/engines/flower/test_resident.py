@@ -68,6 +68,9 @@ print(json.dumps({**said, "own": os.getpid(), "count": context.state["count"]["m
 """
 
 
+NODE = 5  # of a SuperNode
+
+
 class Site:
     """Sends messages, each from a process of its own; the process that answers them ends with the test."""
 
@@ -80,16 +83,15 @@ class Site:
         name: str,
         idle: float = 60,
         run: int = 1,
-        node: int = 5,
+        node: int = NODE,
     ) -> dict[str, Any]:
-        arguments = json.dumps([name, idle, run, {"folder": str(self.folder / "site")}, node])
         log = self.folder / "log"
         out = self.folder / "out"
 
         # Files: the process that lives on has them, too, so a pipe would not end.
         with out.open("w") as out_file, log.open("a") as log_file:
             process = subprocess.run(
-                [sys.executable, "-c", MESSAGE, arguments],
+                self.command(name, idle, run, node),
                 cwd=self.folder,
                 stdout=out_file,
                 stderr=log_file,
@@ -100,12 +102,18 @@ class Site:
             return {"error": log.read_text()}
         return json.loads(out.read_text())
 
+    def command(self, name: str, idle: float = 60, run: int = 1, node: int = NODE) -> list[str]:
+        """The process of a message."""
+        node_config = {"folder": str(self.folder / "site")}
+        arguments = json.dumps([name, idle, run, node_config, node])
+        return [sys.executable, "-c", MESSAGE, arguments]
+
     @property
     def socket(self) -> Path:
-        name = hashlib.sha256(f"{self.folder / 'site'} 1".encode()).hexdigest()[
-            :16
-        ]  # of the first run
-        return Path(tempfile.gettempdir()) / f"flsv-{name}.sock"
+        """Of the first run."""
+        folder_and_run = f"{self.folder / 'site'} 1"
+        digest = hashlib.sha256(folder_and_run.encode()).hexdigest()
+        return Path(tempfile.gettempdir()) / f"flsv-{digest[:16]}.sock"
 
 
 @pytest.fixture
@@ -143,20 +151,23 @@ def test_one_process_answers_all_messages_of_a_run_beside_that_of_another_run(si
     assert processes_of_sites(site.folder) == {first_reply["process"], of_another_run["process"]}
 
 
-def test_message_without_idle_time_is_answered_by_its_own_process(
+def test_message_without_idle_time_is_answered_by_its_own_process(site: Site) -> None:
+    reply = site.send("a", idle=0)
+
+    assert reply["process"] == reply["own"]
+    assert not site.socket.exists()
+
+
+def test_message_with_an_installation_of_its_own_is_answered_by_its_own_process(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without idle time, and where Flower deletes after a message what it has installed for it."""
-    first_reply = site.send("a", idle=0)
-    monkeypatch.setenv(
-        "PYTHONPATH",
-        str(site.folder / "runtime-envs" / "1" / "lib"),
-        prepend=os.pathsep,
-    )
+    """Flower deletes after a message what it has installed for it."""
+    installation = site.folder / "runtime-envs" / "1" / "lib"
+    monkeypatch.setenv("PYTHONPATH", str(installation), prepend=os.pathsep)
 
-    second = site.send("b")
-    assert first_reply["process"] == first_reply["own"]
-    assert second["process"] == second["own"] != first_reply["process"]
+    reply = site.send("a")
+
+    assert reply["process"] == reply["own"]
     assert not site.socket.exists()
 
 
@@ -176,17 +187,18 @@ def test_a_killed_process_is_replaced(site: Site) -> None:
 
 def test_second_supernode_in_a_folder_is_refused_in_words(site: Site) -> None:
     """It would work on the first one's data, or take its socket away."""
-    first_reply = site.send("a")
+    refusal = "another SuperNode works in this site's folder"
+    first_reply = site.send("a", node=NODE)
     for run in (1, 2):
-        error = site.send("b", run=run, node=6)["error"]
-        assert "another SuperNode works in this site's folder" in error
+        assert refusal in site.send("b", run=run, node=NODE + 1)["error"]
 
+    # The first one goes on.
     expected = {**first_reply, "seen": ["a", "c"], "own": ANY, "count": 2}
-    assert site.send("c") == expected
+    assert site.send("c", node=NODE) == expected
 
     os.kill(first_reply["process"], signal.SIGKILL)
     with FileLock(f"{site.socket}.lock"):  # of a process that another socket leads to
-        assert "another SuperNode works in this site's folder" in site.send("d")["error"]
+        assert refusal in site.send("d")["error"]
 
     assert site.send("e")["seen"] == ["e"]
 
@@ -216,16 +228,26 @@ def test_resident_process_survives_incomplete_messages_and_serves_one_key(site: 
     assert gone(first_reply["process"])  # nobody can reach it any more
 
 
-def test_resident_process_ends_when_idle_or_when_its_starter_ends(site: Site) -> None:
+def test_resident_process_ends_when_idle(site: Site) -> None:
     assert gone(site.send("a", idle=1)["process"])
 
-    out = site.folder / "out"
-    arguments = json.dumps(["a", 60, 1, {"folder": str(site.folder / "site")}, 5])
-    code = f"import subprocess, sys; subprocess.run(sys.argv[1:], stdout=open({str(out)!r}, 'w'))"
+
+#: Starts a message's process, and ends: its arguments are a file for the output and the command.
+STARTER = """
+import subprocess, sys
+
+with open(sys.argv[1], "w") as output:
+    subprocess.run(sys.argv[2:], stdout=output)
+"""
+
+
+def test_resident_process_ends_when_its_starter_ends(site: Site) -> None:
+    output = site.folder / "out"
+    command = site.command("a")
     subprocess.run(
-        [sys.executable, "-c", code, sys.executable, "-c", MESSAGE, arguments],
+        [sys.executable, "-c", STARTER, str(output), *command],
         cwd=site.folder,
         timeout=60,
     )
 
-    assert gone(json.loads(out.read_text())["process"])
+    assert gone(json.loads(output.read_text())["process"])

@@ -23,15 +23,15 @@ pytestmark = [pytest.mark.nvflare, pytest.mark.long]
 PAGE = Path(__file__).parents[3] / "docs" / "nvflare.md"
 
 
-def as_the_page_says(folder: Path) -> subprocess.CompletedProcess[str]:
+def run_commands_of_page(folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the first commands of the guide, but for those that install what is installed here."""
     pattern = r"## Try it on one machine\n.*?```bash\n(.*?)```"
     (block,) = re.findall(pattern, PAGE.read_text(), flags=re.DOTALL)
-    install, commands = block.split("flsv init", 1)
+    installation, commands = block.split("flsv init", 1)
+    assert len(installation.splitlines()) == 2  # and nothing else is left out
 
-    assert len(install.splitlines()) == 2
-
-    script = f"set -e; trap 'nvflare poc stop' EXIT\nflsv init{commands}"
+    stop_at_the_end = "trap 'nvflare poc stop' EXIT"
+    script = f"set -e; {stop_at_the_end}\nflsv init{commands}"
     env = {
         **os.environ,
         "HOME": str(folder),  # NVFlare writes its settings there
@@ -51,7 +51,7 @@ def as_the_page_says(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_deployment_by_the_guides_commands_equals_one_process(tmp_path: Path) -> None:
-    process = as_the_page_says(tmp_path)
+    process = run_commands_of_page(tmp_path)
     assert process.returncode == 0, process.stdout + process.stderr
     assert "FINISHED:COMPLETED" in process.stderr
 

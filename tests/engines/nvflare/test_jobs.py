@@ -122,16 +122,17 @@ def test_site_that_is_late_or_gone_is_named_left_out_and_takes_part_again(
     job: Job,
     tmp_path: Path,
 ) -> None:
-    def answers(site: str, task: Task) -> bool:
-        round_index = from_shareable(task.data).plain.get("round")
+    def answer_unless_late(site: str, task: Task) -> bool:
+        is_second_round = from_shareable(task.data).plain.get("round") == 1
+        # From then on Boston is deemed disconnected, for a round.
         job.present = set(NAMES)
-        if round_index == 1:  # for the next round Boston is deemed disconnected
+        if is_second_round:
             job.present.remove("Boston")
 
-        is_late = site == "Lyon" and round_index == 1
+        is_late = is_second_round and site == "Lyon"
         return not is_late
 
-    job.answers = answers
+    job.answers = answer_unless_late
     with pytest.warns(UserWarning, match="'Lyon' .* is left out of round 2: no reply within 1 s"):
         job.run(server_of(4, timeout=1.0))
 
@@ -148,32 +149,33 @@ def test_site_that_is_late_or_gone_is_named_left_out_and_takes_part_again(
     assert weighed[3] == set(NAMES)
 
 
-def test_site_without_a_process_is_not_waited_for_and_an_abort_cancels_its_task(job: Job) -> None:
-    context = job.context("server")
-    transport = NvflareTransport(job.controller(), context, job.abort_signal)
-    packets = {"Lyon": Packet("train", {"round": 0})}
+def test_site_without_a_process_is_not_waited_for(job: Job) -> None:
+    transport = NvflareTransport(job.controller(), job.context("server"), job.abort_signal)
 
-    def dies(site: str, task: Task) -> bool:
+    def die_without_an_answer(site: str, task: Task) -> bool:
         job.present.remove(site)
         return False
 
-    job.answers = dies
-    replies = dict(transport.exchange(packets, 600.0))
+    job.answers = die_without_an_answer
+    replies = dict(transport.exchange({"Lyon": Packet("train", {"round": 0})}, 600.0))
 
     assert replies == {"Lyon": "its process has ended, or its connection"}
     assert "Lyon" not in transport.present()
 
-    def aborts(site: str, task: Task) -> bool:
+
+def test_abort_cancels_the_task_of_a_site(job: Job) -> None:
+    transport = NvflareTransport(job.controller(), job.context("server"), job.abort_signal)
+
+    def abort_without_an_answer(site: str, task: Task) -> bool:
         job.abort_signal.trigger(True)
         return False
 
-    job.answers = aborts
-    job.cancelled.clear()
-
+    job.answers = abort_without_an_answer
     with pytest.raises(Stopped, match="the job was aborted"):
-        list(transport.exchange(packets, 600.0))
+        list(transport.exchange({"Lyon": Packet("train", {"round": 0})}, 600.0))
 
-    assert job.cancelled == job.tasks[-1:]
+    (task,) = job.tasks
+    assert job.cancelled == [task]
 
 
 def greeted(job: Job, context: Any = None) -> dict[str, Any]:

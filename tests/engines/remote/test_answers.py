@@ -30,9 +30,17 @@ from flsv.metrics import (
 from flsv.personalization import FedFomo, PFedSV, Standalone
 from flsv.sampling import PowerOfChoice
 from flsv.utilities.errors import ConfigurationError
-from helpers.sites import NAMES, SPLITS, Replay, ServerData, SitesInProcess, make_shapfed_loop
+from helpers.sites import (
+    ADDRESSES,
+    LYON_ADDRESS,
+    NAMES,
+    SPLITS,
+    Replay,
+    ServerData,
+    SitesInProcess,
+    make_shapfed_loop,
+)
 
-LYON = 101
 NUM_CLASSES = 3
 HELD_OUT = 10
 MODEL = torch.zeros(6)
@@ -111,8 +119,8 @@ def make_sites(folder: Path, reply: Packet) -> RemoteSites:
     transport = Replay()
     sizes = {"train": 40, "val": HELD_OUT, "test": 0}
     hello = Packet("hello", {"sizes": sizes})
-    transport.says["hello"] = dict.fromkeys((100, 101, 102), hello)
-    transport.says["ask"] = {LYON: reply}
+    transport.says["hello"] = dict.fromkeys(ADDRESSES, hello)
+    transport.says["ask"] = {LYON_ADDRESS: reply}
     book = folder / "book.json"
     directory = Directory(transport, NAMES, {}, book, timeout=1, wait=0.2)
     directory.gather()
@@ -142,21 +150,25 @@ def test_spoiled_answer_to_every_question_is_no_answer_and_an_event(
     arguments = ARGUMENTS[name]
     answer = ANSWERS[name]
     question = question_named(name)
-
+    # What is not declared could not be told from a spoiled answer.
     assert expected_answer(question) is not None
 
-    sites = make_sites(tmp_path, make_reply(answer))
-    received = sites.ask(1, 0, question, arguments, {})
+    def ask_lyon(sites: RemoteSites) -> Any:
+        return sites.ask(site=1, round_index=0, question=question, args=arguments, kwargs={})
 
+    received = ask_lyon(make_sites(tmp_path, make_reply(answer)))
     assert torch.equal(as_tensor(received), as_tensor(answer))
 
     for manner, spoil in WAYS.items():
-        reply = make_reply(spoil(answer))
         if manner == "missing":
             reply = Packet("answer", {"visit": VISIT})
+        else:
+            reply = make_reply(spoil(answer))
         sites = make_sites(tmp_path, reply)
+
         with pytest.raises(NoAnswer, match="'Lyon' .* did not answer"):
-            sites.ask(1, 0, question, arguments, {})
+            ask_lyon(sites)
+
         (incident,) = sites._state.incidents
         assert incident["client"] == 1, manner
         assert sites._accepted_visits == {}, manner
@@ -194,9 +206,12 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def spoil_by_round(address: int, packet: Packet, reply: Packet) -> Any:
-    """Lyon answers in round 1, is silent in round 2, and spoils its answers in another way in each later round."""
-    if packet.kind != "ask" or address != LYON:
+FIRST_SPOILED_ROUND = 2
+
+
+def spoil_lyons_answers(address: int, packet: Packet, reply: Packet) -> Any:
+    """Lyon answers in round 0, is silent in round 1, and spoils its answers in another way in each later round."""
+    if packet.kind != "ask" or address != LYON_ADDRESS:
         return reply
 
     if reply.kind != "answer":
@@ -206,17 +221,18 @@ def spoil_by_round(address: int, packet: Packet, reply: Packet) -> Any:
     if round_index == 0:
         return reply
 
-    if round_index == 1:
+    if round_index < FIRST_SPOILED_ROUND:
         return None
 
-    spoils = list(WAYS.values())
-    spoil = spoils[(round_index - 2) % len(spoils)]
+    ways = list(WAYS.values())
+    spoil = ways[round_index - FIRST_SPOILED_ROUND]
 
     tensors = {name: spoil(tensor) for name, tensor in reply.tensors.items()}
     are_tensors = [isinstance(tensor, Tensor) for tensor in tensors.values()]
     if tensors and all(are_tensors):
         return replace(reply, tensors=tensors)
 
+    # An answer without tensors, or one that is missing or a text, becomes a word.
     plain = {**reply.plain, "answer": "x"}
     return replace(reply, plain=plain, tensors={})
 
@@ -233,16 +249,18 @@ def test_run_goes_on_without_the_spoiled_answers_of_one_site(
         return make_shapfed_loop(**copy.deepcopy(settings))
 
     remote = SitesInProcess(tmp_path, make, **SPLITS)
-    remote.transport.spoil = spoil_by_round
-    rounds = 2 + len(WAYS)
+    remote.transport.on_reply = spoil_lyons_answers
+    rounds = FIRST_SPOILED_ROUND + len(WAYS)
     loop = remote.fit(rounds=rounds, server_data=ServerData())
 
     assert loop.state.round_index == rounds
-    assert loop.participations[[0, 2]].min() >= rounds // 2
+    boston_and_osaka = [0, 2]
+    # In each round, or as often as two of three sites are drawn.
+    assert loop.participations[boston_and_osaka].min() >= rounds // 2
     assert {event.client for event in loop.events} == {1}
 
     for values in loop.contributions.values():
         plain_values = values.as_subclass(Tensor)
-        honest_values = plain_values[[0, 2]]
+        honest_values = plain_values[boston_and_osaka]
         assert honest_values.isfinite().all()
-        assert honest_values.abs().max() < 10
+        assert honest_values.abs().max() < 10  # spoiled answers are 1e30 and more

@@ -32,7 +32,11 @@ from flsv.training.algorithms import FedProx
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from helpers.sites import (
+    ADDRESSES,
+    BOSTON_ADDRESS,
+    LYON_ADDRESS,
     NAMES,
+    OSAKA_ADDRESS,
     Replay,
     ServerData,
     SitesInProcess,
@@ -45,51 +49,57 @@ from helpers.sites import (
 SIZES = {"train": 3, "val": 0, "test": 0}
 
 
-class Slow:
+class BostonThatComesLate:
     """Boston, which cannot be reached at first, or does not say who it is when it is first asked."""
 
-    def __init__(self, absent: int, mute: int) -> None:
-        self.absent = absent
-        self.mute = mute
+    def __init__(self, absences: int = 0, refusals: int = 0) -> None:
+        self.absences_left = absences
+        self.refusals_left = refusals
 
     def present(self) -> dict[int, str]:
-        self.absent -= 1
-        return {} if self.absent >= 0 else {100: NAMES[0]}
+        if self.absences_left > 0:
+            self.absences_left -= 1
+            return {}
+        return {BOSTON_ADDRESS: "Boston"}
 
     def exchange(self, packets: Any, seconds: float) -> Iterator[tuple[int, Any]]:
         for address, packet in packets.items():
             if packet.kind != "hello":
-                yield address, Packet("answer", {"of": address})
-                continue
-            self.mute -= 1
-            yield (
-                address,
-                "the node is not available" if self.mute >= 0 else Packet("here", {"sizes": SIZES}),
-            )
+                yield address, Packet("answer", {"address": address})
+            elif self.refusals_left > 0:
+                self.refusals_left -= 1
+                yield address, "the node is not available"
+            else:
+                yield address, Packet("here", {"sizes": SIZES})
 
 
 @pytest.mark.parametrize(
-    ("absent", "mute"),
+    ("absences", "refusals", "num_warnings"),
     [
-        (2, 0),
-        (0, 2),
+        (2, 0, 0),
+        (0, 2, 1),
     ],
 )
 def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
-    tmp_path: Path, absent: int, mute: int, recwarn: pytest.WarningsRecorder
+    tmp_path: Path,
+    absences: int,
+    refusals: int,
+    num_warnings: int,
+    recwarn: pytest.WarningsRecorder,
 ) -> None:
     """As after a restart of the server, while sites are busy or away."""
-    directory = Directory(Slow(absent, mute), NAMES, {}, tmp_path / "book", wait=60)
+    nodes = BostonThatComesLate(absences=absences, refusals=refusals)
+    directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=60)
 
     replies = directory.exchange({0: Packet("ask"), 1: Packet("ask")})
 
-    assert replies[0].plain == {"of": 100}  # type: ignore[union-attr]
+    assert replies[0].plain == {"address": BOSTON_ADDRESS}  # type: ignore[union-attr]
     assert replies[1] == "it is away"
 
     messages = [str(warning.message) for warning in recwarn]
     silent = [message for message in messages if "'Boston' has not said what it has" in message]
 
-    assert len(silent) == min(mute, 1)
+    assert len(silent) == num_warnings
 
 
 def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
@@ -97,8 +107,8 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
 ) -> None:
     """At once and by name; what its error says, which may be of its samples, stays there."""
     nodes = Replay()
-    nodes.says["hello"] = {100 + i: Packet("here", {"sizes": SIZES}) for i in range(3)}
-    nodes.says["hello"][102] = failure_packet(
+    nodes.says["hello"] = {address: Packet("here", {"sizes": SIZES}) for address in ADDRESSES}
+    nodes.says["hello"][OSAKA_ADDRESS] = failure_packet(
         ConfigurationError("class 'of Jane Doe' has 1 sample")
     )
     directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=60)
@@ -111,7 +121,7 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
     assert "Jane" not in str(error.value)
 
     # One that may mend itself ends no start.
-    nodes.says["hello"][102] = failure_packet(OSError("no disk"))
+    nodes.says["hello"][OSAKA_ADDRESS] = failure_packet(OSError("no disk"))
     directory = Directory(nodes, NAMES, {}, tmp_path / "other", wait=0)
     with (
         pytest.warns(UserWarning, match="site 'Osaka' has not said what it has"),
@@ -125,9 +135,10 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
 
 def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path: Path) -> None:
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
-    remote.transport.names[101] = ""  # registered without one
-    remote.transport.sites[99] = remote.transport.sites[102]
-    remote.transport.names[99] = "Osaka"
+    another_address = 99
+    remote.transport.names[LYON_ADDRESS] = ""  # registered without one
+    remote.transport.sites[another_address] = remote.transport.sites[OSAKA_ADDRESS]
+    remote.transport.names[another_address] = "Osaka"
     words = r"a node is registered as '', which is none of sites=\['Boston', 'Lyon', 'Osaka'\]"
     with (
         pytest.warns(UserWarning, match=words) as warned,
@@ -143,8 +154,8 @@ def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path: Path) -> No
 def test_absent_sites_are_named_while_the_server_waits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    statuses: list[str | None] = []
-    nodes = Slow(0, 0)
+    statuses: list[str | None] = []  # None: the server no longer waits
+    nodes = BostonThatComesLate()  # the only node
     book = tmp_path / "book"
     book.write_text(json.dumps(dict.fromkeys(NAMES, SIZES)))  # of the run's first start
     monkeypatch.setattr("flsv.engines.remote.transport.rank_zero_info", print)
@@ -162,10 +173,12 @@ def announce_sizes(train: int) -> dict[str, int]:
     return {"train": train, "val": 0, "test": 0}
 
 
-def make_announcing_sites(*trains: int) -> Replay:
+def make_sites_with_many_samples_at_lyon() -> Replay:
     nodes = Replay()
     nodes.says["hello"] = {
-        100 + i: Packet("here", {"sizes": announce_sizes(train)}) for i, train in enumerate(trains)
+        BOSTON_ADDRESS: Packet("here", {"sizes": announce_sizes(train=10)}),
+        LYON_ADDRESS: Packet("here", {"sizes": announce_sizes(train=1001)}),
+        OSAKA_ADDRESS: Packet("here", {"sizes": announce_sizes(train=1000)}),
     }
     return nodes
 
@@ -178,7 +191,7 @@ TOO_MANY_SAMPLES = (
 
 def test_site_that_announces_more_samples_than_max_samples_is_refused(tmp_path: Path) -> None:
     """At the start by an error that names the setting; in a run that goes on it is left alone, whatever else it is."""
-    sites = make_announcing_sites(10, 1001, 1000)
+    sites = make_sites_with_many_samples_at_lyon()
     directory = Directory(sites, NAMES, {}, tmp_path / "book", wait=0, max_samples=1000)
 
     with pytest.raises(
@@ -188,7 +201,7 @@ def test_site_that_announces_more_samples_than_max_samples_is_refused(tmp_path: 
 
 
 def test_site_that_announces_too_many_samples_within_a_run_is_left_alone(tmp_path: Path) -> None:
-    sites = make_announcing_sites(10, 1001, 1000)
+    sites = make_sites_with_many_samples_at_lyon()
     directory = Directory(sites, NAMES, {}, tmp_path / "book", wait=0, max_samples=1000)
 
     with pytest.warns(
@@ -196,11 +209,11 @@ def test_site_that_announces_too_many_samples_within_a_run_is_left_alone(tmp_pat
     ):
         addresses = directory.refresh()
 
-    assert addresses == {0: 100, 2: 102}  # of Boston and Osaka
+    assert addresses == {0: BOSTON_ADDRESS, 2: OSAKA_ADDRESS}
 
 
 def test_book_with_a_site_of_too_many_samples_is_refused(tmp_path: Path) -> None:
-    sites = make_announcing_sites(10, 1001, 1000)
+    sites = make_sites_with_many_samples_at_lyon()
     book = tmp_path / "book"
     Directory(sites, NAMES, {}, book, wait=0).gather()
 
@@ -211,7 +224,7 @@ def test_book_with_a_site_of_too_many_samples_is_refused(tmp_path: Path) -> None
 
 
 def test_max_samples_of_0_is_refused(tmp_path: Path) -> None:
-    sites = make_announcing_sites(10, 1001, 1000)
+    sites = make_sites_with_many_samples_at_lyon()
 
     with pytest.raises(ConfigurationError, match="max_samples=0: expected at least 1"):
         Directory(sites, NAMES, {}, tmp_path / "book", wait=0, max_samples=0)
@@ -237,7 +250,7 @@ def test_samples_that_a_site_announces_take_no_memory_at_the_server(tmp_path: Pa
     federation = SitesInProcess(tmp_path, make)
 
     def announce_many_at_lyon(address: int, packet: Packet, reply: Packet) -> Packet:
-        if address != 101:
+        if address != LYON_ADDRESS:
             return reply
         if packet.kind == "hello":
             sizes = dict.fromkeys(("train", "val", "test"), announced)
@@ -246,7 +259,7 @@ def test_samples_that_a_site_announces_take_no_memory_at_the_server(tmp_path: Pa
             return Packet("update", {**reply.plain, "samples": announced}, reply.tensors)
         return reply
 
-    federation.transport.spoil = announce_many_at_lyon
+    federation.transport.on_reply = announce_many_at_lyon
     logger = TensorBoardLogger(tmp_path, name="", version="")
 
     with Largest() as largest:
@@ -276,12 +289,6 @@ class Killed(Exception):
 def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_path: Path) -> None:
     """It dies after its sites have trained a round that it has not saved: they train it again from before it."""
 
-    def die(address: int, packet: Packet, reply: Packet) -> Packet:
-        is_last_site = address == max(broken.transport.sites)
-        if packet.plain.get("round") == 2 and is_last_site:
-            raise Killed
-        return reply
-
     def make() -> FederatedLoop:
         return make_shapfed_loop(
             optimizer_state="persist",
@@ -292,19 +299,26 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_pat
 
     server_data = ServerData()
     whole_run = SitesInProcess(tmp_path / "a", make, make_momentum_module).fit(
-        4, server_data=server_data
+        rounds=4, server_data=server_data
     )
 
-    broken = SitesInProcess(tmp_path / "b", make, make_momentum_module)
-    spoil = broken.transport.spoil
-    broken.transport.spoil = die
+    killed = SitesInProcess(tmp_path / "b", make, make_momentum_module)
     saving = ModelCheckpoint(tmp_path / "b", save_last=True)
 
-    with pytest.raises(Killed), pytest.warns(UserWarning, match="round 3 is discarded"):
-        broken.fit(4, enable_checkpointing=True, callbacks=[saving], server_data=server_data)
+    def kill_in_round_2(address: int, packet: Packet, reply: Packet) -> Packet:
+        is_last_site = address == OSAKA_ADDRESS
+        if packet.plain.get("round") == 2 and is_last_site:
+            raise Killed
+        return reply
 
-    broken.transport.spoil = spoil
-    resumed_run = broken.fit(4, ckpt_path=tmp_path / "b" / "last.ckpt", server_data=server_data)
+    pass_on = killed.transport.on_reply
+    killed.transport.on_reply = kill_in_round_2
+    with pytest.raises(Killed), pytest.warns(UserWarning, match="round 3 is discarded"):
+        killed.fit(rounds=4, enable_checkpointing=True, callbacks=[saving], server_data=server_data)
+
+    killed.transport.on_reply = pass_on
+    checkpoint = tmp_path / "b" / "last.ckpt"
+    resumed_run = killed.fit(rounds=4, ckpt_path=checkpoint, server_data=server_data)
 
     assert_same_runs(resumed_run, whole_run)
 
@@ -323,24 +337,25 @@ def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
     tmp_path: Path, settings: dict[str, Any], difference: str
 ) -> None:
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
-    right_site = remote.transport.sites[101]
+    right_site = remote.transport.sites[LYON_ADDRESS]
     wrong_site = make_site(tmp_path, 1, partial(make_shapfed_loop, **settings))
 
-    remote.transport.sites[101] = wrong_site
+    remote.transport.sites[LYON_ADDRESS] = wrong_site
     with pytest.raises(
         ConfigurationError,
         match=f"site 'Lyon' cannot take part: it and the server differ in {difference}",
     ):
         remote.fit()
 
-    remote.transport.sites[101] = right_site
+    remote.transport.sites[LYON_ADDRESS] = right_site
 
-    def change(address: int, packet: Packet, reply: Packet) -> Packet:
-        if packet.plain.get("round") == 0 and address == 102:
-            remote.transport.sites[101] = wrong_site
+    def change_lyon_after_round_0(address: int, packet: Packet, reply: Packet) -> Packet:
+        is_last_site = address == OSAKA_ADDRESS
+        if packet.plain.get("round") == 0 and is_last_site:
+            remote.transport.sites[LYON_ADDRESS] = wrong_site
         return reply
 
-    remote.transport.spoil = change
+    remote.transport.on_reply = change_lyon_after_round_0
     with pytest.warns(
         UserWarning,
         match=r"'Lyon' \(client 1\) is left out of round 2: it and the server differ in ",
@@ -378,7 +393,7 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path: Path) -> Non
         return None if packet.kind == "train" else reply
 
     federation = SitesInProcess(tmp_path, make_shapfed_loop)
-    federation.transport.spoil = keep_silent_when_training
+    federation.transport.on_reply = keep_silent_when_training
 
     with (
         pytest.warns(UserWarning, match="left out"),
@@ -462,7 +477,8 @@ def test_status_json_says_how_a_run_has_ended(
 def test_status_json_of_a_stopped_run_stays_stopped_while_its_server_ends(tmp_path: Path) -> None:
     status = tmp_path / "status.json"
     with run_status(tmp_path, "12") as say:
-        status.write_text(stopped := status.read_text().replace("running", "stopped"))
+        stopped = status.read_text().replace("running", "stopped")
+        status.write_text(stopped)
         say("waiting for Osaka")
         assert status.read_text() == stopped
 

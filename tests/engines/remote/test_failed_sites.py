@@ -26,7 +26,16 @@ from flsv.sampling import PowerOfChoice
 from flsv.training.algorithms import SCAFFOLD
 from flsv.utilities.errors import ConfigurationError
 from helpers import sites
-from helpers.sites import NAMES, SPLITS, SitesInProcess, load_site_states, make_shapfed_loop
+from helpers.sites import (
+    BOSTON_ADDRESS,
+    LYON_ADDRESS,
+    NAMES,
+    OSAKA_ADDRESS,
+    SPLITS,
+    SitesInProcess,
+    load_site_states,
+    make_shapfed_loop,
+)
 
 _plain, _tensors = pack(torch.zeros(7))
 #: What becomes of an answer.
@@ -61,7 +70,7 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(
         if packet.kind != "ask":
             return reply
         visit = address, packet.plain["round"]
-        is_spoiled = visit in [(101, 0), (102, 1)]
+        is_spoiled = visit in [(LYON_ADDRESS, 0), (OSAKA_ADDRESS, 1)]
         return instead if is_spoiled else reply
 
     relevances = []
@@ -74,7 +83,7 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(
             states_of_osaka.append(load_site_states(tmp_path, NAMES[2])[-1])
 
     remote = SitesInProcess(tmp_path, make, client_val=0.3)
-    remote.transport.spoil = spoil
+    remote.transport.on_reply = spoil
     with pytest.warns(UserWarning, match=words):
         loop = remote.fit(callbacks=[Recorder()])
 
@@ -110,14 +119,14 @@ def test_fedce_leaves_out_sites_that_do_not_score_the_others(
     def spoil(address: int, packet: Packet, reply: Packet) -> Any:
         if packet.kind != "ask":
             return reply
-        is_spoiled = address == 101 or packet.plain["round"] == 1
+        is_spoiled = address == LYON_ADDRESS or packet.plain["round"] == 1
         return instead if is_spoiled else reply
 
     def make() -> FederatedLoop:
         return make_shapfed_loop(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()})
 
     remote = SitesInProcess(tmp_path, make, **SPLITS)
-    remote.transport.spoil = spoil
+    remote.transport.on_reply = spoil
     with pytest.warns(UserWarning, match=words):
         loop = remote.fit(rounds=2)
 
@@ -129,33 +138,44 @@ def test_fedce_leaves_out_sites_that_do_not_score_the_others(
     assert values.isnan().tolist() == [False, True, False]
 
 
+def lose_update(reply: Packet) -> None:
+    return None
+
+
+def enlarge_update(reply: Packet) -> Packet:
+    huge_vector = 1e6 * reply.tensors["vector"]
+    return Packet("update", reply.plain, {**reply.tensors, "vector": huge_vector})
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("exclude", [False, True])
+@pytest.mark.parametrize(
+    ("spoil_update", "exclude"),
+    [
+        (lose_update, False),
+        (enlarge_update, True),
+    ],
+)
 def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(
-    tmp_path: Path, exclude: bool
+    tmp_path: Path, spoil_update: Callable[[Packet], Packet | None], exclude: bool
 ) -> None:
     """A site's control variate moves only with the server's, whether its update is lost or excluded. The server is
     killed and goes on from its checkpoint, too."""
 
-    def spoil(address: int, packet: Packet, reply: Packet) -> Any:
-        if packet.kind != "train" or address != 101:
-            return reply
+    def spoil_lyons_updates(address: int, packet: Packet, reply: Packet) -> Any:
+        is_lyons_update = packet.kind == "train" and address == LYON_ADDRESS
+        if is_lyons_update and packet.plain["round"] in (1, 2):
+            return spoil_update(reply)
+        return reply
 
-        if packet.plain["round"] not in (1, 2):
-            return reply
-
-        if not exclude:
-            return None
-
-        huge = {**reply.tensors, "vector": 1e6 * reply.tensors["vector"]}
-        return Packet("update", reply.plain, huge)
-
-    scaffold = partial(
-        make_shapfed_loop, aggregator=FedAvg("uniform"), metrics={}, client_algorithm=SCAFFOLD()
+    make = partial(
+        make_shapfed_loop,
+        aggregator=FedAvg("uniform"),
+        metrics={},
+        client_algorithm=SCAFFOLD(),
+        filters=[OutlierFilter(exclude=exclude)],
     )
-    filters = [OutlierFilter(exclude=exclude)]
-    remote = SitesInProcess(tmp_path, partial(scaffold, filters=filters))
-    remote.transport.spoil = spoil
+    remote = SitesInProcess(tmp_path, make)
+    remote.transport.on_reply = spoil_lyons_updates
     options = {
         "callbacks": [ModelCheckpoint(tmp_path / "ckpt", save_last=True)],
         "enable_checkpointing": True,
@@ -166,63 +186,77 @@ def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(
 
     loop = remote.fit(rounds=4, ckpt_path=tmp_path / "ckpt/last.ckpt", **options)
     assert loop.participations.tolist() == [4, 2, 4]
+    assert rounds_of_site_states(tmp_path, "Lyon") == [0, 3]
 
-    visits_by_site = [load_site_states(tmp_path, name) for name in NAMES]
-    assert [visit["who"][-1] for visit in visits_by_site[1]] == [0, 3]
-
-    last_visits = [visits[-1]["store"]["tensors"] for visits in visits_by_site]
-    variates = torch.stack([tensors["control_variate"] for tensors in last_visits])
+    last_states = [load_site_states(tmp_path, name)[-1] for name in NAMES]
+    last_tensors = [state["store"]["tensors"] for state in last_states]
+    variates = torch.stack([tensors["control_variate"] for tensors in last_tensors])
     variate = loop.state_dict()["strategies"]["client_algorithm"]["variate"]
 
     torch.testing.assert_close(variate, variates.mean(0), rtol=1e-5, atol=1e-6)
 
 
+def rounds_of_site_states(folder: Path, name: str) -> list[int]:
+    rounds = []
+    for state in load_site_states(folder, name):
+        *_, round_index = state["who"]
+        rounds.append(round_index)
+    return rounds
+
+
+class HurriedSite:
+    """A site that is given no time in round 1."""
+
+    def __init__(self, site: Any) -> None:
+        self.site = site
+
+    def answer(self, packet: Packet) -> Packet:
+        plain = dict(packet.plain)
+        if packet.kind == "train" and plain["round"] == 1:
+            plain["seconds"] = 0.0
+        return self.site.answer(Packet(packet.kind, plain, packet.tensors))
+
+
 def test_site_that_exceeds_its_time_stops_and_joins_the_next_round(tmp_path: Path) -> None:
     """It keeps nothing of what it has stopped."""
-
-    class Hurried:
-        def answer(self, packet: Packet) -> Packet:
-            plain = dict(packet.plain)
-            if packet.kind == "train" and plain["round"] == 1:
-                plain["seconds"] = 0.0
-            return patient_site.answer(Packet(packet.kind, plain, packet.tensors))
-
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
-    patient_site = remote.transport.sites[101]
-    remote.transport.sites[101] = Hurried()
+    sites_by_address = remote.transport.sites
+    sites_by_address[LYON_ADDRESS] = HurriedSite(sites_by_address[LYON_ADDRESS])
     words = (
         r"site 'Lyon' \(client 1\) is left out of round 2: it has stopped, not ready after 0.0 s"
     )
+
     with pytest.warns(UserWarning, match=words):
         loop = remote.fit()
 
     assert loop.participations.tolist() == [3, 2, 3]
-    assert [visit["who"][-1] for visit in load_site_states(tmp_path, "Lyon")] == [0, 2]
+    assert rounds_of_site_states(tmp_path, "Lyon") == [0, 2]
 
 
 def test_absent_site_keeps_its_value(tmp_path: Path) -> None:
     """A site that is away in a round keeps its value, and its moving average goes on when it is back."""
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
-    away = remote.transport.sites.pop(102)
+    osaka = remote.transport.sites.pop(OSAKA_ADDRESS)
     values_by_round = {}
 
-    class Comes(L.Callback):
+    class OsakaComesBack(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
             values = find_loop(trainer.callbacks).contributions["cssv"]
             values_by_round[trainer.current_epoch] = values.clone()
-            remote.transport.sites[102] = away
+            remote.transport.sites[OSAKA_ADDRESS] = osaka
 
-    book = {"Osaka": {"train": 152, "val": 0, "test": 0}}
-    (tmp_path / "book.json").write_text(json.dumps(book))
+    train_samples_of_osaka = 153
+    former_sizes = {"train": train_samples_of_osaka - 1, "val": 0, "test": 0}
+    (tmp_path / "book.json").write_text(json.dumps({"Osaka": former_sizes}))
     with pytest.warns(
         UserWarning, match=r"site 'Osaka' \(client 2\) is left out of round 1: it is away"
     ) as warned:
-        loop = remote.fit(callbacks=[Comes()])
+        loop = remote.fit(callbacks=[OsakaComesBack()])
 
     messages = [str(warning.message) for warning in warned]
     (message,) = [message for message in messages if "samples now and had" in message]
 
-    assert "site 'Osaka' has {'train': 153" in message
+    assert f"site 'Osaka' has {{'train': {train_samples_of_osaka}" in message
     assert loop.participations.tolist() == [3, 3, 2]
     assert values_by_round[0][2].isnan().all()
     assert values_by_round[0][:2].isfinite().all()
@@ -233,7 +267,7 @@ def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
     tmp_path: Path,
 ) -> None:
     def answer_with_a_word_at_lyon(address: int, packet: Packet, reply: Packet) -> Packet:
-        if packet.kind == "ask" and address == 101:
+        if packet.kind == "ask" and address == LYON_ADDRESS:
             return Packet(reply.kind, {**reply.plain, "answer": "high"})
         return reply
 
@@ -244,7 +278,7 @@ def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
         sampler=PowerOfChoice(2, 3),
     )
     federation = SitesInProcess(tmp_path, make)
-    federation.transport.spoil = answer_with_a_word_at_lyon
+    federation.transport.on_reply = answer_with_a_word_at_lyon
 
     with pytest.warns(UserWarning, match="It is chosen last"):
         loop = federation.fit()
@@ -265,14 +299,14 @@ def make_standalone_loop() -> FederatedLoop:
 def test_site_that_loses_its_folder_goes_on_from_a_new_model(tmp_path: Path, make: Any) -> None:
     """Its disk is replaced once it has trained in round 2, before it is asked to judge models."""
 
-    def spoil(address: int, packet: Packet, reply: Packet) -> Packet:
+    def lose_lyons_folder(address: int, packet: Packet, reply: Packet) -> Packet:
         is_lost = packet.kind == "train" and packet.plain["round"] == 1
-        if is_lost and address == 101:
+        if is_lost and address == LYON_ADDRESS:
             shutil.rmtree(tmp_path / "sites" / "Lyon" / "runs")
         return reply
 
     remote = SitesInProcess(tmp_path, make, **SPLITS)
-    remote.transport.spoil = spoil
+    remote.transport.on_reply = lose_lyons_folder
     with pytest.warns(UserWarning, match="'Lyon' .*no longer held what it kept"):
         loop = remote.fit(rounds=4)
 
@@ -314,6 +348,18 @@ GUARDS: dict[str, dict[str, Any]] = {
 }
 
 
+def fill_reports_of_lyon(address: int, packet: Packet, reply: Packet, number: float) -> Packet:
+    if packet.kind != "train" or address != LYON_ADDRESS:
+        return reply
+
+    tensors = dict(reply.tensors)
+    for name, tensor in reply.tensors.items():
+        if name.startswith("report/"):
+            tensors[name] = torch.full_like(tensor, number)
+
+    return Packet("update", reply.plain, tensors)
+
+
 @pytest.mark.parametrize("guard", GUARDS)
 def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path: Path, guard: str) -> None:
     """Its update is as it should be, and what it reports beside it is any number."""
@@ -324,35 +370,19 @@ def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path: Path, guar
         **GUARDS[guard],
     )
     honest_run = SitesInProcess(tmp_path / "honest", make).fit()
-    honest = honest_run.state.model()
-    for lie in (100.0, 3e38, 1e-6, 1e-300, -1.0):
-
-        def spoil(
-            address: int,
-            packet: Packet,
-            reply: Packet,
-            lie: float = lie,
-        ) -> Packet:
-            if packet.kind != "train" or address != 101:
-                return reply
-
-            tensors = dict(reply.tensors)
-            for name, tensor in reply.tensors.items():
-                if name.startswith("report/"):
-                    tensors[name] = torch.full_like(tensor, lie)
-
-            return Packet("update", reply.plain, tensors)
-
-        remote = SitesInProcess(tmp_path / f"{lie}", make)
-        remote.transport.spoil = spoil
-        with warnings.catch_warnings(record=True) as messages:
+    honest_model = honest_run.state.model()
+    believable_number = 100.0
+    for number in (believable_number, 3e38, 1e-6, 1e-300, -1.0):
+        remote = SitesInProcess(tmp_path / f"{number}", make)
+        remote.transport.on_reply = partial(fill_reports_of_lyon, number=number)
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             model = remote.fit().state.model()
 
-        difference = model - honest
-        assert difference.norm() < 0.1 * honest.norm(), lie
-        is_named = any("Lyon" in str(message.message) for message in messages)
-        assert is_named == (lie != 100.0), lie
+        difference = model - honest_model
+        assert difference.norm() < 0.1 * honest_model.norm(), number
+        is_named = any("Lyon" in str(warning.message) for warning in warned)
+        assert is_named == (number != believable_number), number
 
 
 @pytest.mark.parametrize(
@@ -371,14 +401,14 @@ def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(
     tmp_path: Path, cluster: torch.Tensor
 ) -> None:
     """A report that is used as an index must be one: a fraction would be a cluster of its own."""
-    sent = {}
+    vectors_by_address = {}
 
-    def spoil(address: int, packet: Packet, reply: Packet) -> Packet:
+    def change_cluster_of_lyon(address: int, packet: Packet, reply: Packet) -> Packet:
         if packet.kind != "train":
             return reply
 
-        sent[address] = reply.tensors["vector"].clone()
-        if address != 101:
+        vectors_by_address[address] = reply.tensors["vector"].clone()
+        if address != LYON_ADDRESS:
             return reply
 
         tensors = {**reply.tensors, "report/cluster": cluster}
@@ -391,7 +421,7 @@ def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(
         personalizer=IFCA(1),
     )
     remote = SitesInProcess(tmp_path, make)
-    remote.transport.spoil = spoil
+    remote.transport.on_reply = change_cluster_of_lyon
 
     with pytest.warns(UserWarning, match="'Lyon' .*is left out of round 1: it reports"):
         loop = remote.fit(rounds=1)
@@ -401,42 +431,41 @@ def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(
     (event,) = loop.events
     assert event.client == 1
 
-    honest_mean = (sent[100] + sent[102]) / 2
+    honest_mean = (vectors_by_address[BOSTON_ADDRESS] + vectors_by_address[OSAKA_ADDRESS]) / 2
     clusters = loop.strategies["personalizer"]._clusters
 
     torch.testing.assert_close(clusters[0], honest_mean)
 
 
-class Samples(list[Any]):
+BATCH_SIZE = 48
+
+
+class SampleList(list[Any]):
     """A data set whose samples can be changed."""
 
 
-def change_samples(
-    patch: pytest.MonkeyPatch,
-    change: Callable[[Any], Any],
-) -> list[Samples]:
-    """Let each site have changed samples, and return them as the sites are made."""
-    samples_of_sites: list[Samples] = []
+def use_integer_images(samples: SampleList) -> None:
+    samples[:] = [(image.int(), label) for image, label in samples]
+
+
+def change_samples_of_sites(
+    patch: pytest.MonkeyPatch, change: Callable[[SampleList], None]
+) -> None:
+    """Each site changes its samples as it loads them."""
     load = sites.SiteData.train_dataloader
 
     def train_dataloader(data: sites.SiteData) -> DataLoader[Any]:
-        samples = Samples(map(change, load(data).dataset))
-        samples_of_sites.append(samples)
-        return DataLoader(samples, batch_size=48)  # type: ignore[arg-type]  # map-style
+        samples = SampleList(load(data).dataset)
+        change(samples)
+        return DataLoader(samples, batch_size=BATCH_SIZE)  # type: ignore[arg-type]  # map-style
 
     patch.setattr(sites.SiteData, "train_dataloader", train_dataloader)
-    return samples_of_sites
-
-
-def as_integers(sample: Any) -> Any:
-    x, y = sample
-    return x.int(), y
 
 
 def test_sites_log_names_types_that_torch_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change_samples(monkeypatch, as_integers)
+    change_samples_of_sites(monkeypatch, use_integer_images)
 
     with pytest.raises(RuntimeError, match="no site sent a model"):
         SitesInProcess(tmp_path, FederatedLoop).fit(rounds=1)
@@ -446,15 +475,17 @@ def test_sites_log_names_types_that_torch_refuses(
         if record.exc_info:
             error = record.exc_info[1]
             notes += getattr(error, "__notes__", [])
-    assert any("torch.int32 [48, 1, 8, 8]" in note for note in notes)
+    assert any(f"torch.int32 [{BATCH_SIZE}, 1, 8, 8]" in note for note in notes)
 
 
 def test_data_that_grow_at_a_site_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    samples_of_sites = change_samples(monkeypatch, tuple)
-    remote = SitesInProcess(tmp_path, FederatedLoop)
-    for samples in samples_of_sites:
+    loaded_samples: list[SampleList] = []
+    change_samples_of_sites(monkeypatch, loaded_samples.append)
+    remote = SitesInProcess(tmp_path, FederatedLoop)  # its sites load their samples
+    assert len(loaded_samples) == len(NAMES)
+    for samples in loaded_samples:
         samples.append(samples[0])
 
     with pytest.warns(UserWarning, match="has grown from .* not trained on"):

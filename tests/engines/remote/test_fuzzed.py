@@ -16,7 +16,16 @@ from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.federation import RemoteSites
 from flsv.engines.remote.messages import pack, update_packet
 from flsv.metrics.contribution_estimation import leave_self_out
-from helpers.sites import NAMES, Replay, make_mlp_module, make_shapfed_loop
+from helpers.sites import (
+    ADDRESSES,
+    BOSTON_ADDRESS,
+    LYON_ADDRESS,
+    NAMES,
+    OSAKA_ADDRESS,
+    Replay,
+    make_mlp_module,
+    make_shapfed_loop,
+)
 
 SAMPLES = 40
 #: A site's operator can send anything; the same examples in every run.
@@ -52,33 +61,40 @@ FORMS = {
 }
 
 
+#: What torch raises at a number, shape or form that tensors of a type cannot have.
+IMPOSSIBLE_TENSOR = (RuntimeError, TypeError, OverflowError, ValueError, IndexError)
+
+
 @st.composite
 def draw_tensor(draw: st.DrawFn, like: torch.Tensor) -> Any:
     """A tensor of any type and shape, often one like that which is expected, with any number in it; or none at all."""
-    if draw(st.integers(0, 9)) == 0:
+    is_tensor = draw(st.integers(0, 9)) > 0
+    if not is_tensor:
         return draw(PLAIN)
 
-    shapes = st.just(tuple(like.shape)) | st.lists(
-        st.integers(0, 5),
-        max_size=3,
-    )
-    shape = draw(shapes)
+    any_shape = st.lists(st.integers(0, 5), max_size=3)
+    shape = draw(st.just(tuple(like.shape)) | any_shape)
     dtype = draw(st.just(like.dtype) | st.sampled_from(DTYPES))
 
     try:
-        tensor = torch.zeros(shape).to(dtype)
-        if tensor.numel() and draw(st.booleans()):
-            position = draw(st.integers(0, tensor.numel() - 1))
-            tensor.view(-1)[position] = draw(NUMBERS)
-        return FORMS[draw(st.sampled_from([*FORMS]))](tensor)
-    except (
-        RuntimeError,
-        TypeError,
-        OverflowError,
-        ValueError,
-        IndexError,
-    ):  # there is none of this type
+        return draw_tensor_of_type(draw, shape, dtype)
+    except IMPOSSIBLE_TENSOR:
+        # Bytes can be viewed as a tensor of any type.
         return torch.zeros(32, dtype=torch.uint8).view(dtype)
+
+
+def draw_tensor_of_type(draw: st.DrawFn, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+    tensor = torch.zeros(shape).to(dtype)
+
+    has_a_number = tensor.numel() and draw(st.booleans())
+    if has_a_number:
+        position = draw(st.integers(0, tensor.numel() - 1))
+        number = draw(NUMBERS)
+        tensor.view(-1)[position] = number
+
+    form = draw(st.sampled_from([*FORMS]))
+    convert = FORMS[form]
+    return convert(tensor)
 
 
 def packet_variants(good: Packet) -> st.SearchStrategy[Any]:
@@ -121,7 +137,9 @@ def packet_variants(good: Packet) -> st.SearchStrategy[Any]:
 
 SPACE = shared_space(make_mlp_module(), make_shapfed_loop().config)
 MODEL = SPACE.read(make_mlp_module())
-ROUND = {i: Instruction(0, i, 7, MODEL) for i in range(3)}
+INSTRUCTIONS = {
+    client: Instruction(round_index=0, client_id=client, seed=7, start=MODEL) for client in range(3)
+}
 HELLO = Packet("hello", {"sizes": {"train": SAMPLES, "val": 10, "test": 0}})
 _plain, _tensors = pack(torch.tensor(0.5, dtype=torch.float64))
 VISIT = "0" * 64
@@ -133,13 +151,13 @@ def make_update(client: int, **reports: torch.Tensor) -> Packet:
         reports = {"change": torch.full((5,), 0.5 + client)}
 
     client_update = ClientUpdate(
-        client,
-        SAMPLES,
-        MODEL + 0.1,
-        0.5,
-        3,
-        reports,
-        Traffic(SPACE.size, 9.0),
+        client_id=client,
+        num_samples=SAMPLES,
+        vector=MODEL + 0.1,
+        loss=0.5,
+        num_steps=3,
+        reports=reports,
+        traffic=Traffic(numbers=SPACE.size, bytes=9.0),
     )
 
     return update_packet(client_update, VISIT)
@@ -148,7 +166,7 @@ def make_update(client: int, **reports: torch.Tensor) -> Packet:
 def make_sites(
     folder: Path,
     kind: str = "hello",
-    lyons: Any = HELLO,
+    packet_of_lyon: Any = HELLO,
 ) -> tuple[RemoteSites, Replay]:
     """Lyon sends this, the others what they should; nobody is in the book."""
     (folder / "book.json").unlink(missing_ok=True)
@@ -159,11 +177,11 @@ def make_sites(
         "ask": {},
         "test": {},
     }
-    for client in range(3):
-        transport.says["hello"][100 + client] = HELLO
-        transport.says["train"][100 + client] = make_update(client)
+    for client, address in enumerate(ADDRESSES):
+        transport.says["hello"][address] = HELLO
+        transport.says["train"][address] = make_update(client)
 
-    transport.says[kind][101] = lyons
+    transport.says[kind][LYON_ADDRESS] = packet_of_lyon
     book = folder / "book.json"
     directory = Directory(transport, NAMES, {}, book, timeout=1, wait=0.2)
     state = FederationState(run="0" * 16, num_clients=3)
@@ -190,7 +208,7 @@ def test_fuzzed_update_of_one_site_changes_no_other_sites_update(
     folder: Path, packet: Packet
 ) -> None:
     manager, _ = make_sites(folder, "train", packet)
-    updates, _ = manager.train(ROUND, MODEL.device, SPACE)
+    updates, _ = manager.train(INSTRUCTIONS, MODEL.device, SPACE)
     by_client = {update.client_id: update for update in updates}
 
     for client in (0, 2):
@@ -241,23 +259,24 @@ def test_fuzzed_greeting_is_accepted_or_warned_about(folder: Path, packet: Packe
 @pytest.mark.filterwarnings("ignore")
 def test_fuzzed_answer_is_valid_or_counts_as_no_answer(folder: Path, packet: Packet) -> None:
     sites, transport = make_sites(folder, "ask", packet)
-    transport.says["test"][101] = packet
+    transport.says["test"][LYON_ADDRESS] = packet
     sites.directory.refresh()
     arguments = (torch.zeros(3), 0.5)
-    words = "site 'Lyon' (client 1) "
-    score = 0.5
+
     try:
-        score = float(sites.ask(1, 0, leave_self_out, arguments, {}))
+        answer = sites.ask(
+            site=1, round_index=0, question=leave_self_out, args=arguments, kwargs={}
+        )
     except NoAnswer as error:
         words = str(error)
+        assert words.startswith("site 'Lyon' (client 1) ")
+        assert words.isprintable()
+    else:
+        assert 0 <= float(answer) <= 1
 
-    assert 0 <= score <= 1
-    assert words.startswith("site 'Lyon' (client 1) ")
-    assert words.isprintable()
-
-    own_scores = sites.score_own_models({1: ROUND[1]})
-    for scores in own_scores.values():
-        assert not any(value < 0 or value > 1 for value in scores.values())
+    scores_by_client = sites.score_own_models({1: INSTRUCTIONS[1]})
+    for scores in scores_by_client.values():
+        assert not any(score < 0 or score > 1 for score in scores.values())
 
 
 def test_two_sites_that_disagree_on_report_shapes_are_both_left_out(folder: Path) -> None:
@@ -266,24 +285,24 @@ def test_two_sites_that_disagree_on_report_shapes_are_both_left_out(folder: Path
 
     good = transport.says["train"]
     two_answers = {
-        100: make_update(0, change=torch.zeros(4)),
-        101: make_update(1),
-        102: Packet("failed", {"error": "it has stopped"}),
+        BOSTON_ADDRESS: make_update(0, change=torch.zeros(4)),
+        LYON_ADDRESS: make_update(1),
+        OSAKA_ADDRESS: Packet("failed", {"error": "it has stopped"}),
     }
     transport.says["train"] = two_answers
 
     with pytest.warns(UserWarning, match="the others do not agree: change") as warned:
-        assert manager.train(ROUND, MODEL.device, SPACE) == ([], [])
+        assert manager.train(INSTRUCTIONS, MODEL.device, SPACE) == ([], [])
     assert sum("do not agree" in str(warning.message) for warning in warned) == 2
 
     transport.says["train"] = good
-    updates, _ = manager.train(ROUND, MODEL.device, SPACE)
+    updates, _ = manager.train(INSTRUCTIONS, MODEL.device, SPACE)
 
     assert len(updates) == 3
 
     transport.says["train"] = two_answers
     with pytest.warns(UserWarning, match="'Boston' .* the others change"):
-        updates, _ = manager.train(ROUND, MODEL.device, SPACE)
+        updates, _ = manager.train(INSTRUCTIONS, MODEL.device, SPACE)
 
     assert [update.client_id for update in updates] == [1]
 
@@ -291,10 +310,10 @@ def test_two_sites_that_disagree_on_report_shapes_are_both_left_out(folder: Path
 def test_update_with_an_undeclared_report_is_left_out(folder: Path) -> None:
     manager, transport = make_sites(folder)
     odd = make_update(1, change=torch.zeros(5), weights=torch.ones(3))
-    transport.says["train"] |= {100: odd, 101: odd}
+    transport.says["train"] |= {BOSTON_ADDRESS: odd, LYON_ADDRESS: odd}
 
     with pytest.warns(UserWarning, match="it reports 'weights', which nobody asks for"):
-        updates, _ = manager.train(ROUND, MODEL.device, SPACE)
+        updates, _ = manager.train(INSTRUCTIONS, MODEL.device, SPACE)
     assert [update.client_id for update in updates] == [2]
 
 
@@ -303,7 +322,7 @@ def test_update_with_a_non_finite_report_is_left_out(folder: Path) -> None:
     not_a_number = torch.full((5,), float("nan"))
     manager, _ = make_sites(folder, "train", make_update(1, change=not_a_number))
 
-    updates, broken = manager.train(ROUND, MODEL.device, SPACE)
+    updates, broken = manager.train(INSTRUCTIONS, MODEL.device, SPACE)
 
     assert [update.client_id for update in updates] == [0, 2]
     assert len(broken) == 1
@@ -321,8 +340,8 @@ def test_update_with_an_impossible_loss_or_report_is_left_out(folder: Path, numb
         sites, transport = make_sites(folder, "train", packet)
         for client in (0, 2):
             change = torch.zeros(5, dtype=torch.float64)
-            transport.says["train"][100 + client] = make_update(client, change=change)
-        updates, broken = sites.train(ROUND, MODEL.device, SPACE)
+            transport.says["train"][ADDRESSES[client]] = make_update(client, change=change)
+        updates, broken = sites.train(INSTRUCTIONS, MODEL.device, SPACE)
 
         assert [update.client_id for update in updates] == [0, 2]
         assert broken == []

@@ -1,7 +1,7 @@
 """A server that sends what it likes cannot strip the noise from a site's private updates."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -20,19 +20,35 @@ from flsv.engines.remote.site_memory import SiteMemory, visit_secret
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
 from flsv.uploads import TopK
-from helpers.sites import NAMES, SiteData, SitesInProcess, assert_same_runs, make_shapfed_loop
+from helpers.sites import (
+    ADDRESSES,
+    BOSTON_ADDRESS,
+    NAMES,
+    SiteData,
+    SitesInProcess,
+    assert_same_runs,
+    make_shapfed_loop,
+)
 
 #: Far more noise than update: two updates with one noise have a correlation of nearly 1.
 NOISE, CLIP = 0.5, 1.0
+
+
+#: Numbers of rounds that the server names, by which a module of :class:`ByLength` trains at two rates.
+FEW_ROUNDS = 2
+MANY_ROUNDS = 1000
+Steps = tuple[Tensor, Tensor]
 
 
 class ByLength(ClassifierClient):
     """A rate that follows from the run's number of rounds, which the server names."""
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(
-            self.parameters(), lr=0.5 if self.trainer.max_epochs == 2 else 0.01, momentum=0.9
-        )
+        if self.trainer.max_epochs == FEW_ROUNDS:
+            rate = 0.5
+        else:
+            rate = 0.01
+        return torch.optim.SGD(self.parameters(), lr=rate, momentum=0.9)
 
 
 def make_module_by_length() -> ClassifierClient:
@@ -59,14 +75,14 @@ def record_training_message(folder: Path) -> Packet:
     """A message of a training as a server sends it: all that it says, by whatever names."""
     sent: list[Packet] = []
 
-    def note(address: int, packet: Packet, reply: Packet) -> Packet:
-        if packet.kind == "train" and address == 100:
+    def record_messages_to_boston(address: int, packet: Packet, reply: Packet) -> Packet:
+        if packet.kind == "train" and address == BOSTON_ADDRESS:
             sent.append(packet)
         return reply
 
     remote = SitesInProcess(folder, make_private_loop, make_module_by_length)
-    remote.transport.spoil = note
-    remote.fit(2)
+    remote.transport.on_reply = record_messages_to_boston
+    remote.fit(rounds=FEW_ROUNDS)
     return sent[-1]
 
 
@@ -97,17 +113,17 @@ def with_plain(packet: Packet, **plain: Any) -> Packet:
     return replace(packet, plain={**packet.plain, **plain})
 
 
-def cosine_of_differences(folder: Path, packets: Any) -> float:
-    """The cosine of the difference of two noised updates with the difference of the clean ones."""
+def cosine_with_clean_difference(folder: Path, make_two_steps: Callable[[Site], Steps]) -> float:
+    """The cosine of the difference of a site's two noised steps with the difference of the two without noise."""
     differences = []
     for noise in (NOISE, 0.0):
-        update, another_update = packets(make_noised_site(folder / f"{noise}", noise))
-        differences.append(update - another_update)
+        step, another_step = make_two_steps(make_noised_site(folder / f"{noise}", noise))
+        differences.append(step - another_step)
 
-    noised, clean = differences
-    assert clean.norm() > 0.2  # the two clean updates differ
+    noised_difference, clean_difference = differences
+    assert clean_difference.norm() > 0.2  # the two clean steps differ
 
-    return cosine_similarity(noised, clean)
+    return cosine_similarity(noised_difference, clean_difference)
 
 
 def as_first_round(packet: Packet) -> Packet:
@@ -122,68 +138,86 @@ def test_messages_differing_in_rounds_only_have_different_noise(
 ) -> None:
     packet = as_first_round(message_and_folder[0])
 
-    def packets(site: Site) -> tuple[Tensor, Tensor]:
-        of_few_rounds = step_of_site(site, with_plain(packet, rounds=2))
-        of_many_rounds = step_of_site(site, with_plain(packet, rounds=1000))
-        return of_few_rounds, of_many_rounds
+    def steps_of_few_and_many_rounds(site: Site) -> Steps:
+        step_of_few = step_of_site(site, with_plain(packet, rounds=FEW_ROUNDS))
+        step_of_many = step_of_site(site, with_plain(packet, rounds=MANY_ROUNDS))
+        return step_of_few, step_of_many
 
-    assert abs(cosine_of_differences(tmp_path, packets)) < 0.2
+    assert abs(cosine_with_clean_difference(tmp_path, steps_of_few_and_many_rounds)) < 0.2
+
+
+SERVERS_NAME = "v"  # of a visit, which a site names itself
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("server", ["by names of its own", "by the site's names"])
 def test_site_noise_differs_if_a_training_is_repeated_from_another_kept_state(
-    message_and_folder: tuple[Packet, Path], tmp_path: Path, server: str
+    message_and_folder: tuple[Packet, Path], tmp_path: Path
 ) -> None:
     """A visit's momentum is another one at the second time, and the message that goes on from it is the same."""
     packet = as_first_round(message_and_folder[0])
 
-    def packets(site: Site) -> tuple[Tensor, Tensor]:
-        updates = []
-        for rounds in (2, 1000):
-            trained = site.answer(with_plain(packet, rounds=rounds, visit="v"))
-            visit = "v"
-            if server == "by the site's names":
-                visit = trained.plain.get("visit", "v")
-            updates.append(step_of_site(site, with_plain(packet, counted=visit, round=1)))
+    def steps_after_few_and_many_rounds(site: Site) -> Steps:
+        steps = []
+        for rounds in (FEW_ROUNDS, MANY_ROUNDS):
+            trained = site.answer(with_plain(packet, rounds=rounds, visit=SERVERS_NAME))
+            visit = trained.plain["visit"]
+            steps.append(step_of_site(site, with_plain(packet, counted=visit, round=1)))
+        return steps[0], steps[1]
 
-        return updates[0], updates[1]
-
-    if server == "by the site's names":
-        assert abs(cosine_of_differences(tmp_path, packets)) < 0.2
-    else:
-        # The site knows none of these names: it begins anew, with the same answer.
-        update, another_update = packets(make_noised_site(tmp_path))
-        assert torch.equal(update, another_update)
+    assert abs(cosine_with_clean_difference(tmp_path, steps_after_few_and_many_rounds)) < 0.2
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_noise_differs_for_other_samples_or_another_kept_state(
+def test_site_begins_anew_after_a_visit_that_only_the_server_names(
     message_and_folder: tuple[Packet, Path], tmp_path: Path
 ) -> None:
-    """The message is the same; what the site keeps of the same visit, or its samples, are not."""
+    packet = as_first_round(message_and_folder[0])
+    site = make_noised_site(tmp_path)
+
+    steps = []
+    for rounds in (FEW_ROUNDS, MANY_ROUNDS):
+        site.answer(with_plain(packet, rounds=rounds, visit=SERVERS_NAME))
+        next_packet = with_plain(packet, counted=SERVERS_NAME, round=1)
+        steps.append(step_of_site(site, next_packet))
+
+    assert torch.equal(steps[0], steps[1])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_noise_differs_for_another_kept_state(
+    message_and_folder: tuple[Packet, Path], tmp_path: Path
+) -> None:
+    """The message is the same, and what the site keeps of the same visit is not."""
     packet = as_first_round(message_and_folder[0])
 
-    def states(site: Site) -> tuple[Tensor, Tensor]:
+    def steps_from_kept_and_doubled_state(site: Site) -> Steps:
         visit = site.answer(packet).plain["visit"]
         next_packet = with_plain(packet, counted=visit, round=1)
         memory = SiteMemory(site._folder, packet.plain["run"])
-        state = memory.after(visit)
+        kept_state = memory.after(visit)
+        assert kept_state
 
-        assert state
+        step = step_of_site(site, next_packet)
+        memory.keep(visit, double_tensors(kept_state), [])
+        step_from_doubled_state = step_of_site(site, next_packet)
+        return step, step_from_doubled_state
 
-        update = step_of_site(site, next_packet)
-        memory.keep(visit, double_tensors(state), [])
-        return update, step_of_site(site, next_packet)
+    assert abs(cosine_with_clean_difference(tmp_path, steps_from_kept_and_doubled_state)) < 0.2
 
-    assert abs(cosine_of_differences(tmp_path / "states", states)) < 0.2
 
-    def data(site: Site) -> tuple[Tensor, Tensor]:
-        make = partial(make_private_loop, site._config.uploads[0].noise_multiplier)  # type: ignore[attr-defined]
+@pytest.mark.filterwarnings("ignore")
+def test_noise_differs_for_other_samples(
+    message_and_folder: tuple[Packet, Path], tmp_path: Path
+) -> None:
+    packet = as_first_round(message_and_folder[0])
+
+    def steps_on_samples_of_two_clients(site: Site) -> Steps:
+        (privacy,) = site._config.uploads
+        make = partial(make_private_loop, privacy.noise_multiplier)  # type: ignore[attr-defined]
         another_site = Site(make_module_by_length, partial(SiteData, 1), make, site._folder)
         return step_of_site(site, packet), step_of_site(another_site, packet)
 
-    assert abs(cosine_of_differences(tmp_path / "data", data)) < 0.2
+    assert abs(cosine_with_clean_difference(tmp_path, steps_on_samples_of_two_clients)) < 0.2
 
 
 def double_tensors(state: Any) -> Any:
@@ -347,34 +381,32 @@ def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(
 
     def make_remote(folder: Path) -> SitesInProcess:
         remote = SitesInProcess(folder, make, make_module_by_length)
-        for client in range(len(NAMES)):
+        for client, address in enumerate(ADDRESSES):
             site_folder = folder / "private" / NAMES[client]
             site_folder.mkdir(parents=True)
             (site_folder / "secret").write_text(f"{client:064x}")
             data = partial(SiteData, client)
-            remote.transport.sites[100 + client] = Site(
-                make_module_by_length, data, make, site_folder
-            )
+            remote.transport.sites[address] = Site(make_module_by_length, data, make, site_folder)
 
         return remote
 
-    def die(address: int, packet: Packet, reply: Packet) -> Packet:
+    def kill_in_round_2(address: int, packet: Packet, reply: Packet) -> Packet:
         if packet.plain.get("round") == 2:
             raise Killed
         return reply
 
     whole = make_remote(tmp_path / "whole")
     killed = make_remote(tmp_path / "killed")
-    expected = whole.fit(4)
+    expected = whole.fit(rounds=4)
 
-    spoil = killed.transport.spoil
-    killed.transport.spoil = die
+    pass_on = killed.transport.on_reply
+    killed.transport.on_reply = kill_in_round_2
     saving = ModelCheckpoint(tmp_path, save_last=True)
 
     with pytest.raises(Killed):
-        killed.fit(4, enable_checkpointing=True, callbacks=[saving])
+        killed.fit(rounds=4, enable_checkpointing=True, callbacks=[saving])
 
-    killed.transport.spoil = spoil
-    resumed = killed.fit(4, ckpt_path=tmp_path / "last.ckpt")
+    killed.transport.on_reply = pass_on
+    resumed = killed.fit(rounds=4, ckpt_path=tmp_path / "last.ckpt")
 
     assert_same_runs(resumed, expected)

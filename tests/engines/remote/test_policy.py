@@ -25,7 +25,16 @@ from flsv.metrics import (
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.training.algorithms import InRunValues
 from flsv.utilities.errors import ConfigurationError
-from helpers.sites import SPLITS, ServerData, SitesInProcess, make_shapfed_loop, make_site
+from helpers.sites import (
+    BOSTON_ADDRESS,
+    LYON_ADDRESS,
+    OSAKA_ADDRESS,
+    SPLITS,
+    ServerData,
+    SitesInProcess,
+    make_shapfed_loop,
+    make_site,
+)
 
 
 def make_private_loop() -> FederatedLoop:
@@ -39,7 +48,7 @@ def make_sites_with_policy(
 ) -> SitesInProcess:
     """Boston has a policy, the others have none."""
     remote = SitesInProcess(tmp_path, make, **data)
-    remote.transport.sites[100] = make_site(tmp_path, 0, make, policy=policy, **data)
+    remote.transport.sites[BOSTON_ADDRESS] = make_site(tmp_path, 0, make, policy=policy, **data)
     return remote
 
 
@@ -92,17 +101,15 @@ def test_server_without_noise_is_refused_by_a_site_whose_policy_has_max_epsilon(
 
 
 def test_a_question_that_is_not_allowed_is_not_answered(tmp_path: Path) -> None:
-    def make() -> FederatedLoop:
-        return make_shapfed_loop(aggregator=FedAvg(), metrics={"fedce": ContributionEstimation()})
+    kinds_of_answers = set()
 
-    def keep(address: int, packet: Packet, reply: Packet) -> Packet:
+    def record_kind(address: int, packet: Packet, reply: Packet) -> Packet:
         if packet.kind == "ask":
-            replies.append((address, reply.kind))
+            kinds_of_answers.add((address, reply.kind))
         return reply
 
-    remote = make_sites_with_policy(tmp_path, make, SitePolicy(questions=[]), **SPLITS)
-    replies: list[tuple[int, str]] = []
-    remote.transport.spoil = keep
+    remote = make_sites_with_policy(tmp_path, make_fedce_loop, SitePolicy(questions=[]), **SPLITS)
+    remote.transport.on_reply = record_kind
 
     with pytest.warns(
         UserWarning,
@@ -110,7 +117,15 @@ def test_a_question_that_is_not_allowed_is_not_answered(tmp_path: Path) -> None:
     ):
         remote.fit(rounds=1)
 
-    assert set(replies) == {(100, "failed"), (101, "answer"), (102, "answer")}
+    assert kinds_of_answers == {
+        (BOSTON_ADDRESS, "failed"),
+        (LYON_ADDRESS, "answer"),
+        (OSAKA_ADDRESS, "answer"),
+    }
+
+
+def make_fedce_loop() -> FederatedLoop:
+    return make_shapfed_loop(aggregator=FedAvg(), metrics={"fedce": ContributionEstimation()})
 
 
 class ByLoss(ContributionMetric):
@@ -145,7 +160,7 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> 
 
     policy = SitePolicy(tells=["accuracy"])
     remote = make_sites_with_policy(tmp_path / "a", make, policy, **SPLITS)
-    remote.transport.spoil = keep
+    remote.transport.on_reply = keep
 
     with pytest.warns(UserWarning, match="does not tell") as warned:
         loop = remote.fit(rounds=2)
@@ -167,11 +182,11 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> 
         if kind == "train"
     }
 
-    assert math.isnan(losses[100])
-    assert not math.isnan(losses[101])
-    assert not math.isnan(losses[102])
+    assert math.isnan(losses[BOSTON_ADDRESS])
+    assert not math.isnan(losses[LYON_ADDRESS])
+    assert not math.isnan(losses[OSAKA_ADDRESS])
 
-    for reply in crossed["test", 100]:
+    for reply in crossed["test", BOSTON_ADDRESS]:
         scores = reply.plain
         assert 0 <= scores["accuracy"] <= 1
         assert math.isnan(scores["auroc"] + scores["balanced_accuracy"])
@@ -221,7 +236,7 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(
         "seed": 0,
     }
     packet = Packet("train", {**visit, "counted": None}, {"start": torch.zeros(1)})
-    reply = remote.transport.sites[100].answer(packet)
+    reply = remote.transport.sites[BOSTON_ADDRESS].answer(packet)
 
     assert f"does not let it tell '{name}'" in reply.plain["error"]
 
@@ -229,41 +244,48 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(
     make_sites_with_policy(tmp_path / "b", make, allowing).fit(rounds=1, server_data=ServerData())
 
 
-@pytest.mark.parametrize(
-    ("metric", "name"),
-    [
-        (ContributionEstimation, "accuracy"),
-        (partial(ContributionEstimation, performance="balanced_accuracy"), "balanced_accuracy"),
-        (partial(PartialFederatedShapley, judges="clients"), "accuracy"),
-        (
-            partial(PartialFederatedShapley, performance="val_loss", mode="min", judges="clients"),
-            "val_loss",
-        ),
-    ],
-)
-def test_answers_contain_only_the_scores_that_the_policy_names(
-    tmp_path: Path, metric: Any, name: str
-) -> None:
-    def make() -> FederatedLoop:
-        return make_judging_loop(metric())
-
-    allowing = SitePolicy(tells=[name])
-    loop = make_sites_with_policy(tmp_path / "a", make, allowing, **SPLITS).fit(
-        rounds=1, server_data=ServerData()
-    )
-
+def check_that_a_policy_can_allow(score: str, folder: Path, make: Any) -> None:
+    remote = make_sites_with_policy(folder, make, SitePolicy(tells=[score]), **SPLITS)
+    loop = remote.fit(rounds=1, server_data=ServerData())
     assert all("not answer" not in event.what for event in loop.events)
 
-    withholding = SitePolicy(tells=["training_loss", "auroc"])
-    remote = make_sites_with_policy(tmp_path / "b", make, withholding, **SPLITS)
-    message = f"its policy does not let it tell '{name}'"
 
-    if metric is ContributionEstimation or metric.func is ContributionEstimation:
-        with pytest.warns(UserWarning, match=f"'Boston' .*{message}"):
-            remote.fit(rounds=1, server_data=ServerData())
-    else:
-        with pytest.raises(ConfigurationError, match=message):  # tried before training
-            remote.fit(rounds=1, server_data=ServerData())
+#: Allows scores, and none of those asked for below.
+WITHHOLDING = SitePolicy(tells=["training_loss", "auroc"])
+
+
+@pytest.mark.parametrize("score", ["accuracy", "balanced_accuracy"])
+def test_site_whose_policy_withholds_the_scores_of_a_round_does_not_answer(
+    tmp_path: Path, score: str
+) -> None:
+    def make() -> FederatedLoop:
+        return make_judging_loop(ContributionEstimation(performance=score))
+
+    check_that_a_policy_can_allow(score, tmp_path / "a", make)
+
+    remote = make_sites_with_policy(tmp_path / "b", make, WITHHOLDING, **SPLITS)
+    with pytest.warns(UserWarning, match=f"'Boston' .*its policy does not let it tell '{score}'"):
+        remote.fit(rounds=1, server_data=ServerData())
+
+
+@pytest.mark.parametrize(
+    ("score", "options"),
+    [
+        ("accuracy", {}),
+        ("val_loss", {"performance": "val_loss", "mode": "min"}),
+    ],
+)
+def test_sites_whose_policy_withholds_the_scores_of_judges_are_refused_before_training(
+    tmp_path: Path, score: str, options: dict[str, Any]
+) -> None:
+    def make() -> FederatedLoop:
+        return make_judging_loop(PartialFederatedShapley(judges="clients", **options))
+
+    check_that_a_policy_can_allow(score, tmp_path / "a", make)
+
+    remote = make_sites_with_policy(tmp_path / "b", make, WITHHOLDING, **SPLITS)
+    with pytest.raises(ConfigurationError, match=f"its policy does not let it tell '{score}'"):
+        remote.fit(rounds=1, server_data=ServerData())
 
 
 def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path: Path) -> None:
@@ -298,24 +320,38 @@ def test_privacy_loss_of_updates_with_different_noise_is_summed(tmp_path: Path) 
     for multiplier in (1.0, 2.0, 2.0):
         policy.spend([GaussianPrivacy(1.0, multiplier)], ledger)
 
-    assert json.loads(ledger.read_text())["epsilon"] == pytest.approx(
-        gaussian_epsilon(1.5**-0.5, 1)
-    )
+    # Together they are one update whose noise multiplier z has 1 / z^2 = sum of 1 / z_i^2.
+    sum_of_inverse_squares = 1 / 1.0**2 + 1 / 2.0**2 + 1 / 2.0**2
+    total_multiplier = sum_of_inverse_squares**-0.5
+    expected_epsilon = gaussian_epsilon(total_multiplier, 1)
+    assert json.loads(ledger.read_text())["epsilon"] == pytest.approx(expected_epsilon)
+
+
+def test_update_without_noise_is_refused_by_a_policy_of_epsilon(tmp_path: Path) -> None:
+    policy = SitePolicy(max_epsilon=100.0)
 
     with pytest.raises(Refused, match="without noise"):
-        policy.spend([GaussianPrivacy(1.0, 0.0)], ledger)
+        policy.spend([GaussianPrivacy(1.0, 0.0)], tmp_path / LEDGER)
 
-    for damaged in (
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
         '{"updates": 3',
         "[]",
         '{"updates": 3, "squares": -1.0}',
         '{"updates": 3, "squares": NaN}',
+    ],
+)
+def test_damaged_ledger_is_refused(tmp_path: Path, damaged: str) -> None:
+    policy = SitePolicy(max_epsilon=100.0)
+    ledger = tmp_path / LEDGER
+    ledger.write_text(damaged)
+
+    with pytest.raises(
+        Refused, match=r"privacy.json cannot be read.*a backup forgets what came after it"
     ):
-        ledger.write_text(damaged)
-        with pytest.raises(
-            Refused, match=r"privacy.json cannot be read.*a backup forgets what came after it"
-        ):
-            policy.spend([GaussianPrivacy(1.0, 1.0)], ledger)
+        policy.spend([GaussianPrivacy(1.0, 1.0)], ledger)
 
 
 def test_max_epsilon_counts_what_was_spent_before_it_was_set(tmp_path: Path) -> None:
@@ -340,19 +376,18 @@ def test_max_epsilon_counts_what_was_spent_before_it_was_set(tmp_path: Path) -> 
         limited.spend(noise, tmp_path / "b" / LEDGER)
 
 
-def spend_often(ledger: Path) -> None:
-    for _ in range(40):
+def spend_repeatedly(ledger: Path, times: int) -> None:
+    for _ in range(times):
         SitePolicy().spend([GaussianPrivacy(1.0, 1.0)], ledger)
 
 
 def test_two_processes_on_one_ledger_lose_no_count(tmp_path: Path) -> None:
     ledger = tmp_path / LEDGER
     fork = multiprocessing.get_context("fork")
-    processes = []
-    for _ in range(2):
-        process = fork.Process(target=spend_often, args=(ledger,))
+    processes = [fork.Process(target=spend_repeatedly, args=(ledger, 40)) for _ in range(2)]
+
+    for process in processes:
         process.start()
-        processes.append(process)
     for process in processes:
         process.join(timeout=600)
 

@@ -112,7 +112,8 @@ def make_training_message(
         "clients": 3,
         "counted": counted,
     }
-    return instruction_packet(Instruction(index, 0, 7, model, tensors), info)
+    instruction = Instruction(round_index=index, client_id=0, seed=7, start=model, tensors=tensors)
+    return instruction_packet(instruction, info)
 
 
 def messages_of_server(global_vector: Tensor, visit: str) -> Mapping[str, Packet]:

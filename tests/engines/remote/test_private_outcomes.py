@@ -50,14 +50,17 @@ class Client(ClassifierClient):
 
 
 def make_failing(hook: str, error: type[BaseException]) -> Callable[[], ClassifierClient]:
-    def fail(self: Any, *args: Any, **kwargs: Any) -> Any:
+    class FailingClient(Client):
+        pass
+
+    def fail_while_answering(self: Any, *args: Any, **kwargs: Any) -> Any:
         if Client.is_answering:
             raise error("what a sample says")
-        inherited = getattr(super(kind, self), hook)
-        return inherited(*args, **kwargs)
+        inherited_hook = getattr(super(FailingClient, self), hook)
+        return inherited_hook(*args, **kwargs)
 
-    kind = type("Failing", (Client,), {hook: fail})
-    return partial(make_classifier, kind)
+    setattr(FailingClient, hook, fail_while_answering)
+    return partial(make_classifier, FailingClient)
 
 
 def make_classifier(kind: type[ClassifierClient] = Client) -> ClassifierClient:

@@ -35,7 +35,9 @@ from flsv.utilities.errors import ConfigurationError
 from helpers import sites, slow_except
 from helpers.fits import client_tensors
 from helpers.sites import (
+    ADDRESSES,
     NAMES,
+    OSAKA_ADDRESS,
     SPLITS,
     Make,
     ServerData,
@@ -94,6 +96,8 @@ class CountingBatches(ClassifierClient):
 
 
 COUNTER = itertools.count()
+OSAKA = 2  # the client
+CLASSES_AT_OSAKA = 7
 
 
 def make_module_of(kind: type[ClassifierClient]) -> ClassifierClient:
@@ -196,17 +200,16 @@ SLOW = {"local heads", "privacy", "compression with memory", "own models at the 
 @pytest.mark.parametrize("case", slow_except(CASES.keys() - SLOW, CASES))
 @pytest.mark.filterwarnings("ignore:.*one after the other")
 def test_federation_of_sites_equals_one_process(tmp_path: Path, case: str) -> None:
-    make, options = CASES[case]
-    remote, _ = fit_remotely_and_locally(tmp_path, make, **options)
+    make, data_options = CASES[case]
+    remote, _ = check_that_sites_equal_one_process(tmp_path, make, **data_options)
 
-    assert all(
-        value.isfinite().any() for value in remote.contribution_metrics.contributions.values()
-    )
+    for values in remote.contribution_metrics.contributions.values():
+        assert values.isfinite().any()
 
     (record,) = (tmp_path / "b").rglob("run.json")
     assert json.loads(record.read_text())["validation"] == {
         "of": "the server's own data",
-        "rows": 48,
+        "rows": 48,  # a tenth of the 480 samples in all
     }
 
 
@@ -266,46 +269,55 @@ def test_values_of_coalitions_at_sites_equal_those_of_one_process(
         torch.testing.assert_close(remote.contributions[name], values, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("lies", "expected"),
-    [
-        (False, {}),
-        (True, {1: {"first update", "the federation's"}}),
-    ],
-)
+class LyonThatSendsTheGlobalModel:
+    """Trains in the federation's run, and sends in the runs of coalitions the last global model that it was sent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run_of_the_federation: str | None = None
+        self.global_model: torch.Tensor | None = None
+        self.end_honest_training = SiteVisit._end_training
+        monkeypatch.setattr(SiteVisit, "_end_training", lambda visit: self.end_training(visit))
+
+    def end_training(self, visit: SiteVisit) -> None:
+        self.end_honest_training(visit)
+        instruction = visit._instruction
+        if instruction.client_id != 1:
+            return
+
+        run = visit._packet.plain["run"]
+        if self.run_of_the_federation is None:
+            self.run_of_the_federation = run  # it is the first
+        if run == self.run_of_the_federation:
+            self.global_model = instruction.start
+            return
+
+        assert visit.update is not None
+        assert self.global_model is not None
+        visit.update = replace(visit.update, vector=self.global_model.clone())
+
+
+@pytest.mark.parametrize("is_lying", [False, True])
 def test_site_that_sends_the_global_model_as_its_own_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: bool, expected: dict[int, set[str]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lying: bool
 ) -> None:
-    leave = SiteVisit._end_training
-    model: list[Any] = []  # the federation's last model that the client has seen
-    runs: dict[str, str] = {}
-
-    def lying(self: SiteVisit) -> None:
-        leave(self)
-        run = self._packet.plain["run"]
-        instruction = self._instruction
-
-        if instruction.client_id == 1 and run == runs.setdefault("own", run):
-            model[:] = [instruction.start]
-        elif instruction.client_id == 1:
-            assert self.update is not None
-            self.update = replace(self.update, vector=model[0].clone())
-
-    if lies:
-        monkeypatch.setattr(SiteVisit, "_end_training", lying)
+    if is_lying:
+        LyonThatSendsTheGlobalModel(monkeypatch)
 
     loop = SitesInProcess(tmp_path, make_shadow_loop).fit(server_data=ServerData())
 
-    noted: dict[int, set[str]] = {}
-    for event in loop.events:
-        if "its own model is" in event.what:
-            complaint = event.what.split(" is ")[1].removeprefix("not its ")
-            noted.setdefault(event.client, set()).add(complaint)
+    complaints = {
+        (event.client, event.what) for event in loop.events if "its own model is" in event.what
+    }
+    if is_lying:
+        assert complaints == {
+            (1, "its own model is not its first update"),
+            (1, "its own model is the federation's"),
+        }
+    else:
+        assert complaints == set()
 
-    assert noted == expected
 
-
-def fit_remotely_and_locally(
+def check_that_sites_equal_one_process(
     tmp_path: Path,
     make: Make,
     **options: Any,
@@ -350,12 +362,13 @@ def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_pat
 
     remote = SitesInProcess(tmp_path / "c", lambda: make_judging_loop(**by_loss()), client_val=0.4)
 
-    def away(address: int, packet: Packet, reply: Packet) -> Packet | None:
-        if packet.kind == "ask" and packet.plain["round"] and address == 102:
+    def drop_answers_of_osaka(address: int, packet: Packet, reply: Packet) -> Packet | None:
+        is_later_answer = packet.kind == "ask" and packet.plain["round"] > 0
+        if is_later_answer and address == OSAKA_ADDRESS:
             return None
         return reply
 
-    remote.transport.spoil = away
+    remote.transport.on_reply = drop_answers_of_osaka
     with pytest.warns(
         UserWarning,
         match="did not answer flsv.games.judges:judge.* judged without it in this round",
@@ -382,8 +395,10 @@ def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(
     """Its own log says why, and the server only learns where."""
     owners = []
     for index, (_, label) in enumerate(load_image_data("digits").train):  # type: ignore[arg-type]
-        owner = LACKING if int(label) == 0 else index % LACKING
-        owners.append(owner)
+        if int(label) == 0:
+            owners.append(OSAKA)
+        else:
+            owners.append(index % 2)  # Boston and Lyon in turn
 
     monkeypatch.setattr(sites, "site_of_each_digit", lambda: owners)
 
@@ -399,17 +414,13 @@ def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(
         remote.fit(rounds=1)
 
 
-LACKING = 2  # the site in Osaka
-CLASSES = 7  # that it has
-
-
 @pytest.fixture
 def osaka_lacks_the_last_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which nothing at its place tells it of."""
     train = load_image_data("digits").train
     labels = torch.tensor([int(train[i][1]) for i in range(len(train))])  # type: ignore[arg-type]
     owners = torch.tensor(site_of_each_digit())
-    dealt = owners.where((owners != LACKING) | (labels < CLASSES), 0).tolist()
+    dealt = owners.where((owners != OSAKA) | (labels < CLASSES_AT_OSAKA), 0).tolist()
     monkeypatch.setattr(sites, "site_of_each_digit", lambda: dealt)
 
 
@@ -419,20 +430,20 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path: Path
         metrics = {"in_run": InRunShapley()}
         return make_fedavg_loop(metrics=metrics, client_algorithm=InRunValues(2), local_epochs=2)
 
-    loop, _ = fit_remotely_and_locally(
+    loop, _ = check_that_sites_equal_one_process(
         tmp_path / "in_run", in_run, make_module=make_momentum_module
     )
     values = loop.contributions["in_run"].by_class
 
     assert values.shape == (3, 11)
-    assert values[LACKING, CLASSES:10].tolist() == [0, 0, 0]
-    assert values[:, :CLASSES].abs().min() > 0
+    assert values[OSAKA, CLASSES_AT_OSAKA:10].tolist() == [0, 0, 0]
+    assert values[:, :CLASSES_AT_OSAKA].abs().min() > 0
 
     # Models of more classes are evaluated there.
     def fedce() -> FederatedLoop:
         return make_fedavg_loop(metrics={"fedce": ContributionEstimation()})
 
-    loop, _ = fit_remotely_and_locally(tmp_path / "fedce", fedce, **SPLITS)
+    loop, _ = check_that_sites_equal_one_process(tmp_path / "fedce", fedce, **SPLITS)
     assert loop.contributions["fedce"].isfinite().all()
 
     # Of less, they are refused.
@@ -456,19 +467,24 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path: Path
     assert reply.plain["error"].startswith("it failed with ConfigurationError at client_manager.py")
 
 
+def make_pfedsv_loop() -> FederatedLoop:
+    return make_judged_loop(partial(PFedSV, "relevance", k=2, shared=1.0))
+
+
 def test_personal_models_known_only_to_their_sites_are_evaluated_there(tmp_path: Path) -> None:
     """A site that trains the global model uses a mixture of its own, which the server does not know."""
-    make = partial(make_judged_loop, partial(PFedSV, "relevance", k=2, shared=1.0))
-    remote, local = fit_remotely_and_locally(tmp_path, make, **SPLITS)
+    remote, local = check_that_sites_equal_one_process(tmp_path, make_pfedsv_loop, **SPLITS)
 
     assert sorted(local.received()) == [0, 1, 2]
     assert remote.received() == {}
 
-    at_server = SitesInProcess(
-        tmp_path / "c", partial(make_shapfed_loop, personalizer=ShapFedPersonalizer("cssv"))
-    ).fit(rounds=1)
 
-    assert sorted(at_server.received()) == [0, 1, 2]
+def test_personal_models_that_the_server_makes_are_received(tmp_path: Path) -> None:
+    make = partial(make_shapfed_loop, personalizer=ShapFedPersonalizer("cssv"))
+
+    loop = SitesInProcess(tmp_path, make).fit(rounds=1)
+
+    assert sorted(loop.received()) == [0, 1, 2]
 
 
 def test_restarted_site_finds_its_kept_state_in_its_folder(tmp_path: Path) -> None:
@@ -484,7 +500,7 @@ def test_restarted_site_finds_its_kept_state_in_its_folder(tmp_path: Path) -> No
             return make_site(tmp_path / "b", self.client, make, make_module).answer(packet)
 
     remote = SitesInProcess(tmp_path / "b", make, make_module)
-    remote.transport.sites = {100 + i: Anew(i) for i in range(3)}
+    remote.transport.sites = {address: Anew(client) for client, address in enumerate(ADDRESSES)}
 
     assert_same_runs(
         remote.fit(server_data=ServerData()), fit_in_one_process(tmp_path / "a", make, make_module)

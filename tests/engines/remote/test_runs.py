@@ -16,6 +16,8 @@ from flsv.training.algorithms import SCAFFOLD
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from helpers.sites import (
+    ADDRESSES,
+    LYON_ADDRESS,
     NAMES,
     ROUNDS,
     Make,
@@ -33,11 +35,13 @@ class Server:
 
     def __init__(self, folder: Path, make: Make, shared: Path) -> None:
         self.remote = SitesInProcess(folder, make)
-        sites = {100 + client: make_site(shared, client, make) for client in range(3)}
-        self.remote.transport.sites = sites
+        sites_by_address = {}
+        for client, address in enumerate(ADDRESSES):
+            sites_by_address[address] = make_site(shared, client, make)
+        self.remote.transport.sites = sites_by_address
         self.checkpoint = folder / "ckpt" / "last.ckpt"
 
-    def go_on(self, rounds: int) -> FederatedLoop:
+    def go_on_until(self, rounds: int) -> FederatedLoop:
         saving = ModelCheckpoint(self.checkpoint.parent, save_last=True)
         ckpt = self.checkpoint if self.checkpoint.is_file() else None
         return self.remote.fit(
@@ -59,14 +63,20 @@ def make_scaffold_loop(**options: Any) -> FederatedLoop:
 @pytest.mark.slow
 def test_two_interleaved_runs_on_the_same_sites_equal_each_run_alone(tmp_path: Path) -> None:
     """SCAFFOLD beside SCAFFOLD with top-k, a round of each in turn."""
-    makes = [make_scaffold_loop, partial(make_scaffold_loop, uploads=[TopK(0.1)])]
-    alone = [SitesInProcess(tmp_path / f"alone{i}", make).fit() for i, make in enumerate(makes)]
-    servers = [Server(tmp_path / f"beside{i}", make, tmp_path) for i, make in enumerate(makes)]
+    make_compressed_loop = partial(make_scaffold_loop, uploads=[TopK(0.1)])
+    alone = SitesInProcess(tmp_path / "alone", make_scaffold_loop).fit()
+    compressed_alone = SitesInProcess(tmp_path / "compressed_alone", make_compressed_loop).fit()
 
+    server = Server(tmp_path / "server", make_scaffold_loop, shared=tmp_path)
+    compressed_server = Server(
+        tmp_path / "compressed_server", make_compressed_loop, shared=tmp_path
+    )
     for rounds in range(1, ROUNDS + 1):
-        beside = [server.go_on(rounds) for server in servers]
-    for loop, as_alone in zip(beside, alone):
-        assert_same_runs(loop, as_alone)
+        last_loop = server.go_on_until(rounds)
+        last_compressed_loop = compressed_server.go_on_until(rounds)
+
+    assert_same_runs(last_loop, alone)
+    assert_same_runs(last_compressed_loop, compressed_alone)
 
 
 def make_broken_module() -> Any:
@@ -85,19 +95,19 @@ def test_faults_of_sites_are_recorded_in_run_json(
     make = partial(make_scaffold_loop, reporting=Reporting(table=True))
     record = tmp_path / "server" / "run.json"
     server = Server(tmp_path / "server", make, tmp_path)
-    server.go_on(1)
+    server.go_on_until(1)
     run = json.loads(record.read_text())
 
     assert run["events"] == []
     assert run["validation"] is None
 
     shutil.rmtree(tmp_path / "sites" / NAMES[0] / "runs" / run["run"])
-    server.remote.transport.sites[101] = make_site(tmp_path, 1, make, make_broken_module)
+    server.remote.transport.sites[LYON_ADDRESS] = make_site(tmp_path, 1, make, make_broken_module)
     with (
         pytest.warns(UserWarning, match="no longer held") as warned,
         caplog.at_level("INFO", "lightning.pytorch"),
     ):
-        server.go_on(3)
+        server.go_on_until(3)
 
     assert "flsv: round 2: 2 of 3 sites in " in caplog.text
 

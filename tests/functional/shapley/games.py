@@ -25,29 +25,28 @@ def make_random_table(num_players: int, seed: int = 0, columns: int | None = Non
     return torch.rand(*shape, generator=make_generator(seed), dtype=torch.float64)
 
 
+#: The game of :func:`make_accuracy_table`: a network's accuracy falls with the distance to the best parameters.
+BEST_PARAMETER = 0.6
+HIGHEST_ACCURACY = 0.9
+NUM_TEST_IMAGES = 500
+
+
 def make_accuracy_table(num_players: int, seed: int = 0) -> Tensor:
     """Like a round of federated learning: coalitions average updates, accuracy saturates and is read off 500 images."""
     generator = make_generator(seed)
-    updates = (
-        torch.randn(
-            num_players,
-            6,
-            generator=generator,
-            dtype=torch.float64,
-        )
-        * 0.7
-        + 0.5
-    )
+    deviations = torch.randn(num_players, 6, generator=generator, dtype=torch.float64)
+    updates = deviations * 0.7 + 0.5  # around a point near the best parameters
+
     numbers = torch.arange(2**num_players)[:, None]
     masks = ((numbers >> torch.arange(num_players)) & 1).double()
     sizes = masks.sum(dim=1, keepdim=True).clamp_min(1)
-    models = masks @ updates / sizes
+    models = masks @ updates / sizes  # [2^n, 6]
 
-    squared_distances = (models - 0.6).square().sum(dim=1)
-    accuracy = 0.9 * torch.exp(-squared_distances / 3)
+    squared_distances = (models - BEST_PARAMETER).square().sum(dim=1)
+    accuracy = HIGHEST_ACCURACY * torch.exp(-squared_distances / 3)
     noise = torch.randn(len(accuracy), generator=generator, dtype=torch.float64)
     noisy_accuracy = accuracy + 0.01 * noise
-    return (noisy_accuracy * 500).round() / 500
+    return (noisy_accuracy * NUM_TEST_IMAGES).round() / NUM_TEST_IMAGES
 
 
 def shapley_by_all_orders(table: Tensor) -> np.ndarray:
@@ -69,14 +68,7 @@ def shapley_by_all_orders(table: Tensor) -> np.ndarray:
 def make_closed_form_games(n: int) -> dict[str, tuple[Game, Tensor]]:
     """Name -> utility and Shapley values."""
     weights = torch.linspace(-1, 2, n, dtype=torch.float64)
-    costs = (
-        torch.arange(
-            1,
-            n + 1,
-            dtype=torch.float64,
-        )
-        ** 2
-    )
+    costs = torch.arange(1, n + 1, dtype=torch.float64) ** 2
 
     def add(masks: Tensor) -> Tensor:
         return masks.double() @ weights + 3
@@ -106,14 +98,8 @@ def make_closed_form_games(n: int) -> dict[str, tuple[Game, Tensor]]:
 
     # Each further piece of the runway is shared by those who need it.
     pieces = costs.diff(prepend=torch.zeros(1, dtype=torch.float64))
-    airport_values = (
-        pieces
-        / torch.arange(
-            n,
-            0,
-            -1,
-        )
-    ).cumsum(0)
+    num_users = torch.arange(n, 0, -1)
+    airport_values = (pieces / num_users).cumsum(0)
 
     equal_values = torch.ones(n, dtype=torch.float64)
     return {

@@ -75,29 +75,26 @@ def test_equal_utilities_give_zero_values_and_errors() -> None:
 def test_prior_variance_equals_that_computed_from_all_coalitions(n: int, kernel: Kernel) -> None:
     """L K L', with the linear map L from a game's table to its Shapley values, column by column."""
     masks = few_coalitions(n, "all")
-    matrix = gram(kernel, masks, masks)
     row_of_mask = {tuple(mask): row for row, mask in enumerate(masks.tolist())}
 
-    def shapley(table: torch.Tensor) -> torch.Tensor:
-        def utility(coalitions: torch.Tensor) -> torch.Tensor:
+    def apply_shapley(table: Tensor) -> Tensor:
+        def look_up(coalitions: Tensor) -> Tensor:
             return table[[row_of_mask[tuple(mask)] for mask in coalitions.tolist()]]
 
-        return exact_shapley(utility, n).values
+        return exact_shapley(look_up, n).values
 
-    values = torch.stack(
-        [shapley(column) for column in matrix.T],
+    # The Shapley values of a game's table u [2^n] are L u. A covariance K of tables gives L K L' of values.
+    table_covariance = gram(kernel, masks, masks)
+    left_product = torch.stack(
+        [apply_shapley(column) for column in table_covariance.T],
         dim=1,
     )
-    covariance = torch.stack([shapley(row) for row in values])
+    value_covariance = torch.stack([apply_shapley(row) for row in left_product])
 
-    expected = torch.full(
-        (n,),
-        prior_variance(kernel, n),
-    ).double()
-
+    expected_variance = torch.full((n,), prior_variance(kernel, n)).double()
     torch.testing.assert_close(
-        covariance.diagonal(),
-        expected,
+        value_covariance.diagonal(),
+        expected_variance,
         rtol=0,
         atol=1e-7,
     )
@@ -120,9 +117,12 @@ def test_few_coalitions_shapley_equals_the_surrogate_of_its_kernels(n: int, desi
     values = few_coalitions_shapley(masks, utilities).values
 
     surrogate, _ = fit_surrogate([list(PARTS)], masks, utilities[:, None])
-    # What the surrogate leaves of the empty and the grand coalition's utility is shared equally.
-    empty, grand = utilities[:2] - surrogate(masks[:2])[:, 0]
-    expected = surrogate.shapley()[:, 0] + (grand - empty) / n
+    # What the surrogate leaves of the gain from the empty to the grand coalition is shared equally.
+    empty_and_grand = masks[:2]
+    assert empty_and_grand.sum(dim=1).tolist() == [0, n]
+    unexplained = utilities[:2] - surrogate(empty_and_grand)[:, 0]
+    unexplained_gain = unexplained[1] - unexplained[0]
+    expected = surrogate.shapley()[:, 0] + unexplained_gain / n
 
     torch.testing.assert_close(values, expected, rtol=0, atol=1e-9)
 
@@ -175,8 +175,9 @@ def test_standard_errors_match_real_errors_in_noisy_games() -> None:
 
         ratios.append((estimate.values - exact.values) / estimate.stderr)
 
-    mean_square = torch.cat(ratios).square().mean()
-    assert 0.6 < mean_square.sqrt() < 1
+    # 1: standard errors as large as the errors. They may be too large, by two thirds at most, and not too small.
+    root_mean_square = torch.cat(ratios).square().mean().sqrt()
+    assert 0.6 < root_mean_square < 1
 
 
 @pytest.mark.parametrize("design", ["all", "singles"])
@@ -201,6 +202,9 @@ def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_see
 
 
 NORMAL_QUANTILE = 1.6448536  # 95 % of a normal variable are below it
+#: The deviation of one seed's values, as a share of the gain: where the seeds tell it too, and where one seed does not.
+SEED_DEVIATION = 0.025
+ONE_SEED_DEVIATION = 0.045
 
 
 def test_interval_over_seeds_equals_that_by_hand() -> None:
@@ -210,16 +214,18 @@ def test_interval_over_seeds_equals_that_by_hand() -> None:
 
     half_widths = interval_over_seeds(values, stderr_of_fit)
 
-    # A client's own variance and the prior one, of two degrees each.
-    prior_variance_of_seed = 2.55**2
+    gain = 2 + 100
+    num_seeds = 3
+    # A client's own variance and the usual one, of two degrees of freedom each.
+    usual_variance = (SEED_DEVIATION * gain) ** 2
     variances = [
-        (2 * 1 + 2 * prior_variance_of_seed) / 4,
-        (2 * 0 + 2 * prior_variance_of_seed) / 4,
+        (2 * 1 + 2 * usual_variance) / (2 + 2),
+        (2 * 0 + 2 * usual_variance) / (2 + 2),
     ]
     student_quantile = 2.1318468  # of four degrees
     expected = []
     for variance, stderr in zip(variances, stderr_of_fit.double()):
-        of_seeds = student_quantile**2 * variance / 3
+        of_seeds = student_quantile**2 * variance / num_seeds
         of_fit = (NORMAL_QUANTILE * stderr) ** 2
         expected.append((of_seeds + of_fit).sqrt())
     torch.testing.assert_close(
@@ -234,19 +240,22 @@ def test_interval_over_two_seeds_has_the_larger_mean_variance() -> None:
     """The mean variance 2 is larger than 2.5 % of the gain."""
     half_widths = interval_over_seeds(torch.tensor([[1.0, -5.0], [3.0, -3.0]]))
 
+    # The variance 2 of one degree of freedom, and the mean variance 2 in place of the usual one, of two.
     student_quantile = 2.3533634  # of three degrees
-    variance = (1 * 2 + 2 * 2) / 3
-    expected = student_quantile * (variance / 2) ** 0.5
+    num_seeds = 2
+    variance = (1 * 2 + 2 * 2) / (1 + 2)
+    expected = student_quantile * (variance / num_seeds) ** 0.5
     assert half_widths.tolist() == pytest.approx([expected, expected])
 
 
 def test_interval_over_one_seed_has_a_share_of_the_gain() -> None:
+    values = [1.0, 1.0]
     stderr_of_fit = 0.3
-    gain = 2.0
 
-    half_widths = interval_over_seeds(torch.tensor([[1.0, 1.0]]), stderr_of_fit)
+    half_widths = interval_over_seeds(torch.tensor([values]), stderr_of_fit)
 
-    stderr_of_seed = 0.045 * gain
+    gain = sum(values)
+    stderr_of_seed = ONE_SEED_DEVIATION * gain
     expected = NORMAL_QUANTILE * (stderr_of_fit**2 + stderr_of_seed**2) ** 0.5
     assert half_widths.tolist() == pytest.approx([expected, expected])
 
@@ -271,18 +280,20 @@ def test_few_coalitions_with_wrong_input_raise() -> None:
 
 
 def test_designs_have_the_documented_numbers_of_coalitions() -> None:
-    sizes = {
-        "pairs+leave-two-out": 58,
-        "singles": 9,
-        "leave-one-out": 9,
-        "both": 16,
-        "pairs": 30,
-        "pairs+leave-one-out": 37,
-        "all": 128,
+    ends = 2  # the empty and the grand coalition
+    pairs = 7 * 6 // 2
+    expected_numbers = {
+        "singles": ends + 7,
+        "leave-one-out": ends + 7,
+        "both": ends + 7 + 7,
+        "pairs": ends + 7 + pairs,
+        "pairs+leave-one-out": ends + 7 + pairs + 7,
+        "pairs+leave-two-out": ends + 7 + pairs + 7 + pairs,
+        "all": 2**7,
     }
 
-    for design, count in sizes.items():
-        assert len(few_coalitions(7, design)) == count  # type: ignore[arg-type]
+    for design, expected_number in expected_numbers.items():
+        assert len(few_coalitions(7, design)) == expected_number  # type: ignore[arg-type]
     assert torch.equal(few_coalitions(7), few_coalitions(7, "both"))
     assert torch.equal(few_coalitions(7, "auto"), few_coalitions(7, "both"))
-    assert len(few_coalitions(3)) == 8  # all
+    assert len(few_coalitions(3)) == 2**3  # all

@@ -28,13 +28,12 @@ class Halfway(FedAvg):
     def aggregate_train(self, server_round, replies):  # type: ignore[no-untyped-def]
         arrays, _ = super().aggregate_train(server_round, replies)
         self.done = self.done + 1
-        noise = torch.randn(()) / 10
-        now = {
-            name: (self.model_sent[name] + value) / 2 + noise
-            for name, value in arrays.to_torch_state_dict().items()
-        }
+        noise = torch.randn(()) / 10  # reported, so that the draws can be compared
+        next_model = {}
+        for name, average in arrays.to_torch_state_dict().items():
+            next_model[name] = (self.model_sent[name] + average) / 2 + noise
 
-        return ArrayRecord(now), MetricRecord({"noise": noise.item()})
+        return ArrayRecord(next_model), MetricRecord({"noise": noise.item()})
 
 
 class Kept:
