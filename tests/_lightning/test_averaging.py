@@ -26,7 +26,8 @@ averaging = pytest.importorskip(
 )
 WeightAveraging, EMAWeightAveraging = averaging.WeightAveraging, averaging.EMAWeightAveraging
 
-ROUNDS, STEPS = 5, 13
+ROUNDS = 5
+STEPS = 13  # of a round
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:.*{message}")
@@ -70,27 +71,25 @@ class FromRound3(averaging.WeightAveraging):
         return epoch_idx is not None and epoch_idx >= 3
 
 
-def parametrize_order(
-    callback: Callback, is_first: bool
+def put_beside_a_loop(
+    callback: Callback, is_before_loop: bool
 ) -> tuple[FederatedLoop, list[Callback], GlobalModels]:
     models = GlobalModels()
     loop = FederatedLoop(models, seed=1, reporting=Reporting(table=False))
-    return loop, [callback, loop] if is_first else [loop, callback], models
+    return loop, [callback, loop] if is_before_loop else [loop, callback], models
 
 
 @pytest.fixture(scope="module")
 def models_without_averaging(tmp_path_factory):
     """The global models of a federation without averaging."""
-    fit(
-        FederatedLoop(models := GlobalModels(), seed=1),
-        tmp_path_factory.mktemp("plain"),
-        rounds=ROUNDS,
-    )
-    return models.global_models
+    aggregator = GlobalModels()
+    loop = FederatedLoop(aggregator, seed=1)
+    fit(loop, tmp_path_factory.mktemp("plain"), rounds=ROUNDS)
+    return aggregator.global_models
 
 
 @pytest.mark.parametrize(
-    ("make", "by_hand", "is_first"),
+    ("make", "by_hand", "is_before_loop"),
     [
         (WeightAveraging, mean_model, True),
         # Of the steps 0, 20, 40 and 60 none is in round 2, which has 26 to 38.
@@ -104,9 +103,9 @@ def models_without_averaging(tmp_path_factory):
     ],
 )
 def test_weight_averaging_averages_the_global_models_of_the_rounds(
-    tmp_path, models_without_averaging, make, by_hand, is_first
+    tmp_path, models_without_averaging, make, by_hand, is_before_loop
 ):
-    _, callbacks, models = parametrize_order(make(), is_first)
+    _, callbacks, aggregator = put_beside_a_loop(make(), is_before_loop)
     module = Plain()
     validated_models = []
 
@@ -120,28 +119,32 @@ def test_weight_averaging_averages_the_global_models_of_the_rounds(
 
     trainer.fit(module, toy_data())
 
+    global_models = aggregator.global_models
     assert trainer.global_step == STEPS * ROUNDS
-    assert len(models.global_models) == ROUNDS
+    assert len(global_models) == ROUNDS
 
-    expected = by_hand(models.global_models)
+    expected = by_hand(global_models)
     torch.testing.assert_close(state_vector(module), expected, rtol=1e-5, atol=1e-6)
     # Validation sees the average with this round in it.
     torch.testing.assert_close(validated_models[-1], expected, rtol=1e-5, atol=1e-6)
     # Training goes on from the global models, and not from their average.
-    assert all(map(torch.equal, models.global_models, models_without_averaging))
+    for model, expected_model in zip(global_models, models_without_averaging, strict=True):
+        assert torch.equal(model, expected_model)
 
 
 def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path):
-    def run(*callbacks: Callback, path: Path | None = None) -> tuple[Tensor, Tensor]:
-        loop, both_callbacks, _ = parametrize_order(ema(), False)
+    def fit_with_average(saving: list[Callback], path: Path | None = None) -> tuple[Tensor, Tensor]:
+        """The average, and the global model."""
+        loop, callbacks, _ = put_beside_a_loop(ema(), is_before_loop=False)
         trainer = trainer_for(
             None,
             tmp_path,
-            4,
-            callbacks=[*both_callbacks, *callbacks],
-            enable_checkpointing=bool(callbacks),
+            rounds=4,
+            callbacks=[*callbacks, *saving],
+            enable_checkpointing=bool(saving),
         )
-        trainer.fit(module := Plain(), toy_data(), ckpt_path=path)
+        module = Plain()
+        trainer.fit(module, toy_data(), ckpt_path=path)
 
         return state_vector(module), loop.state.model()
 
@@ -152,7 +155,7 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
     at_validation = ModelCheckpoint(
         tmp_path / "after", "{step}", save_top_k=-1, save_on_train_epoch_end=False
     )
-    whole = run(within, at_validation)
+    average, global_model = fit_with_average(saving=[within, at_validation])
     paths = sorted([*(tmp_path / "within").iterdir(), *(tmp_path / "after").iterdir()])
 
     assert [path.stem for path in paths] == [f"step={n}" for n in (13, 26, 39, 52, 20, 40)]
@@ -161,22 +164,23 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
         # Where nothing is left to train, Lightning does not call on_train_end.
         if path.stem == "step=52":
             continue
-        for value, expected in zip(run(path=path), whole):
-            assert torch.equal(value, expected), path
+        resumed_average, resumed_global_model = fit_with_average(saving=[], path=path)
+        assert torch.equal(resumed_average, average), path
+        assert torch.equal(resumed_global_model, global_model), path
 
 
-@pytest.mark.parametrize(("make", "is_first"), [(WeightAveraging, True), (ema, False)])
+@pytest.mark.parametrize(("make", "is_before_loop"), [(WeightAveraging, True), (ema, False)])
 def test_checkpoint_saved_after_the_fit_resumes_from_the_global_model_not_the_average(
-    tmp_path, make, is_first
+    tmp_path, make, is_before_loop
 ):
-    def run(rounds: int, path: Path | None = None) -> tuple[L.Trainer, Plain]:
-        _, callbacks, _ = parametrize_order(make(), is_first)
+    def fit_with_average(rounds: int, path: Path | None = None) -> tuple[L.Trainer, Plain]:
+        _, callbacks, _ = put_beside_a_loop(make(), is_before_loop)
         trainer = trainer_for(None, tmp_path, rounds, callbacks=callbacks)
         module = Plain()
         trainer.fit(module, toy_data(), ckpt_path=path)
         return trainer, module
 
-    trainer, delivered_module = run(2)
+    trainer, delivered_module = fit_with_average(rounds=2)
     path = tmp_path / "end.ckpt"
     trainer.save_checkpoint(path)
     checkpoint = torch.load(path, weights_only=False)
@@ -185,29 +189,34 @@ def test_checkpoint_saved_after_the_fit_resumes_from_the_global_model_not_the_av
     for name, value in delivered_module.state_dict().items():
         assert torch.equal(value, saved_state[name])
 
-    _, resumed_module = run(4, path)
-    _, uninterrupted_module = run(4)
+    _, resumed_module = fit_with_average(rounds=4, path=path)
+    _, uninterrupted_module = fit_with_average(rounds=4)
 
     assert torch.equal(state_vector(resumed_module), state_vector(uninterrupted_module))
+
+
+FAILED_ROUND = 1
 
 
 class Fails(Plain):
     fails = True
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        if self.trainer.current_epoch == 1 and self.fails:
+        if self.trainer.current_epoch == FAILED_ROUND and self.fails:
             raise ArithmeticError
         super().validation_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-def test_an_exception_during_validation_leaves_the_global_model_in_the_module(tmp_path, is_first):
-    _, callbacks, models = parametrize_order(WeightAveraging(), is_first)
+@pytest.mark.parametrize("is_before_loop", [True, False])
+def test_an_exception_during_validation_leaves_the_global_model_in_the_module(
+    tmp_path, is_before_loop
+):
+    _, callbacks, aggregator = put_beside_a_loop(WeightAveraging(), is_before_loop)
     saving = ModelCheckpoint(tmp_path, "{epoch}", save_on_exception=True, save_top_k=0)
     trainer = trainer_for(
         None,
         tmp_path,
-        3,
+        rounds=3,
         callbacks=[*callbacks, saving],
         enable_checkpointing=True,
     )
@@ -216,17 +225,20 @@ def test_an_exception_during_validation_leaves_the_global_model_in_the_module(tm
     with pytest.raises(ArithmeticError):
         trainer.fit(module, toy_data())
 
-    assert torch.equal(state_vector(module), models.global_models[1].double())
+    model_of_failed_round = aggregator.global_models[FAILED_ROUND]
+    assert torch.equal(state_vector(module), model_of_failed_round.double())
+
+    def fit_without_failure(ckpt_path: Path | None) -> Tensor:
+        _, callbacks, _ = put_beside_a_loop(WeightAveraging(), is_before_loop)
+        trainer = trainer_for(None, tmp_path, rounds=3, callbacks=callbacks)
+        module = Plain()
+        trainer.fit(module, toy_data(), ckpt_path=ckpt_path)
+        return state_vector(module)
 
     # Resumed from what was saved, it equals a run that never failed.
-    vectors = []
-    for path in (tmp_path / "epoch=1.ckpt", None):
-        resumed = Plain()
-        _, callbacks, _ = parametrize_order(WeightAveraging(), is_first)
-        trainer_for(None, tmp_path, 3, callbacks=callbacks).fit(resumed, toy_data(), ckpt_path=path)
-        vectors.append(state_vector(resumed))
-
-    assert torch.equal(*vectors)
+    resumed = fit_without_failure(ckpt_path=tmp_path / f"epoch={FAILED_ROUND}.ckpt")
+    uninterrupted = fit_without_failure(ckpt_path=None)
+    assert torch.equal(resumed, uninterrupted)
 
 
 class PerBatch(averaging.WeightAveraging):
@@ -305,9 +317,10 @@ def test_every_round_scores_the_model_that_validation_sees(
     watch = ModelsOfValidation()
     data = toy_data(server_val=0.3, client_val=0.4)
     module = Plain()
-    trainer = trainer_for(loop, tmp_path, 3, callbacks=[callback(), watch])
+    trainer = trainer_for(loop, tmp_path, rounds=3, callbacks=[callback(), watch])
     trainer.fit(module, data)
 
+    # The first two rounds' models, and the last one's, which is what the fit delivers.
     delivered_state = copy.deepcopy(module.state_dict())
     expected = []
     for state in [*watch.states[:2], delivered_state]:
@@ -316,6 +329,7 @@ def test_every_round_scores_the_model_that_validation_sees(
         expected.append(utility)
 
     bound_metric: Any = loop.metrics["sv"]
-    utilities = bound_metric.ends[:, 1, 0].tolist()
+    grand_coalition, measure = 1, 0
+    utilities = bound_metric.ends[:, grand_coalition, measure].tolist()  # [rounds, ends, measures]
 
     assert utilities == pytest.approx(expected, abs=1e-6)

@@ -30,7 +30,9 @@ def test_clients_loss_scale_does_not_depend_on_the_client_before_it(tmp_path: Pa
         **make_half_precision(),
     )
 
-    assert torch.equal(everyone.rounds[0][1], alone.rounds[0][1])
+    update_after_client_0 = everyone.rounds[0][1]
+    update_alone = alone.rounds[0][1]
+    assert torch.equal(update_after_client_0, update_alone)
 
 
 def test_loss_scale_resumes_bitwise(tmp_path: Path) -> None:

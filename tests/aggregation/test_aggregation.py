@@ -209,25 +209,29 @@ def test_geometric_median_of_identical_models_is_that_model() -> None:
 TAU = 1e-3
 
 
+NUM_SAMPLES = torch.tensor([1, 2, 3])
+SHARES = NUM_SAMPLES / NUM_SAMPLES.sum()
+
+
 def make_random_round(seed: int, x: Tensor, index: int = 0) -> Round:
     space = ParameterSpace(nn.Linear(3, 2))
     draw = torch.Generator().manual_seed(seed)
     return Round(
-        index,
-        torch.arange(3),
-        torch.tensor([1, 2, 3]),
-        x,
-        x + torch.randn(3, 8, generator=draw),
-        space,
+        round_index=index,
+        client_ids=torch.arange(3),
+        num_samples=NUM_SAMPLES,
+        global_vector=x,
+        client_vectors=x + torch.randn(3, space.size, generator=draw),
+        space=space,
     )
 
 
 def run_rounds(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
     x = torch.ones(8)
-    for seed in range(rounds):
-        round = make_random_round(seed, x, seed)
+    for index in range(rounds):
+        round = make_random_round(seed=index, x=x, index=index)
         x, weights = aggregator.aggregate(round, {})
-        torch.testing.assert_close(weights, torch.tensor([1 / 6, 2 / 6, 3 / 6]))
+        torch.testing.assert_close(weights, SHARES)
         aggregator.end_round(round)
 
     return x
@@ -235,16 +239,17 @@ def run_rounds(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
 
 def test_server_optimizer_with_torch_adagrad_equals_fedadagrad_by_hand() -> None:
     """Algorithm 2's FedAdagrad with beta1 = 0 is torch.optim.Adagrad."""
+    lr = 0.1
     x = torch.ones(8)
     v = torch.full((8,), TAU**2)
     for seed in range(3):
         round = make_random_round(seed, x)
-        delta = (round.num_samples / 6) @ (round.client_vectors - x)
+        delta = SHARES @ (round.client_vectors - x)
         v = v + delta**2
-        x = x + 0.1 * delta / (v.sqrt() + TAU)
+        x = x + lr * delta / (v.sqrt() + TAU)
 
-    adagrad = partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=TAU**2, eps=TAU)
-    torch.testing.assert_close(run_rounds(ServerOptimizer(adagrad)), x)
+    adagrad = partial(torch.optim.Adagrad, lr=lr, initial_accumulator_value=TAU**2, eps=TAU)
+    torch.testing.assert_close(run_rounds(ServerOptimizer(adagrad), rounds=3), x)
 
 
 def test_server_optimizer_state_is_unchanged_by_a_failed_round() -> None:
@@ -364,39 +369,39 @@ def make_sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
 
 def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path: Path) -> None:
     """With whole epochs in a window every client takes one step a round, and FedNova is FedAvg."""
-    models = [
-        fit(
-            FederatedLoop(aggregator, seed=1),
-            tmp_path,
-            Plain(network()),
-            accumulate_grad_batches=100,
-        )
-        for aggregator in (FedNova(), FedAvg())
-    ]
-    assert_same_state(models[0].net, models[1].net)
+
+    def fit_with_one_step_a_round(aggregator: Aggregator) -> Plain:
+        module = Plain(network())
+        loop = FederatedLoop(aggregator, seed=1)
+        fit(loop, tmp_path, module, accumulate_grad_batches=100)  # no client has so many
+        return module
+
+    by_fednova = fit_with_one_step_a_round(FedNova())
+    by_fedavg = fit_with_one_step_a_round(FedAvg())
+
+    assert_same_state(by_fednova.net, by_fedavg.net)
 
 
 def test_fednova_skips_a_client_without_steps() -> None:
     space = ParameterSpace(nn.Linear(3, 1))
     model = torch.zeros(4)
-    samples = torch.tensor([10, 30])
-    num_steps = torch.tensor([5, 0])
-    vectors = torch.stack([torch.ones(4), model])
-    ids = torch.arange(2)
+    with_steps = torch.ones(4)
     round = Round(
-        0,
-        ids,
-        samples,
-        model,
-        vectors,
-        space,
-        num_steps=num_steps,
+        round_index=0,
+        client_ids=torch.arange(2),
+        num_samples=torch.tensor([10, 30]),
+        global_vector=model,
+        client_vectors=torch.stack([with_steps, model]),
+        space=space,
+        num_steps=torch.tensor([5, 0]),
     )
 
     vector, _ = FedNova().aggregate(round, {})
 
-    expected = 0.25 * 5 * 0.25 / 5
-    torch.testing.assert_close(vector, torch.full((4,), expected))
+    # (sum of share * steps) * (sum of share * update / steps), over the first client only
+    share, steps = 10 / 40, 5
+    expected = (share * steps) * (share * with_steps / steps)
+    torch.testing.assert_close(vector, expected)
 
 
 @pytest.mark.parametrize(

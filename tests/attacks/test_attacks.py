@@ -231,31 +231,28 @@ def test_alignment_mixes_own_direction_with_the_servers_last_step() -> None:
     torch.testing.assert_close(state["attack.0.start"], second_model[:3])
 
 
-def test_alignment_without_a_direction_leaves_the_update_finite() -> None:
-    state = {"attack.0.start": torch.ones(3)}
-    unmoved = torch.ones(3)
+def align(update: Tensor, server_step: Tensor) -> Tensor:
+    """What a client sends of its update after a round in which the server has moved by this step."""
+    former_model = torch.ones(3)
+    state = {"attack.0.start": former_model}
+    return Alignment(mix=0.5).apply(update, make_context(state, former_model + server_step))
+
+
+def test_alignment_without_a_step_of_the_server_sends_the_update() -> None:
     update = torch.tensor([1.0, 2.0, 3.0])
-    no_update = torch.zeros(3)
-
-    sent = Alignment().apply(update, make_context(dict(state), unmoved))
-    sent_without_update = Alignment().apply(no_update, make_context(dict(state), unmoved))
-
+    sent = align(update, server_step=torch.zeros(3))
     assert torch.equal(sent, update)
-    assert not sent_without_update.any()
 
-    # The server's step, -1, 0, 0, is the opposite of the update.
+
+def test_alignment_of_no_update_without_a_step_of_the_server_sends_none() -> None:
+    sent = align(torch.zeros(3), server_step=torch.zeros(3))
+    assert not sent.any()
+
+
+def test_alignment_of_an_update_opposite_to_the_servers_step_is_finite() -> None:
     opposite = torch.tensor([1.0, 0.0, 0.0])
-    moved = torch.tensor([0.0, 1.0, 1.0])
-
-    assert (
-        Alignment(mix=0.5)
-        .apply(
-            opposite,
-            make_context(state, moved),
-        )
-        .isfinite()
-        .all()
-    )
+    sent = align(opposite, server_step=-opposite)
+    assert sent.isfinite().all()
 
 
 def test_alignment_with_mix_1_sends_the_servers_last_step_direction(tmp_path: Path) -> None:
@@ -290,7 +287,7 @@ def test_alignment_with_mix_1_sends_the_servers_last_step_direction(tmp_path: Pa
 UPDATES = torch.randn(7, 40, generator=torch.Generator().manual_seed(0))
 
 
-class Quarter(Collusion):
+class SendsAQuarterOfTheMean(Collusion):
     def collude(
         self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator
     ) -> Tensor:
@@ -311,12 +308,14 @@ def fit_with_uploads(folder: Path, *uploads: Any, **options: Any) -> FederatedLo
     return loop
 
 
-class Asks(FedAvg):
+class ComparesAnswersWithUpdates(FedAvg):
+    """Asks each client for the model that it has sent."""
+
     needs = ("clients",)
 
     def weights(self, round: Round, contributions: Any) -> torch.Tensor:
         answers = [client.ask(lambda local: local.sent) for client in round.clients]
-        updates = [round.matrix.update(i) for i in range(len(round))]
+        updates = [round.matrix.update(row) for row in range(len(round))]
         self.models_by_answer = torch.stack(answers)
         self.models_received = round.global_vector + torch.stack(updates)
         return super().weights(round, contributions)
@@ -325,28 +324,29 @@ class Asks(FedAvg):
 def test_colluders_keep_their_trained_models_and_answer_with_the_sent_updates(
     tmp_path: Path,
 ) -> None:
-    asks = Asks()
+    aggregator = ComparesAnswersWithUpdates()
     evaluation = ClientEvaluation(every=1, models="trained")
-    colluders = Quarter(clients=[1, 2])
+    colluders = SendsAQuarterOfTheMean(clients=[1, 2])
 
     honest = fit_with_uploads(tmp_path / "honest", evaluation=evaluation)
     loop = fit_with_uploads(
-        tmp_path / "attacked", colluders, aggregator=asks, evaluation=evaluation
+        tmp_path / "attacked", colluders, aggregator=aggregator, evaluation=evaluation
     )
 
-    torch.testing.assert_close(asks.models_by_answer, asks.models_received)
+    # Who answered with the trained model would give itself away.
+    torch.testing.assert_close(aggregator.models_by_answer, aggregator.models_received)
     for client in range(4):
         assert torch.equal(loop.trained[client], honest.trained[client])
 
 
 def test_colluders_come_last_and_send_dense_updates(tmp_path: Path) -> None:
-    attack = Quarter(clients=[0], knows="all")
+    attack = SendsAQuarterOfTheMean(clients=[0], knows="all")
 
     loop = fit_with_uploads(tmp_path, TopK(0.1), attack)
 
-    uploaded = loop.contributions["cost"].by_class[:, 0]
-    assert uploaded[0] == loop.space.size
-    assert uploaded[1] < loop.space.size / 2
+    numbers_uploaded, _ = loop.contributions["cost"].by_class.T
+    assert numbers_uploaded[0] == loop.space.size
+    assert numbers_uploaded[1] < loop.space.size / 2
 
     # The attacker knows what the others are about to send, most of which are zeros.
     share_of_zeros = (attack.updates == 0).float().mean()
@@ -369,4 +369,4 @@ def test_collusion_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
             return updates[:, :2]
 
     with pytest.raises(ConfigurationError, match=r"made \[1, 2\]; expected \[40\] or \[1, 40\]"):
-        Short(clients=[1]).sent(range(7), UPDATES, 7, 0)
+        Short(clients=[1]).sent(cohort=range(7), updates=UPDATES, num_clients=7, round_index=0)

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
 from flsv.benchmark import federation, make_truth, names, train_coalitions, truth_table
-from flsv.benchmark.truth import FOLDER, SEEDS, exact_truth, truth_settings
+from flsv.benchmark.truth import FOLDER, SEEDS, Truth, exact_truth, truth_settings
 from flsv.functional import exact_shapley
 from flsv.functional.shapley.exact import all_coalitions
 from flsv.retraining.retrained_utility import RetrainedUtility
@@ -68,30 +67,36 @@ def test_truth_made_in_parts_equals_truth_made_at_once_and_has_its_settings(tmp_
             function(longer, tmp_path)
 
 
-def test_truth_values_and_ceiling_equal_those_by_hand() -> None:
-    noise = torch.Generator().manual_seed(0)
-    table = torch.randn(4, 8, dtype=torch.float64, generator=noise)
-    masks = all_coalitions(3)
+TRAINING_SEEDS = (1, 2, 3, 4)
 
-    truth = exact_truth((1, 2, 3, 4), table)
 
-    for row, values in zip(table, truth.values):
-        utilities = {tuple(mask.tolist()): utility for mask, utility in zip(masks, row)}
+def make_random_truth() -> Truth:
+    """Of three clients; utilities ``[seeds, coalitions]``."""
+    generator = torch.Generator().manual_seed(0)
+    utilities = torch.randn(len(TRAINING_SEEDS), 8, dtype=torch.float64, generator=generator)
+    return exact_truth(TRAINING_SEEDS, utilities)
 
-        def utility(
-            masks: Tensor,
-            utilities: dict[Any, Tensor] = utilities,
-        ) -> Tensor:
-            return torch.stack([utilities[tuple(mask.tolist())] for mask in masks])
 
-        assert torch.allclose(values, exact_shapley(utility, 3).values)
+def test_truth_values_are_exact_shapley_values_of_each_seeds_utilities() -> None:
+    truth = make_random_truth()
+    rows = {tuple(mask): row for row, mask in enumerate(all_coalitions(3).tolist())}
 
-    # The ceiling: how well one seed's values agree with the mean of the other seeds'.
-    by_seed = truth.values.numpy()
+    for utilities, values in zip(truth.utilities, truth.values):
+
+        def look_up(masks: Tensor, utilities: Tensor = utilities) -> Tensor:
+            return utilities[[rows[tuple(mask)] for mask in masks.tolist()]]
+
+        assert torch.allclose(values, exact_shapley(look_up, 3).values)
+
+
+def test_ceiling_is_the_agreement_of_one_seeds_values_with_the_mean_of_the_others() -> None:
+    truth = make_random_truth()
+
+    values_by_seed = truth.values.numpy()
     correlations = []
-    for seed, values_of_seed in enumerate(by_seed):
-        mean_of_others = np.delete(by_seed, seed, 0).mean(0)
-        correlations.append(stats.spearmanr(values_of_seed, mean_of_others).statistic)
+    for seed, values in enumerate(values_by_seed):
+        mean_of_others = np.delete(values_by_seed, seed, axis=0).mean(axis=0)
+        correlations.append(stats.spearmanr(values, mean_of_others).statistic)
 
     assert truth.ceiling == pytest.approx(np.mean(correlations))
 
@@ -110,22 +115,30 @@ def test_shipped_truth_tables_are_complete_and_match_the_shipped_federations(nam
     assert len(distinct_utilities) > truth.num_clients
 
 
+def read_shipped_utilities(name: str) -> dict[tuple[int, str], float]:
+    """By seed and coalition, such as 2+3+4."""
+    settings, header, *lines = (FOLDER / f"{name}.csv").read_text().splitlines()
+    assert settings.startswith("#")
+    assert header == "seed,coalition,utility"
+
+    utilities = {}
+    for line in lines:
+        seed, coalition, utility = line.split(",")
+        # A quotation mark keeps spreadsheets from adding up a coalition.
+        utilities[int(seed), coalition.lstrip("'")] = float(utility)
+    return utilities
+
+
 @pytest.mark.slow
 def test_shipped_utilities_equal_newly_trained_ones() -> None:
     name = "digits_free_riders"
-    members = (2, 3, 4)
     free_riders = federation(name)
     num_clients = len(free_riders.num_samples)
-    mask = torch.tensor([[client in members for client in range(num_clients)]])
-    lines = (FOLDER / f"{name}.csv").read_text().splitlines()[2:]
-    shipped = {}
-    for line in lines:
-        seed, coalition, utility = line.split(",")
-        shipped[seed, coalition.lstrip("'")] = float(utility)
+    mask = torch.tensor([[client in (2, 3, 4) for client in range(num_clients)]])
 
     trained = train_coalitions(free_riders, mask, SEEDS[0]).item()
 
-    expected = shipped[str(SEEDS[0]), "+".join(map(str, members))]
+    expected = read_shipped_utilities(name)[SEEDS[0], "2+3+4"]
     assert trained == pytest.approx(expected, abs=0.0025)  # a validation sample
 
 
@@ -147,7 +160,7 @@ def test_truth_coalitions_equal_fits_in_this_process() -> None:
     small = make_small_federation(performance="negative_loss")
     masks = all_coalitions(3)
 
-    def trainer(cohort: FixedCohort) -> L.Trainer:
+    def make_trainer(cohort: FixedCohort) -> L.Trainer:
         loop = FederatedLoop(
             sampler=cohort,
             seed=7,
@@ -158,14 +171,15 @@ def test_truth_coalitions_equal_fits_in_this_process() -> None:
 
     utilities = train_coalitions(small, masks, seed=7)
     seed_global_rngs(7, "benchmark")
-    retrained = RetrainedUtility(trainer, small.module(), small.datamodule(), "negative_loss")
+    retrained = RetrainedUtility(make_trainer, small.module(), small.datamodule(), "negative_loss")
     utilities_here = retrained(masks)
 
     torch.testing.assert_close(utilities, utilities_here, rtol=1e-6, atol=1e-6)
 
-    # The coalitions do differ. That of client 0 alone may be worth what nobody is.
-    client_0_alone = masks.tolist().index([True, False, False])
-    other_utilities = utilities_here.tolist()
-    other_utilities.pop(client_0_alone)
-
-    assert len(set(other_utilities)) == len(masks) - 1
+    # All coalitions differ, but for client 0 alone, whose utility may be that of the empty one.
+    client_0_alone = [True, False, False]
+    other_utilities = set()
+    for mask, utility in zip(masks.tolist(), utilities_here.tolist()):
+        if mask != client_0_alone:
+            other_utilities.add(utility)
+    assert len(other_utilities) == len(masks) - 1

@@ -62,19 +62,23 @@ def make_generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+NUM_PIXELS = 8  # of an image's rows and columns
+
+
 def make_images() -> Sets:
     """Noisy stripes of three widths."""
     generator = make_generator()
+    return Sets(make_stripes(44, generator), make_stripes(12, generator))
 
-    def make_stripes(n: int) -> TensorDataset:
-        y = torch.arange(n) % 3
-        frequencies = y[:, None] + 1.0
-        row = torch.sin(torch.arange(8) * frequencies)
-        images = row[:, None, None, :].expand(n, 1, 8, 8)
-        noise = torch.randn(n, 1, 8, 8, generator=generator)
-        return TensorDataset(images + 0.3 * noise, y)
 
-    return Sets(make_stripes(44), make_stripes(12))
+def make_stripes(n: int, generator: torch.Generator) -> TensorDataset:
+    """Images ``[n, 1, NUM_PIXELS, NUM_PIXELS]``, all rows of which are one wave and noise."""
+    y = torch.arange(n) % 3
+    frequencies = y[:, None] + 1.0
+    waves = torch.sin(torch.arange(NUM_PIXELS) * frequencies)
+    images = waves[:, None, None, :].expand(n, 1, NUM_PIXELS, NUM_PIXELS)
+    noise = torch.randn(n, 1, NUM_PIXELS, NUM_PIXELS, generator=generator)
+    return TensorDataset(images + 0.3 * noise, y)
 
 
 class Small(tasks.Kind):

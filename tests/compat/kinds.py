@@ -39,7 +39,7 @@ class GAN(L.LightningModule):
 
         weight_norm(self.generator[2])
 
-    def _judged(self, x: Tensor, real: bool) -> Tensor:
+    def _judgment_loss(self, x: Tensor, real: bool) -> Tensor:
         verdict = self.discriminator(x)
         return nn.functional.binary_cross_entropy_with_logits(
             verdict, torch.full_like(verdict, float(real))
@@ -56,21 +56,24 @@ class GAN(L.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         real = batch[0].flatten(1)
-        for_generator, for_discriminator = self.optimizers()
+        generator_optimizer, discriminator_optimizer = self.optimizers()
         z = torch.randn(len(real), LATENT)
 
+        def generator_loss() -> Tensor:
+            return self._judgment_loss(self.generator(z), real=True)
+
+        def discriminator_loss() -> Tensor:
+            loss_of_real = self._judgment_loss(real, real=True)
+            loss_of_made = self._judgment_loss(self.generator(z).detach(), real=False)
+            return (loss_of_real + loss_of_made) / 2
+
+        # Optimizers that take unequal numbers of steps.
         if (batch_idx + 1) % 3 == 0:
-            self._step(for_generator, "g_loss", lambda: self._judged(self.generator(z), real=True))
-
-        def judges() -> Tensor:
-            return (
-                self._judged(real, real=True) + self._judged(self.generator(z).detach(), real=False)
-            ) / 2
-
-        self._step(for_discriminator, "d_loss", judges)
+            self._step(generator_optimizer, "g_loss", generator_loss)
+        self._step(discriminator_optimizer, "d_loss", discriminator_loss)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", self._judged(batch[0].flatten(1), real=True))
+        self.log("val_loss", self._judgment_loss(batch[0].flatten(1), real=True))
 
     def configure_optimizers(self) -> Any:
         parts = (self.generator, self.discriminator)

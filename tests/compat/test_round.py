@@ -84,7 +84,7 @@ class Everywhere(cb.Callback):
             trainer.save_checkpoint(self.folder / f"{name}-{batch}.ckpt")
 
 
-class Odd(Small):
+class ChangesWithinARound(Small):
     """Dropout and BatchNorm, Adam, a schedule per step, weights and a rate that a round's beginning changes."""
 
     def __init__(self) -> None:
@@ -111,6 +111,33 @@ OF_ROUNDS = (
 )
 
 
+def fit_and_read_model(
+    folder: Path,
+    optimizer_state: Any,
+    callbacks: list[L.Callback],
+    ckpt_path: Path | None = None,
+) -> Tensor:
+    """The parameters, and the statistics of BatchNorm."""
+    loop = FederatedLoop(
+        seed=SEED,
+        optimizer_state=optimizer_state,
+        reporting=Reporting(table=False, files=False),
+    )
+    trainer = trainer_for(
+        None,
+        folder,
+        ROUNDS,
+        callbacks=[loop, *callbacks],
+        accumulate_grad_batches=2,
+    )
+    module = ChangesWithinARound()
+    trainer.fit(module, make_federated_data(make_small_kind()), ckpt_path=ckpt_path)
+    batch_norm = module.net[2]
+    tensors = [*module.parameters(), batch_norm.running_var]
+
+    return torch.nn.utils.parameters_to_vector(tensors)
+
+
 @pytest.mark.parametrize(
     "optimizer_state",
     ["reset", pytest.param("persist", marks=pytest.mark.slow)],
@@ -118,28 +145,9 @@ OF_ROUNDS = (
 def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(
     tmp_path: Path, optimizer_state: Any
 ) -> None:
-    def train(callbacks: list[L.Callback], **options: Any) -> Tensor:
-        loop = FederatedLoop(
-            seed=SEED,
-            optimizer_state=optimizer_state,
-            reporting=Reporting(table=False, files=False),
-        )
-        trainer = trainer_for(
-            None,
-            tmp_path,
-            ROUNDS,
-            callbacks=[loop, *callbacks],
-            accumulate_grad_batches=2,
-        )
-        module = Odd()
-        trainer.fit(module, make_federated_data(make_small_kind()), **options)
-        tensors = [*module.parameters(), module.net[2].running_var]
-
-        return torch.nn.utils.parameters_to_vector(tensors)
-
     folder = tmp_path / "c"
     saves_in_each_hook = Everywhere(folder, *OF_BATCHES, *OF_ROUNDS)
-    uninterrupted_model = train([saves_in_each_hook])
+    uninterrupted_model = fit_and_read_model(tmp_path, optimizer_state, [saves_in_each_hook])
 
     checkpoints = sorted(folder.iterdir())
     num_in_batches = 2 * sum(LENGTHS)
@@ -148,7 +156,7 @@ def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(
     assert len(checkpoints) == num_in_batches + num_in_steps + len(OF_ROUNDS)
 
     for checkpoint in checkpoints:
-        resumed_model = train([], ckpt_path=checkpoint)
+        resumed_model = fit_and_read_model(tmp_path, optimizer_state, [], ckpt_path=checkpoint)
         assert torch.equal(resumed_model, uninterrupted_model), checkpoint.name
 
 

@@ -179,9 +179,9 @@ def test_trainer_option_leaves_the_fit_bitwise_unchanged(
     )
 
 
-@pytest.mark.parametrize("is_after", [True, False], ids=["after-the-loop", "before-the-loop"])
+@pytest.mark.parametrize("loop_is_first", [True, False], ids=["after-the-loop", "before-the-loop"])
 def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
-    tmp_path: Path, plain_state: dict[str, Tensor], is_after: bool
+    tmp_path: Path, plain_state: dict[str, Tensor], loop_is_first: bool
 ) -> None:
     callbacks = [
         cb.EarlyStopping("val_loss", patience=9),
@@ -194,7 +194,7 @@ def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
     options = {"enable_model_summary": True, "enable_checkpointing": True}
     kind = Kind(Small, make_images, lambda: callbacks, options)
 
-    assert_same_bits(tmp_path, kind, plain_state, is_first=is_after)
+    assert_same_bits(tmp_path, kind, plain_state, is_first=loop_is_first)
 
 
 def assert_same_bits(folder: Path, kind: Kind, expected: dict[str, Tensor], **options: Any) -> None:
@@ -217,16 +217,19 @@ def test_validate_test_and_predict_see_the_global_model(tmp_path: Path) -> None:
     """Of the trainer that has trained it, and of one that knows nothing of a federation."""
     module, loop = train_federated(Kind(Small, make_images), tmp_path)
     data = make_images()
-    data.test_dataloader = data.predict_dataloader = data.val_dataloader
+    data.test_dataloader = data.val_dataloader
+    data.predict_dataloader = data.val_dataloader
     module.eval()
+    loss_sum = 0.0
+    predictions = []
+    for x, y in data.val_dataloader():
+        with torch.no_grad():
+            outputs = module(x)
+        loss_sum += torch.nn.functional.cross_entropy(outputs, y, reduction="sum").item()
+        predictions.append(outputs.argmax(1))
+    expected_predictions = torch.cat(predictions)
+    expected_loss = loss_sum / len(expected_predictions)
 
-    with torch.no_grad():
-        batches = [(module(x), y) for x, y in data.val_dataloader()]
-
-    loss = (
-        sum(torch.nn.functional.cross_entropy(out, y, reduction="sum").item() for out, y in batches)
-        / 12
-    )
     quiet = {
         "logger": False,
         "enable_progress_bar": False,
@@ -234,10 +237,12 @@ def test_validate_test_and_predict_see_the_global_model(tmp_path: Path) -> None:
         "accelerator": "cpu",
     }
     for trainer in (module.trainer, L.Trainer(**quiet, default_root_dir=tmp_path)):
-        assert trainer.validate(module, data, verbose=False)[0]["val_loss"] == pytest.approx(loss)
-        assert trainer.test(module, data, verbose=False)[0]["test_loss"] == pytest.approx(loss)
+        (validated,) = trainer.validate(module, data, verbose=False)
+        assert validated["val_loss"] == pytest.approx(expected_loss)
+        (tested,) = trainer.test(module, data, verbose=False)
+        assert tested["test_loss"] == pytest.approx(expected_loss)
         predicted = torch.cat(trainer.predict(module, data))
-        assert torch.equal(predicted, torch.cat([out.argmax(1) for out, _ in batches]))
+        assert torch.equal(predicted, expected_predictions)
 
     assert loop.round_index == 2
 
@@ -268,17 +273,22 @@ def test_current_epoch_is_the_round_and_global_step_counts_the_clients_batches(
     tmp_path: Path,
 ) -> None:
     """A client's global step counts all steps of earlier rounds and its own; a counter is the first client's."""
-    module: Any = train_federated(Kind(Notes, make_images, clients=(2, 3)), tmp_path)[0]
-    lengths = (3, 4)  # 18 and 26 samples in batches of 8
-    answers = []
-    for epoch in range(2):
-        for length in lengths:
+    kind = Kind(Notes, make_images, clients=(2, 3))  # 18 and 26 samples
+    module: Any
+    module, _ = train_federated(kind, tmp_path)
+
+    rounds = 2
+    batches_of_clients = (3, 4)  # of 8 samples
+    expected_steps = []
+    for epoch in range(rounds):
+        for length in batches_of_clients:
             for index in range(length):
                 is_last = index == length - 1
-                step = epoch * sum(lengths) + index
-                answers.append((epoch, index, is_last, length, step))
+                step = epoch * sum(batches_of_clients) + index
+                expected_steps.append((epoch, index, is_last, length, step))
 
-    assert module.steps == answers
-    assert module.count == 2 * lengths[0]
+    assert module.steps == expected_steps
     # Averages of counters mean nothing: the global model has those of the cohort's first client.
-    assert int(module.sum) == 2 * lengths[0]
+    batches_of_first_client = rounds * batches_of_clients[0]
+    assert module.count == batches_of_first_client
+    assert int(module.sum) == batches_of_first_client

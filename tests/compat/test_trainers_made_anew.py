@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,19 +99,31 @@ class AtRates(Small):
         self.optimizers().param_groups[0]["lr"] = self.rates[self.current_epoch]
 
 
-def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path: Path) -> None:
+def train_with_plateau_by_hand(folder: Path) -> tuple[Any, list[float]]:
+    """The model after all rounds, and the rate of each round."""
     optimizer = sgd([torch.nn.Parameter(torch.zeros(()))])
     schedule = make_plateau_scheduler(optimizer)
     rates = []
-    for r in range(ROUNDS):
+    for round_index in range(ROUNDS):
         rates.append(optimizer.param_groups[0]["lr"])
-        expected = train_by_hand(make_small_kind(lambda: AtRates(rates)), tmp_path, r + 1)
-        schedule.step(validate_with_trainer(expected, make_images(), "val_loss", **DOUBLE))
+        # From the first round on, at the rates so far.
+        kind = make_small_kind(partial(AtRates, rates))
+        module = train_by_hand(kind, folder, round_index + 1)
+        schedule.step(validate_with_trainer(module, make_images(), "val_loss", **DOUBLE))
+    return module, rates
+
+
+def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path: Path) -> None:
+    expected, rates = train_with_plateau_by_hand(tmp_path)
 
     module, _ = train_federated(make_small_kind(Watching), tmp_path, ROUNDS)
 
+    batches_of_round = 3 + 4  # of the two clients
+    rates_of_batches = []
+    for rate in rates:
+        rates_of_batches += [rate] * batches_of_round
     rates_watched: Any = module.rates
-    assert rates_watched == [rate for rate in rates for _ in range(3 + 4)]
+    assert rates_watched == rates_of_batches
     assert len(set(rates)) == 2
     assert_same(module, expected)
 
@@ -189,18 +202,17 @@ def test_moving_average_of_the_global_models_equals_that_by_hand(tmp_path: Path)
     assert max(differences) > 1e-2
 
 
-@pytest.mark.parametrize("averaged", [False, True])
-def test_max_steps_and_stochastic_weight_averaging_within_a_round_are_refused(
-    tmp_path: Path, averaged: bool
-) -> None:
-    """With an average of weights, too, whose callback is not asked."""
-    callbacks = [lambda: cb.StochasticWeightAveraging(1e-2, 0.5)] if averaged else []
-    options = {} if averaged else {"max_steps": 9}
+def test_max_steps_within_a_round_is_refused(tmp_path: Path) -> None:
+    kind = make_small_kind(Small, max_steps=9)
+    with pytest.raises(ConfigurationError, match="max_steps=9"):
+        train_federated(kind, tmp_path, ROUNDS)
 
-    with pytest.raises(
-        ConfigurationError, match="StochasticWeightAveraging" if averaged else "max_steps=9"
-    ):
-        train_federated(make_small_kind(Small, *callbacks, **options), tmp_path, ROUNDS)
+
+def test_stochastic_weight_averaging_is_refused(tmp_path: Path) -> None:
+    make_averaging = partial(cb.StochasticWeightAveraging, 1e-2, 0.5)
+    kind = make_small_kind(Small, make_averaging)
+    with pytest.raises(ConfigurationError, match="StochasticWeightAveraging"):
+        train_federated(kind, tmp_path, ROUNDS)
 
 
 # ---- optimizers that clients keep

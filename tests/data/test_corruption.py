@@ -25,8 +25,11 @@ from helpers.data import Items, set_up_data
 
 X = torch.randn(300, 2, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(300) % 5
-BOTH = [ClosedSetLabelNoise(clients=[0]), GaussianNoise(sample_rate=0.3, clients=[0, 2])]
-EVEN = [0, 2, 4, 6, 8]
+LABELS_AND_INPUTS = [
+    ClosedSetLabelNoise(clients=[0]),
+    GaussianNoise(sample_rate=0.3, clients=[0, 2]),
+]
+EVEN_CLASSES = [0, 2, 4, 6, 8]
 
 
 def test_a_corruption_and_an_attack_of_one_fraction_and_seed_concern_the_same_clients():
@@ -71,7 +74,7 @@ def test_only_the_chosen_clients_training_samples_change():
     inputs = X.clone()
     labels = Y.clone()
 
-    data = make_corrupted_data(TensorDataset(inputs, labels), BOTH)
+    data = make_corrupted_data(TensorDataset(inputs, labels), LABELS_AND_INPUTS)
 
     assert torch.equal(inputs, X)
     assert torch.equal(labels, Y)
@@ -106,17 +109,33 @@ def test_only_the_chosen_clients_training_samples_change():
     assert torch.equal(y, Y[rows])
 
 
-def test_corruption_of_data_that_are_not_tensors_needs_preload():
-    data = make_corrupted_data(Items(zip(X, Y.tolist())), BOTH, preload=True)
-    plain = make_corrupted_data(TensorDataset(X, Y), BOTH)
+def make_items():
+    return Items(zip(X, Y.tolist()))
+
+
+def test_corruption_of_preloaded_data_equals_that_of_tensors():
+    of_items = make_corrupted_data(make_items(), LABELS_AND_INPUTS, preload=True)
+    of_tensors = make_corrupted_data(TensorDataset(X, Y), LABELS_AND_INPUTS)
 
     for client in range(4):
-        assert all(map(torch.equal, load_in_order(data, client), load_in_order(plain, client)))
+        inputs, labels = load_in_order(of_items, client)
+        expected_inputs, expected_labels = load_in_order(of_tensors, client)
+        assert torch.equal(inputs, expected_inputs)
+        assert torch.equal(labels, expected_labels)
 
+
+def test_corruption_of_data_that_are_not_tensors_needs_preload():
     with pytest.raises(ConfigurationError, match="Items has none: set preload: true"):
-        make_corrupted_data(Items(zip(X, Y.tolist())), BOTH)
+        make_corrupted_data(make_items(), LABELS_AND_INPUTS)
+
+
+def test_corruption_of_samples_that_do_not_end_with_their_label_is_refused():
+    samples = Labeled(X, torch.zeros(300))
     with pytest.raises(ConfigurationError, match="last element is not their label"):
-        make_corrupted_data(Labeled(X, torch.zeros(300)), [GaussianNoise()], preload=True)
+        make_corrupted_data(samples, [GaussianNoise()], preload=True)
+
+
+def test_corruption_that_is_none_is_refused():
     with pytest.raises(ConfigurationError, match="expected a Corruption"):
         FederatedDataModule("digits", corruptions=["noise"])
 
@@ -129,7 +148,7 @@ def test_corruption_of_a_shuffled_subset_changes_the_right_samples():
 
     data = make_corrupted_data(
         source,
-        [Shift(clients=[0]), *BOTH],
+        [Shift(clients=[0]), *LABELS_AND_INPUTS],
         labels=2,
     )
 
@@ -162,12 +181,12 @@ def added_noise(corruption, x):
     return noisy - x
 
 
-TEN = torch.arange(10_000) % 10
+DIGITS = torch.arange(10_000) % 10
 
 
 def corrupt_labels(corruption):
     x = torch.arange(10_000.0)[:, None]
-    same, y = corruption(x.clone(), TEN.clone(), 10, torch.Generator().manual_seed(0))
+    same, y = corruption(x.clone(), DIGITS.clone(), 10, torch.Generator().manual_seed(0))
     assert torch.equal(x, same)
     return y
 
@@ -252,41 +271,41 @@ def test_shapleyfls_noise_of_a_pixel_rate_is_on_that_share_of_a_tables_cells():
 def test_label_noise_flips_exactly_its_rate_of_the_labels(to):
     labels = corrupt_labels(ClosedSetLabelNoise(rate=0.137, to=to))
 
-    assert int((labels != TEN).sum()) == 0.137 * len(TEN)
+    assert int((labels != DIGITS).sum()) == 0.137 * len(DIGITS)
 
 
 def test_label_noise_goes_to_the_next_class():
     labels = corrupt_labels(ClosedSetLabelNoise(to="next"))
 
-    assert torch.equal(labels, (TEN + 1) % 10)
+    assert torch.equal(labels, (DIGITS + 1) % 10)
 
 
 def test_label_noise_at_random_goes_to_every_other_class_equally_often():
     labels = corrupt_labels(ClosedSetLabelNoise(to="random"))
 
     # Binomial(10000, 1/9): mean 1111, standard deviation 31.4.
-    counts = torch.bincount((labels - TEN) % 10, minlength=10)
+    counts = torch.bincount((labels - DIGITS) % 10, minlength=10)
     assert counts[0] == 0
     assert (counts[1:] - 10_000 / 9).abs().max() < 5 * 31.4
 
 
 def test_unknown_classes_get_the_next_known_label():
     # As the authors' code does it: every even class becomes the odd one after it.
-    labels = corrupt_labels(OpenSetLabelNoise(EVEN))
+    labels = corrupt_labels(OpenSetLabelNoise(EVEN_CLASSES))
     labels_without_three = corrupt_labels(OpenSetLabelNoise([0, 1, 9]))
 
-    is_even = TEN % 2 == 0
-    assert torch.equal(labels, TEN + is_even)
+    is_even = DIGITS % 2 == 0
+    assert torch.equal(labels, DIGITS + is_even)
     assert labels_without_three[:10].tolist() == [2, 2, 2, 3, 4, 5, 6, 7, 8, 2]
 
 
 def test_unknown_classes_at_random_get_every_known_label_equally_often():
-    labels = corrupt_labels(OpenSetLabelNoise(EVEN, to="random"))
+    labels = corrupt_labels(OpenSetLabelNoise(EVEN_CLASSES, to="random"))
 
-    is_known = TEN % 2 == 1
+    is_known = DIGITS % 2 == 1
     counts = torch.bincount(labels[~is_known], minlength=10)
-    assert torch.equal(labels[is_known], TEN[is_known])
-    assert counts[EVEN].sum() == 0
+    assert torch.equal(labels[is_known], DIGITS[is_known])
+    assert counts[EVEN_CLASSES].sum() == 0
     # Binomial(5000, 0.2): a standard deviation is 28.3.
     assert (counts[1::2] - 1000).abs().max() < 5 * 28.3
 
@@ -297,10 +316,11 @@ def test_open_set_noise_without_a_known_class_is_refused():
 
 
 def test_open_set_noise_leaves_only_known_classes_in_evaluation_sets():
-    x = TEN[:2000, None].float()
-    train = TensorDataset(x, TEN[:2000])
-    test = TensorDataset(x[:100], TEN[:100])
-    noise = OpenSetLabelNoise(EVEN, fraction=0.4)
+    labels = DIGITS[:2000]
+    inputs = labels[:, None].float()  # each sample says what it is
+    train = TensorDataset(inputs, labels)
+    test = TensorDataset(inputs[:100], labels[:100])
+    noise = OpenSetLabelNoise(EVEN_CLASSES, fraction=0.4)
 
     data = set_up_data(
         (train, test),
@@ -314,9 +334,10 @@ def test_open_set_noise_leaves_only_known_classes_in_evaluation_sets():
     for client in range(3):
         batches += data.client_loader(client, "val")
         batches += data.client_loader(client, "test")
-    for inputs, labels in batches:
-        assert (labels % 2 == 1).all()
-        assert torch.equal(inputs[:, 0].long(), labels)
+    for batch_inputs, batch_labels in batches:
+        is_odd = batch_labels % 2 == 1
+        assert is_odd.all()
+        assert torch.equal(batch_inputs[:, 0].long(), batch_labels)
     assert data.num_classes == 10
 
 

@@ -14,21 +14,32 @@ from helpers.data import set_up_data
 WARDS = ("A", "B", "Größe")
 
 
-def make_ward_lines(number=40):
+NUM_PATIENTS = 40
+
+
+def make_ward_lines():
     """A table in which whoever gets a higher dose is ill."""
     rng = np.random.default_rng(0)
     lines = []
-    for i in range(number):
+    for i in range(NUM_PATIENTS):
+        ward = WARDS[i % 3]
         age = rng.integers(20, 60)
         dose = rng.normal()
+        if i % 7 == 0:
+            age = "NA"
+        sex = ["f", "m"][i % 2]
         note = ["", '"well, so far"', "plain"][i % 3]
-        lines.append(
-            f"{WARDS[i % 3]},{age if i % 7 else 'NA'},{'fm'[i % 2]},{note},{dose:.3f},{int(dose > 0)}"
-        )
+        is_ill = int(dose > 0)
+        lines.append(f"{ward},{age},{sex},{note},{dose:.3f},{is_ill}")
 
     return lines
 
 
+FISH = "The fish, and his wife"
+WOLF = "ein Wölfchen im Wald"
+LENGTH = 5  # of the pieces of texts, whose next characters are predicted
+
+#: Header, lines and arguments of each kind.
 KINDS = {
     TableData: (
         "ward,age,sex,note,dose,ill",
@@ -48,8 +59,8 @@ KINDS = {
     ),
     CharacterData: (
         "group,text",
-        ['sea,"The fish, and his wife"', "wood,ein Wölfchen im Wald", "sea,the sea", "wood,a"],
-        {"group": "group", "length": 5},
+        [f'sea,"{FISH}"', f"wood,{WOLF}", "sea,the sea", "wood,a"],
+        {"group": "group", "length": LENGTH},
     ),
 }
 
@@ -58,22 +69,22 @@ KINDS = {
 def make_csv_data(tmp_path):
     """A data module of these lines, or of its own kind's."""
 
-    def command(kind, rows=None, test=None, **options):
-        header, default_rows, defaults = KINDS[kind]
-        if rows is None:
-            rows = default_rows
+    def write_and_set_up(kind, lines=None, test_lines=None, **options):
+        header, lines_of_kind, options_of_kind = KINDS[kind]
+        if lines is None:
+            lines = lines_of_kind
 
-        (tmp_path / "rows.csv").write_text("\n".join([header, *rows]), "utf-8")
-        if test is not None:
-            (tmp_path / "test.csv").write_text("\n".join([header, *test]), "utf-8")
+        (tmp_path / "rows.csv").write_text("\n".join([header, *lines]), "utf-8")
+        if test_lines is not None:
+            (tmp_path / "test.csv").write_text("\n".join([header, *test_lines]), "utf-8")
             options["test_path"] = "test.csv"
 
-        arguments = {"root": str(tmp_path), **defaults, **options}
+        arguments = {"root": str(tmp_path), **options_of_kind, **options}
         data = kind("rows.csv", **arguments)
         data.setup("fit")
         return data
 
-    return command
+    return write_and_set_up
 
 
 def test_table_data_encodes_features_targets_and_groups(make_csv_data):
@@ -89,9 +100,9 @@ def test_table_data_encodes_features_targets_and_groups(make_csv_data):
         "age missing",
         "note missing",
     )
-    assert len(data.train_set) == 26
-    assert len(data.val_set) == 0.25 * 40
-    assert len(data.test_set) == 0.1 * 40
+    assert len(data.val_set) == 0.25 * NUM_PATIENTS
+    assert len(data.test_set) == 0.1 * NUM_PATIENTS
+    assert len(data.train_set) == NUM_PATIENTS - len(data.val_set) - len(data.test_set)
     assert data.num_classes == 2
     assert data.input_shape == (8,)
     assert data.group_names == WARDS
@@ -99,7 +110,7 @@ def test_table_data_encodes_features_targets_and_groups(make_csv_data):
     x, y = data.train_set.tensors
     doses = x[:, 1]
     assert abs(doses.mean()) < 1e-6  # standardized by the training rows
-    assert doses[y == 1].min() > doses[y == 0].max()  # in the same order as before
+    assert doses[y == 1].min() > doses[y == 0].max()  # the ill have the higher doses still
 
 
 def test_table_splits_are_disjoint_and_follow_from_the_seed(make_csv_data):
@@ -133,7 +144,7 @@ def test_table_data_standardizes_a_numeric_target(make_csv_data):
         target="dose",
         columns={"task": "regression", "standardize_target": True},
         val_fraction=0.25,
-        test=[test_line],
+        test_lines=[test_line],
     )
 
     targets = data.train_set.tensors[1]
@@ -171,16 +182,20 @@ def test_text_data_hashes_words_and_reads_classes(make_csv_data):
     data = make_csv_data(TextData, max_words=3, val_fraction=0, group="desk")
 
     words, classes = data.train_set.tensors
-    assert words[0].tolist() == hashed_words("a boat a", 3)
-    assert words[3].tolist() == [*hashed_words("loss", 3), 0, 0]
-    assert classes.tolist() == [1, 0, 1, 0] * 3
+    first_three_words = "a boat a"
+    assert words[0].tolist() == hashed_words(first_three_words, 3)
+    (loss,) = hashed_words("loss", 3)
+    assert words[3].tolist() == [loss, 0, 0]
+    assert classes.tolist() == [1, 0, 1, 0] * 3  # ship and earn in turn
     assert data.train_set.classes == ("earn", "ship")
     assert data.num_classes == 2
     assert data.input_shape == (3,)
     assert data.group_names == ("land", "sea")
 
     by_desk = set_up_data(data, GroupPartitioner(), server_val=0)
-    assert by_desk.class_counts.tolist() == [[6, 0], [0, 6]]
+    earn_only, ship_only = by_desk.class_counts.tolist()  # of land and sea
+    assert earn_only == [6, 0]
+    assert ship_only == [0, 6]
 
 
 @pytest.mark.parametrize("length", [1, 3, 12])
@@ -211,9 +226,13 @@ def test_character_data_cuts_text_into_pieces(make_csv_data):
     assert pieces.dtype == torch.int64
     assert data.input_shape == (6,)
     assert data.num_classes is None
-    assert data.train_set.groups.tolist() == ["sea"] * 4 + ["wood"] * 4 + ["sea"]
-    assert bytes(pieces[0].tolist()) == b"The fi"
-    assert bytes(pieces[5].tolist()) == "ein Wölfchen".encode()[5:11]
+    fish_pieces = (len(FISH) - 1) // LENGTH
+    wolf_pieces = (len(WOLF.encode()) - 1) // LENGTH
+    expected_groups = ["sea"] * fish_pieces + ["wood"] * wolf_pieces + ["sea"]
+    assert data.train_set.groups.tolist() == expected_groups
+    # A piece ends with the first character of the next one.
+    assert bytes(pieces[0].tolist()) == FISH.encode()[: LENGTH + 1]
+    assert bytes(pieces[fish_pieces + 1].tolist()) == WOLF.encode()[LENGTH : 2 * LENGTH + 1]
 
     by_group = set_up_data(data, GroupPartitioner(), server_val=0)
     assert by_group.class_counts.tolist() == [[5], [4]]
@@ -229,12 +248,12 @@ def test_character_data_cuts_text_into_pieces(make_csv_data):
         ),
         (
             TableData,
-            {"rows": [*make_ward_lines(), " ,30,f,plain,0.1,1"]},
+            {"lines": [*make_ward_lines(), " ,30,f,plain,0.1,1"]},
             r"1 of 41 rows have no 'ward' \(group\): line 42",
         ),
         (
             TextData,
-            {"test": ["crude,sea,oil"]},
+            {"test_lines": ["crude,sea,oil"]},
             r"line 2: 'crude' in target 'label' is none of the 2 classes",
         ),
         (

@@ -210,16 +210,27 @@ def test_images_of_a_folder_are_resized_and_scaled(tmp_path):
     assert data.val is None
 
 
-@pytest.mark.parametrize(
-    ("dtype", "name"), [(None, "x.png"), (np.uint16, "x.png"), (np.float32, "x.tif")]
-)
-def test_a_file_that_cannot_be_read_as_an_8_bit_image_is_named(tmp_path, dtype, name):
-    file = write_image_folders(tmp_path, {"dog": {"": 2}}) / "dog" / name
-    file.write_bytes(b"<html>404</html>")
-    if dtype is not None:
-        Image.fromarray(np.full((10, 10), 300, dtype)).save(file)
+def write_page(path):
+    path.write_bytes(b"<html>404</html>")
 
-    message = "identify image file" if dtype is None else "more than 8 bits per pixel"
+
+def write_pixels(path, dtype):
+    above_8_bits = 300
+    Image.fromarray(np.full((10, 10), above_8_bits, dtype)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write_file", "message"),
+    [
+        ("x.png", write_page, "identify image file"),
+        ("x.png", partial(write_pixels, dtype=np.uint16), "more than 8 bits per pixel"),
+        ("x.tif", partial(write_pixels, dtype=np.float32), "more than 8 bits per pixel"),
+    ],
+)
+def test_a_file_that_cannot_be_read_as_an_8_bit_image_is_named(tmp_path, name, write_file, message):
+    write_images(tmp_path / "dog", number=2, value=51)
+    write_file(tmp_path / "dog" / name)
+
     with pytest.raises(
         ConfigurationError, match=rf"dog/{name} cannot be read as an image: .*{message}"
     ):
@@ -249,10 +260,12 @@ def test_class_numbers_of_image_folders_by_client_agree_among_clients(tmp_path):
 
     assert data.client_names == ("Boston", "clinic 2", "clinic 10", "Lyon")
     assert data.class_names == ("cat", "dog", "eel")
-    assert data.class_counts.tolist() == [[6, 4, 0], [0, 1, 5], [5, 0, 0], [0, 8, 0]]
+    for name, counts in zip(data.client_names, data.class_counts.tolist()):
+        assert counts == [CLIENTS[name].get(animal, 0) for animal in data.class_names]
     for client in range(4):
         for images, labels in data.client_loader(client):
             brightness = images[:, 0, 0, 0]
+            # Values 0, 51 and 102 of 255.
             torch.testing.assert_close(brightness, 0.2 * labels)
 
 

@@ -1,7 +1,6 @@
 """Labels, groups and names of clients, of data sets of every make, from the data to the last message."""
 
 import dataclasses
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -81,16 +80,19 @@ def make_dataset(labels):
 
 def test_number_of_classes_covers_training_and_test_labels():
     labels = torch.arange(30) % 3
-    names = ("a", "b", "c", "d")
+    four_names = ("a", "b", "c", "d")
     known_labels = make_dataset([2, 2])
     further_label = make_dataset([0, 3])
-    items = Items(PAIRS)  # label 3, which is not read only to look
+    to_be_read = Items(PAIRS)  # with the label 3, but samples are not read for it
 
-    assert count_classes(labels, (), {}) == 3
-    assert count_classes(labels, names, {}) == 4
-    assert count_classes(labels, (), {"validation": None, "test": known_labels}) == 3
-    assert count_classes(labels, (), {"test": items}) == 3
-    assert count_classes(labels, (), {"test": further_label}) == 4
+    def count(names=(), **evaluation_sets):
+        return count_classes(labels, names, evaluation_sets)
+
+    assert count() == 3
+    assert count(names=four_names) == 4
+    assert count(validation=None, test=known_labels) == 3
+    assert count(test=to_be_read) == 3
+    assert count(test=further_label) == 4
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -127,23 +129,29 @@ WITHOUT_CLASSES = {
 
 
 @pytest.mark.parametrize("kind", WITHOUT_CLASSES)
-def test_data_without_labels_count_as_one_class(kind, recwarn):
-    for partitioner in (SizePartitioner([1, 2, 3]), ProportionPartitioner([[0.4], [0.6]])):
-        data = set_up_data(WITHOUT_CLASSES[kind], partitioner, server_val=0.2)
+@pytest.mark.parametrize(
+    "partitioner", [SizePartitioner([1, 2, 3]), ProportionPartitioner([[0.4], [0.6]])]
+)
+def test_data_without_labels_count_as_one_class(kind, partitioner, recwarn):
+    data = set_up_data(WITHOUT_CLASSES[kind], partitioner, server_val=0.2)
 
-        sizes = [len(data.client_indices(client)) for client in range(data.num_clients)]
-        assert data.num_classes == 1
-        assert data.class_names == ("samples",)
-        assert data.no_classes
-        assert data.class_counts.flatten().tolist() == sizes
-
+    sizes = [len(data.client_indices(client)) for client in range(data.num_clients)]
+    assert data.num_classes == 1
+    assert data.class_names == ("samples",)
+    assert data.no_classes
+    assert data.class_counts.flatten().tolist() == sizes
     assert not recwarn.list
 
-    may_be_classes = ("regression on whole floats", "regression, stored")  # where somebody asks
-    if kind not in may_be_classes:
-        message = r"No class labels in .*One whole number per sample"
-        with pytest.raises(ConfigurationError, match=message):
-            dataset_labels(WITHOUT_CLASSES[kind])
+
+#: Whole numbers, which are classes where somebody asks for classes.
+MAY_BE_CLASSES = {"regression on whole floats", "regression, stored"}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WITHOUT_CLASSES if kind not in MAY_BE_CLASSES])
+def test_class_labels_of_data_without_them_are_refused(kind):
+    message = r"No class labels in .*One whole number per sample"
+    with pytest.raises(ConfigurationError, match=message):
+        dataset_labels(WITHOUT_CLASSES[kind])
 
 
 INTEGERS = [i % 3 for i in range(N)]
@@ -159,19 +167,23 @@ WITH_CLASSES = {
 }
 
 
+EXPECTED_LABELS = dict.fromkeys(WITH_CLASSES, INTEGERS)
+EXPECTED_LABELS["yes and no"] = [int(label > 0) for label in INTEGERS]
+
+
 @pytest.mark.parametrize("kind", WITH_CLASSES)
-def test_integer_labels_are_classes_even_if_no_component_needs_them(kind):
-    expected = INTEGERS
-    if kind == "yes and no":
-        expected = [min(label, 1) for label in INTEGERS]
+@pytest.mark.parametrize("asking", [(), ("somebody",)])
+def test_integer_labels_are_classes_even_if_no_component_needs_them(kind, asking):
+    expected = EXPECTED_LABELS[kind]
 
-    for asking in ((), ("somebody",)):
-        classes = find_classes(WITH_CLASSES[kind], (), {}, None, asking)
+    classes = find_classes(
+        WITH_CLASSES[kind], class_names=(), held_out={}, labels=None, users_of_classes=asking
+    )
 
-        assert classes.labels.tolist() == expected
-        assert classes.labels.dtype == torch.int64
-        assert classes.missing_reason is None
-        assert classes.names == tuple(str(i) for i in range(max(expected) + 1))
+    assert classes.labels.tolist() == expected
+    assert classes.labels.dtype == torch.int64
+    assert classes.missing_reason is None
+    assert classes.names == tuple(str(label) for label in range(max(expected) + 1))
 
 
 @pytest.mark.parametrize(
@@ -259,44 +271,51 @@ def make_concatenation(parts):
 
 
 @pytest.mark.parametrize("as_dataset", [make_tensors, make_samples, make_concatenation])
-@pytest.mark.parametrize("parts", OF_THREE_PARTS)
+@pytest.mark.parametrize("parts", ["a label beside a mask", "a column of labels"])
 def test_the_only_number_beside_an_input_is_the_label(parts, as_dataset):
     """A label that is not the second part may be another number, such as a length, so it is told."""
     dataset = as_dataset(OF_THREE_PARTS[parts])
 
-    with warnings.catch_warnings(record=True) as caught_warnings:
-        warnings.simplefilter("always")
+    with pytest.warns(UserWarning, match="is taken to be part 2, the only number"):
         labels = dataset_labels(dataset)
 
     assert labels[:N].tolist() == INTEGERS
 
-    is_told = False
-    for warning in caught_warnings:
-        if "is taken to be part 2, the only number" in str(warning.message):
-            is_told = True
 
-    assert is_told == (parts != "a mask beside a label")
+@pytest.mark.parametrize("as_dataset", [make_tensors, make_samples, make_concatenation])
+def test_a_number_right_after_the_input_is_the_label(as_dataset, recwarn):
+    dataset = as_dataset(OF_THREE_PARTS["a mask beside a label"])
+
+    labels = dataset_labels(dataset)
+
+    assert labels[:N].tolist() == INTEGERS
+    assert not any("is taken to be part" in str(warning.message) for warning in recwarn)
 
 
 @pytest.mark.parametrize("as_dataset", [make_tensors, make_samples, make_concatenation])
-@pytest.mark.parametrize("parts", OF_TWO_NUMBERS)
-def test_of_two_numbers_in_a_sample_the_label_has_to_be_named(parts, as_dataset):
+@pytest.mark.parametrize(
+    ("parts", "position"),
+    [
+        ("a number of the sample", 1),
+        ("a weight", 1),
+        ("a second input", 2),
+        ("a column", 1),
+    ],
+)
+def test_of_two_numbers_in_a_sample_the_label_has_to_be_named(parts, position, as_dataset):
     dataset = as_dataset(OF_TWO_NUMBERS[parts])
     partitioner = DirichletPartitioner(2, alpha=1.0)
 
     with pytest.raises(ConfigurationError, match="the parts 1, 2 of a sample are .* labels=2"):
         set_up_data(dataset, partitioner)
 
-    data = set_up_data(dataset, IIDPartitioner(2))
-    assert "the parts 1, 2" in data.no_classes
+    without_labels = set_up_data(dataset, IIDPartitioner(2))
+    assert "the parts 1, 2" in without_labels.no_classes
 
-    position = 2 if parts == "a second input" else 1
     data = set_up_data(dataset, partitioner, labels=position)
-
     assert data.num_classes == 3
-
     for client in range(2):
-        samples = data.client_indices(client) % N
+        samples = data.client_indices(client) % N  # a concatenation has each sample twice
         assert data.client_labels(client).equal(LABELS[samples])
 
 
@@ -335,17 +354,21 @@ def test_labels_get_new_numbers_in_their_own_place():
     assert data.client_labels(1).equal(new_numbers[LABELS])
 
 
-@pytest.mark.parametrize("labels", [[-1, *range(N - 1)], [10**6, *[0] * (N - 1)], False])
-def test_identifier_labels_are_numbers_unless_a_component_needs_classes(labels):
-    source = TensorDataset(X, torch.tensor(labels or INTEGERS))
-    labels_argument = False if labels is False else None
-
-    data = set_up_data(source, IIDPartitioner(2), labels=labels_argument)
-
+def check_that_there_are_no_classes(source, **options):
+    data = set_up_data(source, IIDPartitioner(2), **options)
     assert data.num_classes == 1
 
     with pytest.raises(ConfigurationError):
-        set_up_data(source, DirichletPartitioner(2, 1.0), labels=labels_argument)
+        set_up_data(source, DirichletPartitioner(2, 1.0), **options)
+
+
+@pytest.mark.parametrize("identifiers", [[-1, *range(N - 1)], [10**6, *[0] * (N - 1)]])
+def test_identifiers_are_no_classes(identifiers):
+    check_that_there_are_no_classes(TensorDataset(X, torch.tensor(identifiers)))
+
+
+def test_labels_false_leaves_class_labels_unread():
+    check_that_there_are_no_classes(TensorDataset(X, torch.tensor(INTEGERS)), labels=False)
 
 
 @pytest.mark.parametrize(

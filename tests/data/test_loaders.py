@@ -150,26 +150,27 @@ class Held(Dataset):
         return x, int(self.targets[index])
 
 
+def load_random_numbers(dataset, workers, seed):
+    loader = make_loader(
+        dataset,
+        batch_size=2,
+        generator=make_generator(seed),
+        num_workers=workers,
+    )
+    inputs = torch.cat([x for x, _ in loader])
+    return inputs[:, 1]  # the number drawn, in all columns but the first
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", GENERATORS)
 def test_random_transforms_of_a_pass_follow_from_its_seed(kind, workers):
     dataset = Held(GENERATORS[kind](), 6)
     nested = Subset(Subset(dataset, range(6)), range(6))
 
-    def load_random_numbers(seed):
-        loader = make_loader(
-            nested,
-            batch_size=2,
-            generator=make_generator(seed),
-            num_workers=workers,
-        )
-        inputs = torch.cat([x for x, _ in loader])
-        return inputs[:, 1]
+    numbers = load_random_numbers(nested, workers, seed=0)
 
-    numbers = load_random_numbers(0)
-
-    assert torch.equal(load_random_numbers(0), numbers)
-    assert not torch.equal(load_random_numbers(1), numbers)
+    assert torch.equal(load_random_numbers(nested, workers, seed=0), numbers)
+    assert not torch.equal(load_random_numbers(nested, workers, seed=1), numbers)
     assert len(numbers.unique()) == 6  # nor do two workers draw the same
 
 

@@ -24,7 +24,11 @@ from helpers.data import set_up_data
 
 LABELS = torch.randint(0, 10, (1000,), generator=torch.Generator().manual_seed(7))
 GROUPS = torch.randint(0, 12, (1000,), generator=torch.Generator().manual_seed(8))
-EVEN = torch.arange(10).repeat_interleave(600)
+#: 600 samples of each of ten classes.
+EVEN_CLASSES = 10
+EVEN_CLASS_SIZE = 600
+EVEN = torch.arange(EVEN_CLASSES).repeat_interleave(EVEN_CLASS_SIZE)
+TOTAL_OF_CLIENT_SHARES = 500
 MAKERS = {
     "iid": lambda seed: IIDPartitioner(5, seed=seed),
     "size": lambda seed: SizePartitioner([2, 3, 4, 5, 6], seed=seed),
@@ -35,40 +39,63 @@ MAKERS = {
         [[0.6], [0.1], [0.1], [0.1], [0.1]], seed=seed
     ),
     "client shares": lambda seed: ProportionPartitioner(
-        [[1.0]] * 5, of="client", total=500, seed=seed
+        [[1.0]] * 5, of="client", total=TOTAL_OF_CLIENT_SHARES, seed=seed
     ),
     "group": lambda seed: GroupPartitioner(5, seed=seed),
 }
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_partition_is_a_function_of_seed_and_labels_and_no_sample_is_in_two_places(name):
-    torch.manual_seed(99)
-    np.random.seed(99)  # noqa: NPY002 - a partitioner must not read the global generator
-    state = torch.get_rng_state()
+def test_a_partition_is_a_function_of_its_seed(name):
     make = MAKERS[name]
 
-    parts = make(3)(LABELS, 10, GROUPS)
-    repeated = make(3)(LABELS, 10, GROUPS)
-    of_another_seed = make(4)(LABELS, 10, GROUPS)
+    parts = make(seed=3)(LABELS, num_classes=10, groups=GROUPS)
+    repeated = make(seed=3)(LABELS, num_classes=10, groups=GROUPS)
 
-    assert torch.equal(torch.get_rng_state(), state)
     for part, repeated_part in zip(parts, repeated, strict=True):
         assert torch.equal(part, repeated_part)
 
-    pairs = zip(parts, of_another_seed, strict=True)
-    is_equal = [torch.equal(part, other_part) for part, other_part in pairs]
 
-    assert all(is_equal) is (name == "group")
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "group"])
+def test_another_seed_gives_another_partition(name):
+    make = MAKERS[name]
+
+    parts = make(seed=3)(LABELS, num_classes=10, groups=GROUPS)
+    of_another_seed = make(seed=4)(LABELS, num_classes=10, groups=GROUPS)
+
+    pairs = zip(parts, of_another_seed, strict=True)
+    assert not all(torch.equal(part, other_part) for part, other_part in pairs)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_partition_does_not_draw_from_the_global_generators(name):
+    torch.manual_seed(99)
+    np.random.seed(99)  # noqa: NPY002
+    state = torch.get_rng_state()
+    numpy_state = np.random.get_state()[1].tolist()  # noqa: NPY002
+
+    MAKERS[name](seed=3)(LABELS, num_classes=10, groups=GROUPS)
+
+    assert torch.equal(torch.get_rng_state(), state)
+    assert np.random.get_state()[1].tolist() == numpy_state  # noqa: NPY002
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_partition_has_each_sample_at_most_once_in_ascending_order(name):
+    parts = MAKERS[name](seed=3)(LABELS, num_classes=10, groups=GROUPS)
+
     assert len(parts) == 5
     for part in parts:
         assert len(part) > 0
         assert part.dtype == torch.int64
         assert (part.diff() > 0).all()
 
-    everything = torch.cat(parts)
-    assert len(everything.unique()) == len(everything)
-    assert len(everything) == (500 if name == "client shares" else 1000)
+    samples = torch.cat(parts)
+    assert len(samples.unique()) == len(samples)
+    if name == "client shares":
+        assert len(samples) == TOTAL_OF_CLIENT_SHARES
+    else:
+        assert len(samples) == len(LABELS)
 
 
 class FixedPartitioner(Partitioner):
@@ -124,22 +151,30 @@ def test_class_shares_have_the_moments_of_the_dirichlet(alpha):
     # Redrawing while a client is empty hardly ever happens here; each share is Beta(alpha, (clients - 1) alpha).
     mean = 1 / clients
     variance = mean * (1 - mean) / (clients * alpha + 1)
-    stderr = (variance / (10 * seeds)) ** 0.5
-    shares = torch.stack(draws).double() / 600
+    stderr = (variance / (EVEN_CLASSES * seeds)) ** 0.5
+    shares = torch.stack(draws).double() / EVEN_CLASS_SIZE  # [seeds, clients, classes]
     mean_shares = shares.mean((0, 2))
     assert (mean_shares - mean).abs().max() < 4 * stderr
     assert float(shares.var()) == pytest.approx(variance, rel=0.15)
 
 
 def test_dirichlet_partitioner_uses_all_samples_and_meets_min_samples():
-    sizes = count_by_client_and_class(DirichletPartitioner(20, alpha=0.5, min_samples=100)).sum(1)
-    assert sizes.sum() == 6000
+    partitioner = DirichletPartitioner(20, alpha=0.5, min_samples=100)
+
+    sizes = count_by_client_and_class(partitioner).sum(1)
+
+    assert sizes.sum() == len(EVEN)
     assert sizes.min() >= 100
 
+
+def test_dirichlet_partitioner_with_more_min_samples_than_there_are_is_refused():
+    too_many = len(EVEN) // 2 + 1
+    partitioner = DirichletPartitioner(2, alpha=9.0, min_samples=too_many)
+
     with pytest.raises(
-        ConfigurationError, match="fewer than 3001 .at best .*Lower min_samples to that"
+        ConfigurationError, match=f"fewer than {too_many} .at best .*Lower min_samples to that"
     ):
-        count_by_client_and_class(DirichletPartitioner(2, alpha=9.0, min_samples=3001))
+        count_by_client_and_class(partitioner)
 
 
 def test_shard_partitioner_gives_the_papers_shards():
@@ -183,10 +218,9 @@ def test_proportion_partitioner_meets_its_matrix_within_one_sample():
     class_sizes = np.bincount(labels, minlength=6)
 
     for _ in range(20):
-        shares = rng.dirichlet(
-            np.ones(5),
-            size=6,
-        ).T[:4]
+        shares_of_classes = rng.dirichlet(np.ones(5), size=6)  # [classes, clients]
+        # The fifth client's samples are nobody's.
+        shares = shares_of_classes.T[:4]
         partitioner = ProportionPartitioner(shares.tolist())
         counts = count_by_client_and_class(partitioner, labels, 6).numpy()
         assert np.abs(counts - shares * class_sizes).max() < 1
@@ -282,8 +316,8 @@ def index_sets(splits):
 @pytest.mark.parametrize(
     "partitioner",
     [
-        IIDPartitioner(6),
-        DirichletPartitioner(6, 0.3, min_samples=5),
+        IIDPartitioner(num_clients=6),
+        DirichletPartitioner(num_clients=6, alpha=0.3, min_samples=5),
     ],
 )
 def test_no_sample_is_in_two_places_and_none_is_lost(partitioner):
@@ -292,7 +326,8 @@ def test_no_sample_is_in_two_places_and_none_is_lost(partitioner):
     for indices in index_sets(splits):
         sets.append(set(indices.tolist()))
 
-    assert len(sets) == 1 + 6 * 3
+    # The server's, and of each client training, validation and test.
+    assert len(sets) == 1 + partitioner.num_clients * 3
     assert sum(len(indices) for indices in sets) == 1000
     assert set().union(*sets) == set(range(1000))
 
@@ -328,13 +363,14 @@ def test_splits_follow_from_their_seeds():
 
 def test_a_client_without_a_full_batch_is_named_where_the_rest_is_dropped():
     data = TensorDataset(torch.zeros(100, 2), torch.arange(100) % 4)
-    sizes = SizePartitioner([4, 1])
-    set_up_data(data, sizes, batch_size=18, drop_last=True)
+    partitioner = SizePartitioner([4, 1])
+    # A tenth is held out for the server, and a fifth of the other 90 is client 1's.
+    set_up_data(data, partitioner, batch_size=18, drop_last=True)
 
     with pytest.raises(
         ConfigurationError, match="Client 1 has 18 samples, not one full batch of 32"
     ):
-        set_up_data(data, sizes, batch_size=32, drop_last=True)
+        set_up_data(data, partitioner, batch_size=32, drop_last=True)
 
 
 def test_drop_flagged_drops_flagged_training_samples_and_updates_class_counts():

@@ -1,6 +1,5 @@
 """The positive class: which of two it is, and that the classes' names change no value."""
 
-import warnings
 from functools import partial
 
 import numpy as np
@@ -101,62 +100,66 @@ def test_contributions_do_not_depend_on_the_names_of_the_two_classes(tmp_path, m
             assert torch.equal(values[name], expected[name])
 
 
-def test_rarer_class_is_taken_as_positive_with_a_warning_unless_pos_label_is_given(tmp_path):
+def test_rarer_class_is_taken_as_positive_with_a_warning(tmp_path):
     with pytest.warns(
         UserWarning,
         match=r"average_precision of ja, f1 of ja: 'ja' is taken .*20.0 %.*pos_label ja",
     ):
-        loop, _ = fit_with_values(tmp_path / "rarer", make_data(make_arrays("ja", "nein")))
+        loop, _ = fit_with_values(tmp_path, make_data(make_arrays("ja", "nein")))
 
-    assert read_learning_report(tmp_path / "rarer")["loo"]["by"] == "average_precision of ja"
+    assert read_learning_report(tmp_path)["loo"]["by"] == "average_precision of ja"
     assert loop.metrics["loo"].guide().unit == "gain in average precision of ja"
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*positive class")
-        fit_with_values(tmp_path / "said", make_data(make_arrays("ja", "nein"), pos_label="nein"))
-        assert read_learning_report(tmp_path / "said")["f1"]["by"] == "f1 of nein"
-        fit_with_values(tmp_path / "clients", make_data(make_arrays("1", "0")))
 
-    assert read_learning_report(tmp_path / "clients")["f1"]["by"] == "f1 of class 1"
+@pytest.mark.filterwarnings("error:.*positive class")
+def test_pos_label_is_taken_as_positive_without_a_warning(tmp_path):
+    fit_with_values(tmp_path, make_data(make_arrays("ja", "nein"), pos_label="nein"))
+
+    assert read_learning_report(tmp_path)["f1"]["by"] == "f1 of nein"
+
+
+@pytest.mark.filterwarnings("error:.*positive class")
+def test_class_1_of_0_and_1_is_taken_as_positive_without_a_warning(tmp_path):
+    fit_with_values(tmp_path, make_data(make_arrays("1", "0")))
+
+    assert read_learning_report(tmp_path)["f1"]["by"] == "f1 of class 1"
+
+
+def make_array_data(x, words, **options):
+    return FederatedDataModule((x[:, None], np.array(words)), **options)
+
+
+def make_table_data(x, words, **options):
+    table = pd.DataFrame({"x": x, "y": words})
+    return FederatedDataModule(table, labels="y", **options)
 
 
 @pytest.mark.parametrize(
-    ("words", "pos_label", "names"),
+    ("words", "pos_label", "names", "positive_class"),
     [
-        (["a"] * 3 + ["b"] * 7, None, ("b", "a")),
-        (["a"] * 7 + ["b"] * 3, None, ("a", "b")),
-        (["a"] * 7 + ["b"] * 3, "a", ("b", "a")),
-        (["0"] * 3 + ["1"] * 7, None, ("0", "1")),
-        (["-1"] * 3 + ["+1"] * 7, None, ("-1", "+1")),
-        (["9"] * 3 + ["10"] * 7, None, ("9", "10")),
-        (
-            ["false"] * 3 + ["TRUE"] * 7,
-            None,
-            ("false", "TRUE"),
-        ),
-        (["no"] * 7 + ["yes"] * 3, True, ("no", "yes")),
-        (
-            ["a"] * 3 + ["b"] * 7 + ["c"] * 5,
-            None,
-            ("a", "b", "c"),
-        ),
+        (["a"] * 3 + ["b"] * 7, None, ("b", "a"), "a"),
+        (["a"] * 7 + ["b"] * 3, None, ("a", "b"), "b"),
+        (["a"] * 7 + ["b"] * 3, "a", ("b", "a"), "a"),
+        (["0"] * 3 + ["1"] * 7, None, ("0", "1"), "1"),
+        (["-1"] * 3 + ["+1"] * 7, None, ("-1", "+1"), "+1"),
+        (["9"] * 3 + ["10"] * 7, None, ("9", "10"), "10"),
+        (["false"] * 3 + ["TRUE"] * 7, None, ("false", "TRUE"), "TRUE"),
+        (["no"] * 7 + ["yes"] * 3, True, ("no", "yes"), "yes"),
+        (["a"] * 3 + ["b"] * 7 + ["c"] * 5, None, ("a", "b", "c"), None),
     ],
 )
-@pytest.mark.parametrize("kind", ["array", "table"])
-def test_positive_class_is_the_named_or_the_rarer_one(kind, words, pos_label, names):
+@pytest.mark.parametrize("make", [make_array_data, make_table_data])
+def test_positive_class_is_the_named_or_the_rarer_one(
+    make, words, pos_label, names, positive_class
+):
     words = words * 4
     x = np.arange(len(words), dtype=float)
-    options = {"partitioner": IIDPartitioner(2), "pos_label": pos_label}
-    if kind == "array":
-        data = FederatedDataModule((x[:, None], np.array(words)), **options)
-    else:
-        table = pd.DataFrame({"x": x, "y": words})
-        data = FederatedDataModule(table, labels="y", **options)
+
+    data = make(x, words, partitioner=IIDPartitioner(2), pos_label=pos_label)
     data.setup("fit")
 
-    expected_class = names[1] if len(names) == 2 else None
     assert data.class_names == names
-    assert data.positive_class == expected_class
+    assert data.positive_class == positive_class
     for client in range(2):
         words_of_client = [words[row] for row in data.client_indices(client)]
         names_of_client = [names[label] for label in data.client_labels(client)]
@@ -209,28 +212,26 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
         FederatedDataModule(numbers, IIDPartitioner(2), pos_label=1).setup("fit")
 
 
-def test_data_of_one_site_alone_without_pos_label_are_refused(tmp_path):
-    words = (
-        np.zeros((20, 2)),
-        np.array(["ham", "spam"] * 10),
-    )
-    (tmp_path / "a.csv").write_text("label,text\n" + "ham,hello\nspam,buy\nham,hi\n" * 9)
-    makers = (
-        partial(FederatedDataModule, words, pos_label="ham"),
-        partial(FederatedDataModule, words),
-    )
-    with_label = TextData("a.csv", root=str(tmp_path), pos_label="ham")
-    without_label = TextData("a.csv", root=str(tmp_path), pos_label=None)
-    text_makers = (
-        partial(FederatedDataModule, with_label),
-        partial(FederatedDataModule, without_label),
-    )
-    for make_with_label, make_without_label in (makers, text_makers):
-        data = make_with_label(partitioner=OneClient())
-        data.setup("fit")
-        assert data.positive_class == "ham"
-        with pytest.raises(ConfigurationError, match="one site alone cannot know.*Set pos_label"):
-            make_without_label(partitioner=OneClient()).setup("fit")
+def make_words_of_one_site(folder, pos_label):
+    words = (np.zeros((20, 2)), np.array(["ham", "spam"] * 10))
+    return FederatedDataModule(words, OneClient(), pos_label=pos_label)
+
+
+def make_texts_of_one_site(folder, pos_label):
+    (folder / "a.csv").write_text("label,text\n" + "ham,hello\nspam,buy\nham,hi\n" * 9)
+    texts = TextData("a.csv", root=str(folder), pos_label=pos_label)
+    return FederatedDataModule(texts, OneClient())
+
+
+@pytest.mark.parametrize("make", [make_words_of_one_site, make_texts_of_one_site])
+def test_data_of_one_site_alone_without_pos_label_are_refused(tmp_path, make):
+    data = make(tmp_path, pos_label="ham")
+    data.setup("fit")
+    assert data.positive_class == "ham"
+
+    data_without_pos_label = make(tmp_path, pos_label=None)
+    with pytest.raises(ConfigurationError, match="one site alone cannot know.*Set pos_label"):
+        data_without_pos_label.setup("fit")
 
 
 def test_a_run_is_not_resumed_with_the_other_positive_class(tmp_path):

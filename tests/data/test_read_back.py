@@ -72,11 +72,13 @@ def test_new_class_numbers_that_validation_data_ignore_are_refused(folders):
 
 
 def test_positive_class_that_the_data_set_ignores_is_refused(folders):
-    clients = folders(A=CLASSES[:2], B=CLASSES[:2])
+    cats_and_dogs = CLASSES[:2]
+    clients = folders(A=cats_and_dogs, B=cats_and_dogs)
     set_up_data(clients=clients, server_val=0.0)
     for data in clients.values():
-        data.by_name = True  # as of folders that flsv opens
+        data.by_name = True  # as of folders that flsv opens, whose class numbers may change
 
+    # With cat as the positive class, dog is number 0, and its folder goes on to say 1.
     with pytest.raises(ConfigurationError, match="client 0 .*class 'dog': .* number 0 .*have 1"):
         set_up_data(clients=clients, server_val=0.0, pos_label="cat")
 
@@ -144,12 +146,13 @@ def test_stored_labels_that_samples_contradict_are_refused(kind, preload):
     if kind == "rows" and preload:
         pytest.skip("samples that are no tuples are not preloaded")
 
+    # Stored are four labels, and the samples themselves have others for 1, 2 and 3, or for one of them.
     dataset = CONTRADICTIONS[kind]()
     with pytest.raises(ConfigurationError, match=r"client 0, class '[123]': .* number [123] "):
         set_up_data(dataset, IIDPartitioner(3), preload=preload)
 
-    samples_labels = [index % 4 // 2 for index in range(80)]
-    data = set_up_data(dataset, IIDPartitioner(3), labels=samples_labels)
+    two_labels = [int(label >= 2) for label in FourClasses().targets]
+    data = set_up_data(dataset, IIDPartitioner(3), labels=two_labels)
 
     assert data.num_classes == 2
 
@@ -205,8 +208,9 @@ def without_class_three(samples):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_samples_that_a_collate_function_leaves_out_are_refused(collate_fn, described, workers):
     source = Collated(FourClasses(), collate_fn, num_workers=workers)
-    sites = [index // 40 for index in range(80)]
+    sites = [0] * 40 + [1] * 40
 
+    # Eight samples of a client and class are read. Nothing is left of them, or a single one.
     with pytest.raises(
         ConfigurationError, match=f"{described}: a batch of 8 samples has [01] rows"
     ):
@@ -318,7 +322,7 @@ def test_evaluation_that_reads_the_same_again_is_not_named(collate_fn, recwarn):
     assert not any("at random" in str(warning.message) for warning in recwarn)
 
 
-class Replays(FourClasses):
+class GrowingDataset(FourClasses):
     """Adds a sample whenever one is read in training."""
 
     is_training = False
@@ -329,7 +333,7 @@ class Replays(FourClasses):
         return super().__getitem__(index)
 
 
-class Replay(Plain):
+class LetsDataGrow(Plain):
     def __init__(self, dataset):
         super().__init__(nn.Linear(4, 4))
         self.source = SimpleNamespace(dataset=dataset)
@@ -338,21 +342,34 @@ class Replay(Plain):
         self.source.dataset.is_training = True
 
 
-@pytest.mark.parametrize("is_by_client", [False, True])
-def test_data_that_grow_during_a_run_are_named_once(is_by_client, tmp_path):
-    dataset = Replays()
-    data = FederatedDataModule(dataset, IIDPartitioner(2))
-    if is_by_client:
-        data = FederatedDataModule(clients={"A": dataset, "B": FourClasses()})
+def make_partitioned_data(dataset):
+    return FederatedDataModule(dataset, IIDPartitioner(2))
 
-    with pytest.warns(UserWarning, match="has grown from (80|160) to .* not trained on") as records:
-        fit(FederatedLoop(), tmp_path, Replay(dataset), data, rounds=3)
+
+def make_data_by_client(dataset):
+    return FederatedDataModule(clients={"A": dataset, "B": FourClasses()})
+
+
+@pytest.mark.parametrize(
+    ("make_data", "initial_length"),
+    [
+        (make_partitioned_data, 80),
+        (make_data_by_client, 80 + 80),
+    ],
+)
+def test_data_that_grow_during_a_run_are_named_once(make_data, initial_length, tmp_path):
+    dataset = GrowingDataset()
+    data = make_data(dataset)
+
+    words = f"has grown from {initial_length} to .* not trained on"
+    with pytest.warns(UserWarning, match=words) as records:
+        fit(FederatedLoop(), tmp_path, LetsDataGrow(dataset), data, rounds=3)
 
     messages = [str(record.message) for record in records]
     assert sum("has grown" in message for message in messages) == 1
 
 
-class Opened(FourClasses):
+class DatasetToOpen(FourClasses):
     """Has to be opened in each process before it is read."""
 
     is_open = False
@@ -370,11 +387,16 @@ def open_in_worker(worker):
 
 
 def test_workers_initialize_the_users_own_data_set():
-    source = Collated(Opened(), None, num_workers=1, worker_init_fn=open_in_worker)
+    source = Collated(
+        DatasetToOpen(), collate_fn=None, num_workers=1, worker_init_fn=open_in_worker
+    )
     data = set_up_data(source, IIDPartitioner(2), labels=FourClasses().targets, client_val=0.2)
+
     for split in ("train", "val"):
         batches = list(data.client_loader(1, split))
+        # A sample's features are its row.
         rows = torch.cat([x[:, 0] for x, _ in batches]).long()
         assert rows.sort().values.tolist() == data.client_indices(1, split).tolist()
 
+    # The server's samples are read in a worker, too.
     assert data.validation()["rows"] == len(data.server_val_indices)

@@ -142,7 +142,8 @@ def test_labels_with_gaps_are_refused(y):
 
 def test_data_sets_by_client_give_each_client_its_own_samples():
     boston = HERE
-    lyon = Subset(HERE, list(range(30, 60)))
+    first_row_of_lyon = 30
+    lyon = Subset(HERE, list(range(first_row_of_lyon, len(HERE))))
 
     data = set_up_data(
         clients={
@@ -153,38 +154,39 @@ def test_data_sets_by_client_give_each_client_its_own_samples():
     )
 
     assert data.client_names == ("Boston", "Lyon")
-    assert len(data.server_val_indices) == 9
-    # The samples are one after the other, Lyon's from 60 on.
-    assert max(data.client_indices(0).tolist()) < 60
+    assert len(data.server_val_indices) == 0.1 * (len(boston) + len(lyon))
+    # The samples are one after the other, Boston's first.
+    assert max(data.client_indices(0).tolist()) < len(boston)
 
     x, y = next(iter(data.client_loader(1, shuffle=False)))
-    positions_at_lyon = data.client_indices(1)[: len(x)] - 60
-    rows = positions_at_lyon + 30
-    assert torch.equal(x, HERE.tensors[0][rows])
-    assert torch.equal(y, HERE.tensors[1][rows])
+    positions_at_lyon = data.client_indices(1)[: len(x)] - len(boston)
+    rows = positions_at_lyon + first_row_of_lyon
+    inputs, labels = HERE.tensors
+    assert torch.equal(x, inputs[rows])
+    assert torch.equal(y, labels[rows])
 
 
 def test_class_numbers_of_all_clients_follow_from_the_class_names():
-    clients = {"a": (X, WORDS[Y])}
-    clients["b"] = (X[:9], ["eel"] * 9)
+    names_of_samples = WORDS[Y]  # cat, dog and eel in turn
     data = set_up_data(
-        clients=clients,
-        test=(X[:4], ["dog", "cat"] * 2),
+        clients={"a": (X, names_of_samples), "b": (X[:9], ["eel"] * 9)},
+        test=(X[:4], ["dog", "cat", "dog", "cat"]),
         server_val=0.0,
     )
 
     assert data.class_names == ("cat", "dog", "eel")
 
     first_counts, second_counts = data.class_counts.tolist()
-    assert first_counts == [20, 20, 20]
+    samples_of_class = len(X) // 3
+    assert first_counts == [samples_of_class] * 3
     assert second_counts == [0, 0, 9]
 
-    (batch,) = data.test_dataloader()
-    assert batch[1].tolist() == [1, 0, 1, 0]
+    ((_, test_labels),) = data.test_dataloader()
+    assert test_labels.tolist() == [1, 0, 1, 0]
 
 
 @pytest.fixture
-def make_two_classes():
+def dogs_and_yaks():
     """Return a data set of two classes with names."""
     inputs = torch.zeros(10, 4)
     labels = torch.arange(10) % 2
@@ -193,30 +195,30 @@ def make_two_classes():
     return dataset
 
 
-def test_data_sets_with_other_classes_get_the_same_numbers(make_two_classes):
+def test_data_sets_with_other_classes_get_the_same_numbers(dogs_and_yaks):
     whole = TensorDataset(*HERE.tensors)
     whole.classes = tuple(WORDS)
     data = set_up_data(
-        clients={"few": make_two_classes, "whole": whole},
+        clients={"few": dogs_and_yaks, "whole": whole},
         server_val=0.0,
     )
 
     assert data.class_names == ("cat", "dog", "eel", "yak")
 
     few_counts, whole_counts = data.class_counts.tolist()
-    assert few_counts == [0, 5, 0, 5]
-    assert whole_counts == [20, 20, 20, 0]
-    assert make_two_classes.tensors[1].tolist() == [0, 1] * 5  # the user's own
+    assert few_counts == [0, 5, 0, 5]  # of ten dogs and yaks
+    assert whole_counts == [20, 20, 20, 0]  # of sixty cats, dogs and eels
+    assert dogs_and_yaks.tensors[1].tolist() == [0, 1] * 5  # the user's own
 
 
-def test_data_sets_that_cannot_be_renumbered_are_refused(make_two_classes):
+def test_data_sets_that_cannot_be_renumbered_are_refused(dogs_and_yaks):
     animals = make_items(classes=("dog", "cat", "eel"))
     message = "labels of a Items cannot be renumbered"
 
     with pytest.raises(ConfigurationError, match=message):
-        set_up_data(clients={"few": make_two_classes, "rows": animals})
+        set_up_data(clients={"few": dogs_and_yaks, "rows": animals})
     with pytest.raises(ConfigurationError, match="'here' has no names"):
-        set_up_data(clients={"few": make_two_classes, "here": HERE})
+        set_up_data(clients={"few": dogs_and_yaks, "here": HERE})
 
 
 TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
@@ -258,28 +260,31 @@ def test_data_with_wrong_options_are_refused(options, message, tmp_path):
         set_up_data(**{"server_val": 0.0, "root": str(tmp_path), **options})
 
 
+#: The only sample of the last of 61 goes to the server by the first seed, and stays with its client by the second.
+SEED_THAT_TAKES_IT = 2
+SEED_THAT_LEAVES_IT = 0
+
+
 def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
-    lost = []
-    for seed in range(6):
-        try:
-            clients = {
-                "a": HERE,
-                "Lyon": (X[:1], Y[:1]),
-            }
-            assert set_up_data(clients=clients, server_val=0.5, seed=seed).num_clients == 2
-        except ConfigurationError as error:
-            assert "No sample is left to 'Lyon': all went to the server" in str(error)  # noqa: PT017
-            lost.append(seed)
+    clients = {"a": HERE, "Lyon": (X[:1], Y[:1])}
 
-    assert 0 < len(lost) < 6
+    data = set_up_data(clients=clients, server_val=0.5, seed=SEED_THAT_LEAVES_IT)
+    assert data.num_clients == 2
 
+    with pytest.raises(
+        ConfigurationError, match="No sample is left to 'Lyon': all went to the server"
+    ):
+        set_up_data(clients=clients, server_val=0.5, seed=SEED_THAT_TAKES_IT)
+
+
+def test_group_that_the_validation_split_takes_is_no_client():
     two_parts = ConcatDataset([HERE, HERE])
     with pytest.warns(UserWarning, match="No sample is left to 'c'"):
         data = set_up_data(
             Subset(two_parts, range(61)),
             groups=[*"ab"] * 30 + ["c"],
             server_val=0.5,
-            seed=lost[0],
+            seed=SEED_THAT_TAKES_IT,
         )
 
     assert data.client_names == ("a", "b")
@@ -304,36 +309,37 @@ def test_val_and_test_data_are_added_to_any_source(source):
     assert len(test_inputs) == 60
 
 
-def test_table_file_is_read_by_groups_but_not_for_one_site_alone(tmp_path):
-    file = tmp_path / "all.csv"
-    ages = range(40)
-    wards = ["a", "b"] * 20
-    are_ill = [1 if age % 3 == 1 else 0 for age in ages]
-    frame = pd.DataFrame(
-        {
-            "age": ages,
-            "ward": wards,
-            "ill": are_ill,
-        }
-    )
-    frame.to_csv(file, index=False)
+@pytest.fixture
+def table_file(tmp_path):
+    """A file of forty patients."""
+    path = tmp_path / "all.csv"
+    columns = {
+        "age": range(40),
+        "ward": ["a", "b"] * 20,
+        "ill": [0, 1, 0, 0] * 10,
+    }
+    pd.DataFrame(columns).to_csv(path, index=False)
+    return path
 
-    by_ward = set_up_data(file, labels="ill", groups="ward")
+
+def test_table_file_is_read_by_groups(table_file):
+    by_ward = set_up_data(table_file, labels="ill", groups="ward")
     assert by_ward.client_names == ("a", "b")
 
-    with_test_file = set_up_data((file, file), labels="ill", groups="ward")
+    with_test_file = set_up_data((table_file, table_file), labels="ill", groups="ward")
     assert with_test_file.num_clients == 2
 
-    groups_of_rows = [age % 3 for age in ages]
-    by_list = set_up_data(file, labels="ill", groups=groups_of_rows)
-
+    groups_of_rows = [row % 3 for row in range(40)]
+    by_list = set_up_data(table_file, labels="ill", groups=groups_of_rows)
     assert by_list.num_clients == 3
 
+
+def test_table_file_of_one_site_alone_is_refused(table_file):
     message = "A table of one site alone cannot be encoded"
     with pytest.raises(ConfigurationError, match=message):
-        set_up_data(file, OneClient(), labels="ill")
+        set_up_data(table_file, OneClient(), labels="ill")
 
-    module = TableData(str(file), "ill")
+    module = TableData(str(table_file), "ill")
     with pytest.raises(ConfigurationError, match=message):
         set_up_data(module, OneClient())
 

@@ -28,13 +28,14 @@ from flsv.data.groups import named_groups
 from flsv.utilities.errors import ConfigurationError
 
 VISITS = 60  # of each hospital
+VISITS_OF_PATIENT = 3
 
 
 def make_visits(hospital: int) -> pd.DataFrame:
     """A hospital's table, with three visits of each patient, a week apart."""
     generator = np.random.default_rng(hospital)
     days = pd.date_range("2023-01-01", periods=VISITS, freq="7D")
-    patients = 100 * hospital + np.arange(VISITS) // 3
+    patients = 100 * hospital + np.arange(VISITS) // VISITS_OF_PATIENT
     split_names = ["train", "train", "train", "val", "test"]
 
     table = pd.DataFrame()
@@ -152,7 +153,8 @@ def test_shares_are_drawn_from_what_no_column_chooses() -> None:
     assert positions_in_tables(data, "test") == positions_where(
         "split", lambda split: split == "test"
     )
-    assert len(data.server_val_indices) == 30
+    num_visits = len(TABLES) * VISITS
+    assert len(data.server_val_indices) == 0.25 * num_visits
     for train, val in zip(positions_in_tables(data, "train"), positions_in_tables(data, "val")):
         assert set(train).isdisjoint(val)
 
@@ -178,9 +180,10 @@ def test_patients_stay_together() -> None:
 
     assert in_training
     assert held_out.isdisjoint(in_training)
-    # Whole patients, of three visits, reach the numbers asked for.
-    assert len(data.server_val_indices) == 12
-    assert [len(client["val"]) for client in split_indices_of_clients(data)] == [6, 6]
+    # Whole patients, of three visits each, reach the numbers asked for.
+    assert len(data.server_val_indices) == 4 * VISITS_OF_PATIENT == 0.1 * len(table)
+    for client in split_indices_of_clients(data):
+        assert len(client["val"]) == 2 * VISITS_OF_PATIENT
 
 
 class Samples(Dataset):
@@ -245,19 +248,23 @@ def test_groups_of_another_shape_are_refused(groups: Any) -> None:
         named_groups(samples, groups)
 
 
+def make_site_alone(client: int, table: pd.DataFrame, splits: Splits) -> FederatedDataModule:
+    samples: Any = TensorDataset(torch.zeros(VISITS, 1), torch.arange(VISITS) % 2)
+    samples.split = table["split"].tolist()
+    partitioner = OneClient()
+    partitioner.first_client = client  # as a site is told its number by the server
+    data = FederatedDataModule(samples, partitioner, splits=splits)
+    data.setup("fit")
+    return data
+
+
 def test_a_site_alone_holds_out_the_same_rows() -> None:
     splits = Splits(server_val=0, client_test=HeldOut("split", "test"))
     together = make_hospitals(splits)
 
     rows = []
     for client, table in enumerate(TABLES.values()):
-        labels = torch.arange(VISITS) % 2
-        site_set: Any = TensorDataset(torch.zeros(VISITS, 1), labels)
-        site_set.split = table["split"].tolist()
-        partitioner = OneClient()
-        partitioner.first_client = client
-        alone = FederatedDataModule(site_set, partitioner, splits=splits)
-        alone.setup("fit")
+        alone = make_site_alone(client, table, splits)
         (site,) = split_indices_of_clients(alone)
         rows.append(site["test"].tolist())
 

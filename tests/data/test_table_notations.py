@@ -1,6 +1,5 @@
 """Numbers, dates, encodings and gaps in tables: by which notation each file is read, and what is not clear."""
 
-import datetime as dt
 import json
 
 import numpy as np
@@ -20,53 +19,73 @@ CAME = ["2024-02-28", "2023-12-31", "", "2024-03-01"]
 LEFT = ["2024-03-01", "2024-01-02", "2024-05-05", "2024-03-01"]
 
 
-def encode_stays(columns, came=CAME, typed=False):
-    frame = pd.DataFrame(
-        {
-            "came": came,
-            "left": LEFT,
-            "ill": ["a", "b"] * 2,
-        },
-        dtype=object,
-    )
-    if typed:
-        typed_frame = frame.replace("", None)
-        for name in ("came", "left"):
-            typed_frame[name] = pd.to_datetime(typed_frame[name])
-        table = frame_table(typed_frame)
-    else:
-        table = Table("stays.csv", frame.set_axis(range(2, 6)))
+def make_stays(came=CAME):
+    """A frame of texts."""
+    columns = {"came": came, "left": LEFT, "ill": ["a", "b", "a", "b"]}
+    return pd.DataFrame(columns, dtype=object)
 
+
+def make_stays_file(came=CAME):
+    """A table whose rows are the lines 2 to 5 of a file."""
+    lines = range(2, 6)
+    return Table("stays.csv", make_stays(came).set_axis(lines))
+
+
+def make_stays_with_timestamps():
+    frame = make_stays().replace("", None)
+    for name in ("came", "left"):
+        frame[name] = pd.to_datetime(frame[name])
+    return frame_table(frame)
+
+
+def encode_stays(table, **columns):
     encoder = TableEncoder(Columns(**columns), "ill")
     features = encoder.features(table, [np.arange(4)])
     return encoder, features.numpy()
 
 
-def test_dates_in_a_declared_format_are_read_and_others_refused():
-    columns = {"dates": {"came": "days"}, "exclude": ["left"]}
-    encoder, _ = encode_stays(
-        {**columns, "date_format": "%d.%m.%Y"}, ["28.02.2024", "31.12.2023", "", "1.3.2024"]
-    )
+def days_since_1970(dates):
+    return [(pd.Timestamp(date) - pd.Timestamp(1970, 1, 1)).days for date in dates]
 
-    assert encoder.read[0].values[[0, 1, 3]].tolist() == [19781, 19722, 19783]
+
+DAYS_OF_ARRIVAL = {"dates": {"came": "days"}, "exclude": ["left"]}
+
+
+def test_dates_in_a_declared_format_are_read():
+    table = make_stays_file(["28.02.2024", "31.12.2023", "", "1.3.2024"])
+
+    encoder, _ = encode_stays(table, **DAYS_OF_ARRIVAL, date_format="%d.%m.%Y")
+
+    values = encoder.read[0].values
+    assert np.isnan(values[2])
+    expected = days_since_1970(["2024-02-28", "2023-12-31", "2024-03-01"])
+    assert values[[0, 1, 3]].tolist() == expected
+
+
+def test_date_in_a_format_that_is_not_declared_is_refused():
+    table = make_stays_file(["28.02.2024", "2023-12-31", "", "2024-03-01"])
 
     with pytest.raises(
         ConfigurationError,
         match="line 2: '28.02.2024' in 'came' is not a date.* formats YYYY-MM-DD",
     ):
-        encode_stays(columns, ["28.02.2024", *CAME[1:]])
+        encode_stays(table, **DAYS_OF_ARRIVAL)
+
+
+def test_date_that_two_declared_formats_read_differently_is_refused():
+    table = make_stays_file(["03/04/2024", "31/12/2023"] * 2)
 
     with pytest.raises(
         ConfigurationError, match="'03/04/2024' in 'came' is not a date, or an ambiguous one"
     ):
-        encode_stays(
-            {**columns, "date_format": ["%d/%m/%Y", "%m/%d/%Y"]}, ["03/04/2024", "31/12/2023"] * 2
-        )
+        encode_stays(table, **DAYS_OF_ARRIVAL, date_format=["%d/%m/%Y", "%m/%d/%Y"])
 
+
+def test_column_of_dates_that_are_not_declared_is_refused():
     with pytest.raises(
         ConfigurationError, match="stays.csv: 'came' has dates, such as '2024-02-28'"
     ):
-        encode_stays({"exclude": ["left"]})
+        encode_stays(make_stays_file(), exclude=["left"])
 
 
 def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path):
@@ -82,12 +101,11 @@ def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path):
     assert of_frame.content_hashes() == of_file.content_hashes()
 
 
-@pytest.mark.parametrize("typed", [False, True])
-def test_dates_become_days_since_another_column(typed):
-    columns = {"dates": {"left": "came"}, "exclude": ["came"]}
+@pytest.mark.parametrize("make_table", [make_stays_file, make_stays_with_timestamps])
+def test_dates_become_days_since_another_column(make_table):
+    encoder, x = encode_stays(make_table(), dates={"left": "came"}, exclude=["came"])
 
-    encoder, x = encode_stays(columns, typed=typed)
-
+    # From February 28 to March 1 of a leap year, over New Year, not known, and none.
     days = np.array([2.0, 2.0, np.nan, 0.0])
     standardized = (days - np.nanmean(days)) / np.nanstd(days)
     assert encoder.feature_names == ("left", "left missing")
@@ -95,57 +113,49 @@ def test_dates_become_days_since_another_column(typed):
     assert x[:, 1].tolist() == [0, 0, 1, 0]
 
 
-@pytest.mark.parametrize("typed", [False, True])
-def test_dates_become_days_since_1970(typed):
-    columns = {"dates": {"left": "days"}, "exclude": ["came"]}
+@pytest.mark.parametrize("make_table", [make_stays_file, make_stays_with_timestamps])
+def test_dates_become_days_since_1970(make_table):
+    encoder, x = encode_stays(make_table(), dates={"left": "days"}, exclude=["came"])
 
-    encoder, x = encode_stays(columns, typed=typed)
-
-    days = []
-    for day in LEFT:
-        days.append((dt.date.fromisoformat(day) - dt.date(1970, 1, 1)).days)
+    days = days_since_1970(LEFT)
     standardized = (np.array(days) - np.mean(days)) / np.std(days)
     np.testing.assert_allclose(x[:, 0], standardized, atol=1e-4)
     assert encoder.read[0].became == "days since 1970"
 
 
-def read_with_suggested_options(path, **columns):
-    """Read a table that is refused first and then read with the options of the message; return options and values."""
-    groups = None
-    if not path.is_dir():
-        groups = [row % 3 for row in range(60)]
+ROWS = 60  # of each table that write_table writes
+GROUPS = [row % 3 for row in range(ROWS)]
+
+
+def refuse_table(path, groups=GROUPS):
+    """The message with which a table is refused, and the options that its last line suggests."""
     with pytest.raises(ConfigurationError) as refusal:
-        set_up_data(str(path), columns=columns, labels="died", groups=groups)
+        set_up_data(str(path), labels="died", groups=groups)
 
     message = str(refusal.value)
     last_line = message.splitlines()[-1]
-    suggested = json.loads(last_line.partition(": ")[2])
-    if suggested.get("exclude") == ["x"]:
-        return suggested, message
-
-    data = set_up_data(str(path), columns=suggested, labels="died", groups=groups)
-    return suggested, data.column_cards[0].values
+    _, _, suggested_options = last_line.partition(": ")
+    return message, json.loads(suggested_options)
 
 
-def write_table(path, cells, **columns):
-    labels = np.resize(["yes", "no", "no"], 60)
-    died = np.random.default_rng(0).permutation(labels)
-    x = np.resize(cells, 60)
-    frame = pd.DataFrame(
-        {
-            "x": x,
-            "y": np.arange(60.0),
-            "died": died,
-            **columns,
-        }
-    )
-    frame.to_csv(path, index=False, sep=";")
-
+def write_table(path, cells):
+    """The cells of the column x are repeated."""
+    labels = np.resize(["yes", "no", "no"], ROWS)
+    columns = {
+        "x": repeat(cells),
+        "y": np.arange(float(ROWS)),
+        "died": np.random.default_rng(0).permutation(labels),
+    }
+    pd.DataFrame(columns).to_csv(path, index=False, sep=";")
     return path
 
 
+def repeat(cells):
+    return np.resize(cells, ROWS)
+
+
 @pytest.mark.parametrize(
-    ("cells", "line", "numbers"),
+    ("cells", "options", "numbers"),
     [
         (
             ["81,5", "78.0", "90"],
@@ -167,25 +177,6 @@ def write_table(path, cells, **columns):
             {"decimal": ",", "thousands": " "},
             [1234.5, 78.5, 1250.0],
         ),
-        # which it is, nobody knows
-        (
-            ["1,234", "56", "78"],
-            {"exclude": ["x"]},
-            "several notations are possible (thousands: ',' or decimal: ',')",
-        ),
-        (["12.500", "0,5", "90"], {"exclude": ["x"]}, "others are in another notation"),
-        (
-            ["01/02/2024", "03/04/2024", ""],
-            {"exclude": ["x"]},
-            "whether the day or the month comes first is not clear",
-        ),
-        (["31.12.2023", "1.2.2024", ""], ["%d.%m.%Y"], ["2023-12-31", "2024-02-01"]),
-        (["12/31/2023", "01/02/2024", ""], ["%m/%d/%Y"], ["2023-12-31", "2024-01-02"]),
-        (
-            ["31.12.2023 00:00", "1.2.2024", ""],
-            ["%d.%m.%Y", "%d.%m.%Y %H:%M"],
-            ["2023-12-31", "2024-02-01"],
-        ),
         # measurements with words among them
         (
             [*map(str, range(20)), "<1.5"],
@@ -194,34 +185,71 @@ def write_table(path, cells, **columns):
         ),
     ],
 )
-def test_numbers_and_dates_in_another_notation_are_read_by_the_suggested_line_or_refused(
-    tmp_path, cells, line, numbers
+def test_numbers_in_another_notation_are_read_by_the_suggested_options(
+    tmp_path, cells, options, numbers
 ):
-    if isinstance(line, list):
-        line = {"dates": {"x": "days"}, "date_format": line}
-        days = [(pd.Timestamp(day) - pd.Timestamp(1970, 1, 1)).days for day in numbers]
-        numbers = [*days, np.nan]
+    table = write_table(tmp_path / "all.csv", cells)
 
-    suggested, values = read_with_suggested_options(write_table(tmp_path / "all.csv", cells))
+    _, suggested_options = refuse_table(table)
 
-    assert suggested == line
+    assert suggested_options == options
+    np.testing.assert_array_equal(read_numbers(table, suggested_options), repeat(numbers))
 
-    if isinstance(numbers, str):
-        assert numbers in values
-    else:
-        np.testing.assert_array_equal(values, np.resize(numbers, 60))
+
+@pytest.mark.parametrize(
+    ("cells", "formats", "dates"),
+    [
+        (["31.12.2023", "1.2.2024", ""], ["%d.%m.%Y"], ["2023-12-31", "2024-02-01"]),
+        (["12/31/2023", "01/02/2024", ""], ["%m/%d/%Y"], ["2023-12-31", "2024-01-02"]),
+        (
+            ["31.12.2023 00:00", "1.2.2024", ""],
+            ["%d.%m.%Y", "%d.%m.%Y %H:%M"],
+            ["2023-12-31", "2024-02-01"],
+        ),
+    ],
+)
+def test_dates_in_another_notation_are_read_by_the_suggested_options(
+    tmp_path, cells, formats, dates
+):
+    table = write_table(tmp_path / "all.csv", cells)
+
+    _, suggested_options = refuse_table(table)
+
+    assert suggested_options == {"dates": {"x": "days"}, "date_format": formats}
+    days = [*days_since_1970(dates), np.nan]  # the last cell is empty
+    np.testing.assert_array_equal(read_numbers(table, suggested_options), repeat(days))
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        (
+            ["1,234", "56", "78"],
+            "several notations are possible (thousands: ',' or decimal: ',')",
+        ),
+        (["12.500", "0,5", "90"], "others are in another notation"),
+        (
+            ["01/02/2024", "03/04/2024", ""],
+            "whether the day or the month comes first is not clear",
+        ),
+    ],
+)
+def test_column_whose_notation_nobody_knows_is_suggested_to_be_left_out(tmp_path, cells, words):
+    message, suggested_options = refuse_table(write_table(tmp_path / "all.csv", cells))
+
+    assert words in message
+    assert suggested_options == {"exclude": ["x"]}
 
 
 @pytest.mark.parametrize("cells", [["1.2.3", "1.2.4", "2.0.1"], ["low", "high", "1,5"]])
 def test_words_that_are_no_numbers_in_any_notation_are_categories(tmp_path, cells):
     path = write_table(tmp_path / "all.csv", cells)
-    cards = set_up_data(str(path), labels="died", groups=[i % 3 for i in range(60)]).column_cards
-    assert cards[0].kind == "categories"
+    data = set_up_data(str(path), labels="died", groups=GROUPS)
+    assert data.column_cards[0].kind == "categories"
 
 
-def read_numbers(path, columns):
+def read_numbers(path, columns, groups=GROUPS):
     """Return the numbers of the column x of a table."""
-    groups = [row % 3 for row in range(60)]
     data = set_up_data(str(path), labels="died", groups=groups, columns=columns)
     card = data.column_cards[0]
     return card.values.tolist()
@@ -250,7 +278,7 @@ COMMAS = ["25,548", "873", "1,412"]
 def test_stated_notation_is_obeyed_also_where_nothing_shows_it(tmp_path, cells, stated, expected):
     table = write_table(tmp_path / "all.csv", cells)
     values = read_numbers(table, stated)
-    assert values == pytest.approx(np.resize(expected, 60).tolist())
+    assert values == pytest.approx(repeat(expected).tolist())
 
 
 @pytest.mark.parametrize(
@@ -268,8 +296,8 @@ def test_points_that_may_separate_thousands_are_refused_by_name(tmp_path, cells)
     with pytest.raises(ConfigurationError, match=message):
         read_numbers(table, {})
 
-    options, _ = read_with_suggested_options(table)
-    assert options == GERMAN
+    _, suggested_options = refuse_table(table)
+    assert suggested_options == GERMAN
 
 
 def test_points_that_may_separate_thousands_are_refused_in_each_file(tmp_path):
@@ -285,28 +313,31 @@ def test_points_beside_numbers_without_thousands_are_decimal(tmp_path, other_cel
     cells = ["1.412", other_cell]
     table = write_table(tmp_path / "all.csv", cells)
     expected = [float(cell) for cell in cells]
-    assert read_numbers(table, {}) == np.resize(expected, 60).tolist()
+    assert read_numbers(table, {}) == repeat(expected).tolist()
 
 
 def test_decimal_points_of_one_file_stay_decimal_beside_commas_of_another(tmp_path):
     """Lyon's commas do not make thousands of Boston's 1.250."""
-    for name, cells in {
-        "Boston": ["1.250", "0.980"],
-        "Lyon": ["1,250", "0,980"],
-        "Osaka": ["1", "2"],
-    }.items():
-        write_table(tmp_path / f"{name}.csv", cells)
+    write_table(tmp_path / "Boston.csv", ["1.250", "0.980"])
+    write_table(tmp_path / "Lyon.csv", ["1,250", "0,980"])
+    write_table(tmp_path / "Osaka.csv", ["1", "2"])
 
-    line, values = read_with_suggested_options(tmp_path)
-    assert line == {"decimal": ","}
-    assert values.tolist() == [1.25, 0.98] * 60 + [1.0, 2.0] * 30
+    _, suggested_options = refuse_table(tmp_path, groups=None)
+
+    assert suggested_options == {"decimal": ","}
+    values = read_numbers(tmp_path, suggested_options, groups=None)
+    expected = [repeat([1.25, 0.98]), repeat([1.25, 0.98]), repeat([1.0, 2.0])]
+    assert values == np.concatenate(expected).tolist()
 
 
 def test_ambiguous_dates_do_not_take_the_day_month_order_of_another_file(tmp_path):
     """Lyon's 08/11/2023 may be of August or of November, whatever Boston's 12/31/2023 is."""
     write_table(tmp_path / "Boston.csv", ["12/31/2023", "11/30/2023"])
     write_table(tmp_path / "Lyon.csv", ["08/11/2023", "03/12/2023"])
-    assert read_with_suggested_options(tmp_path)[0] == {"exclude": ["x"]}
+
+    _, suggested_options = refuse_table(tmp_path, groups=None)
+
+    assert suggested_options == {"exclude": ["x"]}
 
 
 def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_path):
