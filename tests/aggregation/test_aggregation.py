@@ -216,12 +216,13 @@ SHARES = NUM_SAMPLES / NUM_SAMPLES.sum()
 def make_random_round(seed: int, x: Tensor, index: int = 0) -> Round:
     space = ParameterSpace(nn.Linear(3, 2))
     draw = torch.Generator().manual_seed(seed)
+    updates = torch.randn(3, space.size, generator=draw)
     return Round(
         round_index=index,
         client_ids=torch.arange(3),
         num_samples=NUM_SAMPLES,
         global_vector=x,
-        client_vectors=x + torch.randn(3, space.size, generator=draw),
+        client_vectors=x + updates,
         space=space,
     )
 
@@ -248,8 +249,14 @@ def test_server_optimizer_with_torch_adagrad_equals_fedadagrad_by_hand() -> None
         v = v + delta**2
         x = x + lr * delta / (v.sqrt() + TAU)
 
-    adagrad = partial(torch.optim.Adagrad, lr=lr, initial_accumulator_value=TAU**2, eps=TAU)
-    torch.testing.assert_close(run_rounds(ServerOptimizer(adagrad), rounds=3), x)
+    adagrad = partial(
+        torch.optim.Adagrad,
+        lr=lr,
+        initial_accumulator_value=TAU**2,
+        eps=TAU,
+    )
+    model = run_rounds(ServerOptimizer(adagrad), rounds=3)
+    torch.testing.assert_close(model, x)
 
 
 def test_server_optimizer_state_is_unchanged_by_a_failed_round() -> None:
@@ -399,7 +406,8 @@ def test_fednova_skips_a_client_without_steps() -> None:
     vector, _ = FedNova().aggregate(round, {})
 
     # (sum of share * steps) * (sum of share * update / steps), over the first client only
-    share, steps = 10 / 40, 5
+    share = 10 / 40
+    steps = 5
     expected = (share * steps) * (share * with_steps / steps)
     torch.testing.assert_close(vector, expected)
 

@@ -235,17 +235,22 @@ def align(update: Tensor, server_step: Tensor) -> Tensor:
     """What a client sends of its update after a round in which the server has moved by this step."""
     former_model = torch.ones(3)
     state = {"attack.0.start": former_model}
-    return Alignment(mix=0.5).apply(update, make_context(state, former_model + server_step))
+    context = make_context(state, former_model + server_step)
+    return Alignment(mix=0.5).apply(update, context)
+
+
+NO_STEP = torch.zeros(3)
 
 
 def test_alignment_without_a_step_of_the_server_sends_the_update() -> None:
     update = torch.tensor([1.0, 2.0, 3.0])
-    sent = align(update, server_step=torch.zeros(3))
+    sent = align(update, server_step=NO_STEP)
     assert torch.equal(sent, update)
 
 
 def test_alignment_of_no_update_without_a_step_of_the_server_sends_none() -> None:
-    sent = align(torch.zeros(3), server_step=torch.zeros(3))
+    no_update = torch.zeros(3)
+    sent = align(no_update, server_step=NO_STEP)
     assert not sent.any()
 
 
@@ -315,7 +320,8 @@ class ComparesAnswersWithUpdates(FedAvg):
 
     def weights(self, round: Round, contributions: Any) -> torch.Tensor:
         answers = [client.ask(lambda local: local.sent) for client in round.clients]
-        updates = [round.matrix.update(row) for row in range(len(round))]
+        rows = range(len(round))
+        updates = [round.matrix.update(row) for row in rows]
         self.models_by_answer = torch.stack(answers)
         self.models_received = round.global_vector + torch.stack(updates)
         return super().weights(round, contributions)
@@ -368,5 +374,11 @@ def test_collusion_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
         ) -> Tensor:
             return updates[:, :2]
 
+    attack = Short(clients=[1])
     with pytest.raises(ConfigurationError, match=r"made \[1, 2\]; expected \[40\] or \[1, 40\]"):
-        Short(clients=[1]).sent(cohort=range(7), updates=UPDATES, num_clients=7, round_index=0)
+        attack.sent(
+            cohort=range(7),
+            updates=UPDATES,
+            num_clients=7,
+            round_index=0,
+        )

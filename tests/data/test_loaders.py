@@ -168,9 +168,11 @@ def test_random_transforms_of_a_pass_follow_from_its_seed(kind, workers):
     nested = Subset(Subset(dataset, range(6)), range(6))
 
     numbers = load_random_numbers(nested, workers, seed=0)
+    repeated = load_random_numbers(nested, workers, seed=0)
+    of_another_seed = load_random_numbers(nested, workers, seed=1)
 
-    assert torch.equal(load_random_numbers(nested, workers, seed=0), numbers)
-    assert not torch.equal(load_random_numbers(nested, workers, seed=1), numbers)
+    assert torch.equal(repeated, numbers)
+    assert not torch.equal(of_another_seed, numbers)
     assert len(numbers.unique()) == 6  # nor do two workers draw the same
 
 

@@ -20,6 +20,7 @@ from flsv.data import (
 )
 from flsv.data.splits import Splits, split_federation
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import global_rngs
 from helpers.data import set_up_data
 
 LABELS = torch.randint(0, 10, (1000,), generator=torch.Generator().manual_seed(7))
@@ -45,44 +46,41 @@ MAKERS = {
 }
 
 
+def divide(name, seed=3):
+    partitioner = MAKERS[name](seed)
+    return partitioner(LABELS, num_classes=10, groups=GROUPS)
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_partition_is_a_function_of_its_seed(name):
-    make = MAKERS[name]
-
-    parts = make(seed=3)(LABELS, num_classes=10, groups=GROUPS)
-    repeated = make(seed=3)(LABELS, num_classes=10, groups=GROUPS)
+    parts = divide(name, seed=3)
+    repeated = divide(name, seed=3)
 
     for part, repeated_part in zip(parts, repeated, strict=True):
         assert torch.equal(part, repeated_part)
 
 
-@pytest.mark.parametrize("name", [name for name in MAKERS if name != "group"])
+@pytest.mark.parametrize("name", sorted(MAKERS.keys() - {"group"}))
 def test_another_seed_gives_another_partition(name):
-    make = MAKERS[name]
+    parts = divide(name, seed=3)
+    of_another_seed = divide(name, seed=4)
 
-    parts = make(seed=3)(LABELS, num_classes=10, groups=GROUPS)
-    of_another_seed = make(seed=4)(LABELS, num_classes=10, groups=GROUPS)
-
-    pairs = zip(parts, of_another_seed, strict=True)
-    assert not all(torch.equal(part, other_part) for part, other_part in pairs)
+    is_equal = list(map(torch.equal, parts, of_another_seed))
+    assert not all(is_equal)
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_partition_does_not_draw_from_the_global_generators(name):
-    torch.manual_seed(99)
-    np.random.seed(99)  # noqa: NPY002
-    state = torch.get_rng_state()
-    numpy_state = np.random.get_state()[1].tolist()  # noqa: NPY002
+    rngs = global_rngs()
 
-    MAKERS[name](seed=3)(LABELS, num_classes=10, groups=GROUPS)
+    divide(name)
 
-    assert torch.equal(torch.get_rng_state(), state)
-    assert np.random.get_state()[1].tolist() == numpy_state  # noqa: NPY002
+    assert str(global_rngs()) == str(rngs)
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_partition_has_each_sample_at_most_once_in_ascending_order(name):
-    parts = MAKERS[name](seed=3)(LABELS, num_classes=10, groups=GROUPS)
+    parts = divide(name)
 
     assert len(parts) == 5
     for part in parts:
@@ -218,8 +216,8 @@ def test_proportion_partitioner_meets_its_matrix_within_one_sample():
     class_sizes = np.bincount(labels, minlength=6)
 
     for _ in range(20):
-        shares_of_classes = rng.dirichlet(np.ones(5), size=6)  # [classes, clients]
-        # The fifth client's samples are nobody's.
+        # [classes, clients]; the fifth client's samples are nobody's.
+        shares_of_classes = rng.dirichlet(np.ones(5), size=6)
         shares = shares_of_classes.T[:4]
         partitioner = ProportionPartitioner(shares.tolist())
         counts = count_by_client_and_class(partitioner, labels, 6).numpy()

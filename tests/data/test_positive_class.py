@@ -1,6 +1,8 @@
 """The positive class: which of two it is, and that the classes' names change no value."""
 
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -101,11 +103,12 @@ def test_contributions_do_not_depend_on_the_names_of_the_two_classes(tmp_path, m
 
 
 def test_rarer_class_is_taken_as_positive_with_a_warning(tmp_path):
+    arrays = make_arrays("ja", "nein")
     with pytest.warns(
         UserWarning,
         match=r"average_precision of ja, f1 of ja: 'ja' is taken .*20.0 %.*pos_label ja",
     ):
-        loop, _ = fit_with_values(tmp_path, make_data(make_arrays("ja", "nein")))
+        loop, _ = fit_with_values(tmp_path, make_data(arrays))
 
     assert read_learning_report(tmp_path)["loo"]["by"] == "average_precision of ja"
     assert loop.metrics["loo"].guide().unit == "gain in average precision of ja"
@@ -113,20 +116,25 @@ def test_rarer_class_is_taken_as_positive_with_a_warning(tmp_path):
 
 @pytest.mark.filterwarnings("error:.*positive class")
 def test_pos_label_is_taken_as_positive_without_a_warning(tmp_path):
-    fit_with_values(tmp_path, make_data(make_arrays("ja", "nein"), pos_label="nein"))
+    data = make_data(make_arrays("ja", "nein"), pos_label="nein")
+
+    fit_with_values(tmp_path, data)
 
     assert read_learning_report(tmp_path)["f1"]["by"] == "f1 of nein"
 
 
 @pytest.mark.filterwarnings("error:.*positive class")
 def test_class_1_of_0_and_1_is_taken_as_positive_without_a_warning(tmp_path):
-    fit_with_values(tmp_path, make_data(make_arrays("1", "0")))
+    data = make_data(make_arrays("1", "0"))
+
+    fit_with_values(tmp_path, data)
 
     assert read_learning_report(tmp_path)["f1"]["by"] == "f1 of class 1"
 
 
 def make_array_data(x, words, **options):
-    return FederatedDataModule((x[:, None], np.array(words)), **options)
+    arrays = (x[:, None], np.array(words))
+    return FederatedDataModule(arrays, **options)
 
 
 def make_table_data(x, words, **options):
@@ -134,32 +142,46 @@ def make_table_data(x, words, **options):
     return FederatedDataModule(table, labels="y", **options)
 
 
-@pytest.mark.parametrize(
-    ("words", "pos_label", "names", "positive_class"),
-    [
-        (["a"] * 3 + ["b"] * 7, None, ("b", "a"), "a"),
-        (["a"] * 7 + ["b"] * 3, None, ("a", "b"), "b"),
-        (["a"] * 7 + ["b"] * 3, "a", ("b", "a"), "a"),
-        (["0"] * 3 + ["1"] * 7, None, ("0", "1"), "1"),
-        (["-1"] * 3 + ["+1"] * 7, None, ("-1", "+1"), "+1"),
-        (["9"] * 3 + ["10"] * 7, None, ("9", "10"), "10"),
-        (["false"] * 3 + ["TRUE"] * 7, None, ("false", "TRUE"), "TRUE"),
-        (["no"] * 7 + ["yes"] * 3, True, ("no", "yes"), "yes"),
-        (["a"] * 3 + ["b"] * 7 + ["c"] * 5, None, ("a", "b", "c"), None),
-    ],
-)
+@dataclass
+class Case:
+    rows: dict[str, int]  # of each word
+    names: str
+    positive_class: str | None
+    pos_label: Any = None
+
+
+CASES = [
+    Case({"a": 12, "b": 28}, names="b a", positive_class="a"),
+    Case({"a": 28, "b": 12}, names="a b", positive_class="b"),
+    Case({"a": 28, "b": 12}, names="b a", positive_class="a", pos_label="a"),
+    Case({"0": 12, "1": 28}, names="0 1", positive_class="1"),
+    Case({"-1": 12, "+1": 28}, names="-1 +1", positive_class="+1"),
+    Case({"9": 12, "10": 28}, names="9 10", positive_class="10"),
+    Case({"false": 12, "TRUE": 28}, names="false TRUE", positive_class="TRUE"),
+    Case({"no": 28, "yes": 12}, names="no yes", positive_class="yes", pos_label=True),
+    Case({"a": 12, "b": 28, "c": 20}, names="a b c", positive_class=None),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("make", [make_array_data, make_table_data])
-def test_positive_class_is_the_named_or_the_rarer_one(
-    make, words, pos_label, names, positive_class
-):
-    words = words * 4
+def test_positive_class_is_the_named_or_the_rarer_one(make, case):
+    words = []
+    for word, number in case.rows.items():
+        words += [word] * number
     x = np.arange(len(words), dtype=float)
 
-    data = make(x, words, partitioner=IIDPartitioner(2), pos_label=pos_label)
+    data = make(
+        x,
+        words,
+        partitioner=IIDPartitioner(2),
+        pos_label=case.pos_label,
+    )
     data.setup("fit")
 
+    names = tuple(case.names.split())
     assert data.class_names == names
-    assert data.positive_class == positive_class
+    assert data.positive_class == case.positive_class
     for client in range(2):
         words_of_client = [words[row] for row in data.client_indices(client)]
         names_of_client = [names[label] for label in data.client_labels(client)]
@@ -213,8 +235,13 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
 
 
 def make_words_of_one_site(folder, pos_label):
-    words = (np.zeros((20, 2)), np.array(["ham", "spam"] * 10))
-    return FederatedDataModule(words, OneClient(), pos_label=pos_label)
+    inputs = np.zeros((20, 2))
+    words = np.array(["ham", "spam"] * 10)
+    return FederatedDataModule(
+        (inputs, words),
+        OneClient(),
+        pos_label=pos_label,
+    )
 
 
 def make_texts_of_one_site(folder, pos_label):

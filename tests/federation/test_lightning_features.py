@@ -383,7 +383,7 @@ def test_table_kept_by_a_client_is_written_into_the_clients_folder(
 class RecordingSink(Sink, L.Callback):
     def __init__(self) -> None:
         self.rounds: list[RoundResult] = []
-        self.ends: list[RunResult] = []
+        self.run_results: list[RunResult] = []
         self.failures: list[bool] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -391,12 +391,12 @@ class RecordingSink(Sink, L.Callback):
         loop._fit.reports.sinks.append(self)  # type: ignore[union-attr]
 
     def write(self, result: RoundResult) -> None:
-        assert not self.ends
+        assert not self.run_results
         self.rounds.append(result)
 
     def finish(self, result: RunResult) -> None:
         assert not self.failures
-        self.ends.append(result)
+        self.run_results.append(result)
 
     def close(self, failed: bool = False) -> None:
         self.failures.append(failed)
@@ -414,9 +414,9 @@ def test_results_sink_receives_every_round_and_the_end_and_is_closed(tmp_path: P
         assert {row.client for row in totals} == {0, 1, 2}
         assert result.events == []
 
-    (end,) = sink.ends
-    assert end.rounds == 2
-    assert end.columns == {"cssv": "class"}
-    assert {"cssv", "samples", "rounds", "weight"} <= set(end.table["metric"])
+    (run_result,) = sink.run_results
+    assert run_result.rounds == 2
+    assert run_result.columns == {"cssv": "class"}
+    assert {"cssv", "samples", "rounds", "weight"} <= set(run_result.table["metric"])
 
     assert sink.failures == [False]

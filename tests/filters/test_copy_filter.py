@@ -266,13 +266,13 @@ def make_cohort(gram: Tensor, index: int) -> Cohort:
         ClientUpdate(client_id=client, num_samples=1, vector=row, num_steps=1)
         for client, row in enumerate(rows)
     )
-    start = torch.zeros_like(rows[0])
+    common_start = torch.zeros_like(rows[0])
 
     return Cohort(
         round_index=index,
         updates=updates,
         matrix=rows,
-        starts=(start,) * len(gram),
+        starts=(common_start,) * len(gram),
         num_samples=torch.ones(len(gram)),
         num_parameters=rows.shape[1],
     )

@@ -46,7 +46,8 @@ class Grid:
         return [NodeInfo(node_id=1, name="Boston"), NodeInfo(node_id=2)]
 
     def push_messages(self, messages: Sequence[Message]) -> list[str]:
-        return [message.metadata.message_id for message in self.address_messages(messages)]
+        addressed = self.address_messages(messages)
+        return [message.metadata.message_id for message in addressed]
 
     def pull_messages(self, message_ids: Sequence[str]) -> list[Message]:
         replies = []
@@ -81,16 +82,22 @@ def position_of_message(message_id: str) -> int:
 
 
 def make_training_packets(round_index: int) -> dict[int, Packet]:
-    return {node: Packet("train", {"round": round_index}) for node in (1, 2)}
+    packet = Packet("train", {"round": round_index})
+    return {1: packet, 2: packet}
 
 
 def test_late_node_is_not_waited_for_and_replies_come_one_by_one() -> None:
     grid = Grid(patience=float("inf"))
     transport = GridTransport(grid)  # type: ignore[arg-type]
-    assert transport.present() == {1: "Boston", 2: ""}  # by the names of their registration
+    # By the names of their registration.
+    assert transport.present() == {
+        1: "Boston",
+        2: "",
+    }
 
     seconds = 0.2
-    replies = dict(transport.exchange(make_training_packets(0), seconds))
+    packets = make_training_packets(0)
+    replies = dict(transport.exchange(packets, seconds))
 
     assert list(replies) == [1]
     assert replies[1].plain == {"answer_to_round": 0}  # type: ignore[union-attr]
@@ -100,34 +107,40 @@ def test_late_node_is_not_waited_for_and_replies_come_one_by_one() -> None:
         assert from_record(message.content).plain["seconds"] == seconds
 
     grid._patience = 5
-    node, _ = next(transport.exchange(make_training_packets(1), 5.0))
-    assert node == 1
+    later_packets = make_training_packets(1)
+    first_node, _ = next(transport.exchange(later_packets, 5.0))
+    assert first_node == 1
 
 
 def test_error_message_of_flower_is_reported_as_the_sites_fault() -> None:
-    transport = GridTransport(Grid(patience=1, error=True))  # type: ignore[arg-type]
+    grid = Grid(patience=1, error=True)
+    transport = GridTransport(grid)  # type: ignore[arg-type]
 
-    replies = dict(transport.exchange(make_training_packets(0), 5.0))
+    packets = make_training_packets(0)
+    replies = dict(transport.exchange(packets, 5.0))
 
     assert replies[2] == "gone (code 5)"
     assert replies[1].plain == {"answer_to_round": 0}  # type: ignore[union-attr]
 
 
-def make_context(run_id: int, node_config: dict[str, Any] | None = None) -> Context:
+def make_context(run_id: int, **node_config: Any) -> Context:
     return Context(
         run_id=run_id,
         node_id=1,
-        node_config=node_config or {},
+        node_config=node_config,
         state=RecordDict(),
         run_config={},
     )
 
 
-def greet(app: Any, node_config: dict[str, Any]) -> Packet:
+def greet(app: Any, **node_config: Any) -> Packet:
     """What a site says when it is greeted."""
-    greeting = Message(to_record(Packet("hello", {"client": 1})), 1, "query")
-    (message,) = Grid(patience=0).address_messages([greeting])
-    reply = app(message, make_context(run_id=1, node_config=node_config))
+    packet = Packet("hello", {"client": 1})
+    greeting = Message(to_record(packet), 1, "query")
+    grid = Grid(patience=0)
+    (message,) = grid.address_messages([greeting])
+    context = make_context(run_id=1, **node_config)
+    reply = app(message, context)
     return from_record(reply.content)
 
 
@@ -137,7 +150,7 @@ def test_error_of_a_sites_data_is_reported_to_the_server_without_its_message(
     def no_data(node: Any) -> Any:
         raise ValueError("could not convert string to float: 'John Smith'")
 
-    reply = greet(client_app(ClassifierClient, no_data, FederatedLoop), {})
+    reply = greet(client_app(ClassifierClient, no_data, FederatedLoop))
 
     assert reply.kind == "failed"
     assert reply.plain["error"].startswith("it failed with ValueError at test_grid.py:")
@@ -171,7 +184,7 @@ def test_changed_policy_file_applies_to_a_running_flower_client_app(tmp_path: Pa
     settings = {"folder": str(tmp_path), "policy": str(policy)}
 
     def answer() -> dict[str, Any]:
-        return greet(app, settings).plain
+        return greet(app, **settings).plain
 
     policy.write_text("questions = []\n")
     assert answer()["sizes"] == {"train": 6, "val": 0, "test": 0}

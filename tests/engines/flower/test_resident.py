@@ -112,8 +112,9 @@ class Site:
     def socket(self) -> Path:
         """Of the first run."""
         folder_and_run = f"{self.folder / 'site'} 1"
-        digest = hashlib.sha256(folder_and_run.encode()).hexdigest()
-        return Path(tempfile.gettempdir()) / f"flsv-{digest[:16]}.sock"
+        digest = hashlib.sha256(folder_and_run.encode())
+        name = digest.hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"flsv-{name}.sock"
 
 
 @pytest.fixture
@@ -163,7 +164,11 @@ def test_message_with_an_installation_of_its_own_is_answered_by_its_own_process(
 ) -> None:
     """Flower deletes after a message what it has installed for it."""
     installation = site.folder / "runtime-envs" / "1" / "lib"
-    monkeypatch.setenv("PYTHONPATH", str(installation), prepend=os.pathsep)
+    monkeypatch.setenv(
+        "PYTHONPATH",
+        str(installation),
+        prepend=os.pathsep,
+    )
 
     reply = site.send("a")
 
@@ -190,7 +195,8 @@ def test_second_supernode_in_a_folder_is_refused_in_words(site: Site) -> None:
     refusal = "another SuperNode works in this site's folder"
     first_reply = site.send("a", node=NODE)
     for run in (1, 2):
-        assert refusal in site.send("b", run=run, node=NODE + 1)["error"]
+        reply = site.send("b", run=run, node=NODE + 1)
+        assert refusal in reply["error"]
 
     # The first one goes on.
     expected = {**first_reply, "seen": ["a", "c"], "own": ANY, "count": 2}
@@ -250,4 +256,5 @@ def test_resident_process_ends_when_its_starter_ends(site: Site) -> None:
         timeout=60,
     )
 
-    assert gone(json.loads(output.read_text())["process"])
+    reply = json.loads(output.read_text())
+    assert gone(reply["process"])

@@ -34,19 +34,32 @@ NUM_TEST_IMAGES = 500
 def make_accuracy_table(num_players: int, seed: int = 0) -> Tensor:
     """Like a round of federated learning: coalitions average updates, accuracy saturates and is read off 500 images."""
     generator = make_generator(seed)
-    deviations = torch.randn(num_players, 6, generator=generator, dtype=torch.float64)
+    deviations = torch.randn(
+        num_players,
+        6,
+        generator=generator,
+        dtype=torch.float64,
+    )
     updates = deviations * 0.7 + 0.5  # around a point near the best parameters
 
+    # Bit i of a coalition's number stands for player i.
     numbers = torch.arange(2**num_players)[:, None]
-    masks = ((numbers >> torch.arange(num_players)) & 1).double()
+    bits = numbers >> torch.arange(num_players)
+    masks = (bits & 1).double()
     sizes = masks.sum(dim=1, keepdim=True).clamp_min(1)
     models = masks @ updates / sizes  # [2^n, 6]
 
-    squared_distances = (models - BEST_PARAMETER).square().sum(dim=1)
+    distances = models - BEST_PARAMETER
+    squared_distances = distances.square().sum(dim=1)
     accuracy = HIGHEST_ACCURACY * torch.exp(-squared_distances / 3)
-    noise = torch.randn(len(accuracy), generator=generator, dtype=torch.float64)
+    noise = torch.randn(
+        len(accuracy),
+        generator=generator,
+        dtype=torch.float64,
+    )
     noisy_accuracy = accuracy + 0.01 * noise
-    return (noisy_accuracy * NUM_TEST_IMAGES).round() / NUM_TEST_IMAGES
+    num_right = (noisy_accuracy * NUM_TEST_IMAGES).round()
+    return num_right / NUM_TEST_IMAGES
 
 
 def shapley_by_all_orders(table: Tensor) -> np.ndarray:
@@ -68,24 +81,29 @@ def shapley_by_all_orders(table: Tensor) -> np.ndarray:
 def make_closed_form_games(n: int) -> dict[str, tuple[Game, Tensor]]:
     """Name -> utility and Shapley values."""
     weights = torch.linspace(-1, 2, n, dtype=torch.float64)
-    costs = torch.arange(1, n + 1, dtype=torch.float64) ** 2
+    players = torch.arange(1, n + 1, dtype=torch.float64)
+    costs = players**2
 
     def add(masks: Tensor) -> Tensor:
         return masks.double() @ weights + 3
 
     def make_pair_of_gloves(masks: Tensor) -> Tensor:
         # Player 0 has the only left glove.
-        return (masks[:, 0] & masks[:, 1:].any(dim=1)).double()
+        has_left = masks[:, 0]
+        has_right = masks[:, 1:].any(dim=1)
+        return (has_left & has_right).double()
 
     def build_runway(masks: Tensor) -> Tensor:
         # A runway costs what its largest plane needs.
         return (masks * costs).amax(dim=1)
 
     def win_majority(masks: Tensor) -> Tensor:
-        return (masks.sum(dim=1) > n / 2).double()
+        sizes = masks.sum(dim=1)
+        return (sizes > n / 2).double()
 
     def square_size(masks: Tensor) -> Tensor:
-        return masks.sum(dim=1).double() ** 2
+        sizes = masks.sum(dim=1)
+        return sizes.double() ** 2
 
     def stay_constant(masks: Tensor) -> Tensor:
         return torch.full((len(masks),), 0.3)
@@ -97,7 +115,8 @@ def make_closed_form_games(n: int) -> dict[str, tuple[Game, Tensor]]:
     glove_values[0] = (n - 1) / n
 
     # Each further piece of the runway is shared by those who need it.
-    pieces = costs.diff(prepend=torch.zeros(1, dtype=torch.float64))
+    no_cost = torch.zeros(1, dtype=torch.float64)
+    pieces = costs.diff(prepend=no_cost)
     num_users = torch.arange(n, 0, -1)
     airport_values = (pieces / num_users).cumsum(0)
 

@@ -280,15 +280,15 @@ def test_few_coalitions_with_wrong_input_raise() -> None:
 
 
 def test_designs_have_the_documented_numbers_of_coalitions() -> None:
-    ends = 2  # the empty and the grand coalition
+    empty_and_grand = 2
     pairs = 7 * 6 // 2
     expected_numbers = {
-        "singles": ends + 7,
-        "leave-one-out": ends + 7,
-        "both": ends + 7 + 7,
-        "pairs": ends + 7 + pairs,
-        "pairs+leave-one-out": ends + 7 + pairs + 7,
-        "pairs+leave-two-out": ends + 7 + pairs + 7 + pairs,
+        "singles": empty_and_grand + 7,
+        "leave-one-out": empty_and_grand + 7,
+        "both": empty_and_grand + 7 + 7,
+        "pairs": empty_and_grand + 7 + pairs,
+        "pairs+leave-one-out": empty_and_grand + 7 + pairs + 7,
+        "pairs+leave-two-out": empty_and_grand + 7 + pairs + 7 + pairs,
         "all": 2**7,
     }
 
