@@ -193,6 +193,39 @@ def client_curves(trainer: L.Trainer, position: Callable[[], tuple[str, int] | N
     return connector, "update_train_step_metrics", update_with_curves
 
 
+def client_means(trainer: L.Trainer, client_name: Callable[[], str | None]) -> list[Patch]:
+    """Return the patches with which loggers plot, by client and round, the values that it logs for the epoch."""
+    results = trainer.fit_loop.epoch_loop._results
+    connector = trainer._logger_connector
+    log = results.log
+    end = connector.epoch_end_reached
+    results_by_client: dict[str, Any] = {}
+
+    def log_for_client(fx: str, name: str, value: Any, **options: Any) -> None:
+        log(fx, name, value, **options)
+        client = client_name()
+        # A metric that is logged as an object counts all clients' samples.
+        if client is None or isinstance(value, Metric):
+            return
+        client_results = results_by_client.setdefault(client, type(results)(training=True))
+        client_results.batch = results.batch
+        client_results.batch_size = results.batch_size
+        client_results.log(fx, name, value, **options)
+
+    def plot_and_end() -> None:
+        curves = {}
+        for client, client_results in results_by_client.items():
+            for name, value in client_results.metrics(on_step=False)["log"].items():
+                curves[f"{name}/{client}"] = float(value)
+        results_by_client.clear()
+        for logger in trainer.loggers:
+            if curves:
+                logger.log_metrics(curves, step=trainer.current_epoch)
+        end()
+
+    return [(results, "log", log_for_client), (connector, "epoch_end_reached", plot_and_end)]
+
+
 def no_placeholder(trainer: L.Trainer) -> list[Patch]:
     """Return the patches that keep a placeholder value out of TensorBoard's table of runs."""
     patches = []

@@ -21,6 +21,7 @@ from flsv._lightning.patches import (
     PatchedAttributes,
     callbacks_of,
     client_curves,
+    client_means,
     no_placeholder,
     round_axis,
     unprofiled,
@@ -231,6 +232,8 @@ class LightningFit(Rounds):
             )
         position = partial(self.steps.position_on_curves, interval)
         self._change(client_curves(self.trainer, position))
+        for patch in client_means(self.trainer, self.steps.client_name):
+            self._change(patch)
 
     def _engine_class(self) -> Callable[..., Engine]:
         """Return the engine that the loop names, or that of the trainer's strategy for several processes."""

@@ -224,12 +224,18 @@ class LocalSteps:
         steps_of_client = self.steps_so_far() - self.steps_before_client
         return self.steps_before_round + steps_of_client
 
-    def position_on_curves(self, interval: int) -> tuple[str, int] | None:
-        """Return the present client's name and step, at its first and each ``interval``-th step of a round."""
+    def client_name(self) -> str | None:
+        """Return the present client's name."""
         if self.client is None:
             return None
+        return self._data.client_names[self.client]
+
+    def position_on_curves(self, interval: int) -> tuple[str, int] | None:
+        """Return the present client's name and step, at its first and each ``interval``-th step of a round."""
+        name = self.client_name()
+        if name is None:
+            return None
         steps_of_client = self.steps_so_far() - self.steps_before_client
-        name = self._data.client_names[self.client]
         position = name, self.steps_before_round + steps_of_client
         is_step = (
             position != self._last_position

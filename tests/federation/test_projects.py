@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy
 import pandas
 import pytest
 import torch
@@ -396,6 +397,15 @@ def test_steps_of_clients_are_curves_that_go_on_over_the_rounds(tmp_path):
         column = logged.set_index("step")[f"loss_step/{ward}"].dropna()
         assert column.to_dict() == pytest.approx(curve)
         assert len(curve) == ROUNDS * 3  # each second of five or six batches
+
+    sizes_of_batches = {"Boston": [8, 8, 8, 8, 8, 2], "Lyon": [8, 8, 8, 8, 7]}
+    for position, (ward, sizes) in enumerate(sizes_of_batches.items()):
+        assert sum(sizes) == case.sizes[position]
+        means = {}
+        for round_index, round_losses in enumerate(losses_by_hand):
+            means[round_index] = numpy.average(round_losses[position], weights=sizes)
+        column = logged.set_index("step")[f"loss_epoch/{ward}"].dropna()
+        assert column.to_dict() == pytest.approx(means)
 
 
 VALUE_LOGGED_ONCE = 6.0
