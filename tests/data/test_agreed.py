@@ -164,6 +164,26 @@ def test_summary_has_these_fields_and_no_value_of_fewer_rows_than_min_rows() -> 
     assert list(of_ten.columns["ward"].categories or ()) == ["A", "B", "C"]
 
 
+def test_one_row_more_tells_its_numbers_but_no_category_of_few_rows() -> None:
+    """The difference attack of the page on trust: of two answers, one has a row more."""
+    frame = make_wards()
+    newcomer = frame.iloc[[0]].assign(age=41.5, dose=np.nan, ward="isolation", ill="no")
+    first_columns = summarize(frame, min_rows=5).columns
+    with_newcomer = pd.concat([frame, newcomer], ignore_index=True)
+    second_columns = summarize(with_newcomer, min_rows=5).columns
+
+    first_ages = first_columns["age"].moments
+    second_ages = second_columns["age"].moments
+    assert first_ages is not None
+    assert second_ages is not None
+    assert second_ages.count - first_ages.count == 1
+    assert second_ages.total - first_ages.total == Fraction(41.5)
+    assert second_columns["dose"].missing == first_columns["dose"].missing + 1
+
+    # `min_rows` bounds what is told of categories.
+    assert second_columns["ward"] == first_columns["ward"]
+
+
 def test_category_of_too_few_rows_becomes_zeros_in_one_process_too() -> None:
     columns = {"min_rows": 11, "exclude": ["tiny"]}
     data = set_up_data(make_wards(), labels="ill", columns=columns, server_val=0)

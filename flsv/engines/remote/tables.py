@@ -78,8 +78,9 @@ def take_encoder(
         return
     if private and (encoder is not None or data.needs_encoder):
         raise Refused(
-            "its updates are private, and what it tells about its table would have no noise. Give all sites an "
-            "encoder in columns"
+            "its updates are private, and what it tells about its table would have no noise. Give all sites the same "
+            "scales and categories, such as columns: {encoder: {columns: {age: {mean: 60, scale: 15}, "
+            "ward: {categories: [A, B]}}, classes: ['no', 'yes']}}"
         )
 
     try:

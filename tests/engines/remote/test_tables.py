@@ -1,6 +1,7 @@
 """Sites with tables agree on an encoder before the first round, and give what one process gives."""
 
 import json
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import lightning as L
 import pandas as pd
 import pytest
 import torch
+import yaml
 
 from flsv import FederatedLoop
 from flsv.engines.remote import (
@@ -269,11 +271,16 @@ def make_private_loop() -> FederatedLoop:
 def test_private_sites_tell_nothing_and_take_the_encoder_of_the_configuration(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(ConfigurationError, match="Give all sites an encoder in columns"):
-        Hospitals(tmp_path / "a", make_hospital_tables(), make=make_private_loop).directory()
+    silent = Hospitals(tmp_path / "a", make_hospital_tables(), make=make_private_loop)
+    with pytest.raises(ConfigurationError, match="Give all sites the same scales") as error:
+        silent.directory()
 
-    code = {"age": {"mean": 60.0, "scale": 15.0}, "ward": {"categories": ["A", "B"]}}
-    columns = {"encoder": {"columns": code, "classes": ["no", "yes"]}}
+    assert "agreed" not in {reply.kind for reply in silent.replies}
+
+    # The error says what to write.
+    advice = re.search(r"columns: (\{encoder: .*\]\}\})", str(error.value))
+    assert advice is not None
+    columns = yaml.safe_load(advice[1])
     federation = Hospitals(
         tmp_path / "b", make_hospital_tables(), make=make_private_loop, columns=columns
     )
