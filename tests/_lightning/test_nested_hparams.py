@@ -108,20 +108,20 @@ def test_lightning_cli_with_the_loop_trains_a_federation(
     path.write_text(yaml.safe_dump(config))
     arguments = ["fit", "--config", str(path)]
 
-    def run(*options: str) -> LightningCLI:
+    def fit_by_command_line(*options: str) -> LightningCLI:
         return ProjectCLI(datamodule_class=FederatedDataModule, args=[*arguments, *options])
 
-    whole = run()
+    whole = fit_by_command_line()
     assert dict(whole.datamodule.source.hparams) == OWN
     assert whole.datamodule.num_samples.sum() == 54
     assert whole.model.hparams.width == 8
     assert whole.model.hparams._class_path == f"{HERE}.Module"
     assert Path(whole.trainer.log_dir or "", "contributions.csv").is_file()
 
-    half = run("--trainer.max_epochs", "1")
+    half = fit_by_command_line("--trainer.max_epochs", "1")
     log_folder = Path(half.trainer.log_dir or "")
     (checkpoint,) = (log_folder / "checkpoints").iterdir()
-    resumed = run("--ckpt_path", str(checkpoint))
+    resumed = fit_by_command_line("--ckpt_path", str(checkpoint))
 
     assert resumed.trainer.current_epoch == 2
     assert torch.equal(state_vector(resumed.model), state_vector(whole.model))

@@ -167,28 +167,22 @@ def test_custom_attack_that_changes_the_shape_is_refused():
 
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 def test_false_reports_change_the_reported_loss_only(tmp_path: Path, engine: str) -> None:
-    def run(name: str, attacks: list[Attack]) -> tuple[Tensor, Tensor]:
+    def fit_with_attacks(attacks: list[Attack]) -> tuple[Tensor, Tensor]:
+        """The metric's values, which are minus the losses, and the model."""
         metrics = {"m": TrainingLoss()}
         loop = FederatedLoop(metrics=metrics, uploads=attacks, seed=1, engine=engine)
-        module = fit(
-            loop,
-            tmp_path / name,
-            Plain(network(batch_norm=False)),
-            rounds=2,
-        )
-
+        module = Plain(network(batch_norm=False))
+        fit(loop, tmp_path / f"{len(attacks)} attacks", module, rounds=2)
         return loop.contributions["m"], state_vector(module)
 
-    honest_losses, model = run("honest", [])
-    losses, model_of_liars = run(
-        "liars",
-        [FalseReports(loss=0.001, clients=[1])],
-    )
+    false_loss = 0.001
+    values_of_honest, model_of_honest = fit_with_attacks([])
+    values, model = fit_with_attacks([FalseReports(loss=false_loss, clients=[1])])
 
-    assert losses[1] == pytest.approx(-0.001)
-    assert honest_losses[1] < -0.01
-    assert torch.equal(losses[[0, 2]], honest_losses[[0, 2]])
-    assert torch.equal(model, model_of_liars)
+    assert values[1] == pytest.approx(-false_loss)
+    assert values_of_honest[1] < -0.01
+    assert torch.equal(values[[0, 2]], values_of_honest[[0, 2]])
+    assert torch.equal(model, model_of_honest)
 
 
 # ---- Updates that go where the server went last

@@ -44,7 +44,7 @@ class Mine(ContributionMetric):
 
     def update(self, client_ids):
         self.rounds += 1
-        {does}
+        {statement}
 
     def compute(self):
         return {scale} * torch.arange(3.0)
@@ -61,8 +61,9 @@ def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
     command = ["bench", "--federations", federation_file, "--seeds", "1", "--truth-seeds", "2"]
     command += ["--out", str(out), "-q", "--metric", "edited_metric.Mine"]
 
-    def bench(does: str = "", scale: float = 1) -> tuple[int, str]:
-        source = METRIC.format(does=does, scale=scale)
+    def run_with_edited_metric(statement: str = "", scale: float = 1) -> tuple[int, str]:
+        """The status, and what is printed as an error."""
+        source = METRIC.format(statement=statement, scale=scale)
         (tmp_path / "edited_metric.py").write_text(source)
         sys.modules.pop("edited_metric", None)
         importlib.invalidate_caches()
@@ -75,20 +76,21 @@ def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
             return []
         return [float(row["value"]) for row in read_rows(values_file) if row["metric"] == "Mine"]
 
-    status, printed = bench(does="torch.ones(2) + torch.ones(3)")
+    status, printed = run_with_edited_metric("torch.ones(2) + torch.ones(3)")
     assert status == 1
     assert "Mine has no value in mine, seed 0: Traceback" in printed
     assert "RuntimeError: The size of tensor a (2) must match" in printed
     assert stored_values() == []
 
     # Corrected, edited, with the same code again.
-    assert bench() == (0, "")
+    success = (0, "")
+    assert run_with_edited_metric() == success
     assert stored_values() == [0, 1, 2]
-    assert bench(scale=-2) == (0, "")
+    assert run_with_edited_metric(scale=-2) == success
     assert stored_values()[3:] == [0, -2, -4]
 
     content = values_file.read_bytes()
-    assert bench(scale=-2) == (0, "")
+    assert run_with_edited_metric(scale=-2) == success
     assert values_file.read_bytes() == content
 
     # Baselines stand beside it.

@@ -38,26 +38,42 @@ def trained_run(tmp_path_factory):
     return folder
 
 
+def list_folders(folder):
+    return {path for path in folder.rglob("*") if path.is_dir()}
+
+
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_evaluating_a_checkpoint_creates_no_new_run_folder(trained_run, command, capfd):
-    folders_before = {path for path in trained_run.rglob("*") if path.is_dir()}
-    last_checkpoint = next(trained_run.rglob("last.ckpt"))
-    best_checkpoint = next(trained_run.rglob("best.ckpt"))
+    folders_before = list_folders(trained_run)
+    (last_checkpoint,) = trained_run.rglob("last.ckpt")
 
     status = run_command(command, trained_run, "--ckpt_path", str(last_checkpoint), "--quiet")
+
     assert status == 0
     assert capfd.readouterr().out == ""
+    assert list_folders(trained_run) == folders_before
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("validate", "accuracy"),
+        ("test", "accuracy"),
+        ("predict", "predictions.csv (360 samples)"),  # the test images of the digits
+    ],
+)
+def test_evaluating_the_best_checkpoint_prints_its_path_and_the_result(
+    trained_run, command, words, capfd
+):
+    (best_checkpoint,) = trained_run.rglob("best.ckpt")
 
     assert run_command(command, trained_run, "--ckpt_path", "best") == 0
 
     output = capfd.readouterr()
-    folders = {path for path in trained_run.rglob("*") if path.is_dir()}
     assert f"Weights from {best_checkpoint}" in output.out
     assert "dirpath has changed" not in output.err + output.out
-    assert folders == folders_before
-    if command == "predict":
-        assert "predictions.csv (360 samples)" in output.out.replace("'", "")
-    else:
+    assert words in output.out.replace("'", "")
+    if command != "predict":
         assert printed_accuracy(output.out) > 0.4  # 0.1 untrained
 
 
@@ -87,22 +103,24 @@ def test_predictions_are_as_good_as_the_accuracy_that_lightning_prints(trained_r
 
 
 def test_ckpt_path_last_is_the_newest_file_of_the_runs_folder(tmp_path):
-    for age, name in enumerate(
-        ("repeat/seed_1/version_1/last", "version_0/last", "version_1/best", "version_9/last")
-    ):
-        path = tmp_path / "lightning_logs" / name.replace("/last", "/checkpoints/last.ckpt")
+    runs = tmp_path / "lightning_logs"
+    # The first is not of a fit, and the third no last one.
+    newest_first = [
+        runs / "repeat/seed_1/version_1/checkpoints/last.ckpt",
+        runs / "version_0/checkpoints/last.ckpt",
+        runs / "version_1/best",
+        runs / "version_9/checkpoints/last.ckpt",
+    ]
+    for age, path in enumerate(newest_first):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        os.utime(path, (2e9 - age, 2e9 - age))
-
+        modified = 2e9 - age
+        os.utime(path, (modified, modified))
     trainer = L.Trainer(
         default_root_dir=tmp_path, accelerator="cpu", logger=TensorBoardLogger(tmp_path)
     )
 
-    assert (
-        find_checkpoint("last", trainer)
-        == tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt"
-    )
+    assert find_checkpoint("last", trainer) == runs / "version_0/checkpoints/last.ckpt"
 
 
 @pytest.mark.parametrize(
@@ -141,33 +159,42 @@ class Rated(Plain):
             self.log(self.name, self.values[self.current_epoch])
 
 
+def fit_with_default_checkpoints(folder, module):
+    fit(
+        FederatedLoop(seed=0),
+        folder,
+        module,
+        enable_checkpointing=True,
+        callbacks=default_checkpoints([]),
+    )
+    trainer = trainer_for(None, folder)
+    last_checkpoint = torch.load(find_checkpoint("last", trainer), weights_only=True)
+    assert last_checkpoint["epoch"] == 2
+    return trainer
+
+
 @pytest.mark.parametrize(
     ("name", "values", "best"),
-    [("val_accuracy", [0.1, 0.8, 0.5], 1), ("val_loss", [0.3, 0.9, 0.5], 0), (None, [], None)],
+    [
+        ("val_accuracy", [0.1, 0.8, 0.5], 1),
+        ("val_loss", [0.3, 0.9, 0.5], 0),
+    ],
 )
 def test_best_checkpoint_is_chosen_by_val_accuracy_or_else_by_val_loss(
     tmp_path, name, values, best
 ):
-    callbacks = default_checkpoints([])
-    fit(
-        FederatedLoop(seed=0),
-        tmp_path,
-        Rated(name, values),
-        enable_checkpointing=True,
-        callbacks=callbacks,
-    )
-    trainer = trainer_for(None, tmp_path)
+    trainer = fit_with_default_checkpoints(tmp_path, Rated(name, values))
 
-    last_checkpoint = torch.load(find_checkpoint("last", trainer), weights_only=True)
-    assert last_checkpoint["epoch"] == 2
+    best_checkpoint = torch.load(find_checkpoint("best", trainer), weights_only=True)
+    assert best_checkpoint["epoch"] == best
 
-    if best is None:
-        message = "has no best checkpoint, which needs val_accuracy or val_loss"
-        with pytest.raises(ConfigurationError, match=message):
-            find_checkpoint("best", trainer)
-    else:
-        best_checkpoint = torch.load(find_checkpoint("best", trainer), weights_only=True)
-        assert best_checkpoint["epoch"] == best
+
+def test_run_that_logs_neither_accuracy_nor_loss_has_no_best_checkpoint(tmp_path):
+    trainer = fit_with_default_checkpoints(tmp_path, Rated(None, []))
+
+    message = "has no best checkpoint, which needs val_accuracy or val_loss"
+    with pytest.raises(ConfigurationError, match=message):
+        find_checkpoint("best", trainer)
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")

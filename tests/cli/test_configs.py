@@ -37,30 +37,46 @@ def test_unknown_configuration_names_the_packaged_ones() -> None:
         find_config("quickstrat")
 
 
-def test_init_copies_configurations_and_overwrites_no_file(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_init_copies_the_quick_start() -> None:
     assert main(["init"]) == 0
     assert Path("quickstart.yaml").read_text() == (CONFIGS / "quickstart.yaml").read_text()
     assert find_config("quickstart") == Path("quickstart.yaml")
+
+
+def test_init_copies_named_configurations_and_prints_how_to_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["init", "mine", "--config", "fedsv", "--config", "scenarios/guo_noisy"]) == 0
     assert sorted(path.name for path in Path("mine").iterdir()) == ["fedsv.yaml", "guo_noisy.yaml"]
     assert (
         "flsv fit --config mine/fedsv.yaml --config mine/guo_noisy.yaml" in capsys.readouterr().out
     )
 
+
+def test_init_overwrites_no_file(capsys: pytest.CaptureFixture[str]) -> None:
     Path("quickstart.yaml").write_text("mine")
+
     assert main(["init"]) == 2
+
     assert "is there already" in capsys.readouterr().err
     assert Path("quickstart.yaml").read_text() == "mine"
-    for options in (
-        ["quickstart.yaml"],
-        ["--flower", "quickstart.yaml"],
-        ["--nvflare", "quickstart.yaml"],
-        ["quickstart.yaml/mine"],
-    ):
-        assert main(["init", *options]) == 2
-        assert "nothing can be written into quickstart.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "quickstart.yaml",
+        "--flower quickstart.yaml",
+        "--nvflare quickstart.yaml",
+        "quickstart.yaml/mine",
+    ],
+)
+def test_init_into_a_file_is_refused(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("quickstart.yaml").touch()
+
+    assert main(["init", *options.split()]) == 2
+
+    assert "nothing can be written into quickstart.yaml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("network", ["flower", "nvflare"])

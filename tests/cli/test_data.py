@@ -23,13 +23,16 @@ COLUMNS = {"exclude": ["insurer", "patient", "admitted"], "dates": {"discharged"
 @pytest.fixture
 def clinics_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = Path(__file__).parents[2] / "docs/tutorials/hospitals.md"
-    (script,) = (
-        block for block in pages.blocks_of_page(page.read_text()) if block.title == "clinics.py"
-    )
-    exec(script.text)
-
+    write_clinics_as_in_the_tutorial()
     return tmp_path
+
+
+def write_clinics_as_in_the_tutorial():
+    """Its script writes clinics/Boston.csv and others into the working folder."""
+    page = Path(__file__).parents[2] / "docs/tutorials/hospitals.md"
+    blocks = pages.blocks_of_page(page.read_text())
+    (script,) = [block for block in blocks if block.title == "clinics.py"]
+    exec(script.text)
 
 
 def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(clinics_file, capsys):
@@ -71,15 +74,18 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(clini
     assert pd.read_csv("cards/samples.csv")["client"].tolist() == list(frames)
 
 
-def test_data_command_escapes_formulas_and_runs_no_module_beside_a_table(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rows = [("=1+1", "clinic", "ill")]
-    for number in range(40):
-        is_odd = number % 2
-        rows.append((number, "=@"[is_odd] + "A1", "ny"[is_odd]))
+def write_visits():
+    """A table whose names and cells could be formulas."""
+    lines = ["=1+1,clinic,ill"]
+    for number in range(0, 40, 2):
+        lines.append(f"{number},=A1,n")
+        lines.append(f"{number + 1},@A1,y")
+    Path("visits.csv").write_text("\n".join([*lines, ""]))
 
-    Path("visits.csv").write_text("".join(f"{','.join(map(str, row))}\n" for row in rows))
-    Path("visits.py").write_text("open('it ran', 'w')\n")
+
+def test_data_command_escapes_formulas(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_visits()
     options = [
         "--data.source=visits.csv",
         "--data.labels=ill",
@@ -89,19 +95,28 @@ def test_data_command_escapes_formulas_and_runs_no_module_beside_a_table(tmp_pat
 
     assert main(["data", *options, "--out=cards"]) == 0
 
-    Path("pair.yaml").write_text(
-        "data: {source: [visits.csv, visits.csv], labels: ill, files: {root: .}}\n"
-    )
-
-    assert main(["data", "pair.yaml"]) == 0
-
-    assert not Path("it ran").exists()
-
     for path in Path("cards").iterdir():
         text = path.read_text()
         assert not re.search(r"(^|,)[=@]", text, re.MULTILINE), text
-
     assert "'=A1" in Path("cards/samples.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "{source: visits.csv, labels: ill, groups: clinic, files: {root: .}}",
+        "{source: [visits.csv, visits.csv], labels: ill, files: {root: .}}",
+    ],
+)
+def test_data_command_runs_no_module_beside_a_table(tmp_path, monkeypatch, data):
+    monkeypatch.chdir(tmp_path)
+    write_visits()
+    Path("visits.py").write_text("open('it ran', 'w')\n")
+    Path("federation.yaml").write_text(f"data: {data}\n")
+
+    assert main(["data", "federation.yaml"]) == 0
+
+    assert not Path("it ran").exists()
 
 
 def test_data_notes_name_a_class_that_a_client_lacks(clinics_file):

@@ -40,34 +40,37 @@ def test_commands_that_torchrun_would_run_twice_are_refused(command, monkeypatch
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_fit_prints_folder_and_report_command_and_if_quiet_the_folder_only(
-    tmp_path, monkeypatch, capfd
-):
+def test_fit_and_report_print_folder_and_further_commands(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    command = ["fit", "--config", str(write_config(tmp_path / "federation.yaml"))]
+    config = str(write_config(tmp_path / "federation.yaml"))
+    folder = "here there/lightning_logs/version_0"
 
-    assert main([*command, "--trainer.default_root_dir=here there"]) == 0
+    assert main(["fit", "--config", config, "--trainer.default_root_dir=here there"]) == 0
 
     out = capfd.readouterr().out
-    folder = "'here there/lightning_logs/version_0'"
-
-    assert f"Results: {folder}" in out
+    assert f"Results: '{folder}'" in out
     assert "tensorboard --logdir 'here there/lightning_logs'" in out
-    assert f"flsv report {folder}" in out
+    assert f"flsv report '{folder}'" in out
 
-    assert main(["report", "here there/lightning_logs/version_0"]) == 0
+    assert main(["report", folder]) == 0
     assert "report.html'" in capfd.readouterr().out
 
-    assert main([*command, "-q", "--trainer.default_root_dir=quiet"]) == 0
+
+def test_quiet_fit_and_report_print_the_folder_and_the_page_only(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    config = str(write_config(tmp_path / "federation.yaml"))
+    folder = "quiet/lightning_logs/version_0"
+
+    assert main(["fit", "--config", config, "-q", "--trainer.default_root_dir=quiet"]) == 0
 
     printed = capfd.readouterr()
-    assert re.fullmatch(r"Results: quiet/lightning_logs/version_0 .*\n", printed.out)
+    assert re.fullmatch(rf"Results: {folder} .*\n", printed.out)
     assert "GPU available" not in printed.err
     assert "Epoch" not in printed.err
 
-    page = "quiet/lightning_logs/version_0/clients/1/report.html"
+    page = f"{folder}/clients/1/report.html"
 
-    assert main(["report", "-q", "quiet/lightning_logs/version_0", "--client", "1"]) == 0
+    assert main(["report", "-q", folder, "--client", "1"]) == 0
     assert capfd.readouterr().out == f"Report: {page}\n"
     assert Path(page).is_file()
 
@@ -134,7 +137,8 @@ WRITING = {
 @pytest.mark.parametrize("name", ["fit", "value"])
 def test_output_folder_below_a_file_is_refused(name, tmp_path, capsys):
     (tmp_path / "file").touch()
-    assert main([name, *WRITING[name].format(tmp_path / "file" / "out").split()]) == 2
+    options = WRITING[name].format(tmp_path / "file" / "out")
+    assert main([name, *options.split()]) == 2
     assert re.search(
         rf"^flsv: error: .*nothing can be written into {tmp_path}/file/out.* Not a directory. Name another folder",
         capsys.readouterr().err,
@@ -181,9 +185,9 @@ def test_config_yaml_is_written_into_the_trackers_run_folder(tmp_path):
     ]
 
     assert main(["fit", *config, "--trainer.logger=helpers.runs.Tracker"]) == 0
-    assert {"config.yaml", "run.json", "contributions.csv"} <= {
-        p.name for p in (tmp_path / "7" / "of_run").iterdir()
-    }
+    run_folder = tmp_path / "7" / "of_run"  # as Tracker names it
+    names = {path.name for path in run_folder.iterdir()}
+    assert {"config.yaml", "run.json", "contributions.csv"} <= names
 
 
 @pytest.mark.parametrize("command", ["fit", "retrain", "value"])
@@ -211,24 +215,43 @@ def test_closed_output_pipe_causes_no_traceback():
 
 
 def main_without_a_reader(words: list[str]) -> int:
-    """The command at the beginning of a pipe whose other end is closed."""
+    """The command at the beginning of a pipe whose other end is closed, in a process of its own, which ends so."""
+    standard_output = 1
     read_end, write_end = os.pipe()
     os.close(read_end)
-    os.dup2(write_end, 1)
-    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
+    os.dup2(write_end, standard_output)
+    sys.stdout = open(standard_output, "w", closefd=False)  # noqa: SIM115
+    sys.__stdout__ = sys.stdout
     status = main(words)
     sys.stdout.flush()  # as Python does at its end
     return status
 
 
-@pytest.mark.parametrize("command", ["fit --config federation.yaml", "data federation.yaml"])
-def test_command_goes_on_when_its_output_is_no_longer_read(command, tmp_path):
+@pytest.mark.parametrize(
+    ("command", "num_checkpoints"),
+    [
+        ("fit --config federation.yaml", 1),
+        ("data federation.yaml", 0),
+    ],
+)
+def test_command_goes_on_when_its_output_is_no_longer_read(command, num_checkpoints, tmp_path):
     write_config(tmp_path / "federation.yaml", federation={"reporting": {"figures": 0}})
     status, output = Forked(tmp_path, main_without_a_reader, command.split()).wait()
     assert status == 0, output
     assert "Traceback" not in output
     checkpoints = list(tmp_path.rglob("last.ckpt"))
-    assert len(checkpoints) == command.startswith("fit")
+    assert len(checkpoints) == num_checkpoints
+
+
+RUN_WITHOUT_TORCH = """
+import sys
+
+from flsv.cli.entry import main
+
+status = main(sys.argv[1:])
+assert "torch" not in sys.modules
+sys.exit(status)
+"""
 
 
 @pytest.mark.parametrize(
@@ -243,11 +266,11 @@ def test_command_goes_on_when_its_output_is_no_longer_read(command, tmp_path):
     ],
 )
 def test_misspelt_file_or_folder_is_told_before_torch_is_imported(words, hint):
-    program = (
-        "import sys; from flsv.cli.entry import main; "
-        f"status = main({words.split()}); sys.exit(status + 10 * ('torch' in sys.modules))"
+    finished = subprocess.run(
+        [sys.executable, "-c", RUN_WITHOUT_TORCH, *words.split()],
+        capture_output=True,
+        text=True,
     )
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
-    assert finished.returncode == 2
+    assert finished.returncode == 2, finished.stderr
     assert hint in finished.stderr

@@ -46,7 +46,9 @@ def test_new_metric_package_can_be_installed_and_trained_with(tmp_path):
 def test_test_of_the_new_metric_package_passes(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(new("UpdateLength", tmp_path)))
     written = importlib.import_module(f"test_{MODULE}")
-    for check in written.test_it_does_what_every_metric_does.pytestmark[0].args[1]:
+    (parametrization,) = written.test_it_does_what_every_metric_does.pytestmark
+    _, checks = parametrization.args
+    for check in checks:
         written.test_it_does_what_every_metric_does(check=check)
 
     written.test_by_hand()

@@ -81,24 +81,32 @@ def load_loop(*configs: str | Path, arguments: tuple[str, ...] = ()) -> Federate
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
-def test_metrics_of_several_configuration_files_are_merged(tmp_path):
+def test_metrics_of_several_configuration_files_are_merged():
+    # digits has the metric cssv, afedsv the metric ssv and its aggregator.
     loop = load_loop("digits", CONFIGS / "afedsv.yaml")
     assert sorted(loop.metrics) == ["cssv", "ssv"]
     assert repr(loop.aggregator).startswith("ShapleyWeighted(")
 
-    with_momentum = tmp_path / "again.yaml"
-    without_metrics = tmp_path / "none.yaml"
-    with_momentum.write_text(
+
+@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+def test_metric_of_the_later_file_replaces_that_of_the_same_name(tmp_path):
+    later_file = tmp_path / "again.yaml"
+    later_file.write_text(
         "federation: {metrics: {cssv: {class_path: ClassSpecificShapley, init_args: {momentum: 0.5}}}}\n"
     )
-    without_metrics.write_text("federation: {metrics: {}, aggregator: FedAvg}\n")
-    arguments = ("--federation.metrics.loo", "LeaveOneOut")
+    loop = load_loop("digits", later_file)
+    assert loop.metrics["cssv"].momentum == 0.5
 
-    assert load_loop("digits", with_momentum).metrics["cssv"].momentum == 0.5
+
+@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+def test_no_metrics_in_a_file_remove_those_of_earlier_files_only(tmp_path):
+    without_metrics = tmp_path / "none.yaml"
+    without_metrics.write_text("federation: {metrics: {}, aggregator: FedAvg}\n")
     assert load_loop("digits", without_metrics).metrics == {}
 
-    merged = load_loop("digits", without_metrics, "afedsv", arguments=arguments)
-    assert sorted(merged.metrics) == ["loo", "ssv"]
+    arguments = ("--federation.metrics.loo", "LeaveOneOut")
+    loop = load_loop("digits", without_metrics, "afedsv", arguments=arguments)
+    assert sorted(loop.metrics) == ["loo", "ssv"]
 
 
 MISSPELT = {
@@ -253,6 +261,7 @@ def test_optimizer_of_another_class_in_a_later_file_begins_anew(tmp_path):
     assert after_sgd == alone
 
 
+#: Ways to name the optimizer on the command line.
 ADAM = {
     "in full": ["--model.init_args.optimizer=torch.optim.Adam"],
     "short": ["--model.optimizer", "Adam"],
@@ -265,10 +274,11 @@ ADAM = {
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_optimizer_of_another_class_on_the_command_line_begins_anew(tmp_path):
     alone = load_config(tmp_path, ["adam"])
-    for words in ADAM.values():
-        assert load_config(tmp_path, ["sgd"], *words) == alone
+    for options in ADAM.values():
+        assert load_config(tmp_path, ["sgd"], *options) == alone
 
-    faster = load_config(tmp_path, ["sgd"], *ADAM["short"], "--model.optimizer.lr=0.25")
+    short_options = ADAM["short"]
+    faster = load_config(tmp_path, ["sgd"], *short_options, "--model.optimizer.lr=0.25")
     optimizer = faster["model"]["init_args"]["optimizer"]
 
     assert optimizer["init_args"]["lr"] == 0.25

@@ -28,10 +28,13 @@ from helpers.fits import trainer_for
 from helpers.pages import text_of_page
 from helpers.runs import fit_by_command, read_output, read_rows, write_config
 
+SEED = 3
+ROUNDS = 2
+
 
 @pytest.fixture(scope="module")
 def trained_run(tmp_path_factory):
-    """A run of two rounds."""
+    """A run of two rounds on the data that write_config names."""
     folder = tmp_path_factory.mktemp("retrained")
     federation = {
         "aggregator": {
@@ -42,14 +45,14 @@ def trained_run(tmp_path_factory):
         "reporting": {"table": False, "figures": 0},
     }
     trainer = {
-        "max_epochs": 2,
+        "max_epochs": ROUNDS,
         "accelerator": "cpu",
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
     config = write_config(
         folder / "federation.yaml",
-        seed_everything=3,
+        seed_everything=SEED,
         trainer=trainer,
         federation=federation,
     )
@@ -66,6 +69,7 @@ def copied_run(trained_run):
 
 def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(copied_run):
     table, path = retrain(copied_run, "all", metric="negative_loss", seeds=1)
+    # By hand, the configuration of the run.
     data = FederatedDataModule(
         "digits",
         SizePartitioner([1, 2, 4], seed=0),
@@ -73,20 +77,20 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(copied_run):
         splits=Splits(server_val=0.2, seed=0),
     )
 
-    def trainer(cohort: Any) -> L.Trainer:
+    def make_trainer(cohort: Any) -> L.Trainer:
         loop = FederatedLoop(
             ShapFedWA("cssv"),
             {"cssv": ClassSpecificShapley()},
             sampler=cohort,
-            seed=3,
+            seed=SEED,
             reporting=Reporting(table=False, figures=0),
         )
-        return trainer_for(loop, copied_run, 2, limit_val_batches=0)
+        return trainer_for(loop, copied_run, ROUNDS, limit_val_batches=0)
 
-    L.seed_everything(3, verbose=False)
+    L.seed_everything(SEED, verbose=False)
     sgd = partial(torch.optim.SGD, lr=0.1)
     module = ClassifierClient("softmax", num_classes=10, input_shape=(1, 8, 8), optimizer=sgd)
-    utility = RetrainedUtility(trainer, module, data, "negative_loss")
+    utility = RetrainedUtility(make_trainer, module, data, "negative_loss")
 
     expected = exact_shapley(utility, 3).values
     torch.testing.assert_close(torch.tensor(table["value"]), expected, rtol=0, atol=1e-7)
@@ -121,12 +125,13 @@ def test_retrain_without_a_client_saves_the_module_of_a_run_of_the_others(
         assert torch.equal(state[name], value)
     assert not (copied_run / "retrained.csv").exists()
 
-    for names in (["Lyon"], ["0", "1", "2"]):
-        assert main(["retrain", str(copied_run), "--without", *names]) == 2
-        assert (
-            f"--without {' '.join(names)}: expected some of 0, 1, 2, not all"
-            in capsys.readouterr().err
-        )
+
+@pytest.mark.parametrize("names", ["Lyon", "0 1 2"])
+def test_retrain_without_nobody_that_there_is_or_without_all_is_refused(copied_run, capsys, names):
+    assert main(["retrain", str(copied_run), "--without", *names.split()]) == 2
+
+    message = f"--without {names}: expected some of 0, 1, 2, not all"
+    assert message in capsys.readouterr().err
 
 
 def test_retrain_refuses_scores_that_give_no_single_value(
@@ -222,11 +227,16 @@ def test_retrain_tells_the_trainings_seeds_and_settings_that_were_asked_for(copi
 
     assert main([*command, "--federation.optimizer_state=persist"]) == 0
 
+    seeds = [SEED, SEED + 1]
     for row in read_rows(copied_run / "retrained.csv"):
         assert row["trainings"] == "singles"
-        assert row["seeds"] == "3 4"
+        assert row["seeds"] == " ".join(map(str, seeds))
         assert row["changed"] == changed
-    assert len((copied_run / "retrained_scores.csv").read_text().splitlines()) == 2 + 5 * 2
+    settings, header, *scores = (copied_run / "retrained_scores.csv").read_text().splitlines()
+    assert settings.startswith("#")
+    assert header.startswith("seed,")
+    num_coalitions = 2 + 3  # of no client, of all, of each alone
+    assert len(scores) == num_coalitions * len(seeds)
     assert changed in read_output(capsys)
 
 
@@ -325,35 +335,45 @@ def test_nothing_in_a_runs_checkpoint_is_executed(copied_run, tmp_path, monkeypa
     assert not Path("hostile").exists()
 
 
-def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(
-    copied_run, tmp_path, capsys
-):
-    changed = tmp_path / "run"
-    shutil.copytree(copied_run, changed)
-    path = changed / "checkpoints" / "last.ckpt"
+@pytest.fixture
+def run_with_other_weights(copied_run, tmp_path):
+    """A copy of the run, whose checkpoint is not what its configuration gives."""
+    folder = tmp_path / "run"
+    shutil.copytree(copied_run, folder)
+    path = folder / "checkpoints" / "last.ckpt"
     checkpoint = torch.load(path, weights_only=True)
     name, weight = next(iter(checkpoint["state_dict"].items()))
     checkpoint["state_dict"][name] = weight + 0.01
     torch.save(checkpoint, path)
-    command = ["retrain", str(changed), "--trainings", "singles", "--seeds", "1"]
+    return folder
 
-    assert main(command) == 2
+
+def retrain_singles(folder, *options):
+    return main(["retrain", str(folder), "--trainings", "singles", "--seeds", "1", *options])
+
+
+def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(
+    run_with_other_weights, capsys
+):
+    assert retrain_singles(run_with_other_weights) == 2
 
     output = " ".join("".join(capsys.readouterr()).split())
     assert (
         "there are no values: the coalition of all clients, trained again from the run's configuration"
         in output
     )
-    assert not list(changed.glob("retrained*"))
+    assert not list(run_with_other_weights.glob("retrained*"))
 
-    # Other settings are not compared; without the checkpoint, that is said.
-    assert main([*command, "--rounds", "1"]) == 0
 
-    shutil.rmtree(changed / "checkpoints")
-    (changed / "retrained_scores.csv").unlink()
-    capsys.readouterr()
+def test_retrain_of_other_rounds_is_not_compared_with_the_checkpoint(run_with_other_weights):
+    assert retrain_singles(run_with_other_weights, "--rounds", "1") == 0
 
-    assert main(command) == 0
+
+def test_retrain_says_that_there_is_no_checkpoint_to_compare_with(run_with_other_weights, capsys):
+    shutil.rmtree(run_with_other_weights / "checkpoints")
+
+    assert retrain_singles(run_with_other_weights) == 0
+
     assert "not compared with the run's own weights" in read_output(capsys)
 
 

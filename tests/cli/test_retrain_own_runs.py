@@ -148,23 +148,26 @@ def record_fits(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
 
 
 def test_retrain_measures_by_the_performance_of_the_runs_metrics():
-    def of(**metrics: Any) -> tuple[str, str | None]:
-        return performance_by(FederatedLoop(metrics=metrics, reporting=Reporting(table=False)))
+    def performance_and_mode(*metrics: Any) -> tuple[str, str | None]:
+        named_metrics = {f"metric_{number}": metric for number, metric in enumerate(metrics)}
+        loop = FederatedLoop(metrics=named_metrics, reporting=Reporting(table=False))
+        return performance_by(loop)
 
-    loss = CumulativeShapley(performance="negative_loss")
-    assert of(cssv=ClassSpecificShapley()) == ("accuracy", None)
-    assert of(cssv=ClassSpecificShapley(), sv=loss) == ("negative_loss", None)
-    assert of(sv=CumulativeShapley(performance="val_loss", mode="min")) == ("val_loss", "min")
-    assert of(sv=PartialFederatedShapley(num_classes=3, per_class=True)) == (
-        "balanced_accuracy",
-        None,
-    )
-    assert of(sv=GradientShapley(), own=GradientAgreement()) == ("negative_loss", None)
+    by_class = ClassSpecificShapley()
+    by_loss = CumulativeShapley(performance="negative_loss")
+    by_logged_loss = CumulativeShapley(performance="val_loss", mode="min")
+    by_balanced_accuracy = PartialFederatedShapley(num_classes=3, per_class=True)
+    assert performance_and_mode(by_class) == ("accuracy", None)
+    assert performance_and_mode(by_class, by_loss) == ("negative_loss", None)
+    assert performance_and_mode(by_logged_loss) == ("val_loss", "min")
+    assert performance_and_mode(by_balanced_accuracy) == ("balanced_accuracy", None)
+    by_gradients = performance_and_mode(GradientShapley(), GradientAgreement())
+    assert by_gradients == ("negative_loss", None)
 
     with pytest.raises(
         ConfigurationError, match="value by negative_loss, accuracy: choose one with --metric"
     ):
-        of(sv=loss, loo=LeaveOneOut())
+        performance_and_mode(by_loss, LeaveOneOut())
 
 
 def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, capsys):

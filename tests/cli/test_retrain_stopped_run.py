@@ -14,7 +14,7 @@ from helpers.runs import fit_by_command, read_output, read_rows, write_config, w
 
 REPORTING = {"table": False, "figures": 0}
 ONE_CYCLE = {"class_path": "helpers.coalition_kinds.DigitsOneCycle"}
-AGAIN = ["--trainings", "singles", "--seeds", "1"]
+QUICKLY = ["--trainings", "singles", "--seeds", "1"]
 
 
 def early_stopping() -> dict[str, Any]:
@@ -38,6 +38,7 @@ def stopped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     run = fit_by_command(folder, config)
 
+    # The second round is no better than the first, which is the patience of early_stopping.
     assert read_record(run / "run.json")["rounds_done"] == 2
 
     return run
@@ -46,17 +47,17 @@ def stopped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_rounds_of_a_stopped_run_are_trained_and_compared(stopped_run, capsys):
     for path in (stopped_run / "coalitions.csv", stopped_run / "retrained_scores.csv"):
         path.unlink(missing_ok=True)
-    assert main(["retrain", str(stopped_run), *AGAIN]) == 0
+    assert main(["retrain", str(stopped_run), *QUICKLY]) == 0
 
     output = read_output(capsys)
     assert "2 of 7 rounds" in output
     assert "not compared" not in output
 
-    last_values = [
-        float(row["value"])
-        for row in read_rows(stopped_run / "contributions.csv")
-        if (row["metric"], row["round"]) == ("shadow", "1")
-    ]
+    last_round = "1"  # the second
+    last_values = []
+    for row in read_rows(stopped_run / "contributions.csv"):
+        if row["metric"] == "shadow" and row["round"] == last_round:
+            last_values.append(float(row["value"]))
     values = [float(row["value"]) for row in read_rows(stopped_run / "retrained.csv")]
 
     assert values == pytest.approx(last_values, abs=1e-6)
@@ -73,7 +74,7 @@ def test_weights_of_a_stopped_run_are_refused_if_training_differs(stopped_run, t
 
     for file_name in ("coalitions.csv", "retrained_scores.csv"):
         (changed / file_name).unlink(missing_ok=True)
-    assert main(["retrain", str(changed), *AGAIN]) == 2
+    assert main(["retrain", str(changed), *QUICKLY]) == 2
     assert "came to another model" in " ".join(capsys.readouterr().err.split())
 
 
@@ -100,7 +101,7 @@ def test_a_changed_relative_path_is_named_and_no_seed(tmp_path, monkeypatch, cap
     shutil.move("factor.txt", "moved")
     capsys.readouterr()
 
-    assert main(["retrain", str(run), *AGAIN, "--model.init_args.factor=moved/factor.txt"]) == 0
+    assert main(["retrain", str(run), *QUICKLY, "--model.init_args.factor=moved/factor.txt"]) == 0
 
     output = read_output(capsys)
     change = "model.init_args.factor 'moved/factor.txt' instead of 'factor.txt'"
@@ -114,10 +115,10 @@ def test_the_same_data_in_another_folder_are_no_change_and_weights_are_compared(
 ):
     monkeypatch.chdir(tmp_path)
     table = [["clinic", "age", "ill"]]
-    for i in range(90):
-        clinic = "ABC"[i % 3]
-        age = 30 + i * 7 % 23
-        is_ill = "y" if i % 4 else "n"
+    for patient in range(90):
+        clinic = ["A", "B", "C"][patient % 3]
+        age = 30 + patient * 7 % 23  # all over, from 30 to 52
+        is_ill = ["n", "y", "y", "y"][patient % 4]
         table.append([clinic, str(age), is_ill])
     config = write_config(
         tmp_path / "federation.yaml",
@@ -131,8 +132,8 @@ def test_the_same_data_in_another_folder_are_no_change_and_weights_are_compared(
     Path("moved").mkdir()
     shutil.move("clinics.csv", "moved")
     capsys.readouterr()
-    assert main(["retrain", str(run), *AGAIN, "--data.source=moved/clinics.csv"]) == 0
+    assert main(["retrain", str(run), *QUICKLY, "--data.source=moved/clinics.csv"]) == 0
 
     output = read_output(capsys)
-    assert "not compared" not in output
-    assert "instead of" not in output
+    assert "not compared" not in output  # the weights are
+    assert "instead of" not in output  # no setting is another one

@@ -17,20 +17,12 @@ from helpers.runs import QUIET, write_config
 pytestmark = pytest.mark.slow
 
 RANKS = ["--trainer.strategy=federated", "--trainer.devices=2"]
-STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
 SECONDS = 900
 
 
-def torchrun(*words: str) -> None:
+def run_by_torchrun(*words: str) -> None:
     elastic_launch(AGENT, run_command)(*words)
-
-
-#: What starts a fit; how else its configuration is.
-STARTS: dict[str, tuple[Callable[..., None], list[str]]] = {
-    "one process": (run_command, []),
-    "two ranks": (run_command, RANKS),
-    "torchrun": (torchrun, []),
-}
 
 
 def stop_command(process: Forked, number: int, begun: str) -> tuple[int | None, str]:
@@ -53,53 +45,74 @@ def stop_command(process: Forked, number: int, begun: str) -> tuple[int | None, 
 
 
 @pytest.mark.parametrize(
-    ("launch", "number"),
+    ("run", "trainer_options", "number", "expected_status"),
     [
-        ("one process", signal.SIGINT),
-        ("two ranks", signal.SIGTERM),
-        ("torchrun", signal.SIGTERM),
+        pytest.param(run_command, [], signal.SIGINT, 130, id="one process"),
+        pytest.param(run_command, RANKS, signal.SIGTERM, 143, id="two ranks"),
+        # torchrun's own status is 1 whatever it is of.
+        pytest.param(run_by_torchrun, [], signal.SIGTERM, 1, id="torchrun"),
     ],
 )
 def test_stopped_fit_prints_its_table_and_the_command_to_resume(
-    launch: str, number: int, tmp_path: Path
+    run: Callable[..., None],
+    trainer_options: list[str],
+    number: int,
+    expected_status: int,
+    tmp_path: Path,
 ) -> None:
-    run_launcher, trainer_options = STARTS[launch]
     short = ["--trainer.limit_train_batches=2", "--federation.reporting.table=true"]
     config = write_config(tmp_path / "federation.yaml")
-    options = ["--config", str(config), *short, *QUIET, *trainer_options]
-    words = ["fit", *options, "--trainer.max_epochs=100000"]
+    command = ["fit", "--config", str(config), *short, *QUIET, *trainer_options]
+    endless = "--trainer.max_epochs=100000"
 
-    process = Forked(tmp_path, run_launcher, *words, PYTHONPATH=IMPORT_PATH)
+    process = Forked(tmp_path, run, *command, endless, PYTHONPATH=IMPORT_PATH)
     status, output = stop_command(process, number, "lightning_logs/*/checkpoints/last.ckpt")
 
-    # torchrun's own status is 1 whatever it is of.
-    expected_status = 1 if launch == "torchrun" else STATUS[number]
     assert status == expected_status, output
     assert output.count("Contributions") == 1
-    assert "Traceback" not in output or launch == "torchrun"
+    assert "Traceback" not in output or run is run_by_torchrun
     assert "Go on:   the same command with --ckpt_path last" in output
 
-    checkpoints = tmp_path / "lightning_logs" / "version_0" / "checkpoints"
-    last_row = (checkpoints.parent / "contributions.csv").read_text().splitlines()[-1]
-    rounds = int(last_row.split(",")[0]) + 3
-    resume = ["fit", *options, "--ckpt_path", "last", f"--trainer.max_epochs={rounds}"]
+    run_folder = tmp_path / "lightning_logs" / "version_0"
+    rounds = last_round(run_folder) + 3  # two or three more
+    resume = [*command, "--ckpt_path", "last", f"--trainer.max_epochs={rounds}"]
     status, output = Forked(tmp_path, run_command, *resume, PYTHONPATH=IMPORT_PATH).wait()
+
     assert status == 0, output
-    assert f"Resuming from {checkpoints}" in output
+    assert f"Resuming from {run_folder / 'checkpoints'}" in output
 
 
-@pytest.mark.parametrize("swallows", [False, True])
-def test_sigterm_raises_terminated_even_if_received_within_a_del_method(swallows: bool) -> None:
-    """What is raised within a ``__del__`` is lost; a second signal in the same moment is none."""
+def last_round(run_folder: Path) -> int:
+    """The round of the table's last row."""
+    *_, last_row = (run_folder / "contributions.csv").read_text().splitlines()
+    round_index, _, _ = last_row.partition(",")
+    return int(round_index)
 
-    class Last:
+
+def receive_sigterm() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def receive_sigterm_within_a_del_method() -> None:
+    """Where Python prints what is raised, and goes on."""
+
+    class Dies:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGTERM)
 
-    def work() -> None:
+    Dies()
+
+
+@pytest.mark.parametrize("receive", [receive_sigterm, receive_sigterm_within_a_del_method])
+def test_sigterm_raises_terminated_even_if_received_within_a_del_method(
+    receive: Callable[[], None],
+) -> None:
+    """What is raised within a ``__del__`` is lost; a second signal in the same moment is none."""
+
+    def receive_and_sleep() -> None:
         with terminable():
-            Last() if swallows else signal.raise_signal(signal.SIGTERM)
+            receive()
             time.sleep(30)
 
     with pytest.raises(Terminated):
-        work()
+        receive_and_sleep()

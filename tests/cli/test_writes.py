@@ -28,7 +28,7 @@ COMMANDS = {
     "init": ("project", r"project/.*"),
     "new": ("metric MyMetric", r"my_metric/.*"),
 }
-RUN = "out/hosp/a"
+RUN_FOLDER = "out/hosp/a"
 NOTES = "# agreed with Lyon on 3 May\n"
 LOGGER = """
 trainer:
@@ -56,6 +56,7 @@ def project_folder(request, tmp_path_factory):
         patch.chdir(folder)
         write_config(Path("federation.yaml"))
         Path("logger.yaml").write_text(LOGGER % request.param)
+        # The user's, with names that flsv gives files in its own folders.
         Path("config.yaml").write_text(NOTES)
         Path("predictions.csv").write_text(NOTES)
         options = ["--config=federation.yaml", "--config=logger.yaml"]
@@ -83,11 +84,11 @@ def test_command_writes_only_what_it_says(command, project_copy):
     arguments, permitted = COMMANDS[command]
     before_command = digests_of_files(project_copy)
 
-    assert main([command, *arguments.replace("RUN", RUN).split()]) == 0
+    assert main([command, *arguments.replace("RUN", RUN_FOLDER).split()]) == 0
 
     after_command = digests_of_files(project_copy)
     changed = set(before_command.items()) - set(after_command.items())
-    pattern = permitted.replace("RUN", RUN)
+    pattern = permitted.replace("RUN", RUN_FOLDER)
     new_files = after_command.keys() - before_command.keys()
 
     assert changed == set()
@@ -121,23 +122,34 @@ def test_fit_refuses_a_folder_with_a_configuration_that_is_not_a_runs(folder, pr
     assert digests_of_files(project_copy) == files
 
 
-def test_fit_refuses_the_folder_of_another_run_and_goes_on_with_its_own(project_copy, capsys):
-    options = ["--config=federation.yaml", "--config=logger.yaml"]
+FIT = ["fit", "--config=federation.yaml", "--config=logger.yaml"]
+
+
+def test_fit_refuses_the_folder_of_another_run(project_copy, capsys):
     files = digests_of_files(project_copy)
 
-    assert main(["fit", *options]) == 2
-    assert f"{RUN} holds a run already. Give this run a folder" in capsys.readouterr().err
+    assert main(FIT) == 2
+
+    assert f"{RUN_FOLDER} holds a run already. Give this run a folder" in capsys.readouterr().err
     assert digests_of_files(project_copy) == files
 
-    assert main(["fit", *options, "--trainer.max_epochs=2", "--ckpt_path=last"]) == 0
 
-    # The metrics of the run's first part are renamed. One of the loggers writes none.
-    metrics = files.get(f"{RUN}/metrics.csv")
-    assert digests_of_files(project_copy).get(f"{RUN}/metrics_1.csv") == metrics
+def test_resumed_fit_keeps_the_metrics_of_the_runs_first_part(project_copy):
+    """Under another name, where the logger writes them into a file."""
+    metrics = project_copy / RUN_FOLDER / "metrics.csv"
+    has_metrics = metrics.exists()
+    former_metrics = metrics.read_bytes() if has_metrics else b""
+
+    assert main([*FIT, "--trainer.max_epochs=2", "--ckpt_path=last"]) == 0
+
+    renamed = project_copy / RUN_FOLDER / "metrics_1.csv"
+    assert renamed.exists() == has_metrics
+    if has_metrics:
+        assert renamed.read_bytes() == former_metrics
 
 
 def test_predictions_outside_a_run_leave_the_users_file(project_copy):
-    shutil.copy(f"{RUN}/checkpoints/last.ckpt", "model.ckpt")
+    shutil.copy(f"{RUN_FOLDER}/checkpoints/last.ckpt", "model.ckpt")
     options = ["--config=federation.yaml", "--ckpt_path=model.ckpt"]
     assert main(["predict", *options]) == 0
     assert Path("predictions_1.csv").read_text() == NOTES

@@ -32,34 +32,33 @@ def run(monkeypatch, tmp_path):
 def load(monkeypatch, run):
     """What a command line builds, without training: model, data and federation."""
 
-    def command(*configs, arguments=()):
-        built = {}
+    def build_from_command_line(*configs, arguments=()):
+        calls_of_fit = []
 
         @functools.wraps(L.Trainer.fit)  # the command line reads fit's signature
-        def fit(self, model, datamodule, **_):
-            built.update(model=model, data=datamodule)
-            built["loop"] = find_loop(self.callbacks)
+        def record_call(self, model, datamodule, **_):
+            calls_of_fit.append((model, datamodule, find_loop(self.callbacks)))
 
         with monkeypatch.context() as patch:
-            patch.setattr(L.Trainer, "fit", fit)
+            patch.setattr(L.Trainer, "fit", record_call)
             run(*configs, arguments=arguments)
 
-        assert isinstance(built["data"], FederatedDataModule)
+        ((model, data, loop),) = calls_of_fit
+        assert isinstance(data, FederatedDataModule)
+        return model, data, loop
 
-        return built["model"], built["data"], built["loop"]
-
-    return command
+    return build_from_command_line
 
 
 @pytest.fixture
 def deal(load):
     """The data of a scenario, dealt out: by default on the quick start's digits."""
 
-    def command(scenario, base="digits", arguments=()):
+    def set_up_scenario(scenario, base="digits", arguments=()):
         _, data, _ = load(
             CONFIGS / f"{base}.yaml", SCENARIOS / f"{scenario}.yaml", arguments=arguments
         )
         data.setup("fit")
         return data
 
-    return command
+    return set_up_scenario

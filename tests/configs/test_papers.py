@@ -61,7 +61,8 @@ def test_shapleyfl_shards_gives_100_clients_two_shards_each(load):
     assert len(counts) == 100
     assert counts.sum(1).max() - counts.sum(1).min() <= 2
     assert (counts > 0).sum(1).max() <= 4  # two shards, each with one border of classes at most
-    assert counts.sum() == 1437 - len(data.server_val_indices)
+    training_samples_of_digits = 1437
+    assert counts.sum() == training_samples_of_digits - len(data.server_val_indices)
 
 
 def test_shapleyfl_long_tail_class_sizes_fall_by_a_factor_of_100(deal):
@@ -95,13 +96,14 @@ def test_shapleyfl_scenarios_corrupt_all_samples_of_two_of_five_clients(deal, sc
     assert len(data.malicious) == 2  # 30 % of 5, rounded
     assert data.malicious == deal("shapleyfl_closed_set").malicious
 
-    true = count_by_client_and_class(data)
+    true_counts = count_by_client_and_class(data)
     for client in range(5):
-        assert data.corrupted_samples(client).all() == (client in data.malicious)
-        flipped = scenario == "shapleyfl_closed_set" and client in data.malicious
-        assert torch.equal(
-            data.class_counts[client], true[client].roll(1) if flipped else true[client]
-        )
+        is_malicious = client in data.malicious
+        assert data.corrupted_samples(client).all() == is_malicious
+        expected_counts = true_counts[client]
+        if is_malicious and scenario == "shapleyfl_closed_set":
+            expected_counts = expected_counts.roll(1)  # each label becomes the next class
+        assert torch.equal(data.class_counts[client], expected_counts)
 
 
 @pytest.mark.slow

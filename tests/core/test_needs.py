@@ -163,7 +163,9 @@ def test_rows_of_the_vocabulary_name_stages_and_needs_that_exist():
         assert row.meaning
         assert row.shape
     assert "client_ids" in ARGUMENTS
-    assert "play" not in ARGUMENTS
+    assert (
+        "play" not in ARGUMENTS
+    )  # a need, by which a round has the function, and no value of a round
 
 
 @pytest.mark.parametrize(

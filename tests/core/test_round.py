@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -149,32 +149,41 @@ def is_memory_mapped(rows: Tensor) -> bool:
     return rows.untyped_storage().filename is not None
 
 
-class Seen(ClassSpecificShapley):
+class NotesWhereModelsAre(ClassSpecificShapley):
+    """In each round, whether the cohort's models are in a file."""
+
     round_fields = {"client_vectors": lambda round: round.client_vectors}  # noqa: RUF012
 
     def update(
         self, client_ids: Any, client_heads: Any, server_head: Any, client_vectors: Any
     ) -> None:
-        self.lay = [*getattr(self, "lay", []), is_memory_mapped(client_vectors)]
+        former_rounds = getattr(self, "was_in_file", [])
+        self.was_in_file = [*former_rounds, is_memory_mapped(client_vectors)]
         super().update(client_ids, client_heads, server_head)
 
 
-def fit_and_inspect(
-    folder: Path,
-    **options: Any,
-) -> tuple[Tensor, dict[str, Tensor], list[bool]]:
-    """The model, the values, and whether the cohort's models lay in a file, by round."""
+class InspectedFit(NamedTuple):
+    model: Tensor
+    values: dict[str, Tensor]
+    was_in_file: list[bool]  # by round, the models of the cohort
+
+
+def fit_and_inspect(folder: Path, **options: Any) -> InspectedFit:
+    cssv = NotesWhereModelsAre()
     metrics = {
-        "cssv": Seen(),
+        "cssv": cssv,
         "sums": CumulativeShapley(),
-        "else": ContributionEstimation(),
+        "fedce": ContributionEstimation(),
     }
     data = toy_data((1,) * 6, server_val=0.2, client_val=0.2)
     loop = FederatedLoop(metrics=metrics, seed=0, **options)
     module = fit(loop, folder, data=data, rounds=2)
-    values = {name: metric.compute() for name, metric in metrics.items()}
 
-    return state_vector(module), values, metrics["cssv"].lay
+    return InspectedFit(
+        model=state_vector(module),
+        values={name: metric.compute() for name, metric in metrics.items()},
+        was_in_file=cssv.was_in_file,
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,17 +208,17 @@ def fit_and_inspect(
 def test_fit_with_cohort_models_in_a_file_equals_one_in_memory_bitwise(
     options, tmp_path, monkeypatch
 ):
-    model, values, was_in_file = fit_and_inspect(tmp_path / "memory", **options())
-    assert was_in_file == [False, False]
+    in_memory = fit_and_inspect(tmp_path / "memory", **options())
+    assert in_memory.was_in_file == [False, False]
 
     monkeypatch.setattr(matrix, "LARGE", 0)
-    model_by_file, values_by_file, was_in_file = fit_and_inspect(tmp_path / "file", **options())
+    in_file = fit_and_inspect(tmp_path / "file", **options())
 
-    assert was_in_file == [True, True]
-    assert torch.equal(model_by_file, model)
+    assert in_file.was_in_file == [True, True]
+    assert torch.equal(in_file.model, in_memory.model)
     torch.testing.assert_close(
-        values_by_file,
-        values,
+        in_file.values,
+        in_memory.values,
         rtol=0,
         atol=0,
         equal_nan=True,
@@ -232,7 +241,9 @@ def test_memory_bytes_is_at_most_the_limit_of_the_control_group(tmp_path, monkey
 # ---- The server's part of a round leaves what clients have sent as it is
 
 
-class First(Aggregator):
+class TakesTheFirstModel(Aggregator):
+    """Its aggregate is the row of client 0 itself, no copy of it."""
+
     def weights(self, round: Round, contributions: Any) -> Tensor:
         return torch.tensor([1.0, 0.0])
 
@@ -246,18 +257,27 @@ def test_aggregate_that_aliases_a_clients_model_leaves_that_model_unchanged():
     models = torch.arange(2.0 * space.size).view(2, space.size)
     sent = models.clone()
     x = torch.full((space.size,), 10.0)
-    strategies = {"aggregator": First(server_lr=0.5)}
+    strategies = {"aggregator": TakesTheFirstModel(server_lr=0.5)}
     server = RoundServer(ContributionMetrics({}), strategies, space, Channel())
-    round = Round(0, torch.arange(2), torch.tensor([1, 1]), x, models, space)
+    round = Round(
+        round_index=0,
+        client_ids=torch.arange(2),
+        num_samples=torch.tensor([1, 1]),
+        global_vector=x,
+        client_vectors=models,
+        space=space,
+    )
 
-    done = server.finish(round, FederationState(2, global_vector=x))
+    finished_round = server.finish(round, FederationState(2, global_vector=x))
 
-    cut = space.num_parameters
-    assert 0 < cut < space.size
-    assert done.server_vector is not None
+    # Buffers follow the parameters.
+    num_parameters = space.num_parameters
+    assert 0 < num_parameters < space.size
+    server_vector = finished_round.server_vector
+    assert server_vector is not None
 
-    halfway = (sent[0, :cut] + 10) / 2
-    torch.testing.assert_close(done.server_vector[:cut], halfway)
-    assert torch.equal(done.server_vector[cut:], sent[0, cut:])
-    assert torch.equal(done.client_vectors, sent)
+    halfway = (sent[0, :num_parameters] + 10) / 2
+    torch.testing.assert_close(server_vector[:num_parameters], halfway)
+    assert torch.equal(server_vector[num_parameters:], sent[0, num_parameters:])
+    assert torch.equal(finished_round.client_vectors, sent)
     assert x.eq(10).all()

@@ -54,7 +54,7 @@ def measured_traffic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
 
-    def run(algorithm: str, *overrides: str) -> Crossed:
+    def fit_and_measure(algorithm: str, *overrides: str) -> Crossed:
         options = ["--config", str(CONFIGS / "digits.yaml"), *overrides]
         options += ["--config", str(CONFIGS / f"{algorithm}.yaml"), *QUICK]
         cli = make_cli(options, run=False)
@@ -67,7 +67,7 @@ def measured_traffic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
         return listening.heard
 
-    return run
+    return fit_and_measure
 
 
 def test_the_page_of_what_crosses_has_a_row_for_each_set_of_messages() -> None:

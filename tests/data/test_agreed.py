@@ -59,8 +59,9 @@ def fit_encoder(
     """The encoder of clients whose rows end before ``last_rows``."""
     encoder = TableEncoder(Columns(min_rows=min_rows), "ill")
     table = frame_table(frame)
-    encoder.classes(table)
     rows_by_client = np.split(np.arange(len(frame)), last_rows)
+    # Both calls change the encoder, and their results are of no use here.
+    encoder.classes(table)
     encoder.features(table, rows_by_client)
 
     assert encoder.agreed is not None
@@ -102,8 +103,8 @@ def test_encoder_is_the_same_to_the_bit_for_any_order_of_rows_and_any_clients() 
     shuffled = frame.iloc[order].reset_index(drop=True)
     encoder = fit_encoder(frame)
 
-    assert fit_encoder(shuffled, []) == encoder
-    assert fit_encoder(frame, min_rows=2) == encoder  # by client
+    assert fit_encoder(shuffled, last_rows=[]) == encoder  # of one client
+    assert fit_encoder(frame, min_rows=2) == encoder  # each client of which has two rows of all
     assert fit_encoder(frame.iloc[:-1]).hash != encoder.hash
 
     sent = through_json(encoder.to_plain())
@@ -141,9 +142,10 @@ def make_site_data(frame: pd.DataFrame, columns: Any = None) -> FederatedDataMod
 
 
 def test_summary_has_these_fields_and_no_value_of_fewer_rows_than_min_rows() -> None:
-    frame = make_wards().iloc[100:]
+    first_row = 100
+    frame = make_wards().iloc[first_row:]
     frame["one"] = np.nan
-    frame.loc[100, "one"] = 7.25
+    frame.loc[first_row, "one"] = 7.25  # the column's only value
     frame.loc[frame.index[:3], "ill"] = "unclear"
     plain = summarize(frame, min_rows=11).to_plain()
 
@@ -154,8 +156,10 @@ def test_summary_has_these_fields_and_no_value_of_fewer_rows_than_min_rows() -> 
         content = "categories" if name == "ward" else "moments"
         assert column.keys() == {"kind", "missing", content}
 
-    nothing = {"kind": "numbers", "missing": 99, "moments": [0, "0", "0"]}
-    assert plain["columns"]["one"] == nothing
+    # The moments of no value. Sums are sent as texts.
+    no_moments = [0, "0", "0"]
+    expected_column = {"kind": "numbers", "missing": len(frame) - 1, "moments": no_moments}
+    assert plain["columns"]["one"] == expected_column
     assert plain["classes"].keys() == {"yes", "no"}
     # Ten rows are of ward C.
     assert list(plain["columns"]["ward"]["categories"]) == ["A", "B"]
@@ -187,15 +191,14 @@ def test_one_row_more_tells_its_numbers_but_no_category_of_few_rows() -> None:
 def test_category_of_too_few_rows_becomes_zeros_in_one_process_too() -> None:
     columns = {"min_rows": 11, "exclude": ["tiny"]}
     data = set_up_data(make_wards(), labels="ill", columns=columns, server_val=0)
-    ward = data.column_cards[-1]
+    (ward,) = [card for card in data.column_cards if card.name == "ward"]
 
     assert ward.categories == ["A", "B"]
 
-    inputs = inputs_of_training(data)
-    ward_features = inputs[:, 5:7].sum(1)
-
-    assert not ward_features[190:].any()
-    assert (ward_features[:190] == 1).all()
+    ward_features = inputs_of_training(data)[:, 5:7].sum(1)  # of A and B
+    rows_of_ward_c = 10  # the last ones
+    assert not ward_features[-rows_of_ward_c:].any()
+    assert (ward_features[:-rows_of_ward_c] == 1).all()
 
 
 def inputs_of_training(data: FederatedDataModule) -> torch.Tensor:
@@ -210,32 +213,29 @@ def agree_on_encoder(**sites: pd.DataFrame) -> AgreedEncoder:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("lyon", "message"),
     [
-        ({"dose": None}, "(?s)Lyon: no column 'dose'.*exclude.*dose"),
+        (make_wards().drop(columns="dose"), "(?s)Lyon: no column 'dose'.*exclude.*dose"),
         (
-            {"age": "old"},
+            make_wards().assign(age="old"),
             "(?s)'age' has categories at Lyon and numbers at Boston.*categorical.*age",
         ),
         (
-            {"ill": "1"},
+            make_wards().assign(ill="1"),
             "Lyon: target 'ill' has no label of 'no', 'yes'.*name them: columns: ..classes",
         ),
-        ({"ward": "A."}, "the sites' tables: 'ward' has 'A' .Boston., 'A.' .Lyon."),
+        (
+            make_wards().assign(ward="A."),
+            "the sites' tables: 'ward' has 'A' .Boston., 'A.' .Lyon.",
+        ),
     ],
     ids=["a missing column", "another type", "other classes", "another spelling"],
 )
 def test_site_whose_table_does_not_fit_is_named_with_what_to_do(
-    change: dict[str, Any],
-    message: str,
+    lyon: pd.DataFrame, message: str
 ) -> None:
-    boston = make_wards()
-    lyon = boston.assign(**change)
-    if None in change.values():
-        lyon = boston.drop(columns=list(change))
-
     with pytest.raises(ConfigurationError, match=message):
-        agree_on_encoder(Boston=boston, Lyon=lyon)
+        agree_on_encoder(Boston=make_wards(), Lyon=lyon)
 
 
 def test_sites_that_read_tables_by_other_options_are_named() -> None:

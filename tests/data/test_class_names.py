@@ -13,16 +13,19 @@ from helpers.data import HuggingFace, Items, X, Y, set_up_data
 
 WORDS = (X, np.where(Y == 0, "ill", "well"))
 NUMBERS = (X, (Y > 0).astype(int))
-TWELVE = np.arange(60) % 12
+TWELVE_CLASSES = np.arange(60) % 12
 
 
 def make_two_clients(samples, **options):
-    """Return data of two clients with these samples, and the labels of the validation batches."""
-    data = set_up_data(clients={"a": samples, "b": samples}, **options)
+    """Return data of two clients with these samples."""
+    return set_up_data(clients={"a": samples, "b": samples}, **options)
+
+
+def validation_labels(data):
     labels = []
-    for batch in data.val_dataloader():
-        labels += batch[1].tolist()
-    return data, labels
+    for _, labels_of_batch in data.val_dataloader():
+        labels += labels_of_batch.tolist()
+    return labels
 
 
 def make_texts(numbers):
@@ -52,27 +55,27 @@ def test_a_client_with_numbers_beside_another_with_words_is_refused():
 
 @pytest.mark.parametrize("offset", [0, 3])
 def test_numbers_as_text_are_numbers(offset):
-    numbers = TWELVE + offset
-    samples = make_texts(numbers)
+    numbers = TWELVE_CLASSES + offset
+    texts = make_texts(numbers)
     names = tuple(map(str, range(offset, offset + 12)))
 
-    for val in (samples, (X, numbers)):
-        data, labels = make_two_clients(samples, val=val)
+    for val in (texts, (X, numbers)):
+        data = make_two_clients(texts, val=val)
         assert data.class_names == names
-        assert labels == TWELVE.tolist()
+        assert validation_labels(data) == TWELVE_CLASSES.tolist()
 
 
 def test_text_of_numbers_beside_the_clients_numbers_is_the_same_number():
-    samples = (X, TWELVE)
-    _, labels = make_two_clients(samples, val=make_texts(TWELVE))
-    assert labels == TWELVE.tolist()
+    samples = (X, TWELVE_CLASSES)
+    data = make_two_clients(samples, val=make_texts(TWELVE_CLASSES))
+    assert validation_labels(data) == TWELVE_CLASSES.tolist()
 
 
 def test_number_that_no_name_equals_is_refused():
-    samples = make_texts(TWELVE + 3)
+    samples = make_texts(TWELVE_CLASSES + 3)
     message = "'val' has the label 0, .* 3, 4, 5"
     with pytest.raises(ConfigurationError, match=message):
-        make_two_clients(samples, val=(X, TWELVE))
+        make_two_clients(samples, val=(X, TWELVE_CLASSES))
 
 
 def make_items(**attributes):
@@ -122,5 +125,5 @@ def test_names_that_do_not_belong_to_numbers_are_none():
 def test_numbers_of_class_to_idx_are_those_of_the_samples():
     numbers = {"ill": 1, "well": 0}
     dataset = make_items(classes=["ill", "well"], class_to_idx=numbers)
-    data, _ = make_two_clients(dataset)
+    data = make_two_clients(dataset)
     assert data.class_names == ("well", "ill")

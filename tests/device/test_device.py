@@ -46,14 +46,14 @@ from helpers.models import Plain, network, sgd
 if EMULATED := bool(os.environ.get("FLSV_EMULATED")):
     from device.emulated import DEVICE, on_the_device
 
-    def on() -> dict[str, Any]:
+    def device_options() -> dict[str, Any]:
         """Arguments of a Trainer that trains on the device."""
         return on_the_device()
 
 else:
     DEVICE = torch.device("cuda", 0)
 
-    def on() -> dict[str, Any]:
+    def device_options() -> dict[str, Any]:
         """Arguments of a Trainer that trains on the device."""
         return {"accelerator": "cuda", "devices": 1}
 
@@ -95,7 +95,7 @@ def fit_quickstart(folder: Path, **where: Any) -> list[dict[str, str]]:
 
 def test_quickstart_on_the_device_equals_that_on_the_cpu(tmp_path: Path) -> None:
     rows = fit_quickstart(tmp_path / "cpu")
-    device_rows = fit_quickstart(tmp_path / "device", **on())
+    device_rows = fit_quickstart(tmp_path / "device", **device_options())
 
     assert len(rows) == len(device_rows) > 0
 
@@ -233,7 +233,10 @@ def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path: Path, name: s
     tables = []
     held_out = 0.2 if name in ("pfedsv", "judged by clients") else 0.0
 
-    for folder, trainer_options in ((tmp_path / "cpu", {}), (tmp_path / "device", on())):
+    for folder, trainer_options in (
+        (tmp_path / "cpu", {}),
+        (tmp_path / "device", device_options()),
+    ):
         data = toy_data(client_val=held_out, corruptions=[ClosedSetLabelNoise(fraction=0.5)])
         loop = FederatedLoop(seed=1, **options())
         trained = fit(
@@ -288,9 +291,9 @@ def test_checkpoint_of_one_device_resumes_on_the_other(
     tmp_path: Path, personalizer: Any, first_device: str
 ) -> None:
     if first_device == "cpu":
-        options_of_half, options_of_rest = {}, on()
+        options_of_half, options_of_rest = {}, device_options()
     else:
-        options_of_half, options_of_rest = on(), {}
+        options_of_half, options_of_rest = device_options(), {}
     saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(tmp_path)]}
     checkpoint = tmp_path / "checkpoints/last.ckpt"
 
@@ -378,7 +381,7 @@ def test_retrain_on_the_device_trains_in_fresh_processes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tables = []
-    for options in ({}, on()):
+    for options in ({}, device_options()):
         caplog.clear()
         loop = FederatedLoop(seed=1, reporting=Reporting(table=False))
         trainer = trainer_for(loop, tmp_path, 2, **options)
@@ -418,7 +421,7 @@ def count_operations(
     data = toy_data([1] * clients, batch_size=batch_size, eval_batch_size=64)
     initial_counts = counts()
     loop = FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, seed=1)
-    fit(loop, folder, Plain(), data, rounds=rounds, **on(), **options)
+    fit(loop, folder, Plain(), data, rounds=rounds, **device_options(), **options)
 
     differences = {name: number - initial_counts[name] for name, number in counts().items()}
     differences["waits"] += differences["to_host"]  # a copy to the host waits for the device
@@ -480,4 +483,4 @@ def test_emulated_device_refuses_to_mix_with_cpu_tensors(tmp_path: Path) -> None
             return super().training_step(batch, batch_idx) * torch.ones(2).mean(0, keepdim=True)
 
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
-        fit(FederatedLoop(seed=1), tmp_path, Mixed(), toy_data(), rounds=1, **on())
+        fit(FederatedLoop(seed=1), tmp_path, Mixed(), toy_data(), rounds=1, **device_options())

@@ -350,14 +350,15 @@ def test_batch_index_in_callbacks_starts_at_0_for_each_client(tmp_path: Path) ->
 def test_monitoring_callbacks_change_no_weight(
     tmp_path: Path, bar: Callable[[], Callback], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(callbacks: list[Callback], **options: Any) -> Tensor:
+    def fit_with_callbacks(callbacks: list[Callback], **options: Any) -> Tensor:
         module = Plain(scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
-        trainer_for(
+        trainer = trainer_for(
             None,
             tmp_path,
             callbacks=callbacks,
             **options,
-        ).fit(module, toy_data())
+        )
+        trainer.fit(module, toy_data())
 
         return state_vector(module)
 
@@ -381,12 +382,12 @@ def test_monitoring_callbacks_change_no_weight(
     }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*flops_per_batch")
-        monitored = run(callbacks, **shown)
+        monitored = fit_with_callbacks(callbacks, **shown)
 
     printed = "".join(capsys.readouterr())
     assert "3/3" in printed
     assert "4/3" not in printed
-    assert torch.equal(monitored, run([FederatedLoop(seed=1)]))
+    assert torch.equal(monitored, fit_with_callbacks([FederatedLoop(seed=1)]))
 
     rates = [float(row["lr-SGD"]) for row in read_logged_metrics(tmp_path) if row["lr-SGD"]]
     assert rates == pytest.approx([0.1 * 0.9 ** (i // 13) for i in range(39)])
@@ -408,22 +409,23 @@ def test_callback_that_adds_a_module_must_come_before_the_loop(
 ) -> None:
     mode = "max" if performance == "val_acc" else None
 
-    def train(is_before_loop: bool, hook: str = "on_fit_start") -> None:
+    def fit_with_added_module(is_before_loop: bool, hook: str = "on_fit_start") -> None:
         metric = CumulativeShapley(performance=performance, mode=mode)
         loop = FederatedLoop(metrics={"game": metric}, seed=1)
         callbacks = order_callbacks(is_before_loop, Adds(hook), loop)
-        trainer_for(
+        trainer = trainer_for(
             None,
             tmp_path / hook,
-            1,
+            rounds=1,
             callbacks=callbacks,
-        ).fit(Logs(), toy_data())
+        )
+        trainer.fit(Logs(), toy_data())
 
-    train(is_before_loop=True)
+    fit_with_added_module(is_before_loop=True)
     with pytest.raises(
         ConfigurationError, match=r"\['head.bias', 'head.weight'\] have come.* before FederatedLoop"
     ):
-        train(is_before_loop=False)
+        fit_with_added_module(is_before_loop=False)
 
     with pytest.raises(ConfigurationError, match=r"\['head.bias', 'head.weight'\] have come"):
-        train(is_before_loop=True, hook="on_train_epoch_start")
+        fit_with_added_module(is_before_loop=True, hook="on_train_epoch_start")

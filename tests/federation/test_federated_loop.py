@@ -35,9 +35,9 @@ from helpers.loops_by_hand import (
 from helpers.models import Plain, adam, network, sgd
 
 
-def with_optimizer(make: Any) -> Any:
-    def train(client: nn.Module, epochs: list[list[Any]]) -> None:
-        optimizer = make(client.parameters())
+def make_training(make_optimizer: Any) -> Any:
+    def train_client(client: nn.Module, epochs: list[list[Any]]) -> None:
+        optimizer = make_optimizer(client.parameters())
         for epoch in epochs:
             for x, y in epoch:
                 optimizer.zero_grad()
@@ -45,7 +45,7 @@ def with_optimizer(make: Any) -> Any:
                 loss.backward()
                 optimizer.step()
 
-    return train
+    return train_client
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_global_model_equals_federated_averaging_by_hand(
 ) -> None:
     net = network(batch_norm)
     expected, _ = train_sharing_by_hand(
-        net, private=(), train=with_optimizer(optimizer), uniform=weighting == "uniform"
+        net, private=(), train=make_training(optimizer), uniform=weighting == "uniform"
     )
     loop = make_loop_of_three_clients(aggregator=FedAvg(weighting))
     module = Plain(copy.deepcopy(net), optimizer)
@@ -71,17 +71,14 @@ def test_global_model_equals_federated_averaging_by_hand(
 def test_server_lr_scales_the_step_of_parameters_but_not_of_buffers(tmp_path: Path) -> None:
     net = network()
 
-    def train(aggregator: FedAvg) -> nn.Module:
+    def train_one_round(aggregator: FedAvg) -> nn.Module:
         loop = FederatedLoop(aggregator, seed=SEED)
-        return fit(
-            loop,
-            tmp_path,
-            Plain(copy.deepcopy(net)),
-            rounds=1,
-        ).net
+        module = Plain(copy.deepcopy(net))
+        fit(loop, tmp_path, module, rounds=1)
+        return module.net
 
-    full = train(FedAvg())
-    half = train(FedAvg(server_lr=0.5))
+    full = train_one_round(FedAvg())
+    half = train_one_round(FedAvg(server_lr=0.5))
 
     for initial, trained, halfway in zip(
         net.parameters(),
@@ -93,18 +90,20 @@ def test_server_lr_scales_the_step_of_parameters_but_not_of_buffers(tmp_path: Pa
 
 
 def test_same_seed_gives_the_same_bits_and_another_seed_another_model(tmp_path: Path) -> None:
-    def run(seed: int) -> tuple[Tensor, Tensor]:
+    def fit_with_seed(seed: int) -> tuple[Tensor, Tensor]:
+        """The model, and the values of clients, of which those not seen are 9."""
         loop = make_shapfed_loop(seed=seed, sampler=UniformSampler(2))
         module = fit(loop, tmp_path, Plain(network(dropout=0.5)))
-        return state_vector(module), loop.contributions["cssv"].by_class.nan_to_num(9)
+        values = loop.contributions["cssv"].by_class
+        return state_vector(module), values.nan_to_num(9)
 
-    model, values = run(seed=1)
-    same_model, same_values = run(seed=1)
-    other_model, _ = run(seed=2)
+    model, values = fit_with_seed(1)
+    same_model, same_values = fit_with_seed(1)
+    model_of_another_seed, _ = fit_with_seed(2)
 
     assert torch.equal(model, same_model)
     assert torch.equal(values, same_values)
-    assert not torch.equal(model, other_model)
+    assert not torch.equal(model, model_of_another_seed)
 
 
 def test_replaced_loops_share_no_state(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ from helpers.sites import (
 
 _plain, _tensors = pack(torch.zeros(7))
 #: What becomes of an answer.
-LATE, GARBAGE = None, Packet("hm", {"a": "b"})
+LATE = None
+GARBAGE = Packet("hm", {"a": "b"})
 WRONG_SHAPE = Packet("answer", {"answer": _plain, "visit": "0" * 64}, _tensors)
 
 
@@ -49,16 +50,16 @@ def make_judging_loop(personalizer: Any) -> FederatedLoop:
     )
 
 
-pfedsv = partial(make_judging_loop, partial(PFedSV, "relevance", k=2))
-fedfomo = partial(make_judging_loop, partial(FedFomo, num_downloads=2))
+make_pfedsv_loop = partial(make_judging_loop, partial(PFedSV, "relevance", k=2))
+make_fedfomo_loop = partial(make_judging_loop, partial(FedFomo, num_downloads=2))
 
 
 @pytest.mark.parametrize(
     ("make", "instead", "words"),
     [
-        (pfedsv, LATE, "did not answer .*no reply within 1 s"),
-        (fedfomo, GARBAGE, "did not answer .* lacks or garbles 'answer'"),
-        (pfedsv, WRONG_SHAPE, "its answer is wrong: expected torch.float64"),
+        (make_pfedsv_loop, LATE, "did not answer .*no reply within 1 s"),
+        (make_fedfomo_loop, GARBAGE, "did not answer .* lacks or garbles 'answer'"),
+        (make_pfedsv_loop, WRONG_SHAPE, "its answer is wrong: expected torch.float64"),
     ],
 )
 def test_site_that_does_not_evaluate_models_counts_as_not_drawn(
@@ -66,7 +67,7 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(
 ) -> None:
     """In its first round, when it has no model of its own to go on from, and in a later one."""
 
-    def spoil(address: int, packet: Packet, reply: Packet) -> Any:
+    def spoil_two_answers(address: int, packet: Packet, reply: Packet) -> Any:
         if packet.kind != "ask":
             return reply
         visit = address, packet.plain["round"]
@@ -83,7 +84,7 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(
             states_of_osaka.append(load_site_states(tmp_path, NAMES[2])[-1])
 
     remote = SitesInProcess(tmp_path, make, client_val=0.3)
-    remote.transport.on_reply = spoil
+    remote.transport.on_reply = spoil_two_answers
     with pytest.warns(UserWarning, match=words):
         loop = remote.fit(callbacks=[Recorder()])
 
@@ -116,7 +117,7 @@ def test_fedce_leaves_out_sites_that_do_not_score_the_others(
 ) -> None:
     """One site is silent in round 0, all of them in round 1."""
 
-    def spoil(address: int, packet: Packet, reply: Packet) -> Any:
+    def spoil_answers(address: int, packet: Packet, reply: Packet) -> Any:
         if packet.kind != "ask":
             return reply
         is_spoiled = address == LYON_ADDRESS or packet.plain["round"] == 1
@@ -126,7 +127,7 @@ def test_fedce_leaves_out_sites_that_do_not_score_the_others(
         return make_shapfed_loop(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()})
 
     remote = SitesInProcess(tmp_path, make, **SPLITS)
-    remote.transport.on_reply = spoil
+    remote.transport.on_reply = spoil_answers
     with pytest.warns(UserWarning, match=words):
         loop = remote.fit(rounds=2)
 
@@ -295,7 +296,7 @@ def make_standalone_loop() -> FederatedLoop:
     )
 
 
-@pytest.mark.parametrize("make", [pfedsv, fedfomo, make_standalone_loop])
+@pytest.mark.parametrize("make", [make_pfedsv_loop, make_fedfomo_loop, make_standalone_loop])
 def test_site_that_loses_its_folder_goes_on_from_a_new_model(tmp_path: Path, make: Any) -> None:
     """Its disk is replaced once it has trained in round 2, before it is asked to judge models."""
 
