@@ -70,14 +70,19 @@ def make_data(source: Any, **options: Any) -> FederatedDataModule:
     )
 
 
-def fit_in_one_process(folder: Path, rounds: int = 2) -> tuple[FederatedLoop, FederatedDataModule]:
-    data = FederatedDataModule(
+def make_tables() -> FederatedDataModule:
+    """All hospitals' tables in one data module."""
+    return FederatedDataModule(
         clients=make_hospital_tables(),
         val=make_hospital_table("val"),
         labels="died",
         batch_size=16,
         columns=COLUMNS,
     )
+
+
+def fit_in_one_process(folder: Path, rounds: int = 2) -> tuple[FederatedLoop, FederatedDataModule]:
+    data = make_tables()
     loop = make_shapfed_loop()
     trainer_for(loop, folder, rounds).fit(make_module(), data)
 

@@ -38,7 +38,9 @@ from flsv.sampling import PowerOfChoice, UniformSampler
 from flsv.training.algorithms import SCAFFOLD, Ditto, InRunValues
 from flsv.uploads import TopK, UploadContext
 from helpers.data import CLASSES, toy_data, toy_sets
+from helpers.hospitals import make_module, make_tables
 from helpers.models import Plain, adam, network
+from helpers.sites import make_shapfed_loop
 
 Case = tuple[FederatedLoop, L.LightningModule, FederatedDataModule, dict[str, Any]]
 
@@ -319,10 +321,16 @@ def broken_rank() -> Case:
     )
 
 
+def hospital_tables() -> Case:
+    """Tables whose encoder is made of all hospitals' rows."""
+    return make_shapfed_loop(), make_module(), make_tables(), {}
+
+
 RANK_CASES: dict[str, Callable[[], Case]] = {
     function.__name__: function
     for function in (
         shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, judged,
         kept_momentum, adam_with_steps, annealed, two_clients, one_excluded, by_a_logged_value, broken_rank, colluders,
+        hospital_tables,
     )
 }  # fmt: skip
