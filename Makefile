@@ -1,6 +1,9 @@
 # What CI runs, by the same names. PYTHON is an environment with flsv[dev]; `make install` makes one in .venv.
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python)
 export OMP_NUM_THREADS ?= 1
+# pip would compile all of torch, a minute for each environment. What a test imports is compiled then, and kept.
+export PIP_COMPILE ?= 0
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install check lint workflows format types layers size test test-part slow coverage docs readme lowest conformance wheel-test release constraints networks flower flower-oldest nvflare cuda device emulated ci
 

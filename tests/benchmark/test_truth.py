@@ -22,6 +22,7 @@ from flsv.utilities.seeding import seed_global_rngs
 from helpers.runs import make_small_federation
 
 
+@pytest.mark.slow
 def test_truth_made_in_parts_equals_truth_made_at_once_and_has_its_settings(tmp_path: Path) -> None:
     small = make_small_federation(rounds=1)
     path = tmp_path / "small.csv"

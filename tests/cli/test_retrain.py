@@ -365,10 +365,12 @@ def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(
     assert not list(run_with_other_weights.glob("retrained*"))
 
 
+@pytest.mark.slow
 def test_retrain_of_other_rounds_is_not_compared_with_the_checkpoint(run_with_other_weights):
     assert retrain_singles(run_with_other_weights, "--rounds", "1") == 0
 
 
+@pytest.mark.slow
 def test_retrain_says_that_there_is_no_checkpoint_to_compare_with(run_with_other_weights, capsys):
     shutil.rmtree(run_with_other_weights / "checkpoints")
 

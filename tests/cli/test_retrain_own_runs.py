@@ -216,6 +216,7 @@ def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, c
     assert (run / "retrained_scores.csv").read_bytes() == scores
 
 
+@pytest.mark.slow
 def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_not_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +305,7 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
     assert "the scores of coalitions that were not trained are estimated" in read_output(capsys)
 
 
+@pytest.mark.slow
 def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
     metric = {
         "class_path": "flsv.metrics.ShadowShapley",

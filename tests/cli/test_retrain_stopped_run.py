@@ -78,6 +78,7 @@ def test_weights_of_a_stopped_run_are_refused_if_training_differs(stopped_run, t
     assert "came to another model" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_more_rounds_than_a_stopped_run_had_are_trained_if_asked_for(stopped_run):
     (stopped_run / "retrained_scores.csv").unlink(missing_ok=True)
     values, _ = retrain(stopped_run, "singles", seeds=1, rounds=3)
@@ -85,6 +86,7 @@ def test_more_rounds_than_a_stopped_run_had_are_trained_if_asked_for(stopped_run
     assert values["rounds"].tolist() == [3, 3, 3]
 
 
+@pytest.mark.slow
 def test_a_changed_relative_path_is_named_and_no_seed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("factor.txt").write_text("0.5")
@@ -110,6 +112,7 @@ def test_a_changed_relative_path_is_named_and_no_seed(tmp_path, monkeypatch, cap
     assert ".seed" not in output
 
 
+@pytest.mark.slow
 def test_the_same_data_in_another_folder_are_no_change_and_weights_are_compared(
     tmp_path, monkeypatch, capsys
 ):

@@ -298,6 +298,7 @@ def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path: Pat
     assert int(metric.evaluations) == 4 * (CLIENTS + 2)
 
 
+@pytest.mark.slow
 def test_frozen_weights_are_not_copied_for_coalitions_unless_a_resumed_run_has_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,8 @@ def expected_utilities(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return utilities
 
 
-@pytest.mark.parametrize("opened", [pytest.param(Opened, marks=pytest.mark.slow), Hangs])
+@pytest.mark.slow
+@pytest.mark.parametrize("opened", [Opened, Hangs])
 def test_fresh_processes_train_coalitions_that_forks_cannot(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

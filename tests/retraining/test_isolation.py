@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
 from flsv.sampling import FixedCohort
+from helpers import slow_except
 from helpers.fits import state_vector, trainer_for
 from helpers.hidden_state import SEED, Base, make_data, utility_of_module
 from helpers.recorded import Recorded
@@ -220,7 +221,7 @@ class MakesFolder(L.Callback):
         Path("new").mkdir(exist_ok=True)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", slow_except(["logs and tables", "files that are read"], KINDS))
 def test_coalitions_read_and_write_separate_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,6 +311,7 @@ def test_coalitions_read_files_without_a_private_file_view(
     assert_as_plain_fits(KINDS["files that are read"], tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_write_into_the_systems_folders_is_named(folder_of_user: Path) -> None:
     with pytest.warns(UserWarning, match=r"it writes '?/etc/flsv-test"):
         loop, _ = fit_kind(
@@ -342,6 +344,7 @@ class NeverEndsOfClient1(Base):
             pass
 
 
+@pytest.mark.slow
 def test_coalition_that_never_ends_is_named_also_of_a_fresh_process(
     folder_of_user: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

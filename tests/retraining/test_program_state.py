@@ -97,6 +97,7 @@ def test_each_change_of_the_program_changes_the_values(
     assert not torch.equal(values_of_program(tmp_path), plain_values)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::FutureWarning")
 def test_fresh_processes_give_the_values_of_forks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

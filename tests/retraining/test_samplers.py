@@ -175,6 +175,7 @@ def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path) -
     assert_near(final_values.double(), mean_values)
 
 
+@pytest.mark.slow
 def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path: Path) -> None:
     def federation() -> FederatedLoop:
         return make_shadow_loop(

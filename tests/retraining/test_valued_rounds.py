@@ -40,9 +40,8 @@ def fit_and_record_values(
     return metric.values_by_round
 
 
-@pytest.mark.parametrize(
-    "options", [{}, pytest.param({"sampler": UniformSampler(2)}, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"sampler": UniformSampler(2)}])
 def test_ten_rounds_have_the_values_that_they_have_if_all_are_valued(
     options: dict[str, Any], tmp_path: Path
 ) -> None:

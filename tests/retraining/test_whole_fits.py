@@ -79,6 +79,7 @@ def test_every_coalitions_fit_equals_a_plain_loop(tmp_path: Path, name: str) -> 
     assert torch.equal(state_vector(module), state_vector(without))
 
 
+@pytest.mark.slow
 def test_kill_during_coalitions_keeps_finished_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +228,7 @@ class Fails(L.Callback):
             raise ZeroDivisionError("nobody there")
 
 
-def test_trainer_with_a_lock_cannot_be_pickled_and_failed_coalitions_end_no_run(
+def test_trainer_with_a_lock_trains_coalitions_in_forks_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shadow: dict[str, Any] = {"shadow": ShadowShapley(coalitions="all")}
@@ -241,11 +242,29 @@ def test_trainer_with_a_lock_cannot_be_pickled_and_failed_coalitions_end_no_run(
     ):
         fit_kind(Kind(KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
 
-    with pytest.warns(
-        UserWarning,
-        match=r"no values. 2 coalitions failed to train, client 1, clients 1 and 2: ZeroDivisionError",
-    ):
-        loop, _ = fit_kind(Kind(callback=Fails), tmp_path, shadow)
+
+@pytest.mark.parametrize(
+    ("coalitions", "failed", "in_forks"),
+    [
+        ("all", "2 coalitions failed to train, client 1, clients 1 and 2", True),
+        pytest.param(
+            "singles", "1 coalition failed to train, client 1", False, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_failed_coalitions_end_no_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    coalitions: Any,
+    failed: str,
+    in_forks: bool,
+) -> None:
+    if not in_forks:
+        forbid_forks(monkeypatch)
+    metrics: dict[str, Any] = {"shadow": ShadowShapley(coalitions=coalitions)}
+
+    with pytest.warns(UserWarning, match=f"no values. {failed}: ZeroDivisionError"):
+        loop, _ = fit_kind(Kind(callback=Fails), tmp_path, metrics)
 
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == FIT_ROUNDS

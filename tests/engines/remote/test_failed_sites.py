@@ -25,7 +25,7 @@ from flsv.personalization import IFCA, FedFomo, PFedSV, Standalone
 from flsv.sampling import PowerOfChoice
 from flsv.training.algorithms import SCAFFOLD
 from flsv.utilities.errors import ConfigurationError
-from helpers import sites
+from helpers import sites, slow_except
 from helpers.sites import (
     BOSTON_ADDRESS,
     LYON_ADDRESS,
@@ -361,7 +361,7 @@ def fill_reports_of_lyon(address: int, packet: Packet, reply: Packet, number: fl
     return Packet("update", reply.plain, tensors)
 
 
-@pytest.mark.parametrize("guard", GUARDS)
+@pytest.mark.parametrize("guard", slow_except(["mean"], GUARDS))
 def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path: Path, guard: str) -> None:
     """Its update is as it should be, and what it reports beside it is any number."""
     make = partial(

@@ -247,15 +247,17 @@ def test_sites_know_their_own_number_of_passes(tmp_path: Path) -> None:
     ("make", "options"),
     [
         (partial(make_shadow_loop, aggregator=FedAdam(0.02), client_algorithm=SCAFFOLD()), {}),
-        (
+        pytest.param(
             partial(make_shadow_loop, optimizer_state="persist", uploads=[TopK(0.1)]),
             {"make_module": make_momentum_module},
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             partial(make_shadow_loop, sampler=UniformSampler(2), local_epochs=2),
             {"make_module": partial(make_module_of, Dropping)},
+            marks=pytest.mark.slow,
         ),
-        (make_judging_loop, {"client_val": 0.4}),
+        pytest.param(make_judging_loop, {"client_val": 0.4}, marks=pytest.mark.slow),
     ],
 )
 def test_values_of_coalitions_at_sites_equal_those_of_one_process(
