@@ -183,12 +183,17 @@ def test_monitor_of_a_value_that_is_not_logged_is_told_before_and_after_the_firs
     assert expected in error
 
 
-@pytest.mark.parametrize("configs", [("topk", "fedadam"), ("scenarios/private", "topk")])
-def test_uploads_of_several_configuration_files_are_merged(configs):
+@pytest.mark.parametrize(
+    ("configs", "uploads", "aggregator"),
+    [
+        (["topk", "fedadam"], ["TopK"], "FedAdam"),
+        (["scenarios/private", "topk"], ["GaussianPrivacy", "TopK"], "FedAvg"),
+    ],
+)
+def test_uploads_of_several_configuration_files_are_merged(configs, uploads, aggregator):
     loop = load_loop("digits", *configs)
-    uploads = [type(upload).__name__ for upload in loop.uploads]
-    assert uploads == (["TopK"] if "fedadam" in configs else ["GaussianPrivacy", "TopK"])
-    assert (type(loop.aggregator).__name__ == "FedAdam") is ("fedadam" in configs)
+    assert [type(upload).__name__ for upload in loop.uploads] == uploads
+    assert type(loop.aggregator).__name__ == aggregator
 
 
 @pytest.mark.parametrize(

@@ -148,38 +148,27 @@ def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(copied_ru
     message = read_output(capsys)
     outcome = read_rows(copied_run / "retrained.csv")
 
-    # Of three clients each alone and all but one are all.
-    assert {(row["trainings"], row["seeds"], row["rounds"]) for row in outcome} == {
-        ("all", "3 4 5", "1")
-    }
-    assert (
-        len((stored_text := (copied_run / "retrained_scores.csv").read_text()).splitlines())
-        == 2 + 8 * 3
-    )
-    assert (
-        len({row["value"] for row in outcome}) == 3
-    )  # each coalition was trained by its own clients
-    assert "1 of 2 rounds" in message
+    seeds = [SEED, SEED + 1, SEED + 2]
+    for row in outcome:
+        assert row["trainings"] == "all"  # of three clients each alone and all but one are all
+        assert row["seeds"] == " ".join(map(str, seeds))
+        assert row["rounds"] == "1"
+        assert row["share by accuracy"] == row["share"]
+    stored_text = (copied_run / "retrained_scores.csv").read_text()
+    settings, header, *scores = stored_text.splitlines()
+    assert len(scores) == 2**3 * len(seeds)
+    values = {row["value"] for row in outcome}
+    assert len(values) == 3  # each coalition was trained by its own clients
+    assert f"1 of {ROUNDS} rounds" in message
     assert [name for name in outcome[0] if name.startswith("share ")] == [
         *(f"share by {score}" for score in CLASSIFICATION),
-        *(f"share without seed {seed}" for seed in (3, 4, 5)),
+        *(f"share without seed {seed}" for seed in seeds),
     ]
-    assert [row["share by accuracy"] for row in outcome] == [row["share"] for row in outcome]
-    assert (
-        main(
-            [
-                "report",
-                str(copied_run),
-                "--out",
-                str(copied_run / "all.html"),
-                "--budget",
-                "100",
-            ]
-        )
-        == 0
-    )
 
-    page = text_of_page(copied_run / "all.html")
+    page_path = copied_run / "all.html"
+    assert main(["report", str(copied_run), "--out", str(page_path), "--budget", "100"]) == 0
+
+    page = text_of_page(page_path)
     assert "Brackets are for other cases, other seeds." in page
 
     for kind in ("seeds", "cases"):
@@ -189,14 +178,8 @@ def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(copied_ru
         assert numpy.linalg.eigvalsh(covariance).min() > -1e-9
         assert covariance.diagonal().min() > 0
 
-    assert all(
-        f" % {values_name}" in page
-        for values_name in (
-            "with other seeds",
-            "by balanced accuracy",
-            "by loss",
-        )
-    )
+    for basis in ("with other seeds", "by balanced accuracy", "by loss"):
+        assert f" % {basis}" in page
 
     whole, _ = retrain(copied_run, rounds=1)
     by_loss, _ = retrain(copied_run, metric="negative_loss", rounds=1)
@@ -204,11 +187,9 @@ def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(copied_ru
     assert by_loss["share"].tolist() == whole["share by negative_loss"].tolist()
 
     two_seeds, _ = retrain(copied_run, rounds=1, seeds=2)
-    assert (
-        two_seeds["share"].tolist()
-        == whole["share without seed 5"].tolist()
-        != whole["share"].tolist()
-    )
+    shares_of_two_seeds = two_seeds["share"].tolist()
+    assert shares_of_two_seeds == whole[f"share without seed {seeds[-1]}"].tolist()
+    assert shares_of_two_seeds != whole["share"].tolist()
     assert (copied_run / "retrained_scores.csv").read_text() == stored_text
 
 

@@ -47,19 +47,12 @@ OF_A_TABLE: dict[str, Any] = {
 
 
 def test_retrain_warns_if_one_class_dominates_the_validation_set(tmp_path, capsys):
-    table = [
-        [
-            *"AB"[i % 2],
-            str(i % 7),
-            str(i % 3),
-            "ny"[i % 5 == 0],
-        ]
-        for i in range(100)
-    ]
-    data = write_table(
-        tmp_path / "clinics.csv",
-        [["clinic", "age", "dose", "ill"], *table],
-    )
+    table = [["clinic", "age", "dose", "ill"]]
+    for patient in range(100):
+        clinic = ["A", "B"][patient % 2]
+        is_ill = ["y", "n", "n", "n", "n"][patient % 5]
+        table.append([clinic, str(patient % 7), str(patient % 3), is_ill])
+    data = write_table(tmp_path / "clinics.csv", table)
     run = fit_by_command(
         tmp_path,
         write_config(
@@ -174,11 +167,19 @@ def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, c
     """The inputs of one clinic change under equal labels, then there is a clinic that took no part, then none."""
     table = [["clinic", "age", "dose", "ill"]]
     for number, clinic in enumerate("ABC"):
-        for i in range(30):
-            row = [clinic, str(30 + i * 7 % 23), str(i % 5 + number), "ny"[i % 3 == 0]]
-            table.append(row)
+        for patient in range(30):
+            age = 30 + patient * 7 % 23
+            dose = patient % 5 + number
+            is_ill = ["y", "n", "n"][patient % 3]
+            table.append([clinic, str(age), str(dose), is_ill])
 
-    other_doses_in_b = [[*row[:2], "9", row[3]] if row[0] == "B" else row for row in table]
+    other_doses_in_b = []
+    for row in table:
+        clinic, age_cell, _, ill_cell = row
+        if clinic == "B":
+            other_doses_in_b.append([clinic, age_cell, "9", ill_cell])
+        else:
+            other_doses_in_b.append(row)
     with_d = [*table, ["D", "40", "2", "y"], ["D", "41", "2", "n"]]
     without_c = [row for row in table if row[0] != "C"]
     file = tmp_path / "clinics.csv"

@@ -15,7 +15,9 @@ from torch.utils.data import Dataset, TensorDataset
 from helpers import tasks
 from helpers.models import sgd
 
-PIXELS, LATENT, WIDTH = 64, 4, 16
+PIXELS = 64
+LATENT = 4  # of a code
+WIDTH = 16  # of a hidden layer
 
 
 def _mlp(*widths: int) -> nn.Sequential:

@@ -20,7 +20,8 @@ from flsv.results.record import read_record
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit
 
-CLIENTS, ROWS = ("Boston", "Lyon", "Osaka"), 60
+CLIENTS = ("Boston", "Lyon", "Osaka")
+ROWS = 60  # of each
 
 
 def make_arrays(positive, negative):

@@ -214,12 +214,9 @@ def test_client_without_enough_weights_above_0_is_refused() -> None:
 
 
 def test_run_with_other_weights_is_not_resumed(tmp_path: Path) -> None:
-    descriptions = [
-        make_weighted_data(Weighted(weights=weights)).describe()
-        for weights in (
-            WEIGHTS,
-            WEIGHTS,
-            2 * WEIGHTS,
-        )
-    ]
-    assert descriptions[0] == descriptions[1] != descriptions[2]
+    description = make_weighted_data(Weighted()).describe()
+    same_description = make_weighted_data(Weighted()).describe()
+    other_description = make_weighted_data(Weighted(weights=2 * WEIGHTS)).describe()
+
+    assert same_description == description
+    assert other_description != description

@@ -33,7 +33,9 @@ from helpers.fits import trainer_for
 from helpers.models import network, sgd
 from helpers.sites import SiteTransport
 
-SEED, ROUNDS, BATCH = 5, 2, 8
+SEED = 5
+ROUNDS = 2
+BATCH = 8
 SAMPLES = 90
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(SAMPLES, 6, generator=GENERATOR)

@@ -31,7 +31,8 @@ from helpers.sites import (
 )
 
 #: Far more noise than update: two updates with one noise have a correlation of nearly 1.
-NOISE, CLIP = 0.5, 1.0
+NOISE = 0.5
+CLIP = 1.0
 
 
 #: Numbers of rounds that the server names, by which a module of :class:`ByLength` trains at two rates.
@@ -59,7 +60,9 @@ def make_module_by_length() -> ClassifierClient:
 def make_private_loop(
     noise: float = NOISE, compressed: bool = False, **options: Any
 ) -> FederatedLoop:
-    uploads = [GaussianPrivacy(CLIP, noise), *([TopK(0.3)] if compressed else [])]
+    uploads: list[Any] = [GaussianPrivacy(CLIP, noise)]
+    if compressed:
+        uploads.append(TopK(0.3))
     return make_shapfed_loop(
         uploads=uploads, aggregator=FedAvg(), metrics={}, optimizer_state="persist", **options
     )

@@ -38,16 +38,20 @@ from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from helpers.sites import make_shapfed_loop
 
-SAMPLES, RUN = 40, "0" * 16
+SAMPLES = 40
+RUN = "0" * 16
 #: Pixels at which a module of the sites' own fails, or skips a step, as code may at some samples.
-FAILS, SKIPS = 77.0, 88.0
+FAILS = 77.0
+SKIPS = 88.0
 
 
 class Reacts(ClassifierClient):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if (batch[0] == FAILS).any():
             raise ValueError(f"a sample of {FAILS}")
-        return None if (batch[0] == SKIPS).any() else super().training_step(batch, batch_idx)
+        if (batch[0] == SKIPS).any():
+            return None
+        return super().training_step(batch, batch_idx)
 
 
 def make_module() -> ClassifierClient:
@@ -96,7 +100,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def make_private_loop(
     noise: float = 1.0, compressed: bool = False, **options: Any
 ) -> FederatedLoop:
-    uploads = [GaussianPrivacy(1.0, noise), *([TopK(0.1)] if compressed else [])]
+    uploads: list[Any] = [GaussianPrivacy(1.0, noise)]
+    if compressed:
+        uploads.append(TopK(0.1))
     return make_shapfed_loop(
         **{"uploads": uploads, "aggregator": FedAvg(), "metrics": {}, **options}
     )
