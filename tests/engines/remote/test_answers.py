@@ -224,8 +224,9 @@ def spoil_lyons_answers(address: int, packet: Packet, reply: Packet) -> Any:
     if round_index < FIRST_SPOILED_ROUND:
         return None
 
+    # Judges are asked once more after the last round, and the ways begin anew.
     ways = list(WAYS.values())
-    spoil = ways[round_index - FIRST_SPOILED_ROUND]
+    spoil = ways[(round_index - FIRST_SPOILED_ROUND) % len(ways)]
 
     tensors = {name: spoil(tensor) for name, tensor in reply.tensors.items()}
     are_tensors = [isinstance(tensor, Tensor) for tensor in tensors.values()]
