@@ -217,12 +217,12 @@ class ValidationRun:
     def logged(self) -> dict[str, Tensor]:
         """Run the validation, and return all logged values by name."""
         with validating(self._trainer):
-            self._loop.run()
-        values = dict(self._stand_in._logger_connector._callback_metrics)
+            self._loop.run()  # Lightning logs in the trainer's copy, all else is in `weighted_values`
+        logged_values = dict(self._stand_in._logger_connector._callback_metrics)
         for name, weighted_values in self._loop.weighted_values.items():
-            if name not in values:
-                values[name] = _weighted_mean(weighted_values)
-        return values
+            if name not in logged_values:
+                logged_values[name] = _weighted_mean(weighted_values)
+        return logged_values
 
     def steps(self) -> Generator[tuple[tuple[Any, ...], int | None], None, None]:
         """Yield ``validation_step``'s arguments for each batch, so that the caller calls it, and the loader's index,
@@ -291,7 +291,11 @@ def _weighted_mean(weighted_values: Sequence[tuple[Tensor, float]]) -> Tensor:
 
 def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
     """Return a shallow copy of the trainer, without callbacks and loggers, to evaluate ``module`` in."""
+    # Lightning's private attributes: each object that refers to the trainer or the module, or that changes in a
+    # validation, is copied. The original then stays as it is.
     trainer_copy: Any = copy.copy(trainer)
+
+    # The strategy calls the module's steps.
     accelerator_connector = copy.copy(trainer_copy._accelerator_connector)
     trainer_copy._accelerator_connector = accelerator_connector
     strategy = copy.copy(accelerator_connector.strategy)
@@ -301,20 +305,25 @@ def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
     # of its own is alone.
     vars(strategy).pop("ranks", None)
 
+    # The data connector calls the hooks around batches.
     data_connector = copy.copy(trainer_copy._data_connector)
     trainer_copy._data_connector = data_connector
     data_connector.trainer = trainer_copy
     data_connector._datahook_selector = _DataHookSelector(module, trainer_copy.datamodule)
+
+    # What is logged, called or measured is the copy's alone.
     trainer_copy._logger_connector = _LoggerConnector(trainer_copy)
     trainer_copy.callbacks = []
     trainer_copy.loggers = [DummyLogger() for _ in trainer.loggers]
     trainer_copy.profiler = PassThroughProfiler()
 
+    # The caller sets the validation loop.
     fit_loop = copy.copy(trainer_copy.fit_loop)
     trainer_copy.fit_loop = fit_loop
     fit_loop.epoch_loop = copy.copy(fit_loop.epoch_loop)
     fit_loop.trainer = trainer_copy
     fit_loop.epoch_loop.trainer = trainer_copy
+
     module.trainer = trainer_copy
     module._metric_attributes = None  # it maps ids of the original module's metrics
     return trainer_copy

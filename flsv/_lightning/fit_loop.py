@@ -129,14 +129,14 @@ class FederatedFitLoop(_FitLoop):
 
     def on_advance_start(self) -> None:
         progress: Any = self.epoch_progress.total
-        num_started = progress.started
+        num_epochs_started = progress.started
         self.has_begun_round = False
         self._step_plateaus()
         self._rounds.begin_round()
         self.is_in_round = True
-        super().on_advance_start()
-        self._has_stepped_plateaus = False
-        self.has_begun_round = progress.started > num_started
+        super().on_advance_start()  # adds 1 to progress.started
+        self._has_stepped_plateaus = False  # in this round
+        self.has_begun_round = progress.started > num_epochs_started
 
     def advance(self) -> None:
         self._waiting = []
@@ -162,14 +162,17 @@ class FederatedFitLoop(_FitLoop):
     ) -> None:
         """Train on all batches that the train dataloader yields now. ``is_last``: it is the round's last epoch.
         ``idle``: they are :class:`IdleBatch` only."""
+        # Read while `advance` runs: by `_end_batch` and `_save`, and by `_step_if_due`.
         self._is_last_epoch = is_last
         self._is_idle = idle
-        # What `setup_data` reads of a loader that is another one, in a tenth of the time that two batches take.
+
+        # The dataloader yields other batches now. These lines replace Lightning's `setup_data`, which would read it
+        # anew: they take a tenth of the time of two batches.
         trainer: Any = self.trainer
         fetcher: Any = self._data_fetcher
         self.max_batches = len(trainer.train_dataloader)
         trainer.val_check_batch = self.max_batches
-        iter(fetcher)
+        iter(fetcher)  # the fetcher begins to read the batches
         try:
             super().advance()
         finally:
@@ -298,13 +301,13 @@ class FederatedFitLoop(_FitLoop):
         if is_last_batch and self._is_last_epoch:
             # Lightning steps these after the validation, for which they must not wait: they are the client's own.
             self.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
-            self._waiting.append(partial(end, fetcher))
+            self._waiting.append(partial(end, fetcher))  # `end_round` calls it
             return
         if not is_last_batch or trainer.should_stop:
             end(fetcher)
             return
 
-        # After a client's other epochs nothing is validated.
+        # After a client's other epochs nothing is validated. `end` does so unless the limit is 0.
         limit = trainer.limit_val_batches
         trainer.limit_val_batches = 0
         try:

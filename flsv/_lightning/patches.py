@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -167,30 +167,36 @@ def client_curves(trainer: L.Trainer, position: Callable[[], tuple[str, int] | N
     update = connector.update_train_step_metrics
     last_values: dict[str, Tensor] = {}
 
-    def values_of_batch() -> dict[str, Tensor]:
-        # Lightning repeats what an earlier batch has logged, maybe of another client. Such a value is at the same place
-        # of the memory, which no other takes while it is in `last_values`.
-        new_values = {}
-        for name, value in connector.metrics["log"].items():
-            tensor = torch.as_tensor(value)
-            last_value = last_values.get(name)
-            if last_value is None or last_value.data_ptr() != tensor.data_ptr():
-                new_values[name] = tensor
-            last_values[name] = tensor
-        return new_values
-
     def update_with_curves() -> None:
         update()
-        values = values_of_batch()
+        logged_values = connector.metrics["log"]
+        new_values = _newly_logged(logged_values, last_values)
         client_and_step = position()
-        if client_and_step is None or not values:
+        if client_and_step is None or not new_values:
             return
         client, step = client_and_step
-        curves = {f"{name}/{client}": float(value) for name, value in values.items()}
+        curves = {f"{name}/{client}": float(value) for name, value in new_values.items()}
         for logger in trainer.loggers:
             logger.log_metrics(curves, step=step)
 
     return connector, "update_train_step_metrics", update_with_curves
+
+
+def _newly_logged(
+    logged_values: Mapping[str, Any], last_values: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the values that the last batch has logged, and store all in ``last_values``."""
+    # Lightning repeats what an earlier batch has logged, maybe of another client. Such a value is at the same place
+    # of the memory, which no other takes while it is in `last_values`.
+    new_values = {}
+    for name, logged_value in logged_values.items():
+        value = torch.as_tensor(logged_value)
+        last_value = last_values.get(name)
+        is_repeated = last_value is not None and last_value.data_ptr() == value.data_ptr()
+        if not is_repeated:
+            new_values[name] = value
+        last_values[name] = value
+    return new_values
 
 
 def client_means(trainer: L.Trainer, client_name: Callable[[], str | None]) -> list[Patch]:

@@ -177,13 +177,15 @@ class RoundAverage:
         if not is_due:
             return
 
-        # This is decided: the callback must not ask itself again.
+        # That an update is due is decided above. The callback would ask itself again.
         patches = PatchedAttributes([(callback, "should_update", lambda **_: True)])
         try:
-            # The callback may have updated in another fit.
+            # It updates only after its latest step, which may be one of another fit.
             callback.load_state_dict({"latest_update_step": -1})
-            # An update of the round: there are neither outputs nor a batch.
-            self._update(trainer, module, None, None, 0)
+            # An update of the round has neither outputs nor a batch, and any batch index.
+            no_outputs = None
+            no_batch = None
+            self._update(trainer, module, no_outputs, no_batch, 0)
         finally:
             patches.restore()
 

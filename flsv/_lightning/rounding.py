@@ -12,11 +12,11 @@ from torch import Tensor
 #: Rounding may separate two trainings of a model by at most this many times the difference between the displacements of
 #: a training from the model and one from a nudged copy of it. Measured: 0.2 to 1.6 times with convolutions in TF32, for
 #: LeNet and a network with GroupNorm, with SGD, momentum and Adam, on MNIST and CIFAR-10, after 1 to 30 steps.
-FACTOR = 3.0
+NUDGE_FACTOR = 3.0
 #: Smallest relative change of the weights in a nudged copy; it is larger if the arithmetic rounds factors by more.
 NUDGE = 1e-6
 #: Two models count as equal if their distance is at most this fraction of the norm of their start point.
-LENGTH = 1e-6
+RELATIVE_TOLERANCE = 1e-6
 
 
 class Rounding(NamedTuple):
@@ -48,7 +48,7 @@ class Rounding(NamedTuple):
         :meth:`nudged` weights, ``trained`` from ``initial_model``."""
         displacement = trained - initial_model
         nudged_displacement = nudged - self.nudged(initial_model)
-        return FACTOR * (displacement - nudged_displacement).norm()
+        return NUDGE_FACTOR * (displacement - nudged_displacement).norm()
 
     def apart(
         self,
@@ -69,16 +69,17 @@ class Rounding(NamedTuple):
 
         distance = (model - reference).norm()
         path_length = (reference - initial_model).norm()
-        tolerance = max(self.run * path_length, LENGTH * initial_model.norm())
+        tolerance = max(self.run * path_length, RELATIVE_TOLERANCE * initial_model.norm())
         if distance <= tolerance:
             return None
 
-        # Asked last, since it may need another training.
+        # Rounding also explains it if a training from weights nudged by a rounding error goes about as far astray. This
+        # is asked last, since it may need another training.
         nudged_displacement = nudged()
         if nudged_displacement is not None:
             displacement = model - initial_model
             effect_of_nudge = (displacement - nudged_displacement.double()).norm()
-            if distance <= FACTOR * effect_of_nudge:
+            if distance <= NUDGE_FACTOR * effect_of_nudge:
                 return None
         return float(distance / path_length.clamp(min=1e-12))
 

@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from flsv._lightning.patches import Patch, PatchedAttributes
 
 #: Hooks that run once per epoch in every process, so that the values that they log are not merged.
-_ONCE = ("on_train_start", "on_train_epoch_start", "on_train_epoch_end")
+_HOOKS_WITHOUT_CLIENTS = ("on_train_start", "on_train_epoch_start", "on_train_epoch_end")
 
 #: Record of a logged value: its place in the order of all values, the arguments of ``results.log``, the batch's size.
 Record = tuple[int, dict[str, Any], int | None]
@@ -53,15 +53,17 @@ class LoggedValues:
 
     def _log_and_record(self, fx: str, name: str, value: Any, **kwargs: Any) -> None:
         self._log(fx, name, value, **kwargs)
-        if fx in _ONCE:
+        if fx in _HOOKS_WITHOUT_CLIENTS:
             return
+        key = f"{fx}.{name}"
         if isinstance(value, Metric):
-            self._metrics[f"{fx}.{name}"] = value
+            self._metrics[key] = value
             return
 
         batch_size = kwargs.get("batch_size") or self._results.batch_size
         reduction = kwargs.get("reduce_fx", torch.mean)
-        self._reductions[f"{fx}.{name}"] = reduction
+        self._reductions[key] = reduction  # for this process, which has the function itself
+        # The call can be pickled: another process logs the value again by it.
         call = {
             "fx": fx,
             "name": name,
@@ -80,31 +82,36 @@ class LoggedValues:
 
     def _merge(self) -> None:
         # Each rank sends its records and its metrics' states. An idle rank has trained no client.
-        states = {key: _state(metric) for key, metric in self._metrics.items()}
         records_and_states: Any
         if self._idle():
             records_and_states = ([], {})
         else:
+            states = {key: _state(metric) for key, metric in self._metrics.items()}
             records_and_states = (self._records, states)
         exchanged = self._exchange(records_and_states, "logged values")
 
-        # Log all again, in the order in which one process would have.
-        for _, call, _ in self._records:
-            self._results.pop(_key(call), None)
-        records: list[Record] = []
+        records_of_all: list[Record] = []
         for records_of_rank, _ in exchanged:
-            records += records_of_rank
-        for _, call, batch_size in sorted(records, key=_position_of):
-            self._log_again(call, batch_size)
-        # A single process would have the last step's value at this point, so every rank gets it, too.
-        logged = self._results.metrics(on_step=True)["callback"]
-        self._connector._callback_metrics.update(logged)
-
+            records_of_all += records_of_rank
+        self._replace_logged_values(records_of_all)
         for key, metric in self._metrics.items():
-            states_of_ranks = [states[key] for _, states in exchanged if key in states]
-            _merge_states(metric, states_of_ranks)
+            states_of_metric = []
+            for _, states_of_rank in exchanged:
+                if key in states_of_rank:
+                    states_of_metric.append(states_of_rank[key])
+            _merge_states(metric, states_of_metric)
         self._records = []
         self._metrics = {}
+
+    def _replace_logged_values(self, records_of_all: Sequence[Record]) -> None:
+        """Drop this rank's values, and log those of all ranks in the order in which one process would have."""
+        for _, call, _ in self._records:
+            self._results.pop(_key(call), None)
+        for _, call, batch_size in sorted(records_of_all, key=_position_of):
+            self._log_again(call, batch_size)
+        # A single process would have the last step's value at this point, so every rank gets it, too.
+        logged_values = self._results.metrics(on_step=True)["callback"]
+        self._connector._callback_metrics.update(logged_values)
 
     def _log_again(
         self,

@@ -58,7 +58,7 @@ class ServerOptimizer(FedAvg):
                 f"{type(self).__name__}: its optimizer cannot be made: {error}"
             ) from error
         self._moments: dict[Any, Any] = {}
-        self._next: dict[Any, Any] = {}
+        self._next_moments: dict[Any, Any] = {}
 
     def begin(self, federation: FederationInfo) -> None:
         self._moments = {}
@@ -81,12 +81,12 @@ class ServerOptimizer(FedAvg):
         # A copy, since the round may still fail.
         moments = deepcopy(self._moments)
         optimizer.load_state_dict({"state": moments, "param_groups": groups})
-        optimizer.step()
-        self._next = optimizer.state_dict()["state"]
+        optimizer.step()  # changes `vector`
+        self._next_moments = optimizer.state_dict()["state"]
         return vector, weights
 
     def end_round(self, round: Round) -> None:
-        self._moments = self._next
+        self._moments = self._next_moments
 
     def __repr__(self) -> str:
         if type(self) is not ServerOptimizer:

@@ -58,13 +58,15 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
 def _requirements(entry: Entry, federation: Federation) -> tuple[str, bool]:
     """Return the client algorithm or coalitions that a metric requires, and whether clients evaluate models for it."""
     metric = entry.build(federation)
-    requirement = entry.client_algorithm or ""
-    if isinstance(metric, ShadowShapley) and not requirement:
-        requirement = str(metric.coalitions)
-    if not isinstance(metric, ContributionMetric):
-        return requirement, False
-    metric.check(federation.num_samples)
-    return requirement, metric.evaluates
+    algorithm_or_coalitions = entry.client_algorithm or ""
+    if isinstance(metric, ShadowShapley) and not algorithm_or_coalitions:
+        algorithm_or_coalitions = str(metric.coalitions)
+
+    clients_evaluate = False
+    if isinstance(metric, ContributionMetric):
+        metric.check(federation.num_samples)  # raises unless it suits the federation
+        clients_evaluate = metric.evaluates
+    return algorithm_or_coalitions, clients_evaluate
 
 
 def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:

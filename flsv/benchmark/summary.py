@@ -67,12 +67,13 @@ def summarize(
     correlations = by_federation(scores)  # [metrics, federations], means over seeds
     set_names = {name: federation.set for name, (federation, _) in federations.items()}
 
-    # A column per set of federations, then one for all.
-    means_of_sets = correlations.T.groupby(Series(set_names)).mean()  # [sets, metrics]
-    summary = means_of_sets.T.reindex(columns=SETS)
-    means_of_federations = scores.groupby(["metric", "federation"])[["spearman", "error"]].mean()
-    means = means_of_federations.groupby("metric").mean()
-    summary = summary.assign(all=means["spearman"], error=means["error"])
+    # A column per set of federations, then one for all, and the error.
+    correlations_of_sets = correlations.T.groupby(Series(set_names)).mean()  # [sets, metrics]
+    summary = correlations_of_sets.T.reindex(columns=SETS)
+    means_over_seeds = scores.groupby(["metric", "federation"])[["spearman", "error"]].mean()
+    means_over_federations = means_over_seeds.groupby("metric").mean()
+    summary["all"] = means_over_federations["spearman"]
+    summary["error"] = means_over_federations["error"]
 
     summary["worst"] = correlations.min(axis=1)
     summary["where"] = correlations.idxmin(axis=1)

@@ -29,19 +29,23 @@ class Terminated(KeyboardInterrupt):
 def terminable() -> Iterator[None]:
     """Raise :class:`Terminated` at the first SIGTERM within this context, and ignore further ones."""
     # A process group is stopped by a signal to each of its processes, and rank 0 passes its own on to the others.
-    errors_to_raise = [Terminated]
+    was_raised = False
     previous_hook = sys.unraisablehook
 
     def raise_once(number: int, frame: FrameType | None) -> None:
-        if errors_to_raise:
-            raise errors_to_raise.pop()
+        nonlocal was_raised
+        if not was_raised:
+            was_raised = True
+            raise Terminated
 
     def send_signal_again(unraisable: Any) -> None:
-        # Python ignores what is raised in a __del__ or a weak reference's callback, of which matplotlib has many.
+        # Python ignores what is raised in a __del__ or a weak reference's callback, of which matplotlib has many, but
+        # calls this hook. 0.1 seconds later the process is probably elsewhere, and the error is raised there.
+        nonlocal was_raised
         if unraisable.exc_type is not Terminated:
             previous_hook(unraisable)
             return
-        errors_to_raise.append(Terminated)
+        was_raised = False
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
 
     # Other threads cannot handle signals.

@@ -169,11 +169,19 @@ def _explain_value(message: str, class_names: Collection[str]) -> tuple[str, str
 
 def _reasons(message: str) -> Iterator[str]:
     """Yield what jsonargparse expected, without that nothing would do as well."""
+    # Below the first line, which names the option:
+    #   Does not validate against any of the Union subtypes
+    #   Subtypes: [<class 'int'>, <class 'NoneType'>]
+    #   Errors:
+    #     - Expected a <class 'int'>
+    #     - Expected a <class 'NoneType'>
+    #   Given value type: <class 'str'>
+    # Without a union there is only the text of one error.
     _first_line, _, later_lines = message.partition("\n")
-    body, _, _value = later_lines.partition("Given value")
-    _, _, error_list = body.rpartition("Errors:")
-    lines = error_list or body
-    for line in lines.splitlines():
+    text_before_value, _, _value = later_lines.partition("Given value")
+    # The text after the last "Errors:", or all text if it is not there.
+    _, _, errors = text_before_value.rpartition("Errors:")
+    for line in (errors or text_before_value).splitlines():
         reason = line.strip(" -")
         is_heading = reason.startswith(("Does not validate", "Subtypes"))
         if reason and reason != _NOTHING and not is_heading:

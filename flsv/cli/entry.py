@@ -122,7 +122,7 @@ def _run(words: list[str]) -> int:
     """Run the subcommand that a command line names."""
     quiet = any(word in QUIET for word in words)
     words = [word for word in words if word not in QUIET]
-    command = next(iter(words), "--help")
+    command = words[0] if words else "--help"
     if not command.startswith("-") or command in ("-h", "--help", "--version"):
         # This ends the command if it is --help, --version, or no subcommand.
         _parser().parse_args([command])

@@ -29,7 +29,7 @@ from flsv.utilities.display import plain
 from flsv.utilities.errors import check_lightning
 
 #: Option that maps names to objects. A later file adds its names to those of earlier files. ``{}`` removes all names.
-BY_NAME = "federation.metrics"
+_METRICS = "federation.metrics"
 _LOOPS = ("FederatedLoop", "flsv.FederatedLoop", "flsv.federation.FederatedLoop")
 _OPTIMIZERS = ("optimizer", "lr_scheduler")
 _PARTS = tuple(f"federation.{role}" for role in ROLES)
@@ -68,11 +68,11 @@ class ConfigFile(ActionConfigFile):
             if _class_of(earlier_section) not in (None, _class_of(section)):
                 cfg[key] = None
 
-        earlier_metrics = cfg.get(BY_NAME)
+        earlier_metrics = cfg.get(_METRICS)
         super().__call__(parser, cfg, values, option_string)
-        metrics = cfg.get(BY_NAME)
+        metrics = cfg.get(_METRICS)
         if isinstance(earlier_metrics, dict) and isinstance(metrics, dict) and metrics:
-            cfg[BY_NAME] = {**earlier_metrics, **metrics}
+            cfg[_METRICS] = {**earlier_metrics, **metrics}
 
 
 def with_sections_of_flsv(config: Any) -> Any:
@@ -104,23 +104,24 @@ def with_merged_options(words: Sequence[str]) -> list[str]:
 
     ``--federation.metrics {...}`` adds to the metrics of files, and what is of another class begins anew.
     """
+    # --federation.sampler=UniformSampler becomes --config {"federation": {"sampler": "UniformSampler"}}.
     merged = []
-    remaining_words = iter(words)  # from which an option also takes its value
+    remaining_words = iter(words)
     for word in remaining_words:
         option, equals_sign, text = word.partition("=")
         key = option.removeprefix("--").removesuffix(".class_path")
         keys = key.split(".")
         is_part = key in _PARTS or keys[-1] in _OPTIMIZERS
-        may_be_merged = is_part or option == f"--{BY_NAME}"
-        if not option.startswith("--") or not may_be_merged:
+        are_metrics = option == f"--{_METRICS}"
+        if not option.startswith("--") or not (is_part or are_metrics):
             merged.append(word)
             continue
 
         if not equals_sign:
-            text = next(remaining_words, "")
+            text = next(remaining_words, "")  # the value is the next word
         section = yaml.safe_load(text)
-        is_part_with_class = is_part and _class_of(section) is not None
-        if is_part_with_class or isinstance(section, Mapping):
+        names_class = is_part and _class_of(section) is not None
+        if names_class or isinstance(section, Mapping):
             merged += ["--config", _nested(keys, section)]
         else:
             merged += [option, text]
@@ -233,7 +234,7 @@ def import_parts() -> None:
     for package in PACKAGES:
         for name in _names_in(package):
             try:
-                getattr(sys.modules[package], name)
+                getattr(sys.modules[package], name)  # the package imports the class when it is read
             except ModuleNotFoundError as error:
                 _raise_unless_of_flsv(error)
 

@@ -288,16 +288,16 @@ class FederatedCLI(LightningCLI):
             raise_if_monitor_is_unlogged(error, self.trainer)
             raise
         # On Ctrl-C, Lightning ends with SystemExit, and TensorBoard's writer, which cannot be closed twice, OSError.
-        except (SystemExit, OSError) as stopped:
-            stop = stopped.__context__
-            if not isinstance(stop, KeyboardInterrupt):
+        except (SystemExit, OSError) as error_of_exit:
+            interrupt = error_of_exit.__context__
+            if not isinstance(interrupt, KeyboardInterrupt):
                 raise
             if started_by_script():
-                # The script, which ends this rank, is killed once a rank has failed.
+                # The script, which ends this rank, is killed once a rank has failed: wait for it.
                 time.sleep(PATIENCE)
             if subcommand == "fit" and self.trainer.is_global_zero and not self.quiet:
                 self._say_how_to_go_on()
-            raise stop from None
+            raise interrupt from None
 
     def _say_how_to_go_on(self) -> None:
         if not self.loop.reporting.table:

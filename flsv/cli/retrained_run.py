@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -212,7 +212,8 @@ def summarize(
     if rounds != cli.trainer.max_epochs:
         settings["rounds"] = rounds
 
-    changed = _changed_settings(identity, arguments)
+    _option, config_file, *_seeds = arguments  # --config FILE, then the options of seeds
+    changed = _changed_settings(identity, Path(config_file))
     planned_rounds = cli.trainer.max_epochs
     checkpoint, why_not = None, None
     if planned_rounds != record.get("rounds"):
@@ -281,23 +282,21 @@ def _check_data(
         )
 
 
-def _changed_settings(identity: Identity, arguments: Sequence[str]) -> list[str]:
+def _changed_settings(identity: Identity, config_file: Path) -> list[str]:
     """Describe each setting that differs from the run's, except the number of rounds."""
-    _option, config_file, *_ = arguments  # --config FILE, with the seeds of data and federation
-    run_config = Path(config_file).read_text()
-    run_settings = config_settings(yaml.safe_load(run_config))
-    settings_without_effect = {"trainer.max_epochs"}
+    ignored_settings = {"trainer.max_epochs"}
     for argument in QUIET:
         name, _, _value = argument.partition("=")
-        settings_without_effect.add(name.lstrip("-"))
+        ignored_settings.add(name.lstrip("-"))
 
-    changes = []
-    identity_of_run = Identity(run_settings, {})
-    for change in identity.other_settings(identity_of_run, "{} instead of {}"):
-        setting, *_ = change.split()
-        if setting not in settings_without_effect:
-            changes.append(change)
-    return changes
+    run_settings = config_settings(yaml.safe_load(config_file.read_text()))
+    present = _without(ignored_settings, identity.settings)
+    earlier = _without(ignored_settings, run_settings)
+    return Identity(present, {}).other_settings(Identity(earlier, {}), "{} instead of {}")
+
+
+def _without(names: Collection[str], settings: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in settings.items() if name not in names}
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:

@@ -169,13 +169,11 @@ def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
         is_data = section == "data"
         idle_options = IDLE.get(section, set())
         for name, value in _leaves(config[section], section):
-            _section, option, *suboptions = name.split(".")
+            _section, option, *suboptions = name.split(".")  # as federation.sampler.init_args.seed
             option_with_suboption = ".".join([option, *suboptions[:1]])
             is_idle = option in idle_options or option_with_suboption in idle_options
-            if is_idle:  # it changes no number of the run
-                continue
             is_root = is_data and name.endswith(".root")
-            if is_root or value is None:
+            if is_idle or is_root or value is None:  # it changes no number of the run
                 continue
             # The same data in another folder are the same data: hashes of the samples compare them.
             if is_data and isinstance(value, str):
@@ -271,19 +269,16 @@ def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
     contents = data.content_hashes()
     digests = {"server": digest([contents["server"], data.server_val_indices])}
     for client in range(data.num_clients):
-        # Indices and labels of the train, validation and test samples in turn.
-        indices_and_labels = data.indices_and_labels(client)
-        indices_of_splits = indices_and_labels[::2]
-        labels_of_splits = indices_and_labels[1::2]
-        train_indices = indices_of_splits[0]
-        offset = 0
+        splits = data.indices_and_labels(client)
+        train_indices, _ = splits[0]
+        first_index = 0
         if len(train_indices) > 0:
-            offset = int(train_indices[0])
+            first_index = int(train_indices[0])
 
         # Indices count from the client's first sample, so that a copy of another client's data has the same hash.
         hashed_parts = []
-        for indices, labels in zip(indices_of_splits, labels_of_splits):
-            hashed_parts += [indices - offset, labels]
+        for indices, labels in splits:
+            hashed_parts += [indices - first_index, labels]
         content = contents.get(str(client), "")
         digests[str(client)] = digest([content, *hashed_parts])
 

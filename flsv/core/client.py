@@ -250,23 +250,29 @@ class Client:
         self, question: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T | None:
         """Run the question at the client, in whichever process it is."""
-        owners = self._owners  # None: there is one process
+        owners = self._owners  # which process has which client; None: there is one process
         is_in_this_process = owners is None or owners.has(self.id)
-        answer = None
+        answer = None  # stays if another process has the client
         if is_in_this_process:
             with opened(self.__data):  # the only place where a question reads the data
                 answer = question(self.__data, *args, **kwargs)
+
+        # One process.
         if owners is None:
             return answer
-        if owners.in_map_clients:  # where each process asks only its own clients
+
+        # Within map_clients each process asks only its own clients.
+        if owners.in_map_clients:
             if not is_in_this_process:
                 raise RuntimeError(
                     f"client {self.id} was asked {_name(question)!r} within a conversation with another."
                 )
             return answer
 
+        # Elsewhere all processes ask together, and get the answer from the client's.
+        owner_rank = owners[self.id]
         description = f"client {self.id}'s answer to {_name(question)!r}"
-        shared_answer: T | None = owners.ranks.broadcast(owners[self.id], answer, description)
+        shared_answer: T | None = owners.ranks.broadcast(owner_rank, answer, description)
         return shared_answer
 
     def map_conversations(

@@ -84,13 +84,13 @@ class RunExtension:
         """Return strategies that take part in every round. ``weights()`` are the clients' ``[n]`` in the average."""
         return []
 
-    def log_plan(
+    def begin_training(
         self,
         num_clients: int,
         games: Any,
         module: L.LightningModule,
     ) -> None:
-        """Log what the extension will do, and at what cost."""
+        """Prepare for the run's training, and log what the extension will do, and at what cost."""
 
     def end_round(
         self,

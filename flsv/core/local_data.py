@@ -207,15 +207,17 @@ class LocalData:
         sent: Tensor | None = None,
         tell: Tell | None = None,
     ) -> None:
-        """Set this round's initial, trained and sent models ``[P]``, and the attack ``tell`` on the numbers that this
-        client reports."""
-        # `initial_model` is None if the client takes no part, `model` before training, `sent` if it is the trained
-        # model, `tell` if the client reports true numbers.
-        if sent is None:
-            sent = model
+        """Set this round's models ``[P]`` and the function that falsifies the numbers that this client reports.
+
+        Args:
+            initial_model: the model from which it trains. None: it takes no part.
+            model: the trained model. None: before the training.
+            sent: the model that it sends. None: the trained model.
+            tell: changes a reported number. None: it reports true numbers.
+        """
         self._initial_model = initial_model
         self._model = model
-        self._sent = sent
+        self._sent = model if sent is None else sent
         self._tell = tell
 
     @property

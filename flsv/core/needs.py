@@ -59,6 +59,7 @@ def needs_of(
     only_required: bool = False,
 ) -> tuple[str, ...]:
     """Return what the server must have or receive for a part, as keys of :data:`flsv.core.vocabulary.NEEDS`."""
+    # The vocabulary has the needs of what a part reads of a round. The part's attributes tell of its other needs.
     needs: set[str] = set()
     for name in reads_of(part, only_required):
         needs.update(VOCABULARY[name].needs)
@@ -73,9 +74,7 @@ def needs_of(
         needs.add("classes")
     if getattr(part, "uses_ground_truth", False):
         needs.add("counts")
-    if getattr(part, "reports", ()):
-        needs.add("reports")
-    if getattr(part, "reported_by", None):
+    if getattr(part, "reports", ()) or getattr(part, "reported_by", None):
         needs.add("reports")
     return tuple(need for need in NEEDS if need in needs)  # in one order
 

@@ -133,6 +133,8 @@ class ParameterSpace:
         constant: Collection[str],
     ) -> None:
         """Decide which entries each client keeps to itself, and which are constant."""
+        # Private are the floating-point entries that the patterns name, and the entries of `kept_names`, which may be
+        # buffers of integers. Constant are the others of `constant`. All are listed in the module's order.
         private_by_pattern = set()
         for name in self._floating:
             if any(fnmatchcase(name, pattern) for pattern in patterns):

@@ -320,19 +320,23 @@ class Round:
     ) -> None:
         """Give the entries in which all clients' models agree exactly that value, in place."""
         # Entries that no client has changed (frozen weights, constant buffers) must not drift by rounding.
+        # A sum of k weights is off by about k times eps. The 8 is a margin.
         rounding = 8 * len(weights) * torch.finfo(weights.dtype).eps
         is_partial = (total - 1).abs() > rounding  # the weights do not sum to 1
         # For each block of entries, `is_common` tells in which all clients agree, bool [b].
         for block, is_common in common_entries(self.client_vectors):
             common_values = self.client_vectors[0, block]
-            # On an accelerator both cases are computed: reading `is_partial` would wait for it.
+            # On an accelerator this is also computed where it changes nothing: reading `is_partial` would wait for it.
             if is_common.device.type != "cpu" or is_partial:
-                # Then parameters that all clients have moved alike are not restored: they move by another amount.
+                # Of an average, each common entry is restored. Of a partial sum, parameters that all clients have moved
+                # alike are not: they move by another amount.
                 global_values = self.global_vector[block]
                 columns = torch.arange(block.start, block.stop, device=is_common.device)
                 is_buffer = columns >= self.space.num_parameters
                 is_unmoved = common_values == global_values
-                is_common &= ~is_partial | is_unmoved | is_buffer
+                is_restored_in_sum = is_unmoved | is_buffer
+                is_common &= ~is_partial | is_restored_in_sum
+                # Without any weight the combination is the global model.
                 common_values = torch.where(total != 0, common_values, global_values)
             combined[block] = common_values.where(is_common, combined[block])
 

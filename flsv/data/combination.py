@@ -113,7 +113,7 @@ class Combination:
         position: int,
     ) -> Tensor:
         """Return the client that has each sample of a loader, int64 ``[N]``."""
-        owners = self._owners_of_known(part, splits)
+        owners = self._owners_in_first_loader(part, splits)
         if part.indices is not None:
             is_left_out = torch.ones(len(owners), dtype=torch.bool)
             is_left_out[part.indices] = False
@@ -152,26 +152,33 @@ class Combination:
             owners[rows_of_client] = client
         return owners
 
-    def _owners_of_known(self, part: LoaderPart, splits: FederatedSplits) -> Tensor:
+    def _owners_in_first_loader(self, part: LoaderPart, splits: FederatedSplits) -> Tensor:
         """Return the owners of samples that the first loader has, too."""
-        # A base is the data set under a part's Subsets. Two of one size are taken to be the same.
+        # A base is the data set under a part's Subsets. Two of one size are taken to be the same. The owners of its
+        # samples are found in three steps, of which a later one has the last word.
         base, rows = part.base_rows()
-        _, primary_rows = self.primary.base_rows()
-        owners = torch.full((len(base),), _UNDECIDED)  # of the base's samples
+        base_owners = torch.full((len(base),), _UNDECIDED)
+
+        # 1. Nobody trains on the server's validation samples.
         if self.val is not None:
             val_base, val_rows = self.val.base_rows()
             if val_base is base:
-                owners[val_rows] = _NOBODY
+                base_owners[val_rows] = _NOBODY
+
         if self._is_of_primary(part):
+            # 2. Nor on the samples that were divided among clients,
+            _, primary_rows = self.primary.base_rows()
             if self.primary.indices is None:
                 divided_rows = primary_rows
             else:
                 divided_rows = primary_rows[self.primary.indices]
-            owners[divided_rows] = _NOBODY  # held out, unless a client trains on them
+            base_owners[divided_rows] = _NOBODY
+
+            # 3. but for the one that trains on them in the first loader.
             for client, client_split in enumerate(splits.clients):
                 rows_of_client = primary_rows[client_split["train"]]
-                owners[rows_of_client] = client
-        return owners[rows]
+                base_owners[rows_of_client] = client
+        return base_owners[rows]
 
 
 class CombinedBatches:

@@ -53,6 +53,11 @@ MOST_TWICE = 0.05
 MOST_ERRORS, MOST_LOG_ODDS = 6.0, math.log(6)
 #: Strength from which on a doubt is strong.
 STRONG = 2.0
+#: Smallest probability at which a site's having one value only is taken for chance.
+LEAST_PROBABILITY = 1e-3
+#: Strength of a doubt about categories that only one site has, for a share of MOST_OWN: they may well be right. A share
+#: of 4 times MOST_OWN is as doubtful as what just exceeds another limit.
+STRENGTH_OF_OWN = 0.25
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ def find_doubts(
             other_values = pd.concat(columns[:index] + columns[index + 1 :])
             for compare in (
                 _missing,
-                _values,
+                _unusual_values,
             ):
                 for strength, text in compare(
                     columns[index],
@@ -131,30 +136,31 @@ def find_doubts(
     return sorted(_without_counterparts(doubts), key=lambda doubt: -doubt.strength)
 
 
-Found = Iterator[tuple[float, str]]
+#: Strengths and texts of doubts, as :class:`Doubt` has them.
+StrengthsAndTexts = Iterator[tuple[float, str]]
 
 
 def _without_counterparts(
     doubts: Sequence[Doubt],
 ) -> list[Doubt]:
     """Leave out doubts about the one of two sites that has the usual values, or that no one can tell from the other."""
-    # If one site's numbers have another scale, the others' differ from its numbers, too.
-    # Texts about a scale begin with "values" or "median".
+    # If one site's numbers have another unit or origin, the others' differ from its numbers, too. Texts of `_scale`
+    # about a unit begin with "values", and about an origin with "median".
     strongest_of_scale: dict[tuple[str, str], Doubt] = {}
     other_doubts = []
     for doubt in doubts:
-        first_word = doubt.text.split()[0]
-        if first_word not in ("values", "median"):
+        unit_or_origin, *_ = doubt.text.split()
+        if unit_or_origin not in ("values", "median"):
             other_doubts.append(doubt)
             continue
-        key = doubt.column, first_word
+        key = doubt.column, unit_or_origin
         strongest = strongest_of_scale.get(key)
         if strongest is None or doubt.strength > strongest.strength:
             strongest_of_scale[key] = doubt
     return [*other_doubts, *strongest_of_scale.values()]
 
 
-def _missing(column: pd.Series, other_values: pd.Series) -> Found:
+def _missing(column: pd.Series, other_values: pd.Series) -> StrengthsAndTexts:
     if min(len(column), len(other_values)) < FEWEST:
         return
     share = float(column.isna().mean())
@@ -165,7 +171,7 @@ def _missing(column: pd.Series, other_values: pd.Series) -> Found:
         yield difference / MOST_MISSING, text
 
 
-def _values(column: pd.Series, other_column: pd.Series) -> Found:
+def _unusual_values(column: pd.Series, other_column: pd.Series) -> StrengthsAndTexts:
     """Compare the known values of a site's column with those of all others."""
     own_values = column.dropna()
     other_values = other_column.dropna()
@@ -174,11 +180,13 @@ def _values(column: pd.Series, other_column: pd.Series) -> Found:
     if own_values.nunique() == 1 and other_values.nunique() > 1:
         constant = own_values.iloc[0]
         usual_share = float((other_values == constant).mean())
-        # Other values may be absent by chance.
+        # That all values are this one by chance.
         probability = usual_share ** len(own_values)
-        if probability < 1e-3:
+        if probability < LEAST_PROBABILITY:
+            # Such a column says nothing about its rows: this comes before most doubts.
             yield 2 * STRONG, f"all values are {constant}, at the other sites they differ"
         return
+
     is_numeric = pd.api.types.is_numeric_dtype
     if is_numeric(own_values) and is_numeric(other_values):
         yield from _scale(own_values.astype(float), other_values.astype(float))
@@ -189,7 +197,7 @@ def _values(column: pd.Series, other_column: pd.Series) -> Found:
 def _scale(
     own_values: pd.Series,
     other_values: pd.Series,
-) -> Found:
+) -> StrengthsAndTexts:
     """Find another unit or another origin of a site's numbers."""
     if other_values.nunique() < 10:
         return
@@ -253,13 +261,13 @@ def ratio_text(ratio: float) -> str:
 def _own_categories(
     own_values: pd.Series,
     other_values: pd.Series,
-) -> Found:
+) -> StrengthsAndTexts:
     is_unknown = ~own_values.isin(other_values.unique())
     share = float(is_unknown.mean())
     if share > MOST_OWN and is_unknown.sum() >= 5:
         names = own_values[is_unknown].value_counts().index[:3]
         text = f"only this site has {', '.join(names)} ({100 * share:.0f} % of its values)"
-        yield share / MOST_OWN / 4, text
+        yield STRENGTH_OF_OWN * share / MOST_OWN, text
 
 
 def _identifiers(name: str, columns: Sequence[pd.Series]) -> Iterator[Doubt]:

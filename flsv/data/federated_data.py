@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from flsv.data.sources.columns import ColumnCard
 
 
+#: Smallest default size of batches of tensors in an evaluation. They cost no time to make.
+LEAST_EVAL_BATCH_SIZE = 256
+
+
 @dataclass(frozen=True)
 class FederatedData:
     """Partitioned data: data sets, indices of each client's samples, and loader options."""
@@ -92,7 +96,7 @@ class FederatedData:
 
     def to_device(self, device: torch.device) -> FederatedData:
         """Return a copy whose training and validation tensors lie on ``device``."""
-        _, rows = tensors_of(self.train, None)
+        _, rows = tensors_of(self.train, indices=None)
         tensors = self.tensors()
         device_data = TensorDataset(*(tensor.to(device) for tensor in tensors))
         train: Dataset[Any] = device_data
@@ -101,7 +105,7 @@ class FederatedData:
 
         val = self.val
         if isinstance(val, TensorBatches):
-            shares_tensors = val.tensors is tensors
+            shares_tensors = val.tensors is tensors  # these are then not copied twice
             val = copy(val)
             if shares_tensors:
                 val.tensors = device_data.tensors
@@ -234,29 +238,32 @@ def _with_options(
     source: SourceData, loader: Loader, batch_size: int | None
 ) -> tuple[SourceData, dict[str, Any], dict[str, Any]]:
     """Return the source, read into memory if ``loader.preload``, and options of the training and evaluation loaders."""
+    # The loader's options come before the source's, and these before the defaults.
     changes = loader.changes()
     train_options = {"batch_size": 32, "drop_last": False, **source.train_options, **changes}
     eval_options = {**source.eval_options, **changes, "drop_last": False}
-    if loader.preload:
-        # The collate functions are applied here, and not again when batches are read.
-        workers = train_options.get("num_workers", 0)
-        train = preload(source.train, train_options.pop("collate_fn", None), workers)
-        collate_fn = eval_options.pop("collate_fn", None)
-        val = source.val
-        if val is not None:
-            val = preload(val, collate_fn, workers)
-        test = source.test
-        if test is not None:
-            test = preload(test, collate_fn, workers)
-        source = replace(source, train=train, val=val, test=test)
-
     if batch_size:
         train_options["batch_size"] = batch_size
+    if loader.preload:
+        # The collate functions are applied here, and not again when batches are read.
+        train_collate_fn = train_options.pop("collate_fn", None)
+        eval_collate_fn = eval_options.pop("collate_fn", None)
+        workers = train_options.get("num_workers", 0)
+        train = preload(source.train, train_collate_fn, workers)
+        val = source.val
+        if val is not None:
+            val = preload(val, eval_collate_fn, workers)
+        test = source.test
+        if test is not None:
+            test = preload(test, eval_collate_fn, workers)
+        source = replace(source, train=train, val=val, test=test)
+
     tensors, _ = tensors_of(source.train, None, train_options.get("collate_fn"))
-    # Batches of tensors cost no time to make, so evaluation takes large ones.
-    smallest_size = 1 if tensors is None else 256
-    default_size = max(train_options["batch_size"], smallest_size)
-    eval_options.setdefault("batch_size", default_size)
+    if tensors is None:
+        eval_batch_size = train_options["batch_size"]
+    else:
+        eval_batch_size = max(train_options["batch_size"], LEAST_EVAL_BATCH_SIZE)
+    eval_options.setdefault("batch_size", eval_batch_size)
     if loader.eval_batch_size:
         eval_options["batch_size"] = loader.eval_batch_size
     return source, train_options, eval_options
@@ -416,12 +423,13 @@ def with_client(
 
 def _have_equal_tensors(dataset: Dataset[Any], other_dataset: Dataset[Any]) -> bool:
     """Return whether two data sets read the same rows of tensors, True if one of them has no tensors."""
-    tensors, rows = tensors_of(dataset, None)
-    other_tensors, other_rows = tensors_of(other_dataset, None)
+    tensors, rows = tensors_of(dataset, indices=None)
+    other_tensors, other_rows = tensors_of(other_dataset, indices=None)
     if tensors is None or other_tensors is None:
         return True  # there is nothing to compare
 
     for tensor, other_tensor in zip(tensors, other_tensors):
+        # Rows are None if a data set is no Subset: tensor[None] is tensor with a first axis of length 1.
         if not torch.equal(tensor[rows], other_tensor[other_rows]):
             return False
     return True

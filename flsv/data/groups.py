@@ -31,15 +31,14 @@ def named_groups(
         ids_by_sample = entries(dataset, lambda part: entries_of_attribute(part, "groups"))
         if ids_by_sample is None:
             return None, ()
-        while isinstance(dataset, Subset) and not hasattr(dataset, "group_kind"):
-            dataset = dataset.dataset
-        kind = getattr(dataset, "group_kind", kind)
+        kind = _group_kind(dataset) or kind
     elif isinstance(groups, str):
         ids_by_sample = column(dataset, groups, "groups")
         if groups not in ("group", "groups"):
-            kind = groups.rpartition(".")[2]  # of meta.site: site
+            _, _, kind = groups.rpartition(".")  # of meta.site: site
     else:
         ids_by_sample = groups
+
     ids = np.asarray(ids_by_sample)
     num_samples = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
     if ids.shape != (num_samples,) or _has_gaps(ids):
@@ -50,6 +49,13 @@ def named_groups(
     distinct_ids, numbers = np.unique(ids, return_inverse=True)
     group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
     return group_numbers, client_names_of(distinct_ids.tolist(), kind)
+
+
+def _group_kind(dataset: Dataset[Any]) -> str | None:
+    """Return the attribute ``group_kind`` of a data set, or of the one under its Subsets."""
+    while isinstance(dataset, Subset) and not hasattr(dataset, "group_kind"):
+        dataset = dataset.dataset
+    return getattr(dataset, "group_kind", None)
 
 
 def _has_gaps(ids: np.ndarray) -> bool:

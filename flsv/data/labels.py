@@ -28,6 +28,9 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from flsv.data.groups import column, entries, entries_of_attribute
 from flsv.utilities.errors import ConfigurationError, listed
 
+#: Letters of NumPy's kinds of dtypes (b: bool, i and u: integers, f: floats) that labels may have.
+_INTEGERS = "biu"
+_INTEGERS_AND_FLOATS = "biuf"
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 #: The name of the only class of data without classes.
 ONE_CLASS = ("samples",)
@@ -42,7 +45,7 @@ class _NoClassError(Exception):
 def dataset_labels(dataset: Dataset[Any]) -> Tensor:
     """Return every sample's class, int64 ``[N]``, read from a stored attribute or else from each sample."""
     try:
-        return torch.from_numpy(whole_numbers(_read_labels(dataset, "biuf")))
+        return torch.from_numpy(whole_numbers(_read_labels(dataset, _INTEGERS_AND_FLOATS)))
     except _NoClassError as error:
         raise ConfigurationError(_unusable(dataset, str(error))) from error
 
@@ -331,13 +334,14 @@ def find_classes(
         if labels is False:
             raise _NoClassError("labels=False")
         if labels is not None:
-            # The held-out data need not have labels of the same name.
             classes = _labels_of_user(train, labels)
-            held_out = {}
+            held_out = {}  # not counted: it need not have labels of the same name
         elif users_of_classes:
-            classes = torch.from_numpy(whole_numbers(_read_labels(train, "biuf")))
+            numbers = _read_labels(train, _INTEGERS_AND_FLOATS)
+            classes = torch.from_numpy(whole_numbers(numbers))
         else:
-            classes = _numbers_as_classes(_read_labels(train, "biu"), bool(class_names))
+            numbers = _read_labels(train, _INTEGERS)
+            classes = _numbers_as_classes(numbers, bool(class_names))
         num_classes = count_classes(classes, class_names, held_out)
     except _NoClassError as error:
         if users_of_classes:
@@ -405,7 +409,7 @@ def positive_last(
         return tuple(names)
     if pos_label is not None:
         positive = named_class(names, pos_label)
-    elif chosen_by_rarity(names, None):
+    elif chosen_by_rarity(names, pos_label):
         positive = names[0] if counts[0] < counts[1] else names[1]
     else:
         return in_order(names)

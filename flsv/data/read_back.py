@@ -176,17 +176,18 @@ def warn_of_random_evaluation(data: FederatedData) -> None:
         class_names=data.classes.names,
         compare_labels=False,
     )
-    for owner, rows in rows_by_owner.items():
-        if len(rows) == 0:
-            continue
-        if reader.is_random(rows[:SAMPLES_OF_A_CLASS]):
-            rank_zero_warn(
-                f"flsv: the validation and test samples of {owner} are training samples that were split off, and they "
-                "change at random whenever they are read, by the data set's transforms or the training loader's "
-                "collate_fn. Scores are of changed samples. Give validation data of their own (val=, or a "
-                "val_dataloader) and Splits(server_val=0), or change samples in the module's training_step."
-            )
-        return  # all are read alike
+    owners = [owner for owner, rows in rows_by_owner.items() if len(rows) > 0]
+    if not owners:
+        return
+    owner = owners[0]  # all samples are read alike
+    rows = rows_by_owner[owner]
+    if reader.is_random(rows[:SAMPLES_OF_A_CLASS]):
+        rank_zero_warn(
+            f"flsv: the validation and test samples of {owner} are training samples that were split off, and they "
+            "change at random whenever they are read, by the data set's transforms or the training loader's "
+            "collate_fn. Scores are of changed samples. Give validation data of their own (val=, or a "
+            "val_dataloader) and Splits(server_val=0), or change samples in the module's training_step."
+        )
 
 
 def _hold_the_same(batch: Any, batch_again: Any) -> bool:

@@ -402,16 +402,16 @@ class LongTail(Partitioner):
 
     def _draw_tail(self, labels: Tensor, num_classes: int, generator: Generator) -> Tensor:
         """Draw the samples of the long-tailed subset, and return their sorted indices, int64 ``[n]``."""
-        sizes_of_all_classes = torch.bincount(labels, minlength=num_classes)
-        classes = sizes_of_all_classes.nonzero().flatten()
-        class_sizes = sizes_of_all_classes[classes]
+        num_samples_of_class = torch.bincount(labels, minlength=num_classes)
+        classes = num_samples_of_class.nonzero().flatten()  # those with samples
+        available = num_samples_of_class[classes]
         # Sizes fall geometrically from the first class to the last, to 1 / imbalance_ratio of the first.
         exponents = torch.linspace(0, 1, len(classes), dtype=torch.float64)
         relative_sizes = self.imbalance_ratio**-exponents
-        largest_sizes_of_first = class_sizes / relative_sizes  # for which each class has enough
-        size_of_first = float(largest_sizes_of_first.min())
+        # The first class can have the largest size for which each class has enough samples.
+        size_of_first = float((available / relative_sizes).min())
         sizes = (size_of_first * relative_sizes).round().long()
-        sizes = sizes.minimum(class_sizes)
+        sizes = sizes.minimum(available)  # rounding may have added one
         if sizes.min() == 0:
             raise ConfigurationError(
                 f"{self!r}: the smallest class would keep no sample. Lower imbalance_ratio."

@@ -140,7 +140,8 @@ class LoaderPart:
         self, rows: Tensor, generator: torch.Generator | None
     ) -> TensorBatches | DataLoader[Any]:
         """Return a loader of batches of ``rows``, shuffled unless ``generator`` is None."""
-        part = part_of(self.dataset, int(rows[0]))
+        # A stream's samples are of one client, so that the first one tells.
+        part = part_of(self.dataset, row=int(rows[0]))
         if isinstance(part, StreamSamples):
             return part.loader(generator, self.options)
         draws = None

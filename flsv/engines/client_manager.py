@@ -58,7 +58,7 @@ class ClientManager:
             class_counts = _pad_classes(class_counts, num_classes)
         self._population = class_counts.sum(0)
         self._evaluator: ModelEvaluator | None = None
-        self._any_task: dict[ModelScore, VectorEvaluator] = {}
+        self._evaluators: dict[ModelScore, VectorEvaluator] = {}
 
         self.channel = Channel()
         self.locals = []
@@ -86,7 +86,7 @@ class ClientManager:
             evaluator=partial(self.evaluator, private=private),
             module=partial(self.module, private=private),
             state=state,
-            any_task=partial(self.any_task, client),
+            any_task=partial(self.client_evaluator, client),
             training=partial(self._training, client),
             order=partial(self._data.client_order, client),
         )
@@ -125,7 +125,7 @@ class ClientManager:
         )
         return self._evaluator.on(None, private)
 
-    def any_task(
+    def client_evaluator(
         self,
         client: int,
         split: Split,
@@ -136,21 +136,22 @@ class ClientManager:
         private = None
         if self._space.private_names:
             private = partial(self._private, client)
-        evaluators_module = games.make_evaluators
         try:
-            # One evaluator for all clients, which is then given this client's batches.
-            if performance not in self._any_task:
-                measures = {"what clients are asked for": performance}
-                evaluators = evaluators_module.make_evaluators(
-                    self._trainer, self._space, loader, measures
-                )
-                self._any_task[performance] = evaluators[performance.evaluator]
-            return evaluators_module.evaluator_on(
-                self._any_task[performance], self._trainer, loader, private
+            if performance not in self._evaluators:
+                self._evaluators[performance] = self._make_evaluator(loader, performance)
+            return games.make_evaluators.evaluator_on(
+                self._evaluators[performance], self._trainer, loader, private
             )
         except ConfigurationError as error:
             owner = client_called(client, self._data.client_names)
             raise ConfigurationError(f"{owner}: {error}") from error
+
+    def _make_evaluator(self, loader: Any, performance: ModelScore) -> VectorEvaluator:
+        """Make the evaluator of which each client gets a copy for its own batches."""
+        evaluators = games.make_evaluators.make_evaluators(
+            self._trainer, self._space, loader, {"what clients are asked for": performance}
+        )
+        return evaluators[performance.evaluator]
 
     def module(
         self,

@@ -177,18 +177,19 @@ def _live() -> None:
     secret = Path(key).read_bytes()
     listener = Listener(address, "AF_UNIX", authkey=secret)
     os.umask(umask_before)
-    since = time.monotonic()  # time of the last answer; inf while one is computed
+    time_of_answer = time.monotonic()  # inf while an answer is computed
 
-    def watch() -> None:
-        with suppress(OSError):  # the SuperNode has ended
-            while time.monotonic() - since <= idle:
-                if Path(key).read_bytes() != secret:
+    def exit_if_unused() -> None:
+        with suppress(OSError):  # the SuperNode has ended, or the key is gone
+            while time.monotonic() - time_of_answer <= idle:
+                has_new_key = Path(key).read_bytes() != secret
+                if has_new_key:  # nobody can connect with this one any more
                     break
-                os.kill(supernode, 0)
+                os.kill(supernode, 0)  # raises an error if it has ended
                 time.sleep(LOOK)
         os._exit(0)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=exit_if_unused, daemon=True).start()
     while True:
         with suppress(*_BROKEN), listener.accept() as connection:
             app, identity, message, context = connection.recv()
@@ -197,7 +198,7 @@ def _live() -> None:
                 os.kill(supernode, 0)
                 connection.send((None, None, _TAKEN))
                 continue
-            since = math.inf
+            time_of_answer = math.inf
             result = _answer_here(app, identity, message, context)
-            since = time.monotonic()
+            time_of_answer = time.monotonic()
             connection.send(result)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -129,7 +130,8 @@ class ScoringOfARun:
                 if getattr(component, "judges", "server") == "clients":
                     continue  # all clients are asked, see ClientJudges.check
                 self._check_held_out_classes(performance, component_name)
-                self.manager.any_task(0, "val", performance)  # raises an error if it cannot be made
+                # This raises an error if the evaluator cannot be made.
+                self.manager.client_evaluator(0, "val", performance)
             elif component.evaluates:
                 train_loader = self.data.client_loader(0, "train", shuffle=False)
                 try_forward(self.trainer, train_loader, num_classes, component_name)
@@ -150,42 +152,44 @@ class ScoringOfARun:
                 check_two_classes(performance.of, labels, f"{needed_by}, {owner}")
             else:
                 # Making the evaluator reads the labels of masks, and checks their classes.
-                self.manager.any_task(client, "val", performance)
+                self.manager.client_evaluator(client, "val", performance)
 
 
 def possible_measures(
     trainer: L.Trainer, data: FederatedDataModule, space: ParameterSpace
 ) -> list[str]:
     """Describe by which measures models can be scored: what validation logs, and accuracy."""
-    loaders = data.val_dataloader()
-
-    def values_by_logs() -> str:
-        if not is_overridden("validation_step", trainer.lightning_module, L.LightningModule):
-            raise ConfigurationError("there is no validation_step.")
-        first_batches = [islice(loader, 1) for loader in each_loader(loaders)]
-        kept_batches = keep_batches(trainer, first_batches)
-        models = ValidatedModels(trainer, space, kept_batches, names=())
-        logged_names = models.logged()
-        return f"performance one of {logged_names}, with a mode."
-
-    def values_by_accuracy() -> str:
-        if data.no_classes is not None:
-            raise ConfigurationError(f"{data.no_classes}.")
-        try_forward(trainer, loaders, data.num_classes, "forward(x)")
-        return f"performance accuracy, of {data.num_classes} classes."
-
     return [
-        _values_by("what validation logs", values_by_logs),
-        _values_by("accuracy", values_by_accuracy),
+        _values_by("what validation logs", partial(_options_for_logs, trainer, data, space)),
+        _values_by("accuracy", partial(_options_for_accuracy, trainer, data)),
     ]
 
 
-def _values_by(measures: str, describe: Callable[[], str]) -> str:
+def _values_by(measures: str, describe_options: Callable[[], str]) -> str:
     """Say how clients can be valued by ``measures``, or why they cannot."""
     try:
-        return f"Values by {measures}: {describe()}"
+        return f"Values by {measures}: {describe_options()}"
     except ConfigurationError as error:
         return f"No values by {measures}: {error}"
+
+
+def _options_for_logs(trainer: L.Trainer, data: FederatedDataModule, space: ParameterSpace) -> str:
+    """Name the values that a validation of the first batches logs. Raise ConfigurationError if there are none."""
+    if not is_overridden("validation_step", trainer.lightning_module, L.LightningModule):
+        raise ConfigurationError("there is no validation_step.")
+    first_batches = [islice(loader, 1) for loader in each_loader(data.val_dataloader())]
+    kept_batches = keep_batches(trainer, first_batches)
+    models = ValidatedModels(trainer, space, kept_batches, names=())
+    logged_names = models.logged()
+    return f"performance one of {logged_names}, with a mode."
+
+
+def _options_for_accuracy(trainer: L.Trainer, data: FederatedDataModule) -> str:
+    """Describe the accuracy. Raise ConfigurationError if the module does not predict classes."""
+    if data.no_classes is not None:
+        raise ConfigurationError(f"{data.no_classes}.")
+    try_forward(trainer, data.val_dataloader(), data.num_classes, "forward(x)")
+    return f"performance accuracy, of {data.num_classes} classes."
 
 
 def class_scores(trainer: L.Trainer, loader: Any, num_classes: int) -> dict[str, float]:

@@ -95,20 +95,24 @@ class SeveralRanks(Engine):
         # Until the clients are trained, or after an error until the fit is closed.
         self._strategy.within_round = True
         self._clients = list(self._instructions)
-        self._all_trained = None
-        self._counted = counts_so_far(self.trainer)
+        self._all_trained = None  # set by `_exchange`
+        self._counts_at_start = counts_so_far(self.trainer)
         if self._idle():
-            state = self.local_training.state
-            state.begin_clients()
-            # The federation's schedules do not step on this rank's idle batch within a client.
-            state.enter(self._clients[0])
-            self.loop.train_epoch()
-            state.leave(keep=False)
+            self._train_nobody()
         else:
             super()._train(batches)
         if self.complete:
             self._strategy.within_round = False
             self._exchange()
+
+    def _train_nobody(self) -> None:
+        """Pass an idle batch through Lightning's loop, as the other ranks pass theirs."""
+        state = self.local_training.state
+        state.begin_clients()
+        # The federation's schedules do not step on this rank's idle batch within a client.
+        state.enter(self._clients[0])
+        self.loop.train_epoch()
+        state.leave(keep=False)
 
     def trained(self) -> dict[int, Tensor]:
         return super().trained() if self._all_trained is None else self._all_trained
@@ -117,7 +121,7 @@ class SeveralRanks(Engine):
         exchange_name = f"the updates of round {self._state.round_index}"
         device = self._matrix.device
         keep_trained = self._config.evaluation.keeps
-        counted = counts_so_far(self.trainer) - self._counted
+        counted = counts_so_far(self.trainer) - self._counts_at_start
         # Lightning adds the last batch after its hooks.
         counted = counted._replace(stepped=counted.stepped + 1)
         updates = []

@@ -96,6 +96,7 @@ PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 class _Begun(NamedTuple):
     """A client that is prepared for training as one of the batched models."""
 
+    id: int
     context: ClientContext
     state: State
     batches: list[Any]
@@ -178,7 +179,7 @@ class VmapProcess(IdleEngine):
             end = self._visited + self._chunk
             visits = self._visits[self._visited : end]
             clients = [self._begin_and_suspend(visit) for visit in visits]
-            self._train_rows(clients)  # moves `_visited` on
+            self._train_rows(clients)  # adds 1 to `_visited` for each client
         num_steps = sum(visit.batches for visit in self._visits)
         add(self.trainer, Counted(steps=num_steps))
 
@@ -195,7 +196,7 @@ class VmapProcess(IdleEngine):
         state = {name: tensor.clone() for name, tensor in self._stacked.items()}
         context = self.local_training.suspend()
         self._current_client = None
-        return _Begun(context, state, batches)
+        return _Begun(visit.client, context, state, batches)
 
     def _next_batch(self) -> Any:
         return as_given(self.trainer, next(self._remaining_batches))
@@ -219,12 +220,12 @@ class VmapProcess(IdleEngine):
             return
         trained_states, losses = result
         for row, client in enumerate(clients):
-            self._current_client = self._visits[self._visited].client
+            self._current_client = client.id
             # Put the client's trained model into the module, as if the Trainer had trained it.
             tensors_of_client = [trained_states[name][row] for name in self._stacked]
             torch._foreach_copy_(list(self._stacked.values()), tensors_of_client)
             self.local_training.resume(client.context, losses[row])
-            self._end()
+            self._end()  # adds 1 to `_visited`
         self._current_client = None
 
     def _train_halves(self, clients: list[_Begun]) -> None:

@@ -153,6 +153,7 @@ class LightningFit(Rounds):
             work=work_by_client,
             limit=trainer.limit_train_batches,
         )
+        # Each is an object, the name of an attribute, and its value until the fit ends.
         self._change(
             (trainer, "limit_train_batches", 1.0),
             (trainer, "reload_dataloaders_every_n_epochs", 1),
@@ -261,7 +262,7 @@ class LightningFit(Rounds):
         federation.begin_training(run_state.buffers)
         run_state.buffers = None
 
-        self.extension.log_plan(self.state.num_clients, federation.server.games, module)
+        self.extension.begin_training(self.state.num_clients, federation.server.games, module)
         self.reports.evaluate_untrained()
         self.average = RoundAverage(callbacks_of(self.trainer))
         self._deliver_global_model()
@@ -350,17 +351,21 @@ class LightningFit(Rounds):
 
     def score_round(self, ended: bool = False) -> None:
         """Score the module after all hooks of a round, or with ``ended`` of the fit, if metrics need its score."""
-        module = self.trainer.lightning_module
-        last_round = self.state.round_index - 1
         if not self.loop.has_begun_round:
             return
-        if ended:  # the module holds what the run delivers, and a round that was begun is discarded
+        module = self.trainer.lightning_module
+        last_round = self.state.round_index - 1
+
+        # At the end the module holds what the run delivers. A round that was begun is discarded.
+        if ended:
             self.extension.end_round(module, last_round, skips_scored=False)
-        elif not self.loop.is_in_round:
-            # Several calls may follow a round. Only a validation scores it anew.
-            skips_scored = not self.trainer.validating
+            return
+
+        # Several calls may follow a round. Only a validation scores it anew. Within a round there is nothing to score.
+        if not self.loop.is_in_round:
+            is_scored_anew = self.trainer.validating
             with self.average.model_of_validation(self.trainer, module):
-                self.extension.end_round(module, last_round, skips_scored)
+                self.extension.end_round(module, last_round, skips_scored=not is_scored_anew)
 
     def begin_validation(self) -> None:
         """Discard an unfinished round, so that the module holds the global model."""
@@ -374,7 +379,7 @@ class LightningFit(Rounds):
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Score the last round, and return the state that the next one needs."""
-        self.score_round()
+        self.score_round()  # the state holds the scores: a resumed run cannot score this round
         engine = None
         if self.federation is not None:
             engine = self.federation.engine
@@ -411,7 +416,7 @@ class LightningFit(Rounds):
         self._warn_of_filters()
         self._finished = True
         if self.state.global_vector is not None:
-            self._write_late(late_values, late_scores)
+            self._train_and_write_late(late_values, late_scores)
         self.reports.finish()
 
     def _warn_of_filters(self) -> None:
@@ -422,22 +427,21 @@ class LightningFit(Rounds):
         if notices:
             warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
 
-    def _write_late(
+    def _train_and_write_late(
         self,
         late_values: Mapping[str, torch.Tensor],
         late_scores: Mapping[str, torch.Tensor],
     ) -> None:
-        """Train the missing coalitions, and write their values with those of the last round."""
+        """Train the missing coalitions, and write their values with the late ones of the last round."""
         assert self.reports is not None
         values_by_round: dict[int, Mapping[str, torch.Tensor]] = {}
         if late_values or late_scores:
             last_round = self.state.round_index - 1
             values_by_round[last_round] = late_values
-        ended_run = self._ended_run()
-        values_of_trained_coalitions = self.extension.train(ended_run)
-        for index, values in values_of_trained_coalitions.items():
-            late_values_of_round = values_by_round.get(index, {})
-            values_by_round[index] = {**late_values_of_round, **values}
+        values_of_trained_coalitions = self.extension.train(self._ended_run())  # by round
+        for round_index, values in values_of_trained_coalitions.items():
+            late_values_of_round = values_by_round.get(round_index, {})
+            values_by_round[round_index] = {**late_values_of_round, **values}
         self.reports.write_late(values_by_round, late_scores)
 
     def _ended_run(self) -> EndedRun:

@@ -229,14 +229,16 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
         data = check_setup(trainer, pl_module, self.contribution_metrics, self.config)
         check_callbacks(trainer, self)
-        if 0 < trainer.current_epoch < self.round_index:
+        is_new_fit = trainer.current_epoch == 0
+        if not is_new_fit and trainer.current_epoch < self.round_index:
             raise ConfigurationError(
                 "this trainer's last fit ended in a validation: make a new Trainer, and resume."
             )
-        if trainer.current_epoch == 0:
+        if is_new_fit:
             self._reset()
             self.contribution_metrics.reset()
-        if self._extension.prepare(trainer, pl_module):
+        trains_coalition = self._extension.prepare(trainer, pl_module)
+        if trains_coalition:
             return  # this process has become a coalition's, whose own loop is set up
 
         self._lightning_fit = LightningFit(

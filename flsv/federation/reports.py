@@ -131,12 +131,13 @@ class RunReports:
             earlier_path = path.resolve()
         else:
             earlier_path = Path(earlier_csv)
-        if first_round > 0 and earlier_path.is_file():
+        is_resumed = first_round > 0 and earlier_path.is_file()
+        if is_resumed:
             self.results.resume(self._rows_at_start)
 
         is_in_another_folder = earlier_path != path.resolve()
         if is_in_another_folder:
-            csv.begin(first_round, earlier_path)
+            csv.begin(first_round, earlier_path)  # copies the earlier rows
             return csv  # the loggers begin anew there
         earlier_rows = csv.begin(first_round)
         self._logged_keys = {_row_key(row) for row in earlier_rows}
@@ -293,8 +294,9 @@ class RunReports:
         measures = self._federation.metrics.performances.values()
         are_defined = all(scores.performance.is_always_defined(measure) for measure in measures)
         if not self._reports_learning and are_defined:
-            return
+            return  # there is nothing to report or to check
 
+        # This raises the error.
         initial_scores = resolve_name(_LEARNING).untrained_scores(self._federation)
         if self._reports_learning:
             self._state.start.update(initial_scores)
@@ -309,12 +311,12 @@ class RunReports:
             self._warn_of_other_accuracies(learning)
         result = self._result(learning)
 
-        # That a round was the last is not known in a run that ends early.
+        # Pictures are drawn after the last round. That it was the last was not known then if the run has ended early.
         index = result.round_index
-        is_due = self._config.reporting.draws(index, rounds=index + 1)
-        draws_end = is_due and not self._draws_pictures(index)
+        has_drawn = self._draws_pictures(index)
+        is_due = self._config.reporting.draws(index, rounds=index + 1)  # the last of so many
         for sink in self.sinks:
-            if draws_end:
+            if is_due and not has_drawn:
                 sink.draw(result)
             sink.finish(result)
 
@@ -323,19 +325,22 @@ class RunReports:
         interval = self._trainer.check_val_every_n_epoch
         if interval is None or self._state.round_index % interval != 0:
             return  # the last model was not validated
+        accuracies = []
         for metric, measure in self._federation.metrics.performances.items():
             accuracy = learning["paid_in"][metric]["end"]
-            if measure != "accuracy" or accuracy is None:
-                continue
-            for name, logged_value in self._logged_numbers().items():
-                differs = abs(logged_value - accuracy) > _TOLERANCE
-                if _ACCURACY.fullmatch(name) and differs:
-                    rank_zero_warn(
-                        f"flsv: the module logs {name} = {logged_value:.4f} of the last model, and clients are valued "
-                        f"by its accuracy of {accuracy:.4f}: the share of validation samples whose largest output of "
-                        f"forward(x) is their label. To value by what is logged set performance: {name}, mode: max."
-                    )
-            return  # all further metrics have the same accuracy
+            if measure == "accuracy" and accuracy is not None:
+                accuracies.append(accuracy)
+        if not accuracies:
+            return
+        accuracy = accuracies[0]  # all metrics have the same
+        for name, logged_value in self._logged_numbers().items():
+            differs = abs(logged_value - accuracy) > _TOLERANCE
+            if _ACCURACY.fullmatch(name) and differs:
+                rank_zero_warn(
+                    f"flsv: the module logs {name} = {logged_value:.4f} of the last model, and clients are valued "
+                    f"by its accuracy of {accuracy:.4f}: the share of validation samples whose largest output of "
+                    f"forward(x) is their label. To value by what is logged set performance: {name}, mode: max."
+                )
 
     def _trial_summary(self) -> str:
         """Describe, after a trial run, which performance measures can be used to value clients."""
@@ -351,7 +356,7 @@ class RunReports:
         """Print the values so far, after the user has stopped the fit, and name what is of an earlier round."""
         if not self._state.round_index or not self._prints:
             return
-        outdated_names = self._federation.metrics.of_earlier_rounds()
+        outdated_names = self._federation.metrics.outdated_names()
         if not self._federation.evaluated and self._config.evaluation.every:
             outdated_names.append("the scores of clients' own models")
         if outdated_names:

@@ -368,7 +368,8 @@ class RunState:
         checkpoint: str | Path | None,
         seed: int,
     ) -> None:
-        """Find the table of the run that is resumed: beside its checkpoint, or else where it was recorded."""
+        """Set :attr:`csv` to the table of the run that is resumed: beside its checkpoint, or else where it was
+        recorded."""
         if self.csv is None or checkpoint is None:
             return
         run_folder = Path(checkpoint).resolve().parent.parent
@@ -383,7 +384,7 @@ class RunState:
                 f"{run_folder} holds another run than the one that saved {checkpoint}. Move the checkpoint into a "
                 "folder of its own, or resume this run's own checkpoint."
             )
-        self.csv = str(moved_table)
+        self.csv = str(moved_table)  # there is no table: this one begins
 
     def _is_of_this_run(self, folder: Path, seed: int) -> bool:
         if not (folder / RECORD).is_file():

@@ -87,25 +87,28 @@ class Cohort:
     @cached_property
     def _host_norms(self) -> tuple[Tensor, float]:
         """Copy the updates' lengths and the model's norm to the CPU at once."""
-        num_parameters = self.num_parameters
-        rows = self.matrix[:, :num_parameters]
-        if self.common_start is not None:
-            norms = [distances(rows, self.common_start[:num_parameters])]
-        else:
-            norms = []
-            for row, client_start in zip(rows, self.starts):
-                origin = self.model if client_start is None else client_start
-                assert origin is not None
-                norms.append(distances(row[None], origin[:num_parameters]))
+        norms = self._norms_of_updates()
         if self.model is None:
             return torch.cat(to_host(norms)), 0.0
 
-        # A norm is the distance from the origin. All are copied to the host at once.
-        origin_of_models = self.model.new_zeros(1)
-        norm_of_model = distances(self.model[None, :num_parameters], origin_of_models)
+        # A model's norm is its distance from 0, without a second vector in float64.
+        origin = self.model.new_zeros(1)
+        norm_of_model = distances(self.model[None, : self.num_parameters], origin)
         host_norms = torch.cat(to_host([*norms, norm_of_model]))
-        update_norms, model_norm = host_norms.split([len(rows), 1])
+        update_norms, model_norm = host_norms.split([len(self.matrix), 1])
         return update_norms, model_norm.item()
+
+    def _norms_of_updates(self) -> list[Tensor]:
+        """Compute the updates' lengths, in one tensor ``[k]`` or in k tensors ``[1]``, in the order of the clients."""
+        rows = self.matrix[:, : self.num_parameters]
+        if self.common_start is not None:
+            return [distances(rows, self.common_start[: self.num_parameters])]
+        norms = []
+        for row, client_start in zip(rows, self.starts):
+            initial_model = self.model if client_start is None else client_start
+            assert initial_model is not None
+            norms.append(distances(row[None], initial_model[: self.num_parameters]))
+        return norms
 
     @cached_property
     def gram(self) -> Tensor | None:

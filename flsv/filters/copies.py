@@ -202,11 +202,12 @@ def _similarity_to_step(
     k = len(weights)
     num_updates = is_valid[:k].sum()
     share_of_updates = num_updates / (1 + num_updates)
+    share_of_step = 1 - share_of_updates
     shares = weights / weights.sum().clamp_min(1e-300)
-    share_of_step = (1 - share_of_updates)[None]
-    mean_weights = torch.cat([shares * share_of_updates, share_of_step])  # [k + 1]
+    mean_weights = torch.cat([shares * share_of_updates, share_of_step[None]])  # [k + 1]
 
-    # Inner products of the directions without their mean, [k + 1, k + 1].
+    # Inner products of the directions without their mean, [k + 1, k + 1]: C G C^T with C = I - 1 w^T, where G are the
+    # cosines, and w are the weights of the mean.
     centering = torch.eye(k + 1).double() - mean_weights
     products = centering @ cosines @ centering.T
     lengths = products.diagonal().clamp_min(0).sqrt()
@@ -305,7 +306,10 @@ class CopyFilter(UpdateFilter):
 
     @property
     def groups(self) -> list[list[int]]:
-        """List groups of clients that were found to be copies of each other, ascending."""
+        """List groups of clients that were found to be copies of each other, ascending.
+
+        A client that sent the server's own step back is a group by itself.
+        """
         _, _, _, is_copy = self._pairs  # [n, n], 1 for a pair that was found
         groups = groups_of(is_copy > 0)
         clients_in_groups: set[int] = set()
@@ -400,6 +404,8 @@ class CopyFilter(UpdateFilter):
         total, num_rounds, num_high, is_copy = self._pairs  # each [n, n]
         cohort_pairs = ids[:, None], ids  # indices of the cohort's part, [k, k]
         mean_similarity = torch.zeros_like(total)  # 0 for clients outside the cohort
+
+        # Add this round's similarities.
         if len(ids) > 2:  # two clients do not show a common direction
             similarity = similarities(gram)  # [k, k]
             ones = torch.ones_like(similarity)
@@ -410,14 +416,23 @@ class CopyFilter(UpdateFilter):
             means = total / num_rounds.clamp_min(1)
             mean_similarity[cohort_pairs] = means[cohort_pairs]
 
-        is_suspicious = torch.zeros_like(total, dtype=torch.bool)
-        if self.threshold is not None:
-            is_suspicious |= same_group_pairs(mean_similarity, self.threshold)
-        if self.gap is not None:
-            is_isolated = isolated_groups(mean_similarity[cohort_pairs], self.gap)
-            is_last_early_round = num_rounds[cohort_pairs] == ROUNDS
-            is_suspicious[cohort_pairs] |= is_isolated & is_last_early_round
+        # Judge by the sums.
+        is_suspicious = self._suspicious_pairs(mean_similarity, num_rounds, cohort_pairs)
         is_proven = is_suspicious & (num_high >= ROUNDS)
         is_copy = is_copy.masked_fill(is_proven, 1.0)
         self._pairs = torch.stack([total, num_rounds, num_high, is_copy])
         return mean_similarity
+
+    def _suspicious_pairs(
+        self, mean_similarity: Tensor, num_rounds: Tensor, cohort_pairs: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Find pairs of clients as similar as copies, bool ``[n, n]``, whatever the number of their rounds."""
+        is_suspicious = torch.zeros_like(mean_similarity, dtype=torch.bool)
+        if self.threshold is not None:
+            is_suspicious |= same_group_pairs(mean_similarity, self.threshold)
+        if self.gap is not None:
+            # The gap is chosen for means over a pair's first ROUNDS rounds, so it judges once, when these are complete.
+            is_isolated = isolated_groups(mean_similarity[cohort_pairs], self.gap)
+            is_last_early_round = num_rounds[cohort_pairs] == ROUNDS
+            is_suspicious[cohort_pairs] |= is_isolated & is_last_early_round
+        return is_suspicious

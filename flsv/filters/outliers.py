@@ -99,7 +99,7 @@ class OutlierFilter(UpdateFilter):
         sentences = [
             *self._judge_broken(cohort),
             *self._judge_large(cohort, excluded, "left out of the round."),
-            *self._judge_large(cohort, unmeasured, NOT_MEASURED),
+            *self._judge_large(cohort, unmeasured, NOT_MEASURED, are_aggregated=True),
         ]
         cohort = replace(cohort, unmeasured=unmeasured)
         return cohort.warn(*sentences).keep(~is_left_out)
@@ -123,6 +123,7 @@ class OutlierFilter(UpdateFilter):
         cohort: Cohort,
         outliers: list[int],
         consequence: str,
+        are_aggregated: bool = False,
     ) -> list[str]:
         if not outliers:
             return []
@@ -135,8 +136,8 @@ class OutlierFilter(UpdateFilter):
             f"{self.notices.describe_fault(LARGE, outliers)} in round {cohort.round_index + 1} (norm {sizes}; median "
             f"{median:.3g})"
         )
-        if consequence is NOT_MEASURED:
-            self._aggregated = description
+        if are_aggregated:
+            self._aggregated = description  # for the hint of a later round
         if not is_first:
             return []
         return [f"{description}: {consequence}"]

@@ -57,7 +57,9 @@ def t_quantile(
 #: Standard deviation of a value between seeds, as a fraction of the sum of all positive values: without and with the
 #: part that comes from the untrained models.
 SEED_DEVIATION = 0.025
-WITH_UNTRAINED = 0.045
+SEED_DEVIATION_WITH_UNTRAINED = 0.045
+#: Number of further seeds that the usual variance counts as, beside those of the values.
+PRIOR_SEEDS = 2
 #: Standard error of predicted values, as a multiple of the difference between the two predictions.
 OF_DISAGREEMENT = 0.75
 
@@ -79,7 +81,7 @@ def one_seed_stderr(
     values = values.double()
     sum_of_gains = values.clamp_min(0).sum(0)
     if untrained is None:
-        seed_deviation = WITH_UNTRAINED  # which holds the deviation of untrained models, too
+        seed_deviation = SEED_DEVIATION_WITH_UNTRAINED
     else:
         seed_deviation = SEED_DEVIATION
 
@@ -89,7 +91,8 @@ def one_seed_stderr(
         by_untrained = untrained.double().std(0) / len(values)
         variance = variance + by_untrained.square()
     if recent is not None:
-        variance = variance + recent.double().var(0).mean(0)
+        variance_over_rounds = recent.double().var(0)  # [n] or [n, M]
+        variance = variance + variance_over_rounds.mean(0)  # over clients
     return variance.sqrt()
 
 
@@ -144,13 +147,12 @@ def interval_over_seeds(
     if num_seeds == 1:
         return t_quantile(level) * one_seed_stderr(values[0], fit_stderr)
 
-    spread = values.var(0)
+    variance_over_seeds = values.var(0)  # [n]
     sum_of_gains = values.mean(0).clamp_min(0).sum()
-    deviation_elsewhere = SEED_DEVIATION * sum_of_gains
-    common_variance = torch.maximum(spread.mean(), deviation_elsewhere.square())
-    # As if two further seeds had shown the common variance.
-    squares = (num_seeds - 1) * spread + 2 * common_variance
-    variance = squares / (num_seeds + 1)
+    usual_deviation = SEED_DEVIATION * sum_of_gains
+    usual_variance = torch.maximum(variance_over_seeds.mean(), usual_deviation.square())
+    squares = (num_seeds - 1) * variance_over_seeds + PRIOR_SEEDS * usual_variance
+    variance = squares / (num_seeds + 1)  # S - 1 + PRIOR_SEEDS degrees of freedom
 
     quantile = t_quantile(level, num_seeds + 1)
     between_seeds = quantile**2 * variance / num_seeds
@@ -179,11 +181,13 @@ def seed_covariance(
         quantile = t_quantile(level)
     else:
         quantile = t_quantile(level, degrees_of_freedom)
+    # A half width is the quantile times the standard error.
     variances = (half_widths.double() / quantile).square()
     if seeds == 1:
         return variances.diag()
     covariance_of_values = torch.cov(values.double().T)
     covariance_of_values = covariance_of_values.view(len(variances), -1)  # a number for one client
+    # As in the formula of interval_over_seeds, where the covariance over the two further seeds is 0.
     shrinkage = (seeds - 1) / (seeds + 1)
     covariance = shrinkage * covariance_of_values / seeds
     covariance.diagonal().copy_(variances)

@@ -27,21 +27,21 @@ def momentum_row(values: Tensor, momentum: float) -> Tensor:
 
 def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
     """Merge the n clients' state rows ``[W, n, 2M+1]`` of W successive periods, earliest first, to ``[n, 2M+1]``."""
-    # rows [W, n, 2M + 1]: the states of W successive periods
-    first_values, average, count = _columns(rows[0])
-    for later_row in rows[1:]:
-        later_first_values, later_average, later_count = _columns(later_row)
-        first_values = torch.where(count > 0, first_values, later_first_values)
-        average = momentum**later_count * average + later_average
-        count = count + later_count
-    return torch.cat([first_values, average, count], dim=-1)
+    first_values, average, num_values = _split_rows(rows[0])
+    for later_rows in rows[1:]:
+        later_first_values, later_average, later_num_values = _split_rows(later_rows)
+        first_values = torch.where(num_values > 0, first_values, later_first_values)
+        # The averages start at 0, so that each later value only multiplies the earlier ones by the momentum.
+        average = momentum**later_num_values * average + later_average
+        num_values = num_values + later_num_values
+    return torch.cat([first_values, average, num_values], dim=-1)
 
 
-def _columns(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _split_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Split state rows into first values ``[..., M]``, averages ``[..., M]`` and numbers of values ``[..., 1]``."""
     width = rows.shape[-1] // 2
-    first_values, average, count = rows.split([width, width, 1], dim=-1)
-    return first_values, average, count
+    first_values, average, num_values = rows.split([width, width, 1], dim=-1)
+    return first_values, average, num_values
 
 
 def momentum_add(
@@ -65,9 +65,9 @@ def momentum_value(
     """Compute moving averages ``[n, M]`` from state rows, started at ``init`` or at the first value. NaN without a
     value.
     """
-    first_values, average, count = _columns(rows)
+    first_values, average, num_values = _split_rows(rows)
     initial_values: Tensor | float = first_values
     if init is not None:
         initial_values = init
-    value = momentum**count * initial_values + average
-    return value.masked_fill(count == 0, float("nan"))
+    value = momentum**num_values * initial_values + average
+    return value.masked_fill(num_values == 0, float("nan"))

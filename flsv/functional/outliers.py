@@ -50,16 +50,17 @@ def drowning_updates(norms: Tensor, model_norm: float = 0.0) -> Tensor:
     """Find updates so large that a float32 sum with them would lose the digits of the other updates or the model, bool
     ``[k]``, by their norms ``[k]``.
     """
-    # That is above 1 / eps of float32 times the larger of the model's norm and the median norm.
+    # A float32 sum loses what is smaller than its largest term by a factor of 1 / eps: here the model, or the median
+    # update. Of an even number of updates the median is the geometric mean of the two in the middle.
     norms = norms.double()
-    scale = model_norm
+    norm_to_preserve = model_norm
     valid_norms = norms[(norms > 0) & norms.isfinite()]
     if len(valid_norms):
         median_of_logs = valid_norms.log().quantile(0.5)
-        scale = max(median_of_logs.exp().item(), model_norm)
+        norm_to_preserve = max(median_of_logs.exp().item(), model_norm)
 
     limit = LARGEST
-    if scale > 0:
+    if norm_to_preserve > 0:
         precision = torch.finfo(torch.float32).eps
-        limit = min(LARGEST, scale / precision)
+        limit = min(LARGEST, norm_to_preserve / precision)
     return norms > limit

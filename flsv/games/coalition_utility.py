@@ -81,7 +81,7 @@ class CoalitionModels:
         exact_weights, exact_shares = self.weights(masks)  # [K, k]
         parameter_weights = exact_weights.to(global_model)
         buffer_weights = exact_shares.to(global_model)
-        remainders = (1 - exact_weights.sum(1)).tolist()
+        weights_of_global_model = (1 - exact_weights.sum(1)).tolist()
         has_members = buffer_weights.any(1).tolist()
 
         def build(index: int, out: Tensor) -> None:
@@ -91,17 +91,20 @@ class CoalitionModels:
                 out.copy_(global_model)
                 return
 
-            # sum_i w_i x_i, then x - sum_i w_i s_i, which is (1 - sum_i w_i) x if all started from x
+            # sum_i w_i x_i
             out_parameters = out[:num_parameters]
             torch.mv(parameters, parameter_weights[index], out=out_parameters)
+
+            # + x - sum_i w_i s_i, which is (1 - sum_i w_i) x if all started from x
             global_parameters = global_model[:num_parameters]
+            weight_of_global_model = weights_of_global_model[index]
             if not started_from_global:
                 out_parameters.add_(global_parameters)
                 for weight, model in zip(exact_weights[index].tolist(), initial_models):
                     if weight:
                         out_parameters.sub_(model[:num_parameters], alpha=weight)
-            elif abs(remainders[index]) > _ROUNDING:
-                out_parameters.add_(global_parameters, alpha=remainders[index])
+            elif abs(weight_of_global_model) > _ROUNDING:
+                out_parameters.add_(global_parameters, alpha=weight_of_global_model)
 
             if num_parameters < len(out):
                 torch.mv(buffers, buffer_weights[index], out=out[num_parameters:])

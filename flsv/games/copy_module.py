@@ -28,7 +28,8 @@ def copy_module(module: AnyModule) -> AnyModule:
             if isinstance(value, partial) and _makes_objects(value):
                 memo[id(value)] = value
 
-    part_ids = set[int]()
+    # Copy, and fill the memo.
+    part_ids: set[int] = set()
     for part in (*module.modules(), *module.parameters(), *module.buffers()):
         part_ids.add(id(part))
     try:
@@ -43,7 +44,8 @@ def copy_module(module: AnyModule) -> AnyModule:
         ) from error
 
     for layer in module.modules():
-        _uncompile(layer, memo[id(layer)], memo)
+        layer_copy = memo[id(layer)]
+        _uncompile(layer, layer_copy, memo)
     return module_copy
 
 
@@ -104,8 +106,9 @@ def _copy_closures(
     """Add ``{function: its copy with empty closure cells}`` to ``function_copies`` for functions with closures over
     parts.
     """
+    # The cells are filled later, when the parts to which they refer have been copied.
     for value in values:
-        if isinstance(value, dict):  # of hooks
+        if isinstance(value, dict):  # a layer's hooks
             _copy_closures(value.values(), part_ids, function_copies)
         elif isinstance(value, partial):
             bound_values = [value.func, *value.args, *value.keywords.values()]
@@ -161,15 +164,17 @@ def _uncompile(
 ) -> None:
     """Remove from a layer's copy what ``torch.compile`` has added."""
     attributes = vars(layer_copy)  # changes of it change the copy
-    attributes.pop("_compiled_call_impl", None)
-    if isinstance(layer_copy, OptimizedModule):
+    attributes.pop("_compiled_call_impl", None)  # layer.compile()
+    if isinstance(layer_copy, OptimizedModule):  # torch.compile(layer), around the layer
         attributes["forward"] = layer_copy._orig_mod.__call__
         return
     forget_compilation(attributes)
 
+    # layer.forward = torch.compile(layer.forward), or another method
     for name, value in vars(layer).items():
-        if name not in attributes or isinstance(value, nn.Module):
-            continue  # a submodule is a layer of its own
+        is_submodule = isinstance(value, nn.Module)  # a layer of its own
+        if name not in attributes or is_submodule:
+            continue
         uncompiled = getattr(value, "_torchdynamo_orig_callable", None)
         if uncompiled is None:
             continue

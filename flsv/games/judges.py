@@ -171,12 +171,12 @@ def judge_coalitions(
         logits=True,
     )
     num_clients = trained.shape[1]
+    # The game has a column per class for the outputs by interpolation, and one for those by an ensemble.
     predicted_counts = game(all_coalitions(num_clients)).round().long()  # [2^n, 2 * M]
+    counts_by_interpolation, counts_by_ensemble = predicted_counts.chunk(2, dim=1)
 
-    # The counts by interpolation and those by an ensemble stand side by side.
     answers = []
-    counts_by_method = predicted_counts.unflatten(1, (2, -1)).unbind(1)  # two of [2^n, M]
-    for counts in counts_by_method:
+    for counts in (counts_by_interpolation, counts_by_ensemble):
         answers.append(_without_rare_classes(scores.support, counts))
     return torch.stack(answers)
 
@@ -301,7 +301,7 @@ class ClientJudges(VectorEvaluator):
                 self._clients.append(client)
         # Each client's last answer, by its id, as judge returns it.
         self.answers: dict[int, Tensor] = {}
-        self._judge = partial(judge, **_arguments_of_judge(measure))
+        self._judge = partial(judge, **_question_arguments(measure))
 
     def check(self, model: Tensor) -> None:
         """Let all clients score one model ``[P]`` before training, to find errors early."""
@@ -446,7 +446,7 @@ class ClientJudges(VectorEvaluator):
             num_samples = torch.minimum(self._held_out, self._data.num_samples)
             weights = num_samples[judges].double()
             mean_utilities = (weights / weights.sum()) @ opinions  # [K]
-            # Clients report utilities. This converts them back to values of the measure.
+            # Clients report utilities: the measure's values, or their negatives, which this converts back.
             values = self._measure.utility(mean_utilities)
             scores = Scores({self._measure.name: values})
 
@@ -456,11 +456,11 @@ class ClientJudges(VectorEvaluator):
         return scores
 
 
-def _arguments_of_judge(measure: ModelScore) -> dict[str, Any]:
+def _question_arguments(measure: ModelScore) -> dict[str, Any]:
     """Return the arguments ``performance`` and ``mode`` with which clients are asked for a measure."""
     if measure.by_class:
         return {}
-    if measure.called:
+    if measure.called:  # a name of flsv, which knows its mode
         return {"performance": measure.called, "mode": None}
     if isinstance(measure.of, str):
         return {"performance": measure.of, "mode": measure.mode}

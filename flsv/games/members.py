@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 Members = tuple[int, ...]
+EMPTY: Members = ()
 
 
 def members_of(masks: Tensor) -> list[Members]:

@@ -473,7 +473,7 @@ class ModelEvaluator(VectorEvaluator):
             change_check = scoring_tried(self._module, self.space, self._asking)
         try:
             with change_check:
-                self._try_scoring()
+                self._find_form_by_trial()
         except Exception as error:
             if isinstance(error, ConfigurationError) or is_oom_error(error):
                 raise
@@ -482,8 +482,8 @@ class ModelEvaluator(VectorEvaluator):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _try_scoring(self) -> None:
-        # Also finds the form of the outputs, whether a metric gets probabilities, and whether vmap runs the module.
+    def _find_form_by_trial(self) -> None:
+        # Sets the form of the outputs, whether a metric gets probabilities, and the backend, if vmap fails.
         x, y = self._batches[0]
         current_model = self.space.read(self._module)
         build = row_builder(current_model[None])
@@ -519,7 +519,7 @@ class ModelEvaluator(VectorEvaluator):
             batch_shapes.append(outputs.shape[1:] if is_number else None)
             return outputs
 
-        self._score(range(1), outputs_with_recorded_shape, self._sums(1))
+        self._score(range(1), outputs_with_recorded_shape, self._sums(1))  # only for the shapes
 
         first_shape = batch_shapes[0]
         for batch_shape, (_, labels) in zip(batch_shapes, self._batches):

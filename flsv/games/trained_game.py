@@ -98,7 +98,8 @@ class OutputScore:
     def of(evaluator: Any, measure: Measure) -> OutputScore | None:
         """Return the score of the outputs that ``evaluator`` keeps, by ``measure``. None if it keeps no outputs."""
         if isinstance(evaluator, ClientJudges) and evaluator.predicts:
-            return OutputScore(lambda outputs: outputs, logits=True, judges=evaluator)
+            # The judges predict outputs at the clients, so that what they return are scores already.
+            return OutputScore(lambda scores: scores, logits=True, judges=evaluator)
         if not isinstance(evaluator, ModelEvaluator) or evaluator.form is None:
             return None
 

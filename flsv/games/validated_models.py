@@ -21,7 +21,7 @@ from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
 from flsv.utilities.errors import ConfigurationError, nearest
 from flsv.utilities.seeding import isolated_rngs
 
-_LOG = inspect.signature(L.LightningModule.log)
+_SIGNATURE_OF_LOG = inspect.signature(L.LightningModule.log)
 
 
 class ValidatedModels(VectorEvaluator):
@@ -256,8 +256,10 @@ def _values_of_step(
     values: list[tuple[Any, float]] = []
     batch = arguments[0]
 
+    # It is called in place of self.log(...).
     def record_value(*args: Any, **kwargs: Any) -> None:
-        log_call = _LOG.bind(None, *args, **kwargs)  # in place of self.log(...)
+        no_self = None
+        log_call = _SIGNATURE_OF_LOG.bind(no_self, *args, **kwargs)
         log_call.apply_defaults()
         log_arguments = log_call.arguments
         logged_name = log_arguments["name"]

@@ -153,14 +153,16 @@ class GradientAgreement(ContributionMetric):
             shapes = f"{list(gradient_products.shape)} and {list(num_samples.shape)}"
             raise ValueError(f"expected gradient_products and num_samples [k={k}], got {shapes}.")
         weights = num_samples.to(self.gain)
-        descent = -weights * gradient_products.to(self.gain)
+        descents = -weights * gradient_products.to(self.gain)  # [k]
         norms = matrix.norms()
         shares = weights.to(norms) / weights.sum().to(norms)
-        cosine = cosines_with_sum(matrix, norms, shares, EPSILON).to(self.cosine)
-        level = descent.abs().mean()
-        self.gain = self.gain.index_add(0, client_ids, descent)
-        self.level = self.level.index_add(0, client_ids, level.expand(k))
-        self.levels = self.levels + level
+        cosine = cosines_with_sum(matrix, norms, shares, EPSILON).to(self.cosine)  # [k]
+        level_of_round = descents.abs().mean()
+
+        # Sums over a client's rounds [n], and that of the levels over all rounds.
+        self.gain = self.gain.index_add(0, client_ids, descents)
+        self.level = self.level.index_add(0, client_ids, level_of_round.expand(k))
+        self.levels = self.levels + level_of_round
         self.cosine = self.cosine.index_add(0, client_ids, cosine)
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(cosine))
         self.samples = self.samples.clone()
@@ -180,12 +182,12 @@ class GradientAgreement(ContributionMetric):
 
     def _descents_and_cosines(self) -> tuple[Tensor, Tensor]:
         """Return the clients' shares of the descent, and their mean cosines times their samples."""
-        # level [n]: the sum of mean descents over a client's rounds, levels: over all rounds.
-        # If all slopes of a client's rounds are 0, its sum is 0, too.
-        has_descent = self.level > 0
-        level = self.level.masked_fill(~has_descent, 1.0)
-        level = level.masked_fill(self.seen == 0, float("nan"))
-        descents = self.gain / level * self.levels
+        # A client's descent relative to the mean descents (levels) of its rounds, times the levels of all rounds.
+        # Where its rounds have no descent, its gain of 0 is divided by 1. A client without a round has NaN.
+        has_level = self.level > 0
+        divisors = self.level.masked_fill(~has_level, 1.0)
+        divisors = divisors.masked_fill(self.seen == 0, float("nan"))
+        descents = self.gain / divisors * self.levels
         cosines = self.samples * self.cosine / self.seen  # weighted by the clients' samples
         return descents, cosines
 

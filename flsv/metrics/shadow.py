@@ -223,10 +223,10 @@ class ShadowShapley(MeasuredMetric):
         if isinstance(self.performance, str):
             self._planned_rounds = frozenset(spread_rounds(range(rounds)))
         else:
-            self._interval = ceil(rounds / 5)
+            self._interval = ceil(rounds / 5)  # five evaluations in a run
 
     def _game_of_round(self, round: Round) -> Callable[[Tensor], Tensor]:
-        # Also prepares that of untrained models, which the next update plays.
+        # Also sets `_score_untrained`, which the next update calls.
         if round.trained is None or round.games is None:
             raise RuntimeError(
                 "no coalitions are trained in this round: ShadowShapley needs a FederatedLoop."
@@ -298,7 +298,7 @@ class ShadowShapley(MeasuredMetric):
         if self._score_untrained is not None and self.starts.isnan().any():
             utilities = self._score_untrained()
             self.starts = utilities.to(self.starts).view_as(self.starts)
-            self._build = None  # they are scored once in a run
+            self._build = None  # the untrained models are scored once in a run
             self._score_untrained = None
 
         masks = coalitions.cpu()

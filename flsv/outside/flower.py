@@ -324,12 +324,13 @@ class _Files:
         for client in range(len(names), num_clients):
             all_names.append(f"not seen ({client})")
         if not self._names:
-            self._csv.begin(0)
+            self._csv.begin(first_round=0)
         if all_names != self._names or self._tensorboard is None:
             self._tensorboard = self._begin(all_names)
 
+        # A client that has not told its samples (None or 0) weighs as one sample, and is recorded with 0.
         weights = torch.full((num_clients,), math.nan).double()
-        for client, count in samples.items():  # None or 0 if a client has not told
+        for client, count in samples.items():
             weights[client] = count or 1
             self._samples[client] = count or 0
         values = {**round_values.values, **round_values.per_class}

@@ -166,7 +166,7 @@ def value_round(
     classes = num_classes
     if classes is None and space.head is not None:
         classes = space.head.num_classes
-    _check(contribution_metrics, space, head, num_classes, classes)
+    _check_metrics(contribution_metrics, space, head, num_classes, classes)
     _check_names(contribution_metrics, cohort.names)
     num_columns = classes or 1
     contribution_metrics.bind(len(cohort.names), num_columns, None, client_names=cohort.names)
@@ -396,15 +396,15 @@ def _check_names(contribution_metrics: ContributionMetrics, names: list[str]) ->
             )
 
 
-def _check(
+def _check_metrics(
     contribution_metrics: ContributionMetrics,
     space: ParameterSpace,
     head: str | None,
+    num_classes_of_caller: int | None,
     num_classes: int | None,
-    classes: int | None,
 ) -> None:
-    """Check that a round outside of a loop provides all that the metrics need. ``classes`` is the known number of
-    classes, ``num_classes`` that of the caller."""
+    """Check that a round outside of a loop provides all that the metrics need. ``num_classes`` is the caller's, or else
+    that of the module's head."""
     for name, attributes in contribution_metrics.reads.items():
         need = _need_of_loop(contribution_metrics, name, attributes)
         if need:
@@ -412,12 +412,12 @@ def _check(
                 f"metric {name!r} ({type(contribution_metrics.metrics[name]).__name__}) asks for {need}, "
                 "which only a FederatedLoop has: it needs the clients themselves."
             )
-    check_space(space, contribution_metrics, [], head, num_classes)
+    check_space(space, contribution_metrics, [], head, num_classes_of_caller)
     metrics = contribution_metrics.metrics.items()
     metrics_of_classes = [name for name, metric in metrics if getattr(metric, "per_class", False)]
     measures = contribution_metrics.performances.items()
     metrics_of_classes += [name for name, measure in measures if isinstance(measure, str)]
-    if classes is None and metrics_of_classes:
+    if num_classes is None and metrics_of_classes:
         raise ConfigurationError(
             f"metrics {metrics_of_classes} are of classes, and the module has no linear layer that tells how many "
             "there are: say num_classes."

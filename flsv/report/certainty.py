@@ -55,6 +55,9 @@ def moved_by_seeds(shares_without_seed: Sequence[Sequence[float]]) -> float:
     numerator = math.gamma(num_seeds / 2)
     denominator = math.gamma(freedom / 2)
     c4 = math.sqrt(2 / freedom) * numerator / denominator
+
+    # A share by other seeds differs by a normal number of the deviation sqrt(2) e, which has the mean size
+    # sqrt(2) e sqrt(2 / pi). What moves is half of the sum of all differences: sum e / sqrt(pi).
     total_error = float(errors.sum())
     return total_error / math.sqrt(math.pi) / c4
 
@@ -104,16 +107,17 @@ def fractions_moved_by_scores(run: Run, basis: Basis) -> dict[str, float]:
     """Return the fraction of a payment by retraining that each other score would give to other clients."""
     if basis.key != RETRAINED:
         return {}
-    rows = [row for row in run.retrained() if row]
+    rows = [row for row in run.retrained() if row]  # of retrained.csv, {head of column: cell}
     shares = [row["share"] for row in rows]
-    # Without the class that is scored, and without the direction of a loss.
+    # Of "f1 of ill (lower is better)" it is "f1".
     score_of_basis, _, _ = basis.by.partition(" of ")
     score_of_basis, _, _ = score_of_basis.partition(" (")
 
     fractions = {}
     for head in rows[0]:
         score = head.removeprefix(BY_SCORE)
-        if not head.startswith(BY_SCORE) or score == score_of_basis:
+        is_of_other_score = head.startswith(BY_SCORE) and score != score_of_basis
+        if not is_of_other_score:
             continue
         fraction = fraction_moved(shares, _numbers_in(rows, head))
         if not math.isnan(fraction):

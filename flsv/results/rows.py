@@ -278,6 +278,8 @@ class RoundResults:
 
         score_numbers = [Numbers(name, score.cpu()) for name, score in scores.items()]
         score_rows = round_rows(index, score_numbers, self._client_names)
+
+        # Numbers of the whole federation. What each round's result had before is not shared again.
         shared = spread(scores)
         for name, number in numbers.items():
             if name not in self._names_of_rounds:

@@ -297,9 +297,11 @@ class CSV(Sink):
             later_rounds = {row.round for row in rows if row.round >= first_round}
             drops_rounds = len(later_rounds) > 1
         else:
+            # Rows of another run.
             drops_rounds = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
         if drops_rounds:
-            self._set_aside()
+            self._set_aside()  # copies the file
+
         earlier_rows = [row for row in rows if row.round < first_round]
         self._replace(earlier_rows)
         return earlier_rows

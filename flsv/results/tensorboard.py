@@ -118,16 +118,13 @@ class TensorBoard(Sink):
         """Invalidate what an earlier process wrote from the first round on."""
         self._writer.close()  # it then opens another file, which is read after the files of the earlier process
         round_events = _events_to_write_again(self._folder, self._first_round)
-        # An event file's name has the second in which it was made, and a new one's has to sort after all others.
-        files = self._folder.rglob("events.out.tfevents.*")
-        seconds = [int(path.name.split(".")[3]) for path in files]
-        next_second = max(seconds, default=0) + 1
-        time.sleep(max(0, next_second - time.time()))
+        _wait_for_last_place(self._folder)
 
         writer = self._writer._get_file_writer()
         mark = SessionLog(status=SessionLog.START)
         writer.add_event(Event(file_version="brain.Event:2"), self._first_round)
         writer.add_event(Event(session_log=mark), self._first_round)
+        # Each round's mark comes before its events, then that of the round to run.
         for index, events_of_round in groupby(round_events, itemgetter(0)):
             self.begin_round(index)
             for _, event in events_of_round:
@@ -301,6 +298,16 @@ def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
         logger.experiment.log_figure(figure_name=name, figure=figure, step=step)
 
 
+def _wait_for_last_place(folder: Path) -> None:
+    """Wait until a new event file sorts after all others: names have the second in which a file was made."""
+    seconds = []
+    for path in folder.rglob("events.out.tfevents.*"):
+        _events, _out, _tfevents, second, *_ = path.name.split(".")
+        seconds.append(int(second))
+    next_second = max(seconds, default=0) + 1
+    time.sleep(max(0, next_second - time.time()))
+
+
 def _events_to_write_again(folder: Path, first_round: int) -> list[tuple[int, Event]]:
     """Return ``(round, event)`` of points that a run resumed at ``first_round`` has to write again."""
     # A resumed run makes TensorBoard discard all steps from `first_round` on. The steps of most curves count rounds. A
@@ -308,7 +315,8 @@ def _events_to_write_again(folder: Path, first_round: int) -> list[tuple[int, Ev
     # rounds can have a step of `first_round` or more, and would be lost.
     earlier_events: list[tuple[int, Event]] = []  # with their rounds
     for path in sorted(folder.glob("events.out.tfevents.*")):
-        # Files of earlier versions have no marks, so that the round is not known.
+        # Before the first mark the round is not known, and events are left out as those of `first_round` are. Files of
+        # earlier versions have no marks.
         round_index = first_round
         for event in LegacyEventFileLoader(str(path)).Load():
             status = None

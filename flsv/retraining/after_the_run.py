@@ -79,7 +79,7 @@ class SavedBeginning:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_fresh_fits": None, "forks": None, "_make_fresh_fits": None}
 
-    def save(
+    def fork_or_pickle(
         self,
         trainer: L.Trainer,
         module: L.LightningModule,
@@ -92,6 +92,7 @@ class SavedBeginning:
         )
         pickle_fit = partial(pickled_fit, trainer, module, environment=dict(os.environ))
         if self.why_no_fork is None:
+            # It forks a process that waits here, and from which the coalitions' processes are forked after the run.
             self.forks = ForkedFits(trainer, module, measures, pickle_fit)
             return self.forks.is_in_coalition_process
 

@@ -319,10 +319,11 @@ class CoalitionScoring(GlobalModelScoring):
             expected_hash = self._order.expected_hash
             if expected_hash is not None and digest(models.trained).hex() == expected_hash:
                 models = None  # nothing is left to compare
+        _scored_model, initial_model = self.models.cpu()
         return FitResult(
             utilities=utilities,
             untrained=untrained_utilities,
-            start_hash=digest(self.models[1].cpu()).hex(),
+            start_hash=digest(initial_model).hex(),
             outputs=self._outputs(scores_of_rounds),
             models=models,
             rounding=self._rounding,
@@ -330,6 +331,7 @@ class CoalitionScoring(GlobalModelScoring):
 
     def _fit_models(self) -> FitModels:
         """Return the models before and after training. Without a finite one, that which was scored last."""
+        # From a checkpoint the fit delivers what the module holds at its end, otherwise the server's last model.
         scored_model, initial_model = self.models.cpu()
         if self._order.checkpoint is not None and self.delivered is not None:
             trained_model = self.delivered
@@ -429,10 +431,11 @@ def only_watches_the_run(callback: L.Callback) -> bool:
     """
     if not isinstance(callback, WATCHERS):
         return False
-    # Does a class of the program, or the object itself, replace a method of Lightning's class?
+    # Does a class of the program, or the object itself, replace a method of Lightning's class? Of a bar or a summary
+    # only the hooks count, which are the methods of every callback: what it shows is its own affair.
     lightning_class = _class_of_lightning(callback)
     if issubclass(lightning_class, (ModelSummary, ProgressBar)):
-        lightning_class = L.Callback  # what it shows is its own affair: only hooks count
+        lightning_class = L.Callback
 
     program_classes = []
     for parent in type(callback).__mro__:
@@ -441,8 +444,9 @@ def only_watches_the_run(callback: L.Callback) -> bool:
     for owner in (*program_classes, callback):
         for name, value in vars(owner).items():
             replaces_method = callable(value) and callable(getattr(lightning_class, name, None))
+            is_special = name.startswith("__")
             is_of_loop = owner is callback and _is_of_flsv(value)
-            if replaces_method and not name.startswith("__") and not is_of_loop:
+            if replaces_method and not is_special and not is_of_loop:
                 return False
     return True
 

@@ -35,7 +35,7 @@ from flsv.retraining.coalition_refusals import (
     check_scored,
     check_settings,
     check_shared,
-    mean_cohort,
+    checked_mean_cohort,
 )
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites, models_of
 from flsv.retraining.readings import (
@@ -132,7 +132,8 @@ class CoalitionPlan(RunExtension):
         """Save the state before the fit. Return True only in a process that is forked later to train a coalition."""
         if self._beginning or not self._metrics:
             return False
-        return self._beginning.save(trainer, module, measures_of(self._metrics.values()))
+        measures = measures_of(self._metrics.values())
+        return self._beginning.fork_or_pickle(trainer, module, measures)
 
     def close(self) -> None:
         """End the forked process, if any, and release the run's module."""
@@ -152,7 +153,7 @@ class CoalitionPlan(RunExtension):
         self._share = config.share
         if self._trains_at_sites:
             check_shared(config, module)
-        self._cohort = mean_cohort(config.sampler, self.masks, data.num_clients)
+        self._cohort = checked_mean_cohort(config.sampler, self.masks, data.num_clients)
         may_count_classes = not self._trains_at_sites and not config.private
         self._shares_no_class = may_count_classes and _shares_no_class(data.class_counts)
 
@@ -210,23 +211,28 @@ class CoalitionPlan(RunExtension):
 
     # ---- what is said
 
-    def log_plan(self, num_clients: int, games: Any, module: L.LightningModule) -> None:
+    def begin_training(self, num_clients: int, games: Any, module: L.LightningModule) -> None:
         """Score the untrained module, and log how coalitions are trained and at what cost."""
         if not self._metrics:
             return
         self._games = games
         self._beginning.begin_training()
-        measures = {name: metric.measured_by for name, metric in self._metrics.items()}
         if not self._trains_at_sites:
-            for name, measure in measures.items():
-                evaluator = games.evaluator_of(measure)
-                check_scored(f"metric {name!r}", self._share, module, evaluator, measure)
-        if self._valued_models is not None and not self._trains_at_sites:
+            self._check_and_score_untrained(games, module)
+        self._log_plan(num_clients, games)
+
+    def _check_and_score_untrained(self, games: Any, module: L.LightningModule) -> None:
+        measures = {name: metric.measured_by for name, metric in self._metrics.items()}
+        for name, measure in measures.items():
+            evaluator = games.evaluator_of(measure)
+            check_scored(f"metric {name!r}", self._share, module, evaluator, measure)
+        if self._valued_models is not None:
             self._valued_models.score_untrained(module, self._initial, games, measures)
             space = self._valued_models.space
             # Appends to `_validation_changes` later.
             observe_first_validation(module.trainer, space, self._validation_changes)
 
+    def _log_plan(self, num_clients: int, games: Any) -> None:
         masks = self.masks(num_clients)
         metric_names = ", ".join(self._metrics)
         coalitions = _coalitions_in_words(masks)
@@ -289,10 +295,11 @@ class CoalitionPlan(RunExtension):
             where_trained = f"after the run ({self._cost(masks)})"
         metric_names = ", ".join(self._metrics)
         lines = [f"{metric_names}: {_coalitions_in_words(masks)} trained {where_trained}."]
-        sizes = masks[2:].sum(1)  # after the empty and the full coalition
+        _empty, _full, *inner_masks = masks
         are_all_trained = len(masks) == 2**num_clients
-        trains_only_singles = not are_all_trained and bool((sizes == 1).all())
-        if self._shares_no_class and trains_only_singles:
+        are_singles = all(int(mask.sum()) == 1 for mask in inner_masks)
+        if self._shares_no_class and are_singles and not are_all_trained:
+            # The errors of shares are means over eight such federations.
             lines.append(
                 f"{metric_names}: no two clients have a class in common, so each alone knows nothing of the others'. "
                 "Such shares were 24 % off, and by all coalitions 16 %. coalitions: both trains all but one, too."
@@ -303,13 +310,16 @@ class CoalitionPlan(RunExtension):
         """Score the module, whose model is the full coalition's, after round ``index``, unless it has been scored."""
         if self._valued_models is None or self._trains_at_sites:
             return
+        # Several calls may follow a round. One with `skips_scored` does nothing after another of the same kind.
         if skips_scored and index == self._scored_round:
             return
         self._scored_round = index if skips_scored else None
 
         for metric in self._metrics.values():
-            is_last_valued_round = index in metric.valued[-1:]  # there may be none
-            if not is_last_valued_round:
+            was_valued_in_round = (
+                index in metric.valued[-1:]
+            )  # the last round with values, if there is one
+            if not was_valued_in_round:
                 continue
             measure = metric.measured_by
             evaluator = self._games.evaluator_of(measure)
@@ -484,8 +494,11 @@ class _ValuedModels(Strategy):
         coalitions = replace(coalitions, weights=weights)
         if not self._untrained_scores:
             return coalitions
-        score_of_measure = self._untrained_scores.__getitem__
-        return replace(coalitions, before=score_of_measure)
+
+        def score_before_training(measure: Any) -> Any:
+            return self._untrained_scores[measure]
+
+        return replace(coalitions, before=score_before_training)
 
     def is_full_model(self, module: L.LightningModule) -> bool:
         """Return whether the module holds the last global model."""

@@ -93,13 +93,16 @@ def _change(value: Tensor, generator: torch.Generator, is_private: bool) -> None
         value.copy_(value + noise.round())
 
 
-def mean_cohort(sampler: ClientSampler, masks: Callable[[int], Tensor], num_clients: int) -> float:
+def checked_mean_cohort(
+    sampler: ClientSampler, masks: Callable[[int], Tensor], num_clients: int
+) -> float:
     """Return a sampler's mean cohort size. Raise ConfigurationError if it cannot draw clients from each of the
     coalitions ``masks(num_clients)``.
     """
     try:
         check_draws(sampler, masks(num_clients))
-        return float(sampler.inclusion_probabilities(num_clients, {}).sum())
+        no_values: dict[str, Tensor] = {}
+        return float(sampler.inclusion_probabilities(num_clients, no_values).sum())
     except ConfigurationError as error:
         raise ConfigurationError(
             f"ShadowShapley trains each of many coalitions alone, and {error} Or {WITHOUT}."

@@ -394,9 +394,11 @@ class _Coalition:
             chances=self._chances,
             broken=broken_clients,
         )
-        self.sites.count({*coalition_round.client_ids.tolist()})
+        accepted_clients = set(coalition_round.client_ids.tolist())
+        self.sites.count(accepted_clients)  # the sites' states count from here on
         finished_round = self._server.finish(coalition_round, self.state)
-        self.state.complete(finished_round, [*broken_clients, *self.sent])
+        clients_that_trained = [*broken_clients, *self.sent]
+        self.state.complete(finished_round, clients_that_trained)
 
 
 def _metric_of_aggregator(federation: FederationConfig | FederationInfo) -> dict[str, Any]:

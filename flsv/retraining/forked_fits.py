@@ -162,7 +162,7 @@ class ForkedFits:
                 for index, order in enumerate(orders):
                     task = partial(self._start, order)
                     tasks.append((index, task))
-                # Each task begins in a fork. There it raises GoOn, which leaves this loop with the fork's order.
+                # Each task begins in a fork. There `_start` sets `_order` and raises GoOn, which leaves this loop.
                 with closing(supervise(tasks, jobs, limit_s)) as answers:
                     for index, result in answers:
                         pipe.send_bytes(pickle.dumps((index, result)))
@@ -195,15 +195,19 @@ class ForkedFits:
         keep_callbacks_unrestored(trainer)
         untyped_trainer: Any = trainer
         data: FederatedDataModule = untyped_trainer.datamodule
+
+        def send_result_and_exit() -> None:
+            answer(scoring.result())
+
         scoring = prepare_coalition_fit(
             trainer,
             data,
             measures=measures,
             order=order,
             folder=folder,
-            end=lambda: answer(scoring.result()),
+            end=send_result_and_exit,
         )
-        callbacks_of(trainer).insert(0, _Ends(scoring))
+        callbacks_of(trainer).insert(0, _ExitOnError(scoring))
         let_callbacks_log(trainer)
         loop: Any = find_loop(callbacks_of(trainer))
         loop.setup(trainer, module, "fit")
@@ -240,7 +244,7 @@ def isolate_files(trainer: L.Trainer, root: str) -> str | None:
         return writable_folder
 
 
-class _Ends(L.Callback):
+class _ExitOnError(L.Callback):
     """Callback that ends a coalition's process if the fit stops before its last round."""
 
     def __init__(self, scoring: CoalitionScoring) -> None:

@@ -166,13 +166,17 @@ def _idle(base: type, stand_in: Any, name: str) -> Any:
 
 @cache
 def _callback_stand_in_class(callback_class: type[L.Callback]) -> type[L.Callback]:
+    # It is the __getattribute__ of the class that stands for a callback in a coalition's process.
     def read(stand_in: Any, name: str) -> Any:
         reading_frame = sys._getframe(1)
+
+        # The training depends on the callback: answer ends this process.
         if not _is_read_by_libraries(name, reading_frame):
-            # The training depends on the callback: answer ends this process.
             attribute = f"{callback_class.__name__}.{name}"
             has_original = not object.__getattribute__(stand_in, "_stand_in_is_unpickled")
             answer(Reading(reader_name(), attribute, _WATCHING, can_take_part=has_original))
+
+        # Hooks do nothing. Python and flsv read the stand-in itself, and libraries None.
         is_special = name.startswith("__")
         if not is_special and hasattr(L.Callback, name):
             return _idle(L.Callback, stand_in, name)
@@ -289,7 +293,9 @@ _CHANGED = "which the run has changed since its first round"
 _DEVICES = ("/proc/", "/sys/", "/dev/")
 _SHARED_MEMORY = "/dev/shm/"
 #: Packages whose listings of folders choose a new name.
-_NAMING = ("lightning", "flsv")
+_NAMING_PACKAGES = ("lightning", "flsv")
+#: Number of frames from `_list` to the code that lists a folder, over _check_event and __call__.
+_FRAMES_TO_LISTING = 3
 _READS = ("sqlite3.connect", "mmap.__new__")
 _LISTINGS = ("os.listdir", "os.scandir")
 
@@ -361,11 +367,10 @@ class ChangedFiles:
             answer(Reading(reader_name(), repr(path), _CHANGED))
 
     def _list(self, folder: str) -> None:
-        # Beneath this method, _check_event and __call__.
-        listing_code = sys._getframe(3).f_code
+        listing_code = sys._getframe(_FRAMES_TO_LISTING).f_code
         if listing_code.co_filename.startswith("<frozen"):  # an import
             return
-        if package_reading() in _NAMING or not self._may_be_changed(folder):
+        if package_reading() in _NAMING_PACKAGES or not self._may_be_changed(folder):
             return
         # Whoever lists a folder may depend on each file's presence.
         with suppress(OSError):

@@ -381,6 +381,7 @@ class Retrained:
 
 def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
     """Return the name under which coalitions' outputs are stored. Empty if nothing is computed from them."""
+    # Other coalitions' outputs are predicted only from whole layers, and not many can be kept.
     num_clients = masks.shape[1]
     are_all_trained = len(masks) == 2**num_clients
     are_too_many = are_all_trained and num_clients > MOST_WITH_OUTPUTS
@@ -388,10 +389,10 @@ def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
         return ()
     if isinstance(measure, str):
         return (UTILITY,)
-    if not isinstance(measure, ModelScore):  # names of measures, all of the same outputs
-        return measure[:1]
+    if not isinstance(measure, ModelScore):
+        return measure[:1]  # names of measures, all of the same outputs: stored once, for the first
 
-    if measure.judged:
+    if measure.judged:  # clients evaluate the models, and may predict outputs
         has_outputs = measure.by_class and not are_all_trained
     else:
         has_outputs = not is_logged(measure)

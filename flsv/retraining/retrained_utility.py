@@ -20,7 +20,7 @@ from flsv.core.ranks import balance_load
 from flsv.data import FederatedDataModule
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.copy_module import copy_module
-from flsv.games.members import Members, members_of
+from flsv.games.members import EMPTY, Members, members_of
 from flsv.games.vector_evaluator import METRICS, Scores, UtilityMetric
 from flsv.retraining.coalition_fit import GlobalModelScoring, train_alone
 from flsv.sampling import ClientSampler, FullParticipation
@@ -186,11 +186,12 @@ class RetrainedUtility:
     def _train(self, members: Members) -> None:
         trainer = self._make_trainer(self.sampler.among(members))
         module = copy_module(self._module)
+        has_untrained_score = EMPTY in self.scores
         scoring = GlobalModelScoring(
             self.data,
             measures=[self.metric],
             initial=self.initial,
-            scores_untrained=() not in self.scores,
+            scores_untrained=not has_untrained_score,
         )
 
         with self.data.counting(members):
@@ -202,10 +203,10 @@ class RetrainedUtility:
             )
 
         self.seconds[members] = seconds
+        # Scores of the one measure.
         if scoring.untrained_scores:
-            self.scores[()] = scoring.untrained_scores[0]
+            (self.scores[EMPTY],) = scoring.untrained_scores
         assert scoring.scored_round is not None
-        final_scores = scoring.scores_by_round[scoring.scored_round]
-        self.scores[members] = final_scores[0]
+        (self.scores[members],) = scoring.scores_by_round[scoring.scored_round]
         self.initial = scoring.initial
         self.model = scoring.models

@@ -17,7 +17,7 @@ from torch import Tensor
 from flsv._lightning.rounding import Rounding
 from flsv.core import Ranks
 from flsv.core.ranks import balance_load
-from flsv.games.members import Members
+from flsv.games.members import EMPTY, Members
 from flsv.results.text import joined
 from flsv.retraining.fit_order import CoalitionTrainer, FitModels, FitOrder, FitResult
 from flsv.retraining.readings import Reading, ReadingRefused
@@ -115,10 +115,11 @@ class CoalitionTraining:
     ) -> None:
         """Train the coalitions that a store lacks. Successful results are stored, even if other fits fail."""
         missing = store.missing(seed, coalitions)
-        # The empty coalition's model is that of any fit before training.
+        # The empty coalition's model is that of any fit before training. If no other is missing, one client's is cheap.
         coalitions_to_fit = [members for members in missing if members]
         if missing and not coalitions_to_fit:
-            coalitions_to_fit = [(0,)]
+            first_client_alone = (0,)
+            coalitions_to_fit = [first_client_alone]
 
         failed: dict[Members, ChildFailed] = {}
         start_hashes: set[str] = set()
@@ -130,11 +131,11 @@ class CoalitionTraining:
             _check_starts(start_hashes)
             if members in missing:
                 store.add(seed, members, result.rows(store.rounds), result.outputs)
-            is_empty_missing = () in missing and bool(store.missing(seed, [()]))
+            is_empty_missing = EMPTY in missing and bool(store.missing(seed, [EMPTY]))
             if is_empty_missing and result.untrained:
                 untrained_row = result.untrained_row()
                 untrained_rows = dict.fromkeys(store.rounds, untrained_row)
-                store.add(seed, (), untrained_rows)
+                store.add(seed, EMPTY, untrained_rows)
             say(store.progress(seed, coalitions))
         store.sort()
         if failed:
@@ -175,20 +176,22 @@ class CoalitionTraining:
             try:
                 yield from self._attempt(missing, seed)
                 unproved = None
-            except _Retry as retry:
+            except _Retry as retry:  # with other orders, by the same trainer
                 self._change_orders(retry)
                 continue
             except FitsFailed as error:
                 if unproved is None:  # the first trainer's says more
                     unproved = error
 
-            if missing:  # what forks cannot do, fresh processes may
+            # What forks cannot do, fresh processes may.
+            if missing:
                 reason = f"{_first_failure(missing, unproved)}"
                 replacement = self._replacement(reason)
                 if replacement is None:
                     break
                 self._trainer = replacement
                 self._is_proved = self._proof is None
+        # No trainer is left.
         if unproved is not None:
             raise unproved
         for members, failure in missing.items():
@@ -209,18 +212,25 @@ class CoalitionTraining:
         """Train coalitions, and yield each with its result or error. It is removed from ``missing``, unless its process
         was killed.
         """
-        # The fit that must reach the run's own model, if it is of this seed and has not done so yet.
+        # A proof is the fit that must reach the run's own model. It is left out if it has done so, or has another seed.
         proof = self._proof
-        if self._is_proved or (proof is not None and proof.order.seed != seed):
+        has_other_seed = proof is not None and proof.order.seed != seed
+        if self._is_proved or has_other_seed:
             proof = None
+
         orders = self._orders([*missing], seed, proof)
         checked_results = self._checked(orders, proof)
         for order, result in _once_proved(checked_results, proof):
-            if proof is not None and order is proof.order:
-                self._is_proved = True
+            is_proof = proof is not None and order is proof.order
+            if is_proof:
+                self._is_proved = True  # no result comes before it has reached the model
             if isinstance(result, ChildFailed) and result.killed:
-                missing[order.members] = result
-            elif order.scores_rounds:
+                missing[order.members] = result  # another trainer may do it
+                continue
+            is_coalition = (
+                order.scores_rounds
+            )  # a proof may have no scores: then it only returns its model
+            if is_coalition:
                 missing.pop(order.members, None)
                 yield order.members, result
 
@@ -229,17 +239,20 @@ class CoalitionTraining:
     ) -> list[FitOrder]:
         orders = []
         if proof is None:
-            is_proof_a_coalition = False
+            trains_everybody = False
             is_untrained_scored = False
         else:
             orders.append(proof.order)
-            is_proof_a_coalition = proof.order.scores_rounds
+            # A proof trains all clients. Without scores it is no result of theirs.
+            trains_everybody = proof.order.scores_rounds
             is_untrained_scored = proof.order.scores_untrained
 
-        everybody_first = sorted(coalitions, key=lambda members: members != self._everybody)
-        for members in everybody_first:
-            if is_proof_a_coalition and members == self._everybody:
-                continue  # the proof's order trains it
+        # The grand coalition comes first, as the dearest.
+        smaller_coalitions = [members for members in coalitions if members != self._everybody]
+        grand_coalition = [members for members in coalitions if members == self._everybody]
+        for members in (*grand_coalition, *smaller_coalitions):
+            if trains_everybody and members == self._everybody:
+                continue
             order = replace(
                 self._order,
                 members=members,
@@ -324,21 +337,21 @@ def _deviates(proof: Proof, result: FitResult) -> bool:
 def difference(
     models: FitModels,
     run_model: Tensor,
-    train_again: Callable[[bool], FitModels | None],
+    train_again: Callable[..., FitModels | None],
     rounding: Rounding,
 ) -> float | None:
     """Return the distance of a retrained model from the run's, relative to that from the initial model.
 
     None if rounding explains it. If the distance is above a fixed tolerance, the effect of rounding is measured by two
-    more trainings: ``train_again(True)`` from slightly changed weights, and ``train_again(False)`` from the same. If
+    more trainings: ``train_again(nudged=True)`` from slightly changed weights, and one from the same weights. If
     the latter does not give the same model, the training depends on something other than its seed, and rounding does
     not explain the difference.
     """
 
     def nudged_displacement() -> Tensor | None:
         # Once from the same initial weights, and once from weights changed by as much as rounding does.
-        repeated = train_again(False)
-        nudged = train_again(True)
+        repeated = train_again(nudged=False)
+        nudged = train_again(nudged=True)
         if repeated is None or nudged is None:
             return None
         path_length = (models.trained - models.initial).double().norm()

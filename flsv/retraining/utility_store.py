@@ -30,7 +30,7 @@ Outputs = Mapping[str, Tensor]
 Training = tuple[int, Members]
 
 
-def _numbers(cell: str) -> list[float]:
+def _parse_numbers(cell: str) -> list[float]:
     return [parse_float(number) for number in cell.split()]
 
 
@@ -93,12 +93,13 @@ class UtilityStore:
             "coalition": read_members,
         }
         # The rows of one training, which begin with its seed and coalition, are read only if they are complete.
-        num_key_columns = 0
-        if self.rounds != (LAST,):
+        if self.rounds == (LAST,):
+            num_key_columns = 0  # each row is a training
+        else:
             columns["round"] = parse_int
             num_key_columns = 2
         for name in self.names:
-            columns[name] = _numbers
+            columns[name] = _parse_numbers
         return ResultFile(
             path,
             columns,

@@ -109,12 +109,14 @@ class ModelScore:
         All logged values share one evaluator. Each torchmetrics metric and each judged measure has its own.
         """
         is_logged_value = isinstance(self.of, str)
-        if self.by_class:
+        if self.by_class:  # judges count correct predictions by class
             return "clients", "classes"
-        if self.judged:
+        if self.judged:  # judges evaluate a logged value or a metric
             measure_key = self.of if is_logged_value else id(self.of)
             return "clients", measure_key
-        return "logged" if is_logged_value else self
+        if is_logged_value:
+            return "logged"
+        return self
 
     def utility(self, values: Tensor) -> Tensor:
         """Convert values of the measure to utilities, of which more is better."""

@@ -36,22 +36,26 @@ from flsv.utilities.errors import ConfigurationError, check_lightning, need_clas
 
 def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
     """Check that strategies declare unique names of sent and reported values. Return the reported ones."""
-    for direction in ("sends", "reports"):
-        # By name the strategy that declares it. The last direction's are returned.
-        strategy_by_name: dict[str, str] = {}
-        for role, strategy in strategies.items():
-            for name in getattr(strategy, direction):
-                if name in strategy_by_name:
-                    raise ConfigurationError(
-                        f"{role} {strategy!r} and {strategy_by_name[name]} both declare {direction} = {name!r}: "
-                        "rename one."
-                    )
-                if direction == "reports" and name in VOCABULARY:
-                    raise ConfigurationError(
-                        f"{role} {strategy!r} declares reports = {name!r}, which is a name in every round. Rename it."
-                    )
-                strategy_by_name[name] = f"{role} {strategy!r}"
-    return list(strategy_by_name)  # of the reports
+    _unique_names(strategies, "sends")
+    return _unique_names(strategies, "reports")
+
+
+def _unique_names(strategies: Mapping[str, Strategy], direction: str) -> list[str]:
+    """Return all names that strategies declare in an attribute. Raise ConfigurationError if two declare one."""
+    strategy_by_name: dict[str, str] = {}
+    for role, strategy in strategies.items():
+        for name in getattr(strategy, direction):
+            if name in strategy_by_name:
+                raise ConfigurationError(
+                    f"{role} {strategy!r} and {strategy_by_name[name]} both declare {direction} = {name!r}: "
+                    "rename one."
+                )
+            if direction == "reports" and name in VOCABULARY:
+                raise ConfigurationError(
+                    f"{role} {strategy!r} declares reports = {name!r}, which is a name in every round. Rename it."
+                )
+            strategy_by_name[name] = f"{role} {strategy!r}"
+    return list(strategy_by_name)
 
 
 def check_setup(
@@ -167,8 +171,9 @@ def _check_samples(
         return
 
     def reads_samples(part: Any) -> bool:
-        is_asked = data.has_streams and "answers" in needs_of(part)
-        return is_asked or getattr(part, "reads_order", False)
+        # Answers are computed from samples that are read by number, as a stream's cannot be.
+        asks_streams = data.has_streams and "answers" in needs_of(part)
+        return asks_streams or getattr(part, "reads_order", False)
 
     parts = _name_parts(metrics, config, reads_samples)
     if parts:

@@ -226,12 +226,15 @@ class ContributionMetrics:
         self.contributions |= values
         return values
 
-    def of_earlier_rounds(self) -> list[str]:
+    def outdated_names(self) -> list[str]:
         """Return the names of the metrics whose values are of an earlier round than the last."""
         names = []
         for name, metric in self.metrics.items():
-            is_pending = attribute_of(metric, "pending") is not None
-            if attribute_of(metric, "put_off") is not None and not is_pending:
+            has_values_later = attribute_of(metric, "pending") is not None
+            has_put_off_round = (
+                attribute_of(metric, "put_off") is not None
+            )  # and so computes it only if it is the last
+            if has_put_off_round and not has_values_later:
                 names.append(name)
         return names
 

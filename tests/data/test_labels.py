@@ -419,11 +419,13 @@ def test_groups_are_read_from_an_attribute_a_name_or_a_list():
     by_name, _ = named_groups(dataset, "hospital")
     by_list, _ = named_groups(dataset, torch.tensor([9, 9, 1]))
     of_subset, _ = named_groups(subset, "hospital")
+    of_subset_by_attribute, _ = named_groups(subset)
 
     assert by_attribute.tolist() == [1, 0, 1]
     assert by_name.tolist() == [1, 0, 2]
     assert by_list.tolist() == [1, 1, 0]
     assert of_subset.tolist() == [1, 0]
+    assert of_subset_by_attribute.tolist() == [1, 0]  # of 7 and 5
     assert named_groups(Items(PAIRS)) == (None, ())
 
 

@@ -317,18 +317,19 @@ def one_numbering(
     for name, part in all_parts.items():
         names = names_by_part[name]
         if names and common_names:
-            new_numbers = _numbers_of_names(name, names, common_names)
-        elif names:
-            new_numbers = _numbers_beside_numbers(name, part, names)
+            new_numbers = _places_among(common_names, names, name)
+        elif names:  # the clients have numbers
+            new_numbers = _names_as_numbers(name, part, names)
         elif _are_numbers(common_names):
-            new_numbers = _numbers_as_named(name, part, common_names)
+            new_numbers = _places_of_numbers(name, part, common_names)
         else:
             _check_nameless(name, parts, names_by_part)
-            new_numbers = {}
+            new_numbers = {}  # all stay
         renumbered[name] = _renumbered(part, new_numbers, common_names, name)
 
     clients = {name: renumbered[name] for name in parts}
-    return clients, {name: renumbered.get(name) for name in held_out}, common_names
+    renumbered_held_out = {name: renumbered.get(name) for name in held_out}
+    return clients, renumbered_held_out, common_names
 
 
 def _union_of_names(
@@ -340,28 +341,29 @@ def _union_of_names(
 
     If flsv numbers the classes, the positive one of two is last.
     """
-    numberings: set[Any] = set()  # the names in the order of their numbers
+    numberings: set[Any] = set()  # each has a client's class names in the order of their numbers
     clients_by_class: dict[str, list[str]] = {}
-    for name in parts:
-        names = names_by_part[name]
-        if names:
-            numberings.add(names)
-        for class_name in names:
-            clients_by_class.setdefault(class_name, []).append(name)
+    for client in parts:
+        class_names = names_by_part[client]
+        if class_names:
+            numberings.add(class_names)
+        for class_name in class_names:
+            clients_by_class.setdefault(class_name, []).append(client)
     if not clients_by_class:
         return ()
-    check_spelling(clients_by_class, "The data", clients_by_class)
+    check_spelling(clients_by_class, "The data", owners=clients_by_class)
 
     sorted_names = in_order(clients_by_class)
-    if not all(map(by_name, parts.values())):
+    flsv_numbers_all = all(by_name(part) for part in parts.values())
+    if not flsv_numbers_all:
         if len(numberings) == 1:
             return numberings.pop()  # the user has numbered the classes
         return sorted_names
 
     counts = dict.fromkeys(sorted_names, 0)
-    for name, part in parts.items():
+    for client, part in parts.items():
         class_counts = torch.bincount(dataset_labels(part)).tolist()
-        for class_name, count in zip(names_by_part[name], class_counts):
+        for class_name, count in zip(names_by_part[client], class_counts):
             counts[class_name] += count
     return positive_last(sorted_names, list(counts.values()), pos_label)
 
@@ -373,7 +375,7 @@ def _are_numbers(names: Sequence[str]) -> bool:
     return all(re.fullmatch(r"0|[1-9]\d*", name) for name in names)
 
 
-def _numbers_of_names(name: str, names: Names, common_names: Names) -> NewNumbers:
+def _places_among(common_names: Names, names: Names, name: str) -> NewNumbers:
     """Return ``{number: new number}`` of a data set whose classes have ``names``."""
     unknown_names = [label for label in names if label not in common_names]
     if unknown_names:
@@ -383,19 +385,19 @@ def _numbers_of_names(name: str, names: Names, common_names: Names) -> NewNumber
     return dict(enumerate(map(common_names.index, names)))
 
 
-def _numbers_beside_numbers(name: str, part: Dataset[Any], names: Names) -> NewNumbers:
+def _names_as_numbers(name: str, part: Dataset[Any], names: Names) -> NewNumbers:
     """Return ``{number: new number}`` of a data set with names, where the clients have numbers without names."""
     if _are_numbers(names):
-        return dict(enumerate(map(int, names)))
+        return {number: int(class_name) for number, class_name in enumerate(names)}
     if by_name(part):
         raise ConfigurationError(
             f"{name!r} has names for its classes ({listed(names, 8)}), and the clients have numbers: give all data "
             "names, or all of them numbers."
         )
-    return {}
+    return {}  # the user has numbered the classes
 
 
-def _numbers_as_named(name: str, part: Dataset[Any], common_names: Names) -> NewNumbers:
+def _places_of_numbers(name: str, part: Dataset[Any], common_names: Names) -> NewNumbers:
     """Return ``{number: new number}`` of a data set without names, whose numbers are among the common names."""
     numbers_as_names = tuple(map(str, range(len(common_names))))
     if tuple(common_names) == numbers_as_names:
@@ -474,12 +476,15 @@ def _renumbered(
         return dataset
 
     renumbered: Any
+    has_unused_transform = hasattr(dataset, "target_transform") and dataset.target_transform is None
     if _has_integer_labels(dataset):
         renumbered = _with_new_numbers(dataset, new_numbers)
-    elif getattr(dataset, "target_transform", "no such attribute") is None:
-        # torchvision's: copied, the original stays unchanged
+    elif has_unused_transform:
+        # A data set of torchvision. The original stays unchanged.
         renumbered = copy.copy(dataset)
-        renumbered.target_transform = dict(new_numbers).__getitem__
+        renumbered.target_transform = dict(
+            new_numbers
+        ).__getitem__  # which can be pickled for workers
     else:
         raise ConfigurationError(
             f"{name!r} has other numbers for the classes {listed(common_names, 8)}, in the order of all. The labels of "

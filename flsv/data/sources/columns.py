@@ -252,7 +252,7 @@ _KINDS = {
     "decimal": NUMBERS,
     "boolean": TRUTH,
     "string": WORDS,
-    "empty": "",
+    "empty": NUMBERS,
 }
 _TRUTHS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 #: Largest number of different values that may still be categories.
@@ -267,26 +267,30 @@ def with_gaps_as_nan(table: Table, name: str, argument: str, columns: Columns) -
     column = table.column(name, argument)
     marks = columns.missing(name, table.typed)
     if is_numeric_dtype(column.dtype) and marks == {""}:
-        return column
+        return column  # no number is an empty text
     texts = as_texts(column)
     is_gap = texts.isna() | texts.isin(list(marks))
 
     # A mark that is a number marks this number in any notation: -9 also -9.0.
-    mark_numbers = parsed(marks)  # NaN for words
-    mark_numbers = mark_numbers[np.isfinite(mark_numbers)]
-    if len(mark_numbers):
-        distinct_texts = []
-        for text in texts.dropna().unique():
-            if not _LEADING_ZERO.fullmatch(text):  # 007 is no number
-                distinct_texts.append(text)
-        is_mark = np.isin(parsed(distinct_texts, columns.decimal), mark_numbers)
-        marked_texts = list(compress(distinct_texts, is_mark))
-        is_gap |= texts.isin(marked_texts)
+    numbers_of_marks = parsed(marks)  # NaN for words
+    mark_numbers = numbers_of_marks[np.isfinite(numbers_of_marks)]
+    if len(mark_numbers) > 0:
+        is_gap |= texts.isin(_texts_of_numbers(texts, mark_numbers, columns.decimal))
 
     holds_words = _KINDS.get(infer_dtype(column, skipna=True)) == WORDS
-    if holds_words or not table.typed:
-        return texts.mask(is_gap)
-    return column.astype(object).mask(is_gap)
+    if table.typed and not holds_words:
+        return column.astype(object).mask(is_gap)
+    return texts.mask(is_gap)
+
+
+def _texts_of_numbers(texts: pd.Series, numbers: np.ndarray, decimal: str) -> list[str]:
+    """Return the distinct texts that are one of the numbers."""
+    distinct_texts = []
+    for text in texts.dropna().unique():
+        if not _LEADING_ZERO.fullmatch(text):  # 007 is no number
+            distinct_texts.append(text)
+    is_one_of_numbers = np.isin(parsed(distinct_texts, decimal), numbers)
+    return list(compress(distinct_texts, is_one_of_numbers))
 
 
 def _kind_and_numbers(
@@ -294,7 +298,7 @@ def _kind_and_numbers(
 ) -> tuple[str | None, pd.Series]:
     """Return a column's kind and its values as numbers, with NaN for what is not a number.
 
-    The kind is None if it is ambiguous or unusable.
+    The kind is one of :data:`NUMBERS`, :data:`TRUTH` and :data:`WORDS`, or None if it is ambiguous or unusable.
     """
     if table.typed:
         kind = _KINDS.get(infer_dtype(values, skipna=True))
@@ -302,7 +306,7 @@ def _kind_and_numbers(
 
     texts = values.dropna()
     if len(texts) == 0:
-        return "", values.map(_TRUTHS)  # all are missing: NaN
+        return NUMBERS, values.map(_TRUTHS)  # all are missing: NaN
     if set(texts) <= _TRUTHS.keys():
         return TRUTH, values.map(_TRUTHS)
 
@@ -316,7 +320,7 @@ def _kind_and_numbers(
     are_identifiers = is_number.all() and have_leading_zeros  # such as 007
     if is_number.any() and not are_identifiers:
         return NUMBERS, numbers
-    return WORDS, numbers
+    return WORDS, numbers  # which nobody reads
 
 
 def read_columns(
@@ -381,18 +385,18 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     if kind == WORDS:
         if not table.typed and are_dates(values[has_value]):
             raise _dates_error(table, name, values, columns)
-        _check_notation(table, name, values, columns)
+        _check_not_in_other_notation(table, name, values, columns)
         return kind, category_names(values)
 
     if numbers[has_value].isna().any():
-        _check_notation(table, name, values, columns)
+        _check_not_in_other_notation(table, name, values, columns)
     if not table.typed:
-        _check_point(table, name, values, columns)
+        _check_point_is_clear(table, name, values, columns)
     numbers = numbers.mask(numbers.abs() > LARGEST)
     is_unreadable = numbers.isna() & has_value
     if is_unreadable.any():
         raise _not_a_number_error(table, name, values[is_unreadable], numbers, columns)
-    return kind or NUMBERS, numbers
+    return kind, numbers
 
 
 def _days_since(
@@ -413,7 +417,7 @@ def _days_since(
     return f"days since {start_title}", days.reset_index(drop=True)
 
 
-def _check_point(
+def _check_point_is_clear(
     table: Table,
     name: str,
     values: pd.Series,
@@ -502,7 +506,9 @@ def _dates_error(table: Table, name: str, values: pd.Series, columns: Columns) -
     )
 
 
-def _check_notation(table: Table, name: str, values: pd.Series, columns: Columns) -> None:
+def _check_not_in_other_notation(
+    table: Table, name: str, values: pd.Series, columns: Columns
+) -> None:
     """Raise ColumnError if texts are numbers in another notation, such as with decimal commas."""
     distinct_texts = [sorted({*texts}) for texts in texts_by_file(table, values)]
     numbers_not_read, notations = other_notations(

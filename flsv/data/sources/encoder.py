@@ -125,14 +125,17 @@ class TableEncoder:
         ``rows_by_client`` has the positions of each client's training rows, on which the encoder is fitted, unless the
         options have an encoder.
         """
+        # Read: `self.read` has the columns' cards then.
         unreadable = self.read_table(table)
+
+        # Agree on categories and scales.
         self.agreed = self.columns.agreed
         if self.agreed is None:
             self.agreed = self._fitted(table, rows_by_client, unreadable)
         raise_problems(list(unreadable.values()), self.columns)
         self._log_kinds(table)
 
-        # Columns [N, k] of the features: numbers first, then words, then marks of missing values.
+        # Encode. Columns [N, k] of the features: numbers first, then words, then marks of missing values.
         numbers = [np.zeros((len(table), 0))]
         words = []
         marks = []
@@ -147,7 +150,7 @@ class TableEncoder:
             if code.gaps:
                 is_missing = card.values.isna().to_numpy(dtype=np.float64)
                 marks.append(is_missing[:, None])
-        self.read = tuple(cards.values())
+        self.read = tuple(cards.values())  # which now tell the categories, too
         features = np.concatenate([*numbers, *words, *marks], axis=1)
         return torch.from_numpy(features.astype(np.float32))
 
@@ -194,11 +197,12 @@ class TableEncoder:
         self,
         table: Table,
         rows: np.ndarray,
-        num_rows: int | None = None,
+        num_train_rows: int | None = None,
     ) -> TableSummary:
         """Return what a client tells about its table, of which :meth:`read_table` has read the columns.
 
-        ``rows`` are the positions of its training rows. Classes are counted in the first ``num_rows``, if given.
+        ``rows`` are the positions of the rows that it trains on. ``num_train_rows`` counts the rows of its training
+        tables, which come first, before any is split off. Without it no classes are counted.
         """
         min_rows = self.columns.min_rows
         columns = {}
@@ -207,9 +211,9 @@ class TableEncoder:
         target_column = table.column(self.target, "target")
 
         classes = None
-        if num_rows is not None and self.columns.task == "classification":
+        if num_train_rows is not None and self.columns.task == "classification":
             labels = category_names(target_column)
-            classes = frequent(labels.iloc[:num_rows], min_rows)
+            classes = frequent(labels.iloc[:num_train_rows], min_rows)
 
         target = None
         if self.columns.standardize_target:
@@ -495,20 +499,23 @@ def _source_without_features(encoder: TableEncoder, table: Table, num_rows: int)
 
 
 def _groups(
-    tables: Sequence[Table], group: str | None, table_names: tuple[str, ...], clients: bool
+    tables: Sequence[Table], group: str | None, table_names: tuple[str, ...], each_is_client: bool
 ) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Return each row's group and the groups' names: the tables if they are ``clients``, else the column ``group``."""
+    """Return each row's group and the groups' names: the tables if each is a client, else the column ``group``."""
     table_sizes = torch.tensor([len(table) for table in tables])
-    table_numbers = torch.repeat_interleave(table_sizes)  # of each row
-    if clients:
-        return table_numbers, table_names
+    table_of_row = torch.repeat_interleave(table_sizes)  # its number, from 0
+    if each_is_client:
+        return table_of_row, table_names
     if group is None:
         return None, ()
-    # The first table's rows have the groups of its column. Each further table is a group of its own.
+
+    # The first table's rows have the groups of its column.
     group_of_row = group_values(tables[0], group)
     distinct_groups, numbers = np.unique(group_of_row, return_inverse=True)
     group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
-    tables_of_further_rows = table_numbers[len(group_numbers) :]  # counted from 1
-    numbers_of_further_rows = tables_of_further_rows - 1 + len(distinct_groups)
     names = client_names_of(distinct_groups.tolist(), group)
-    return torch.cat([group_numbers, numbers_of_further_rows]), (*names, *table_names[1:])
+
+    # Each further table is a group of its own: table 1 gets the next number.
+    table_of_further_row = table_of_row[len(group_numbers) :]
+    further_numbers = table_of_further_row - 1 + len(distinct_groups)
+    return torch.cat([group_numbers, further_numbers]), (*names, *table_names[1:])

@@ -195,12 +195,13 @@ _QUOTES = "A value that contains {!r} or a quotation mark needs quotes."
 def _decoded(path: Path, encoding: str | None) -> str:
     """Decode a text file from UTF-8, from UTF-16 with a byte order mark, or else from ``encoding``."""
     data = path.read_bytes()
-    suggested_encoding = "cp1252"
-    reason = ""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         detected_encoding = "utf-16"
     else:
         detected_encoding = "utf-8-sig"
+
+    suggested_encoding = "cp1252"
+    reason = ""  # why the encoding tried last does not fit
     for name in (detected_encoding, encoding or "utf-8"):
         try:
             text = data.decode(name)

@@ -53,6 +53,8 @@ def _number(
     decimal: str,
     thousands: str | None,
 ) -> float:
+    # With a decimal comma 1,5 and 1.5 are numbers. 1.500 (is it 1500?) and 1.000,5 are not, unless points separate
+    # thousands.
     try:
         if not isinstance(value, str):
             return float(value)
@@ -93,12 +95,15 @@ def column_numbers(
     """Convert one file's column to numbers as :func:`parsed` does, unless a value contradicts a decimal comma."""
     texts = [value for value in values if isinstance(value, str)]
     has_decimal_points = any(_has_decimal_point(text) for text in texts)
-    if decimal != "," or not has_decimal_points:
+    is_contradicted = decimal == "," and has_decimal_points
+    if not is_contradicted:
         return parsed(values, decimal, thousands)
 
-    # A number such as 0.5 shows that this file's points do not separate thousands.
+    # A number such as 0.5 shows that this file's points do not separate thousands. If it has commas, too, both are
+    # read as decimal marks, but for 1.500. Otherwise it is a file with decimal points.
     has_comma = any("," in text for text in texts)
-    return parsed(values, "," if has_comma else ".")
+    decimal_of_file = "," if has_comma else "."
+    return parsed(values, decimal_of_file)
 
 
 def _has_decimal_point(text: str) -> bool:
@@ -151,10 +156,9 @@ def other_notations(
         parts_without_words.append([text for text in texts if text not in words])
     notations = _fitting_notations(parts_without_words, decimal, thousands)
     if len(notations) == 1:
-        (notation,) = notations
-        options = {"decimal": decimal, **notation}
-        if not _show_separator(parts_without_words, options):
-            return numbers_not_read, []  # of 12.500 and 0,5 alone, the first may be 12.5
+        options = {"decimal": decimal, **notations[0]}
+        if not _is_separator_certain(parts_without_words, options):
+            notations = []  # of 12.500 and 0,5 alone, the first may be 12.5
     return numbers_not_read, notations
 
 
@@ -168,23 +172,23 @@ def _fitting_notations(
     Of notations that give equal numbers, only the first is returned.
     """
     options_by_numbers: dict[tuple[float, ...], dict[str, str]] = {}
-    for mark, separator in _NOTATIONS:
+    for decimal_mark, separator in _NOTATIONS:
         # What the user has set is not changed: only the defaults, "." and None, are.
-        if decimal not in (".", mark) or thousands not in (None, separator):
+        if decimal not in (".", decimal_mark) or thousands not in (None, separator):
             continue
 
         options = {}
-        if mark != decimal:
-            options["decimal"] = mark
+        if decimal_mark != decimal:
+            options["decimal"] = decimal_mark
         if separator not in (None, thousands):
             options["thousands"] = separator
         if not options:
             continue
 
-        numbers = [column_numbers(texts, mark, separator) for texts in parts]
-        column = np.concatenate(numbers)
-        if not np.isnan(column).any():
-            options_by_numbers.setdefault(tuple(column), options)
+        numbers_of_parts = [column_numbers(texts, decimal_mark, separator) for texts in parts]
+        numbers = np.concatenate(numbers_of_parts)
+        if not np.isnan(numbers).any():
+            options_by_numbers.setdefault(tuple(numbers), options)  # the first one stays
     return list(options_by_numbers.values())
 
 
@@ -193,14 +197,14 @@ def _is_number(text: str) -> bool:
     return any(np.isfinite(parsed([text], *notation))[0] for notation in _NOTATIONS)
 
 
-def _show_separator(parts: Sequence[Sequence[str]], options: Mapping[str, str]) -> bool:
+def _is_separator_certain(parts: Sequence[Sequence[str]], options: Mapping[str, str]) -> bool:
     """Return whether the texts show that ``options["thousands"]``, if a point or comma, is a separator.
 
     A text shows this by two of them, or by one beside a decimal mark.
     """
-    separator = options.get("thousands", " ")
+    separator = options.get("thousands")
     if separator not in (".", ","):
-        return True
+        return True  # it cannot be a decimal mark
     for text in chain.from_iterable(parts):
         num_separators = text.count(separator)
         has_decimal_mark = options["decimal"] in text

@@ -263,22 +263,24 @@ def agreed_classes(
     """
     if columns.task != "classification":
         return None
-    counts: Counter[str] = Counter()
-    owners: dict[str, list[str]] = {}
+    counts: Counter[str] = Counter()  # rows of each class in all tables
+    parts_of_class: dict[str, list[str]] = {}
     for part, counts_of_part in counts_by_part.items():
         counts.update(counts_of_part)
         for label in counts_of_part:
-            owners.setdefault(label, []).append(part)
+            parts_of_class.setdefault(label, []).append(part)
 
     if columns.classes is None:
         names = in_order(list(counts))
         column_name = f"target {target!r}"
         _check_number(names, counts.total(), f"{where}: {column_name}", columns)
-        check_spelling(names, f"{where}: {column_name}", places or owners)
+        # Messages name the lines with each spelling, or else the tables.
+        check_spelling(names, f"{where}: {column_name}", places or parts_of_class)
         _check_joined(counts_by_part, names, column_name)
     else:
         names = in_order(without_point_zero(columns.classes))
-    return positive_last(names, [counts[name] for name in names], pos_label)
+    counts_in_order = [counts[name] for name in names]
+    return positive_last(names, counts_in_order, pos_label)
 
 
 def _check_number(

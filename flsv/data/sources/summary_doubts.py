@@ -12,6 +12,7 @@ from flsv.data.doubts import (
     MOST_MISSING,
     MOST_OWN,
     MOST_SHIFT,
+    STRENGTH_OF_OWN,
     STRONG,
     Doubt,
     SiteTable,
@@ -131,7 +132,7 @@ def _own_categories(
     share = sum(categories[word] for word in unusual) / sum(categories.values())
     if share > MOST_OWN:
         text = f"only this site has {', '.join(unusual[:3])} ({100 * share:.0f} % of its values)"
-        yield share / MOST_OWN / 4, text
+        yield STRENGTH_OF_OWN * share / MOST_OWN, text
 
 
 def _scale(

@@ -136,11 +136,14 @@ class Conversations:
         return [conversation.result for conversation in conversations.values()]
 
     def _take_turns(self, conversations: Mapping[int, Conversation]) -> None:
-        answers: Mapping[int, Reply | None] = dict.fromkeys(conversations)
+        # Without an answer each conversation begins.
+        answers: Mapping[int, Reply | None] = dict.fromkeys(conversations, None)
         while answers:
             for site, answer in answers.items():
                 conversation = conversations[site]
-                conversation.go_on(answer)
+                conversation.go_on(
+                    answer
+                )  # sets its next question, or at its end the result or error
                 if conversation.error is not None:
                     raise conversation.error
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -70,8 +70,7 @@ def check_deployment(
 ) -> None:
     """Raise ConfigurationError if a setting, strategy or metric cannot work with remote sites. For ``fields`` and
     ``evaluating`` see :meth:`Engine.check`."""
-    # Refused is what needs a site's trained model, class counts, numbers of steps or samples, clients that collude, and
-    # a performance that cannot be sent.
+    # What needs a site's trained model, or clients that collude.
     evaluation = config.evaluation
     is_scored_in_private = config.private and evaluation.every > 0
     if evaluation.keeps or evaluation.models == "trained" or is_scored_in_private:
@@ -83,6 +82,7 @@ def check_deployment(
         raise ConfigurationError(
             f"uploads={colluders}: sites do not see each other's updates. Try collusion out in a simulation."
         )
+    # What needs class counts, numbers of steps or samples, or a performance that cannot be sent.
     _check_strategies(config.strategies)
     _check_metrics(config, fields, evaluating)
 
@@ -179,12 +179,13 @@ class RemoteFederation(IdleEngine):
         state = self._state.for_strategies()
         if personalizer is None:
             return {}
-        models = {}
+        own_models = {}
         for client in range(state.num_clients):
             model = personalizer.used(client, state)
-            if model is not None and model is not state.model():
-                models[client] = model
-        return models
+            is_global_model = model is state.model()
+            if model is not None and not is_global_model:
+                own_models[client] = model
+        return own_models
 
     def _make_manager(self) -> ClientManager:
         manager = super()._make_manager()
@@ -203,6 +204,7 @@ class RemoteFederation(IdleEngine):
         return f"{len(self._instructions)} sites"
 
     def _train(self, batches: Any) -> None:
+        """Let the sites train, and store their updates, the clients without one, and the matrix of models."""
         global_vector = self.global_vector
         device = global_vector.device
         updates, self.broken = self._remote.train(self._instructions, device, self.space)
@@ -222,6 +224,7 @@ class RemoteFederation(IdleEngine):
         for row, update in zip(self._matrix, updates):
             row.copy_(update.vector)
             self.updates.append(replace(update, vector=row))
+        # The trainer counts the sites' optimizer steps as its own.
         num_steps = sum(update.num_steps for update in updates)
         add(self.trainer, Counted(steps=num_steps))
 
@@ -239,6 +242,13 @@ class RemoteFederation(IdleEngine):
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+
+class _LastAnswer(NamedTuple):
+    """The visits, ``{site: visit}``, that a site's last answer has changed, and the site's visit before."""
+
+    visits: dict[int, str]
+    visit_before: str | None
 
 
 class RemoteSites:
@@ -268,7 +278,7 @@ class RemoteSites:
         self._withheld: set[tuple[int, str]] = set()
         self._accepted_visits: dict[int, str] = {}
         self._visits_of_round: dict[int, str] = {}
-        self._answered: dict[int, tuple[dict[int, str], str | None]] = {}
+        self._last_answers: dict[int, _LastAnswer] = {}
         self.discard()
 
     def count(self, sites: Collection[int]) -> None:
@@ -413,14 +423,14 @@ class RemoteSites:
             on_cpu(tensors),
         )
 
-        self._answered.pop(site, None)
+        self._last_answers.pop(site, None)
         reply = self.conversations.ask(site, packet)
         try:
             answer, visit = read_answer(reply, expected)
         except GARBLED as error:
             raise NoAnswer(self._note(site, f"did not answer {name}", fault_of(error))) from error
         visits[site] = visit
-        self._answered[site] = visits, visit_before
+        self._last_answers[site] = _LastAnswer(visits, visit_before)
         return answer
 
     def _expected_answer(
@@ -442,12 +452,13 @@ class RemoteSites:
 
     def take_back(self, site: int) -> None:
         """Discard the changes that the last :meth:`ask` made to a site's state."""
-        # The dictionary that the site's last answer has changed, and the site's visit in it before.
-        visits, visit_before = self._answered.pop(site, ({}, None))
-        if visit_before is None:
-            visits.pop(site, None)
+        answer = self._last_answers.pop(site, None)
+        if answer is None:
+            return
+        if answer.visit_before is None:
+            answer.visits.pop(site, None)
         else:
-            visits[site] = visit_before
+            answer.visits[site] = answer.visit_before
 
     def score_own_models(self, models: Mapping[int, Instruction]) -> dict[int, dict[str, float]]:
         """Let each site score its own model on its test samples: ``{site: {name: score}}``."""

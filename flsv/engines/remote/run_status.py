@@ -43,7 +43,7 @@ def run_status(
         earlier_text = ""
         if path.is_file():
             earlier_text = path.read_text()
-        # A run that an operator has stopped keeps this status.
+        # A run that an operator has stopped keeps this status. The words are looked for, whatever is in the file.
         is_run_stopped = '"stopped"' in earlier_text and f'"{run}"' in earlier_text
         if run is not None and is_run_stopped:
             return

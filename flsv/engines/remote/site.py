@@ -277,7 +277,7 @@ class Site:
         module_name, _, function_name = name.partition(":")
         question = getattr(importlib.import_module(module_name), function_name)
         args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
-        bound_arguments = inspect.signature(question).bind(None, *args, **kwargs)
+        bound_arguments = inspect.signature(question).bind(None, *args, **kwargs)  # None: its data
         bound_arguments.apply_defaults()
         # The score that an answer tells: the question's argument, or else what is listed of the question.
         score = bound_arguments.arguments.get("performance")
@@ -291,7 +291,7 @@ class Site:
         answer, tensors = pack(self._within_fit(packet, call))
         visit = packet.digest.hex()
         memory = SiteMemory(self._folder, packet.plain["run"])
-        memory.keep(visit, site_state, earlier=memory.all())
+        memory.keep(visit, site_state, earlier=memory.all())  # the server may take this answer back
         return Packet("answer", {"answer": answer, "visit": visit}, on_cpu(tensors))
 
     def _call_question(
@@ -318,8 +318,9 @@ class Site:
         def on_fit_start(trainer: L.Trainer, module: L.LightningModule) -> None:
             results.append(compute(trainer))
 
-        trainer = self._trainer(packet, 0, LambdaCallback(on_fit_start=on_fit_start))
-        trainer.fit(self._make_module(), self._data.client_loader(0))
+        callback = LambdaCallback(on_fit_start=on_fit_start)
+        trainer = self._trainer(packet, rounds=0, callback=callback)
+        trainer.fit(self._make_module(), self._data.client_loader(client=0))
         return results[0]
 
     def _trainer(self, packet: Packet, rounds: int, callback: L.Callback) -> L.Trainer:
@@ -575,9 +576,8 @@ class SiteVisit(L.Callback, Rounds):
         self._store.to("cpu")
         client_id = self._instruction.client_id
         with opened(self._holder) as local:  # the site's data may be read
-            sent = None  # it has sent its trained model
-            if local.sent is not local.model:
-                sent = local.sent
+            has_sent_trained_model = local.sent is local.model
+            sent = None if has_sent_trained_model else local.sent
             self.site_state = {
                 "store": self._store.state_dict().get(client_id, {}),
                 "buffers": trainer_state.buffers(),

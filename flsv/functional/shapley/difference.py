@@ -95,7 +95,8 @@ class _Strata:
         budget = self.game.budget - 2  # without the empty and the grand coalition
         num_sizes = self.num_players - 1
         num_inner_sizes = self.num_players - 3  # all but 0 and n - 2
-        # Sizes differ in their numbers of evaluations, so their number is fixed before they are drawn.
+        # Sizes differ in their numbers of evaluations, so their number is fixed before they are drawn. Samples of the
+        # sizes 0 and n - 2 need the n single players, and the n coalitions without one.
         cost_of_all_sizes = 2 * self.num_players + num_inner_sizes * sample_cost
         if budget < cost_of_all_sizes:
             num_drawn = budget // sample_cost

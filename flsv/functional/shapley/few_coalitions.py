@@ -85,22 +85,25 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
     check_num_players(num_players)
     empty_and_grand = torch.zeros(2, num_players, dtype=torch.bool)
     empty_and_grand[1] = True
-    masks = [empty_and_grand]
     singles = torch.eye(num_players, dtype=torch.bool)
-    if which not in ("leave-one-out", "all"):
-        masks.append(singles)
     pair_members = torch.triu_indices(num_players, num_players, offset=1)  # [2, pairs]
     pairs = singles[pair_members].any(0)
-    if which.startswith("pairs"):
-        masks.append(pairs)
-    if which not in ("singles", "pairs", "all"):
-        all_but_one = ~singles
-        masks.append(all_but_one)
-    if which == "pairs+leave-two-out":
-        masks.append(~pairs)
+
+    masks = [empty_and_grand]
     if which == "all":
         check_enumerable("few_coalitions", num_players, None, 'Ask for "both".')
         masks.append(all_coalitions(num_players))
+    else:
+        parts = {
+            "singles": [singles],
+            "pairs": [singles, pairs],
+            "leave-one-out": [~singles],
+            "both": [singles, ~singles],
+            "auto": [singles, ~singles],
+            "pairs+leave-one-out": [singles, pairs, ~singles],
+            "pairs+leave-two-out": [singles, pairs, ~singles, ~pairs],
+        }
+        masks += parts[which]
     with_duplicates = torch.cat(masks)  # a pair of two players is the grand coalition, too
     position_of_key = first_positions(coalition_keys(with_duplicates))
     return with_duplicates[list(position_of_key.values())]
@@ -283,7 +286,8 @@ def _kernel_of_parts(masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _least_loss(loss: Tensor, is_enough: Tensor) -> int:
-    """Return which penalty has the least loss, of those with enough noise, but at most MOST_NOISE."""
+    """Return the index of the penalty with the least loss, of those with enough noise, but at most MOST_NOISE."""
+    # A penalty is a noise variance in units of the variance of one part of the kernel.
     is_likely = is_enough & (PENALTIES <= MOST_NOISE)
     if is_likely.any():
         likely_loss = loss.where(is_likely, torch.inf)
@@ -291,7 +295,7 @@ def _least_loss(loss: Tensor, is_enough: Tensor) -> int:
     if is_enough.any():  # the noise asked for exceeds MOST_NOISE
         first_enough = is_enough.int().argmax()
         return int(first_enough)
-    return len(PENALTIES) - 1
+    return len(PENALTIES) - 1  # the largest penalty's
 
 
 def prior_variance(kernel: Kernel, num_players: int) -> float:

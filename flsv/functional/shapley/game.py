@@ -132,17 +132,17 @@ class MemoizedGame:
         utilities = self._values[rows]
         return utilities.reshape(*masks.shape[:-1], self._values.shape[1])
 
-    def cost(self, masks: Tensor) -> Tensor:
+    def cumulative_cost(self, masks: Tensor) -> Tensor:
         """Count the new evaluations for the first 1, 2, ..., G of the groups of coalitions ``[G, K, n]``, ``[G]``."""
-        num_groups, group_size, _ = masks.shape
-        coalitions = masks.reshape(-1, self.num_players)
+        num_groups, group_size, _num_players = masks.shape
+        coalitions = masks.reshape(-1, self.num_players)  # group after group
         # Where each coalition that was not evaluated before comes first.
         position_of_key = first_positions(coalition_keys(coalitions), self._rows)
         new_positions = torch.tensor(list(position_of_key.values()), dtype=torch.int64)
 
         group_of_position = new_positions // max(group_size, 1)
-        new_by_group = torch.bincount(group_of_position, minlength=num_groups)
-        return new_by_group.cumsum(0)
+        num_new_of_group = torch.bincount(group_of_position, minlength=num_groups)
+        return num_new_of_group.cumsum(0)
 
     def empty_and_grand(self) -> tuple[Tensor, Tensor]:
         """Return the utilities ``[M]`` of the empty and of the grand coalition."""
@@ -237,5 +237,5 @@ class Sampling(MemoizedGame):
 
     def affordable(self, groups: Tensor) -> int:
         """Return how many groups of coalitions ``[G, K, n]`` the remaining budget covers. Groups are taken in order."""
-        is_affordable = self.cost(groups) <= self.left
+        is_affordable = self.cumulative_cost(groups) <= self.left
         return int(is_affordable.sum())

@@ -179,13 +179,15 @@ def permutation_shapley(
     """
     group_size = 2 if antithetic else 1
     if num_permutations is not None and budget is None:
-        budget = 2**num_players
+        budget = 2**num_players  # no limit: there are no more coalitions
+    # The empty and the grand coalition, and in each order of a group those of 1 to n - 1 players.
+    cost_of_group = 2 + group_size * (num_players - 1)
     game = Sampling(
         "permutation_shapley",
         utility,
         num_players=num_players,
         budget=budget,
-        minimum=2 + group_size * (num_players - 1),
+        minimum=cost_of_group,
     )
     if truncation is None and num_permutations is None and game.buys_all:
         return exact_shapley(utility, num_players)
@@ -393,6 +395,8 @@ def _stderr(samples: Tensor, leaders: Tensor) -> Tensor:
 
     num_in_last_cycle = count % num_players
     if num_in_last_cycle and has_led.all():
+        # In each cycle every player leads once. The last one has r of the n leaders, drawn without replacement: the sum
+        # of r means has the variance r (1 - r / n) s^2, with s^2 that between the leaders' means.
         share_missing = 1 - num_in_last_cycle / num_players
         between_leaders = means.var(dim=0) * num_in_last_cycle * share_missing
         variance = variance + between_leaders / count**2

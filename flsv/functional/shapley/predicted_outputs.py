@@ -75,15 +75,16 @@ def interpolation_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Te
     """
     trained_shares = coalition_shares(trained, weights)  # [T, n]
     shares = coalition_shares(masks, weights)  # [K, n]
+    # Kriging, with A = (K_TT + noise)^-1 and outputs y [T]: the mean by generalized least squares is w^T y with
+    # w = A 1 / (1^T A 1), and the prediction is w^T y + k_T^T A (y - 1 w^T y). These are the coefficients of y.
     noise = NOISE * torch.eye(len(trained)).double()
     kernel = _kernel(trained_shares, trained_shares)
-    inverse = torch.linalg.inv(kernel + noise)  # [T, T]
+    inverse = torch.linalg.inv(kernel + noise)  # A [T, T]
 
-    # mean [T]: by generalized least squares. The process is fitted to the deviations from it.
-    mean = inverse.sum(0) / inverse.sum()
-    row_sums = inverse.sum(1, keepdim=True)
-    centered = inverse - row_sums * mean
-    return mean + _kernel(shares, trained_shares) @ centered
+    weights_of_mean = inverse.sum(0) / inverse.sum()  # w [T]
+    row_sums = inverse.sum(1, keepdim=True)  # A 1 [T, 1]
+    centered = inverse - row_sums * weights_of_mean
+    return weights_of_mean + _kernel(shares, trained_shares) @ centered
 
 
 def _kernel(a: Tensor, b: Tensor) -> Tensor:
@@ -288,7 +289,7 @@ def predicted_shapley(
     values_of_both = estimate.values.double().view(num_players, 2, *game_shape)
     stderr_of_both = estimate.stderr.double().view(values_of_both.shape)
     stderr = stderr_of_both.square().mean(1).sqrt()  # [n, M]
-    return _mean(values_of_both, stderr, estimate.evaluations)
+    return _averaged(values_of_both, stderr, estimate.evaluations)
 
 
 def case_values(
@@ -341,16 +342,16 @@ def values_of_tables(tables: Tensor) -> PredictedValues:
     values = shapley_of_table(tables.double().flatten(1))
     values = values.view(-1, *tables.shape[1:])
     no_error = torch.zeros_like(values[:, 0])
-    return _mean(values, no_error, len(tables))
+    return _averaged(values, no_error, len(tables))
 
 
-def _mean(values: Tensor, stderr: Tensor, evaluations: int) -> PredictedValues:
-    """Average the two predictions ``[n, 2, ...]``."""
+def _averaged(values_of_both: Tensor, stderr: Tensor, evaluations: int) -> PredictedValues:
+    """Average the values ``[n, 2, ...]`` of the two predictions."""
     return PredictedValues(
-        values=values.mean(1),
+        values=values_of_both.mean(1),
         stderr=stderr,
         evaluations=evaluations,
-        disagreement=values[:, 0] - values[:, 1],
+        disagreement=values_of_both[:, 0] - values_of_both[:, 1],
     )
 
 

@@ -434,7 +434,7 @@ def adjusted_values(
     # 2506.11849, 2025, found the scheme independently). The residuals are those of the fit's own coalitions, which
     # biases towards the surrogate.
     n = sample.num_players
-    halves = _fitted_halves(sample.layers)
+    halves = _masks_to_fit(sample.layers)
     pairs = torch.cat(halves)
     empty_and_grand = torch.tensor([[False], [True]]).expand(2, n)
     masks = torch.cat([empty_and_grand, pairs, ~pairs])
@@ -476,16 +476,17 @@ def adjusted_values(
     return values, variance.sqrt().expand_as(values)
 
 
-def _fitted_halves(layers: list[Layer]) -> list[Tensor]:
-    """Return the coalitions ``[m, n]`` of each layer to which the surrogate is fitted: all, or a share of each."""
+def _masks_to_fit(layers: list[Layer]) -> list[Tensor]:
+    """Return the coalitions ``[m, n]`` of each layer to which the surrogate is fitted with their complements."""
+    # All, or the same share of each layer, since the time grows with the cube of the number.
     num_pairs = sum(len(layer.masks) for layer in layers)
     num_coalitions = 2 * num_pairs
     share = min(1.0, _MAX_FIT / num_coalitions)
-    fitted_halves = []
+    masks_to_fit = []
     for layer in layers:
         count = max(2, round(len(layer.masks) * share))
-        fitted_halves.append(layer.masks[:count])
-    return fitted_halves
+        masks_to_fit.append(layer.masks[:count])
+    return masks_to_fit
 
 
 def surrogate_shapley(

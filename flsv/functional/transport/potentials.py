@@ -338,7 +338,9 @@ def direct_values(
         labeled_cost = partial(
             label_augmented_cost, x, y, x2, y2, covariance=covariance, label_weight=label_weight
         )
-    return _values(x, y, x2, labeled_cost=labeled_cost, part=part, blur=blur, scaling=scaling)
+    return _sample_values(
+        x, y, x2, labeled_cost=labeled_cost, part=part, blur=blur, scaling=scaling
+    )
 
 
 @checked
@@ -394,10 +396,12 @@ def client_values(
     if y is not None:
         labeled_cost = partial(label_augmented_cost, points, None, gamma, None)
     features = gamma[:, :num_features]
-    return _values(x, y, features, labeled_cost=labeled_cost, part=part, blur=blur, scaling=scaling)
+    return _sample_values(
+        x, y, features, labeled_cost=labeled_cost, part=part, blur=blur, scaling=scaling
+    )
 
 
-def _values(
+def _sample_values(
     x: Tensor,
     y: Tensor | None,
     x2: Tensor,
@@ -414,13 +418,14 @@ def _values(
         raise ConfigurationError(
             'part="labels" needs classes on both sides. Pass them, or part="features".'
         )
-    cost = label_augmented_cost(x, None, x2, None)
+    # eps is that of features also for labels, whose part is then the difference of two potentials.
+    cost = label_augmented_cost(x, y=None, x2=x2, y2=None)
     eps = blur * float(cost.mean(dtype=torch.float64))
     feature_potential, _ = entropic_potentials(cost, eps, scaling)
-    value = torch.zeros_like(feature_potential)
+    value = torch.zeros_like(feature_potential)  # [m]
     if part != "labels":
-        del cost  # of [m, m2], before another [m, m]
-        cost_to_itself = label_augmented_cost(x, None, x, None)
+        del cost  # [m, m2], before another of [m, m] is made
+        cost_to_itself = label_augmented_cost(x, y=None, x2=x, y2=None)
         value = feature_potential - self_potential(cost_to_itself, eps, scaling)
 
     if part != "features" and labeled_cost is not None and y is not None:

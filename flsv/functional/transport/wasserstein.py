@@ -192,6 +192,8 @@ def interpolate_along(
 # improves. From nearly a single point, eta_P and eta_Q are small copies of P and Q in all iterations, so that their
 # optimal plan is that of P and Q. A spread of 0 would leave ties.
 SPREAD = 1e-4
+#: Place of the points that both ends answer with: of two answers, each has gone half of the way.
+HALFWAY = 0.5
 
 
 @checked
@@ -338,11 +340,14 @@ class TransportServer:
             raise ConfigurationError(
                 f"TransportServer.step: expected eta {list(self.gamma.shape)}, got {list(eta.shape)}."
             )
+        # The server's own answer to the points sent last, as a client's: points between them and its samples.
         support = len(self.gamma)
         plan, server_distance = matching(self.gamma, self._x, self.p)
         self.eta = interpolate_along(self.gamma, self._x, plan, support, self.t)
         self.distance = distance.to(server_distance) + server_distance
-        self.gamma = interpolating_measure(eta.to(self.eta), self.eta, t=self.t, p=self.p)
+        # The next points lie between the client's answer and the server's.
+        client_eta = eta.to(self.eta)
+        self.gamma = interpolating_measure(client_eta, self.eta, t=self.t, p=self.p)
         return self.gamma
 
 
@@ -499,18 +504,21 @@ def wasserstein_barycenter(
         gammas.append(gamma)
     center = _initial_center(gammas, shares, support, generator)
     distances = center.new_full((len(clients),), torch.nan)
-    # Each client has a measure gamma, between its samples and the center. Both ends answer with their half of the way.
     for _ in range(iterations):
         next_center = torch.zeros_like(center)
         for index, client in enumerate(clients):
+            # gamma lies between the client's samples and the center. Both ends answer with points halfway to it.
             gamma = gammas[index]
-            answer, client_distance = client.answer(gamma)
+            client_points, client_distance = client.answer(gamma)
             plan, center_distance = matching(gamma, center, p)
+            center_points = interpolate_along(gamma, center, plan, support, t=HALFWAY)
             distances[index] = client_distance + center_distance
-            eta = interpolate_along(gamma, center, plan, support, 0.5)
-            gamma = interpolating_measure(answer.to(eta), eta, p=p)
+
+            # The next gamma lies halfway between the two answers.
+            gamma = interpolating_measure(client_points.to(center_points), center_points, p=p)
             gammas[index] = gamma
 
+            # X_Q <- sum_i lambda_i S pi(X_Q, gamma_i) gamma_i
             plan_of_center, _ = matching(center, gamma, p)
             weight = shares[index].to(center) * support
             next_center += weight * (plan_of_center @ gamma)

@@ -176,7 +176,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
             generator: the estimator's generator of random numbers.
         """
         if round_index == 0:
-            self.start.data = global_vector.clone()
+            self.start.data = global_vector.clone()  # of another length
         if len(self.start) != len(global_vector):
             raise ValueError(
                 f"{type(self).__name__} has not seen round 0, so it does not know the initial model."
@@ -190,14 +190,16 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         self.updates[client_ids] += weights[:, None] * client_updates
         self.weight[client_ids] += aggregation_weights.to(self.weight)
         self.seen[client_ids] += 1
+
+        # Evaluate the game now, or at the run's end if this was the last round.
         rounds_added = int(self.rounds) + 1  # the present round is counted later
-        play = partial(self._play, utility, generator, round_index, rounds_added)
+        evaluate_game = partial(self._play, utility, generator, round_index, rounds_added)
         is_due = (round_index + 1) % self.fold.rounds == 0
         if is_due:
             self.put_off = None
-            play()
+            evaluate_game()
         else:
-            self.put_off = play
+            self.put_off = evaluate_game
 
     def _play(
         self, utility: Game, generator: torch.Generator | None, round_index: int, rounds_added: int
@@ -236,13 +238,15 @@ def game_of_run(
     # Buffers, which follow the parameters, are the global model's: a variance plus its changes may be negative.
     models[:, space.num_parameters :] = global_vector[space.num_parameters :]
 
+    num_clients = len(updates)
     whole_run = Round(
         round_index,
-        torch.arange(len(updates), device=updates.device),
-        torch.ones(len(updates), dtype=torch.long, device=updates.device),
-        initial_vector,
-        models,
-        space,
+        client_ids=torch.arange(num_clients, device=updates.device),
+        # Not read: the weighting has the run's weights.
+        num_samples=torch.ones(num_clients, dtype=torch.long, device=updates.device),
+        global_vector=initial_vector,
+        client_vectors=models,
+        space=space,
     )
     return CoalitionUtility(
         whole_run,

@@ -24,12 +24,12 @@ def test_memoized_game_evaluates_each_coalition_once_and_counts_it(n: int) -> No
     expected = (masks.double() @ weights).unsqueeze(-1)
     num_coalitions = len(masks.view(-1, n).unique(dim=0))
 
-    assert game.cost(masks)[-1] == num_coalitions
+    assert game.cumulative_cost(masks)[-1] == num_coalitions
 
     for _ in range(2):
         torch.testing.assert_close(game(masks), expected)
         assert game.evaluations == num_coalitions
         assert len(utility.coalitions) == num_coalitions
 
-    assert game.cost(masks).tolist() == [0] * 6
+    assert game.cumulative_cost(masks).tolist() == [0] * 6
     assert game(masks[:0]).shape == (0, 5, 1)
