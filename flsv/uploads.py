@@ -76,6 +76,10 @@ class UploadContext:
     secret: bytes = field(default=b"", repr=False)
 
 
+#: See :attr:`Upload.place`.
+_PLACE_OF_PRIVACY = 1
+
+
 class Upload(ValidatedArguments, ABC):
     """Base class of upload transformations, which change a client's update before it is sent.
 
@@ -210,7 +214,7 @@ def check_uploads(uploads: Sequence[Upload], personalizer: object) -> None:
                 "that all start from the global model. Leave one of them out."
             )
     places = [transformation.place for transformation in uploads]
-    num_privacies = places.count(1)
+    num_privacies = places.count(_PLACE_OF_PRIVACY)
     if places != sorted(places) or num_privacies > 1:
         raise ConfigurationError(
             f"uploads={list(uploads)}: expected attacks first, then one GaussianPrivacy, then compression, then "

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -284,19 +284,15 @@ def _check_data(
 
 def _changed_settings(identity: Identity, config_file: Path) -> list[str]:
     """Describe each setting that differs from the run's, except the number of rounds."""
-    ignored_settings = {"trainer.max_epochs"}
+    ignored_settings = ["trainer.max_epochs"]
     for argument in QUIET:
         name, _, _value = argument.partition("=")
-        ignored_settings.add(name.lstrip("-"))
+        ignored_settings.append(name.lstrip("-"))
 
     run_settings = config_settings(yaml.safe_load(config_file.read_text()))
-    present = _without(ignored_settings, identity.settings)
-    earlier = _without(ignored_settings, run_settings)
-    return Identity(present, {}).other_settings(Identity(earlier, {}), "{} instead of {}")
-
-
-def _without(names: Collection[str], settings: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in settings.items() if name not in names}
+    for name in ignored_settings:
+        run_settings[name] = identity.settings.get(name, "None")  # the same on both sides
+    return identity.other_settings(Identity(run_settings, {}), "{} instead of {}")
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:

@@ -269,15 +269,14 @@ def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
     contents = data.content_hashes()
     digests = {"server": digest([contents["server"], data.server_val_indices])}
     for client in range(data.num_clients):
-        splits = data.indices_and_labels(client)
-        train_indices, _ = splits[0]
+        train, train_labels, val, val_labels, test, test_labels = data.indices_and_labels(client)
         first_index = 0
-        if len(train_indices) > 0:
-            first_index = int(train_indices[0])
+        if len(train) > 0:
+            first_index = int(train[0])
 
         # Indices count from the client's first sample, so that a copy of another client's data has the same hash.
         hashed_parts = []
-        for indices, labels in splits:
+        for indices, labels in ((train, train_labels), (val, val_labels), (test, test_labels)):
             hashed_parts += [indices - first_index, labels]
         content = contents.get(str(client), "")
         digests[str(client)] = digest([content, *hashed_parts])

@@ -181,18 +181,17 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         """Return a client's labels after corruptions, int64 ``[n]``, in the order of :meth:`client_indices`."""
         return self._data.classes.labels[self.client_indices(client, split)]
 
-    def indices_and_labels(self, client: int) -> list[tuple[Tensor, Tensor]]:
-        """Return ``(indices, labels)`` of a client's samples in ``train``, ``val`` and ``test``, tensors int64.
+    def indices_and_labels(self, client: int) -> list[Tensor]:
+        """Return indices and labels of a client's samples in ``train``, ``val`` and ``test``, six tensors int64.
 
         They identify the client's data.
         """
-        pairs = []
+        tensors = []  # of each split, its indices and their labels
         splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
         for split in splits:
-            indices = self.client_indices(client, split)
-            labels = self.client_labels(client, split)
-            pairs.append((indices, labels))
-        return pairs
+            tensors.append(self.client_indices(client, split))
+            tensors.append(self.client_labels(client, split))
+        return tensors
 
     def corrupted_samples(self, client: int) -> Tensor:
         """Return whether corruptions changed each of a client's training samples, bool ``[n]``.

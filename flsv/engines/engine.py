@@ -375,10 +375,17 @@ class Engine:
 
         # The module holds the last client's model afterwards.
         private_entries = self.space.read_private(self._module)
+        class_scores = resolve_name(_SCORING).class_scores
         scores_of_clients = []
         for client in self._mine():
             model = own_models.get(client, self._state.model())
-            scores_of_clients.append(self._own_scores_of(client, model, private_entries))
+            self.space.write(self._module, model)
+            with opened(self.manager.locals[client]) as client_data:
+                entries_of_client = {**private_entries, **client_data.private}
+            self.space.write_private(self._module, entries_of_client)
+
+            test_loader = self.data.client_loader(client, "test")
+            scores_of_clients.append(class_scores(self.trainer, test_loader, self.data.num_classes))
 
         # Scores [k] are NaN for clients without test samples.
         scores = {}
@@ -386,20 +393,6 @@ class Engine:
             scores[name] = torch.tensor(
                 [client_scores[name] for client_scores in scores_of_clients]
             )
-        return scores
-
-    def _own_scores_of(
-        self, client: int, model: Tensor, private_entries: Mapping[str, Tensor]
-    ) -> dict[str, float]:
-        """Write a client's model into the module, and score it. It has ``private_entries`` that it has not changed."""
-        self.space.write(self._module, model)
-        with opened(self.manager.locals[client]) as client_data:
-            entries_of_client = {**private_entries, **client_data.private}
-        self.space.write_private(self._module, entries_of_client)
-        test_loader = self.data.client_loader(client, "test")
-        scores: dict[str, float] = resolve_name(_SCORING).class_scores(
-            self.trainer, test_loader, self.data.num_classes
-        )
         return scores
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:

@@ -153,16 +153,14 @@ class GradientAgreement(ContributionMetric):
             shapes = f"{list(gradient_products.shape)} and {list(num_samples.shape)}"
             raise ValueError(f"expected gradient_products and num_samples [k={k}], got {shapes}.")
         weights = num_samples.to(self.gain)
-        descents = -weights * gradient_products.to(self.gain)  # [k]
+        descent = -weights * gradient_products.to(self.gain)
         norms = matrix.norms()
         shares = weights.to(norms) / weights.sum().to(norms)
-        cosine = cosines_with_sum(matrix, norms, shares, EPSILON).to(self.cosine)  # [k]
-        level_of_round = descents.abs().mean()
-
-        # Sums over a client's rounds [n], and that of the levels over all rounds.
-        self.gain = self.gain.index_add(0, client_ids, descents)
-        self.level = self.level.index_add(0, client_ids, level_of_round.expand(k))
-        self.levels = self.levels + level_of_round
+        cosine = cosines_with_sum(matrix, norms, shares, EPSILON).to(self.cosine)
+        level = descent.abs().mean()
+        self.gain = self.gain.index_add(0, client_ids, descent)
+        self.level = self.level.index_add(0, client_ids, level.expand(k))
+        self.levels = self.levels + level
         self.cosine = self.cosine.index_add(0, client_ids, cosine)
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(cosine))
         self.samples = self.samples.clone()

@@ -316,9 +316,8 @@ class CoalitionPlan(RunExtension):
         self._scored_round = index if skips_scored else None
 
         for metric in self._metrics.values():
-            was_valued_in_round = (
-                index in metric.valued[-1:]
-            )  # the last round with values, if there is one
+            last_valued_round = metric.valued[-1:]  # none, or one
+            was_valued_in_round = index in last_valued_round
             if not was_valued_in_round:
                 continue
             measure = metric.measured_by
@@ -494,10 +493,7 @@ class _ValuedModels(Strategy):
         coalitions = replace(coalitions, weights=weights)
         if not self._untrained_scores:
             return coalitions
-
-        def score_before_training(measure: Any) -> Any:
-            return self._untrained_scores[measure]
-
+        score_before_training = self._untrained_scores.__getitem__  # of a measure, can be pickled
         return replace(coalitions, before=score_before_training)
 
     def is_full_model(self, module: L.LightningModule) -> bool:

@@ -101,8 +101,7 @@ def checked_mean_cohort(
     """
     try:
         check_draws(sampler, masks(num_clients))
-        no_values: dict[str, Tensor] = {}
-        return float(sampler.inclusion_probabilities(num_clients, no_values).sum())
+        return float(sampler.inclusion_probabilities(num_clients, {}).sum())
     except ConfigurationError as error:
         raise ConfigurationError(
             f"ShadowShapley trains each of many coalitions alone, and {error} Or {WITHOUT}."

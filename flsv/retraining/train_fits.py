@@ -227,9 +227,8 @@ class CoalitionTraining:
             if isinstance(result, ChildFailed) and result.killed:
                 missing[order.members] = result  # another trainer may do it
                 continue
-            is_coalition = (
-                order.scores_rounds
-            )  # a proof may have no scores: then it only returns its model
+            # A proof may have no scores: then it only returns its model.
+            is_coalition = order.scores_rounds
             if is_coalition:
                 missing.pop(order.members, None)
                 yield order.members, result

@@ -231,9 +231,8 @@ class ContributionMetrics:
         names = []
         for name, metric in self.metrics.items():
             has_values_later = attribute_of(metric, "pending") is not None
-            has_put_off_round = (
-                attribute_of(metric, "put_off") is not None
-            )  # and so computes it only if it is the last
+            # It computes a round's values later, if this was the last.
+            has_put_off_round = attribute_of(metric, "put_off") is not None
             if has_put_off_round and not has_values_later:
                 names.append(name)
         return names

@@ -209,11 +209,13 @@ class FitCase(Case):
 
     def make(self, cohorts: Sequence[Sequence[int]] = COHORTS, **changes: Any) -> FederatedLoop:
         """Return a loop with a new copy of the object under test."""
+        # The object under test, and what the case adds, come before defaults.
+        arguments_of_case = {**self.loop, **self.loop_arguments(self.part)}
         arguments: dict[str, Any] = {
             "sampler": Turns(cohorts),
             "filters": [],
             "seed": SEED,
-            **copy.deepcopy({**self.loop, **self.loop_arguments(self.part)}),
+            **copy.deepcopy(arguments_of_case),
             "reporting": Reporting(table=False, files=False),
             **changes,
         }
@@ -313,7 +315,8 @@ def vmap_is_equal(case: FitCase) -> None:
 def clients_permuted_in_a_fit(case: FitCase) -> None:
     """Check that a fit in which the clients are numbered in another order gives them the same models and weights. Index
     by client_ids."""
-    results = case.fit(case.make(), 2, tiny_data(equal_samples=True)).results()
+    data = tiny_data(equal_samples=True)
+    results = case.fit(case.make(), rounds=2, data=data).results()
     expected = {
         "model": results["model"],
         "starts": dict(sorted(results["starts"].items())),
@@ -322,7 +325,8 @@ def clients_permuted_in_a_fit(case: FitCase) -> None:
 
     # The data of client i are now those of client ORDER[i].
     cohorts = [[ORDER[client] for client in cohort] for cohort in COHORTS]
-    permuted = case.fit(case.make(cohorts), 2, tiny_data(ORDER, equal_samples=True)).results()
+    permuted_data = tiny_data(ORDER, equal_samples=True)
+    permuted = case.fit(case.make(cohorts), rounds=2, data=permuted_data).results()
     starts = {}
     for client in range(NUM_CLIENTS):
         if ORDER[client] in permuted["starts"]:
@@ -332,7 +336,7 @@ def clients_permuted_in_a_fit(case: FitCase) -> None:
         "starts": starts,
         "weights": permuted["weights"][list(ORDER)],
     }
-    expect_same(permuted_back, expected, 1e-4)
+    expect_same(permuted_back, expected, rtol=1e-4)
 
 
 def finite_fit(case: FitCase, cohort: Sequence[int] = COHORTS[1], **options: Any) -> Fit:

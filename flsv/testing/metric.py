@@ -179,7 +179,7 @@ class Rounds:
         models: Sequence[Tensor],
     ) -> None:
         """Let the clients have trained these models, and count messages of different lengths."""
-        # The numbers of parameters that are sent differ between rounds, clients and directions.
+        # The numbers of parameters that are sent differ between rounds, clients and directions. They mean nothing else.
         self.channel.begin_round()
         sent_down = initial_model[: 3 + index]
         for client, model in zip(clients, models):
@@ -444,11 +444,12 @@ def forward_counts_once(case: MetricCase) -> None:
     rounds = case.rounds()
     for index in EVERY:
         arguments = case.arguments(rounds[index])
-        if refused(partial(metric, **arguments)):
+        forward = partial(metric, **arguments)
+        if refused(forward):  # which calls it
             return
     value = metric.compute()
     expected = case.all_results["value"]
-    ensure(equal(value, expected, 1e-5), f"{value.tolist()} instead of {expected.tolist()}")
+    ensure(equal(value, expected, rtol=1e-5), f"{value.tolist()} instead of {expected.tolist()}")
 
 
 def parts_merge(case: MetricCase) -> None:
@@ -458,13 +459,16 @@ def parts_merge(case: MetricCase) -> None:
 
     if not hasattr(case.part, "merge_state"):  # torchmetrics before 1.5
         return
+    # A metric of the second half, but for its last round, takes in one of the first half, and then sees the last round.
+    rounds_to_merge = EVERY[HALF:-1]
+    last_round = EVERY[-1:]
     try:
-        second_half = case.updated(EVERY[HALF:-1])
-        second_half.merge_state(case.updated_by_half())
-        merged = results_of(case.updated(EVERY[-1:], second_half))
-    except ValueError:
+        metric = case.updated(rounds_to_merge)
+        metric.merge_state(case.updated_by_half())
+        merged = results_of(case.updated(last_round, metric))
+    except ValueError:  # it refuses to merge
         return
-    fits.expect_same(merged, case.all_results, 1e-4)
+    fits.expect_same(merged, case.all_results, rtol=1e-4)
 
 
 def copies_go_on(case: MetricCase) -> None:
@@ -488,12 +492,13 @@ def resumes_bitwise(case: MetricCase) -> None:
 def any_precision(case: MetricCase) -> None:
     """Check that the values are the same, up to rounding, with models and states in double precision. Convert tensors
     to the dtype of the states, by tensor.to(state)."""
-    wide = case.new().set_dtype(torch.float64)
-    for metric in (case.new(), wide):
+    expected = case.all_results["value"]
+    metric_in_double = case.new().set_dtype(torch.float64)
+    # Models in double precision, with states in single and in double precision.
+    for metric in (case.new(), metric_in_double):
         value = case.updated(metric=metric, dtype=torch.float64).compute()
         ensure(
-            equal(value, case.all_results["value"], 1e-3),
-            f"{value.tolist()} instead of {case.all_results['value'].tolist()}",
+            equal(value, expected, rtol=1e-3), f"{value.tolist()} instead of {expected.tolist()}"
         )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, NoReturn
 
@@ -377,9 +377,11 @@ class RowStep:
             for path in self._paths[name]:
                 tensors_by_path[path] = tensor
 
-        # _WeightFirst changes how products of linear layers are computed.
+        linear_products: AbstractContextManager[Any] = nullcontext()
+        if self._is_linear:
+            linear_products = _WeightFirst(trained)  # which changes how they are computed
         arguments = batch, *self._index_arguments
-        with _WeightFirst(trained) if self._is_linear else nullcontext():
+        with linear_products:
             # Tied weights are handled by `_paths`: torch would tie a layer with two names to itself, and leave stacked
             # tensors in the module.
             outputs = functional_call(

@@ -112,17 +112,18 @@ class CohortLoader(Iterable[Any]):
             yield from self._batches_of(epoch)
 
     def _batches_of(self, epoch: _LocalEpoch) -> Iterator[Any]:
-        # Augmentation of a first batch draws from a stream of its own: in one batched model the random state is then
-        # another client's.
-        purpose = self.round_index, epoch.client, epoch.index
         dataset = getattr(epoch.loader, "dataset", None)
         if isinstance(dataset, Stream):
             dataset.set_epoch(self.round_index)
+
+        # The loader reads the first batch before the client begins, while the random state may be another client's (in
+        # one batched model). So its augmentation has random numbers of its own.
+        purpose = self.round_index, epoch.client, epoch.index
         with isolated_rngs(self._seed, "first batch", *purpose):
             iterator = iter(epoch.loader)
             first_batch = list(islice(iterator, 1))
+        # Then transfer hooks run on it, which may augment it, too.
         if epoch.index == 0:
-            # Transfer hooks, which may augment the batch, run before the client begins.
             seed_global_rngs(self._seed, "transfer", self.round_index, epoch.client)
 
         num_yielded = 0
@@ -237,13 +238,13 @@ class LocalSteps:
             return None
         steps_of_client = self.steps_so_far() - self.steps_before_client
         position = name, self.steps_before_round + steps_of_client
-        is_step = (
-            position != self._last_position
-        )  # with gradient accumulation not every batch is one
+        # With gradient accumulation not every batch is a step.
+        is_new_step = steps_of_client > 0 and position != self._last_position
         self._last_position = position
-        if steps_of_client == 0 or not is_step or (steps_of_client - 1) % interval:
-            return None
-        return position
+        is_due = (steps_of_client - 1) % interval == 0
+        if is_new_step and is_due:
+            return position
+        return None
 
     def _count_of_present_client(
         self,

@@ -91,6 +91,7 @@ class EntryTrial:
 
     def _hidden_parts(self) -> Iterator[Part]:
         """Yield ``(path, object)`` of everything that is not swapped between clients."""
+        # What a client takes with it is swapped: the module's attributes and tensors, and objects of some types.
         module = self._module
         swapped_ids = ModuleAttributes(module).ids()
         for value in (*module.modules(), *module.parameters(), *module.buffers()):
@@ -102,9 +103,11 @@ class EntryTrial:
             if not is_opaque(layer_class):
                 roots[f"the class {layer_class.__name__}"] = layer_class
         for root_path, root in roots.items():
+            # The walk does not go into what is swapped, but yields it.
             parts = walk(root, root_path, closed=_SWAPPED_TYPES, closed_ids=swapped_ids)
             for path, value in parts:
-                if id(value) not in swapped_ids and not isinstance(value, _SWAPPED_TYPES):
+                is_swapped = id(value) in swapped_ids or isinstance(value, _SWAPPED_TYPES)
+                if not is_swapped:
                     yield path, value
 
 

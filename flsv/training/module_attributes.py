@@ -155,8 +155,9 @@ class ModuleAttributes:
         for path, entries in self._lists():
             record = self._records.get(path)
             if record is not None:
-                # At this point the module has the lists of the cohort's first client.
+                # At this point the module has the lists of the cohort's first client, which the next round starts with.
                 record.entries_of_first_client = list(entries)
+                # `end_client` has added each client's entries to those of all.
                 record.length_at_end = len(record.entries_of_all)
                 entries[:] = record.entries_of_all
 
@@ -166,8 +167,10 @@ class ModuleAttributes:
         for attribute_path, value in values.items():
             if isinstance(value, list | dict):
                 value = copied(value)
+            # The lists within the copy are changed in place.
             for path, entries in _lists_in(attribute_path, value):
                 record = self._records.get(path)
+                # Of another length, a hook has changed it since the round's end.
                 if record is not None and len(entries) == record.length_at_end:
                     entries[:] = record.entries_of_first_client
             values_of_first_client[attribute_path] = value

@@ -132,13 +132,15 @@ class ClientSteps:
             initial_values = [parameter.detach().clone() for parameter in parameters]
 
         def wrapped_closure() -> Any:
-            # Empty from the second step on, so that nothing is compared.
+            # The list is empty from the second call on, so that nothing is compared.
             for initial_value, parameter in zip(initial_values, parameters):
                 if not torch.equal(initial_value, parameter):
                     raise self._unseen_gradients(
                         optimizer, "its step moves the model by gradients from before the step"
                     )
-            initial_values.clear()
+            initial_values.clear()  # of their memory, too
+
+            # Lightning's closure calls `before_lightnings_step`, which sees them.
             self._gradients_are_seen = False
             loss = closure()
             if not self._gradients_are_seen:

@@ -203,11 +203,13 @@ class Schedules:
         states: dict[int, Any] | None,
     ) -> None:
         """Set the schedulers to the client's last ``states``, or without these to its first step."""
+        # A module with manual optimization steps its schedulers itself, and may step those of rounds within a client.
         if not self._trainer.lightning_module.automatic_optimization:
             self._round_states = _copy_states(self._round_schedulers)
         if not self._schedulers:
             return
 
+        # Both are restored when the client leaves.
         self._federation_states = _copy_states(self._schedulers)
         schedulers_of_length = self._schedulers_for(client)
         if schedulers_of_length is not None:
@@ -314,7 +316,8 @@ class _SchedulersOfLength:
             fit_schedulers, self._schedulers, self._initial_states
         ):
             scheduler.load_state_dict(deepcopy(initial_state))
-            # The trainer's object stays, with the attributes of the other one, but with its own optimizer.
+            # The trainer's object stays, and from here on shares one dictionary of attributes with the other. In it the
+            # optimizer is the trainer's.
             fit_optimizer = fit_scheduler.optimizer
             fit_scheduler.__dict__ = vars(scheduler)
             fit_scheduler.optimizer = fit_optimizer

@@ -118,9 +118,12 @@ class SwappedOptimizer:
                     belongs_to_client = scheduled
                 else:
                     belongs_to_client = policy == "persist"
-                is_unchanged = name in options_at_entry and are_equal(options_at_entry[name], value)
-                was_stored = name in stored_options
-                if belongs_to_client and (was_stored or not is_unchanged):
+                has_changed_before = name in stored_options
+                is_as_at_entry = name in options_at_entry and are_equal(
+                    options_at_entry[name], value
+                )
+                has_changed = has_changed_before or not is_as_at_entry
+                if belongs_to_client and has_changed:
                     changed[name] = value
             changed_options.append(changed)
         return changed_options
@@ -130,13 +133,14 @@ class SwappedOptimizer:
         self.is_entered = False
         self.optimizer.state.clear()
         self._put_attributes(self._configured_attributes)
-        for group, options in zip(self._groups, self._federation_options):
-            client_only_names = group.keys() - options.keys() - {"params"}
+        for group, federation_options in zip(self._groups, self._federation_options):
+            client_only_names = group.keys() - federation_options.keys() - {"params"}
             for name in client_only_names:
                 del group[name]
-            for name in options_by_round & options.keys():
-                del options[name]  # the group keeps the scheduler's value
-            set_options(group, options)
+            # The group keeps the scheduler's values.
+            for name in options_by_round & federation_options.keys():
+                del federation_options[name]
+            set_options(group, federation_options)
 
     def move_state(self, stored: StoredState) -> StoredState:
         """Return a client's state from a checkpoint on the parameters' device."""

@@ -91,7 +91,7 @@ class TrainerState:
         self._state_at_start = self._outside_vector.read()
         vector = self.space.read(self.module)
         if torch.equal(vector, self._state_before_round.vector):
-            self.global_vector = self._state_before_round.vector
+            self.global_vector = self._state_before_round.vector  # one copy in memory
         else:  # a hook has changed the model
             self.global_vector = vector
         self._constant_norms_and_sums = _norms_and_sums(self._constants.values())
@@ -119,11 +119,12 @@ class TrainerState:
         """Write the next global model ``vector [P]`` into the module."""
         if self._next_objects is not None:
             self._outside_vector.attributes.restore_objects(self._next_objects)
+        # What is not in the vector: integer buffers and attributes.
         if self.next_buffers is None:  # no client's were kept
-            non_vector = self._state_at_start
+            state_outside_vector = self._state_at_start
         else:
-            non_vector = self.next_buffers
-        self._write(vector, non_vector, self._private)
+            state_outside_vector = self.next_buffers
+        self._write(vector, state_outside_vector, self._private)
         self._outside_vector.attributes.end_round()
         self.global_vector = vector
         self._is_in_round = False
@@ -149,12 +150,16 @@ class TrainerState:
     ) -> None:
         """Load a client's optimizer state into the Trainer, and ``model [P]`` with its ``private`` parameters into the
         module. Without ``model`` the module keeps its weights."""
+        # The module: objects before the tensors within them, and the global model's private parameters for a client
+        # without own ones.
         if model is not None:
             self.begin_clients()
             assert self._buffers is not None
             self._outside_vector.attributes.restore_objects(self._objects)
             private_parameters = {**self._private, **(private or {})}
             self._write(model, self._buffers, private_parameters)
+
+        # Steps and optimizers.
         self._client = client
         self._steps.client = client
         self._steps.steps_before_client = self._steps.steps_so_far()
@@ -172,7 +177,8 @@ class TrainerState:
         private_entries = self.space.read_private(self.module)
         self._check_constants()
         trained_model = vector
-        if self._optimizers.write_upload():  # it has overwritten the trained weights
+        module_has_upload = self._optimizers.write_upload()  # in place of the trained weights
+        if module_has_upload:
             trained_model = vector.clone()
             self.space.read(self.module, out=vector)
         # What follows reads the module, and must not see the client's private parameters.

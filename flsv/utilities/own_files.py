@@ -222,12 +222,13 @@ def _set_mount_attributes(
     set_attributes: int,
     cleared_attributes: int,
 ) -> None:
-    # struct mount_attr of mount_setattr(2): what to set, what to clear, and two other fields.
+    # struct mount_attr of mount_setattr(2): attr_set, attr_clr, propagation and userns_fd. The last two stay 0.
     attributes = (ctypes.c_uint64 * 4)(set_attributes, cleared_attributes)
+    no_folder_descriptor = -1  # the path is absolute
     _call(
         "syscall",
         _SET_MOUNT_ATTRIBUTES,
-        -1,
+        no_folder_descriptor,
         folder.encode(),
         flags,
         attributes,

@@ -135,13 +135,15 @@ class ResultFile:
         key: Sequence[str],
     ) -> None:
         """Drop the last result, which may be incomplete."""
-        # Rows of one result have the same key. Without a key, only the row that was cut off is missing.
+        # Rows of one result have the same key. Without a key a row is a result: that which was cut off is not among the
+        # rows, and its line, the last one, is left out by zip.
         last_row = self.rows[-1] if self.rows else {}
         complete_rows = []
         complete_lines = list(lines[:first_row])
         for row, line in zip(self.rows, lines[first_row:]):
-            is_of_last_result = all(row[name] == last_row[name] for name in key)
-            if not key or not is_of_last_result:
+            has_last_key = all(row[name] == last_row[name] for name in key)
+            is_of_last_result = bool(key) and has_last_key
+            if not is_of_last_result:
                 complete_rows.append(row)
                 complete_lines.append(line)
         self.rows = complete_rows

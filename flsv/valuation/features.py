@@ -214,7 +214,7 @@ class PCA(Features):
         covariance = square / count - mean[:, None] * mean
         eigenvectors = torch.linalg.eigh(covariance).eigenvectors  # columns, of ascending variance
         axes = eigenvectors.flip(1).T
-        return mean, axes[:count]
+        return mean, axes[:count]  # N samples lie in at most N directions
 
     def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
         if self._mean is None:

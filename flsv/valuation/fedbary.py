@@ -439,10 +439,12 @@ def participants_of(
     Raises:
         ConfigurationError: the samples have no classes.
     """
-    no_classes = getattr(data, "no_classes", None)
-    if no_classes is not None:
+    why_no_classes = getattr(data, "no_classes", None)
+    if why_no_classes is not None:
         raise need_classes(
-            "samples are valued together with their classes", no_classes, "leave the valuation out"
+            "samples are valued together with their classes",
+            why_no_classes,
+            "leave the valuation out",
         )
 
     def on_device(batches: Iterable[Any]) -> Iterable[Any]:
@@ -462,8 +464,8 @@ def participants_of(
     server = LocalData(
         "the server",
         lambda split: on_device(validation_loader),
-        no_samples,
-        no_samples,
+        class_counts=no_samples,
+        population=no_samples,
         guarded=False,
     )
     return clients, server

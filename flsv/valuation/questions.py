@@ -377,6 +377,10 @@ def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
     return torch.where(above == 0, above, above / deviation)
 
 
+#: A normal number's standard deviation is 1.4826 times its median distance from the mean, 1 / 0.6745.
+DEVIATION_PER_MEDIAN_DISTANCE = 1.4826
+
+
 def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute each gradient minus the center (of its class) ``[m]``, and the gradients' common deviation ``[]``."""
     if y is None:
@@ -386,12 +390,11 @@ def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
         for label in y.unique():
             is_member = y == label
             above[is_member] -= _center(gradients[is_member])
-    # Only gradients below the center, where harmful samples are not. For normal numbers the standard deviation is
-    # 1.4826 times the median distance. Of an even number torch's median is the lower of the two in the middle: the
-    # sign is changed after it.
+    # Only gradients below the center, where harmful samples are not.
     at_most_center = above[above <= 0]
-    median_distance = -at_most_center.median()
-    return above, 1.4826 * median_distance
+    # Of an even number torch's median is the lower of the two in the middle, which is the larger distance.
+    median_distance = -(at_most_center.median())
+    return above, DEVIATION_PER_MEDIAN_DISTANCE * median_distance
 
 
 def _center(values: Tensor) -> Tensor:

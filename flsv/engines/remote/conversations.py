@@ -141,9 +141,8 @@ class Conversations:
         while answers:
             for site, answer in answers.items():
                 conversation = conversations[site]
-                conversation.go_on(
-                    answer
-                )  # sets its next question, or at its end the result or error
+                # This sets its next question, or at its end the result or error.
+                conversation.go_on(answer)
                 if conversation.error is not None:
                     raise conversation.error
 

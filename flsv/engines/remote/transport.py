@@ -523,9 +523,9 @@ class RemoteData(FederatedDataModule):
             contents[str(client)] = repr(sorted(sizes.items()))
         return contents
 
-    def indices_and_labels(self, client: int) -> list[tuple[Tensor, Tensor]]:
+    def indices_and_labels(self, client: int) -> list[Tensor]:
         """Return no indices and labels, which only the site has."""
-        return [(torch.arange(0), torch.arange(0))] * 3
+        return [torch.arange(0)] * 6
 
     def to_device(self, trainer: L.Trainer) -> FederatedData | None:
         """Return the placeholders without copying them to the device, where they would take memory."""

@@ -179,17 +179,20 @@ class InRunValues(ClientAlgorithm):
                 shared_parameters.append(parameter)
                 names.append(name)
         reference_gradient = context.received(GRADIENT)  # [P], the server's
-        entries = context.entries(reference_gradient, shared_parameters)
-        self._ghost = GhostProducts(context.module, dict(zip(names, entries)))
+        gradients = context.entries(reference_gradient, shared_parameters)  # a tensor a parameter
+        self._ghost = GhostProducts(context.module, dict(zip(names, gradients)))
 
+        # Of the round.
         self._rates: list[float] = []  # the learning rate of each step
         self._watched: list[_WatchedBatch] = []
         self._products: list[Tensor] = []
-        # The samples and classes of an epoch's batches.
+        self._position = 0  # of the next batch
+
+        # Of the epoch: the samples and classes of its batches, the order of its samples, and how many were read.
         self._batches: list[tuple[Tensor, Tensor]] = []
-        self._order = torch.empty(0, dtype=torch.long)  # of the epoch's samples
-        self._num_read = 0  # samples of the epoch so far
-        self._position = 0  # of the next batch in the round
+        self._order = torch.empty(0, dtype=torch.long)
+        self._num_read = 0
+
         # Every n-th step is watched, beginning with another one in each round.
         period = min(self.every, max(context.batches, 1))
         self._offset = context.instruction.round_index % period
@@ -230,8 +233,10 @@ class InRunValues(ClientAlgorithm):
         group = context.optimizer.param_groups[0]
         self._rates.append(float(group["lr"]))
         self._momentum = float(group["momentum"])
-        if self._ghost.samples is None:
-            return  # this step is not watched
+        is_watched = self._ghost.samples is not None
+        if not is_watched:
+            return
+        # The first watched step shows whether the products can be computed for this module.
         if self._num_watched_steps == 0:
             self._products.append(self._ghost.take())
             self._check_products(context, parameters, gradients)
@@ -244,7 +249,7 @@ class InRunValues(ClientAlgorithm):
     def end_client(self, context: ClientContext) -> dict[str, Tensor]:
         self._check_sample_classes(context)
         assert self._ghost is not None
-        self._products.append(self._ghost.take())
+        self._products.append(self._ghost.take())  # of all watched samples since the first step
         self._ghost = None
         no_values = torch.zeros(context.samples, dtype=torch.float64)
         sample_values = context.state.get(VALUES, no_values).cpu()

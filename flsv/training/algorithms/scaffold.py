@@ -105,9 +105,10 @@ class SCAFFOLD(ClientAlgorithm):
         num_parameters = context.num_parameters
         # Learning rates may all be 0, as at the start of a warm-up: the model has not changed then.
         if context.lr_sum != 0:
+            # c_i <- c_i - c + (x - y_i) / (K lr), with x the model that the client started from, and y_i the one that
+            # it sends.
             path = context.start[:num_parameters] - context.sent[:num_parameters]
             mean_gradient = path / context.lr_sum
-            # c_i <- c_i - c + (x - y_i) / (K lr)
             variate = context.state[VARIATE] + mean_gradient
             context.state[VARIATE] = variate - context.received(VARIATE)
         return {RATES: context.lr_sum}
