@@ -1,0 +1,110 @@
+"""The tutorial's hospitals, each with its table at a SuperNode: what one process computes, to the bit."""
+
+import csv
+import json
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning import LightningModule
+
+pytest.importorskip("flwr", reason="needs flwr: make flower")
+
+from flsv import FederatedDataModule
+from flsv.cli import main
+from flsv.data import Splits
+from helpers.fits import trainer_for
+from helpers.sites import start_deployment
+
+pytestmark = pytest.mark.flower
+
+DOCS = Path(__file__).parents[3] / "docs"
+HOSPITALS = ["Boston", "Lyon", "Osaka", "Quito"]
+ROUNDS = 2
+
+
+def block_of(page: str, beginning: str) -> str:
+    """The code block of a page that begins with this line."""
+    blocks = re.findall(r"```py.*?\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)
+    (block,) = [block for block in blocks if block.startswith(beginning)]
+    return block
+
+
+def write_project(folder: Path, clinics: Path) -> None:
+    """The template's project, with what the page on sites says of tables."""
+    assert main(["init", "--flower", str(folder), "--quiet"]) == 0
+
+    path = folder / "fedapp" / "federation.py"
+    template, _ = path.read_text().split("client = client_app")
+    module_of_tables = template.replace(
+        "num_classes=10, input_shape=(1, 8, 8)",
+        "num_classes=2, input_shape=(8,)",
+    )
+    assert module_of_tables != template
+
+    tables = block_of("reference/sites.md", "def table(path")
+    tables = tables.replace("/data/", f"{clinics}/")
+    tables = tables.replace("rounds=15", f"rounds={ROUNDS}")
+    tables = tables.replace('folder="runs"', f'folder="{folder / "runs"}"')
+    imports = "from flsv import FederatedDataModule\nfrom flsv.data import OneClient, Splits\n"
+    path.write_text(f"{imports}{module_of_tables}{tables}")
+
+
+def fit_in_one_process(
+    project: dict[str, Any], clinics: Path, folder: Path
+) -> tuple[LightningModule, FederatedDataModule]:
+    """The same module, loop and tables in one process, which writes the values into the folder."""
+    data = FederatedDataModule(
+        clinics,
+        labels="died",
+        pos_label="yes",
+        columns={
+            "exclude": ["insurer", "patient", "admitted"],
+            "dates": {"discharged": "admitted"},
+            "min_rows": 5,
+        },
+        splits=Splits(server_val=0.0),
+    )
+    module = project["make_module"]()
+    trainer_for(project["make_loop"](), folder, ROUNDS).fit(module, data)
+    return module, data
+
+
+def values_in(folder: Path) -> list[dict[str, str]]:
+    """The rows of contributions.csv that metrics have written."""
+    (path,) = folder.rglob("contributions.csv")
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["metric"] == "cssv"]
+
+
+def test_hospitals_at_supernodes_equal_one_process_bitwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(block_of("tutorials/hospitals.md", "from pathlib"), {})
+    clinics = tmp_path / "clinics"
+    folder = tmp_path / "app"
+    write_project(folder, clinics)
+
+    policy = 'questions = ["flsv.engines.remote.tables:table_summary"]\n'
+    with start_deployment(folder, policy, HOSPITALS) as processes:
+        processes.supervise("rounds")
+        processes.wait_for("rounds", lambda log: "the run has finished" in log)
+
+    monkeypatch.syspath_prepend(folder)
+    project = runpy.run_path(str(folder / "fedapp" / "federation.py"))
+    module, data = fit_in_one_process(project, clinics, tmp_path / "one")
+
+    encoder = json.loads((folder / "runs" / "encoder.json").read_text())
+    assert encoder == data.encoding
+
+    checkpoint = torch.load(folder / "runs" / "checkpoints" / "last.ckpt", weights_only=False)
+    for name, value in module.state_dict().items():
+        assert torch.equal(checkpoint["state_dict"][name], value), name
+
+    values = values_in(folder / "runs")
+    assert len(values) == ROUNDS * len(HOSPITALS) * 3  # of both classes, and their mean
+    assert values == values_in(tmp_path / "one")
