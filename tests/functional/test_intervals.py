@@ -5,39 +5,36 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from flsv.benchmark import federation, names, truth_table
-from flsv.functional.intervals import one_seed_stderr
+from flsv.functional.intervals import SEED_DEVIATION, WITH_UNTRAINED, one_seed_stderr
 from flsv.metrics import ShadowShapley
 from flsv.utilities.display import BRACKETS
 
 
 def test_one_seed_stderr_adds_the_errors_of_fit_seeds_untrained_models_and_last_rounds() -> None:
-    """0.025 of 2.0 paid, 0.3 of the fit, untrained models that deviate by 0.1 (of the sample) over two clients, and
-    values with the variances 0.02 and 0.08 between the last two rounds."""
     values = torch.tensor([2.0, -1.0])
-    of_fit = torch.tensor([0.3, 0.0])
-    untrained = torch.tensor([0.0, 0.1, 0.2])
-    recent = values + torch.tensor([[0.1, 0.2], [-0.1, -0.2]])
+    fit_errors = torch.tensor([0.3, 0.0])
+    untrained_utilities = torch.tensor([0.0, 0.1, 0.2])
+    values_of_last_rounds = values + torch.tensor([[0.1, 0.2], [-0.1, -0.2]])
 
-    stderr = one_seed_stderr(values, of_fit, untrained)
-    with_rounds = one_seed_stderr(values, of_fit, untrained, recent)
-
-    by_hand = [
-        (0.09 + 0.0025 + 0.0025) ** 0.5,
-        (0.0025 + 0.0025) ** 0.5,
-    ]
-
-    np.testing.assert_allclose(
-        stderr.numpy(),
-        by_hand,
-        atol=1e-7,
+    stderr = one_seed_stderr(values, fit_errors, untrained_utilities)
+    stderr_with_rounds = one_seed_stderr(
+        values, fit_errors, untrained_utilities, values_of_last_rounds
     )
 
-    variance = 0.0025 + 0.0025 + (0.02 + 0.08) / 2
+    between_seeds = SEED_DEVIATION * 2.0  # of the sum of positive values
+    of_untrained = 0.1 / 2  # the utilities' standard deviation, over two clients
+    common_variance = between_seeds**2 + of_untrained**2
+    expected = [(0.3**2 + common_variance) ** 0.5, common_variance**0.5]
+    np.testing.assert_allclose(stderr.numpy(), expected, atol=1e-7)
+
+    # Sample variances between the two rounds: (0.1² + 0.1²) / (2 - 1) and (0.2² + 0.2²) / (2 - 1).
+    mean_between_rounds = (0.02 + 0.08) / 2
     np.testing.assert_allclose(
-        with_rounds[1].item() ** 2,
-        variance,
+        stderr_with_rounds[1].item() ** 2,
+        common_variance + mean_between_rounds,
         atol=1e-7,
     )
 
@@ -47,37 +44,45 @@ def test_one_seed_stderr_of_several_values_is_that_of_each_column() -> None:
 
     stderr = one_seed_stderr(values, torch.zeros(2, 2))
 
-    np.testing.assert_allclose(stderr.numpy(), [[0.09, 0.18], [0.09, 0.18]])
+    of_first_column = WITH_UNTRAINED * 2.0
+    of_second_column = WITH_UNTRAINED * 4.0
+    np.testing.assert_allclose(stderr.numpy(), [[of_first_column, of_second_column]] * 2)
+
+
+QUANTILE = 1.645  # of the normal distribution, for intervals of 90 %
+
+
+def share_of_covered_clients(
+    values: Tensor, other_seeds: Tensor, untrained_utilities: Tensor | None
+) -> float:
+    """In what share of clients one seed's interval holds the mean of the other seeds, ``[S - 1, n]``."""
+    # The mean has an error of its own, by which the deviation is wider than the interval says.
+    error_of_mean = (1 + 1 / len(other_seeds)) ** 0.5
+    deviation = (values - other_seeds.mean(0)).abs() / error_of_mean
+    stderr = one_seed_stderr(values, torch.zeros_like(values), untrained_utilities)
+    is_covered = deviation <= QUANTILE * stderr
+    return float(is_covered.double().mean())
 
 
 @pytest.mark.slow
-def test_one_seeds_90_percent_interval_holds_the_other_seeds_mean_for_90_to_96_percent() -> None:
-    """Of the tuning set, on which its two constants were chosen, allowing for the error of that mean: 90 to 96 % of the
-    clients, by whichever is known."""
-    covered: dict[bool, list[float]] = {
-        False: [],
-        True: [],
-    }
+@pytest.mark.parametrize("with_untrained_utilities", [False, True])
+def test_one_seeds_90_percent_interval_holds_the_other_seeds_mean_for_90_to_96_percent(
+    with_untrained_utilities: bool,
+) -> None:
+    """Of the clients of the tuning set, on which the constants of the intervals were chosen."""
+    shares = []
     for name in names("tuning"):
         truth = truth_table(federation(name))
         if truth.utilities is None or truth.num_clients > 7:
-            continue
+            continue  # not all coalitions were trained
+        untrained_utilities = None
+        if with_untrained_utilities:
+            untrained_utilities = truth.utilities[:, 0]
         for seed, values in enumerate(truth.values):
             other_seeds = torch.cat([truth.values[:seed], truth.values[seed + 1 :]])
-            error_of_mean = (1 + 1 / len(other_seeds)) ** 0.5
-            deviation = (values - other_seeds.mean(0)).abs() / error_of_mean
-            for untrained_is_known, shares in covered.items():
-                untrained = truth.utilities[:, 0] if untrained_is_known else None
-                stderr = one_seed_stderr(
-                    values,
-                    torch.zeros_like(values),
-                    untrained,
-                )
-                is_covered = deviation <= 1.645 * stderr
-                shares.append(float(is_covered.double().mean()))
+            shares.append(share_of_covered_clients(values, other_seeds, untrained_utilities))
 
-    for shares in covered.values():
-        assert 0.9 < np.mean(shares) < 0.96
+    assert 0.9 < np.mean(shares) < 0.96
 
 
 def test_sentence_on_interval_brackets_is_the_same_in_docs_and_docstring() -> None:

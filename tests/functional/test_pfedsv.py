@@ -98,7 +98,7 @@ def test_personalized_weights_refuses_wrong_values_and_distances(values, distanc
 nan = float("nan")
 
 
-def draw_models(seed=0):
+def make_generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
@@ -114,7 +114,7 @@ def choose_peers(
         available = [True] * len(relevance)
 
     download = top_k_download(
-        torch.tensor(relevance), torch.tensor(available), client, k, explore, draw_models(seed)
+        torch.tensor(relevance), torch.tensor(available), client, k, explore, make_generator(seed)
     )
     return download.tolist()
 
@@ -158,17 +158,11 @@ def test_models_of_unavailable_clients_are_not_downloaded():
 
 
 def test_nothing_is_downloaded_where_nobody_else_is_available():
-    assert (
-        choose_peers(
-            [nan] * 3,
-            available=[True, False, False],
-        )
-        == []
-    )
+    assert choose_peers([nan] * 3, available=[True, False, False]) == []
 
 
 @pytest.mark.parametrize(
-    ("n", "m", "k"),
+    ("num_clients", "num_relevant", "k"),
     [
         (10, 2, 5),
         (20, 2, 5),
@@ -177,19 +171,26 @@ def test_nothing_is_downloaded_where_nobody_else_is_available():
         (10, 9, 20),
     ],
 )
-def test_unvisited_first_downloads_find_all_relevant_clients_within_the_papers_bound(n, m, k):
-    """Section IV-B: ceil((n - m - 1) / k) to rule out the others, then ceil(m / k), at least 1, for the relevant."""
-    rounds_to_rule_out_others = math.ceil((n - m - 1) / k)
-    rounds_of_relevant = max(math.ceil(m / k), 1)
-    available = torch.ones(n, dtype=torch.bool)
+def test_unvisited_first_downloads_find_all_relevant_clients_within_the_papers_bound(
+    num_clients, num_relevant, k
+):
+    """Client 0 downloads k models a round. Section IV-B, with n clients of which m are relevant to it: ceil((n - m - 1)
+    / k) rounds to rule out the others, then ceil(m / k), at least 1, for the relevant."""
+    num_irrelevant = num_clients - num_relevant - 1
+    rounds_to_rule_out_others = math.ceil(num_irrelevant / k)
+    rounds_of_relevant = max(math.ceil(num_relevant / k), 1)
+    available = torch.ones(num_clients, dtype=torch.bool)
 
     for seed in range(60):
-        scores = torch.full((n,), nan)
-        generator = draw_models(seed)
+        scores = torch.full((num_clients,), nan)
+        generator = make_generator(seed)
         for _ in range(rounds_to_rule_out_others + rounds_of_relevant):
-            ids = top_k_download(scores, available, 0, k, "unvisited", generator)
-            scores[ids] = torch.where(ids <= m, 0.3, -0.1)
-        scores_of_relevant = scores[1 : m + 1]
+            ids = top_k_download(
+                scores, available, own=0, k=k, explore="unvisited", generator=generator
+            )
+            is_relevant = ids <= num_relevant  # clients 1 to m
+            scores[ids] = torch.where(is_relevant, 0.3, -0.1)
+        scores_of_relevant = scores[1 : num_relevant + 1]
         assert not scores_of_relevant.isnan().any()
 
 

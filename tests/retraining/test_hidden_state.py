@@ -11,16 +11,17 @@ import torch
 
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
+from helpers.coalitions_by_hand import forbid_forks
 from helpers.fits import state_vector
 from helpers.forked import Forked
 from helpers.hidden_state import KINDS, MEMBERS, fit_kind, serve_utilities
 from helpers.recorded import Recorded
 
-Alone = Callable[[str], dict[str, Any]]
+TrainAlone = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def train_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
+def train_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainAlone]:
     """Asks a process that has trained no kind for each coalition's utility, and for the model of a run without
     metrics."""
     connection, process_end = multiprocessing.Pipe()
@@ -40,25 +41,21 @@ def train_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
 
 #: State that the module shares, and weights that a callback swaps in.
 FAST = ("a closure", "EMAWeightAveraging")
-PICKLED = ("a closure", "a global", "an open file")
 
 
-def fit_with_shadow(name: str, folder: Path) -> tuple[dict[Any, float], Any, Any]:
-    """The utility of each coalition, the metric and the module after the fit."""
+def fit_with_shadow(name: str, folder: Path) -> tuple[dict[Any, float], Any]:
+    """The utility of each coalition, empty if there are no values, and the module after the fit."""
     loop, module = fit_kind(
         KINDS[name],
         folder,
         metrics={"shadow": Recorded(coalitions=MEMBERS, performance="negative_loss")},
     )
     metric: Any = loop.metrics["shadow"]
-    utilities: dict[Any, float] = {}
-    if "members" in vars(metric):  # there are none if there are no values
-        utilities = dict(zip(metric.members, metric.game.flatten().tolist()))
-
     has_values = not loop.contributions["shadow"].isnan().any()
-    assert bool(utilities) == has_values
-
-    return utilities, metric, module
+    assert ("members" in vars(metric)) == has_values
+    if not has_values:
+        return {}, module
+    return dict(zip(metric.members, metric.game.flatten().tolist())), module
 
 
 def largest_difference(game: dict[Any, float], utilities: list[float]) -> float:
@@ -67,10 +64,10 @@ def largest_difference(game: dict[Any, float], utilities: list[float]) -> float:
 
 @pytest.mark.parametrize("name", slow_except(FAST, KINDS))
 def test_every_coalition_equals_a_fit_in_its_own_process(
-    tmp_path: Path, name: str, train_alone: Alone
+    tmp_path: Path, name: str, train_alone: TrainAlone
 ) -> None:
     expected = train_alone(name)
-    game, _, module = fit_with_shadow(name, tmp_path)
+    game, module = fit_with_shadow(name, tmp_path)
 
     assert largest_difference(game, expected["utilities"]) <= 1e-6
     assert torch.equal(state_vector(module), torch.tensor(expected["model"])), (
@@ -80,23 +77,24 @@ def test_every_coalition_equals_a_fit_in_its_own_process(
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("name", PICKLED)
-def test_coalitions_trained_in_fresh_processes_equal_own_processes_or_give_no_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, train_alone: Alone
+def test_module_that_cannot_be_pickled_is_refused_where_the_process_cannot_be_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the process cannot be forked."""
+    forbid_forks(monkeypatch)
+    with pytest.raises(ConfigurationError, match="pickled"):
+        fit_with_shadow("an open file", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["a closure", "a global"])
+def test_coalitions_trained_in_fresh_processes_equal_own_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, train_alone: TrainAlone
+) -> None:
+    forbid_forks(monkeypatch)
     monkeypatch.setattr("helpers.hidden_state.CALLS", 0)  # other tests in this process count, too
-    for module in ("after_the_run", "forked_fits"):
-        monkeypatch.setattr(
-            f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test"
-        )
-
     expected = train_alone(name)
-    try:
-        game, _, module = fit_with_shadow(name, tmp_path)
-    except ConfigurationError as error:
-        assert "pickled" in str(error)  # noqa: PT017 - some kinds are refused, others not
-        return
 
-    if game:
-        assert largest_difference(game, expected["utilities"]) <= 1e-6
+    game, _ = fit_with_shadow(name, tmp_path)
+
+    assert largest_difference(game, expected["utilities"]) <= 1e-6

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -27,14 +27,14 @@ MEMBERS = ((), (0, 1, 2), (0,), (1,), (2,))
 QUIET = Reporting(table=False)
 
 
-class Logs(Base):
+class LogsLossOfForward(Base):
     """Logs what its forward gives."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", entropy(self(batch[0]), batch[1]))
 
 
-class ValidatesWithAverage(Logs):
+class ValidatesWithAverage(LogsLossOfForward):
     """Is trained with its weights, and used with their moving average, which is no part of its state."""
 
     def __init__(self) -> None:
@@ -46,13 +46,19 @@ class ValidatesWithAverage(Logs):
 
     @torch.no_grad()
     def on_train_batch_end(self, *_: Any) -> None:
-        old = self.average[0].state_dict()
-        new = self.net.state_dict()
-        mean = {n: 0.8 * old[n] + 0.2 * v if v.is_floating_point() else v for n, v in new.items()}
-        self.average[0].load_state_dict(mean)
+        earlier_state = self.average[0].state_dict()
+        average_state = {}
+        for name, value in self.net.state_dict().items():
+            if value.is_floating_point():
+                average_state[name] = 0.8 * earlier_state[name] + 0.2 * value
+            else:
+                average_state[name] = value
+        self.average[0].load_state_dict(average_state)
 
 
-class Temperature(Logs):
+class TunesItsTemperature(LogsLossOfForward):
+    """Its outputs are divided by a number that follows from the validation loss."""
+
     temperature = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,7 +68,7 @@ class Temperature(Logs):
         self.temperature = 0.3 + float(self.trainer.callback_metrics["val_loss"])
 
 
-class TemperatureAtTheEnd(Temperature):
+class TunesItsTemperatureAtTheEnd(TunesItsTemperature):
     def on_train_epoch_end(self) -> None:
         pass
 
@@ -70,8 +76,8 @@ class TemperatureAtTheEnd(Temperature):
         self.temperature = 0.3 + float(self.trainer.callback_metrics["val_loss"])
 
 
-class Offsets(Logs):
-    """Its offsets are tuned on validation samples."""
+class TunesItsOffsets(LogsLossOfForward):
+    """Its offsets are minus the mean output on validation samples."""
 
     offsets: Any = 0.0
 
@@ -80,14 +86,15 @@ class Offsets(Logs):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
-        self.__dict__.setdefault("seen", []).append(self.net(batch[0]))
+        outputs_so_far = self.__dict__.setdefault("outputs", [])
+        outputs_so_far.append(self.net(batch[0]))
 
     def on_validation_epoch_end(self) -> None:
-        outputs = torch.cat(self.__dict__.pop("seen"))
+        outputs = torch.cat(self.__dict__.pop("outputs"))
         self.offsets = -outputs.mean(0)
 
 
-class LogsInTraining(Logs):
+class LogsInTraining(LogsLossOfForward):
     """One step serves training and validation, and logs one name in both."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -96,7 +103,7 @@ class LogsInTraining(Logs):
         return loss
 
 
-class Neighbours(Base):
+class ClassifiesByNeighbours(Base):
     """An online classifier by nearest neighbours among the features of the round."""
 
     def __init__(self) -> None:
@@ -110,16 +117,22 @@ class Neighbours(Base):
         self.bank.append((self.net[0](batch[0]).detach(), batch[1]))
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        hits = torch.zeros(len(batch[1]))
+        x, y = batch
         if self.bank:
-            features, labels = (torch.cat(parts) for parts in zip(*self.bank))
-            neighbours = torch.cdist(self.net[0](batch[0]), features).topk(5, largest=False).indices
-            hits = (labels[neighbours].mode(1).values == batch[1]).float()
+            is_right = self.predict_by_neighbours(x) == y
+        else:
+            is_right = torch.zeros(len(y), dtype=torch.bool)  # before the first round
+        self.log("val_knn", is_right.float().mean())
 
-        self.log("val_knn", hits.mean())
+    def predict_by_neighbours(self, x: Tensor) -> Tensor:
+        """The most frequent label of the five nearest training samples."""
+        bank_features, bank_labels = zip(*self.bank)
+        distances = torch.cdist(self.net[0](x), torch.cat(bank_features))
+        neighbours = distances.topk(5, largest=False).indices
+        return torch.cat(bank_labels)[neighbours].mode(1).values
 
 
-class RegistersABuffer(Logs):
+class RegistersABuffer(LogsLossOfForward):
     """Knows its classes' weights only from its samples."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -129,8 +142,8 @@ class RegistersABuffer(Logs):
         return entropy(self.net(batch[0]), batch[1], self.class_weight)  # type: ignore[arg-type]
 
 
-class WarmsUp(Logs):
-    """By a counter."""
+class WarmsUp(LogsLossOfForward):
+    """Counts its steps, and has the whole loss from the twelfth on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,17 +154,19 @@ class WarmsUp(Logs):
         return self.loss(batch) * min(1.0, float(self.steps) / 12)
 
 
-class Diverges(Logs):
-    """Client 1, which has 4 batches less than others, from the start on."""
+class DivergesAtClient1(LogsLossOfForward):
+    """Client 1 has 4 batches less than others."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loop: Any = next(
-            callback for callback in self.trainer.callbacks if isinstance(callback, FederatedLoop)
-        )  # type: ignore[attr-defined]
-        return self.loss(batch) * (float("nan") if loop.current_client == 1 else 1.0)
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        (loop,) = (part for part in callbacks if isinstance(part, FederatedLoop))
+        loss = self.loss(batch)
+        if loop.current_client == 1:
+            return loss * float("nan")
+        return loss
 
 
-class CannotBeCopied(Logs):
+class CannotBeCopied(LogsLossOfForward):
     """Nothing copies it, and a lambda of it holds the module."""
 
     def __init__(self) -> None:
@@ -163,24 +178,25 @@ class CannotBeCopied(Logs):
         return self.functions[0](x)
 
 
+#: A module and the performance by which coalitions are scored.
 KINDS: dict[str, tuple[Callable[[], Any], str]] = {
     "average, outputs": (ValidatesWithAverage, "negative_loss"),
     "average, logged": (ValidatesWithAverage, "val_loss"),
-    "temperature, outputs": (Temperature, "negative_loss"),
-    "temperature, logged": (Temperature, "val_loss"),
-    "temperature at the end": (TemperatureAtTheEnd, "negative_loss"),
-    "offsets, outputs": (Offsets, "negative_loss"),
-    "offsets, logged": (Offsets, "val_loss"),
+    "temperature, outputs": (TunesItsTemperature, "negative_loss"),
+    "temperature, logged": (TunesItsTemperature, "val_loss"),
+    "temperature at the end": (TunesItsTemperatureAtTheEnd, "negative_loss"),
+    "offsets, outputs": (TunesItsOffsets, "negative_loss"),
+    "offsets, logged": (TunesItsOffsets, "val_loss"),
     "logged in training, too": (LogsInTraining, "val_loss"),
-    "neighbours": (Neighbours, "val_knn"),
+    "neighbours": (ClassifiesByNeighbours, "val_knn"),
     "a registered buffer": (RegistersABuffer, "negative_loss"),
-    "a diverging member": (Diverges, "negative_loss"),
-    "a diverging member, logged": (Diverges, "val_loss"),
+    "a diverging member": (DivergesAtClient1, "negative_loss"),
+    "a diverging member, logged": (DivergesAtClient1, "val_loss"),
     "no copy, logged": (CannotBeCopied, "val_loss"),
 }
 #: One kind for each way to the score, outputs and logged values, and a federation that ends.
 FAST = {"average, outputs", "temperature, logged", "neighbours", "a diverging member"}
-BY_VALIDATION = {"val_loss": "min", "val_knn": "max"}
+MODES_OF_LOGGED_VALUES = {"val_loss": "min", "val_knn": "max"}
 
 
 def make_loop(**options: Any) -> FederatedLoop:
@@ -194,35 +210,50 @@ def utility_of_plain_fit(
     rounds: int,
     folder: Path,
     sampler: Any = None,
-    **trained: Any,
+    **loop_options: Any,
 ) -> float:
     """The utility by a plain fit of the members, which nothing but this function scores."""
     module = make()
-    dealt = make_data()
+    data = make_data()
     if members:
         cohort = FixedCohort(members) if sampler is None else sampler.among(members)
-        trainer = trainer_for(make_loop(sampler=cohort), folder, rounds, **trained)
+        loop = make_loop(sampler=cohort, **loop_options)
         with suppress(NoModel):  # a federation that came to nothing has its first model
-            trainer.fit(module, dealt)
+            trainer_for(loop, folder, rounds).fit(module, data)
 
-    return utility_by_hand(module, dealt, performance, folder)
+    return utility_by_hand(module, data, performance, folder)
+
+
+def utilities_of_plain_fits(
+    make: Callable[[], Any],
+    performance: str,
+    folder: Path,
+    rounds: int = ROUNDS,
+    **options: Any,
+) -> Tensor:
+    """Those of all of ``MEMBERS``."""
+    utilities = []
+    for members in MEMBERS:
+        utility = utility_of_plain_fit(make, performance, members, rounds, folder, **options)
+        utilities.append(utility)
+    return torch.tensor(utilities).double()
 
 
 def utility_by_hand(
     module: Any,
-    dealt: Any,
+    data: Any,
     performance: str,
     folder: Path,
 ) -> float:
-    if performance in BY_VALIDATION:
+    if performance in MODES_OF_LOGGED_VALUES:
         trainer = trainer_for(None, folder)
-        trainer.validate(module, dealt, verbose=False)
+        trainer.validate(module, data, verbose=False)
         value = float(trainer.callback_metrics[performance])
-        is_loss = BY_VALIDATION[performance] == "min"
+        is_loss = MODES_OF_LOGGED_VALUES[performance] == "min"
         return -value if is_loss else value
 
-    dealt.setup("fit")
-    inputs, labels = zip(*dealt.val_dataloader())
+    data.setup("fit")
+    inputs, labels = zip(*data.val_dataloader())
     y = torch.cat(labels)
     module.eval()
     with torch.no_grad():
@@ -234,29 +265,32 @@ def utility_by_hand(
     return float(is_right.double().mean())
 
 
+class FitWithShadow(NamedTuple):
+    metric: Recorded
+    module: Any
+
+
 def fit_with_shadow(
     make: Callable[[], Any],
     performance: str,
     folder: Path,
-    sampler: Any = None,
     loader: Loader | None = None,
-    **trained: Any,
-) -> tuple[Recorded, Any]:
+    trainer_options: dict[str, Any] | None = None,
+    **loop_options: Any,
+) -> FitWithShadow:
     metric = Recorded(
-        coalitions="singles", performance=performance, mode=BY_VALIDATION.get(performance), every=1
+        coalitions="singles",
+        performance=performance,
+        mode=MODES_OF_LOGGED_VALUES.get(performance),  # None for performances of flsv
+        every=1,
     )
-    options = {} if sampler is None else {"sampler": sampler}
-    loop = make_loop(metrics={"shadow": metric}, **options)
+    loop = make_loop(metrics={"shadow": metric}, **loop_options)
     module = make()
-    trainer_for(
-        loop,
-        folder,
-        ROUNDS,
-        **trained,
-    ).fit(module, make_data(loader=loader))
-    bound_metric: Any = loop.metrics["shadow"]
+    trainer = trainer_for(loop, folder, ROUNDS, **(trainer_options or {}))
+    trainer.fit(module, make_data(loader=loader))
 
-    return bound_metric, module
+    metric_of_run: Any = loop.metrics["shadow"]
+    return FitWithShadow(metric_of_run, module)
 
 
 @pytest.mark.parametrize("name", slow_except(FAST, KINDS))
@@ -266,23 +300,12 @@ def test_coalition_has_the_score_of_a_plain_fit_of_its_members(tmp_path: Path, n
 
     assert metric.members == list(MEMBERS)
 
-    expected = [
-        utility_of_plain_fit(make, performance, members, ROUNDS, tmp_path) for members in MEMBERS
-    ]
+    expected = utilities_of_plain_fits(make, performance, tmp_path)
+    torch.testing.assert_close(metric.game, expected, rtol=0, atol=1e-6)
 
-    torch.testing.assert_close(
-        metric.game,
-        torch.tensor(expected).double(),
-        rtol=0,
-        atol=1e-6,
-    )
-
-    if make is not TemperatureAtTheEnd:
-        first_round = [
-            utility_of_plain_fit(make, performance, members, 1, tmp_path) for members in MEMBERS
-        ]
-        expected = torch.tensor(first_round).double()
-        torch.testing.assert_close(metric.first_round, expected, rtol=0, atol=1e-6)
+    if make is not TunesItsTemperatureAtTheEnd:
+        after_one_round = utilities_of_plain_fits(make, performance, tmp_path, rounds=1)
+        torch.testing.assert_close(metric.first_round, after_one_round, rtol=0, atol=1e-6)
 
     plain = make()
     trainer_for(make_loop(), tmp_path, ROUNDS).fit(plain, make_data())
@@ -299,23 +322,23 @@ SMALL_BATCHES = Loader(eval_batch_size=8)
 def scored_on_all_batches(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("all")
-    metric, _ = fit_with_shadow(Logs, "val_loss", folder, loader=SMALL_BATCHES)
+    metric, _ = fit_with_shadow(LogsLossOfForward, "val_loss", folder, loader=SMALL_BATCHES)
     return metric
 
 
 @pytest.mark.parametrize(
-    "options",
+    "trainer_options",
     [{"limit_val_batches": 1}, {"limit_val_batches": 0.5}, {"check_val_every_n_epoch": 2}],
 )
 def test_logged_value_is_of_all_validation_batches(
-    scored_on_all_batches: Recorded, tmp_path: Path, options: Any
+    scored_on_all_batches: Recorded, tmp_path: Path, trainer_options: Any
 ) -> None:
     few_batches, _ = fit_with_shadow(
-        Logs,
+        LogsLossOfForward,
         "val_loss",
         tmp_path,
         loader=SMALL_BATCHES,
-        **options,
+        trainer_options=trainer_options,
     )
 
     assert torch.equal(few_batches.game, scored_on_all_batches.game)
@@ -323,53 +346,34 @@ def test_logged_value_is_of_all_validation_batches(
 
 
 def test_counter_of_a_coalition_with_a_sampler_is_its_own(tmp_path: Path) -> None:
-    measure = "negative_loss"
+    performance = "negative_loss"
     sampler = UniformSampler(2)
-    metric, _ = fit_with_shadow(WarmsUp, measure, tmp_path, sampler)
-    expected = [
-        utility_of_plain_fit(
-            WarmsUp,
-            measure,
-            members,
-            ROUNDS,
-            tmp_path,
-            sampler,
-        )
-        for members in MEMBERS
-    ]
 
-    torch.testing.assert_close(
-        metric.game,
-        torch.tensor(expected).double(),
-        rtol=0,
-        atol=1e-6,
-    )
+    metric, _ = fit_with_shadow(WarmsUp, performance, tmp_path, sampler=sampler)
+
+    expected = utilities_of_plain_fits(WarmsUp, performance, tmp_path, sampler=sampler)
+    torch.testing.assert_close(metric.game, expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("work", [{"0": 1, "1": 3, "2": 2}, "5 steps"])
+@pytest.mark.parametrize("local_epochs", [{"0": 1, "1": 3, "2": 2}, "5 steps"])
 def test_coalition_members_train_as_many_steps_as_in_the_federation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Any
+    tmp_path: Path, local_epochs: Any
 ) -> None:
-    monkeypatch.setitem(globals(), "make_loop", partial(make_loop, local_epochs=work))
-    metric, _ = fit_with_shadow(WarmsUp, "negative_loss", tmp_path)
-    expected = [
-        utility_of_plain_fit(WarmsUp, "negative_loss", members, ROUNDS, tmp_path)
-        for members in MEMBERS
-    ]
+    performance = "negative_loss"
 
-    torch.testing.assert_close(
-        metric.game,
-        torch.tensor(expected).double(),
-        rtol=0,
-        atol=1e-6,
-    )
+    metric, _ = fit_with_shadow(WarmsUp, performance, tmp_path, local_epochs=local_epochs)
+
+    expected = utilities_of_plain_fits(WarmsUp, performance, tmp_path, local_epochs=local_epochs)
+    torch.testing.assert_close(metric.game, expected, rtol=0, atol=1e-6)
 
 
 def test_retrained_utility_scores_the_module_after_all_hooks(tmp_path: Path) -> None:
-    def trainer(cohort: Any) -> Any:
+    def make_trainer(cohort: Any) -> Any:
         return trainer_for(make_loop(sampler=cohort), tmp_path, ROUNDS)
 
-    utility = RetrainedUtility(trainer, TemperatureAtTheEnd(), make_data(), "negative_loss")
+    utility = RetrainedUtility(
+        make_trainer, TunesItsTemperatureAtTheEnd(), make_data(), "negative_loss"
+    )
     masks = torch.tensor(
         [
             [False, False, False],
@@ -383,12 +387,9 @@ def test_retrained_utility_scores_the_module_after_all_hooks(tmp_path: Path) -> 
     expected = []
     for members in ((), (1,), (0, 2)):
         expected.append(
-            utility_of_plain_fit(TemperatureAtTheEnd, "negative_loss", members, ROUNDS, tmp_path)
+            utility_of_plain_fit(
+                TunesItsTemperatureAtTheEnd, "negative_loss", members, ROUNDS, tmp_path
+            )
         )
-
-    torch.testing.assert_close(
-        utilities,
-        torch.tensor(expected).double(),
-        rtol=0,
-        atol=1e-6,
-    )
+    expected_utilities = torch.tensor(expected).double()
+    torch.testing.assert_close(utilities, expected_utilities, rtol=0, atol=1e-6)

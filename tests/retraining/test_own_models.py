@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,20 +17,31 @@ from flsv.testing.metric import Rounds
 from helpers.part_cases import make_federation_info
 
 
-def make_honest_moves(
-    clients: int = 5, size: int = 400
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return own models, the initial model, the federation's model, and the sums of updates."""
+class ModelsOfClients(NamedTuple):
+    """The arguments of :func:`doubtful_own_models`, of n clients and P parameters."""
+
+    own_models: Tensor  # [n, P], each trained by one client alone
+    initial: Tensor  # [P]
+    model: Tensor  # [P], the federation's
+    updates: Tensor  # [n, P], sums over rounds
+
+
+def make_honest_models(num_clients: int = 5, size: int = 400) -> ModelsOfClients:
     draw = torch.Generator().manual_seed(0)
-    common = torch.randn(size, generator=draw)
+    common_move = torch.randn(size, generator=draw)
     initial = torch.randn(size, generator=draw)
-    ways = common + 0.7 * torch.randn(clients, size, generator=draw)
-    updates = 0.8 * ways + 0.2 * torch.randn(clients, size, generator=draw)
-    return initial + ways, initial, initial + ways.mean(0), updates
+    moves = common_move + 0.7 * torch.randn(num_clients, size, generator=draw)
+    updates = 0.8 * moves + 0.2 * torch.randn(num_clients, size, generator=draw)
+    return ModelsOfClients(
+        own_models=initial + moves,
+        initial=initial,
+        model=initial + moves.mean(0),
+        updates=updates,
+    )
 
 
 def test_own_models_of_honest_clients_are_not_doubted() -> None:
-    assert doubtful_own_models(*make_honest_moves()) == {}
+    assert doubtful_own_models(*make_honest_models()) == {}
 
 
 # What client 1 sends as its own move, given all moves [n, P] and noise [P].
@@ -134,17 +145,18 @@ def test_client_that_never_took_part_is_not_doubted() -> None:
 
 
 def test_own_model_copied_from_the_federation_or_a_client_is_found() -> None:
-    own_models, initial, model, updates = make_honest_moves()
-    own_models[1], own_models[3] = model, own_models[4]
+    models = make_honest_models()
+    models.own_models[1] = models.model
+    models.own_models[3] = models.own_models[4]
 
-    assert doubtful_own_models(own_models, initial, model, updates) == {
+    assert doubtful_own_models(*models) == {
         1: "its own model is the federation's",
         3: "its own model moves as client 4's updates do",
     }
 
 
 def test_distance_to_the_federations_model_is_compared_with_the_models_own_way() -> None:
-    own_models, initial, model, updates = make_honest_moves()
+    own_models, initial, model, updates = make_honest_models()
     path_length = (model - initial).norm()
     noise = torch.randn(own_models.shape[1], generator=torch.Generator().manual_seed(1))
     direction = torch.nn.functional.normalize(noise, dim=0)
@@ -158,8 +170,9 @@ def test_distance_to_the_federations_model_is_compared_with_the_models_own_way()
 
 
 def test_two_clients_are_not_compared_with_each_other() -> None:
-    own_models, initial, model, updates = make_honest_moves(2)
-    assert doubtful_own_models(own_models.flip(0), initial, model, updates) == {}
+    models = make_honest_models(num_clients=2)
+    swapped = models._replace(own_models=models.own_models.flip(0))
+    assert doubtful_own_models(*swapped) == {}
 
 
 class Counter(Strategy):

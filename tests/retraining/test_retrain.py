@@ -37,9 +37,9 @@ def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path, name: str) -> 
     loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
     initial_vector = state_vector(module)
     generator_state = torch.get_rng_state()
-    trainer = trainer_for(loop, tmp_path, 2)
+    trainer = trainer_for(loop, tmp_path, rounds=2)
 
-    rows = flsv.retrain(trainer, module, make_three_clients(), "all", seeds=1, **LOSS)
+    table = flsv.retrain(trainer, module, make_three_clients(), "all", seeds=1, **LOSS)
 
     assert torch.equal(state_vector(module), initial_vector)
     assert torch.equal(torch.get_rng_state(), generator_state)
@@ -54,7 +54,7 @@ def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path, name: str) -> 
         by_hand.append(hand.utility(mask.nonzero()[:, 0].tolist()))
 
     expected = few_coalitions_shapley(masks, torch.tensor(by_hand)).values
-    values = torch.tensor(rows["value"])
+    values = torch.tensor(table["value"])
 
     torch.testing.assert_close(values, expected, rtol=0, atol=1e-5)
 
@@ -62,32 +62,33 @@ def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path, name: str) -> 
 def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
     tmp_path: Path,
 ) -> None:
-    def module() -> Any:
+    folder_of_weights = tmp_path / "weights"
+    folder_of_weights.mkdir()
+
+    def make_module() -> Any:
+        """A module with random weights, of which the first names a file: other processes make modules, too."""
         weight = torch.randn(8, 6)
-        outcome = Manual()  # which sets a seed of its own
-        outcome.net[0].weight.data = weight
-        (tmp_path / f"{weight[0, 0]:.6f}").touch()
-        return outcome
+        module = Manual()  # which sets a seed of its own
+        module.net[0].weight.data = weight
+        (folder_of_weights / f"{weight[0, 0]:.6f}").touch()
+        return module
 
-    def rows(module: Any) -> Any:
-        trainer = trainer_for(
-            FederatedLoop(seed=SEED, reporting=Reporting(table=False)),
-            tmp_path,
-            1,
-        )
-        return flsv.retrain(
-            trainer,
-            module,
-            make_three_clients(),
-            "singles",
-            seeds=2,
-            **LOSS,
-        )
+    loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
+    trainer = trainer_for(loop, tmp_path / "run", rounds=1)
+    table = flsv.retrain(
+        trainer,
+        make_module,
+        make_three_clients(),
+        "singles",
+        seeds=2,
+        **LOSS,
+    )
 
-    outcome = rows(module)
-    assert len(list(tmp_path.iterdir())) == 2
-    assert (outcome["low"] < outcome["value"]).all()
-    assert outcome["share"].sum() == pytest.approx(1)  # the others' outputs are predicted
+    first_weights = [path.name for path in folder_of_weights.iterdir()]
+    assert len(first_weights) == 2  # one of each seed
+    assert (table["low"] < table["value"]).all()
+    # The outputs of coalitions that are not trained are predicted.
+    assert table["share"].sum() == pytest.approx(1)
 
 
 def retrain_on_dask(folder: Path) -> None:
@@ -96,17 +97,17 @@ def retrain_on_dask(folder: Path) -> None:
 
     begun = folder / "begun"
 
-    def module() -> Any:
+    def make_module() -> Any:
         begun.touch()
         return Manual()
 
-    def values(name: str) -> Any:
+    def retrain_in(run_folder: Path) -> Any:
         begun.unlink(missing_ok=True)
         loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
-        trainer = trainer_for(loop, folder / name, 1)
+        trainer = trainer_for(loop, run_folder, rounds=1)
         return flsv.retrain(
             trainer,
-            module,
+            make_module,
             make_three_clients(),
             "singles",
             seeds=1,
@@ -115,18 +116,18 @@ def retrain_on_dask(folder: Path) -> None:
 
     killed_workers: list[int] = []
 
-    def kill(cluster: Any) -> None:
+    def kill_a_worker_once_begun(cluster: Any) -> None:
         while not begun.is_file():  # by the first training
             time.sleep(0.02)
         nanny = next(iter(cluster.workers.values()))
         killed_workers.append(nanny.pid)
         os.kill(nanny.pid, signal.SIGKILL)
 
-    expected = values("here")
-    cluster = distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None)
+    expected = retrain_in(folder / "one process")
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
     with cluster, distributed.Client(cluster), joblib.parallel_config("dask"):
-        threading.Thread(target=kill, args=(cluster,)).start()
-        values_of_workers = values("there")
+        threading.Thread(target=kill_a_worker_once_begun, args=(cluster,)).start()
+        values_of_workers = retrain_in(folder / "workers")
 
     assert killed_workers
     assert_frame_equal(values_of_workers, expected)
@@ -143,29 +144,32 @@ def test_workers_of_dask_give_the_values_of_one_process_although_one_is_killed(
     assert status == 0, output
 
 
-def test_retrain_refuses_fitted_trainers_and_missing_loops(
+def test_retrain_without_a_federated_loop_is_refused(tmp_path: Path) -> None:
+    trainer = trainer_for(None, tmp_path)
+    with pytest.raises(ConfigurationError, match="no FederatedLoop"):
+        flsv.retrain(trainer, partial(Plateau), make_three_clients())
+
+
+@pytest.fixture
+def fitted_trainer(tmp_path: Path) -> Any:
+    loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
+    trainer = trainer_for(loop, tmp_path, rounds=1)
+    trainer.fit(Plateau(), make_three_clients())
+    return trainer
+
+
+def test_retrain_with_a_fitted_trainer_is_refused(fitted_trainer: Any) -> None:
+    with pytest.raises(ConfigurationError, match="has been fitted for 1 rounds"):
+        flsv.retrain(fitted_trainer, Plateau, make_three_clients())
+
+
+@pytest.mark.usefixtures("fitted_trainer")
+def test_retrain_command_for_a_run_started_from_python_names_the_function(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer = trainer_for(
-        FederatedLoop(seed=SEED, reporting=Reporting(table=False)),
-        tmp_path,
-        1,
-    )
-    trainer.fit(Plateau(), make_three_clients())
+    status = main(["retrain", str(tmp_path)])
 
-    with pytest.raises(
-        ConfigurationError,
-        match="has been fitted for 1 rounds",
-    ):
-        flsv.retrain(trainer, Plateau, make_three_clients())
-
-    with pytest.raises(ConfigurationError, match="no FederatedLoop"):
-        flsv.retrain(
-            trainer_for(None, tmp_path),
-            partial(Plateau),
-            make_three_clients(),
-        )
-
-    assert main(["retrain", str(tmp_path)]) != 0
-    assert "started from Python" in (message := " ".join(capsys.readouterr().err.split()))
+    message = " ".join(capsys.readouterr().err.split())  # without the terminal's line breaks
+    assert status != 0
+    assert "started from Python" in message
     assert "print(flsv.retrain(trainer, module, data))" in message

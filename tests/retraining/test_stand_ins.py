@@ -1,7 +1,7 @@
 """Training that reads a callback or a logger which only watches the run: values of plain fits, or the reader's name."""
 
-import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,14 @@ from helpers.hidden_state import SEED, Base, make_data, utility_of_module
 from helpers.recorded import Recorded
 
 ROUNDS = 3
-Read = Callable[[L.Trainer, Path], float]
+#: Reads a number from a trainer, given the folder of its run.
+ReadNumber = Callable[[L.Trainer, Path], float]
 
 
-class Reads(Base):
+class WeighsByRead(Base):
     """Weighs its loss by what it reads before each round."""
 
-    def __init__(self, read: Read, folder: Path) -> None:
+    def __init__(self, read: ReadNumber, folder: Path) -> None:
         super().__init__()
         self.read = read
         self.folder = folder
@@ -49,12 +50,12 @@ class DeliversBest(Base):
         checkpoint: Any = self.trainer.checkpoint_callback
         if checkpoint is not None and checkpoint.best_model_path:
             path = checkpoint.best_model_path
-            best = torch.load(path, weights_only=False)
-            self.load_state_dict(best["state_dict"])
+            best_checkpoint = torch.load(path, weights_only=False)
+            self.load_state_dict(best_checkpoint["state_dict"])
 
 
-class Saves(ModelCheckpoint):
-    """A checkpoint of one's own, by whose hook coalitions have it."""
+class CheckpointWithAHook(ModelCheckpoint):
+    """A user's subclass. By its hook coalitions have it, too."""
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
@@ -76,13 +77,16 @@ def make_monitoring_callbacks() -> list[L.Callback]:
     return [ReadsMonitor(monitor), monitor]
 
 
-def make_best_kind(kind: Any = ModelCheckpoint) -> Any:
-    # The best model is not the last one.
-    return lambda: [kind(monitor="val_loss", mode="max")]
+def make_checkpoint(kind: Any = ModelCheckpoint) -> list[L.Callback]:
+    # By mode="max" the best model is not the last one.
+    return [kind(monitor="val_loss", mode="max")]
 
 
-def make_stopping_kind(**options: Any) -> Any:
-    return lambda: [EarlyStopping("val_loss", mode="max", patience=9, **options)]
+def make_early_stopping(**options: Any) -> list[L.Callback]:
+    return [EarlyStopping("val_loss", mode="max", patience=9, **options)]
+
+
+# What a module reads: each result is added to the weight of its loss.
 
 
 def best_score(trainer: Any, folder: Path) -> float:
@@ -95,25 +99,25 @@ def state_of_checkpoints(trainer: Any, folder: Path) -> float:
     return len(state["best_k_models"]) / 10
 
 
-def waited(trainer: Any, folder: Path) -> float:
+def wait_count(trainer: Any, folder: Path) -> float:
     return trainer.early_stopping_callback.wait_count / 10  # type: ignore[no-any-return]
 
 
-def stopped(trainer: Any, folder: Path) -> float:
+def stopped_epoch(trainer: Any, folder: Path) -> float:
     (callback,) = trainer.early_stopping_callbacks
     return vars(callback)["stopped_epoch"] + 0.1  # type: ignore[no-any-return]
 
 
-def bars_batches(trainer: Any, folder: Path) -> float:
+def trainer_of_the_progress_bar(trainer: Any, folder: Path) -> float:
     bar = trainer.progress_bar_callback
-    return 0.1 * (bar.trainer is trainer)
+    return 0.1 if bar.trainer is trainer else 0.0
 
 
 def class_of_the_logger(trainer: Any, folder: Path) -> float:
     logger = trainer.logger
     logger.experiment.log_metrics({"mine": 1.0})
     assert type(logger).__name__ == "CSVLogger"
-    return 0.3 * isinstance(logger, CSVLogger)
+    return 0.3 if isinstance(logger, CSVLogger) else 0.0
 
 
 def folder_of_the_logger(trainer: Any, folder: Path) -> float:
@@ -122,45 +126,63 @@ def folder_of_the_logger(trainer: Any, folder: Path) -> float:
     return len(parts) / 10
 
 
-def logged_before(trainer: Any, folder: Path) -> float:
+def number_of_logged_metrics(trainer: Any, folder: Path) -> float:
     return len(trainer.logger.experiment.metrics) / 10
 
 
 def version_of_the_logger(trainer: Any, folder: Path) -> float:
-    return float(trainer.logger.version == 0)
+    return 1.0 if trainer.logger.version == 0 else 0.0
 
 
-#: The module or the function that reads, and the callbacks.
-KINDS: dict[str, tuple[Any, ...]] = {
-    "best_model_path": (DeliversBest, make_best_kind()),
-    "best_model_path of a subclass": (DeliversBest, make_best_kind(Saves)),
-    "best_model_score": (best_score, make_best_kind()),
-    "the checkpoints' state": (state_of_checkpoints, make_best_kind()),
-    "wait_count": (waited, make_stopping_kind()),
-    "stopped_epoch": (stopped, make_stopping_kind()),
-    "early stopping that stops": (waited, make_stopping_kind(stopping_threshold=0.0)),
-    "lrs": (Base, make_monitoring_callbacks),
-    "progress bar": (bars_batches, lambda: [TQDMProgressBar()]),
-    "class of the logger": (class_of_the_logger, list),
-    "log_dir": (folder_of_the_logger, list),
-    "experiment": (logged_before, list),
-    "version": (version_of_the_logger, list),
+@dataclass
+class Kind:
+    """How a module and its trainer's callbacks are made. With ``read`` the module weighs its loss by what it reads."""
+
+    make_module: Callable[[], Base] | None = None
+    read: ReadNumber | None = None
+    make_callbacks: Callable[[], list[L.Callback]] = list
+
+
+KINDS = {
+    "best_model_path": Kind(DeliversBest, make_callbacks=make_checkpoint),
+    "best_model_path of a subclass": Kind(
+        DeliversBest, make_callbacks=partial(make_checkpoint, CheckpointWithAHook)
+    ),
+    "best_model_score": Kind(read=best_score, make_callbacks=make_checkpoint),
+    "the checkpoints' state": Kind(read=state_of_checkpoints, make_callbacks=make_checkpoint),
+    "wait_count": Kind(read=wait_count, make_callbacks=make_early_stopping),
+    "stopped_epoch": Kind(read=stopped_epoch, make_callbacks=make_early_stopping),
+    "early stopping that stops": Kind(
+        read=wait_count, make_callbacks=partial(make_early_stopping, stopping_threshold=0.0)
+    ),
+    "lrs": Kind(Base, make_callbacks=make_monitoring_callbacks),
+    "progress bar": Kind(
+        read=trainer_of_the_progress_bar, make_callbacks=lambda: [TQDMProgressBar()]
+    ),
+    "class of the logger": Kind(read=class_of_the_logger),
+    "log_dir": Kind(read=folder_of_the_logger),
+    "experiment": Kind(read=number_of_logged_metrics),
+    "version": Kind(read=version_of_the_logger),
 }
 
 
-#: What is named where there are no values.
-NAMED = {
-    "experiment": r"logged_before \(.*reads CSVLogger.experiment.metrics",
+#: What the message names of the kinds for which there are no values.
+NAMED_IN_MESSAGE = {
+    "experiment": r"number_of_logged_metrics \(.*reads CSVLogger.experiment.metrics",
     "version": r"version_of_the_logger \(.*reads CSVLogger.version",
 }
 
 
 def fit_members(
-    kind: str, folder: Path, members: Any = None, shadow: bool = False
+    name: str, folder: Path, members: Any = None, shadow: bool = False
 ) -> tuple[Any, Any]:
-    make, callbacks = KINDS[kind]
-    is_module = isinstance(make, type)
-    module = make() if is_module else Reads(make, folder)
+    kind = KINDS[name]
+    if kind.make_module is not None:
+        module = kind.make_module()
+    else:
+        assert kind.read is not None
+        module = WeighsByRead(kind.read, folder)
+
     options: dict[str, Any] = {}
     if members is not None:
         options["sampler"] = FixedCohort(members)
@@ -175,7 +197,7 @@ def fit_members(
         loop,
         folder,
         ROUNDS,
-        callbacks=callbacks(),
+        callbacks=kind.make_callbacks(),
         logger=CSVLogger(folder),
         enable_checkpointing=True,
         enable_progress_bar=True,
@@ -185,35 +207,32 @@ def fit_members(
     return loop, module
 
 
-FAST = ("best_model_path", "lrs", "experiment")
+KINDS_WITH_VALUES = [name for name in KINDS if name not in NAMED_IN_MESSAGE]
+FAST = ("best_model_path", "lrs")
 
 
-@pytest.mark.parametrize("kind", slow_except(FAST, KINDS))
-def test_values_are_those_of_plain_fits_or_the_reader_of_a_callback_is_named(
-    kind: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+@pytest.mark.parametrize("name", slow_except(FAST, KINDS_WITH_VALUES))
+def test_module_that_reads_a_callback_or_a_logger_has_the_values_of_plain_fits(
+    name: str, tmp_path: Path
 ) -> None:
-    loop, _ = fit_members(kind, tmp_path / "run", shadow=True)
-    if kind in NAMED:
-        assert loop.contributions["shadow"].isnan().all()
-        messages = " ".join(str(warning.message) for warning in recwarn)
-        assert re.search(f"no values.*{NAMED[kind]}", messages), messages
-        return
+    loop, _ = fit_members(name, tmp_path / "run", shadow=True)
 
     expected = []
-    for members in (None, (0,), (1,), (2,)):
-        _, plain = fit_members(kind, tmp_path / f"plain {members}", members)
-        expected.append(utility_of_module(plain))
+    for members in (None, (0,), (1,), (2,)):  # None: all three clients
+        _, plain_module = fit_members(name, tmp_path / f"plain {members}", members)
+        expected.append(utility_of_module(plain_module))
 
     game: Tensor = loop.metrics["shadow"].game
-    utilities = game[1:].flatten()
-    wanted = torch.tensor(expected).double()
+    utilities = game[1:].flatten()  # without that of the untrained model
+    expected_utilities = torch.tensor(expected).double()
+    torch.testing.assert_close(utilities, expected_utilities, rtol=0, atol=1e-6)
 
-    torch.testing.assert_close(
-        utilities,
-        wanted,
-        rtol=0,
-        atol=1e-6,
-    )
+
+@pytest.mark.parametrize("name", slow_except(["experiment"], NAMED_IN_MESSAGE))
+def test_module_that_reads_what_coalitions_have_not_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=f"no values.*{NAMED_IN_MESSAGE[name]}"):
+        loop, _ = fit_members(name, tmp_path / "run", shadow=True)
+    assert loop.contributions["shadow"].isnan().all()
 
 
 @pytest.mark.slow

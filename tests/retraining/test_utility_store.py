@@ -18,57 +18,58 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.supervisor import ChildFailed
 
 MASKS = few_coalitions(3, "all")
+ALL_COALITIONS = members_of(MASKS)  # of three clients: 8, with the empty one
 
 
-class Game:
-    """Trains coalitions at once, until it is killed."""
+class InstantTrainer:
+    """Trains coalitions at once, and is killed before one more than ``max_fits``."""
 
     is_reentrant = True
 
-    def __init__(self, dies_at: int | None = None) -> None:
-        self.trained: list[int] = []
-        self.dies_at = dies_at
+    def __init__(self, max_fits: int | None = None) -> None:
+        self.trained: list[Members] = []
+        self.max_fits = max_fits
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult]]:
         for order in orders:
-            if len(self.trained) == self.dies_at:
+            if len(self.trained) == self.max_fits:
                 raise KeyboardInterrupt
-            places = [2**client for client in order.members]
-            self.trained.append(sum(places))
+            self.trained.append(order.members)
             utility = torch.tensor([utility_of_members(order.members)], dtype=torch.float64)
-            yield (
-                order,
-                FitResult(
-                    utilities={"utility": utility},
-                    untrained={"utility": torch.zeros(1)},
-                    start_hash="start",
-                ),
+            fit_result = FitResult(
+                utilities={"utility": utility},
+                untrained={"utility": torch.zeros(1)},
+                start_hash="start",
             )
+            yield order, fit_result
+
+
+UTILITY_OF_CLIENT = (0.1, 0.2, 1 / 3)
 
 
 def utility_of_members(members: Members) -> float:
-    return float(sum((0.1, 0.2, 1 / 3)[client] for client in members))
+    return float(sum(UTILITY_OF_CLIENT[client] for client in members))
 
 
 def train_missing(
-    game: Game,
-    utilities: UtilityStore,
+    trainer: InstantTrainer,
+    store: UtilityStore,
     say: Any = lambda text: None,
 ) -> int:
-    coalitions = members_of(MASKS)
-    missing = utilities.missing(0, coalitions)
+    """Train the coalitions of seed 0 that are not in the store, and return how many they were."""
+    missing = store.missing(0, ALL_COALITIONS)
     training = CoalitionTraining(
-        game,
+        trainer,
         FitOrder(members=(), seed=0),
         num_samples=[1, 1, 1],
     )
-    training.train(coalitions, 0, utilities, say)
+    training.train(ALL_COALITIONS, 0, store, say)
 
     return len(missing)
 
 
-class Two(Ranks):
-    """The first of two ranks, whose other one has no part."""
+class FirstOfTwoRanks(Ranks):
+    """The other one has no part."""
 
     rank = 0
     size = 2
@@ -83,61 +84,68 @@ def make_store(path: Path | None, *names: str, **options: Any) -> UtilityStore:
 
 def test_killed_game_resumes_and_its_file_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     path = tmp_path / "game.csv"
-    whole = tmp_path / "whole.csv"
-    assert train_missing(Game(), make_store(whole)) == 8
+    whole_path = tmp_path / "whole.csv"
+    assert train_missing(InstantTrainer(), make_store(whole_path)) == len(ALL_COALITIONS)
 
-    killed = Game(dies_at=4)
-    messages: list[str] = []
-
+    killed = InstantTrainer(max_fits=4)
     with pytest.raises(KeyboardInterrupt):
         train_missing(killed, make_store(path))
-
     with path.open("ab") as file:
         file.write(b"0,0+")  # a line that was being written
 
-    second = Game()
-    assert train_missing(second, make_store(path), messages.append) == 3
-    assert sorted(killed.trained + second.trained) == list(range(1, 8))
+    messages: list[str] = []
+    second = InstantTrainer()
+    num_missing = train_missing(second, make_store(path), messages.append)
+
+    # Of 8 coalitions the empty one needs no training, and four were trained before.
+    assert num_missing == 8 - 1 - 4
+    assert sorted([(), *killed.trained, *second.trained]) == sorted(ALL_COALITIONS)
     assert messages[-1] == "seed 0: 8 of 8 coalitions"
-    assert path.read_bytes() == whole.read_bytes()
+    assert path.read_bytes() == whole_path.read_bytes()
 
-    third = Game()
-    assert train_missing(third, make_store(path)) == 0
-    assert third.trained == []
 
-    expected = torch.tensor(
-        [[utility_of_members(members)] for members in members_of(MASKS)], dtype=torch.float64
-    )
+def test_coalitions_of_a_store_are_not_trained_again(tmp_path: Path) -> None:
+    path = tmp_path / "game.csv"
+    train_missing(InstantTrainer(), make_store(path))
 
-    torch.testing.assert_close(
-        make_store(path).table(0, MASKS),
-        expected,
-        rtol=0,
-        atol=0,
-    )
+    second = InstantTrainer()
+    num_missing = train_missing(second, make_store(path))
 
-    # The order in which trainings end does not show in the file.
-    reordered = make_store(tmp_path / "other.csv")
-    for members, value in reversed(
-        list(
-            zip(
-                members_of(MASKS),
-                expected.tolist(),
-            )
-        )
-    ):
-        reordered.add(0, members, {LAST: [value]})
+    assert num_missing == 0
+    assert second.trained == []
 
-    reordered.sort()
-    assert (tmp_path / "other.csv").read_bytes() == whole.read_bytes()
+
+def test_utilities_are_read_back_bitwise(tmp_path: Path) -> None:
+    path = tmp_path / "game.csv"
+    train_missing(InstantTrainer(), make_store(path))
+
+    utilities = make_store(path).table(0, MASKS)
+
+    expected = [[utility_of_members(members)] for members in ALL_COALITIONS]
+    assert utilities.tolist() == expected
+
+
+def test_file_does_not_depend_on_the_order_in_which_trainings_end(tmp_path: Path) -> None:
+    path = tmp_path / "game.csv"
+    train_missing(InstantTrainer(), make_store(path))
+
+    reversed_path = tmp_path / "reversed.csv"
+    store = make_store(reversed_path)
+    for members in reversed(ALL_COALITIONS):
+        store.add(seed=0, members=members, rows={LAST: [[utility_of_members(members)]]})
+    store.sort()
+
+    assert reversed_path.read_bytes() == path.read_bytes()
 
 
 def test_each_rank_trains_a_part_of_the_coalitions() -> None:
-    game = Game()
-    utilities = make_store(None, ranks=Two())
-    train_missing(game, utilities)
-    assert len(game.trained) in (3, 4)
-    assert len(utilities.coalitions(0)) == len(game.trained) + 1  # and the empty one
+    trainer = InstantTrainer()
+    store = make_store(None, ranks=FirstOfTwoRanks())
+
+    train_missing(trainer, store)
+
+    assert len(trainer.trained) in (3, 4)  # of seven
+    assert len(store.coalitions(0)) == len(trainer.trained) + 1  # and the empty one
 
 
 def test_error_of_failed_coalitions_can_be_pickled() -> None:
@@ -150,21 +158,29 @@ def test_error_of_failed_coalitions_can_be_pickled() -> None:
     assert [*copied.failed] == [(0, 2)]
 
 
+def make_store_of_two_rounds(path: Path) -> UtilityStore:
+    """Of rounds 0 and 3, with a performance of two classes and one of a number."""
+    return make_store(path, "per_class", "val_loss (min)", rounds=(0, 3))
+
+
+#: By round: the values of each class, and the loss.
+SCORES: dict[int, Any] = {
+    0: [[0.5, -0.25], [1.5]],
+    3: [[-0.75, 1.0], [1e-9]],
+}
+
+
 def test_utility_store_reads_back_all_scores_of_whole_coalitions_only(tmp_path: Path) -> None:
     path = tmp_path / "game.csv"
-    names = ["per_class", "val_loss (min)"]
-    scores: dict[int, Any] = {
-        0: [[0.5, -0.25], [1.5]],
-        3: [[-0.75, 1.0], [1e-9]],
-    }
-    make_store(path, *names, rounds=(0, 3)).add(7, (0, 2), scores)
+    make_store_of_two_rounds(path).add(seed=7, members=(0, 2), rows=SCORES)
     with path.open("ab") as file:
-        file.write(b"7,1,0,0.5 0.5,1.0\n7,1,3,0.5")  # a coalition that was being written
+        # A coalition that was being written. Columns: seed, coalition, round, per_class, val_loss.
+        file.write(b"7,1,0,0.5 0.5,1.0\n7,1,3,0.5")
 
-    store = make_store(path, *names, rounds=(0, 3))
+    store = make_store_of_two_rounds(path)
 
     assert store.seeds == [7]
-    assert store.rows(7, (0, 2)) == [scores[0], scores[3]]
+    assert store.rows(seed=7, members=(0, 2)) == [SCORES[0], SCORES[3]]
     assert store.missing(7, [(1,), (0, 2), (1,)]) == [(1,)]
 
 
@@ -172,24 +188,21 @@ def test_utility_store_holds_scores_that_are_not_finite_and_does_not_write_them(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "game.csv"
-    names = ["per_class", "val_loss (min)"]
-    scores: dict[int, Any] = {
+    scores_with_nan: dict[int, Any] = {
         0: [[0.0, 0.0], [0.0]],
         3: [[float("nan"), 0.0], [0.0]],
     }
-    store = make_store(path, *names, rounds=(0, 3))
-    store.add(8, (1,), scores)
+    store = make_store_of_two_rounds(path)
+
+    store.add(seed=8, members=(1,), rows=scores_with_nan)
 
     assert store.missing(8, [(1,)]) == []
-    assert make_store(path, *names, rounds=(0, 3)).seeds == []
+    assert make_store_of_two_rounds(path).seeds == []
 
 
 def test_utility_store_of_other_scores_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "game.csv"
-    store = make_store(path, "per_class", "val_loss (min)", rounds=(0, 3))
-    scores_of_round_0 = [[0.5, -0.25], [1.5]]
-    scores_of_round_3 = [[-0.75, 1.0], [1e-9]]
-    store.add(7, (0, 2), {0: scores_of_round_0, 3: scores_of_round_3})
+    make_store_of_two_rounds(path).add(seed=7, members=(0, 2), rows=SCORES)
 
     with pytest.raises(ConfigurationError, match="has the columns"):
         make_store(path, "per_class", "other", rounds=(0, 3))

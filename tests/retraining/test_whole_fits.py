@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
 from flsv.functional import few_coalitions_shapley
+from flsv.games.members import Members, members_of
 from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks, design_within, fits_of
 from flsv.retraining.fit_order import FitOrder
@@ -32,8 +33,17 @@ from helpers.recorded import Recorded
 QUIET = Reporting(table=False)
 
 
-def fit_kind(kind: Kind, folder: Path, metrics: dict[str, Any]) -> tuple[FederatedLoop, Any]:
-    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=QUIET, **kind.loop)
+def fit_kind(
+    kind: Kind,
+    folder: Path,
+    metrics: dict[str, Any],
+) -> tuple[FederatedLoop, Any]:
+    loop = FederatedLoop(
+        metrics=metrics,
+        seed=SEED,
+        reporting=QUIET,
+        **kind.loop,
+    )
     module = kind.module()
     callbacks = []
     if kind.callback is not None:
@@ -57,89 +67,65 @@ def test_every_coalitions_fit_equals_a_plain_loop(tmp_path: Path, name: str) -> 
     loop, module = fit_kind(kind, tmp_path, {"shadow": metric})
 
     masks = coalition_masks("all", 3)
-    by_hand = []
-    for mask in masks:
-        hand = kind.hand(copy.deepcopy(untrained.net), untrained.optimizer)
-        by_hand.append(hand.utility(mask.nonzero()[:, 0].tolist()))
+    utilities_by_hand = []
+    for members in members_of(masks):
+        coalition = kind.hand(copy.deepcopy(untrained.net), untrained.optimizer)
+        utilities_by_hand.append(coalition.utility(members))
 
-    expected = torch.tensor(by_hand, dtype=torch.float64)
-    metric_of_run = loop.metrics["shadow"]
-
-    assert isinstance(metric_of_run, Recorded)
-
+    expected = torch.tensor(utilities_by_hand, dtype=torch.float64)
+    metric_of_run: Any = loop.metrics["shadow"]
     utilities = metric_of_run.game.flatten()
     torch.testing.assert_close(utilities, expected, rtol=0, atol=1e-5)
 
-    values = few_coalitions_shapley(masks, expected).values
-    shadow = loop.contributions["shadow"].double()
+    expected_values = few_coalitions_shapley(masks, expected).values
+    values = loop.contributions["shadow"].double()
+    torch.testing.assert_close(values, expected_values, rtol=0, atol=1e-5)
 
-    torch.testing.assert_close(shadow, values, rtol=0, atol=1e-5)
-
-    _, without = fit_kind(kind, tmp_path, {})
-    assert torch.equal(state_vector(module), state_vector(without))
+    _, module_without_metric = fit_kind(kind, tmp_path, {})
+    assert torch.equal(state_vector(module), state_vector(module_without_metric))
 
 
 @pytest.mark.slow
 def test_kill_during_coalitions_keeps_finished_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = KINDS["manual optimization"]
-    keep = UtilityStore.add
-    train = ForkedFits.train
-    stored_members = list[Any]()
-    trained = list[Any]()
+    def make_loop() -> FederatedLoop:
+        metric = ShadowShapley(coalitions="both", performance="negative_loss")
+        return FederatedLoop(metrics={"shadow": metric}, seed=SEED, reporting=QUIET)
 
-    def counted(store: UtilityStore, seed: int, members: Any, *results: Any) -> None:
-        if len(stored_members) == 3:
-            raise KeyboardInterrupt
-        stored_members.append(members)
-        keep(store, seed, members, *results)
-
-    def loop() -> FederatedLoop:
-        return FederatedLoop(
-            metrics={"shadow": ShadowShapley(coalitions="both", performance="negative_loss")},
-            seed=SEED,
-            reporting=QUIET,
-        )
-
-    def fit(federation: FederatedLoop, folder: Path, path: Path | None = None) -> list[float]:
+    def fit(loop: FederatedLoop, folder: Path, checkpoint: Path | None = None) -> list[float]:
+        """Return the values by round and client."""
         saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
         trainer = trainer_for(
-            federation, folder, FIT_ROUNDS, callbacks=[saves], enable_checkpointing=True
+            loop, folder, FIT_ROUNDS, callbacks=[saves], enable_checkpointing=True
         )
-        trainer.fit(kind.module(), make_three_clients(), ckpt_path=path)
+        module = KINDS["manual optimization"].module()
+        trainer.fit(module, make_three_clients(), ckpt_path=checkpoint)
 
-        return (
-            federation.history()
-            .query("metric == 'shadow'")
-            .sort_values(["round", "client"])
-            .value.tolist()
-        )
+        rows = loop.history().query("metric == 'shadow'")
+        return rows.sort_values(["round", "client"]).value.tolist()
 
-    whole = fit(loop(), tmp_path / "whole")
-    monkeypatch.setattr(UtilityStore, "add", counted)
-    stopped = loop()
-
-    with pytest.warns(UserWarning, match=r"3 of 6 coalitions are trained, and kept in"):
-        fit(stopped, tmp_path / "killed")
-    assert stopped.contributions["shadow"].isnan().all()
-    assert "values stand after training" in repr(stopped.contributions["shadow"])
-
-    monkeypatch.setattr(UtilityStore, "add", keep)
-    monkeypatch.setattr(
-        ForkedFits, "train", lambda forks, orders: trained.extend(orders) or train(forks, orders)
-    )
-    resumed = loop()
-
-    assert (
-        fit(resumed, tmp_path / "killed", tmp_path / "killed" / "checkpoints" / "last.ckpt")
-        == whole
-    )
+    whole = fit(make_loop(), tmp_path / "whole")
     assert len(whole) == 3 * FIT_ROUNDS
 
-    again_trained = [order.members for order in trained]
-    assert again_trained[0] == (0, 1, 2)  # the proof
-    assert sorted([*stored_members, *again_trained[1:]]) == [
+    stored_members: list[Any] = []
+    killed = make_loop()
+    with monkeypatch.context() as patch:
+        interrupt_fourth_result(patch, stored_members)
+        with pytest.warns(UserWarning, match=r"3 of 6 coalitions are trained, and kept in"):
+            fit(killed, tmp_path / "killed")
+    assert killed.contributions["shadow"].isnan().all()
+    assert "values stand after training" in repr(killed.contributions["shadow"])
+
+    members_to_train: list[Any] = []
+    record_orders(monkeypatch, members_to_train)
+    checkpoint = tmp_path / "killed" / "checkpoints" / "last.ckpt"
+    resumed = fit(make_loop(), tmp_path / "killed", checkpoint)
+
+    assert resumed == whole
+    all_clients, *missing_members = members_to_train
+    assert all_clients == (0, 1, 2)  # it is trained again to be compared with the run
+    assert sorted([*stored_members, *missing_members]) == [
         (0,),
         (0, 1),
         (0, 2),
@@ -147,6 +133,35 @@ def test_kill_during_coalitions_keeps_finished_ones(
         (1, 2),
         (2,),
     ]
+
+
+def interrupt_fourth_result(monkeypatch: pytest.MonkeyPatch, stored_members: list[Any]) -> None:
+    """Let the store take three results, whose members are listed, and fail as by Ctrl-C at the fourth."""
+    add = UtilityStore.add
+
+    def add_three(
+        store: UtilityStore,
+        seed: int,
+        members: Any,
+        *results: Any,
+    ) -> None:
+        if len(stored_members) == 3:
+            raise KeyboardInterrupt
+        stored_members.append(members)
+        add(store, seed, members, *results)
+
+    monkeypatch.setattr(UtilityStore, "add", add_three)
+
+
+def record_orders(monkeypatch: pytest.MonkeyPatch, members_to_train: list[Any]) -> None:
+    """List the members of the coalitions that are to be trained by forks."""
+    train = ForkedFits.train
+
+    def record_and_train(forks: ForkedFits, orders: Any) -> Any:
+        members_to_train.extend(order.members for order in orders)
+        return train(forks, orders)
+
+    monkeypatch.setattr(ForkedFits, "train", record_and_train)
 
 
 @pytest.mark.parametrize(
@@ -159,88 +174,96 @@ def test_design_within_max_fits_has_the_expected_cost(
     assert fits_of(coalition_masks(design_within(max_fits, clients), clients)) == costs
 
 
-class Diverges(Manual):
-    """Of client 1 alone, in the second round, nothing finite comes."""
+def federated_loop_of(trainer: L.Trainer) -> Any:
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    (loop,) = (callback for callback in callbacks if isinstance(callback, FederatedLoop))
+    return loop
+
+
+class DivergesForClient1Alone(Manual):
+    """Where client 1 trains alone, its loss is NaN in the second round."""
 
     def loss(self, batch: Any) -> Tensor:
-        loop: Any = next(
-            callback for callback in self.trainer.callbacks if isinstance(callback, FederatedLoop)
-        )  # type: ignore[attr-defined]
+        loop = federated_loop_of(self.trainer)
         loss = super().loss(batch)
-        if self.training and loop.round_index == 1:
-            cohort = loop.sampler.sample(3, {}, torch.Generator()).tolist()
-            if cohort == [1]:
-                return loss * float("nan")
-
+        is_second_round = loop.round_index == 1
+        is_client_1_alone = loop.state.cohort == [1]
+        if self.training and is_second_round and is_client_1_alone:
+            return loss * float("nan")
         return loss
 
 
 def test_divergence_of_one_coalition_changes_no_other_coalitions_score(tmp_path: Path) -> None:
-    kind = Kind(Diverges)
-    games: list[Tensor] = []
-    for module in (Diverges, Manual):
-        kind.module = module
+    utilities_by_module: dict[Any, dict[Members, float]] = {}
+    for module in (Manual, DivergesForClient1Alone):
         loop, _ = fit_kind(
-            kind,
+            Kind(module),
             tmp_path,
             {"shadow": Recorded(coalitions="all", performance="negative_loss")},
         )
         metric: Any = loop.metrics["shadow"]
-        games.append(metric.game)
+        utilities = metric.game.flatten().tolist()
+        utilities_by_module[module] = dict(zip(metric.members, utilities, strict=True))
 
-    is_different = (games[0] != games[1]).tolist()
-    client_1_alone = torch.tensor([False, True, False])
+    finite_utilities = utilities_by_module[Manual]
+    utilities_with_a_divergence = utilities_by_module[DivergesForClient1Alone]
+    different_coalitions = [
+        members
+        for members, utility in finite_utilities.items()
+        if utilities_with_a_divergence[members] != utility
+    ]
 
-    assert is_different == (coalition_masks("all", 3) == client_1_alone).all(1).tolist()
+    assert different_coalitions == [(1,)]
 
 
-class Lucky(Manual):
-    """Its score is drawn."""
-
+class DrawsItsScore(Manual):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("luck", torch.rand(()))
 
 
 def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path: Path) -> None:
     loop, _ = fit_kind(
-        Kind(Lucky),
+        Kind(DrawsItsScore),
         tmp_path,
         {"shadow": Recorded(coalitions="all", performance="luck", mode="max")},
     )
     metric: Any = loop.metrics["shadow"]
 
-    assert metric.game[1:].tolist() == [metric.game[1].item()] * 7  # the first one has not trained
+    utilities_of_trained = metric.game[1:]  # those of the seven coalitions but the empty one
+    assert len(utilities_of_trained) == 7
+    assert (utilities_of_trained == utilities_of_trained[0]).all()
 
 
-class Locked(L.Callback):
+class HoldsALock(L.Callback):
     def __init__(self) -> None:
         self.lock = threading.Lock()
 
 
-class Fails(L.Callback):
-    """Where client 0 is not there."""
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        loop: Any = next(
-            callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop)
-        )  # type: ignore[attr-defined]
-        if loop.current_client == 1 and 0 not in loop.state.cohort:
-            raise ZeroDivisionError("nobody there")
+KIND_WITH_A_LOCK = Kind(Manual, callback=HoldsALock)
 
 
-def test_trainer_with_a_lock_trains_coalitions_in_forks_alone(
+def test_trainer_with_a_lock_is_forked(tmp_path: Path) -> None:
+    metrics: dict[str, Any] = {"shadow": ShadowShapley(coalitions="all")}
+    loop, _ = fit_kind(KIND_WITH_A_LOCK, tmp_path, metrics)
+    assert not loop.contributions["shadow"].isnan().any()
+
+
+def test_trainer_with_a_lock_cannot_be_pickled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shadow: dict[str, Any] = {"shadow": ShadowShapley(coalitions="all")}
-    loop, _ = fit_kind(Kind(KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
-
-    assert not loop.contributions["shadow"].isnan().any()  # a fork has the lock
-
     forbid_forks(monkeypatch)
-    with pytest.raises(
-        ConfigurationError, match="since it is a test. But the Trainer, .* cannot be pickled .*lock"
-    ):
-        fit_kind(Kind(KINDS["manual optimization"].module, callback=Locked), tmp_path, shadow)
+    message = "since it is a test. But the Trainer, .* cannot be pickled .*lock"
+    with pytest.raises(ConfigurationError, match=message):
+        fit_kind(KIND_WITH_A_LOCK, tmp_path, {"shadow": ShadowShapley(coalitions="all")})
+
+
+class FailsWithoutClient0(L.Callback):
+    """Fails when client 1 trains, in coalitions without client 0."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        loop = federated_loop_of(trainer)
+        if loop.current_client == 1 and 0 not in loop.state.cohort:
+            raise ZeroDivisionError("nobody there")
 
 
 @pytest.mark.parametrize(
@@ -264,17 +287,21 @@ def test_failed_coalitions_end_no_run(
     metrics: dict[str, Any] = {"shadow": ShadowShapley(coalitions=coalitions)}
 
     with pytest.warns(UserWarning, match=f"no values. {failed}: ZeroDivisionError"):
-        loop, _ = fit_kind(Kind(callback=Fails), tmp_path, metrics)
+        loop, _ = fit_kind(Kind(callback=FailsWithoutClient0), tmp_path, metrics)
 
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == FIT_ROUNDS
 
 
-class Unseeded(Manual):
+class WeighsByUnseededNumbers(Manual):
     """Draws from what no seed sets."""
 
     def loss(self, batch: Any) -> Tensor:
-        return super().loss(batch) * (1 + os.urandom(1)[0] / 100 if self.training else 1)
+        loss = super().loss(batch)
+        if not self.training:
+            return loss
+        (random_byte,) = os.urandom(1)
+        return loss * (1 + random_byte / 100)
 
 
 def test_no_values_if_the_full_coalition_differs_from_the_run(tmp_path: Path) -> None:
@@ -283,7 +310,7 @@ def test_no_values_if_the_full_coalition_differs_from_the_run(tmp_path: Path) ->
         "neither its seed nor the state of this process"
     )
     with pytest.warns(UserWarning, match=message):
-        loop, _ = fit_kind(Kind(Unseeded), tmp_path, {"shadow": ShadowShapley()})
+        loop, _ = fit_kind(Kind(WeighsByUnseededNumbers), tmp_path, {"shadow": ShadowShapley()})
 
     assert loop.contributions["shadow"].isnan().all()
 
@@ -292,10 +319,7 @@ class StopsAlone(L.Callback):
     """Ends the training of a coalition after its first round, as an early stopping of one's own may."""
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        loop: Any = next(
-            callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop)
-        )  # type: ignore[attr-defined]
-        if len(loop.state.cohort) == 1:
+        if len(federated_loop_of(trainer).state.cohort) == 1:
             trainer.should_stop = True
             trainer.fit_loop.min_epochs = 0
 
@@ -314,7 +338,11 @@ def test_failed_first_coalition_fails_all_others() -> None:
     """As after a first round without a model, with which the coalition of all could be compared."""
     failure = ChildFailed("no data")
     trainer = SimpleNamespace(train=lambda orders: [(orders[0], failure)])
-    training = CoalitionTraining(trainer, FitOrder((), 0), [1, 1])
+    training = CoalitionTraining(
+        trainer,
+        FitOrder(members=(), seed=0),
+        num_samples=[1, 1],
+    )
     results = dict(training.fits([(0,), (1,)], 0))
 
     assert str(results[0,]) == "no data"

@@ -19,18 +19,23 @@ from flsv.functional.shapley.predicted_outputs import (
     whole_layers,
 )
 
-SAMPLES, CLASSES = 60, 4
+NUM_SAMPLES = 60
+NUM_CLASSES = 4
 
 
-def make_federation(n, design="singles", seed=0):
-    """Return trained coalitions, their logits, the clients' sizes and the score."""
+def make_federation(num_clients, design="singles", seed=0):
+    """Return T trained coalitions ``[T, n]``, their logits ``[T, V, M]`` for V samples and M classes, the clients'
+    sizes ``[n]`` and the score. The first coalition is the empty one, the second that of all clients, and those of one
+    client follow."""
     generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(CLASSES, (SAMPLES,), generator=generator)
-    trained = few_coalitions(n, design)
-    one_hot_labels = torch.nn.functional.one_hot(labels, CLASSES)
-    client_logits = torch.randn(n, SAMPLES, CLASSES, generator=generator) + 2 * one_hot_labels
-    sizes = torch.randint(20, 90, (n,), generator=generator)
+    labels = torch.randint(NUM_CLASSES, (NUM_SAMPLES,), generator=generator)
+    trained = few_coalitions(num_clients, design)
+    one_hot_labels = torch.nn.functional.one_hot(labels, NUM_CLASSES)
+    noise = torch.randn(num_clients, NUM_SAMPLES, NUM_CLASSES, generator=generator)
+    client_logits = noise + 2 * one_hot_labels
+    sizes = torch.randint(20, 90, (num_clients,), generator=generator)
 
+    # A coalition's logits are the mean of its members', with noise.
     shares = coalition_shares(trained, sizes).float()
     outputs = torch.einsum("tn,nvm->tvm", shares, client_logits)
     outputs += 0.3 * torch.randn(outputs.shape, generator=generator)
@@ -67,37 +72,25 @@ def test_interpolation_equals_the_scikit_learn_gaussian_process(design):
 
 def values_by_hand(trained, outputs, sizes, accuracy):
     """Return Shapley values of the mean of both games, by the definition and one coalition at a time."""
-    n = len(sizes)
-    row_of_members = {}
-    for row, mask in enumerate(trained):
-        row_of_members[tuple(mask.nonzero().flatten().tolist())] = row
-
-    is_trained = trained.sum(1) > 0
-    is_single = trained[is_trained].sum(1) == 1
-    capped = cap_logits(outputs[is_trained].double(), is_single)
+    outputs_by_members = {}
+    for mask, logits in zip(trained, outputs):
+        members = tuple(mask.nonzero().flatten().tolist())
+        outputs_by_members[members] = logits  # [V, M]
 
     def utility(members):
-        if members in row_of_members:
-            row = row_of_members[members]
-            return float(accuracy(outputs[row][None]))
+        if members in outputs_by_members:
+            return float(accuracy(outputs_by_members[members][None]))
 
-        mask = torch.zeros(1, n, dtype=torch.bool)
-        mask[0, list(members)] = True
-        samples = sizes[list(members)].double()
-        mixed = 0.0
-        for client, share in zip(members, samples / samples.sum()):
-            single = outputs[row_of_members[(client,)]].double()
-            mixed = mixed + share * single.softmax(-1)
-
-        weights = interpolation_weights(mask, trained[is_trained], sizes)[0]
-        interpolated = torch.einsum("t,tvm->vm", weights, capped)
+        interpolated = interpolate_by_hand(members, trained, outputs, sizes)
+        mixed = mix_by_hand(members, outputs_by_members, sizes)
         return float(accuracy(interpolated[None]) + accuracy(mixed[None])) / 2
 
-    values = torch.zeros(n, dtype=torch.float64)
-    for client in range(n):
-        other_clients = [j for j in range(n) if j != client]
-        for size in range(n):
-            weight = 1 / (n * math.comb(n - 1, size))
+    num_clients = len(sizes)
+    values = torch.zeros(num_clients, dtype=torch.float64)
+    for client in range(num_clients):
+        other_clients = [j for j in range(num_clients) if j != client]
+        for size in range(num_clients):
+            weight = 1 / (num_clients * math.comb(num_clients - 1, size))
             for members in itertools.combinations(other_clients, size):
                 joined = tuple(sorted((*members, client)))
                 values[client] += weight * (utility(joined) - utility(members))
@@ -105,18 +98,35 @@ def values_by_hand(trained, outputs, sizes, accuracy):
     return values
 
 
+def interpolate_by_hand(members, trained, outputs, sizes):
+    """Return a coalition's logits ``[V, M]``: weighted sums of those of the T trained coalitions but the empty one."""
+    has_members = trained.sum(1) > 0
+    trained_masks = trained[has_members]
+    is_single = trained_masks.sum(1) == 1
+    capped_outputs = cap_logits(outputs[has_members].double(), is_single)  # [T, V, M]
+
+    mask = torch.zeros(1, len(sizes), dtype=torch.bool)
+    mask[0, list(members)] = True
+    (weights,) = interpolation_weights(mask, trained_masks, sizes)  # [T]
+    return torch.einsum("t,tvm->vm", weights, capped_outputs)
+
+
+def mix_by_hand(members, outputs_by_members, sizes):
+    """Return the mean ``[V, M]`` of the members' probabilities, by size."""
+    member_sizes = sizes[list(members)].double()
+    mean = 0.0
+    for client, share in zip(members, member_sizes / member_sizes.sum()):
+        probabilities = outputs_by_members[client,].double().softmax(-1)
+        mean = mean + share * probabilities
+    return mean
+
+
 @pytest.mark.parametrize("design", ["singles", "both"])
 def test_values_are_those_of_an_enumeration_by_hand(design):
     trained, outputs, sizes, accuracy = make_federation(4, design)
 
-    estimate = predicted_shapley(
-        trained,
-        accuracy(outputs),
-        outputs,
-        sizes,
-        accuracy,
-        logits=True,
-    )
+    utilities = accuracy(outputs)
+    estimate = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True)
 
     expected = values_by_hand(trained, outputs, sizes, accuracy)
     torch.testing.assert_close(
@@ -125,19 +135,13 @@ def test_values_are_those_of_an_enumeration_by_hand(design):
         rtol=0,
         atol=1e-12,
     )
-    assert estimate.evaluations == 16
+    assert estimate.evaluations == 2**4
     assert not estimate.stderr.any()
 
 
 def make_table_utility(masks, utilities):
     """The game of these coalitions' utilities."""
-    table = {
-        tuple(mask): utility
-        for mask, utility in zip(
-            masks.tolist(),
-            utilities,
-        )
-    }
+    table = {tuple(mask): utility for mask, utility in zip(masks.tolist(), utilities)}
 
     def utility(coalitions):
         return torch.stack([table[tuple(mask)] for mask in coalitions.tolist()])
@@ -152,7 +156,12 @@ def test_values_are_exact_with_all_coalitions():
 
     estimate = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True)
 
-    torch.testing.assert_close(estimate.values, exact, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        estimate.values,
+        exact,
+        rtol=0,
+        atol=1e-12,
+    )
     assert estimate.disagreement.abs().max() < 1e-12
 
 
@@ -161,7 +170,14 @@ def test_values_sum_to_the_gain_and_follow_the_clients():
     utilities = accuracy(outputs)
     order = torch.tensor([3, 0, 4, 2, 1])
 
-    values = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True).values
+    values = predicted_shapley(
+        trained,
+        utilities,
+        outputs,
+        sizes,
+        accuracy,
+        logits=True,
+    ).values
     reordered = predicted_shapley(
         trained[:, order],
         utilities,
@@ -180,71 +196,84 @@ def test_values_sum_to_the_gain_and_follow_the_clients():
     )
 
 
-def test_large_logits_of_one_client_are_capped():
-    """A last layer times a thousand changes no score of its model: its logits count as 1.5 times the median's."""
+def enlarge_logits_of_client_0(trained, outputs, factor):
+    """As a last layer times ``factor`` does, which changes no accuracy of its model."""
+    client_0_alone = trained[:, 0] & (trained.sum(1) == 1)
+    outputs = outputs.clone()
+    outputs[client_0_alone] *= factor
+    return outputs
+
+
+def test_logits_of_one_client_are_capped_at_1_5_times_the_median():
+    trained, outputs, *_ = make_federation(5)
+    is_single = trained.sum(1) == 1
+    outputs = enlarge_logits_of_client_0(trained, outputs, factor=1000)
+    has_members = trained.any(1)
+
+    capped = cap_logits(outputs[has_members], is_single[has_members])
+
+    norms = capped.norm(dim=-1).mean(1)  # [T], means over samples
+    norms_of_clients = norms[is_single[has_members]]
+    torch.testing.assert_close(norms_of_clients[0], CAP * norms_of_clients.median())
+
+
+def test_values_do_not_depend_on_how_large_a_clients_logits_are_above_the_cap():
     trained, outputs, sizes, accuracy = make_federation(5)
     utilities = accuracy(outputs)
-    outputs[2] *= 1000
-    capped = cap_logits(outputs[1:], trained[1:].sum(1) == 1)
-    norms = capped.norm(dim=-1).mean(1)
+    values_by_factor = []
+    for factor in (1e3, 1e6):
+        enlarged = enlarge_logits_of_client_0(trained, outputs, factor)
+        estimate = predicted_shapley(trained, utilities, enlarged, sizes, accuracy, logits=True)
+        values_by_factor.append(estimate.values)
 
-    torch.testing.assert_close(norms[1], CAP * norms[1:].median())
-
-    values = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True).values
-    outputs[2] *= 1000
-    values_of_larger_logits = predicted_shapley(
-        trained, utilities, outputs, sizes, accuracy, logits=True
-    ).values
-
-    torch.testing.assert_close(values, values_of_larger_logits, rtol=0, atol=1e-9)
+    torch.testing.assert_close(*values_by_factor, rtol=0, atol=1e-9)
 
 
 def test_predicted_values_of_a_class_equal_those_of_its_game():
     trained, outputs, sizes, _ = make_federation(4)
-    y = torch.arange(SAMPLES) % CLASSES
+    labels = torch.arange(NUM_SAMPLES) % NUM_CLASSES
 
-    def by_class(outputs):
-        hits = (outputs.argmax(-1) == y).double()
-        recalls = [hits[:, y == label].mean(1) for label in range(CLASSES)]
+    def recalls(outputs):
+        """Return each class' recall, ``[T, M]``."""
+        is_right = (outputs.argmax(-1) == labels).double()
+        recalls = [is_right[:, labels == label].mean(1) for label in range(NUM_CLASSES)]
         return torch.stack(recalls, 1)
 
-    utilities = by_class(outputs)
+    utilities = recalls(outputs)
 
-    estimate = predicted_shapley(trained, utilities, outputs, sizes, by_class, logits=True)
+    estimate = predicted_shapley(trained, utilities, outputs, sizes, recalls, logits=True)
 
-    assert estimate.values.shape == estimate.disagreement.shape == (4, CLASSES)
+    assert estimate.values.shape == (4, NUM_CLASSES)
+    assert estimate.disagreement.shape == (4, NUM_CLASSES)
 
-    for label in range(CLASSES):
-        of_class = predicted_shapley(
+    for label in range(NUM_CLASSES):
+        estimate_of_class = predicted_shapley(
             trained,
             utilities[:, label],
             outputs,
             sizes,
-            lambda predictions, label=label: by_class(predictions)[:, label],
+            lambda predictions, label=label: recalls(predictions)[:, label],
             logits=True,
         )
-        torch.testing.assert_close(estimate.values[:, label], of_class.values)
+        torch.testing.assert_close(estimate.values[:, label], estimate_of_class.values)
 
 
 def test_predicted_values_of_a_linear_regression_are_exact():
     """The members' predictions average linearly where all trained models do: then both games are the true one."""
-    n = 4
-    y = torch.linspace(-1, 1, SAMPLES)
-    masks = all_coalitions(n)
-    single_outputs = torch.randn(
-        n,
-        SAMPLES,
-        generator=torch.Generator().manual_seed(1),
-    )
+    y = torch.linspace(-1, 1, NUM_SAMPLES)
     sizes = torch.tensor([3, 1, 4, 2])
-    outputs = (coalition_shares(masks, sizes).float() @ single_outputs).double()
+    num_clients = len(sizes)
+    masks = all_coalitions(num_clients)
+    generator = torch.Generator().manual_seed(1)
+    client_outputs = torch.randn(num_clients, NUM_SAMPLES, generator=generator)
+    outputs = (coalition_shares(masks, sizes).float() @ client_outputs).double()
 
     def negative_error(outputs):
         return -(outputs - y).square().mean(-1)
 
     utilities = negative_error(outputs)
     is_trained = masks.sum(1) <= 1
-    is_trained[-1] = True
+    is_trained[-1] = True  # the coalition of all clients
 
     estimate = predicted_shapley(
         masks[is_trained],
@@ -255,8 +284,13 @@ def test_predicted_values_of_a_linear_regression_are_exact():
         logits=False,
     )
 
-    exact = exact_shapley(make_table_utility(masks, utilities), n).values
-    torch.testing.assert_close(estimate.values, exact, rtol=0.01, atol=0.01)
+    exact = exact_shapley(make_table_utility(masks, utilities), num_clients).values
+    torch.testing.assert_close(
+        estimate.values,
+        exact,
+        rtol=0.01,
+        atol=0.01,
+    )
 
 
 def test_predicted_values_of_17_clients_are_sampled_close_to_exact_ones():

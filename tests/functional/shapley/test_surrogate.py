@@ -11,6 +11,7 @@ from functional.shapley.games import (
     make_random_table,
     make_table_game,
 )
+from torch import Tensor
 
 from flsv.functional import exact_shapley, surrogate_shapley
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
@@ -37,7 +38,8 @@ def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts: list[Ke
     table = make_accuracy_table(n)
     utilities = torch.stack([table, table**2], dim=1)
     coalitions = all_coalitions(n)
-    observed = torch.randperm(2**n, generator=make_generator())[:40]
+    order = torch.randperm(2**n, generator=make_generator())
+    observed = order[:40]
 
     surrogate, left_out = fit_surrogate(
         [parts],
@@ -50,7 +52,8 @@ def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts: list[Ke
     torch.testing.assert_close(surrogate.shapley(), shapley_of_table(predicted))
 
     residuals = (utilities - predicted)[observed]
-    is_better_than_mean = residuals.square().mean(dim=0) < utilities.var(dim=0)
+    mean_square = residuals.square().mean(dim=0)
+    is_better_than_mean = mean_square < utilities.var(dim=0)
     is_further_left_out = left_out.abs() >= residuals.abs() - 1e-9
     assert is_better_than_mean.all()
     assert is_further_left_out.all(), "a coalition is closer to a fit that has seen it"
@@ -58,31 +61,39 @@ def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts: list[Ke
 
 def test_leave_one_out_residuals_equal_those_by_refitting() -> None:
     num_coalitions = 20
-    order = torch.randperm(32, generator=make_generator())
+    order = torch.randperm(2**5, generator=make_generator())
     masks = all_coalitions(5)[order[:num_coalitions]]
     utilities = make_table_game(make_accuracy_table(5))(masks).unsqueeze(1)
+    kernels = [membership, gaussian(0.3)]
 
-    surrogate, left_out = fit_surrogate([SURROGATES[1]], masks, utilities)
+    surrogate, left_out = fit_surrogate([kernels], masks, utilities)
 
+    # The fit is by kernel ridge regression: (matrix + penalty I) dual = targets.
     scale = utilities.std()
     targets = (utilities - utilities.mean()) / scale
-    matrix = torch.full((num_coalitions, num_coalitions), CONSTANT, dtype=torch.float64)
+    matrix = torch.full(
+        (num_coalitions, num_coalitions),
+        CONSTANT,
+        dtype=torch.float64,
+    )  # a mean
     for kernel, weight in surrogate.parts:
         matrix += weight * gram(kernel, masks, masks)
-    # The ridge penalty, read off the fit: (matrix + penalty) dual = targets.
     dual = surrogate.coefficients / scale
-    penalty = float(((targets - matrix @ dual) / dual).median())
+    penalty = ridge_penalty(matrix, dual, targets)
     ridge = penalty * torch.eye(num_coalitions - 1, dtype=torch.float64)
 
-    for i in range(num_coalitions):
-        is_kept = torch.arange(num_coalitions) != i
-        system = matrix[is_kept][:, is_kept] + ridge
-        dual_without_i = torch.linalg.solve(system, targets[is_kept])
-        prediction = matrix[i, is_kept] @ dual_without_i
-        torch.testing.assert_close(
-            left_out[i],
-            (targets[i] - prediction) * scale,
-        )
+    for coalition in range(num_coalitions):
+        is_other = torch.arange(num_coalitions) != coalition
+        system = matrix[is_other][:, is_other] + ridge
+        dual_of_others = torch.linalg.solve(system, targets[is_other])
+        prediction = matrix[coalition, is_other] @ dual_of_others
+        residual = (targets[coalition] - prediction) * scale
+        torch.testing.assert_close(left_out[coalition], residual)
+
+
+def ridge_penalty(matrix: Tensor, dual: Tensor, targets: Tensor) -> float:
+    """Solve (matrix + penalty I) dual = targets for the penalty, which the fit has chosen and does not return."""
+    return float(((targets - matrix @ dual) / dual).median())
 
 
 def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
@@ -97,12 +108,9 @@ def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
     values, _ = adjusted_values(fit, game, sample)
 
     halves = torch.cat([layer.masks for layer in sample.layers])
-    empty_and_grand = torch.stack(
-        [
-            torch.zeros(n),
-            torch.ones(n),
-        ]
-    ).bool()
+    nobody = torch.zeros(n)
+    everybody = torch.ones(n)
+    empty_and_grand = torch.stack([nobody, everybody]).bool()
     masks = torch.cat([empty_and_grand, halves, ~halves])
     surrogate, _ = fit(masks, game(masks))
     residuals = (game(masks) - surrogate(masks))[:, 0]

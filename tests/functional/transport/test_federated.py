@@ -58,7 +58,12 @@ def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(
     )
 
     exact = wasserstein_distance(x, x2)
-    torch.testing.assert_close(result.distance, exact, rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        result.distance,
+        exact,
+        rtol=1e-3,
+        atol=0,
+    )
     assert result.distance >= exact * (1 - 1e-5)
 
 
@@ -88,17 +93,25 @@ def test_federated_wasserstein_equals_its_protocol_played_step_by_step() -> None
         gamma = server.step(eta, distance)
         torch.testing.assert_close(server.distance, distance + to_server)
 
-    result = federated_wasserstein(x, x2, support=20, iterations=3, generator=make_generator())
+    result = federated_wasserstein(
+        x,
+        x2,
+        support=20,
+        iterations=3,
+        generator=make_generator(),
+    )
 
     assert torch.equal(result.gamma, gamma)
     assert torch.equal(result.distance, server.distance)
     assert torch.equal(result.eta, server.eta)
 
 
+NUM_CLIENT_SAMPLES = 40
+
+
 def share_of_reconstructed_samples(support: int) -> float:
-    """The share of 40 samples that a server which keeps to the protocol works out of two answers, to 1e-3: each row is
-    half of a point of its own, which it takes off, and half of a mean of samples. Where S = m its points are one."""
-    x = torch.rand(40, 5, generator=make_generator())
+    """The share of a client's samples that a server which keeps to the protocol works out of two answers, to 1e-3."""
+    x = torch.rand(NUM_CLIENT_SAMPLES, 5, generator=make_generator())
     server_x = torch.rand(
         60,
         5,
@@ -106,26 +119,33 @@ def share_of_reconstructed_samples(support: int) -> float:
     )
     server = TransportServer(server_x)
     client = TransportClient(x, allow_reconstruction=True)
-    reconstructed = []
+    guesses = []
     gamma = server.start(support, generator=make_generator())
 
     for _ in range(2):
         eta, distance = client.answer(gamma)
-        points = gamma.mean(0) if support == len(x) else gamma
-        reconstructed.append(2 * eta - points)
+        guesses.append(guess_samples(eta, gamma))
         gamma = server.step(eta, distance)
 
-    errors = torch.cdist(
-        torch.cat(reconstructed).to(x),
-        x,
-    ).amin(0)
-
+    errors = torch.cdist(torch.cat(guesses).to(x), x).amin(0)
     return float((errors < 1e-3).double().mean())
 
 
+def guess_samples(eta: Tensor, gamma: Tensor) -> Tensor:
+    """What a server can make of a client's answer ``eta`` to its points ``gamma``.
+
+    A row of the answer is half of a server's point and half of a mean of samples, so that the server takes its point
+    off: mean = 2 eta - point. With as many points as samples it is a sample instead of a mean, beside a point that the
+    server cannot tell. But its points are nearly equal.
+    """
+    if len(gamma) == NUM_CLIENT_SAMPLES:
+        return 2 * eta - gamma.mean(0)
+    return 2 * eta - gamma
+
+
 def test_samples_are_reconstructed_with_full_support_and_not_with_the_safe_support() -> None:
-    assert share_of_reconstructed_samples(40) == 1
-    assert share_of_reconstructed_samples(safe_support(40)) == 0
+    assert share_of_reconstructed_samples(NUM_CLIENT_SAMPLES) == 1
+    assert share_of_reconstructed_samples(safe_support(NUM_CLIENT_SAMPLES)) == 0
 
 
 def make_three_gaussians() -> list[Tensor]:
