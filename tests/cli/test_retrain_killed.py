@@ -19,15 +19,14 @@ RETRAIN = ["retrain", "lightning_logs/version_0", "--trainings", "all", "--jobs"
 
 
 def start_command(folder: Path, *arguments: str, **environment: str) -> Forked:
-    """A command, whose module counts its steps in its class."""
-    return Forked(folder, main, [*arguments], COUNTS="yes", **environment)
+    return Forked(folder, main, [*arguments], **environment)
 
 
 @pytest.fixture(scope="module")
 def uninterrupted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run and its values, in one go."""
     folder = tmp_path_factory.mktemp("whole")
-    model: dict[str, Any] = {"class_path": "helpers.coalition_kinds.DigitsFails"}
+    model: dict[str, Any] = {"class_path": "helpers.coalition_kinds.DigitsCountsSteps"}
     trainer = {
         "max_epochs": 2,
         "accelerator": "cpu",

@@ -177,8 +177,8 @@ def test_errors_of_a_regression_have_the_standard_error_of_a_mean(
 
     # Two clients who add the same: together they predict 0, else 1.
     masks = all_coalitions(2)
-    outputs = torch.ones(4, num_samples)
-    outputs[3] = 0
+    outputs = torch.ones(len(masks), num_samples)
+    outputs[masks.all(1)] = 0
     covariance = score.case_covariance(masks, outputs[None], torch.ones(2))
 
     power = 2 if isinstance(metric, MeanSquaredError) else 1
@@ -186,10 +186,11 @@ def test_errors_of_a_regression_have_the_standard_error_of_a_mean(
     errors_of_0 = targets.abs() ** power
     gains = errors_of_1 - errors_of_0
     stderr = float(gains.std()) / math.sqrt(num_samples)
+    # Each client's value is half of the gain. So variances and covariances are the same.
+    variance_of_value = (stderr / 2) ** 2
     assert covariance is not None
-    # Each has half of the gain.
-    deviations = covariance.sqrt().flatten().tolist()
-    assert deviations == pytest.approx([stderr / 2] * 4, rel=1e-4)
+    assert covariance.shape == (2, 2)
+    assert covariance.flatten().tolist() == pytest.approx([variance_of_value] * 4, rel=2e-4)
 
 
 def test_a_measure_that_is_no_mean_over_samples_is_resampled() -> None:

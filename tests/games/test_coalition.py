@@ -15,7 +15,8 @@ from torchmetrics.classification import MulticlassF1Score
 
 from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator, ModelScore, Renormalized
+from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator, Renormalized
+from flsv.scores import ModelScore
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
@@ -83,17 +84,19 @@ def coalition_weights(
     """The members' weights in parameters and in buffers, in plain Python."""
     members = mask.nonzero().flatten().tolist()
     if weighting == "samples":
-        raw = {client: float(round.num_samples[client]) for client in members}
-    elif isinstance(weighting, str):
-        raw = dict.fromkeys(members, 1.0)
+        weights = {client: float(round.num_samples[client]) for client in members}
+    elif weighting == "uniform":
+        weights = dict.fromkeys(members, 1.0)
+    elif isinstance(weighting, Renormalized):
+        weights = {client: float(weighting.weights[client]) for client in members}
     else:
-        weights = weighting.weights if isinstance(weighting, Renormalized) else weighting
-        raw = {client: float(weights[client]) for client in members}
+        weights = {client: float(weighting[client]) for client in members}
 
-    total = sum(raw.values())
-    shares = {client: weight / total for client, weight in raw.items()}
+    total = sum(weights.values())
+    shares = {client: weight / total for client, weight in weights.items()}
     if isinstance(weighting, Tensor):
-        return raw, shares
+        # Fixed weights need not sum up to 1: a coalition's step is then smaller. Buffers are averaged all the same.
+        return weights, shares
 
     return shares, shares
 
@@ -147,9 +150,27 @@ def naive_scores(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[st
         }
 
 
-FIXED = torch.tensor([0.5, 0.1, 0.0, 0.7])
-F1 = ModelScore(MulticlassF1Score(CLASSES, average="macro"), "max")
-METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]
+WEIGHTS = torch.tensor([0.5, 0.1, 0.0, 0.7])  # of the four clients
+NAMED_METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]
+#: Of torchmetrics, which has no name in flsv: an evaluator of its own computes it.
+F1_SCORE = ModelScore(MulticlassF1Score(CLASSES, average="macro"), "max")
+
+
+def naive_scores_of_coalitions(
+    net: nn.Module,
+    round: Round,
+    data: list[tuple[Tensor, Tensor]],
+    weighting: Any,
+    server_lr: float,
+) -> list[dict[str, Any]]:
+    scores = []
+    for mask in MASKS:
+        has_weight = isinstance(weighting, str) or WEIGHTS[mask].any()
+        if not has_weight:
+            mask = torch.zeros_like(mask)  # nobody with a weight: the global model
+        model = naive_model(net, round, mask, weighting, server_lr)
+        scores.append(naive_scores(model, data))
+    return scores
 
 
 @pytest.mark.parametrize(
@@ -157,8 +178,8 @@ METRICS = ["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy
     [
         ("uniform", 1.0, False),
         ("samples", 0.6, False),
-        (FIXED, 1.7, True),
-        (Renormalized(FIXED), 0.6, True),
+        (WEIGHTS, 1.7, True),
+        (Renormalized(WEIGHTS), 0.6, True),
     ],
 )
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
@@ -169,26 +190,19 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     data = make_batches()
     round = make_round(net, own_starts=own_starts)
     evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend)
-    by_metric = ModelEvaluator(net, round.space, data, metric=F1.of, backend=backend)
-    games = CoalitionGames(evaluator, server_lr=server_lr, validated={F1: by_metric})
-
+    f1_evaluator = ModelEvaluator(net, round.space, data, metric=F1_SCORE.of, backend=backend)
+    games = CoalitionGames(evaluator, server_lr=server_lr, validated={F1_SCORE: f1_evaluator})
     games.begin(round)
-    utilities = {}
-    for name in [*METRICS, F1]:
-        utility = games.utility(name, weighting)
-        utilities[name] = utility(MASKS).numpy()
 
-    expected = []
-    for mask in MASKS:
-        has_weight = isinstance(weighting, str) or FIXED[mask].any()
-        if not has_weight:
-            mask = torch.zeros_like(mask)  # nobody with a weight: the global model
-        model = naive_model(net, round, mask, weighting, server_lr)
-        expected.append(naive_scores(model, data))
+    utilities = {}
+    for name in NAMED_METRICS:
+        utilities[name] = games.utility(name, weighting)(MASKS)
+    utilities["f1"] = games.utility(F1_SCORE, weighting)(MASKS)
+
+    naive = naive_scores_of_coalitions(net, round, data, weighting, server_lr)
     for name, values in utilities.items():
-        score_name = "f1" if name is F1 else name
-        expected_values = np.stack([scores[score_name] for scores in expected])
-        np.testing.assert_allclose(values, expected_values, rtol=0, atol=2e-6, err_msg=str(name))
+        expected = np.stack([scores[name] for scores in naive])
+        np.testing.assert_allclose(values.numpy(), expected, rtol=0, atol=2e-6, err_msg=name)
     assert games.evaluations == 2 * len(MASKS)  # by both evaluators
 
 
@@ -531,8 +545,8 @@ def test_metrics_of_a_round_share_every_evaluation(monkeypatch: pytest.MonkeyPat
 
     # Other weightings are other models, apart from the empty coalition's.
     games.utility("accuracy", "samples")(MASKS)
-    games.utility("accuracy", FIXED)(MASKS)
-    games.utility("negative_loss", FIXED.double())(MASKS)
+    games.utility("accuracy", WEIGHTS)(MASKS)
+    games.utility("negative_loss", WEIGHTS.double())(MASKS)
 
     assert evaluated == [2, 14, 15, 15]
 

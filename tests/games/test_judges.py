@@ -1,6 +1,5 @@
 """Coalitions judged by the clients: the same game by hand, what is told, what is refused, and who stands apart."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -245,25 +244,29 @@ def test_impossible_scores_of_a_client_are_refused(kind: str) -> None:
         judgments.check(torch.stack([answer, lie]))
 
 
-def judge_dishonestly(
-    kind: str,
-    local: LocalData,
-    models: Tensor,
-    **options: Any,
-) -> Tensor:
+LIAR = 2
+
+
+def judge_or_lie(local: LocalData, models: Tensor, **options: Any) -> Tensor:
+    """Counts of samples, and of those that each model predicts rightly; the liar's are those predicted wrongly."""
     counts = judge(local, models, **options)
-    if repr(local) == "LocalData(client 2)" and kind == "opposite":
-        counts[1:] = counts[0] - counts[1:]
+    if repr(local) == f"LocalData(client {LIAR})":
+        num_samples, num_right = counts[0], counts[1:]
+        counts[1:] = num_samples - num_right
     return counts
 
 
-@pytest.mark.parametrize("kind", ["honest", "opposite"])
+@pytest.mark.parametrize(
+    ("judge_models", "expected_events"),
+    [(judge, []), (judge_or_lie, [(LIAR, UNLIKE)])],
+    ids=["honest", "opposite"],
+)
 def test_client_whose_scores_differ_from_all_others_is_recorded_as_an_event(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judge_models: Any, expected_events: Any
 ) -> None:
     assert len(CLIENTS) >= JUDGES
-    monkeypatch.setattr(judges, "judge", partial(judge_dishonestly, kind))
-    monkeypatch.setattr(judges, "MOST_BYTES", 1)  # a question a model
+    monkeypatch.setattr(judges, "judge", judge_models)
+    monkeypatch.setattr(judges, "MOST_BYTES", 1)  # a question for each model
     metrics = {"sv": PartialFederatedShapley(judges="clients")}
     federated = make_loop(metrics, aggregator=FedAvg("uniform"))
     client_data = with_setup(make_data())
@@ -273,7 +276,6 @@ def test_client_whose_scores_differ_from_all_others_is_recorded_as_an_event(
     fit(federated, tmp_path, model, client_data, rounds=1)
 
     events = [(event.client, event.what) for event in federated.events]
-    expected_events = [(2, UNLIKE)] if kind == "opposite" else []
     assert events == expected_events
 
     # What the liar says is of classes that others judge.

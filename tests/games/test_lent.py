@@ -62,6 +62,7 @@ class Noisy(L.LightningModule):
 
     def loss(self, batch: Any) -> torch.Tensor:
         x, y = batch
+        # Counts are drawn in sevenths, so that their fractional parts differ.
         noise = 0.1 * (self.draw() % 1)
         return F.cross_entropy(self.net(x + noise), y)
 
@@ -175,8 +176,9 @@ def test_hidden_state_is_the_same_with_and_without_a_metric(kind: str) -> None:
     assert torch.equal(*models)
 
 
-class Scheduling(Noisy):
-    """A module that changes the run's optimizer, scheduler and data module after validation."""
+class ChangesPartsOfTheRun(Noisy):
+    """Changes the run's optimizer, scheduler and data module after validation, which a metric's validations must not
+    do."""
 
     def __init__(self) -> None:
         super().__init__("class")
@@ -188,66 +190,78 @@ class Scheduling(Noisy):
         if self.trainer.sanity_checking:
             return
 
+        # The learning rate, by the scheduler.
         scheduler: Any = self.lr_schedulers()
         scheduler.step()
-        trainer: Any = self.trainer
-        data = trainer.datamodule
-        data.count = getattr(data, "count", 0) + 1
+
+        # The weight decay, in the optimizer.
         optimizer: Any = self.optimizers()
         optimizer.param_groups[0]["weight_decay"] *= 2
+
+        # An attribute of the data module.
+        trainer: Any = self.trainer
+        data = trainer.datamodule
+        data.num_validations = getattr(data, "num_validations", 0) + 1
 
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_rates_decays_and_data_modules_are_those_without_the_metric(metric: str) -> None:
-    plain = Scheduling()
-    scored = Scheduling()
+    plain = ChangesPartsOfTheRun()
+    scored = ChangesPartsOfTheRun()
     plain_data = play_game(plain)
     scored_data = play_game(scored, METRICS[metric]())
 
     assert scored.rates == plain.rates
-    assert scored_data.count == plain_data.count
-    assert len({rate for rate, _ in plain.rates}) == 3
+    assert scored_data.num_validations == plain_data.num_validations
+    assert len({rate for rate, _ in plain.rates}) == 3  # one of each round
 
 
-def positions() -> Any:
+def count_up() -> Any:
     number = 0
     while True:
         number += 1
         yield number
 
 
-UNLISTED: dict[str, Any] = {
-    "count": itertools.count,
-    "iterator": lambda: iter(range(10**6)),
-    "generator": positions,
-    "cycle": lambda: itertools.cycle([1, 2, 3]),
-    "partial": lambda: [itertools.count().__next__],
-    "table": lambda: pandas.Series([0.0]),
+def draw_next(module: Any, hidden: Any) -> float:
+    return next(hidden) / 7
+
+
+def draw_by_function(module: Any, hidden: Any) -> float:
+    (function,) = hidden
+    return function() / 7
+
+
+def draw_from_table(module: Any, hidden: Any) -> float:
+    hidden.iloc[0] += 1
+    return hidden.iloc[0] / 7
+
+
+#: How a module's ``hidden`` is made, and what draws a number from it and changes it thereby.
+CANNOT_BE_RESTORED: dict[str, tuple[Any, Any]] = {
+    "count": (itertools.count, draw_next),
+    "iterator": (lambda: iter(range(10**6)), draw_next),
+    "generator": (count_up, draw_next),
+    "cycle": (lambda: itertools.cycle([1, 2, 3]), draw_next),
+    "partial": (lambda: [itertools.count().__next__], draw_by_function),
+    "table": (lambda: pandas.Series([0.0]), draw_from_table),
 }
 
 
-@pytest.mark.parametrize("kind", UNLISTED)
+@pytest.mark.parametrize("kind", CANNOT_BE_RESTORED)
 @pytest.mark.parametrize("metric", ["partial", "shadow"])
 def test_state_that_cannot_be_restored_is_named_before_the_first_round(
     kind: str, metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def draw(module: Any, hidden: Any) -> float:
-        if isinstance(hidden, list):
-            return hidden[0]() / 7
-
-        if isinstance(hidden, pandas.Series):
-            hidden.iloc[0] += 1
-            return hidden.iloc[0] / 7
-        return next(hidden) / 7
-
-    monkeypatch.setitem(HIDDEN, kind, UNLISTED[kind])
+    make_hidden, draw = CANNOT_BE_RESTORED[kind]
+    monkeypatch.setitem(HIDDEN, kind, make_hidden)
     monkeypatch.setitem(CHANGES, kind, draw)
     module = Noisy(kind)
 
     with pytest.raises(ConfigurationError, match="scoring a model changes module.hidden"):
         play_game(module, METRICS[metric]())
 
-    assert not module.rates
+    assert not module.rates  # they are recorded in each step of training
 
 
 def test_tables_and_read_only_views_can_be_compared(caplog: pytest.LogCaptureFixture) -> None:

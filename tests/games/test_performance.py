@@ -478,13 +478,14 @@ class Cosine(nn.Linear):
         return cosines[:, None]
 
 
-AFTER_A_LINE = {
+#: Last layers.
+WITH_A_BOUND = {
     "a rate": Exp,
     "a positive number": nn.Softplus,
     "a share": nn.Sigmoid,
     "a number in -1 .. 1": nn.Tanh,
 }
-UNBOUNDED = {
+WITHOUT_A_BOUND = {
     "a line": nn.Identity,
     "a leaky number": nn.LeakyReLU,
 }
@@ -494,12 +495,12 @@ def make_network(layer: Any) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 1), layer())
 
 
-@pytest.mark.parametrize("kind", [*AFTER_A_LINE, *UNBOUNDED, "a cosine"])
+@pytest.mark.parametrize("kind", [*WITH_A_BOUND, *WITHOUT_A_BOUND, "a cosine"])
 def test_outputs_with_a_bound_are_known_before_training(kind: str) -> None:
     net: nn.Module = Cosine(3, 1)
     if kind != "a cosine":
-        layers = AFTER_A_LINE | UNBOUNDED
-        net = make_network(layers[kind])
+        last_layers = WITH_A_BOUND | WITHOUT_A_BOUND
+        net = make_network(last_layers[kind])
 
     x = torch.rand(8, 3)
 
@@ -507,7 +508,7 @@ def test_outputs_with_a_bound_are_known_before_training(kind: str) -> None:
     scores_models = make_evaluator(net, measure, [(x, x.sum(1))])
 
     assert scores_models.form is not None
-    assert scores_models.form.bounded == (kind not in UNBOUNDED)
+    assert scores_models.form.bounded == (kind not in WITHOUT_A_BOUND)
 
 
 class Rounded(nn.Module):
@@ -526,17 +527,19 @@ def test_whole_numbers_are_scored_and_not_predicted() -> None:
 
 @pytest.mark.parametrize("kind", ["a rate", "a positive number", "a share"])
 def test_predicted_outputs_are_such_that_forward_could_give(kind: str) -> None:
-    """Rates far apart, so that a linear prediction would be below 0."""
+    """All outputs are above 0: the deviance of a number below 0 is an error."""
     torch.manual_seed(0)
     x = torch.rand(8, 3)
-    net = make_network(AFTER_A_LINE[kind])
+    net = make_network(WITH_A_BOUND[kind])
     deviance = torchmetrics.TweedieDevianceScore(power=1.0)
     measure = performance_of("mine", deviance, "min")
     scores_models = make_evaluator(net, measure, [(x, x.sum(1))])
 
     trained = few_coalitions(3, "singles")
-    vectors = 3 * torch.randn(len(trained), 4)
-    scores = scores_models(vectors, keep=True)
+    num_parameters = 3 + 1
+    vectors = torch.randn(len(trained), num_parameters)
+    # By the factor rates are far apart, so that a linear prediction would be below 0.
+    scores = scores_models(3 * vectors, keep=True)
     utilities = -scores.value("metric")
     output_score = OutputScore.of(scores_models, measure)
 

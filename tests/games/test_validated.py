@@ -136,8 +136,10 @@ def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -
             state = copy.deepcopy(pl_module.state_dict())
             generator_state = torch.get_rng_state()
             logged = dict(trainer.callback_metrics)
-            results["all"] = evaluate(vectors).value("val_loss")
-            results["last"] = evaluate(vectors[2:3]).value("val_loss")
+
+            third_vector_alone = vectors[2:3]
+            results["values"] = evaluate(vectors).value("val_loss")
+            results["value of the third alone"] = evaluate(third_vector_alone).value("val_loss")
             results["vectors"] = vectors
 
             for name, value in pl_module.state_dict().items():
@@ -158,9 +160,9 @@ def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -
         limit_val_batches=2,
     )
 
-    values = results["all"]
-    assert values[0] == values[3]
-    assert values[2] == results["last"][0]
+    values = results["values"]
+    assert values[0] == values[3]  # of equal models
+    assert values[2] == results["value of the third alone"][0]
     assert len(set(values.tolist())) == 3
 
     batches = list(VAE.data().val_dataloader())

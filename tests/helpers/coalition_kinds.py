@@ -110,24 +110,20 @@ class DigitsFromFile(DigitsPlateau):
         self.beta = float(Path(factor).read_text())
 
 
-class DigitsFails(DigitsPlateau):
-    """Where the environment names the coalition; it counts its steps in the class, which changes them."""
+class DigitsCountsSteps(DigitsPlateau):
+    """Counts its steps in the class, beside the module's state, and its loss grows with them.
 
-    steps = 0
+    So a training equals another one only if both begin in a process that has trained nothing. The variable WAITS of the
+    environment has the seconds that each step takes longer.
+    """
+
+    num_steps = 0
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-        (loop,) = [callback for callback in callbacks if hasattr(callback, "sampler")]
-        cohort = " ".join(map(str, loop.state.cohort))
-        if cohort == os.environ.get("FAILS"):
-            raise ZeroDivisionError("nobody there")
-
-        if "WAITS" in os.environ:
-            time.sleep(float(os.environ["WAITS"]))
-        if "COUNTS" in os.environ:
-            DigitsFails.steps += 1
+        time.sleep(float(os.environ.get("WAITS", 0)))
+        DigitsCountsSteps.num_steps += 1
         loss = super().training_step(batch, batch_idx)
-        return loss * (1 + DigitsFails.steps / 100)
+        return loss * (1 + DigitsCountsSteps.num_steps / 100)
 
 
 class Anneals(L.Callback):
@@ -170,11 +166,12 @@ KINDS: dict[str, Kind] = {
 class CountsRounds(Manual):
     """Its loss has a factor that falls from round to round."""
 
-    def rounds_so_far(self) -> int:
+    def count_round(self) -> int:
+        """Return the number of earlier rounds."""
         return self.current_epoch
 
     def on_train_epoch_start(self) -> None:
-        self.beta = 0.7 ** self.rounds_so_far()
+        self.beta = 0.7 ** self.count_round()
 
     def loss(self, batch: Any) -> Tensor:
         return self.beta * super().loss(batch)
@@ -183,15 +180,15 @@ class CountsRounds(Manual):
 class CountsRoundsInFile(CountsRounds):
     """It counts the rounds by the lines of a file, which it writes."""
 
-    def rounds_so_far(self) -> int:
+    def count_round(self) -> int:
         path = Path("rounds.txt")
-        num_lines = 0
+        num_earlier_rounds = 0
         if path.exists():
-            num_lines = len(path.read_text().splitlines())
+            num_earlier_rounds = len(path.read_text().splitlines())
 
         with path.open("a") as file:
             file.write("one more\n")
-        return num_lines
+        return num_earlier_rounds
 
 
 class DigitsInFile(CountsRoundsInFile):

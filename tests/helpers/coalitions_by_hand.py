@@ -117,24 +117,25 @@ class OwnGeneratorByHand(CoalitionByHand):
 
 
 class AnnealedByHand(CoalitionByHand):
-    """Each client anneals from the round's factor, and the factor of a round's first client stays."""
+    """Each client anneals from the round's factor. The next round's is that of the first client after its training: a
+    federation takes over the first client's state where states are not averaged."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.annealed_round = -1
-        self.initial_beta = 1.0
-        self.final_beta = 1.0
+        self.last_round = -1
+        self.beta_of_round = 1.0
+        self.beta_of_next_round = 1.0
 
     def train(self, batches: list[Any], client: int) -> None:
-        begins_round = self.round != self.annealed_round
-        if begins_round:
-            self.annealed_round = self.round
-            self.initial_beta = self.final_beta
+        is_first_client = self.round != self.last_round
+        if is_first_client:
+            self.last_round = self.round
+            self.beta_of_round = self.beta_of_next_round
 
-        self.beta = self.initial_beta
+        self.beta = self.beta_of_round
         super().train(batches, client)
-        if begins_round:
-            self.final_beta = self.beta
+        if is_first_client:
+            self.beta_of_next_round = self.beta
 
     def loss(self, batch: Any) -> Tensor:
         if self.round > 0:

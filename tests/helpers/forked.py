@@ -49,14 +49,11 @@ def _run(
     arguments: tuple[Any, ...],
     environment: dict[str, str],
 ) -> None:
-    status: Any = 1
+    status: Any = 1  # until the function has returned
     try:
         os.setsid()
         os.chdir(output.parent)
-        file = os.open(output, os.O_WRONLY | os.O_TRUNC)
-        for number in (1, 2):
-            os.dup2(file, number)
-        sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
+        redirect_output(output)
         os.environ.update(environment)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # as from a terminal
         status = function(*arguments) or 0
@@ -71,15 +68,31 @@ def _run(
         os._exit(status if isinstance(status, int) else 1)
 
 
+def redirect_output(path: Path) -> None:
+    """Let this process, and what it starts, write into a file in place of stdout and stderr."""
+    file = os.open(path, os.O_WRONLY | os.O_TRUNC)
+    stdout = 1
+    stderr = 2
+    os.dup2(file, stdout)
+    os.dup2(file, stderr)
+    # pytest has replaced Python's streams. New ones write each line at once.
+    sys.stdout = open(stdout, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(stderr, "w", buffering=1, closefd=False)  # noqa: SIM115
+
+
 def processes(session: int) -> list[int]:
     """The processes of a session that have not ended."""
     ids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            state = (process / "stat").read_text().rsplit(")", 1)[1].split()
+            text = (process / "stat").read_text()
         except OSError:
-            continue
-        if int(state[3]) == session and state[0] != "Z":
+            continue  # it has ended
+        # After the program's name, in parentheses: state, parent, group, session, ...
+        _, fields = text.rsplit(")", 1)
+        state, _, _, session_of_process, *_ = fields.split()
+        is_zombie = state == "Z"
+        if int(session_of_process) == session and not is_zombie:
             ids.append(int(process.name))
 
     return ids

@@ -30,7 +30,7 @@ from helpers.data import CLASSES, FEATURES, toy_sets
 from helpers.fits import state_vector, trainer_for
 
 SEED, ROUNDS, RATE = 5, 3, 0.1
-#: Coalitions of each size.
+#: Coalitions of each size, that of all clients at last.
 MEMBERS = [(0,), (2,), (0, 1), (0, 1, 2)]
 entropy = nn.functional.cross_entropy
 
@@ -326,20 +326,31 @@ def train_members_alone(name: str, members: tuple[int, ...], pipe: Any) -> None:
     pipe.send((utility_of_module(module), state))
 
 
-def serve_utilities(names: Any, other_end: Any) -> None:
-    """In a process that trains nothing itself, until the names or the other process end."""
+def serve_utilities(connection: Any, other_end: Any) -> None:
+    """Answer names of kinds that come by a connection, in a process that trains nothing itself, until None comes.
+
+    An answer has the utility of each of ``MEMBERS``, and the model of all clients.
+    """
     other_end.close()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    fork = multiprocessing.get_context("fork")
 
-    while name := names.recv():
-        answers = []
+    name = connection.recv()
+    while name:
+        utilities = []
         for members in MEMBERS:
-            connection, child_end = fork.Pipe()
-            process = fork.Process(target=train_members_alone, args=(name, members, child_end))
-            process.start()
-            answers.append(connection.recv())
-            process.join()
-        utilities = [utility for utility, _ in answers]
-        names.send({"utilities": utilities, "model": answers[-1][1]})
+            utility, model = train_in_fork(name, members)
+            utilities.append(utility)
+        model_of_all_clients = model  # the last members
+        connection.send({"utilities": utilities, "model": model_of_all_clients})
+        name = connection.recv()
+
+
+def train_in_fork(name: str, members: tuple[int, ...]) -> tuple[float, list[float]]:
+    fork = multiprocessing.get_context("fork")
+    connection, child_end = fork.Pipe()
+    process = fork.Process(target=train_members_alone, args=(name, members, child_end))
+    process.start()
+    utility, model = connection.recv()
+    process.join()
+    return utility, model

@@ -182,30 +182,30 @@ METRICS = [
 ]
 
 
-def without_a_row() -> list[list[PartCheck]]:
-    """The checks of the exported metrics that have no row above, made without arguments."""
-    listed = {"ContributionMetric"}
+def checks_of_unlisted_metrics() -> list[list[PartCheck]]:
+    """Of the exported metrics that have no row above, made without arguments."""
+    listed_names = {"ContributionMetric"}
     for checks in METRICS:
-        listed.add(checks[0].case.name)
+        listed_names.add(checks[0].case.name)
 
-    tables = []
+    rows = []
     for name in metrics.__all__:
-        if name not in listed:
+        if name not in listed_names:
             kind = getattr(metrics, name)
-            tables.append(checks_of_metric(kind()))
+            rows.append(checks_of_metric(kind()))
 
-    return tables
+    return rows
 
 
-METRICS += without_a_row()
+METRICS += checks_of_unlisted_metrics()
 #: By its class' name; of two of a class the first.
 METRIC_CASES: dict[str, OwnMetricCase] = {}
 for checks in METRICS:
     METRIC_CASES.setdefault(checks[0].case.name, checks[0].case)  # type: ignore[arg-type]
 
 
-class Sigmoid:
-    """The score of models: of the sum of their entries."""
+class SigmoidOfSum:
+    """Scores models by the sigmoid of the sum of their entries."""
 
     def __init__(self, models: Tensor) -> None:
         self.models = models
@@ -215,14 +215,19 @@ class Sigmoid:
 
 
 def make_judges(ids: Tensor, models: Tensor) -> list[Client]:
-    """Clients that have trained these models ``[k, P]`` from zero, and judge models by :class:`Sigmoid`."""
+    """Clients that have trained these models ``[k, P]`` from zero, and judge models by :class:`SigmoidOfSum`."""
+    class_counts = torch.tensor([4, 4])
+    num_clients = 3
     clients = []
-    for i, model in zip(ids.tolist(), models):
-        counts = torch.tensor([4, 4])
+    for client, model in zip(ids.tolist(), models):
         data = LocalData(
-            f"client {i}", lambda split: [], counts, 3 * counts, evaluator=lambda batches: Sigmoid
+            name=f"client {client}",
+            batches=lambda split: [],
+            class_counts=class_counts,
+            population=num_clients * class_counts,
+            evaluator=lambda batches: SigmoidOfSum,
         )
         data.set_models(torch.zeros_like(model), model)
-        clients.append(Client(i, data))
+        clients.append(Client(client, data))
 
     return clients

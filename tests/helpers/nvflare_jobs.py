@@ -58,13 +58,15 @@ class Job:
             (root / part).mkdir(parents=True, exist_ok=True)
 
         workspace = Workspace(str(root), name)
-        clients = [SimpleNamespace(name=site) for site in NAMES]
+        registered_clients = [SimpleNamespace(name=site) for site in NAMES]
+        # In place of the server's or site's engine: who takes part, and where files are.
         engine = SimpleNamespace(
-            get_clients=lambda: clients,
+            get_clients=lambda: registered_clients,
             get_workspace=lambda: workspace,
         )
-        runner = SimpleNamespace(task_data_filters={}, task_result_filters={})
-        runner.config = runner
+        # In place of the job's runner, for which no filter of tasks or results is configured.
+        config = SimpleNamespace(task_data_filters={}, task_result_filters={})
+        runner = SimpleNamespace(config=config, **vars(config))
         manager = FLContextManager(
             engine=engine,
             identity_name=name,

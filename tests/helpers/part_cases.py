@@ -29,21 +29,24 @@ from flsv.testing.metric import COHORTS, NUM_CLASSES, NUM_CLIENTS, SAMPLES, Roun
 from flsv.uploads import Upload, UploadContext
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
-from helpers.sites import SiteTransport
+from helpers.sites import BOSTON_ADDRESS, SiteTransport
 
 
 # Of all parts.
 def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]) -> Any:
     """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is slow for two of three parts, the next
     check for other ones: fast tests have every check for parts of each table, and some of them for every part."""
+
+    def is_fast(row: int, name: str) -> bool:
+        if name not in shared:
+            return True
+        return (row + shared.index(name)) % 3 == 0
+
     cases = []
     for table in tables:
         for row, checks in enumerate(table):
             for check in checks:
-                name = check.check.__name__
-                marks = []
-                if name in shared and (row + shared.index(name)) % 3 != 0:
-                    marks.append(pytest.mark.slow)
+                marks = [] if is_fast(row, check.check.__name__) else [pytest.mark.slow]
                 cases.append(pytest.param(check, marks=marks))
     return pytest.mark.parametrize("check", cases, ids=str)
 
@@ -73,29 +76,37 @@ def make_site_data(client: int) -> FederatedDataModule:
 def train_at_sites(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
     """One round with every client at a site, whose packets go through JSON and copies."""
     names = [f"site {client}" for client in range(fits.NUM_CLIENTS)]
-    options: dict[str, Any] = {
-        "trainer": {"accelerator": "cpu"},
-        "questions": (),
-        "upload_seed": fits.SEED,
-    }
     with tempfile.TemporaryDirectory() as folder:
-        sites = {
-            100 + client: Site(
-                case.module,
-                partial(make_site_data, client),
-                case.make,
-                Path(folder, name),
-                **options,
-            )
-            for client, name in enumerate(names)
-        }
-        wire = SiteTransport(sites, names)
-        ours = agreement(case.module(), loop)
-        directory = Directory(wire, names, ours, Path(folder, "book.json"), timeout=1, wait=0.2)
+        sites = make_sites(case, names, Path(folder))
+        directory = Directory(
+            SiteTransport(sites, names),
+            names,
+            agreement(case.module(), loop),
+            Path(folder, "book.json"),
+            timeout=1,
+            wait=0.2,
+        )
         directory.gather()
         sizes = [directory.sizes[client] for client in range(fits.NUM_CLIENTS)]
         data = RemoteData(names, sizes, fits.NUM_CLASSES, server_data=ServerData())
-        return case.fit(loop.replace(engine=partial(RemoteFederation, directory)), 1, data)
+        remote_loop = loop.replace(engine=partial(RemoteFederation, directory))
+        return case.fit(remote_loop, rounds=1, data=data)
+
+
+def make_sites(case: fits.FitCase, names: Sequence[str], folder: Path) -> dict[int, Site]:
+    """A site of each client, by the addresses of :class:`SiteTransport`."""
+    sites = {}
+    for client, name in enumerate(names):
+        sites[BOSTON_ADDRESS + client] = Site(
+            case.module,
+            partial(make_site_data, client),
+            case.make,
+            folder / name,
+            trainer={"accelerator": "cpu"},
+            questions=(),
+            upload_seed=fits.SEED,
+        )
+    return sites
 
 
 #: Of aggregators and client algorithms, beside those of flsv.testing.
@@ -291,13 +302,15 @@ def clients_are_apart(case: UploadCase) -> None:
     states = [dict[str, Tensor]() for _ in range(NUM_CLIENTS)]
     for round_index in range(2):
         for client in range(NUM_CLIENTS):
-            together = part.apply(
-                make_update(client), make_context(client, round_index, state=states[client])
-            )
-            alone_state: dict[str, Tensor] = {}
-            for earlier in range(round_index + 1):
-                alone = case.sent(client, earlier, alone_state)
-            ensure(equal(together, alone), f"{together} and {alone}")
+            context = make_context(client, round_index, state=states[client])
+            sent_among_others = part.apply(make_update(client), context)
+
+            # A new part, which this client alone uses from the first round on.
+            state_alone: dict[str, Tensor] = {}
+            for replayed_round in range(round_index + 1):
+                sent_alone = case.sent(client, replayed_round, state_alone)
+
+            ensure(equal(sent_among_others, sent_alone), f"{sent_among_others} and {sent_alone}")
 
 
 UploadCase.checks = (
@@ -324,44 +337,46 @@ class FilterCase(fits.FitCase):
         return part
 
 
-def make_cohort(index: int = 0, long: float = 1.0, order: Sequence[int] | None = None) -> Cohort:
+def make_cohort(
+    index: int = 0, factor_of_last_update: float = 1.0, order: Sequence[int] | None = None
+) -> Cohort:
     """A round's updates before the server looks at them.
 
     Args:
         index: of the round.
-        long: how many times as long the last client's update is.
+        factor_of_last_update: how many times as long the last client's update is.
         order: places of the clients, where they are not to be ascending.
     """
     round = Rounds()[index]
-    rows = round.client_vectors.clone()
     model = round.global_vector
-    rows[-1] = model + long * (rows[-1] - model)
-    positions = list(range(len(rows))) if order is None else list(order)
+    vectors = round.client_vectors.clone()
+    vectors[-1] = model + factor_of_last_update * (vectors[-1] - model)
+
+    positions = list(range(len(vectors))) if order is None else list(order)
     ids = round.client_ids[positions].tolist()
-    samples = round.num_samples[positions]
-    rows = rows[positions]
-    updates = tuple(
-        ClientUpdate(client, int(size), row)
-        for client, size, row in zip(ids, samples.tolist(), rows)
-    )
+    num_samples = round.num_samples[positions]
+    vectors = vectors[positions]
+    updates = []
+    for client, size, vector in zip(ids, num_samples.tolist(), vectors):
+        updates.append(ClientUpdate(client, int(size), vector))
 
     return Cohort(
-        index,
-        updates,
-        rows,
-        (model,) * len(ids),
-        samples,
-        round.space.num_parameters,
-        model,
+        round_index=index,
+        updates=tuple(updates),
+        matrix=vectors,
+        starts=(model,) * len(ids),
+        num_samples=num_samples,
+        num_parameters=round.space.num_parameters,
+        model=model,
     )
 
 
 def gives_a_cohort(case: FilterCase) -> None:
     """What remains is a cohort of some of the clients, with a row and a number each; nothing is changed in place."""
     for index in range(len(COHORTS)):
-        for long in (1.0, 1e6):
-            original = make_cohort(index, long)
-            argument = make_cohort(index, long)
+        for factor in (1.0, 1e6):
+            original = make_cohort(index, factor)
+            argument = make_cohort(index, factor)
             filtered = case.begun().apply(argument)
             sizes = {
                 len(filtered.updates),
@@ -379,10 +394,10 @@ def gives_a_cohort(case: FilterCase) -> None:
 
 def order_does_not_matter(case: FilterCase) -> None:
     """Who is left, and with what, does not depend on the order of the clients."""
-    for long in (1.0, 1e6):
+    for factor in (1.0, 1e6):
         by_client = []
         for order in (None, (2, 0, 1)):
-            filtered = case.begun().apply(make_cohort(0, long, order))
+            filtered = case.begun().apply(make_cohort(0, factor, order))
             rows = {}
             for client, row, size in zip(filtered.ids, filtered.matrix, filtered.num_samples):
                 rows[client] = (row, size)

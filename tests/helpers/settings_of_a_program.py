@@ -3,6 +3,7 @@
 What they are at import changes nothing.
 """
 
+import math
 import os
 from typing import Any
 
@@ -29,19 +30,21 @@ def scale() -> float:
     return 1.0
 
 
-def _factor() -> float:
-    from helpers import settings_imported_late as late
+def _product_of_settings() -> float:
+    """Each factor is 1 until a program changes the setting."""
+    from helpers import settings_imported_late
 
-    return (
-        FACTOR
-        * SHARED["factor"]
-        * Options.factor
-        * Options.scale()
-        * scale()
-        * late.FACTOR
-        * float(nn.functional.relu6(torch.ones(())))
-        * float(os.environ.get(ENVIRONMENT, "1"))
-    )
+    factors = {
+        "a global": FACTOR,
+        "an entry of a dictionary, by another name": SHARED["factor"],
+        "an attribute of a class": Options.factor,
+        "a method that may be replaced": Options.scale(),
+        "a function that may be replaced": scale(),
+        "a global of a module that is imported late": settings_imported_late.FACTOR,
+        "a library's function that may be replaced": float(nn.functional.relu6(torch.ones(()))),
+        "a variable of the environment": float(os.environ.get(ENVIRONMENT, "1")),
+    }
+    return math.prod(factors.values())
 
 
 class DependsOnSettings(Base):
@@ -49,4 +52,4 @@ class DependsOnSettings(Base):
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
         if self.current_epoch < 2:
             return loss
-        return _factor() * loss
+        return _product_of_settings() * loss

@@ -128,10 +128,19 @@ def test_remedy_that_an_error_message_names_works(
 
     message = str(caught.value)
     for argument, remedy in remedies.items():
-        assert remedy is None or str(remedy) in message
-        value = remedy
-        if isinstance(remedy, str):
-            number = re.search(f"{remedy} ?([\\d.]*\\d)", message)
-            if number is not None:
-                value = yaml.safe_load(number[1])
+        value = value_of_remedy(remedy, message)
         attempt(**{**arguments, argument: value})
+
+
+def value_of_remedy(remedy: Any, message: str) -> Any:
+    """The value that a message advises: the number after words, or the remedy itself, which may be None or a word."""
+    if remedy is None:
+        return None
+
+    assert str(remedy) in message
+    if not isinstance(remedy, str):
+        return remedy
+    number = re.search(f"{remedy} ?([\\d.]*\\d)", message)
+    if number is None:
+        return remedy
+    return yaml.safe_load(number[1])

@@ -65,9 +65,12 @@ def test_communication_cost_counts_measured_bytes():
         metric.update(ids, up, down, bytes_up[:1], bytes_down)
 
 
-class Spoils(Upload):
-    def apply(self, update: torch.Tensor, departure: UploadContext) -> torch.Tensor:
-        return update * {1: 1e6, 2: float("nan")}.get(departure.client, 1)
+class SpoilsUpdatesOfClients1And2(Upload):
+    """Client 1's is excluded by a filter of outliers. Client 2's is not finite, and so not sent."""
+
+    def apply(self, update: torch.Tensor, context: UploadContext) -> torch.Tensor:
+        factors = {1: 1e6, 2: float("nan")}
+        return update * factors.get(context.client, 1)
 
 
 def test_communication_cost_counts_updates_that_a_filter_leaves_out(tmp_path: Path) -> None:
@@ -75,8 +78,8 @@ def test_communication_cost_counts_updates_that_a_filter_leaves_out(tmp_path: Pa
     loop = FederatedLoop(
         metrics={"cost": CommunicationCost()},
         uploads=[
-            GaussianPrivacy(1.0, 2.0),
-            Spoils(),
+            GaussianPrivacy(clip=1.0, noise_multiplier=2.0),
+            SpoilsUpdatesOfClients1And2(),
         ],
         filters=[OutlierFilter(exclude=True)],
         seed=1,
@@ -92,6 +95,7 @@ def test_communication_cost_counts_updates_that_a_filter_leaves_out(tmp_path: Pa
     up, down = loop.contributions["cost"].by_class.T.tolist()
     bytes_down = loop.metrics["cost"].diagnostics()["bytes_down"]
     rounds_with_noise = loop.metrics["epsilon"].diagnostics()["rounds"]
+    # Client 1 has sent an update that does not count as a participation. Client 2 has sent none.
     assert up == [size, size, 0, size, size]
     assert down == [size] * 5
     assert bytes_down == 5 * 4 * size  # five clients, float32
@@ -122,6 +126,9 @@ def test_epsilon_of_each_client_follows_from_the_rounds_it_took_part_in() -> Non
 
 def test_privacy_budget_is_exceeded_first_by_the_most_frequent_client() -> None:
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=4.5)
+    epsilon_of_4_rounds = gaussian_epsilon(2.0, 4, privacy.delta)
+    epsilon_of_5_rounds = gaussian_epsilon(2.0, 5, privacy.delta)
+    assert epsilon_of_4_rounds < privacy.max_epsilon < epsilon_of_5_rounds
     assert privacy.affordable_rounds() == 4
 
     metric = PrivacyLoss(privacy, num_clients=4)
@@ -129,8 +136,9 @@ def test_privacy_budget_is_exceeded_first_by_the_most_frequent_client() -> None:
         assert metric.spent() is None
         metric.update(torch.tensor(cohort))
 
-    assert metric.diagnostics()["affordable"].tolist() == [2, 4, 0, 3]
+    # Clients have taken part in 2, 0, 4 and 1 of the rounds.
+    assert metric.diagnostics()["affordable"].tolist() == [4 - 2, 4, 0, 4 - 1]
     assert metric.spent() == (
-        "client 2 has spent epsilon = 4.377 in 4 rounds, and one more would make it 4.983, above max_epsilon=4.5 "
-        "(delta=1e-05)"
+        f"client 2 has spent epsilon = {epsilon_of_4_rounds:.3f} in 4 rounds, and one more would make it "
+        f"{epsilon_of_5_rounds:.3f}, above max_epsilon=4.5 (delta=1e-05)"
     )

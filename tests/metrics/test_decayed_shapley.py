@@ -81,22 +81,34 @@ def test_metric_equals_the_function_and_counts_rounds(
     decay = options.get("decay", 1)
     threshold = options.get("threshold", 0)
 
+    evaluated_rounds = set()
     for index, values in enumerate(values_by_round):
         ids = (~values.isnan()).nonzero().flatten()
-        weight_of_round = decay ** (index + 1)
-
-        def sum_members(
-            masks: Tensor, values: Tensor = values[ids], weight: float = weight_of_round
-        ) -> Tensor:
-            assert weight >= threshold, "evaluated"
-            return masks.double() @ values
-
-        metric.update(ids, sum_members, round_index=index)
+        game = AdditiveGame(values[ids])
+        metric.update(ids, game, round_index=index)
+        if game.is_evaluated:
+            evaluated_rounds.add(index)
 
     expected = decayed_shapley(values_by_round, **options)
     torch.testing.assert_close(metric.compute(), expected, equal_nan=True)
+    rounds_above_threshold = {
+        index for index in range(len(values_by_round)) if decay ** (index + 1) >= threshold
+    }
+    assert evaluated_rounds == rounds_above_threshold
     assert int(metric.skipped) == num_skipped
     assert int(metric.flagged) == num_flagged
+
+
+class AdditiveGame:
+    """A coalition's utility is the sum of its members' values, ``[k]``."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self.is_evaluated = False
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        self.is_evaluated = True
+        return masks.double() @ self.values
 
 
 def make_additive_game(*worth: float) -> Any:

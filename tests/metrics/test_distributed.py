@@ -16,8 +16,13 @@ from helpers.metric_cases import METRIC_CASES
 
 pytestmark = pytest.mark.slow
 
-#: What a run's parts cannot be put together of.
-WHOLE = ("CosineGradientShapley", "OneRoundShapley")
+#: Metrics that refuse to be merged: they need all rounds in one process.
+NOT_MERGED = ("CosineGradientShapley", "OneRoundShapley")
+ALL_ROUNDS = EVERY
+ROUNDS_OF_PROCESS = [EVERY[:HALF], EVERY[HALF:]]
+
+
+MERGED = [name for name in METRIC_CASES if name not in NOT_MERGED]
 
 
 def results_of_metric(metric: Metric) -> dict[str, Any]:
@@ -31,18 +36,18 @@ def run_process(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     # They meet in a file: a store that the first process serves is gone when that one leaves, and the other may hang.
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    for name in NOT_MERGED:
+        metric = METRIC_CASES[name].updated(ALL_ROUNDS[:1])
+        with pytest.raises(ValueError, match="needs all rounds in one place"):
+            metric.compute()
+
     results: dict[str, Any] = {}
-    for name, case in METRIC_CASES.items():
-        rounds = EVERY[:1] if name in WHOLE else EVERY[rank * HALF :][:HALF]
-        metric = case.updated(rounds)
-        if name in WHOLE:
-            with pytest.raises(ValueError, match="needs all rounds in one place"):
-                metric.compute()
-            continue
-        results[name] = results_of_metric(metric)
-        # One of them has no rounds: as after a start, or with more processes than clients.
-        idle = case.updated(EVERY if rank == 1 else [])
-        results[f"{name}, one idle"] = results_of_metric(idle)
+    for name in MERGED:
+        case = METRIC_CASES[name]
+        results[name] = results_of_metric(case.updated(ROUNDS_OF_PROCESS[rank]))
+        # Process 0 has no rounds: as after a start, or with more processes than clients.
+        metric_if_one_is_idle = case.updated(ALL_ROUNDS if rank == 1 else [])
+        results[f"{name}, one idle"] = results_of_metric(metric_if_one_is_idle)
 
     torch.save(results, Path(folder) / f"{rank}.pt")
     dist.barrier()
@@ -54,14 +59,16 @@ def results_by_process(tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
     if not dist.is_gloo_available():
         pytest.skip("torch was built without gloo")
     folder = tmp_path_factory.mktemp("processes")
-    mp.start_processes(run_process, args=(str(folder),), nprocs=2, start_method="fork")
+    mp.start_processes(
+        run_process,
+        args=(str(folder),),
+        nprocs=2,
+        start_method="fork",
+    )
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name in METRIC_CASES if name not in WHOLE],
-)
+@pytest.mark.parametrize("name", MERGED)
 def test_metric_merged_over_two_processes_equals_that_of_one_process(
     results_by_process: list[dict[str, Any]], name: str
 ) -> None:

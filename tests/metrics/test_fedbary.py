@@ -94,17 +94,19 @@ def test_wasserstein_contribution_measured_once_measures_newcomers_later() -> No
 
 
 def test_default_support_follows_the_smallest_client_even_if_absent() -> None:
-    clients = clients_of(
-        [
-            draw_samples(60, 1),
-            draw_samples(60, 2),
-            draw_samples(25, 3),
-        ]
-    )
+    sizes = [60, 60, 25]
+    samples = [
+        draw_samples(60, 1),
+        draw_samples(60, 2),
+        draw_samples(25, 3),
+    ]
+    clients = clients_of(samples)
     server = server_of(*draw_samples(20, 0))
     by_default = WassersteinContribution(3, features="pixels")
-    with_support = WassersteinContribution(3, "pixels", support=12)
-    by_default.check(torch.tensor([60, 60, 25]))
+    by_default.check(torch.tensor(sizes))  # sets the support
+
+    safe_support = (25 - 1) // 2  # below half of the smallest client's samples
+    with_support = WassersteinContribution(3, features="pixels", support=safe_support)
 
     distances = []
     for metric in (by_default, with_support):

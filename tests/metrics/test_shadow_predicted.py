@@ -18,6 +18,7 @@ from flsv import FederatedLoop, Reporting
 from flsv.aggregation import FedAvg
 from flsv.data import FederatedDataModule, Splits
 from flsv.functional import predicted_shapley
+from flsv.functional.intervals import OF_DISAGREEMENT, SEED_DEVIATION
 from flsv.metrics import ShadowShapley
 from flsv.retraining.forked_fits import ForkedFits
 from flsv.sampling import FixedCohort
@@ -375,30 +376,43 @@ def test_intervals_of_predicted_values_widen_by_the_difference_of_predictions(
     make, make_data, [(options, _), *_], logits = CASES["classes"]
     estimates: list[Any] = []
 
-    class Recorder(ShadowShapley):
+    class RecordsEstimates(ShadowShapley):
         def complete(
-            self, masks: Tensor, utilities: Tensor, outputs: Any, weights: Any, output_score: Any
+            self,
+            masks: Tensor,
+            utilities: Tensor,
+            outputs: Any,
+            weights: Any,
+            output_score: Any,
         ) -> Any:
+            # After the last round: of the untrained model and that of all clients, then of the coalitions.
+            utilities_of_ends = self.ends[-1].flatten()
+            last_utilities = torch.cat([utilities_of_ends, utilities[-1]])
             last_outputs = torch.cat([self.outputs[-1], outputs[-1]])
-            game = torch.cat([self.ends[-1].flatten(), utilities[-1]])
             estimate = predicted_shapley(
-                masks, game, last_outputs, weights, output_score.score, logits=logits
+                masks,
+                last_utilities,
+                last_outputs,
+                weights,
+                output_score.score,
+                logits=logits,
             )
             estimates.append(estimate)
 
             return super().complete(masks, utilities, outputs, weights, output_score)
 
-    federation = make_shadow_loop(Recorder(**options))
+    federation = make_shadow_loop(RecordsEstimates(**options))
     fit(federation, tmp_path, make(), make_data(), ROUNDS)
-    metric: Any = federation.metrics["shadow"]
-    values = estimates[-1].values
-    disagreement = estimates[-1].disagreement
-    of_predictions = 0.75**2 * disagreement.square().mean()
-    of_payments = (0.025 * values.clamp_min(0).sum()) ** 2
-    of_untrained_models = (metric.starts[:, 0].std() / CLIENTS) ** 2
-    variance = of_predictions + of_payments + of_untrained_models
-    low, high = metric.intervals()
-    half = ((high - low) / 2).double()
-    expected = 1.6448536 * variance.sqrt().expand(CLIENTS)
 
-    torch.testing.assert_close(half, expected, rtol=1e-4, atol=0)
+    metric: Any = federation.metrics["shadow"]
+    low, high = metric.intervals()
+    half_widths = ((high - low) / 2).double()
+
+    estimate = estimates[-1]
+    of_predictions = OF_DISAGREEMENT**2 * estimate.disagreement.square().mean()
+    between_seeds = (SEED_DEVIATION * estimate.values.clamp_min(0).sum()) ** 2
+    of_untrained_models = (metric.starts[:, 0].std() / CLIENTS) ** 2
+    variance = of_predictions + between_seeds + of_untrained_models
+    quantile = 1.6448536  # of the normal distribution, for intervals of 90 %
+    expected = quantile * variance.sqrt().expand(CLIENTS)
+    torch.testing.assert_close(half_widths, expected, rtol=1e-4, atol=0)

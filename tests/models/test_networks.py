@@ -100,17 +100,18 @@ def test_resnet34_for_small_images_has_its_parameters_and_buffers():
 
 def test_fast_text_is_the_mean_of_the_words_vectors():
     network = models.FastText(3, (5,), buckets=11, width=4)
+    padding = 0
     hashes = torch.tensor(
         [
-            [7, 4026989588, 17, 0, 0],
-            [3, 0, 0, 0, 0],
+            [7, 4026989588, 17, padding, padding],
+            [3, padding, padding, padding, padding],
             [1, 2, 3, 4, 5],
         ]
     )
 
     logits = network(hashes)
 
-    # Hashes that differ by a multiple of 10 share a vector.
+    # Vector 0 is that of the padding, and a hash has vector 1 + hash % 10.
     rows = torch.tensor(
         [
             [8, 9, 8, 0, 0],

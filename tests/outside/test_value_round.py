@@ -116,24 +116,37 @@ def as_state(vector: Tensor) -> dict[str, Tensor]:
     return net.state_dict()
 
 
-def test_value_round_equals_the_federated_loop_for_every_metric(trained_run: Any) -> None:
-    module, data, loop, rounds = trained_run
+@pytest.fixture(scope="module")
+def values_of_every_metric(trained_run: Any) -> Any:
+    """By value_round, after the rounds of the run."""
+    module, data, _, rounds = trained_run
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
     values = values_of_last_round(module, data, rounds, make_all_metrics(), lambda vector: vector)
 
-    assert values.values.keys() == loop.contributions.keys()
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(state[name], tensor), "value_round has changed the module"
+    return values
 
+
+def test_value_round_equals_the_federated_loop_for_every_metric(
+    trained_run: Any, values_of_every_metric: Any
+) -> None:
+    _, _, loop, _ = trained_run
+    values = values_of_every_metric
+
+    assert values.values.keys() == loop.contributions.keys()
     for name, expected in loop.contributions.items():
         assert_same_values(values[name], expected, name)
         if expected.by_class is not None:
             assert_same_values(values.per_class[name], expected.by_class, name)
 
-    assert values["sv"].isnan().sum() <= 1
+    assert values["sv"].isnan().sum() <= 1  # two of three clients are drawn in each round
     assert values.diagnostics["cgsv"].keys() == {"phi"}
-    for name, tensor in module.state_dict().items():
-        assert torch.equal(state[name], tensor)
 
+
+def test_table_of_value_round_has_the_values_of_classes(values_of_every_metric: Any) -> None:
+    values = values_of_every_metric
     table = values.to_frame()
     is_of_class_1 = (table["metric"] == "classes") & (table["class"] == "1")
     column = table[is_of_class_1].set_index("client")["value"]
@@ -221,21 +234,24 @@ def test_values_by_a_plain_modules_loss_equal_a_plain_loop(trained_run: Any) -> 
         (torch.randn(2, 6), torch.randn(2, CLASSES)),
     ]
 
-    def worth(vector: Tensor) -> float:
+    num_samples = 4 + 2
+
+    def negative_loss(vector: Tensor) -> float:
         evaluated = network().eval()
         space.write(evaluated, vector)
-        total = 0.0
+        total_loss = 0.0
         with torch.no_grad():
             for x, y in batches:
-                total += float(((evaluated(x) - y) ** 2).mean()) * len(y)
+                mean_of_batch = float(((evaluated(x) - y) ** 2).mean())
+                total_loss += mean_of_batch * len(y)
 
-        return -total / 6
+        return -total_loss / num_samples
 
     values = value_round(net, model, list(client_models), batches, loss=nn.functional.mse_loss)
 
-    empty = worth(model)
-    grand = worth((client_models[0] + client_models[1]) / 2)
-    singles = [worth(client_model) for client_model in client_models]
+    empty = negative_loss(model)
+    grand = negative_loss((client_models[0] + client_models[1]) / 2)
+    singles = [negative_loss(client_model) for client_model in client_models]
     expected = [
         (singles[0] - empty + grand - singles[1]) / 2,
         (singles[1] - empty + grand - singles[0]) / 2,

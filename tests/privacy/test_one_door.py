@@ -133,14 +133,17 @@ def class_counts_of(local):
 
 
 def fit_watched(spy, folder, uploads=PRIVATE):
-    parts = {}
+    """Fit a loop with a part of each kind, of which the spy reads all arguments."""
+    loop_options = {}
     for role, (kind, arguments) in PARTS.items():
-        parts[role] = spy.watching(kind)(**arguments)
+        watched_kind = spy.watching(kind)
+        loop_options[role] = watched_kind(**arguments)
 
-    parts["filters"] = [parts["filters"]]
-    parts["metrics"] = {"whole": parts["metrics"]}
+    # The loop takes several filters, and metrics by name.
+    loop_options["filters"] = [loop_options["filters"]]
+    loop_options["metrics"] = {"metric": loop_options["metrics"]}
     loop = FederatedLoop(
-        **parts,
+        **loop_options,
         uploads=uploads,
         evaluation=ClientEvaluation(every=1, models="trained"),
         seed=0,

@@ -72,21 +72,28 @@ def test_secret_noise_is_normal_and_independent_across_blocks_and_keys() -> None
         assert abs(correlation) < 5 / math.sqrt(len(a))
 
 
+def test_torchs_generator_ignores_the_high_bits_of_its_seed() -> None:
+    """So all of its streams on the CPU can be tried: why a site does not draw secret noise from it."""
+    seed = 5
+    seed_with_high_bits = seed + (7 << 32)
+
+    numbers = torch.randn(9, generator=torch.Generator().manual_seed(seed))
+    same_numbers = torch.randn(9, generator=torch.Generator().manual_seed(seed_with_high_bits))
+
+    assert torch.equal(numbers, same_numbers)
+
+
+def flip_bit(key: bytes, bit: int) -> bytes:
+    flipped_key = bytearray(key)
+    flipped_key[bit // 8] ^= 1 << bit % 8
+    return bytes(flipped_key)
+
+
 def test_secret_noise_depends_on_all_256_bits_of_its_key() -> None:
-    """All streams of torch's generator on the CPU can be tried: why a site does not draw from it."""
-    draw = torch.Generator()
-    of_low_bits = torch.randn(9, generator=draw.manual_seed(5))
-    of_high_bits_too = torch.randn(
-        9,
-        generator=draw.manual_seed(5 + (7 << 32)),
-    )
-
-    assert torch.equal(of_low_bits, of_high_bits_too)
-
+    noise = draw_noise(4)
     for bit in range(256):
-        key = bytearray(KEY)
-        key[bit // 8] ^= 1 << bit % 8
-        assert not torch.isclose(draw_noise(4), draw_noise(4, bytes(key))).any()
+        noise_of_other_key = draw_noise(4, flip_bit(KEY, bit))
+        assert not torch.isclose(noise, noise_of_other_key).any()
 
 
 @pytest.mark.parametrize(

@@ -71,21 +71,29 @@ def replay(net: nn.Module, rule: Rule, train: Train = sgd, send: Send | None = N
     server = copy.deepcopy(net)
     memory: dict[str, Any] = {}
     for number in range(ROUNDS):
-        x = parameters_to_vector(server.parameters()).detach()
+        global_vector = parameters_to_vector(server.parameters()).detach()
         rows = {}
         steps = {}
         for client in cohort_of_round(number):
             model = copy.deepcopy(server)
-            initial = memory.get("starts", {}).get(client, x)
+            initial = memory.get("starts", {}).get(client, global_vector)
             vector_to_parameters(initial.clone(), model.parameters())
             client_batches = list(load_batches(data, number, client))
             train(model, client_batches)
             trained = parameters_to_vector(model.parameters()).detach()
-            rows[client] = x + trained - initial
+            # The client's own update, as if it had started from the global model.
+            rows[client] = global_vector + trained - initial
             steps[client] = len(client_batches)
 
-        samples = {client: int(data.num_samples[client]) for client in rows}
-        plain_round = PlainRound(number, x, rows, samples, steps, data.class_counts, memory)
+        plain_round = PlainRound(
+            number=number,
+            x=global_vector,
+            rows=rows,
+            samples={client: int(data.num_samples[client]) for client in rows},
+            steps=steps,
+            class_counts=data.class_counts,
+            memory=memory,
+        )
         if send is not None:
             send(plain_round)
         vector_to_parameters(rule(plain_round), server.parameters())

@@ -130,11 +130,15 @@ def mean_by_reputation(round: PlainRound) -> Tensor:
     Data shares weigh in the first round, after which reputations are the cosines' shares; who comes later starts from
     the mean. A cohort keeps the sum of its reputations.
     """
+    gamma = 0.5  # the length of the aggregate
+    share_of_cosine = 0.4
+    least_reputation = 1e-3
+
     reputations = round.memory.setdefault("reputation", {})
     if reputations:
         mean = sum(reputations.values()) / len(reputations)
         initial = [reputations.get(client, mean) for client in round.clients]
-        momentum = 0.6
+        momentum = 0.6  # 1 - share_of_cosine
     else:
         initial = sample_shares(round)
         momentum = 0.0
@@ -148,24 +152,26 @@ def mean_by_reputation(round: PlainRound) -> Tensor:
     aggregate = weights @ directions
     cosines = torch.nn.functional.cosine_similarity(directions, aggregate[None]).tolist()
 
-    updated = [
-        max(momentum * reputation / total + 0.4 * cosine, 1e-3)
-        for reputation, cosine in zip(initial, cosines)
-    ]
+    updated = []
+    for reputation, cosine in zip(initial, cosines):
+        learned = momentum * reputation / total + share_of_cosine * cosine
+        updated.append(max(learned, least_reputation))
     for client, reputation in zip(round.clients, updated):
         reputations[client] = reputation / sum(updated) * total
 
-    return round.x + 0.5 * aggregate
+    return round.x + gamma * aggregate
 
 
 def mean_by_class_values(round: PlainRound) -> Tensor:
-    """ShapFed, equation 6: gamma is the mean over classes of (1 + value) / 2; values are 1, 2 and 3 times the norm."""
+    """ShapFed, equation 6: a client's weight is the mean over classes of (1 + value) / 2. The metric of this case gives
+    1, 2 and 3 times the norm of the update as values of the three classes."""
     norms = distance_moved(round)
-    gamma = []
+    weights = []
     for client in round.clients:
-        by_class = [(1 + c * norms[client]) / 2 for c in (1, 2, 3)]
-        gamma.append(sum(by_class) / 3)
-    return round.moved([g / sum(gamma) for g in gamma])
+        values = [1 * norms[client], 2 * norms[client], 3 * norms[client]]
+        by_class = [(1 + value) / 2 for value in values]
+        weights.append(sum(by_class) / 3)
+    return round.moved([weight / sum(weights) for weight in weights])
 
 
 def mean_by_softmax(round: PlainRound) -> Tensor:
@@ -294,20 +300,29 @@ def train_proximal(net: nn.Module, epochs: Batches) -> None:
 
 def train_moreau(net: nn.Module, epochs: Batches) -> None:
     """pFedMe, algorithm 1: two steps of theta towards the proximal point, one of w towards theta; w is sent."""
-    w = [p.detach().clone() for p in net.parameters()]
+    lr = 0.05
+    outer_lr = 0.1
+    lamda = 3.0
+    inner_steps = 2
+
+    local_model = [parameter.detach().clone() for parameter in net.parameters()]  # the paper's w
     thetas = list(net.parameters())
     for x, y in epochs:
-        for _ in range(2):
+        for _ in range(inner_steps):
             loss = nn.functional.cross_entropy(net(x), y)
             gradients = torch.autograd.grad(loss, thetas)
             with torch.no_grad():
-                for theta, gradient, w_entry in zip(thetas, gradients, w):
-                    theta -= 0.05 * (gradient + 3.0 * (theta - w_entry))
-        w = [entry - 0.1 * 3.0 * (entry - theta.detach()) for entry, theta in zip(w, thetas)]
+                for theta, gradient, anchor in zip(thetas, gradients, local_model):
+                    theta -= lr * (gradient + lamda * (theta - anchor))
+
+        moved_model = []
+        for parameter, theta in zip(local_model, thetas):
+            moved_model.append(parameter - outer_lr * lamda * (parameter - theta.detach()))
+        local_model = moved_model
 
     with torch.no_grad():
-        for theta, w_entry in zip(thetas, w):
-            theta.copy_(w_entry)
+        for theta, parameter in zip(thetas, local_model):
+            theta.copy_(parameter)
 
 
 @dataclass(frozen=True)

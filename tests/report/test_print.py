@@ -50,22 +50,24 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def find_browser(*arguments: str) -> str:
-    quiet = (
+def run_browser(*arguments: str) -> str:
+    """Return what it prints."""
+    quiet_options = (
         "--headless=new",
         "--no-sandbox",
         "--disable-gpu",
         "--no-first-run",
         "--disable-background-networking",
     )
-    command = [str(CHROMIUM), *quiet, *arguments]
-
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    command = [str(CHROMIUM), *quiet_options, *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return done.stdout
 
 
 def make_few(folder: Path) -> Path:
     values = {"sv": [0.4, 0.1, 0.05, -0.2], "loo": [0.1, 0.05, 0.02, -0.1]}
-    return make_game(folder, values, events=[make_fault_event(1, 1, 3)])
+    event = make_fault_event(client=1, times=1, num_rounds=3)
+    return make_game(folder, values, events=[event])
 
 
 def test_report_on_screen_phone_and_paper_cuts_off_no_text(tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def test_report_on_screen_phone_and_paper_cuts_off_no_text(tmp_path: Path) -> No
     looking = tmp_path / "look.html"
     looking.write_text("".join(frames) + SEARCH, encoding="utf-8")
     options = ["--virtual-time-budget=5000", "--dump-dom", "--window-size=1600,4200"]
-    document = find_browser(*options, looking.as_uri())
+    document = run_browser(*options, looking.as_uri())
     cut_off = re.search(r'<pre id="found">(.*?)</pre>', document, re.DOTALL)
 
     assert cut_off is not None

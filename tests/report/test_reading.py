@@ -73,6 +73,7 @@ def test_read_run_gives_a_table_with_names_of_clients_and_classes(tmp_path: Path
 
 def test_history_carries_contributions_forward_but_not_weights(tmp_path: Path) -> None:
     make_run(tmp_path, clients=2)
+    # Round, metric, client, class and value.
     rows = [
         [0, "cssv", 0, "", 0.5],
         [0, "weight", 0, "", 1],

@@ -78,7 +78,8 @@ def test_where_the_model_stays_at_chance_nobody_has_an_amount(
     run = fit_by_command(tmp_path, config)
     fit_output = capsys.readouterr().out
 
-    assert main(["report", str(run), "--budget", "10000", "--currency", "EUR"]) == 0
+    command = ["report", str(run), "--budget", "10000", "--currency", "EUR"]
+    assert main(command) == 0
 
     report_output = capsys.readouterr().out
 
@@ -91,41 +92,63 @@ def test_where_the_model_stays_at_chance_nobody_has_an_amount(
         assert words_in(shares.verdict.text) in words_in(text)
         assert "EUR" not in text
     assert "client samples value\n" in re.sub(" +", " ", fit_output)  # and no column of shares
-    assert {row["verdict"] for row in read_rows(run / "shares.csv")} == {shares.verdict.text}
-    assert not {"share", "amount"} & read_rows(run / "shares.csv")[0].keys()
+    rows = read_rows(run / "shares.csv")
+    assert {row["verdict"] for row in rows} == {shares.verdict.text}
+    columns = rows[0].keys()
+    assert "share" not in columns
+    assert "amount" not in columns
 
 
 def words_in(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize(
-    "source", ["its own", "one seed", pytest.param("three seeds", marks=pytest.mark.slow)]
-)
-def test_verdict_on_a_run_is_the_same_wherever_it_is_told(
-    source: str, trained_run: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+def test_verdict_on_a_run_is_the_same_after_the_fit_and_in_reports(
+    trained_run: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, terminal = trained_run
-    values_name = "value"
-    if source != "its own":
-        values_name = "retrained"
-        num_seeds = {"one seed": "1", "three seeds": "3"}[source]
-        assert main(["retrain", str(run), "--trainings", "singles", "--seeds", num_seeds]) == 0
-        terminal = words_in(capsys.readouterr().out)
+    run, fit_output = trained_run
+    budget = Budget(100.0, by="value")
+    verdict = shares_of(open_run(run), budget).verdict
+    assert {"alone", "best_alone", "one_seed"} <= verdict.reasons.keys()
 
-    verdict = shares_of(open_run(run), Budget(100.0, values_name)).verdict
+    assert_says(verdict.without(NOT_AFTER_A_FIT), fit_output)
+    assert_reports_say(verdict, run, "value", capsys)
+
+
+@pytest.mark.parametrize("num_seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_verdict_on_a_run_is_the_same_after_retraining_and_in_reports(
+    num_seeds: int,
+    trained_run: tuple[Path, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, _ = trained_run
+    command = ["retrain", str(run), "--trainings", "singles", "--seeds", str(num_seeds)]
+    assert main(command) == 0
+    retrain_output = words_in(capsys.readouterr().out)
+
+    budget = Budget(100.0, by="retrained")
+    verdict = shares_of(open_run(run), budget).verdict
     assert {"alone", "best_alone"} <= verdict.reasons.keys()
-    assert ("one_seed" in verdict.reasons) == (source != "three seeds")
+    assert ("one_seed" in verdict.reasons) == (num_seeds == 1)
 
-    after_fit = verdict.without(NOT_AFTER_A_FIT)
-    assert_says(after_fit if source == "its own" else verdict, terminal)
+    assert_says(verdict, retrain_output)
+    assert_reports_say(verdict, run, "retrained", capsys)
 
-    report = ["report", str(run), "--budget", "100", "--by", values_name]
-    assert main(report) == 0
+
+def assert_reports_say(
+    verdict: Verdict,
+    run: Path,
+    values_name: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the terminal, in the table of shares, and on the pages of all clients and of one."""
+    command = ["report", str(run), "--budget", "100", "--by", values_name]
+    assert main(command) == 0
     assert_says(verdict, words_in(capsys.readouterr().out))
-    assert {row["verdict"] for row in read_rows(run / "shares.csv")} == {verdict.text}
-    assert main([*report, "--client", "1"]) == 0
+    rows = read_rows(run / "shares.csv")
+    assert {row["verdict"] for row in rows} == {verdict.text}
 
+    assert main([*command, "--client", "1"]) == 0
     for folder in (run, run / "clients" / "1"):
         page = text_of_page(folder / "report.html")
         assert_says(verdict, words_in(page))

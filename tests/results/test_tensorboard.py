@@ -254,10 +254,13 @@ def test_hparams_tab_has_the_settings_and_final_numbers(
 def write_end(
     folder: Path,
     names: list[str],
-    high: float,
+    accuracy: float,
     first_round: int = 0,
 ) -> None:
-    """Write a run's end: clients' values of 0, 1, ..., the first with an interval."""
+    """Write the end of a run of five rounds, in the folder North-South for clients of these names.
+
+    Clients' values are 0, 1, ... The first has the interval from -1 to the model's ``accuracy``.
+    """
     version = "-".join(names)
     writes = TensorBoardLogger(folder, name="", version=version)
     sink = TensorBoard(
@@ -271,7 +274,7 @@ def write_end(
     sink.begin(first_round, settings, partition=plt.figure)
 
     rows = []
-    intervals = [(-1.0, high), (float("nan"), float("nan"))]
+    intervals = [(-1.0, accuracy), (float("nan"), float("nan"))]
     for client, name in enumerate(names):
         low, upper = intervals[client]
         row = Row(
@@ -287,7 +290,7 @@ def write_end(
         )
         rows.append(row)
 
-    game = {"by": "accuracy", "start": None, "end": high}
+    game = {"by": "accuracy", "start": None, "end": accuracy}
     result = RunResult(
         round_index=4,
         rounds=5,
@@ -303,15 +306,14 @@ def write_end(
     writes.experiment.close()
 
 
-def test_hparams_tab_compares_runs_with_other_clients_and_has_the_last_end_of_a_run_that_went_on(
-    tmp_path: Path,
-) -> None:
-    write_end(tmp_path, ["result"], high=1.0)
-    write_end(tmp_path, ["North", "South"], high=2.0)
-    write_end(tmp_path, ["North", "South"], high=3.0, first_round=5)
+def test_hparams_tab_compares_runs_with_other_clients(tmp_path: Path) -> None:
+    write_end(tmp_path, ["result"], accuracy=1.0)
+    write_end(tmp_path, ["North", "South"], accuracy=2.0)
+
     rows = read_hparams_tab(tmp_path)
 
-    assert len(rows) == 2
+    # A session is RUN/result. Of the run whose client has that name it is another.
+    assert rows.keys() == {"result/result_1", "North-South/result"}
 
     settings, numbers = rows["result/result_1"]
     assert settings["clients"].number_value == 1
@@ -320,16 +322,25 @@ def test_hparams_tab_compares_runs_with_other_clients_and_has_the_last_end_of_a_
     settings, numbers = rows["North-South/result"]
     assert settings["clients"].number_value == 2
     assert numbers == {
-        "performance/accuracy": 3.0,
+        "performance/accuracy": 2.0,
         "gain/client_0_North": 0.0,
         "gain/client_1_South": 1.0,
     }
 
 
+def test_hparams_tab_has_the_last_end_of_a_run_that_went_on(tmp_path: Path) -> None:
+    write_end(tmp_path, ["North", "South"], accuracy=2.0)
+    write_end(tmp_path, ["North", "South"], accuracy=3.0, first_round=5)
+
+    ((_, numbers),) = read_hparams_tab(tmp_path).values()
+
+    assert numbers["performance/accuracy"] == 3.0
+
+
 def test_custom_scalars_tab_draws_final_intervals_as_bands(tmp_path: Path) -> None:
     """TensorBoard refuses a band whose three tags have not the same steps."""
-    write_end(tmp_path, ["North", "South"], high=1.0)
-    write_end(tmp_path, ["North", "South"], high=2.0, first_round=5)
+    write_end(tmp_path, ["North", "South"], accuracy=1.0)
+    write_end(tmp_path, ["North", "South"], accuracy=2.0, first_round=5)
     layout = CustomScalarsPlugin(make_tab_context(tmp_path)).layout_impl(RequestContext(), "")
     (category,) = json.loads(layout)["category"]
     (chart,) = category["chart"]
@@ -338,10 +349,12 @@ def test_custom_scalars_tab_draws_final_intervals_as_bands(tmp_path: Path) -> No
     north = runs["North-South/North"]
 
     assert chart["title"] == "gain"
-    assert north[series["value"]] == [(5, 0.0), (6, 0.0)]
-    assert north[series["lower"]] == [(5, -1.0), (6, -1.0)]
-    assert north[series["upper"]] == [(5, 2.0), (6, 2.0)]
-    assert "North-South/South" not in runs
+    # Bands are drawn at two steps, so that they can be seen: after the five rounds, and one later.
+    steps = (5, 6)
+    assert north[series["value"]] == [(step, 0.0) for step in steps]
+    assert north[series["lower"]] == [(step, -1.0) for step in steps]
+    assert north[series["upper"]] == [(step, 2.0) for step in steps]
+    assert "North-South/South" not in runs  # it has no interval
 
 
 class Noting(Plain):

@@ -12,7 +12,9 @@ from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
 from helpers.fits import fit
 
 
-class Recorded:
+class RecordsInMemory:
+    """In place of a logger's service."""
+
     save_dir = "."
     name = "run"
     version = "0"
@@ -30,17 +32,34 @@ class Recorded:
     def finalize(self, status: str) -> None: ...
 
 
-class OfWandb(Recorded, WandbLogger):
+class WandbInMemory(RecordsInMemory, WandbLogger):
     experiment = None
-    full = False
 
-    def log_image(self, key: str, images: Any, step: int | None = None, **_: Any) -> None:
+    def log_image(
+        self,
+        key: str,
+        images: Any,
+        step: int | None = None,
+        **_: Any,
+    ) -> None:
         (self.pictures[key],) = images
-        if self.full:
-            raise OSError("no room")
 
 
-class OfMLflow(Recorded, MLFlowLogger):
+class FullWandb(WandbInMemory):
+    """Refuses pictures, which it has noted all the same."""
+
+    def log_image(
+        self,
+        key: str,
+        images: Any,
+        step: int | None = None,
+        **_: Any,
+    ) -> None:
+        super().log_image(key, images, step)
+        raise OSError("no room")
+
+
+class MLflowInMemory(RecordsInMemory, MLFlowLogger):
     @property
     def experiment(self) -> Any:
         return SimpleNamespace(
@@ -48,7 +67,7 @@ class OfMLflow(Recorded, MLFlowLogger):
         )
 
 
-class OfComet(Recorded, CometLogger):
+class CometInMemory(RecordsInMemory, CometLogger):
     @property
     def experiment(self) -> Any:
         return SimpleNamespace(
@@ -60,15 +79,20 @@ def test_wandb_mlflow_and_comet_get_pictures_of_contributions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names = {OfWandb: "charts/{}", OfMLflow: "charts/{}.png", OfComet: "{}"}
-    loggers = [kind() for kind in (*names, OfWandb)]
-    loggers[-1].full = True
+    picture_names_by_kind = {
+        WandbInMemory: {"charts/cssv", "charts/cgsv"},
+        MLflowInMemory: {"charts/cssv.png", "charts/cgsv.png"},
+        CometInMemory: {"cssv", "cgsv"},
+        FullWandb: {"charts/cssv", "charts/cgsv"},
+    }
+    loggers = [kind() for kind in picture_names_by_kind]
     metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
     loop = FederatedLoop(metrics=metrics, reporting=Reporting(table=False, figures=0))
 
     with pytest.warns(UserWarning, match="no room"):  # what a service refuses is no error
         fit(loop, tmp_path, rounds=1, logger=loggers)
+
     for logger in loggers:
-        assert set(logger.pictures) == {names[type(logger)].format(name) for name in metrics}
+        assert set(logger.pictures) == picture_names_by_kind[type(logger)]
         assert all(hasattr(figure, "savefig") for figure in logger.pictures.values())
         assert {"cssv/client_0", "cssv/class_2/client_1", "weight/client_2"} <= logger.scalars

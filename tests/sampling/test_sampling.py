@@ -81,67 +81,71 @@ def test_shapley_importance_sampler_probabilities_equal_shapleyfls_theorem_5_1()
     torch.testing.assert_close(probabilities, expected)
 
 
-@pytest.mark.parametrize("min_cohort", [1, 2])
-def test_tiny_probabilities_draw_a_cohort_of_minimum_size(
-    min_cohort: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_clients_are_drawn_where_one_has_almost_no_value_and_the_minimum_is_two() -> None:
     """The surrogate value of a client that is always the worse of two falls exponentially, and its coin with it."""
-    tiny = {"ssv": torch.tensor([1.0, 1e-12])}
+    values = {"ssv": torch.tensor([1.0, 1e-12])}
     sampler = ShapleyImportanceSampler(1, min_cohort=2)
-    generator = torch.Generator().manual_seed(0)
-    cohort = sampler.sample(2, tiny, generator)
+
+    cohort = sampler.sample(
+        2,
+        values,
+        torch.Generator().manual_seed(0),
+    )
 
     assert cohort.tolist() == [0, 1]
-    assert sampler.inclusion_probabilities(2, tiny).tolist() == [1, 1]
+    assert sampler.inclusion_probabilities(2, values).tolist() == [1, 1]
 
+
+@pytest.mark.parametrize("min_cohort", [1, 2])
+def test_tiny_probabilities_draw_each_cohort_of_minimum_size_with_equal_chance(
+    min_cohort: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("flsv.sampling.bernoulli._DRAWS", 10)
-    # Of more clients, each coin 1e-9, pairs and single ones are equally likely.
-    sampler = BernoulliSampler(5e-9, min_cohort)
-    counts = torch.zeros(5)
-    for seed in range(1000):
+    num_clients = 5
+    chance_of_client = 1e-9
+    sampler = BernoulliSampler(num_clients * chance_of_client, min_cohort)
+
+    num_draws = 1000
+    counts = torch.zeros(num_clients)
+    for seed in range(num_draws):
         generator = torch.Generator().manual_seed(seed)
-        cohort = sampler.sample(5, {}, generator)
+        cohort = sampler.sample(num_clients, {}, generator)
         assert len(cohort) == min_cohort
         counts[cohort] += 1
 
-    expected = min_cohort / 5
-    deviation = (expected * (1 - expected) / 1000) ** 0.5
-
-    differences = (counts / 1000 - expected).abs()
+    expected = min_cohort / num_clients
+    deviation = (expected * (1 - expected) / num_draws) ** 0.5
+    differences = (counts / num_draws - expected).abs()
     assert differences.max() < 5 * deviation
 
-    probabilities = sampler.inclusion_probabilities(5, {})
-    assert probabilities.tolist() == pytest.approx([expected] * 5)
+    probabilities = sampler.inclusion_probabilities(num_clients, {})
+    assert probabilities.tolist() == pytest.approx([expected] * num_clients)
 
 
 def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact() -> None:
-    coins = (
-        torch.rand(
-            300,
-            generator=torch.Generator().manual_seed(0),
-        )
-        * 0.01
-    )
+    num_clients = 300
+    coins = torch.rand(num_clients, generator=torch.Generator().manual_seed(0)) * 0.01
     coins[7] = 1
     sampler = BernoulliSampler(1)
     sampler.coins = lambda num_clients, contributions: coins  # type: ignore[method-assign]
 
-    probabilities = sampler.inclusion_probabilities(300, {})
+    probabilities = sampler.inclusion_probabilities(num_clients, {})
 
-    # Cohorts of fewer than two are drawn again.
-    p = coins.double()
-    size = np.ones(1)
-    for coin in p.tolist():
-        size = np.convolve(size, [1 - coin, coin])
+    # A cohort is drawn again until it has two clients, the default minimum. So a client is in the cohort with the
+    # chance that it and another one are drawn, over the chance that two or more are drawn.
+    client_coins = coins.double()
+    chance_of_size = np.ones(1)  # of 0, 1, 2, ... drawn clients, among those so far
+    for coin in client_coins.tolist():
+        chance_of_size = np.convolve(chance_of_size, [1 - coin, coin])
+    chance_of_two_or_more = chance_of_size[2:].sum()
 
-    someone_else = []
-    for client in range(300):
-        coins_before = p[:client]
-        coins_after = p[client + 1 :]
-        others_coins = torch.cat([coins_before, coins_after])
-        someone_else.append(1 - (1 - others_coins).prod())
+    chances_of_another = []
+    for client in range(num_clients):
+        is_other = torch.arange(num_clients) != client
+        chance_of_no_other = (1 - client_coins[is_other]).prod()
+        chances_of_another.append(1 - chance_of_no_other)
 
-    expected = p * torch.stack(someone_else) / size[2:].sum()
+    expected = client_coins * torch.stack(chances_of_another) / chance_of_two_or_more
     torch.testing.assert_close(probabilities, expected.float())
 
 
@@ -301,7 +305,18 @@ def train_by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list
         buffers = []
         for k in chosen:
             client = copy.deepcopy(server).train()
-            make_sgd_training(LR, momentum=0.0)(client, [list(load_batches(data, r, k))])
+            make_sgd_training(LR, momentum=0.0)(
+                client,
+                [
+                    list(
+                        load_batches(
+                            data,
+                            r,
+                            k,
+                        )
+                    )
+                ],
+            )
             models.append(copy_parameters(client))
             buffers.append(copy_buffers(client))
         mean_model = [sum(parts) / M for parts in zip(*models)]
@@ -312,7 +327,11 @@ def train_by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list
     return server, candidates, cohorts
 
 
-@pytest.mark.parametrize("clients", [[], [1, 1]], ids=["nobody", "one twice"])
+@pytest.mark.parametrize(
+    "clients",
+    [[], [1, 1]],
+    ids=["nobody", "one twice"],
+)
 def test_fixed_cohort_of_no_different_clients_is_refused(clients: list[int]) -> None:
     with pytest.raises(ConfigurationError, match="expected different client ids"):
         FixedCohort(clients)

@@ -272,18 +272,21 @@ def test_metric_without_a_value_yet_passes_the_shape_check(tmp_path):
 # ---- the names under which strategies let tensors cross
 
 
-class Height(FedAvg):
+class ReportsHeight(FedAvg):
+    """Each client reports its number of samples, and twice that: a vector of two entries."""
+
     reports = ("height",)
 
     def report(self, local: LocalData) -> dict[str, Any]:
-        return {"height": torch.tensor([1.0, 2.0]) * local.class_counts.sum()}
+        num_samples = local.class_counts.sum()
+        return {"height": torch.tensor([1.0, 2.0]) * num_samples}
 
 
-class AlsoHeight(FullParticipation):
+class AlsoReportsHeight(FullParticipation):
     reports = ("height",)
 
 
-class Heights(ContributionMetric):
+class KeepsHeights(ContributionMetric):
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state("values", torch.full((num_clients, 2), float("nan")), dist_reduce_fx="sum")
 
@@ -296,20 +299,20 @@ class Heights(ContributionMetric):
 
 def test_declared_reports_of_any_name_and_shape_reach_metrics(tmp_path):
     data = toy_data()
-    loop = FederatedLoop(Height(), metrics={"heights": Heights()})
+    loop = FederatedLoop(ReportsHeight(), metrics={"heights": KeepsHeights()})
+
     fit(loop, tmp_path, data=data, rounds=1)
 
     sizes = data.num_samples.double()
     expected = torch.stack([sizes, 2 * sizes], dim=1)
-
     torch.testing.assert_close(loop.contributions["heights"].by_class.double(), expected)
 
 
-class Losses(FedAvg):
+class ReportsUnderATakenName(FedAvg):
     reports = ("losses",)
 
 
-class Another(Height):
+class ReportsAnUndeclaredName(ReportsHeight):
     def report(self, local: LocalData) -> dict[str, Any]:
         return {"width": 1.0}
 
@@ -328,12 +331,12 @@ class Another(Height):
             r"asks for \['raw_images'\].*It may ask for \['aggregation_weights'",
         ),
         (
-            {"aggregator": Height(), "sampler": AlsoHeight()},
-            r"sampler AlsoHeight.* and .* reports = 'height'",
+            {"aggregator": ReportsHeight(), "sampler": AlsoReportsHeight()},
+            r"sampler AlsoReportsHeight.* and .* reports = 'height'",
         ),
-        ({"aggregator": Losses()}, "a name in every round"),
+        ({"aggregator": ReportsUnderATakenName()}, "a name in every round"),
         (
-            {"metrics": {"heights": Heights()}, "personalizer": Standalone()},
+            {"metrics": {"heights": KeepsHeights()}, "personalizer": Standalone()},
             r"asks for \['height'\]",
         ),
     ],
@@ -348,4 +351,4 @@ def test_undeclared_report_of_a_client_is_an_error(tmp_path):
         pytest.warns(UserWarning, match="discarded"),
         pytest.raises(RuntimeError, match=r"report \['width'\]"),
     ):
-        fit(FederatedLoop(Another()), tmp_path, rounds=1)
+        fit(FederatedLoop(ReportsAnUndeclaredName()), tmp_path, rounds=1)

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -147,43 +147,68 @@ IN_FITS = (
 )
 
 
-#: ``(package, base class, rows)``. An exported part that needs no arguments needs no row.
+class PartTable(NamedTuple):
+    """The parts of a package: their base class, how their checks are made, and a row of checks for each part.
+
+    An exported part that needs no arguments needs no row.
+    """
+
+    package: ModuleType
+    base: type
+    make_checks: partial[Checks]
+    rows: Sequence[Checks]
+
+
 TABLES = (
-    (aggregation, aggregation.Aggregator, aggregator, AGGREGATORS),
-    (personalization, personalization.Personalizer, personalizer, PERSONALIZERS),
-    (sampling, sampling.ClientSampler, sampler, SAMPLERS),
-    (algorithms, algorithms.ClientAlgorithm, algorithm, ALGORITHMS),
-    (attacks, uploads.Upload, upload, UPLOADS),
-    (uploads, uploads.Upload, upload, UPLOADS),
-    (filters, filters.UpdateFilter, update_filter, FILTERS),
+    PartTable(aggregation, aggregation.Aggregator, aggregator, AGGREGATORS),
+    PartTable(personalization, personalization.Personalizer, personalizer, PERSONALIZERS),
+    PartTable(sampling, sampling.ClientSampler, sampler, SAMPLERS),
+    PartTable(algorithms, algorithms.ClientAlgorithm, algorithm, ALGORITHMS),
+    PartTable(attacks, uploads.Upload, upload, UPLOADS),
+    PartTable(uploads, uploads.Upload, upload, UPLOADS),
+    PartTable(filters, filters.UpdateFilter, update_filter, FILTERS),
 )
 
 
-def unlisted_parts(room: ModuleType, base: type, rows: Sequence[Checks]) -> list[type]:
+def unlisted_parts(table: PartTable) -> list[type]:
     """The parts that a package exports and that have no row, without base classes."""
-    listed = {checks[0].case.name for checks in rows}
-    kinds = [getattr(room, name) for name in room.__all__ if name not in listed]
-    parts = [kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, base)]
-    return [kind for kind in parts if not inspect.isabstract(kind) and kind is not base]
+    listed = {checks[0].case.name for checks in table.rows}
+    parts = []
+    for name in table.package.__all__:
+        exported = getattr(table.package, name)
+        is_part = inspect.isclass(exported) and issubclass(exported, table.base)
+        if not is_part or name in listed:
+            continue
+        if not inspect.isabstract(exported) and exported is not table.base:
+            parts.append(exported)
+    return parts
 
 
-def without_a_row() -> list[Checks]:
-    """The checks of the parts that have no row, made without arguments."""
-    tables = []
-    for room, base, case, rows in TABLES:
-        for kind in unlisted_parts(room, base, rows):
-            required = [
-                parameter.name
-                for parameter in inspect.signature(kind).parameters.values()
-                if parameter.default is parameter.empty
-            ]
-            if not required:
-                tables.append(case(kind()))
-
-    return tables
+def needs_arguments(kind: type) -> bool:
+    parameters = inspect.signature(kind).parameters.values()
+    return any(parameter.default is parameter.empty for parameter in parameters)
 
 
-PARTS = [AGGREGATORS, PERSONALIZERS, SAMPLERS, ALGORITHMS, UPLOADS, FILTERS, without_a_row()]
+def checks_of_unlisted_parts() -> list[Checks]:
+    """Of those that are made without arguments."""
+    rows = []
+    for table in TABLES:
+        for kind in unlisted_parts(table):
+            if not needs_arguments(kind):
+                rows.append(table.make_checks(kind()))
+
+    return rows
+
+
+PARTS = [
+    AGGREGATORS,
+    PERSONALIZERS,
+    SAMPLERS,
+    ALGORITHMS,
+    UPLOADS,
+    FILTERS,
+    checks_of_unlisted_parts(),
+]
 
 
 @parametrize_checks(PARTS, IN_FITS)
@@ -192,8 +217,9 @@ def test_every_federation_component_passes_the_checks_for_its_kind(check: PartCh
 
 
 def test_every_exported_part_is_checked() -> None:
-    checked = {checks[0].case.name for table in PARTS for checks in table}
-    for room, base, case, rows in TABLES:
-        for kind in unlisted_parts(room, base, rows):
-            row = f"{case.args[0].__name__}: {kind.__name__}(...)"
-            assert kind.__name__ in checked, f"{__file__}: add to its tables a row of a {row}"
+    checked_names = {checks[0].case.name for rows in PARTS for checks in rows}
+    for table in TABLES:
+        for kind in unlisted_parts(table):
+            (case_class,) = table.make_checks.args
+            row = f"{case_class.__name__}: {kind.__name__}(...)"
+            assert kind.__name__ in checked_names, f"{__file__}: add to its tables a row of a {row}"

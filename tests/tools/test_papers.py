@@ -86,33 +86,50 @@ def test_weights_of_pfedsvs_figure_4_equal_those_by_hand(weights, expected):
 
 
 def test_pfedsv_auroc_and_share_of_pairs_above_thresholds_equal_those_by_hand():
-    """Client 0 has looked at everybody, client 1 at its two, client 2 at one of its two."""
-    ring = torch.eye(6) + torch.eye(6).roll(1, 1)
-    truth = (ring @ ring.T > 0).fill_diagonal_(False)
-    values = torch.full((1, 6, 6), float("nan"))
+    """Client 0 has looked at all clients, client 1 at its two relevant ones, client 2 at one of its two."""
+    # Six clients in a ring: to each its two neighbours are relevant.
+    truth = torch.tensor(
+        [
+            [0, 1, 0, 0, 0, 1],
+            [1, 0, 1, 0, 0, 0],
+            [0, 1, 0, 1, 0, 0],
+            [0, 0, 1, 0, 1, 0],
+            [0, 0, 0, 1, 0, 1],
+            [1, 0, 0, 0, 1, 0],
+        ]
+    ).bool()
+    values = torch.full((1, 6, 6), float("nan"))  # [seeds, clients, other clients]
     values[0, 0] = truth[0].float() - 0.5
     values[0, 1, [0, 2]] = 0.5
     values[0, 2, 1] = -0.5
 
     scores = judged(values, truth)
-    # Relevant: .5 .5 .5 .5 -.5; others: -.5 three times. 12 wins and 3 ties of 15.
-    assert scores["auroc"] == pytest.approx(13.5 / 15)
-    assert scores["above"] == [pytest.approx(100 * 4 / 12), 0.0]
+
+    # Relevant: 0.5 four times and -0.5. Others: -0.5 three times. 12 wins and 3 ties of 5 x 3 pairs.
+    assert scores["auroc"] == pytest.approx((12 + 3 / 2) / 15)
+    num_relevant = 6 * 2
+    percent_above_0 = 100 * 4 / num_relevant
+    assert scores["above"] == [pytest.approx(percent_above_0), 0.0]
 
 
 def test_pfedsv_communication_sums_transfers_in_millions_of_parameters():
-    """LeNet-5: 20 models up; down 2 x 5 + 18 x 2 = 46, of which, with a shared extractor, 20 extractors."""
-    downloads = [5.0] * 2 + [2.0] * 18
+    num_rounds = 20
+    downloads_by_round = [5.0] * 2 + [2.0] * 18
+    num_downloads = 2 * 5 + 18 * 2
 
-    millions = communication({"downloads": downloads}, {}, "pFedSV", "pathological, MNIST")
+    millions = communication({"downloads": downloads_by_round}, {}, "pFedSV", "pathological, MNIST")
 
-    size = 44426
+    model = 44426  # parameters of LeNet-5
     head = 84 * 10 + 10
+    extractor = model - head
+    # Of one client. In every round a model goes up.
+    up = num_rounds * model
     expected = {
-        "pFedSV (D+C)": 20 * size + 20 * (size - head) + 46 * head,
-        "pFedSV (D)": 66 * size,
-        "FedFomo, pFedSV with k fixed": 120 * size,
-        "FedAMP, FedAvg": 40 * size,
+        # A shared extractor comes down in every round, and the heads of others.
+        "pFedSV (D+C)": up + num_rounds * extractor + num_downloads * head,
+        "pFedSV (D)": up + num_downloads * model,
+        "FedFomo, pFedSV with k fixed": up + num_rounds * 5 * model,
+        "FedAMP, FedAvg": up + num_rounds * model,
     }
 
     for name, numbers in expected.items():
@@ -120,16 +137,15 @@ def test_pfedsv_communication_sums_transfers_in_millions_of_parameters():
 
 
 def test_gap_of_shapfeds_figure_3_is_between_blocks_on_and_off_the_diagonal():
-    values = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2))
-    values[2:, 2:] = 0.5
-    values[:2, 2:] = 0.1
+    # Clients [4] by classes [4], in blocks of two.
+    values = torch.zeros(4, 4)
+    values[:2, :2] = 1.0
+    values[2:, 2:] = 0.5  # the lowest on the diagonal
+    values[:2, 2:] = 0.1  # the highest off the diagonal
 
-    assert gap(
-        {"cssv": values.tolist()},
-        {},
-        "",
-        "",
-    ) == pytest.approx(0.4)
+    gap_of_blocks = gap({"cssv": values.tolist()}, {}, "", "")
+
+    assert gap_of_blocks == pytest.approx(0.5 - 0.1)
 
 
 def test_coalition_utilities_are_those_of_averaged_models():

@@ -44,13 +44,14 @@ def test_table_file_expands_to_one_run_per_row_column_and_seed(tmp_path):
     path.write_text(TABLE)
     table = read_table(path)
 
-    small_cells = {cell.key: cell for cell in cells_of(table, False, [0, 5])}
-    assert list(small_cells)[:3] == [
-        ("FedAvg", "digits, 0.1", 0),
+    small_cells = {cell.key: cell for cell in cells_of(table, full=False, seeds=[0, 5])}
+    keys_of_first_seed = list(small_cells)[:3]
+    assert keys_of_first_seed == [
+        ("FedAvg", "digits, 0.1", 0),  # and none of rate 1, which a rule drops
         ("pFedMe", "digits, 0.1", 0),
         ("pFedMe", "digits, 1", 0),
     ]
-    assert len(small_cells) == 2 * 3
+    assert len(small_cells) == 2 * 3  # seeds x rows and columns
 
     cell = small_cells["pFedMe", "digits, 1", 5]
     assert cell.files == ("digits.yaml", "pfedme.yaml")
@@ -58,26 +59,44 @@ def test_table_file_expands_to_one_run_per_row_column_and_seed(tmp_path):
         "data.source": "digits",
         "lr": 1,
         "data.splits.max_samples": 300,
-        "a": 1,
+        "a": 1,  # of a table that is not full; the block's b is unset by a rule
     }
     assert cell.measure == "tools.test_tables:run_cell"
-    assert small_cells["FedAvg", "digits, 0.1", 0].overrides["b"] == 3
 
-    epochs = [shortened(table, cell).overrides["e"] for cell in list(small_cells.values())[:2]]
-    assert epochs == [1, 2]
+
+def test_overrides_of_a_block_hold_for_rows_that_do_not_unset_them(tmp_path):
+    path = tmp_path / "made_up.yaml"
+    path.write_text(TABLE)
+
+    (cell, *_) = cells_of(read_table(path), full=False, seeds=[0])
+
+    assert cell.row == "FedAvg"
+    assert cell.overrides["b"] == 3
+
+
+def test_shortened_cells_have_the_overrides_of_their_rows(tmp_path):
+    path = tmp_path / "made_up.yaml"
+    path.write_text(TABLE)
+    table = read_table(path)
+
+    epochs = {}
+    for cell in cells_of(table, full=False, seeds=[0]):
+        epochs[cell.row] = shortened(table, cell).overrides["e"]
+
+    assert epochs == {"FedAvg": 1, "pFedMe": 2}
 
 
 def test_full_table_has_the_columns_of_its_own(tmp_path):
     path = tmp_path / "made_up.yaml"
     path.write_text(TABLE)
 
-    full_cells = {cell.key: cell for cell in cells_of(read_table(path), True, [0])}
+    full_cells = {cell.key: cell for cell in cells_of(read_table(path), full=True, seeds=[0])}
 
-    assert len(full_cells) == 2 * 3
+    assert len(full_cells) == 2 * 3  # sources x three cells of each
     assert full_cells["pFedMe", "mnist, 0.1", 0].overrides == {
         "data.source": "mnist",
         "lr": 0.1,
-        "a": 2,
+        "a": 2,  # of a full table
     }
 
 
@@ -149,7 +168,7 @@ def test_command_printed_for_a_cell_reproduces_its_run(tmp_path):
 def test_shipped_tables_list_no_run_twice(name):
     table = read_table(TABLES / f"{name}.yaml")
     for full in (False, True):
-        table_cells = cells_of(table, full, [3, 4])
+        table_cells = cells_of(table, full=full, seeds=[3, 4])
         keys = {cell.key for cell in table_cells}
         assert len(keys) == len(table_cells) >= 2
         assert {cell.seed for cell in table_cells} == {3, 4}
@@ -161,8 +180,8 @@ def test_shipped_tables_list_no_run_twice(name):
 
 
 DIGITS = {"data.source": "digits", "trainer.max_epochs": 2}
-#: A row and a column of each table, and what makes its cell one of digits, where it is not.
-RUN: dict[str, tuple[str, str, dict[str, Any]]] = {
+#: A row and a column of each table, and overrides that make its cell one of digits.
+CELL_OF_TABLE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "guo": (
         "ours",
         "mnist, softmax, biased",
@@ -185,17 +204,15 @@ RUN: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", CELL_OF_TABLE)
 def test_a_cell_of_every_table_runs_and_is_reported(name):
-    row, column, overrides = RUN[name]
+    row, column, overrides = CELL_OF_TABLE[name]
     table = read_table(TABLES / f"{name}.yaml")
-    (cell,) = (
-        cell for cell in cells_of(table, False, [0]) if (cell.row, cell.column) == (row, column)
-    )
-    cell = shortened(table, cell)
-    cell = replace(cell, overrides={**cell.overrides, **overrides})
+    cells_by_key = {cell.key: cell for cell in cells_of(table, full=False, seeds=[0])}
+    short_cell = shortened(table, cells_by_key[row, column, 0])
+    digits_cell = replace(short_cell, overrides={**short_cell.overrides, **overrides})
 
-    results = {cell.key: measure(cell, ROOT or "data")}
+    results = {digits_cell.key: measure(digits_cell, ROOT or "data")}
 
     tables = markdown(report(table["tables"], results))
     assert any(char.isdigit() for char in tables)
@@ -205,6 +222,7 @@ def test_a_cell_of_every_table_runs_and_is_reported(name):
 
 
 def run_cell(cell: Cell, root: str) -> Measured:
+    """In place of a run: ten times the seed plus the length of the row's name. Each call adds a line to a file."""
     if cell.row == "bad":
         raise ValueError("no such thing")
     with Path(root, "ran.txt").open("a") as file:
@@ -221,24 +239,32 @@ def make_cells(*rows: str, seeds: int = 1) -> list[Cell]:
     return made_up_cells
 
 
-def test_finished_table_cells_are_not_run_again_but_one_with_a_truncated_line_is(
-    tmp_path, monkeypatch
-):
+def test_finished_table_cells_are_not_run_again_but_one_with_a_truncated_line_is(tmp_path):
     path = tmp_path / "kept.jsonl"
-    two_seeds = make_cells("one", "three", seeds=2)
+    four_cells = make_cells("one", "three", seeds=2)
 
-    results = finish(two_seeds, Kept(path), str(tmp_path), workers=1)
-    assert results["three", "c", 1] == {"value": 15.0}
-    assert len((tmp_path / "ran.txt").read_text().splitlines()) == 4
+    def num_runs() -> int:
+        return len((tmp_path / "ran.txt").read_text().splitlines())
+
+    results = finish(four_cells, Kept(path), str(tmp_path), workers=1)
+    assert results["three", "c", 1] == {"value": 10.0 * 1 + len("three")}
+    assert num_runs() == 4
 
     path.write_text(path.read_text()[:-20])  # killed while it was writing
     for _ in range(2):
-        assert finish(two_seeds, Kept(path), str(tmp_path), workers=1) == results
-        assert len((tmp_path / "ran.txt").read_text().splitlines()) == 5
+        assert finish(four_cells, Kept(path), str(tmp_path), workers=1) == results
+        assert num_runs() == 4 + 1
 
-    # Other sources are another cell.
+
+def test_cell_of_other_sources_is_not_that_of_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "kept.jsonl"
+    (cell,) = make_cells("one")
+    finish([cell], Kept(path), str(tmp_path), workers=1)
+    assert Kept(path).find(cell) is not None
+
     monkeypatch.setattr(cells, "source_version", lambda: "another")
-    assert Kept(path).find(make_cells("one")[0]) is None
+
+    assert Kept(path).find(cell) is None
 
 
 def test_failing_cell_does_not_stop_the_others(tmp_path):

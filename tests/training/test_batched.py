@@ -141,28 +141,28 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Make, float | N
 
 
 def make_setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Tensor]]]:
-    """The module, other states of it for every model, and their batches."""
+    """The module, a state of each model with a row per model, and the batches of each model."""
     torch.manual_seed(0)
-    make, shape, *_ = CASES[name]
-    net = make()
+    make_module, sample_shape, *_ = CASES[name]
+    net = make_module()
     module = net if isinstance(net, Step) else Step(net)
+    num_models = len(STEPS)
 
-    def differ(tensor: Tensor) -> Tensor:
+    def make_states(tensor: Tensor) -> Tensor:
+        """Different values for every model, ``[num_models, ...]``."""
         if not tensor.is_floating_point():
-            return torch.arange(len(STEPS)) + tensor
-        return tensor + 0.1 * torch.rand(len(STEPS), *tensor.shape)
+            return torch.arange(num_models) + tensor
+        return tensor + 0.1 * torch.rand(num_models, *tensor.shape)
 
     states = {}
-    for name, tensor in (
-        *module.named_parameters(),
-        *module.named_buffers(),
-    ):
-        states[name] = differ(tensor.detach())
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    for tensor_name, tensor in tensors:
+        states[tensor_name] = make_states(tensor.detach())
 
     batches = []
     for num_steps, last_size in STEPS:
         sizes = [8] * (num_steps - 1) + [last_size]
-        batches.append([torch.randn(size, *shape) for size in sizes])
+        batches.append([torch.randn(size, *sample_shape) for size in sizes])
 
     return module, states, batches
 

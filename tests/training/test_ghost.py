@@ -11,7 +11,7 @@ from torch.func import functional_call, grad
 from flsv.training.algorithms.in_run import GhostProducts
 from flsv.utilities.errors import ConfigurationError
 
-B = 5
+BATCH_SIZE = 5
 
 
 class Last(nn.Module):
@@ -35,11 +35,11 @@ class Twice(nn.Module):
 
 
 def draw_floats(*shape: int) -> Callable[[], Tensor]:
-    return lambda: torch.randn(B, *shape, dtype=torch.float64)
+    return lambda: torch.randn(BATCH_SIZE, *shape, dtype=torch.float64)
 
 
 def draw_words() -> Tensor:
-    return torch.randint(0, 6, (B, 4))
+    return torch.randint(0, 6, (BATCH_SIZE, 4))
 
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
@@ -82,60 +82,90 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 
 
 def make_setting(name: str) -> tuple[nn.Module, Tensor, Tensor, dict[str, Tensor]]:
+    """A module, a batch (x, y), and a direction: a tensor for each parameter."""
     torch.manual_seed(1)
     make, inputs = MODULES[name]
     module = nn.Sequential(make(), Last()).double()
-    g = {name: torch.randn_like(p) for name, p in module.named_parameters()}
-    return module, inputs(), torch.arange(B) % 3, g
+    direction = {name: torch.randn_like(p) for name, p in module.named_parameters()}
+    return module, inputs(), torch.arange(BATCH_SIZE) % 3, direction
 
 
-def products_one_by_one(module: nn.Module, x: Tensor, y: Tensor, g: dict[str, Tensor]) -> Tensor:
-    """<g, gradient of sample z's own loss>."""
+def products_one_by_one(
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    direction: dict[str, Tensor],
+) -> Tensor:
+    """The inner product of the direction with the gradient of each sample's own loss."""
     parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
-    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(module, parameters, (x[None],)), y[None])
+    def loss(
+        parameters: dict[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+    ) -> Tensor:
+        return F.cross_entropy(
+            functional_call(
+                module,
+                parameters,
+                (x[None],),
+            ),
+            y[None],
+        )
 
-    slopes = [grad(loss)(parameters, x[i], y[i]) for i in range(len(x))]
-    return torch.stack([sum((slope[n] * g[n]).sum() for n in slope if n in g) for slope in slopes])
+    products = []
+    for sample in range(len(x)):
+        gradient = grad(loss)(parameters, x[sample], y[sample])
+        names = [name for name in gradient if name in direction]
+        products.append(sum((gradient[name] * direction[name]).sum() for name in names))
+    return torch.stack(products)
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_ghost_products_of_every_layer_equal_those_of_per_sample_gradients(name: str) -> None:
-    module, x, y, g = make_setting(name)
-    expected = products_one_by_one(module, x, y, g) / B
-    ghost = GhostProducts(module, g)
-    ghost.watch(B)
+    module, x, y, direction = make_setting(name)
+    # The batch's loss is a mean, in which a sample's loss counts 1 / BATCH_SIZE.
+    expected = products_one_by_one(module, x, y, direction) / BATCH_SIZE
+    ghost = GhostProducts(module, direction)
+    ghost.watch(BATCH_SIZE)
+
     F.cross_entropy(module(x), y).backward()
     products = ghost.take()
 
     torch.testing.assert_close(products, expected)
     assert expected.abs().max() > 1e-3
-    torch.testing.assert_close(
-        products.sum(),
-        sum((p.grad * g[n]).sum() for n, p in module.named_parameters()),
-    )
+    # The samples' gradients add up to the batch's.
+    product_of_batch = 0
+    for parameter_name, parameter in module.named_parameters():
+        product_of_batch += (parameter.grad * direction[parameter_name]).sum()
+    torch.testing.assert_close(products.sum(), product_of_batch)
 
-    ghost.remove()  # nothing is watched any more
+
+def test_ghost_products_are_not_taken_after_remove() -> None:
+    module, x, y, direction = make_setting("linear")
+    ghost = GhostProducts(module, direction)
+    ghost.watch(BATCH_SIZE)
+    F.cross_entropy(module(x), y).backward()
+    assert len(ghost.take()) == BATCH_SIZE
+
+    ghost.remove()
     F.cross_entropy(module(x), y).backward()
 
     assert len(ghost.take()) == 0
 
 
-def test_ghost_products_ignore_parameters_frozen_or_missing_in_g() -> None:
-    module, x, y, g = make_setting("linear")
+def test_ghost_products_ignore_parameters_frozen_or_missing_in_the_direction() -> None:
+    # Parameters: the first layer's weight and bias, and the last one's weight.
+    module, x, y, direction = make_setting("linear")
     frozen = "0.0.weight"
     missing = "0.2.weight"
+    remaining = "0.0.bias"
     module.get_parameter(frozen).requires_grad_(False)
-    del g[missing]
-    expected = products_one_by_one(
-        module,
-        x,
-        y,
-        {"0.0.bias": g["0.0.bias"]},
-    )
-    ghost = GhostProducts(module, g)
-    ghost.watch(B)
+    del direction[missing]
+    expected = products_one_by_one(module, x, y, {remaining: direction[remaining]})
+    ghost = GhostProducts(module, direction)
+    ghost.watch(BATCH_SIZE)
+
     F.cross_entropy(module(x), y, reduction="sum").backward()
 
     torch.testing.assert_close(ghost.take(), expected)
@@ -166,9 +196,9 @@ def test_ghost_products_of_rows_that_are_not_samples_are_refused() -> None:
     """Tokens one by one, without a dimension of the batch."""
     module = nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3))
     ghost = GhostProducts(module, {name: p.detach() for name, p in module.named_parameters()})
-    ghost.watch(B)
+    ghost.watch(BATCH_SIZE)
     with pytest.raises(ConfigurationError, match="'1' gives 35 rows for a batch of 5 samples"):
-        module(torch.randn(B, 7, 4))
+        module(torch.randn(BATCH_SIZE, 7, 4))
 
 
 @pytest.mark.parametrize("name", ["tied", "conv2d", "embedding"])
@@ -184,7 +214,11 @@ def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients
         buffer.copy_(x.roll(len(expected), 0))
 
     def pass_batch(size: int) -> None:
-        loss = F.cross_entropy(module(buffer[:size]), y[:size], reduction="sum")
+        loss = F.cross_entropy(
+            module(buffer[:size]),
+            y[:size],
+            reduction="sum",
+        )
         loss.backward()
 
     def pass_watched_batch(size: int) -> None:
@@ -194,16 +228,16 @@ def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients
         ghost.watch(size)
         pass_batch(size)
 
-    pass_watched_batch(B)
+    pass_watched_batch(BATCH_SIZE)
     # A batch that is not watched.
     load_batch()
-    pass_batch(B)
+    pass_batch(BATCH_SIZE)
     pass_watched_batch(3)
     # A batch that comes by without a pass.
     ghost.watch(None)
     ghost.watch(2)
     expected.append(torch.zeros(2, dtype=torch.float64))
-    pass_watched_batch(B)
+    pass_watched_batch(BATCH_SIZE)
 
     torch.testing.assert_close(ghost.take(), torch.cat(expected))
     assert len(ghost.take()) == 0

@@ -17,13 +17,19 @@ from helpers.tasks import Items
 
 
 class Remembers(Plain):
-    """Remembers batches in buffers that no checkpoint holds, as MoCo does, and in plain attributes, some made by the
-    first batch; and draws noise from the global random state after the transfer, as Kornia's users do."""
+    """Remembers batches in state of several kinds, each of which changes the loss.
+
+    No checkpoint holds it. Besides, the module draws noise from the global random state after the transfer, as Kornia's
+    users do.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        # Replaced: a buffer, as MoCo's.
         self.register_buffer("bank", torch.zeros(6), persistent=False)
+        # None at first, and longer with each batch: a buffer.
         self.register_buffer("grown", None, persistent=False)
+        # Changed in place: a plain attribute.
         self.mean = torch.zeros(6)
         self.constant = torch.ones(6)
 
@@ -34,6 +40,7 @@ class Remembers(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
         if not hasattr(self, "first_sample"):
+            # Made by the first batch: an attribute, and a buffer of at most five samples.
             self.first_sample = x[0]
             self.register_buffer("queue", x[:2], persistent=False)
 

@@ -70,25 +70,33 @@ def test_weights_of_unequal_work_equal_a_loop_by_hand(
     aggregator = KeepsRounds()
     module = Plain(make_network_without_norm(), MOMENTUM)
     loop = FederatedLoop(aggregator, local_epochs=work, seed=SEED)
-    trained = {"accumulate_grad_batches": window, "limit_train_batches": limit}
-    fit(loop, tmp_path, module, data, rounds=2, **trained)
+    fit(
+        loop,
+        tmp_path,
+        module,
+        data,
+        rounds=2,
+        accumulate_grad_batches=window,
+        limit_train_batches=limit,
+    )
 
+    shares = data.num_samples / data.num_samples.sum()
     for round in aggregator.rounds:
-        shares = data.num_samples / data.num_samples.sum()
-        models = []
+        updates = []
         for client in range(3):
-            model, steps = train_by_hand(data, round, client, passes[client], window)
+            model, num_steps = train_by_hand(data, round, client, passes[client], window)
             assert torch.equal(round.client_vectors[client], model)
-            assert round.num_steps[client] == steps
-            models.append(model - round.global_vector)
-        expected = round.global_vector + sum(share * model for share, model in zip(shares, models))
+            assert round.num_steps[client] == num_steps
+            updates.append(model - round.global_vector)
+        mean_update = sum(share * update for share, update in zip(shares, updates))
+        expected = round.global_vector + mean_update
         torch.testing.assert_close(round.server_vector, expected, rtol=1e-6, atol=1e-6)
 
     assert len(aggregator.rounds) == 2
 
 
-class Decays(Plainest):
-    """To zero, at each client's last step."""
+class DecaysToZero(Plainest):
+    """Its learning rate is zero after each client's last step of the fit."""
 
     def __init__(self) -> None:
         super().__init__(MOMENTUM, scheduler=self.schedule, interval="step")
@@ -99,24 +107,33 @@ class Decays(Plainest):
 
 
 @pytest.mark.parametrize("work", [UNEQUAL, "5 steps"])
-def test_schedules_follow_each_clients_own_steps_and_a_run_resumes_bitwise(
-    tmp_path: Path, work: Any
-) -> None:
-    make = partial(FederatedLoop, local_epochs=work, optimizer_state="persist", seed=SEED)
-    data = partial(toy_data, SIZES)
-    module = partial(Plainest, MOMENTUM)
-    loop = assert_resumes(make, tmp_path, module, data, accumulate_grad_batches=2)
+def test_run_of_unequal_work_resumes_bitwise(tmp_path: Path, work: Any) -> None:
+    make_loop = partial(FederatedLoop, local_epochs=work, optimizer_state="persist", seed=SEED)
+    make_data = partial(toy_data, SIZES)
+    make_module = partial(Plainest, MOMENTUM)
 
-    assert loop.participations.tolist() == [4, 4, 4]
+    loop = assert_resumes(make_loop, tmp_path, make_module, make_data, accumulate_grad_batches=2)
 
-    decaying = Decays()
-    loop = FederatedLoop(local_epochs=work, seed=SEED)
-    fit(loop, tmp_path / "decays", decaying, data(), rounds=2)
+    assert (loop.participations == loop.round_index).all()  # all clients in all rounds
+
+
+def last_rates(loop: FederatedLoop) -> list[float]:
+    """Each client's learning rate after its last step."""
     rates = []
     for state in loop.state_dict()["clients"].values():
-        rates.append(state["pace"]["schedulers"][0]["_last_lr"])
+        scheduler_state = state["pace"]["schedulers"][0]  # of the only scheduler
+        (rate,) = scheduler_state["_last_lr"]
+        rates.append(rate)
+    return rates
 
-    assert rates == [[pytest.approx(0, abs=1e-9)]] * 3
+
+@pytest.mark.parametrize("work", [UNEQUAL, "5 steps"])
+def test_schedules_follow_each_clients_own_steps(tmp_path: Path, work: Any) -> None:
+    loop = FederatedLoop(local_epochs=work, seed=SEED)
+
+    fit(loop, tmp_path, DecaysToZero(), toy_data(SIZES), rounds=2)
+
+    assert last_rates(loop) == pytest.approx([0, 0, 0], abs=1e-9)
 
 
 @pytest.mark.parametrize("work", [dict.fromkeys("01234", 1) | {"3": 4}, "5 steps"])

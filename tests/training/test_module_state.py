@@ -161,28 +161,31 @@ class NestedMemory(Remembers):
         return factor_of_samples(torch.cat(self.memory["a"]["b"]))
 
 
-class Ring(Remembers):
+class RingBuffer(Remembers):
     """A memory as a tensor, its position as a number, and whether it is full."""
+
+    CAPACITY = 5  # samples
 
     def __init__(self) -> None:
         super().__init__()
-        self.samples = torch.zeros(5, 6)
+        self.samples = torch.zeros(self.CAPACITY, 6)
         self.position = 0
         self.is_full = False
 
     def remember(self, batch: Any) -> float:
-        for sample in batch[0][:3]:
+        first_samples = batch[0][:3]
+        for sample in first_samples:
             self.samples[self.position] = sample
-            self.position = (self.position + 1) % 5
+            self.position = (self.position + 1) % self.CAPACITY
             self.is_full = self.is_full or self.position == 0
 
-        length = 5 if self.is_full else self.position
+        length = self.CAPACITY if self.is_full else self.position
         return factor_of_samples(self.samples[:length])
 
 
 KINDS = (
     *(Flag, Counter, Array, Object, NewObject, LateObject),
-    *(InSlots, Dictionary, Memory, NestedMemory, Ring),
+    *(InSlots, Dictionary, Memory, NestedMemory, RingBuffer),
 )
 
 
@@ -238,7 +241,7 @@ def test_clients_do_not_see_each_others_state(
     "make",
     [
         Counter,
-        Ring,
+        RingBuffer,
         Array,
         Dictionary,
         Memory,

@@ -152,35 +152,36 @@ def test_module_or_optimizer_state_that_cannot_be_averaged_or_copied_is_refused(
         fit(FederatedLoop(seed=1), tmp_path, module(), **kwargs)
 
 
-class Frozen(Plain):
+class FrozenBody(Plain):
     """A trained head on a frozen body, with constants."""
 
     def __init__(self) -> None:
         super().__init__(network(batch_norm=False))
         self.net[0].requires_grad_(False)
         self.register_buffer("mean", torch.linspace(0.1, 0.7, FEATURES))
-        self.register_buffer("seen", torch.zeros(1))
+        self.register_buffer("tenths_of_rounds", torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x - self.mean)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.seen.fill_(0.1 * (1 + self.trainer.current_epoch))  # the same at everybody
+        num_rounds = 1 + self.trainer.current_epoch
+        self.tenths_of_rounds.fill_(0.1 * num_rounds)  # the same at all clients
         return super().training_step(batch, batch_idx)
 
 
 @pytest.mark.parametrize("arguments", [{"aggregator": FedAdam()}, {"personalizer": FedAMP()}])
 def test_state_that_no_client_changes_stays_unchanged(tmp_path: Path, arguments: Any) -> None:
-    module = Frozen()
+    module = FrozenBody()
     initial_state = copy.deepcopy(module.state_dict())
     loop = FederatedLoop(**arguments, sampler=UniformSampler(2), seed=1)
 
-    fit(loop, tmp_path, module, toy_data((4, 1, 2, 3, 3)))
+    fit(loop, tmp_path, module, toy_data((4, 1, 2, 3, 3)), rounds=3)
 
     state = module.state_dict()
     for name in ("net.0.weight", "net.0.bias", "mean"):
         assert torch.equal(state[name], initial_state[name]), name
-    assert torch.equal(module.seen, torch.full((1,), 0.1 * 3))
+    assert torch.equal(module.tenths_of_rounds, torch.full((1,), 0.1 * 3))
     assert not torch.equal(state["net.4.weight"], initial_state["net.4.weight"])
 
 

@@ -430,7 +430,7 @@ def test_second_step_of_sam_is_a_step_and_refused_where_gradients_escape(tmp_pat
         )
 
 
-class GradientFromBefore(Stepping):
+class ComputesGradientBeforeTheStep(Stepping):
     """Calls the public SAM as its page says: the first gradient is computed before the step."""
 
     def training_step(
@@ -452,16 +452,25 @@ class PublicSAM(SAM):
         return loss
 
 
-def test_step_by_a_gradient_from_before_it_is_refused_where_it_escapes(tmp_path: Path) -> None:
-    def make(parameters: Any) -> SAM:
+def make_module_with_public_sam() -> ComputesGradientBeforeTheStep:
+    def make_optimizer(parameters: Any) -> SAM:
         return PublicSAM(parameters, make_momentum_sgd)
 
-    module = GradientFromBefore(make, "public")
+    return ComputesGradientBeforeTheStep(make_optimizer, stepped_by="public")
+
+
+def test_sam_step_by_a_gradient_computed_before_it_is_that_of_sam(tmp_path: Path) -> None:
+    module = make_module_with_public_sam()
+    make_sam = NESTED["sam"]
+
     fit(make_seeded_loop(), tmp_path, module)
 
-    assert_as_by_hand(module, fedavg_by_hand(NESTED["sam"]))
+    assert_as_by_hand(module, fedavg_by_hand(make_sam))
 
-    module = GradientFromBefore(make, "public")
+
+def test_sam_step_by_a_gradient_computed_before_it_is_refused_by_fedprox(tmp_path: Path) -> None:
+    """FedProx changes the gradients of a step, and not one that was computed before."""
+    module = make_module_with_public_sam()
     with pytest.raises(ConfigurationError, match="by gradients from before the step"):
         fit(make_seeded_loop(client_algorithm=FedProx(1.0)), tmp_path, module)
 

@@ -113,9 +113,9 @@ class OneClient(L.LightningDataModule):
 def rates_of_client_alone(
     module: Scheduled, client: int, folder: Path, **kwargs: Any
 ) -> list[tuple[float, float]]:
-    trainer_for(None, folder, ROUNDS, reload_dataloaders_every_n_epochs=1, **kwargs).fit(
-        module, OneClient(client)
-    )
+    """Fit the module on one client's data without a federation, and return its rates."""
+    trainer = trainer_for(None, folder, ROUNDS, reload_dataloaders_every_n_epochs=1, **kwargs)
+    trainer.fit(module, OneClient(client))
     return module.rates[-1]
 
 
@@ -132,25 +132,33 @@ KINDS: dict[str, tuple[Callable[[], Scheduled], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_clients_schedule_is_that_of_training_alone(tmp_path: Path, kind: str) -> None:
-    """And the model of a client that trains alone is that of a plain fit."""
-    make, options = KINDS[kind]
-    module = make()
+    make_module, options = KINDS[kind]
+    module = make_module()
     with warnings.catch_warnings():
+        # Of torch, where a schedule takes a step before the optimizer does.
         warnings.filterwarnings("error", message=".*lr_scheduler.step\\(\\)")
         fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=ROUNDS, **options)
 
     num_steps = {len(module.rates[client]) for client in range(CLIENTS)}
-    modules_alone = [make() for _ in range(CLIENTS)]
     assert len(num_steps) == CLIENTS  # each client has another number of steps
-    for client, module_alone in enumerate(modules_alone):
-        expected = rates_of_client_alone(module_alone, client, tmp_path, **options)
+    for client in range(CLIENTS):
+        expected = rates_of_client_alone(make_module(), client, tmp_path, **options)
         assert module.rates[client] == expected
 
-    # Others, who never take part, keep the first one's data the same.
-    loop = FederatedLoop(seed=SEED, optimizer_state="persist", sampler=FixedCohort([0]))
-    federated = fit(loop, tmp_path, make(), rounds=ROUNDS, **options)
 
-    assert torch.equal(state_vector(federated), state_vector(modules_alone[0]))
+@pytest.mark.parametrize("kind", KINDS)
+def test_model_of_a_federation_of_one_client_is_that_of_a_plain_fit(
+    tmp_path: Path, kind: str
+) -> None:
+    make_module, options = KINDS[kind]
+    # The other clients never take part: with them the data are split as for the plain fit.
+    loop = FederatedLoop(seed=SEED, optimizer_state="persist", sampler=FixedCohort([0]))
+
+    federated = fit(loop, tmp_path, make_module(), rounds=ROUNDS, **options)
+
+    module_alone = make_module()
+    rates_of_client_alone(module_alone, 0, tmp_path, **options)
+    assert torch.equal(state_vector(federated), state_vector(module_alone))
 
 
 def test_linear_decay_ends_at_zero_for_clients_drawn_any_number_of_times(tmp_path: Path) -> None:
@@ -297,8 +305,8 @@ def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(
     assert 2 * module.length_in_setup == longest
 
 
-#: What :class:`CountsInItsGroups` has counted. An attribute of the optimizer would be a client's own.
-COUNTS: list[int] = []
+#: The number of steps after each step of :class:`CountsInItsGroups`. An attribute of the optimizer would be a client's.
+COUNTS_OF_STEPS: list[int] = []
 
 
 class CountsInItsGroups(torch.optim.SGD):
@@ -306,7 +314,7 @@ class CountsInItsGroups(torch.optim.SGD):
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.1)
-        COUNTS.clear()
+        COUNTS_OF_STEPS.clear()
         for group in self.param_groups:
             group["k"] = 0
 
@@ -317,7 +325,7 @@ class CountsInItsGroups(torch.optim.SGD):
             group["weight_sum"] = group.get("weight_sum", 0.0) + 0.5
             assert group["weight_sum"] == group["k"] / 2
 
-        COUNTS.append(group["k"])
+        COUNTS_OF_STEPS.append(group["k"])
         return result
 
 
@@ -325,50 +333,56 @@ class CountsInItsGroups(torch.optim.SGD):
 def test_state_in_optimizer_groups_follows_the_optimizer_state_policy(
     tmp_path: Path, policy: Any
 ) -> None:
-    module = fit(
-        FederatedLoop(seed=SEED, optimizer_state=policy),
-        tmp_path,
-        Plain(optimizer=CountsInItsGroups),
-    )
-    (optimizer,) = module.trainer.optimizers
-    starts = [index for index, count in enumerate(COUNTS) if count == 1]
+    num_rounds = 3
+    loop = FederatedLoop(seed=SEED, optimizer_state=policy)
+    module = fit(loop, tmp_path, Plain(optimizer=CountsInItsGroups), rounds=num_rounds)
 
-    assert len(starts) == CLIENTS * (3 if policy == "reset" else 1)
+    # Each count of 1 is the first step of an optimizer's new state.
+    num_new_states = COUNTS_OF_STEPS.count(1)
+    new_states_by_client = num_rounds if policy == "reset" else 1
+    assert num_new_states == CLIENTS * new_states_by_client
+
+    # The clients' states are taken out of the run's optimizer.
+    (optimizer,) = module.trainer.optimizers
     assert optimizer.param_groups[0]["k"] == 0
     assert "weight_sum" not in optimizer.param_groups[0]
 
 
 @pytest.mark.parametrize(
-    ("kind", "within"),
+    ("kind", "make_saver"),
     [
-        ("limited", False),
-        ("by hand", True),
+        # At the end of a round, and within the third one.
+        ("limited", lambda folder: ModelCheckpoint(folder, "on_exception")),
+        ("by hand", OnExceptionCheckpoint),
     ],
 )
-def test_clients_schedules_resume_bitwise(tmp_path: Path, kind: str, within: bool) -> None:
-    make, _ = KINDS[kind]
-    whole = fit(FederatedLoop(seed=SEED), tmp_path / "whole", make(), rounds=4)
-    if within:
-        saver: Any = OnExceptionCheckpoint(tmp_path)
-    else:
-        saver = ModelCheckpoint(tmp_path, "on_exception")
+def test_clients_schedules_resume_bitwise(tmp_path: Path, kind: str, make_saver: Any) -> None:
+    make_module, _ = KINDS[kind]
+    uninterrupted = make_module()
+    fit(FederatedLoop(seed=SEED), tmp_path / "whole", uninterrupted, rounds=4)
 
-    callbacks = [StopInRound(2, 9, RuntimeError), saver]
-    stopped = {"callbacks": callbacks, "enable_checkpointing": True}
-
+    callbacks = [StopInRound(round_index=2, batch=9, error=RuntimeError), make_saver(tmp_path)]
     with pytest.raises(RuntimeError, match="stopped by the test"):
-        fit(FederatedLoop(seed=SEED), tmp_path / "half", make(), rounds=4, **stopped)
+        fit(
+            FederatedLoop(seed=SEED),
+            tmp_path / "half",
+            make_module(),
+            rounds=4,
+            callbacks=callbacks,
+            enable_checkpointing=True,
+        )
 
-    half = make()
-    resumed = fit(
+    resumed = make_module()
+    fit(
         FederatedLoop(seed=SEED),
         tmp_path / "half",
-        half,
+        resumed,
         rounds=4,
         ckpt_path=tmp_path / "on_exception.ckpt",
     )
 
-    assert torch.equal(state_vector(resumed), state_vector(whole))
-    for client, rates in half.rates.items():
-        assert rates == whole.rates[client][-len(rates) :]
-        assert len(rates) == len(whole.rates[client]) // 2
+    assert torch.equal(state_vector(resumed), state_vector(uninterrupted))
+    for client, rates in resumed.rates.items():
+        rates_of_whole = uninterrupted.rates[client]
+        rates_of_last_two_rounds = rates_of_whole[len(rates_of_whole) // 2 :]
+        assert rates == rates_of_last_two_rounds

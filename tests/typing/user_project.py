@@ -71,7 +71,7 @@ def of_arrays(x: Tensor, y: Tensor) -> FederatedDataModule:
     return FederatedDataModule((x, y), partitioner=IIDPartitioner(num_clients=2))
 
 
-def of_a_round(
+def cosine_values_of_round(
     net: nn.Module, updates: list[dict[str, Tensor]], samples: tuple[Tensor, Tensor]
 ) -> Tensor:
     """Values of updates that somebody else's loop made."""

@@ -30,7 +30,9 @@ CONTEXT = UploadContext(
 )
 
 
-class Recorded(Upload):
+class HalvesAndRecords(Upload):
+    """Halves an update, and keeps a list of the updates that came in."""
+
     def __init__(
         self,
         reference: Literal["start", "global"] = "start",
@@ -52,20 +54,23 @@ class Recorded(Upload):
 
 
 def test_each_upload_in_a_chain_refers_to_its_own_reference() -> None:
-    chain = [Recorded("start"), Recorded("global"), Recorded("start")]
+    chain = [HalvesAndRecords("start"), HalvesAndRecords("global"), HalvesAndRecords("start")]
 
     sent, _ = upload(chain, VECTOR, START, GLOBAL, CONTEXT)
 
-    # 5, 7 -> 1, 2 + half of 4, 5 = 3, 4.5 -> 0, 3 + half of 3, 1.5 = 1.5, 3.75 -> 1, 2 + half of 0.5, 1.75
-    expected_updates = [[4, 5], [3, 1.5], [0.5, 1.75]]
-    updates = []
-    for recorder in chain:
-        (update,) = recorder.updates
-        updates.append(update.tolist())
-    positions = [recorder.positions for recorder in chain]
-    assert updates == expected_updates
-    assert sent.tolist() == [1 + 0.5 / 2, 2 + 1.75 / 2]
-    assert positions == [[0], [1], [2]]
+    # Each upload halves the vector's update from its reference, and sends the reference plus that half.
+    first_update = VECTOR - START
+    first_vector = START + first_update / 2
+    second_update = first_vector - GLOBAL
+    second_vector = GLOBAL + second_update / 2
+    third_update = second_vector - START
+    third_vector = START + third_update / 2
+
+    for recorder, update in zip(chain, (first_update, second_update, third_update)):
+        (recorded_update,) = recorder.updates
+        assert torch.equal(recorded_update, update)
+    assert torch.equal(sent, third_vector)
+    assert [recorder.positions for recorder in chain] == [[0], [1], [2]]
 
 
 def test_update_that_no_upload_concerns_is_sent_unchanged_and_counted_whole() -> None:
@@ -95,7 +100,7 @@ def test_update_that_no_upload_concerns_is_sent_unchanged_and_counted_whole() ->
 def test_upload_context_has_the_client_and_round_and_traffic_is_counted(tmp_path: Path) -> None:
     contexts: list[UploadContext] = []
 
-    class CountsVisits(Recorded):
+    class CountsVisits(HalvesAndRecords):
         def apply(self, update: Tensor, context: UploadContext) -> Tensor:
             contexts.append(context)
             visits = context.state.get("visits", torch.tensor(0))
@@ -120,7 +125,7 @@ def test_upload_context_has_the_client_and_round_and_traffic_is_counted(tmp_path
 def test_global_model_is_also_sent_to_clients_with_own_starts_if_uploads_refer_to_it(
     tmp_path: Path,
 ) -> None:
-    uploads = [Recorded("global")]
+    uploads = [HalvesAndRecords("global")]
     loop = FederatedLoop(personalizer=FedAMP(), uploads=uploads, seed=0)
     numbers_received: list[list[int]] = []
 

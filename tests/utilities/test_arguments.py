@@ -49,6 +49,7 @@ def test_replace_changes_given_arguments_and_keeps_the_rest() -> None:
     assert changed.metrics["cssv"] == loop.metrics["cssv"]
     assert isinstance(changed.config.aggregator, GeometricMedian)
     assert len(loop.filters) == 2
+    # No list is without an OutlierFilter: an empty one leaves out only updates that no mean can hold.
     assert repr(changed.filters) == "(OutlierFilter(threshold=None),)"
 
 

@@ -10,7 +10,7 @@ import pickle
 import types
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -88,52 +88,63 @@ def alternatives_of(hint: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
         yield hint, ()
 
 
-def values_around_bound(kind: type, marker: Any) -> tuple[float, float]:
-    """The last value that a bound does not admit, and the first that it does."""
+class BoundValues(NamedTuple):
+    """The last value that a bound refuses, and the first that it admits."""
+
+    refused: float
+    admitted: float
+
+
+def values_around_bound(kind: type, marker: Any) -> BoundValues:
     (bound,) = dataclasses.astuple(marker)
     step = 1 if kind is int else STEP
     return {
-        Gt: (bound, bound + step),
-        Ge: (bound - step, bound),
-        Lt: (bound, bound - step),
-        Le: (bound + step, bound),
+        Gt: BoundValues(refused=bound, admitted=bound + step),
+        Ge: BoundValues(refused=bound - step, admitted=bound),
+        Lt: BoundValues(refused=bound, admitted=bound - step),
+        Le: BoundValues(refused=bound + step, admitted=bound),
     }[type(marker)]
 
 
-#: Beyond the bounds of a number of samples, or of a share of them, where an argument takes both.
-OF_THE_OTHER_KIND = (0, 1)
+def bounds_of(markers: Sequence[Any]) -> list[Any]:
+    """The markers but sentences on what a value is for."""
+    return [marker for marker in markers if not isinstance(marker, str)]
+
+
+def refused_numbers(kind: type, markers: Sequence[Any]) -> list[float]:
+    """Numbers that one alternative, int or float, refuses."""
+    numbers = [math.nan, math.inf, -math.inf]
+    if kind is int:
+        numbers.append(1.5)
+    for bound in bounds_of(markers):
+        numbers.append(values_around_bound(kind, bound).refused)
+    return numbers
 
 
 def values_beyond(hint: Any) -> Iterator[Any]:
     """Values that no alternative admits."""
-    kinds = dict(alternatives_of(hint))
-    values: list[Any] = []
-    for kind, markers in kinds.items():
-        if kind in (int, float):
-            values += [math.nan, math.inf, -math.inf]
-            if kind is int:
-                values.append(1.5)
-            values += [
-                values_around_bound(kind, marker)[0]
-                for marker in markers
-                if not isinstance(marker, str)
-            ]
+    markers_by_kind = dict(alternatives_of(hint))
+    admits_counts_and_shares = {int, float} <= markers_by_kind.keys()
+    for kind, markers in markers_by_kind.items():
+        if kind not in (int, float):
+            continue
+        for number in refused_numbers(kind, markers):
+            # 0 and 1 may be beyond the bounds of a share of samples, and a number of them, or the other way round.
+            if admits_counts_and_shares and number in (0, 1):
+                continue
+            yield number
 
-    for value in values:
-        if value not in OF_THE_OTHER_KIND or not {int, float} <= kinds.keys():
-            yield value
-
-    if str not in kinds and not any(get_origin(kind) in (list, Sequence) for kind in kinds):
+    admits_text = str in markers_by_kind
+    admits_lists = any(get_origin(kind) in (list, Sequence) for kind in markers_by_kind)
+    if not admits_text and not admits_lists:
         yield "nonsense"
 
 
 def values_at_bounds(hint: Any) -> Iterator[Any]:
     """Values that are just admitted."""
     for kind, markers in alternatives_of(hint):
-        for marker in markers:
-            if not isinstance(marker, str):
-                _, admitted = values_around_bound(kind, marker)
-                yield admitted
+        for bound in bounds_of(markers):
+            yield values_around_bound(kind, bound).admitted
 
         if get_origin(kind) is Literal:
             yield from get_args(kind)
@@ -175,22 +186,31 @@ def test_argument_beyond_its_bounds_is_refused(cls: type, name: str, hint: Any) 
 )
 def test_parts_that_differ_in_an_argument_have_different_descriptions(cls: type) -> None:
     """A resumed run, a table of runs and run.json go by it."""
-    options = {
-        name: [*values_at_bounds(hint), 0.25, 2, 3, 4]
-        for name, (hint, _) in checked_parameters(cls.__init__).items()
-    }
+    values_by_argument = {}
+    for name, (hint, _) in checked_parameters(cls.__init__).items():
+        values_by_argument[name] = [*values_at_bounds(hint), 0.25, 2, 3, 4]
     if "metric" in inspect.signature(cls).parameters:
-        options["metric"] = ["sv", "another"]
+        values_by_argument["metric"] = ["sv", "another"]
+    # What a federation gives, and what changes no number, may be missing in a description.
+    for name in ("num_clients", "num_classes", "workers"):
+        values_by_argument.pop(name, None)
 
-    # What a federation gives, and what changes no number, may be missing.
-    for name in options.keys() - {"num_clients", "num_classes", "workers"}:
-        texts: dict[str, Any] = {}
-        for value in options[name]:
-            with contextlib.suppress(
-                ConfigurationError
-            ):  # where it is not admitted, or not beside the others
-                part = cls(**{**required_arguments(cls), name: value})
-                assert texts.setdefault(f"{described(part)} {part!r}", value) == value, name
+    for name, values in values_by_argument.items():
+        value_of_text: dict[str, Any] = {}
+        for value, part in parts_with(cls, name, values):
+            text = f"{described(part)} {part!r}"
+            assert value_of_text.get(text, value) == value, name
+            value_of_text[text] = value
+
+
+def parts_with(cls: type, name: str, values: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Make a part with each value of an argument that is admitted, alone and beside the other arguments."""
+    for value in values:
+        try:
+            part = cls(**{**required_arguments(cls), name: value})
+        except ConfigurationError:
+            continue
+        yield value, part
 
 
 def test_check_argument_refuses_lists_with_wrong_numbers() -> None:

@@ -16,6 +16,15 @@ def hold_folder(parent: Path) -> None:
         time.sleep(600)
 
 
+def wait_for_folder(process: Forked) -> Path:
+    """Wait until a process prints the folder that it holds."""
+    output = ""
+    while not output:
+        status, output = process.wait(0.02)
+        assert not status, "it has ended"
+    return Path(output.strip())
+
+
 def test_folder_of_a_killed_process_is_removed_and_that_of_a_living_one_stays(
     tmp_path: Path,
 ) -> None:
@@ -24,11 +33,8 @@ def test_folder_of_a_killed_process_is_removed_and_that_of_a_living_one_stays(
     living = Forked(tmp_path / "living", hold_folder, parent)
     killed = Forked(tmp_path / "killed", hold_folder, parent)
 
-    for owner in (living, killed):
-        while not owner.wait(0.02)[1]:
-            assert not owner.status
-
-    folder_of_living = Path(living.wait(0)[1].strip())
+    folder_of_living = wait_for_folder(living)
+    wait_for_folder(killed)
 
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()

@@ -115,21 +115,24 @@ def test_task_that_raises_go_on_returns_to_the_caller_in_the_child(tmp_path: Pat
     def go_on() -> None:
         raise GoOn
 
-    mark = tmp_path / "left"
+    path_of_finally = tmp_path / "finally"
 
-    def run() -> dict[int, Any]:
+    def ask_three_children() -> dict[int, Any]:
         try:
+            # The parent returns from here, with the children's answers.
             return dict(supervise([(i, go_on) for i in range(3)], jobs=2))
         except GoOn:
+            # A child goes on here. Its answer ends it.
             answer(os.getpid())
         finally:
-            mark.write_text(f"{os.getpid()}")
+            path_of_finally.write_text(f"{os.getpid()}")
 
-    processes = run()
+    pids_of_children = ask_three_children()
 
-    assert len({*processes.values(), os.getpid()}) == 4
+    pid_of_parent = os.getpid()
+    assert len({*pids_of_children.values(), pid_of_parent}) == 3 + 1
     # No `finally` of the program ran in a child.
-    assert mark.read_text() == f"{os.getpid()}"
+    assert path_of_finally.read_text() == f"{pid_of_parent}"
 
 
 PARENT = """

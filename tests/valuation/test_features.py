@@ -155,9 +155,12 @@ def test_pca_refuses_no_samples_and_samples_of_another_size() -> None:
         PCA().fit(None, clients_of(make_sets(draw_samples(0), 0)))
 
     pca = PCA(2)
-    pca.fit(draw_samples(20), [])
+    samples = draw_samples(30)
+    pca.fit(samples, [])
 
-    with pytest.raises(ConfigurationError, match="of 20 numbers, and got 1"):
+    numbers_per_sample = samples[0].numel()
+    message = f"of {numbers_per_sample} numbers, and got 1"
+    with pytest.raises(ConfigurationError, match=message):
         pca(torch.zeros(3, 1))
 
 

@@ -1,5 +1,6 @@
 """Valuation against exact transport, across the trust boundary and at its edges; its rules and figures."""
 
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,11 @@ def distance_by_pot(a: Any, b: Any, weight: float) -> float:
     differences = stacked[0][:, None] - stacked[1][None]
     cost = (differences**2).sum(-1)
     rows, columns = cost.shape
-    squared_distance = ot.emd2(ot.unif(rows), ot.unif(columns), cost)
+    squared_distance = ot.emd2(
+        ot.unif(rows),
+        ot.unif(columns),
+        cost,
+    )
     return squared_distance**0.5
 
 
@@ -105,7 +110,16 @@ def test_distances_with_as_many_points_as_samples_are_exact(weight: float) -> No
         allow_reconstruction=True,
     )
 
-    distances = torch.tensor([distance_by_pot(client, server, weight) for client in sets]).float()
+    distances = torch.tensor(
+        [
+            distance_by_pot(
+                client,
+                server,
+                weight,
+            )
+            for client in sets
+        ]
+    ).float()
     shares = (1 / distances) / (1 / distances).sum()
 
     torch.testing.assert_close(
@@ -145,7 +159,17 @@ def test_mislabeled_samples_have_the_largest_gradients_if_labels_have_weight() -
     x, y = draw_samples(150, 1)
     mislabeled = torch.zeros(150, dtype=torch.bool)
     mislabeled[::10] = True
-    sets = [(x, torch.where(mislabeled, (y + 1) % 3, y)), draw_samples(90, 2)]
+    sets = [
+        (
+            x,
+            torch.where(
+                mislabeled,
+                (y + 1) % 3,
+                y,
+            ),
+        ),
+        draw_samples(90, 2),
+    ]
 
     auroc = {}
     for weight in (0.0, 1.0):
@@ -225,29 +249,32 @@ class Sealed(Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-class Customs(Client):
-    """Opens the seal of what a question returns, and keeps a list of it."""
+class RecordsAnswers(Client):
+    """Makes plain tensors of the sealed ones in an answer, and keeps a list of all that answers hold."""
 
-    crossed: list[Any]
+    recorded_answers: list[Any]
 
     def ask(self, question: Any, *args: Any, **kwargs: Any) -> Any:
-        def inspected(local: Any) -> Any:
-            return self.open(question(local, *args, **kwargs))
+        def answer_and_record(local: Any) -> Any:
+            return self.unseal(question(local, *args, **kwargs))
 
-        return super().ask(inspected)
+        return super().ask(answer_and_record)
 
-    def open(self, answer: Any) -> Any:
+    def unseal(self, answer: Any) -> Any:
         if isinstance(answer, tuple):
-            return tuple(map(self.open, answer))
-
-        if hasattr(answer, "__dataclass_fields__"):
-            for name, part in vars(answer).items():
-                object.__setattr__(answer, name, self.open(part))
+            return tuple(map(self.unseal, answer))
 
         if isinstance(answer, Tensor):
-            answer = answer.as_subclass(Tensor).clone()
+            # The copy is made here: as_subclass gives the same memory.
+            plain = answer.as_subclass(Tensor).clone()
+            self.recorded_answers.append(plain)
+            return plain
 
-        self.crossed.append(answer)
+        if is_dataclass(answer):
+            for name, part in vars(answer).items():
+                object.__setattr__(answer, name, self.unseal(part))  # it is frozen
+
+        self.recorded_answers.append(answer)
         return answer
 
 
@@ -257,25 +284,20 @@ def no_model(batches: Any) -> Any:
 
 @pytest.mark.parametrize("with_validation", [True, False])
 def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
-    crossed: list[Any] = []
-    clients: list[Customs] = []
+    recorded_answers: list[Any] = []
+    clients: list[RecordsAnswers] = []
     for number, (x, y) in enumerate((draw_samples(40, 1), draw_samples(40, 2))):
-        sealed = [
-            (
-                x.as_subclass(Sealed),
-                y.as_subclass(Sealed),
-            )
-        ]
+        sealed_batches = [(x.as_subclass(Sealed), y.as_subclass(Sealed))]
         counts = torch.bincount(y)
         client_data = LocalData(
             f"client {number}",
-            lambda split, sealed=sealed: sealed,
+            lambda split, batches=sealed_batches: batches,
             counts,
             2 * counts,
             no_model,
         )
-        client = Customs(number, client_data)
-        client.crossed = crossed
+        client = RecordsAnswers(number, client_data)
+        client.recorded_answers = recorded_answers
         clients.append(client)
 
     with pytest.raises(AssertionError, match="outside of the client"):
@@ -293,7 +315,8 @@ def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
 
     assert valuation.distances.isfinite().all()
 
-    shapes = {tuple(answer.shape) for answer in crossed if isinstance(answer, Tensor)}
+    tensors = [answer for answer in recorded_answers if isinstance(answer, Tensor)]
+    shapes = {tuple(tensor.shape) for tensor in tensors}
     # Interpolants of 3 features with their class's mean and deviation, distances, a histogram; moments where there is
     # nothing at the server to fit components on.
     expected = {(7, 9), (), (BINS,), (BINS + 1,)}
@@ -302,52 +325,74 @@ def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
 
     assert shapes == expected
 
-    kinds = {type(answer).__name__ for answer in crossed if not isinstance(answer, Tensor)}
-    assert kinds <= {"FirstAnswer", "Verdict", "NoneType", "int"}
+    types_of_others = {
+        type(answer).__name__ for answer in recorded_answers if not isinstance(answer, Tensor)
+    }
+    assert types_of_others <= {"FirstAnswer", "Verdict", "NoneType", "int"}
+
+
+def safe_support(num_samples: int) -> int:
+    """The largest integer below half of the samples."""
+    return (num_samples - 1) // 2
 
 
 def test_default_support_is_the_safe_support_of_the_smallest_client() -> None:
     server = draw_samples(60, 0)
     sets = [draw_samples(300, 1), draw_samples(60, 2), make_no_samples()]
+
+    by_default, _ = value_clients(sets, server, judge=False)
+    by_name, _ = value_clients(sets, server, judge=False, support=safe_support(60))
+
+    assert by_default.support == safe_support(60)
+    assert torch.equal(by_default.distances[:2], by_name.distances[:2])
+
+
+def test_default_support_is_at_most_100() -> None:
+    sets = [draw_samples(300, 1), draw_samples(203, 2)]
+    assert safe_support(203) > 100
+
+    valuation, _ = value_clients(sets, draw_samples(60, 0), judge=False)
+
+    assert valuation.support == 100
+
+
+def test_default_support_does_not_count_samples_that_are_not_finite() -> None:
+    """They take no part, so that they hide nobody."""
     broken = draw_samples(60, 2)
     broken[0][:20] = torch.nan
 
-    by_default, _ = value_clients(sets, server, judge=False)
-    by_name, _ = value_clients(sets, server, judge=False, support=29)
-    of_large_clients, _ = value_clients(
-        [draw_samples(300, 1), draw_samples(203, 2)],
-        server,
-        judge=False,
-    )
-    of_a_broken_client, _ = value_clients(
-        [draw_samples(300, 1), broken],
-        server,
-        judge=False,
-    )
+    valuation, _ = value_clients([draw_samples(300, 1), broken], draw_samples(60, 0), judge=False)
 
-    assert by_default.support == 29
-    assert torch.equal(by_default.distances[:2], by_name.distances[:2])
-    assert of_large_clients.support == 100
-    # Samples that are not finite take no part, so they hide nobody.
-    assert of_a_broken_client.support == 19
+    assert valuation.support == safe_support(60 - 20)
 
 
 @pytest.mark.parametrize("validation", [draw_samples(30, 0), None])
 def test_support_from_which_samples_could_be_reconstructed_is_refused(validation: Any) -> None:
     sets = [draw_samples(90, 1), draw_samples(60, 2)]
-
-    with pytest.raises(
-        ConfigurationError, match="support=30: client 1 has 60 samples.*support=29 or less"
-    ):
+    message = f"support=30: client 1 has 60 samples.*support={safe_support(60)} or less"
+    with pytest.raises(ConfigurationError, match=message):
         value_clients(sets, validation, support=30)
 
-    allowed, _ = value_clients(sets, validation, support=60, judge=False, allow_reconstruction=True)
-    assert allowed.support == 60
 
-    with pytest.raises(ConfigurationError, match="expected a label_weight above 0"):
-        FedBary(part="labels", label_weight=0.0)
+@pytest.mark.parametrize("validation", [draw_samples(30, 0), None])
+def test_client_with_two_samples_is_refused(validation: Any) -> None:
+    assert safe_support(2) == 0
     with pytest.raises(ConfigurationError, match="client 1 has 2 samples.*Leave it out"):
         value_clients([draw_samples(90, 1), draw_samples(2, 2)], validation)
+
+
+@pytest.mark.parametrize("validation", [draw_samples(30, 0), None])
+def test_any_support_is_admitted_with_allow_reconstruction(validation: Any) -> None:
+    sets = [draw_samples(90, 1), draw_samples(60, 2)]
+    valuation, _ = value_clients(
+        sets, validation, support=60, judge=False, allow_reconstruction=True
+    )
+    assert valuation.support == 60
+
+
+def test_fedbary_with_a_label_weight_of_0_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="expected a label_weight above 0"):
+        FedBary(part="labels", label_weight=0.0)
 
 
 # Edges
@@ -356,18 +401,22 @@ def test_support_from_which_samples_could_be_reconstructed_is_refused(validation
 def test_valuation_with_single_sample_or_missing_classes_is_finite() -> None:
     x, y = draw_samples(31, 1)
     labels = y.clone()
-    labels[0] = 7
+    labels[0] = 7  # the only sample of this class
+    client_with_a_single_sample = (x, labels)
     x_of_all, y_of_all = draw_samples(30, 2)
-    of_one_class = (x_of_all[y_of_all == 0], y_of_all[y_of_all == 0])
+    is_class_0 = y_of_all == 0
+    client_of_one_class = (x_of_all[is_class_0], y_of_all[is_class_0])
 
     valuation, clients = value_clients(
-        [(x, labels), of_one_class],
+        [client_with_a_single_sample, client_of_one_class],
         draw_samples(30, 0),
         support=4,
     )
 
     assert valuation.distances.isfinite().all()
-    assert clients[0].ask(sample_values).gradients[0] == 0
+    # A gradient is relative to the mean of its class, which here is the sample itself.
+    gradient_of_single_sample = clients[0].ask(sample_values).gradients[0]
+    assert gradient_of_single_sample == 0
     assert valuation.distances[1] > valuation.distances[0]
 
 

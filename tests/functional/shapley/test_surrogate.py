@@ -160,9 +160,11 @@ def test_paired_sample_draws_the_total_without_a_pair_twice(n: int) -> None:
         for layer in sample.layers:
             rows = set(map(tuple, layer.masks.tolist()))
             assert len(rows) == len(layer.masks)
-            assert (layer.masks.sum(dim=1) == layer.size).all()
-            complements = set(map(tuple, (~layer.masks).tolist()))
-            assert not rows & complements, "a pair counted twice"
+            sizes = layer.masks.sum(dim=1)
+            assert (sizes == layer.size).all()
+            complements = ~layer.masks
+            complement_rows = set(map(tuple, complements.tolist()))
+            assert not rows & complement_rows, "a pair counted twice"
             assert layer.size > 1 or len(rows) == layer.capacity
 
 
@@ -175,8 +177,9 @@ def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s() -> None:
     counts = {layer.size: len(layer.masks) for layer in sample.layers}
     middle = 20
     for size in (5, 10, 15):
-        expected = (middle * (n - middle) / (size * (n - size))) ** 0.5
-        assert counts[size] / counts[middle] == pytest.approx(expected, abs=0.03)
+        ratio = middle * (n - middle) / (size * (n - size))
+        relative_count = counts[size] / counts[middle]
+        assert relative_count == pytest.approx(ratio**0.5, abs=0.03)
 
 
 def test_standard_errors_of_the_surrogate_are_near_the_spread_over_seeds() -> None:
@@ -242,7 +245,8 @@ def test_kernel_shapley_equals_the_exact_values_of_kernel_games(name: str, n: in
 
 def test_kernels_are_inner_products_of_features() -> None:
     members = all_coalitions(5).double()
-    averages = members / members.sum(dim=1, keepdim=True).clamp_min(1)
+    sizes = members.sum(dim=1, keepdim=True)
+    averages = members / sizes.clamp_min(1)
     lower, upper = torch.triu_indices(5, 5, 1)
     pairs_of_members = members[:, lower] * members[:, upper]
     features_by_kernel = {

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -52,9 +52,14 @@ from helpers.loops_by_hand import (
 )
 from helpers.models import Diverges, Plain, network
 
-LR, ALPHA = 0.1, 0.1
-#: Trains client i of round r in place, from the server's model, on its batches.
+LR = 0.1
+ALPHA = 0.1  # of FedDyn
+DITTO_LR = 0.05
+DITTO_LAMBDA = 0.3
+PER_FEDAVG_ALPHA = 0.05
+#: Trains in place a copy of the server's model, given the round's index, the client's number and its batches.
 Visit = Callable[[nn.Module, int, int, Iterator[Any]], None]
+#: Rounds' indices with the clients that fail in them.
 Failing = set[tuple[int, int]]
 
 sgd = partial(torch.optim.SGD, lr=LR)
@@ -77,18 +82,22 @@ def train_by_hand(
     """Rounds of ``visit``, and after each the mean of the models, or what ``merge`` makes of them and of the start."""
     data = make_unequal_data()
     server = copy.deepcopy(net)
-    for r in range(ROUNDS):
+    for round_index in range(ROUNDS):
         models = []
         buffers = []
-        for i in cohort_of_round(r):
-            if (r, i) not in failing:
-                client = copy.deepcopy(server).train()
-                visit(client, r, i, load_batches(data, r, i))
-                models.append(copy_parameters(client))
-                buffers.append(copy_buffers(client))
-        mean = [sum(parts) / len(parts) for parts in zip(*models)]
-        new = mean if merge is None else merge(copy_parameters(server), models, mean)
-        set_state(server, new, buffers, [1.0] * len(models))
+        for client in cohort_of_round(round_index):
+            if (round_index, client) in failing:
+                continue
+            model = copy.deepcopy(server).train()
+            visit(model, round_index, client, load_batches(data, round_index, client))  # in place
+            models.append(copy_parameters(model))
+            buffers.append(copy_buffers(model))
+
+        parameters = [sum(parts) / len(parts) for parts in zip(*models)]  # the mean
+        if merge is not None:
+            parameters = merge(copy_parameters(server), models, parameters)
+        equal_weights = [1.0] * len(models)
+        set_state(server, parameters, buffers, weights=equal_weights)
 
     return server
 
@@ -101,8 +110,8 @@ def gradients_of(net: nn.Module, batch: Any) -> tuple[Tensor, ...]:
 
 @torch.no_grad()
 def descend(net: nn.Module, gradients: Any, lr: float = LR) -> None:
-    for p, g in zip(net.parameters(), gradients):
-        p -= lr * g
+    for parameter, gradient in zip(net.parameters(), gradients):
+        parameter -= lr * gradient
 
 
 def flatten(tensors: Any) -> Tensor:
@@ -110,7 +119,7 @@ def flatten(tensors: Any) -> Tensor:
 
 
 def make_ditto_loop(**kwargs: Any) -> FederatedLoop:
-    return make_loop(**{"client_algorithm": Ditto(0.3, 0.05), **kwargs})
+    return make_loop(**{"client_algorithm": Ditto(DITTO_LAMBDA, DITTO_LR), **kwargs})
 
 
 @both_nets
@@ -119,26 +128,20 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) ->
     personal = {}
     data = make_unequal_data()
 
-    def visit(
-        client: nn.Module,
-        r: int,
-        i: int,
-        batches: Iterator[Any],
-    ) -> None:
-        w = copy_parameters(client)
-        v = personal.setdefault(i, copy.deepcopy(client))
+    def visit(model: nn.Module, round_index: int, client: int, batches: Iterator[Any]) -> None:
+        global_parameters = copy_parameters(model)
+        personal_model = personal.setdefault(client, copy.deepcopy(model))
         for batch in batches:
-            gradients = gradients_of(v, batch)
-            proximal = [
-                g + 0.3 * (p - a)
-                for g, p, a in zip(
-                    gradients,
-                    v.parameters(),
-                    w,
-                )
-            ]
-            descend(v, proximal, 0.05)
-            descend(client, gradients_of(client, batch))
+            # The gradient of the loss at v, plus lambda (v - w).
+            proximal_gradients = []
+            for gradient, parameter, anchor in zip(
+                gradients_of(personal_model, batch),
+                personal_model.parameters(),
+                global_parameters,
+            ):
+                proximal_gradients.append(gradient + DITTO_LAMBDA * (parameter - anchor))
+            descend(personal_model, proximal_gradients, lr=DITTO_LR)
+            descend(model, gradients_of(model, batch))
 
     expected = train_by_hand(net, visit)
     loop = make_ditto_loop(evaluation=ClientEvaluation(every=ROUNDS))
@@ -151,10 +154,10 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) ->
     models = {client: state["ditto_model"] for client, state in client_tensors(loop).items()}
     assert models.keys() == personal.keys()
 
-    for client, v in personal.items():
-        buffers = [buffer for buffer in v.buffers() if buffer.is_floating_point()]
-        whole = flatten([*v.parameters(), *buffers])
-        torch.testing.assert_close(models[client], whole, rtol=1e-5, atol=1e-5)
+    for client, personal_model in personal.items():
+        buffers = [buffer for buffer in personal_model.buffers() if buffer.is_floating_point()]
+        whole_model = flatten([*personal_model.parameters(), *buffers])
+        torch.testing.assert_close(models[client], whole_model, rtol=1e-5, atol=1e-5)
 
     # A client is tested with its own model; who was never drawn has the global one.
     for client, accuracy in enumerate(loop.client_accuracy.tolist()):
@@ -197,11 +200,13 @@ def test_fedrep_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -
         weight_decay=0.01,
     )
 
-    def in_turn(client: nn.Module, epochs: list[list[Any]]) -> None:
+    def train_head_then_body(client: nn.Module, epochs: list[list[Any]]) -> None:
         optimizer = decaying(client.parameters())
         for number, epoch in enumerate(epochs):
+            trains_head = number == 0
             for name, parameter in client.named_parameters():
-                parameter.requires_grad_((name in head) == (number == 0))
+                is_head = name in head
+                parameter.requires_grad_(is_head == trains_head)
             for features, labels in epoch:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(client(features), labels).backward()
@@ -209,7 +214,7 @@ def test_fedrep_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -
 
         client.requires_grad_(True)
 
-    train: Train = in_turn
+    train: Train = train_head_then_body
     expected, private_parts = train_sharing_by_hand(net, head, train, uniform=True)
     loop = make_fedrep_loop()
     module = Plain(copy.deepcopy(net), decaying)
@@ -222,13 +227,11 @@ def test_fedrep_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -
 def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
     """With the true Hessian, or without."""
     data = make_unequal_data()
-    alpha = 0.05
 
-    def others(r: int, i: int) -> Iterator[Any]:
+    def independent_batches(round_index: int, client: int) -> Iterator[Any]:
         for epoch in range(100):
-            yield from data.client_loader(
-                i, "train", generator=generator_for(SEED, "per_fedavg", r, i, epoch)
-            )
+            draw = generator_for(SEED, "per_fedavg", round_index, client, epoch)
+            yield from data.client_loader(client, "train", generator=draw)
 
     def loss_at(
         net: nn.Module,
@@ -243,25 +246,32 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
 
         return nn.functional.cross_entropy(logits, batch[1])
 
-    def visit(
-        client: nn.Module,
-        r: int,
-        i: int,
-        batches: Iterator[Any],
-    ) -> None:
-        other_batches = others(r, i)
-        w = list(client.parameters())
+    def hessian_products(model: nn.Module, batch: Any, direction: Any) -> tuple[Tensor, ...]:
+        """The Hessian of the loss on a batch, times a direction."""
+        parameters = list(model.parameters())
+        loss = loss_at(model, parameters, batch)
+        gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+        return torch.autograd.grad(gradients, parameters, grad_outputs=direction)
+
+    def visit(model: nn.Module, round_index: int, client: int, batches: Iterator[Any]) -> None:
+        # A step is (I - alpha H(w)) g(w - alpha g(w)), each of the three on a batch of its own.
+        other_batches = independent_batches(round_index, client)
         for batch in batches:
-            gradients = gradients_of(client, batch)
-            adapted = [(p.detach() - alpha * g).requires_grad_() for p, g in zip(w, gradients)]
-            loss = loss_at(client, adapted, next(other_batches))
-            step = torch.autograd.grad(loss, adapted)
-            if second_order:
-                loss = loss_at(client, w, next(other_batches))
-                slope = torch.autograd.grad(loss, w, create_graph=True)
-                products = torch.autograd.grad(slope, w, grad_outputs=step)
-                step = [g - alpha * product for g, product in zip(step, products)]
-            descend(client, step)
+            adapted = []
+            for parameter, gradient in zip(model.parameters(), gradients_of(model, batch)):
+                moved = parameter.detach() - PER_FEDAVG_ALPHA * gradient
+                adapted.append(moved.requires_grad_())
+            loss_of_adapted = loss_at(model, adapted, next(other_batches))
+            gradients_of_adapted = torch.autograd.grad(loss_of_adapted, adapted)
+            if not second_order:
+                descend(model, gradients_of_adapted)
+                continue
+
+            products = hessian_products(model, next(other_batches), gradients_of_adapted)
+            steps = []
+            for gradient, product in zip(gradients_of_adapted, products):
+                steps.append(gradient - PER_FEDAVG_ALPHA * product)
+            descend(model, steps)
 
     return train_by_hand(net, visit)
 
@@ -273,7 +283,7 @@ def test_first_order_per_fedavg_equals_its_algorithm_by_hand(
     net = network(batch_norm)
     module = Plain(copy.deepcopy(net), sgd)
     fit(
-        make_loop(client_algorithm=PerFedAvg(0.05)),
+        make_loop(client_algorithm=PerFedAvg(PER_FEDAVG_ALPHA)),
         tmp_path,
         module,
         make_unequal_data(),
@@ -291,7 +301,7 @@ def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_pat
     net = nn.Sequential(*layers)
     module = Plain(copy.deepcopy(net), sgd)
     fit(
-        make_loop(client_algorithm=PerFedAvg(0.05, "free")),
+        make_loop(client_algorithm=PerFedAvg(PER_FEDAVG_ALPHA, "free")),
         tmp_path,
         module,
         make_unequal_data(),
@@ -308,58 +318,48 @@ def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_pat
 def scaffold_by_hand(
     net: nn.Module, failing: Failing = frozenset()
 ) -> tuple[nn.Module, Tensor, dict[int, Tensor]]:
-    """Option II. The next x, c and c_i."""
+    """Option II. The model, the server's control variate (the paper's c) and those of the clients (c_i)."""
     zeros = [torch.zeros_like(p) for p in net.parameters()]
-    c = list(zeros)
-    c_i = {client: list(zeros) for client in range(len(PROPORTIONS))}
-    moved = []
+    server_variate = list(zeros)
+    client_variates = {client: list(zeros) for client in range(len(PROPORTIONS))}
+    changes_of_round: list[list[Tensor]] = []
 
-    def visit(
-        client: nn.Module,
-        r: int,
-        i: int,
-        batches: Iterator[Any],
-    ) -> None:
-        x = copy_parameters(client)
-        steps = 0
+    def visit(model: nn.Module, round_index: int, client: int, batches: Iterator[Any]) -> None:
+        initial = copy_parameters(model)
+        variates = client_variates[client]
+        num_steps = 0
         for batch in batches:
-            steps += 1
-            gradients = gradients_of(client, batch)
-            descend(
-                client,
-                [
-                    g - c_k + c_all
-                    for g, c_k, c_all in zip(
-                        gradients,
-                        c_i[i],
-                        c,
-                    )
-                ],
-            )
+            num_steps += 1
+            corrected = []
+            for gradient, variate, of_server in zip(
+                gradients_of(model, batch), variates, server_variate
+            ):
+                corrected.append(gradient - variate + of_server)
+            descend(model, corrected)
 
-        updated = [
-            c_k - c_all + (a - b) / (steps * LR)
-            for c_k, c_all, a, b in zip(
-                c_i[i],
-                c,
-                x,
-                copy_parameters(client),
-            )
-        ]
-        moved.append([new - old for new, old in zip(updated, c_i[i])])
-        c_i[i] = updated
+        # c_i - c + (x - y_i) / (K lr)
+        next_variates = []
+        for variate, of_server, initial_parameter, parameter in zip(
+            variates, server_variate, initial, copy_parameters(model)
+        ):
+            mean_step = (initial_parameter - parameter) / (num_steps * LR)
+            next_variates.append(variate - of_server + mean_step)
+        changes = [new - old for new, old in zip(next_variates, variates)]
+        changes_of_round.append(changes)
+        client_variates[client] = next_variates
 
-    def merge(
-        initial: list[Tensor],
-        models: list[Any],
-        mean: list[Tensor],
-    ) -> list[Tensor]:
-        c[:] = [c_all + sum(parts) / len(PROPORTIONS) for c_all, *parts in zip(c, *moved)]
-        moved.clear()
+    def merge(initial: list[Tensor], models: list[Any], mean: list[Tensor]) -> list[Tensor]:
+        # c + sum_i (change of c_i) / N
+        next_server_variate = []
+        for variate, *changes in zip(server_variate, *changes_of_round):
+            next_server_variate.append(variate + sum(changes) / len(PROPORTIONS))
+        server_variate[:] = next_server_variate
+        changes_of_round.clear()
         return mean
 
     server = train_by_hand(net, visit, merge, failing)
-    return server, flatten(c), {client: flatten(variate) for client, variate in c_i.items()}
+    flat_variates = {client: flatten(variate) for client, variate in client_variates.items()}
+    return server, flatten(server_variate), flat_variates
 
 
 slow_sgd = partial(torch.optim.SGD, lr=0.02, momentum=0.9)
@@ -368,52 +368,44 @@ slow_sgd = partial(torch.optim.SGD, lr=0.02, momentum=0.9)
 def feddyn_by_hand(
     net: nn.Module, failing: Failing = frozenset()
 ) -> tuple[nn.Module, Tensor, dict[int, Tensor]]:
-    """With the local problem left to autograd. The next theta, h and the clients' gradients."""
+    """With the local problem left to autograd. The model, the server's state (the paper's h) and the clients'
+    gradients."""
     zeros = [torch.zeros_like(p) for p in net.parameters()]
-    h = list(zeros)
-    gradients = {client: list(zeros) for client in range(len(PROPORTIONS))}
+    server_state = list(zeros)
+    client_gradients = {client: list(zeros) for client in range(len(PROPORTIONS))}
 
-    def visit(
-        client: nn.Module,
-        t: int,
-        k: int,
-        batches: Iterator[Any],
-    ) -> None:
-        optimizer = slow_sgd(client.parameters())
-        initial = copy_parameters(client)
+    def visit(model: nn.Module, round_index: int, client: int, batches: Iterator[Any]) -> None:
+        optimizer = slow_sgd(model.parameters())
+        initial = copy_parameters(model)
+        linear_terms = client_gradients[client]
         for features, labels in batches:
             optimizer.zero_grad()
-            risk = nn.functional.cross_entropy(client(features), labels)
-            for theta, linear, center in zip(
-                client.parameters(),
-                gradients[k],
-                initial,
-            ):
-                risk = risk - (linear * theta).sum() + ALPHA / 2 * ((theta - center) ** 2).sum()
+            risk = nn.functional.cross_entropy(model(features), labels)
+            # Minus <gradient, theta>, plus alpha / 2 |theta - initial|^2.
+            for theta, linear, center in zip(model.parameters(), linear_terms, initial):
+                squared_distance = ((theta - center) ** 2).sum()
+                risk = risk - (linear * theta).sum() + ALPHA / 2 * squared_distance
             risk.backward()
             optimizer.step()
 
-        trained = zip(gradients[k], copy_parameters(client), initial)
-        gradients[k] = [g - ALPHA * (a - b) for g, a, b in trained]
+        next_gradients = []
+        for gradient, trained, center in zip(linear_terms, copy_parameters(model), initial):
+            next_gradients.append(gradient - ALPHA * (trained - center))
+        client_gradients[client] = next_gradients
 
-    def merge(
-        initial: list[Tensor],
-        models: list[Any],
-        mean: list[Tensor],
-    ) -> list[Tensor]:
+    def merge(initial: list[Tensor], models: list[Any], mean: list[Tensor]) -> list[Tensor]:
+        # h - alpha / N sum_i (theta_i - theta), and the model is the mean - h / alpha.
         share = ALPHA / len(PROPORTIONS)
-        h[:] = [
-            old - share * sum(theta - center for theta in parts)
-            for old, center, *parts in zip(h, initial, *models)
-        ]
+        next_state = []
+        for state, center, *client_parameters in zip(server_state, initial, *models):
+            sum_of_moves = sum(parameter - center for parameter in client_parameters)
+            next_state.append(state - share * sum_of_moves)
+        server_state[:] = next_state
+        return [parameter - state / ALPHA for parameter, state in zip(mean, server_state)]
 
-        return [a - b / ALPHA for a, b in zip(mean, h)]
-
-    return (
-        train_by_hand(net, visit, merge, failing),
-        flatten(h),
-        {client: flatten(gradient) for client, gradient in gradients.items()},
-    )
+    server = train_by_hand(net, visit, merge, failing)
+    flat_gradients = {client: flatten(parts) for client, parts in client_gradients.items()}
+    return server, flatten(server_state), flat_gradients
 
 
 def make_scaffold_loop(**kwargs: Any) -> FederatedLoop:
@@ -432,10 +424,29 @@ def feddyn_state(loop: FederatedLoop) -> Tensor:
     return ALPHA * loop.state_dict()["strategies"]["aggregator"]["shift"]
 
 
-#: The loop, the same by hand, the clients' optimizer, and where the server's state and a client's are.
-CASES: dict[str, Any] = {
-    "scaffold": (make_scaffold_loop, scaffold_by_hand, sgd, server_variate, "control_variate"),
-    "feddyn": (make_feddyn_loop, feddyn_by_hand, slow_sgd, feddyn_state, "feddyn_gradient"),
+class CaseWithState(NamedTuple):
+    make_loop: Callable[[], FederatedLoop]
+    train_by_hand: Callable[[nn.Module, Failing], tuple[nn.Module, Tensor, dict[int, Tensor]]]
+    optimizer: Any
+    read_server_state: Callable[[FederatedLoop], Tensor]
+    name_of_client_state: str
+
+
+CASES = {
+    "scaffold": CaseWithState(
+        make_loop=make_scaffold_loop,
+        train_by_hand=scaffold_by_hand,
+        optimizer=sgd,
+        read_server_state=server_variate,
+        name_of_client_state="control_variate",
+    ),
+    "feddyn": CaseWithState(
+        make_loop=make_feddyn_loop,
+        train_by_hand=feddyn_by_hand,
+        optimizer=slow_sgd,
+        read_server_state=feddyn_state,
+        name_of_client_state="feddyn_gradient",
+    ),
 }
 NOBODY, SOME = frozenset(), {(0, 0), (1, 3), (3, 4)}
 
@@ -449,32 +460,34 @@ NOBODY, SOME = frozenset(), {(0, 0), (1, 3), (3, 4)}
         (True, SOME),
     ],
 )
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_scaffold_control_variates_and_models_equal_those_by_hand(
-    tmp_path: Path, case: str, batch_norm: bool, failing: Failing
+    tmp_path: Path, name: str, batch_norm: bool, failing: Failing
 ) -> None:
-    make, hand, optimizer, of_server, of_client = CASES[case]
-    assert all(client in cohort_of_round(r) for r, client in failing)
+    case = CASES[name]
+    assert all(client in cohort_of_round(round_index) for round_index, client in failing)
 
     net = network(batch_norm)
-    expected, server, clients = hand(net, failing)
-    loop = make()
-    module = Diverges(net, optimizer, failing)
+    expected_net, expected_server_state, expected_client_states = case.train_by_hand(net, failing)
+    loop = case.make_loop()
+    module = Diverges(net, case.optimizer, failing)
     fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
 
-    assert_same_state(module.net, expected)
+    assert_same_state(module.net, expected_net)
     # Of parameters: a BatchNorm's statistics would make them longer.
-    torch.testing.assert_close(of_server(loop), server, rtol=1e-6, atol=1e-6)
+    assert_close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)
+    assert_close(case.read_server_state(loop), expected_server_state)
 
     states = client_tensors(loop)
-    for client, expected_state in clients.items():
-        zeros = torch.zeros_like(expected_state)
-        state = states.get(client, {}).get(of_client, zeros)
-        torch.testing.assert_close(state, expected_state, rtol=1e-6, atol=1e-6)
+    for client, expected_state in expected_client_states.items():
+        if client in states:
+            assert_close(states[client][case.name_of_client_state], expected_state)
+        else:
+            assert not expected_state.any()  # it was never drawn, or has always failed
 
-    mean = sum(clients.values()) / len(PROPORTIONS)
-    torch.testing.assert_close(server, mean, rtol=1e-5, atol=1e-6)
-    assert server.abs().max() > 1e-3
+    mean_of_clients = sum(expected_client_states.values()) / len(PROPORTIONS)
+    torch.testing.assert_close(expected_server_state, mean_of_clients, rtol=1e-5, atol=1e-6)
+    assert expected_server_state.abs().max() > 1e-3
 
 
 def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(
@@ -534,10 +547,10 @@ def test_in_run_values_of_every_fourth_step_are_scaled_to_all_steps(tmp_path: Pa
                 dealt,
                 round,
                 client,
-                LR,
-                0.0,
-                1,
-                1,
+                lr=LR,
+                momentum=0.0,
+                window=1,
+                epochs=1,
                 every=4,
             )
             expected = expected + values

@@ -18,30 +18,45 @@ from helpers.loops_by_hand import KeepsRounds
 from helpers.models import Plain, network
 
 
+def distance_of_start(client: int) -> int:
+    """By how much the start of a client differs from the global model, in each entry."""
+    return 3 * (client + 1)
+
+
+class StartsApart(Personalizer):
+    """Lets each client start far from the global model, and records how far its model is from that when it ends."""
+
+    def __init__(self) -> None:
+        self.moves: list[tuple[int, torch.Tensor]] = []
+
+    def start(self, client: int, state: FederationState) -> torch.Tensor:
+        return state.model() + distance_of_start(client)
+
+    def personalize(self, round: Round, contributions: Any, models: Any) -> dict[int, torch.Tensor]:
+        for client, vector in zip(round.client_ids.tolist(), round.client_vectors):
+            self.moves.append((client, vector - round.global_vector))
+        return {}
+
+
 @pytest.mark.parametrize("anchor", ["start", "global"])
 def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path: Path, anchor: Any) -> None:
-    class Apart(Personalizer):
-        def start(self, client: int, state: FederationState) -> torch.Tensor:
-            return state.model() + 3 * (client + 1)
-
-        def personalize(
-            self, round: Round, contributions: Any, models: Any
-        ) -> dict[int, torch.Tensor]:
-            for client, vector in zip(round.client_ids.tolist(), round.client_vectors):
-                shift = 3 * (client + 1) if anchor == "start" else 0
-                assert (vector - round.global_vector - shift).abs().max() < 1
-            return {}
-
-    # lr mu = 1: every step begins at the anchor.
-    module = Plain(
-        network(batch_norm=False), lambda parameters: torch.optim.SGD(parameters, lr=1e-3)
-    )
+    # A step is w - lr (g + mu (w - anchor)). With lr mu = 1 it is anchor - lr g: models end near the anchor.
+    lr = 1e-3
+    mu = 1000.0
+    module = Plain(network(batch_norm=False), partial(torch.optim.SGD, lr=lr))
+    personalizer = StartsApart()
     loop = FederatedLoop(
-        personalizer=Apart(),
-        client_algorithm=FedProx(1000.0, anchor),
+        personalizer=personalizer,
+        client_algorithm=FedProx(mu, anchor),
         seed=0,
     )
+
     fit(loop, tmp_path, module, rounds=2)
+
+    assert len(personalizer.moves) == 2 * 3  # rounds x clients
+    for client, move in personalizer.moves:
+        distance_of_anchor = distance_of_start(client) if anchor == "start" else 0
+        assert (move - distance_of_anchor).abs().max() < 1
 
 
 def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path: Path) -> None:
