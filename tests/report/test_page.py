@@ -41,6 +41,11 @@ VALUES = {"sv": [0.4, 0.1, -0.05, 0.02], "loo": [0.1, 0.05, -0.01, 0.01]}
 NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)", "`c` *d* & \\e")
 
 
+RETRAINED_VALUES = [0.1, 0.3, 0.05, 0.15]
+RETRAINED_SHARES = [1 / 6, 0.5, 1 / 12, 0.25]
+RETRAINED_SHARES_BY_LOSS = [0.25, 0.4, 0.1, 0.25]
+
+
 def add_retrained_values(
     folder: Path,
     measure: str = "accuracy",
@@ -49,9 +54,6 @@ def add_retrained_values(
     trainings: str = "all",
 ) -> Path:
     """Values by retraining that differ from the run's in their order."""
-    values = [0.1, 0.3, 0.05, 0.15]
-    shares = [1 / 6, 0.5, 1 / 12, 0.25]
-    losses = [0.25, 0.4, 0.1, 0.25]
     shares_by_seed = [
         [0.16, 0.17, 0.17],
         [0.52, 0.49, 0.49],
@@ -60,7 +62,7 @@ def add_retrained_values(
     ]
     head = [RETRAINED, "share by accuracy", "share by negative_loss", *SEEDS]
     lines = [",".join(head)]
-    for i, (value, share) in enumerate(zip(values, shares)):
+    for i, (value, share) in enumerate(zip(RETRAINED_VALUES, RETRAINED_SHARES)):
         cells = [
             i,
             f"client {i}",
@@ -74,7 +76,7 @@ def add_retrained_values(
             3,
             trainings,
         ]
-        cells += [share, losses[i], *shares_by_seed[i]]
+        cells += [share, RETRAINED_SHARES_BY_LOSS[i], *shares_by_seed[i]]
         lines.append(",".join(map(str, cells)))
 
     (folder / "retrained.csv").write_text("\n".join(lines) + "\n")
@@ -184,14 +186,15 @@ def test_first_page_after_retraining_shows_retrained_values_only(
     tmp_path: Path,
 ) -> None:
     folder = add_retrained_values(make_game(tmp_path, VALUES))
+    values = dict(zip(NAMES, RETRAINED_VALUES))
+    names_by_value = sorted(values, key=lambda name: values[name], reverse=True)
+    share_moved_by_loss = fraction_moved(RETRAINED_SHARES, RETRAINED_SHARES_BY_LOSS)
+    assert f"{100 * share_moved_by_loss:.1f}" == "10.0"
+
     for budget in (None, Budget(1000.0)):
         front = front_page_of(folder, budget=budget)
-        assert re.findall(r"^\| (\w+) \| 0\.\d+ \[", front, re.MULTILINE) == [
-            "Lyon",
-            "Oslo",
-            "Boston",
-            "Graz",
-        ]
+        shown_names = re.findall(r"^\| (\w+) \| 0\.\d+ \[", front, re.MULTILINE)
+        assert shown_names == names_by_value
         assert "would go to other partners: 2.9 % with other seeds, 10.0 % by loss." in front
 
     client_page = text_of_page(write_report(folder, client=1)).partition("\nAppendix\n")[0]
@@ -239,14 +242,26 @@ def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(
 
 
 def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path: Path) -> None:
-    run = make_repeated_runs(tmp_path, [0.4, 0.3, 0.05], [0.2, 0.4, 0.05], [0.0, 0.5, 0.05])
+    values_of_seed_0 = [0.4, 0.3, 0.05]  # of Boston, Lyon and Graz
+    values_of_seed_1 = [0.2, 0.4, 0.05]
+    values_of_seed_2 = [0.0, 0.5, 0.05]
+    run = make_repeated_runs(tmp_path, values_of_seed_0, values_of_seed_1, values_of_seed_2)
+
     front = front_page_of(run)
 
-    assert re.search(r"\| Lyon \| 0.40+ \[.*\| Boston \| 0.20", front, re.DOTALL)
+    mean_of_lyon = "0.40+"  # (0.3 + 0.4 + 0.5) / 3
+    mean_of_boston = "0.20"  # (0.4 + 0.2 + 0.0) / 3
+    assert re.search(
+        rf"\| Lyon \| {mean_of_lyon} \[.*\| Boston \| {mean_of_boston}", front, re.DOTALL
+    )
     assert "Source of the values: sv, mean of 3 runs; seeds 0, 1 and 2, 3 of 5 rounds." in front
     assert BRACKETS in front
+    # From 0.25 by the sum of the mean values: 0.2 + 0.4 + 0.05.
     assert "accuracy on the validation set: from 25.0 % to 90.0 %" in front
 
+
+def test_page_of_a_single_run_of_a_repeat_has_no_brackets(tmp_path: Path) -> None:
+    run = make_repeated_runs(tmp_path, [0.4, 0.3, 0.05], [0.2, 0.4, 0.05])
     (tmp_path / "runs.csv").unlink()
     assert WORDS["no_brackets"] in front_page_of(run).replace("\n", " ")
 
@@ -254,42 +269,44 @@ def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path: Path) -> None
 def test_page_of_all_has_every_clients_name_value_and_hash(
     tmp_path: Path,
 ) -> None:
-    page = text_of_page(write_report(make_run(tmp_path)))
+    page = text_of_page(write_report(make_run(tmp_path, clients=4, rounds=5)))
     for client in range(4):
+        last_value = value_of_cell(client, column=0, round_index=4)
+        hash_of_update = f"{client:02d}" * 8
         assert NAMES[client] in page
-        assert (
-            number(value_of_cell(client, 0, 4)) in page
-            or f"{value_of_cell(client, 0, 4):.3f}" in page
-        )
-        assert f"{client:02d}" * 8 in page  # its hash
+        assert number(last_value) in page or f"{last_value:.3f}" in page
+        assert hash_of_update in page
 
-    parts = (
-        "cssv by class",
-        "Over the rounds",
-        "class 2",
-        "4402",
-        "0.875",
-        "77123",
-        "cosine",
-        "more is better",
-    )
-
-    assert not [part for part in parts if part not in page]
+    # As make_run writes them.
+    texts = {
+        "title of a table": "cssv by class",
+        "title of a figure": "Over the rounds",
+        "name of a class": "class 2",
+        "samples of the last client and class": str(1100 * 4 + 2),
+        "logged accuracy": "0.875",
+        "seed": "77123",
+        "unit": "cosine",
+        "sign": "more is better",
+    }
+    missing_parts = [part for part, text in texts.items() if text not in page]
+    assert not missing_parts
 
 
 def test_bars_reach_to_values_and_lines_to_the_ends_of_intervals() -> None:
-    # The scale is from -0.5 to 1.5.
     with_interval, negative, missing = bar_cells(
-        [0.5, -0.5, NAN],
-        [0.25, NAN, NAN],
-        [1.5, NAN, NAN],
+        values=[0.5, -0.5, NAN],
+        low=[0.25, NAN, NAN],
+        high=[1.5, NAN, NAN],
     )
 
+    # The scale is from -0.5 to 1.5: 0.0 is at 25 %, 0.25 at 37.5 %, 0.5 at 50 %. The line is of ink.
     assert "var(--ink) 37.5% 100.0%" in with_interval.style
     assert ") 25.0% 50.0%, transparent" in with_interval.style
     assert ") 0.0% 25.0%, transparent" in negative.style
     assert "--ink" not in negative.style
-    assert missing == (NONE, "", "")
+    assert missing.text == NONE
+    assert not missing.style
+    assert not missing.title
 
 
 def test_report_is_reproducible_loads_no_other_file_and_escapes_names(tmp_path: Path) -> None:
@@ -357,28 +374,37 @@ def test_every_metric_has_caveats_for_the_report() -> None:
     assert WORDS["caveats"].keys() <= exported
 
 
+def mean_estimate_by_pairs(values: torch.Tensor) -> float:
+    """What fraction of payments by two seeds would go to others with other seeds, as the two seeds' shares tell."""
+    shares = [shares_in(row) for row in values.tolist()]
+    estimates = [moved_by_seeds([*pair]) for pair in itertools.combinations(shares, 2)]
+    return statistics.fmean(estimates)
+
+
+def mean_shift_between_disjoint_pairs(values: torch.Tensor) -> float:
+    """What fraction of payments by two seeds goes to others if two other seeds are taken."""
+    pairs_of_seeds = list(itertools.combinations(range(len(values)), 2))
+    payments = {}
+    for pair in pairs_of_seeds:
+        payments[pair] = shares_in(values[list(pair)].mean(0).tolist())
+
+    shifts = []
+    for pair, other_pair in itertools.combinations(pairs_of_seeds, 2):
+        if set(pair).isdisjoint(other_pair):
+            shifts.append(fraction_moved(payments[pair], payments[other_pair]))
+    return statistics.fmean(shifts)
+
+
 def test_estimated_shift_of_payments_between_seeds_is_that_of_the_benchmarks_seeds() -> None:
     """On the benchmark's trained coalitions: two seeds tell how far payments by two others differ from theirs."""
     estimates = []
     shifts = []
     for name in names():
-        values = truth_table(federation(name)).values
+        values = truth_table(federation(name)).values  # [seeds, clients]
         if len(values) < 4 or values.isnan().any():
             continue
-        shares = [shares_in(row) for row in values.tolist()]
-        pairs_of_seeds = list(itertools.combinations(range(len(values)), 2))
-
-        estimates_of_pairs = []
-        payments = {}
-        for a, b in pairs_of_seeds:
-            estimates_of_pairs.append(moved_by_seeds([shares[a], shares[b]]))
-            payments[a, b] = shares_in(values[[a, b]].mean(0).tolist())
-        shifts_between_pairs = []
-        for pair, other_pair in itertools.combinations(pairs_of_seeds, 2):
-            if set(pair).isdisjoint(other_pair):
-                shifts_between_pairs.append(fraction_moved(payments[pair], payments[other_pair]))
-        estimates.append(statistics.fmean(estimates_of_pairs))
-        shifts.append(statistics.fmean(shifts_between_pairs))
+        estimates.append(mean_estimate_by_pairs(values))
+        shifts.append(mean_shift_between_disjoint_pairs(values))
 
     assert len(estimates) > 20
 
