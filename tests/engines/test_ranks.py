@@ -122,16 +122,16 @@ def test_dead_rank_ends_all_ranks_and_the_run_resumes(
     ("function", "arguments", "message"),
     [
         (
-            "other_data",
+            "change_rank_1",
             ["samples"],
             "have dealt out other data: clients [0, 1, 2, 3, 4] and the server's validation",
         ),
-        ("other_data", ["settings"], "federation.aggregator is"),
-        ("other_data", ["module"], "the module's "),
-        ("other_data", ["version"], "version of flsv is "),
+        ("change_rank_1", ["settings"], "federation.aggregator is"),
+        ("change_rank_1", ["module"], "the module's "),
+        ("change_rank_1", ["version"], "version of flsv is "),
         (
-            "other_data",
-            ["clock"],
+            "limit_time",
+            [],
             "max_time (a Timer) would stop one rank in the middle of a round",
         ),
         ("no_federation", [], "has no FederatedLoop among its callbacks"),

@@ -177,30 +177,59 @@ def stop_within(folder: str) -> None:
     fit(Path(folder), shapfed_wa(), Stop())
 
 
-def other_data(folder: str, how: str) -> None:
-    """Rank 1 has another federation."""
-    loop, module, _, options = shapfed_wa()
+def make_data_with_shift(shift: float) -> FederatedDataModule:
     train, test = toy_sets()
-    if how == "clock":  # of every rank
-        options = {"max_time": "00:01:00:00"}
-    elif int(os.environ["LOCAL_RANK"]) == 1:
-        if how == "samples":
-            train = TensorDataset(train.tensors[0] + 1, train.tensors[1])
-        elif how == "settings":
-            loop = loop.replace(
-                aggregator=FedAvg(), metrics={"cssv": ClassSpecificShapley(momentum=0.1)}
-            )
-        elif how == "module":
-            module = Plain(nn.Sequential(nn.Linear(6, 3)))
-        else:
-            strategy.version_settings = lambda: {"version of flsv": "9.9"}
-
-    data = FederatedDataModule(
-        (train, test),
+    x, y = train.tensors
+    return FederatedDataModule(
+        (TensorDataset(x + shift, y), test),
         SizePartitioner([4, 2, 3, 3, 2]),
         batch_size=8,
     )
-    fit(Path(folder), (loop, module, data, options))
+
+
+def other_samples(case: Case) -> Case:
+    loop, module, _, options = case
+    return loop, module, make_data_with_shift(1.0), options
+
+
+def other_settings(case: Case) -> Case:
+    loop, module, data, options = case
+    metric = ClassSpecificShapley(momentum=0.1)
+    other_loop = loop.replace(aggregator=FedAvg(), metrics={"cssv": metric})
+    return other_loop, module, data, options
+
+
+def other_module(case: Case) -> Case:
+    loop, _, data, options = case
+    return loop, Plain(nn.Sequential(nn.Linear(6, 3))), data, options
+
+
+def other_version(case: Case) -> Case:
+    strategy.version_settings = lambda: {"version of flsv": "9.9"}
+    return case
+
+
+CHANGES = {
+    "samples": other_samples,
+    "settings": other_settings,
+    "module": other_module,
+    "version": other_version,
+}
+
+
+def change_rank_1(folder: str, how: str) -> None:
+    """Rank 1 has another federation than rank 0."""
+    loop, module, _, options = shapfed_wa()
+    case = loop, module, make_data_with_shift(0.0), options
+    if int(os.environ["LOCAL_RANK"]) == 1:
+        case = CHANGES[how](case)
+    fit(Path(folder), case)
+
+
+def limit_time(folder: str) -> None:
+    """Every rank would stop by its own clock."""
+    loop, module, data, _ = shapfed_wa()
+    fit(Path(folder), (loop, module, data, {"max_time": "00:01:00:00"}))
 
 
 def unseeded(folder: str) -> None:
