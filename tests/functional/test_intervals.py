@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flsv.benchmark import federation, names, truth_table
-from flsv.functional.intervals import SEED_DEVIATION, WITH_UNTRAINED, one_seed_stderr
+from flsv.functional.intervals import SEED_DEVIATION, SEED_DEVIATION_WITH_UNTRAINED, one_seed_stderr
 from flsv.metrics import ShadowShapley
 from flsv.utilities.display import BRACKETS
 
@@ -44,8 +44,8 @@ def test_one_seed_stderr_of_several_values_is_that_of_each_column() -> None:
 
     stderr = one_seed_stderr(values, torch.zeros(2, 2))
 
-    of_first_column = WITH_UNTRAINED * 2.0
-    of_second_column = WITH_UNTRAINED * 4.0
+    of_first_column = SEED_DEVIATION_WITH_UNTRAINED * 2.0
+    of_second_column = SEED_DEVIATION_WITH_UNTRAINED * 4.0
     np.testing.assert_allclose(stderr.numpy(), [[of_first_column, of_second_column]] * 2)
 
 
