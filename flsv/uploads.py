@@ -204,14 +204,20 @@ def check_uploads(uploads: Sequence[Upload], personalizer: object) -> None:
     """Check that ``uploads`` are in the order attacks, privacy, compression, collusion, and work with a personalizer.
 
     Raises:
-        ConfigurationError: the order is another one, privacy occurs twice, or clients that do not start from the global
-            model would collude.
+        ConfigurationError: the order is another one, privacy occurs twice or is no :class:`PrivateUpload`, or clients
+            that do not start from the global model would collude.
     """
     for transformation in uploads:
         if isinstance(transformation, JointUpload) and personalizer is not None:
             raise ConfigurationError(
                 f"FederatedLoop(uploads=[{transformation!r}], personalizer={personalizer!r}): colluders need updates "
                 "that all start from the global model. Leave one of them out."
+            )
+        is_placed_as_privacy = transformation.place == _PLACE_OF_PRIVACY
+        if is_placed_as_privacy and not isinstance(transformation, PrivateUpload):
+            raise ConfigurationError(
+                f"{transformation!r} stands where privacy's noise does: derive it from flsv.uploads.PrivateUpload, so "
+                "that nothing else leaves a client. Other uploads have place = 2."
             )
     places = [transformation.place for transformation in uploads]
     num_privacies = places.count(_PLACE_OF_PRIVACY)

@@ -213,8 +213,9 @@ def client_means(trainer: L.Trainer, client_name: Callable[[], str | None]) -> l
         # A metric that is logged as an object counts all clients' samples.
         if client is None or isinstance(value, Metric):
             return
-        client_results = results_by_client.setdefault(client, type(results)(training=True))
-        client_results.batch = results.batch
+        if client not in results_by_client:
+            results_by_client[client] = type(results)(training=True)
+        client_results = results_by_client[client]
         client_results.batch_size = results.batch_size
         client_results.log(fx, name, value, **options)
 

@@ -234,7 +234,9 @@ def entry(name: str) -> tuple[str, Entry]:
         ) from error
     name_of_class = name.partition("(")[0]
     path = _class_path(name_of_class)
-    _import_class(path)
+    metric_class = _import_class(path)
+    if isinstance(metric_class, type) and not issubclass(metric_class, Metric):
+        raise ConfigurationError(f"--metric {name}: {path} is no metric.")
     # What another entry of the class needs, this one needs, too.
     needs: tuple[str, ...] = ()
     client_algorithm = None

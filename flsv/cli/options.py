@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 import sys
@@ -19,6 +20,7 @@ from jsonargparse import (
     ArgumentParser,
     DefaultHelpFormatter,
     Namespace,
+    get_loader,
 )
 from lightning.pytorch.cli import LightningArgumentParser
 
@@ -31,6 +33,7 @@ from flsv.utilities.errors import check_lightning
 #: Option that maps names to objects. A later file adds its names to those of earlier files. ``{}`` removes all names.
 _METRICS = "federation.metrics"
 _LOOPS = ("FederatedLoop", "flsv.FederatedLoop", "flsv.federation.FederatedLoop")
+_DATA_MODULES = ("FederatedDataModule", "flsv.FederatedDataModule", "flsv.data.FederatedDataModule")
 _OPTIMIZERS = ("optimizer", "lr_scheduler")
 _PARTS = tuple(f"federation.{role}" for role in ROLES)
 CONFIG_HELP = (
@@ -57,10 +60,11 @@ class ConfigFile(ActionConfigFile):
             check_file(path)
             values = str(path)
             text = path.read_text("utf-8")
-        config = yaml.safe_load(text)
+        config = get_loader("yaml")(text)
         sections = with_sections_of_flsv(config)
         if sections != config:
-            values = yaml.safe_dump(sections)
+            # JSON is YAML, and has quotes around texts that look like numbers.
+            values = json.dumps(sections)
         for key, section in _parts_in(sections):
             earlier_section = cfg.get(key)
             if not isinstance(earlier_section, Mapping | Namespace):
@@ -81,18 +85,23 @@ def with_sections_of_flsv(config: Any) -> Any:
         return config
     sections = dict(config)
     data = sections.get("data")
-    if isinstance(data, dict) and "class_path" in data:
+    if isinstance(data, dict) and data.get("class_path") in _DATA_MODULES:
+        sections["data"] = data.get("init_args") or {}
+    elif isinstance(data, dict) and "class_path" in data:
         sections["data"] = {"source": data}
 
     trainer: Any = sections.get("trainer")
     callbacks = trainer.get("callbacks") if isinstance(trainer, dict) else None
-    if isinstance(callbacks, dict):
+    if isinstance(callbacks, dict | str):
         callbacks = [callbacks]
     remaining_callbacks: list[Any] = []
     for callback in callbacks or []:
-        if isinstance(callback, dict) and callback.get("class_path") in _LOOPS:
-            federation = sections.get("federation", {})
-            sections["federation"] = {**callback.get("init_args", {}), **federation}
+        class_path, arguments = callback, None
+        if isinstance(callback, dict):
+            class_path, arguments = callback.get("class_path"), callback.get("init_args")
+        if class_path in _LOOPS:
+            options_of_section = sections.get("federation") or {}
+            sections["federation"] = {**(arguments or {}), **options_of_section}
             sections["trainer"] = {**trainer, "callbacks": remaining_callbacks}
         else:
             remaining_callbacks.append(callback)

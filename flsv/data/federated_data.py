@@ -238,7 +238,7 @@ def _with_options(
     source: SourceData, loader: Loader, batch_size: int | None
 ) -> tuple[SourceData, dict[str, Any], dict[str, Any]]:
     """Return the source, read into memory if ``loader.preload``, and options of the training and evaluation loaders."""
-    # The loader's options come before the source's, and these before the defaults.
+    # The batch size comes before the loader's options, these before the source's, and these before the defaults.
     changes = loader.changes()
     train_options = {"batch_size": 32, "drop_last": False, **source.train_options, **changes}
     eval_options = {**source.eval_options, **changes, "drop_last": False}

@@ -222,7 +222,7 @@ class LightningFit(Rounds):
         )
 
     def _plot_steps(self, engine: Engine) -> None:
-        """Plot what clients log of their single steps."""
+        """Plot what clients log of their single steps, and of a round."""
         interval = self.config.reporting.client_steps
         one_process = resolve_name(ENGINES["sequential"])
         if type(engine) is not one_process or self.config.private:

@@ -9,4 +9,5 @@ import lazy_loader
 #: Names of the scores that :class:`flsv.scores.class_scores.ClassScores` computes.
 OWN_SCORES = ("accuracy", "balanced_accuracy", "auroc")
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, _lazy_names = lazy_loader.attach_stub(__name__, __file__)
+__all__ = [*_lazy_names, "OWN_SCORES"]

@@ -129,6 +129,7 @@ def test_entry_of_a_metric_includes_its_client_algorithm() -> None:
     ("name", "message"),
     [
         ("cgvs", "there is no metric"),
+        ("FedExP", "flsv.contrib.FedExP is no metric"),
         ("flsv.metrics.GradientShapley(2)", "given by name"),
         ("flsv.metrics.GradientShapley(order=open)", "Write my_package"),
     ],

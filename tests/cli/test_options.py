@@ -9,6 +9,7 @@ import torch
 
 from flsv import FederatedLoop
 from flsv.cli import main
+from flsv.cli.options import with_sections_of_flsv
 from flsv.cli.parser import make_cli
 from flsv.configuration.identity import option_texts
 from helpers.data import CONFIGS
@@ -347,3 +348,48 @@ def test_metrics_of_the_command_line_are_merged_as_those_of_files(kind):
     *arguments, names = METRICS_OF_COMMAND_LINES[kind]
     loop = load_loop("digits", arguments=tuple(arguments))
     assert sorted(loop.metrics) == names
+
+
+LOOP = "flsv.FederatedLoop"
+
+
+@pytest.mark.parametrize(
+    ("callback", "federation"),
+    [
+        ({"class_path": LOOP, "init_args": {"seed": 3}}, {"seed": 3}),
+        ({"class_path": LOOP, "init_args": None}, {}),
+        ({"class_path": LOOP}, {}),
+        (LOOP, {}),
+    ],
+)
+def test_loop_among_the_callbacks_of_a_file_is_the_section_federation(callback, federation):
+    config = {"trainer": {"max_epochs": 2, "callbacks": [callback, "Timer"]}, "federation": None}
+
+    sections = with_sections_of_flsv(config)
+
+    assert sections["federation"] == federation
+    assert sections["trainer"] == {"max_epochs": 2, "callbacks": ["Timer"]}
+
+
+def test_federated_data_module_of_a_file_is_the_section_data():
+    data = {"class_path": "flsv.FederatedDataModule", "init_args": {"source": "digits"}}
+    assert with_sections_of_flsv({"data": data}) == {"data": {"source": "digits"}}
+
+    own_data = {"class_path": "project.Digits"}
+    assert with_sections_of_flsv({"data": own_data}) == {"data": {"source": own_data}}
+
+
+@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+def test_text_like_a_number_stays_a_text_in_a_file_with_the_loop(tmp_path):
+    path = tmp_path / "project.yaml"
+    path.write_text(
+        f"""
+trainer:
+  callbacks: [{{class_path: {LOOP}}}]
+  logger: {{class_path: CSVLogger, init_args: {{save_dir: {tmp_path}, name: "1e-3"}}}}
+"""
+    )
+
+    cli = make_cli(["--config", str(path)], run=False)
+
+    assert cli.trainer.logger.name == "1e-3"

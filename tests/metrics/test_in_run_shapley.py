@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader
 from flsv import Reporting
 from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, InRunShapley
+from flsv.metrics import ClassSpecificShapley, ContributionMetric, InRunShapley
 from flsv.training.algorithms import InRunValues
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, toy_sets
@@ -113,8 +114,9 @@ def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
     honest_values, *_ = fit_in_run(honest_loop, tmp_path)
     lying_values, *_ = fit_in_run(lying_loop, tmp_path)
 
-    by_class = lying_values[:, :CLASSES] - honest_values[:, :CLASSES]
-    assert (by_class > 1).all()
+    # Columns: the classes, and the rest of the value, from which the report takes what it adds.
+    raised_by = lying_values[:, :CLASSES] - honest_values[:, :CLASSES]
+    assert (raised_by > 1).all()
     torch.testing.assert_close(lying_values.sum(1), honest_values.sum(1), atol=1e-4, rtol=0)
 
 
@@ -233,3 +235,43 @@ def test_data_whose_sample_order_changes_is_refused(tmp_path: Path) -> None:
             dealt,
             rounds=2,
         )
+
+
+class CountsReports(ContributionMetric):
+    """A metric that reads the reports, and follows no loss."""
+
+    per_class = False
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("counts", torch.zeros(num_clients), dist_reduce_fx="sum")
+
+    def update(self, client_ids: Tensor, in_run_values: Tensor) -> None:
+        self.counts[client_ids] += 1
+
+    def compute(self) -> Tensor:
+        return self.counts
+
+
+class NamesItsArgument(InRunShapley):
+    """Values by the project's own loss, whose reports have another name in update."""
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        return {**super().round_fields, "values": "in_run_values"}
+
+    def update(self, client_ids: Tensor, values: Tensor, **arguments: Any) -> None:  # type: ignore[override]
+        super().update(client_ids, values, **arguments)
+
+
+def test_clients_follow_the_loss_of_the_metric_that_names_one() -> None:
+    metric = NamesItsArgument(loss="val_loss")
+    module = Plain(make_network_without_norm())
+    info = SimpleNamespace(
+        metrics={"reports": CountsReports(), "in_run": metric},
+        optimizers=[module.configure_optimizers()],
+    )
+    algorithm = InRunValues()
+
+    algorithm.begin(info)  # type: ignore[arg-type]
+
+    assert algorithm._loss is metric.measured_by

@@ -25,7 +25,7 @@ from flsv.metrics import (
 )
 from flsv.personalization import FedFomo, ShapFedPersonalizer, Standalone
 from flsv.sampling import FullParticipation, SoftmaxSampler
-from flsv.uploads import TopK
+from flsv.uploads import TopK, Upload, UploadContext
 from helpers.data import toy_data, toy_sets
 from helpers.fits import fit, trainer_for
 from helpers.models import OfOtherPackage, Plain, network
@@ -308,6 +308,15 @@ def test_declared_reports_of_any_name_and_shape_reach_metrics(tmp_path):
     torch.testing.assert_close(loop.contributions["heights"].by_class.double(), expected)
 
 
+class AddsNoise(Upload):
+    """Privacy of one's own, which the loop would not know as such."""
+
+    place = 1
+
+    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
+        return update + torch.randn_like(update)
+
+
 class ReportsUnderATakenName(FedAvg):
     reports = ("losses",)
 
@@ -325,6 +334,7 @@ class ReportsAnUndeclaredName(ReportsHeight):
             "name different heads",
         ),
         ({"uploads": [TopK(0.1), SignFlip(clients=[0])]}, "expected attacks first"),
+        ({"uploads": [AddsNoise()]}, "derive it from flsv.uploads.PrivateUpload"),
         ({"metrics": {"weight": ClassSpecificShapley()}}, "'weight' is taken by the reports"),
         (
             {"metrics": {"mine": Asks()}},

@@ -98,15 +98,19 @@ def test_pfedsv_auroc_and_share_of_pairs_above_thresholds_equal_those_by_hand():
             [1, 0, 0, 0, 1, 0],
         ]
     ).bool()
-    values = torch.full((1, 6, 6), float("nan"))  # [seeds, clients, other clients]
-    values[0, 0] = truth[0].float() - 0.5
-    values[0, 1, [0, 2]] = 0.5
-    values[0, 2, 1] = -0.5
+    unseen = float("nan")
+    values = torch.full((6, 6), unseen)  # of other clients, a row for each client
+    values[0] = torch.tensor([unseen, 0.5, -0.5, -0.5, -0.5, 0.5])
+    values[1, 0] = 0.5
+    values[1, 2] = 0.5
+    values[2, 1] = -0.5
 
-    scores = judged(values, truth)
+    scores = judged(values[None], truth)  # after one round
 
-    # Relevant: 0.5 four times and -0.5. Others: -0.5 three times. 12 wins and 3 ties of 5 x 3 pairs.
-    assert scores["auroc"] == pytest.approx((12 + 3 / 2) / 15)
+    # Seen and relevant: 0.5 four times and -0.5 once. Seen and not relevant: -0.5 three times.
+    wins = 4 * 3
+    ties = 1 * 3
+    assert scores["auroc"] == pytest.approx((wins + ties / 2) / (5 * 3))
     num_relevant = 6 * 2
     percent_above_0 = 100 * 4 / num_relevant
     assert scores["above"] == [pytest.approx(percent_above_0), 0.0]

@@ -513,12 +513,15 @@ def test_sparse_gradients_train_as_dense_ones(
     tmp_path: Path,
     name: str,
 ) -> None:
-    ditto = {"client_algorithm": Ditto()}
-    arguments = ALGORITHMS.get(name, lambda: ditto)
     dense = Words(sparse=False)
     sparse = Words(sparse=True)
     for module in (dense, sparse):
-        fit(make_seeded_loop(**arguments()), tmp_path, module)
+        if name == "Ditto":
+            arguments = {"client_algorithm": Ditto()}
+        else:
+            make_arguments = ALGORITHMS[name]
+            arguments = make_arguments()
+        fit(make_seeded_loop(**arguments), tmp_path, module)
 
     assert_equal(state_vector(sparse), state_vector(dense))
 

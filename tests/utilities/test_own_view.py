@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,33 +79,52 @@ def test_shared_memory_can_be_written_and_the_systems_folders_cannot(folder: Pat
     assert answer_of_fork(folder, write) == "Read-only file system"
 
 
-@pytest.mark.parametrize("overlays", [True, False])
-def test_mounted_folder_is_seen(
-    overlays: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mounted = folder / "mounted"
-    mounted.mkdir()
-    mount = own_files._mount
+original_mount = own_files._mount
+original_enter = own_files._enter_new_mount_namespace
 
-    def mount_without_overlay(source: str | None, target: str, *args: str, **options: str) -> None:
-        if target == str(mounted) and args == ("overlay",) and not overlays:
-            raise OSError("no overlay on this file system")
-        mount(source, target, *args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(own_files, "_mount", mount_without_overlay)
-    enter = own_files._enter_new_mount_namespace
+@pytest.fixture
+def mounted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on which a file system with one file is mounted, in the fork only."""
+    path = folder / "mounted"
+    path.mkdir()
 
     def enter_and_mount() -> None:
-        enter()
-        mount("tmpfs", str(mounted), "tmpfs")
-        (mounted / "file").write_text("parent, ")
+        original_enter()
+        original_mount("tmpfs", str(path), "tmpfs")
+        (path / "file").write_text("on the mounted file system")
 
     monkeypatch.setattr(own_files, "_enter_new_mount_namespace", enter_and_mount)
+    return path
 
-    def read() -> str:
-        return (mounted / "file").read_text()
 
-    assert answer_of_fork(folder, read) == "parent, "
+def refuse_overlays(source: str | None, target: str, *args: Any, **options: Any) -> None:
+    """As on a file system that cannot be below an overlay."""
+    if args == ("overlay",):
+        raise OSError("no overlay on this file system")
+    original_mount(source, target, *args, **options)
+
+
+def test_mounted_folder_is_seen(folder: Path, mounted: Path) -> None:
+    answer = answer_of_fork(folder, (mounted / "file").read_text)
+
+    assert answer == "on the mounted file system"
+    assert list(mounted.iterdir()) == []  # the parent has not mounted it
+
+
+def test_mounted_folder_is_seen_without_an_overlay(
+    folder: Path, mounted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mount(source: str | None, target: str, *args: Any, **options: Any) -> None:
+        if target == str(mounted):
+            refuse_overlays(source, target, *args, **options)
+        else:
+            original_mount(source, target, *args, **options)
+
+    monkeypatch.setattr(own_files, "_mount", mount)
+    answer = answer_of_fork(folder, (mounted / "file").read_text)
+
+    assert answer == "on the mounted file system"
     assert list(mounted.iterdir()) == []
 
 

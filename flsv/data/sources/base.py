@@ -482,9 +482,10 @@ def _renumbered(
     elif has_unused_transform:
         # A data set of torchvision. The original stays unchanged.
         renumbered = copy.copy(dataset)
-        renumbered.target_transform = dict(
-            new_numbers
-        ).__getitem__  # which can be pickled for workers
+        number_of_label = dict(new_numbers)
+        renumbered.target_transform = (
+            number_of_label.__getitem__
+        )  # which can be pickled for workers
     else:
         raise ConfigurationError(
             f"{name!r} has other numbers for the classes {listed(common_names, 8)}, in the order of all. The labels of "

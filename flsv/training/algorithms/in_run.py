@@ -124,9 +124,12 @@ class InRunValues(ClientAlgorithm):
 
     def resume(self, federation: FederationInfo) -> None:
         self.bind_evaluator(None)
-        metrics = federation.metrics.values()
-        in_run_metrics = [metric for metric in metrics if VALUES in fields_of(metric)]
-        losses = dict.fromkeys(getattr(metric, "loss", None) for metric in in_run_metrics)
+        in_run_metrics = []
+        for metric in federation.metrics.values():
+            is_of_a_loss = hasattr(metric, "measured_by")
+            if is_of_a_loss and VALUES in fields_of(metric).values():
+                in_run_metrics.append(metric)
+        losses = dict.fromkeys(metric.loss for metric in in_run_metrics)
         if len(losses) > 1:
             raise ConfigurationError(
                 f"{self!r} follows the gradient of one loss, and metrics ask for {list(losses)} (None: the "
@@ -134,7 +137,7 @@ class InRunValues(ClientAlgorithm):
             )
         self._loss = "negative_loss"
         if in_run_metrics:
-            self._loss = getattr(in_run_metrics[0], "measured_by", self._loss)
+            self._loss = in_run_metrics[0].measured_by
 
         optimizer_classes = [type(optimizer) for optimizer in federation.optimizers]
         is_one_sgd = optimizer_classes == [torch.optim.SGD]

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import runpy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +34,35 @@ def block_of(page: str, beginning: str) -> str:
     return block
 
 
+def with_texts(text: str, changes: Mapping[str, str]) -> str:
+    """A text with other texts in place of some that it has."""
+    for old_text, new_text in changes.items():
+        assert old_text in text
+        text = text.replace(old_text, new_text)
+    return text
+
+
 def write_project(folder: Path, clinics: Path) -> None:
     """The template's project, with what the page on sites says of tables."""
     assert main(["init", "--flower", str(folder), "--quiet"]) == 0
 
     path = folder / "fedapp" / "federation.py"
-    template, _ = path.read_text().split("client = client_app")
-    module_of_tables = template.replace(
-        "num_classes=10, input_shape=(1, 8, 8)",
-        "num_classes=2, input_shape=(8,)",
+    module_and_loop, _ = path.read_text().split("client = client_app")
+    module_and_loop = with_texts(
+        module_and_loop,
+        {"num_classes=10, input_shape=(1, 8, 8)": "num_classes=2, input_shape=(8,)"},
     )
-    assert module_of_tables != template
-
-    tables = block_of("reference/sites.md", "def table(path")
-    tables = tables.replace("/data/", f"{clinics}/")
-    tables = tables.replace("rounds=15", f"rounds={ROUNDS}")
-    tables = tables.replace('folder="runs"', f'folder="{folder / "runs"}"')
+    runs = folder / "runs"
+    client_and_server = with_texts(
+        block_of("reference/sites.md", "def table(path"),
+        {
+            "/data/": f"{clinics}/",
+            "rounds=15": f"rounds={ROUNDS}",
+            '"runs"': f'"{runs}"',
+        },
+    )
     imports = "from flsv import FederatedDataModule\nfrom flsv.data import OneClient, Splits\n"
-    path.write_text(f"{imports}{module_of_tables}{tables}")
+    path.write_text(imports + module_and_loop + client_and_server)
 
 
 def fit_in_one_process(
