@@ -60,7 +60,6 @@ class CenteredClipping(Aggregator):
         self.radius = radius
         self.iterations = iterations
         self._center = torch.zeros(0)
-        self._next_center = self._center
 
     def begin(self, federation: FederationInfo) -> None:
         num_parameters = federation.space.num_parameters
@@ -75,8 +74,6 @@ class CenteredClipping(Aggregator):
         num_parameters = round.space.num_parameters
         vector = round.combine(weights)  # its buffers are the next model's
         vector[:num_parameters] = model
-        # Kept at the round's end, since the round may still fail.
-        self._next_center = vector[:num_parameters] - round.global_vector[:num_parameters]
         return vector, weights
 
     def _clipped(self, round: Round) -> tuple[Tensor, Tensor]:
@@ -96,4 +93,8 @@ class CenteredClipping(Aggregator):
         return model, weights
 
     def end_round(self, round: Round) -> None:
-        self._center = self._next_center
+        assert round.server_update is not None
+        step = round.server_update[
+            : round.space.num_parameters
+        ]  # 0 if the aggregate was not finite
+        self._center = step / self.server_lr

@@ -1,9 +1,7 @@
 """Coalition games: how good the model would be with only some clients.
 
-Metrics compute the clients' values from these games.
-
-The performance measures are listed in :mod:`flsv.scores.performance`. This example values the clients that train an
-autoencoder, by the autoencoder's own validation loss:
+Metrics compute the clients' values from these games, by the measures of :mod:`flsv.scores.performance`. Here clients
+train an autoencoder, and are valued by its own validation loss:
 
 >>> import tempfile
 >>> import lightning as L

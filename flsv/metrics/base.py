@@ -27,11 +27,13 @@ from flsv.utilities.host_copies import on_host
 
 #: Names of a run's table whose numbers belong to a single round and are not valid in the next.
 OF_A_ROUND = ("weight", *OWN_SCORES, "update_norm")
+#: Prefix of the scores of clients' own models in curves.
+OF_CLIENTS = "client_"
 #: Names that no metric may have, since a run's table, curves or pictures use them.
 NAMES_IN_USE = (
     *OF_A_ROUND,
     "train_loss",
-    *(f"client_{score}" for score in OWN_SCORES),
+    *(f"{OF_CLIENTS}{score}" for score in OWN_SCORES),
     "data",
     "how to read",
 )

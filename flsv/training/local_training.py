@@ -31,7 +31,7 @@ from flsv.utilities.seeding import seed_generators, seed_global_rngs
 
 
 class ClientParts(Protocol):
-    """What a federation's configuration sets for the training of a client."""
+    """Settings of a federation that a client's training reads."""
 
     @property
     def client_algorithm(self) -> Any: ...

@@ -1,6 +1,7 @@
 """CenteredClipping against the formula in NumPy, and the checks of aggregators."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_two_rounds_are_those_of_the_formula(
         models[:, :NUM_PARAMETERS] = start[:NUM_PARAMETERS] + updates
         round = make_round(models.tolist(), num_samples, start.tolist())
         vector, _ = aggregator.aggregate(round, {})
-        aggregator.end_round(round)
+        aggregator.end_round(replace(round, server_vector=vector))
         center = step_by_hand(updates, shares, center, radius, iterations)
         start[:NUM_PARAMETERS] += center
         expected = torch.tensor(start[:NUM_PARAMETERS]).float()
@@ -91,17 +92,36 @@ def test_two_rounds_are_those_of_the_formula(
 
 
 def test_statistics_are_averages_with_the_clients_weights() -> None:
-    vector, weights = begun(CenteredClipping(2.0)).aggregate(make_round(MODELS, [1, 1, 1]), {})
+    round = make_round(MODELS, num_samples=[1, 1, 1])
+    aggregator = begun(CenteredClipping(radius=2.0))
+
+    vector, weights = aggregator.aggregate(round, {})
+
     normalized = weights.numpy() / weights.sum().item()
     expected = normalized @ np.array(MODELS)[:, NUM_PARAMETERS:]
     assert vector[NUM_PARAMETERS:].tolist() == pytest.approx(expected.tolist())
 
 
 def test_one_client_moves_the_step_by_no_more_than_its_share_of_the_radius() -> None:
-    far = [[1e30, 1.0, 0.0, 1.0], START, START]
-    vector, _ = begun(CenteredClipping(radius=3.0)).aggregate(make_round(far, [1, 1, 1]), {})
+    far_model = [1e30, 1.0, 0.0, 1.0]
+    round = make_round([far_model, START, START], num_samples=[1, 1, 1])
+    aggregator = begun(CenteredClipping(radius=3.0))
+
+    vector, _ = aggregator.aggregate(round, {})
+
     # A third of the samples, times the radius of 3.
     assert vector[0] - START[0] == pytest.approx(1.0)
+
+
+def test_discarded_aggregate_leaves_no_step_to_continue_from() -> None:
+    round = make_round(MODELS, num_samples=[1, 1, 1])
+    aggregator = begun(CenteredClipping(radius=3.0))
+    aggregator.aggregate(round, {})
+
+    # The server keeps the global model if an aggregate is not finite.
+    aggregator.end_round(replace(round, server_vector=round.global_vector))
+
+    assert not aggregator._center.any()
 
 
 @parametrize_with_checks([CenteredClipping(), CenteredClipping(radius=0.01, iterations=3)])

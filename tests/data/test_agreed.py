@@ -171,7 +171,8 @@ def test_summary_has_these_fields_and_no_value_of_fewer_rows_than_min_rows() -> 
 def test_one_row_more_tells_its_numbers_but_no_category_of_few_rows() -> None:
     """The difference attack of the page on trust: of two answers, one has a row more."""
     frame = make_wards()
-    newcomer = frame.iloc[[0]].assign(age=41.5, dose=np.nan, ward="isolation", ill="no")
+    first_row = frame.iloc[[0]]
+    newcomer = first_row.assign(age=41.5, dose=np.nan, ward="isolation", ill="no")
     first_columns = summarize(frame, min_rows=5).columns
     with_newcomer = pd.concat([frame, newcomer], ignore_index=True)
     second_columns = summarize(with_newcomer, min_rows=5).columns

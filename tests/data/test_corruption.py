@@ -186,7 +186,8 @@ DIGITS = torch.arange(10_000) % 10
 
 def corrupt_labels(corruption):
     x = torch.arange(10_000.0)[:, None]
-    same, y = corruption(x.clone(), DIGITS.clone(), 10, torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    same, y = corruption(x.clone(), DIGITS.clone(), 10, generator)
     assert torch.equal(x, same)
     return y
 

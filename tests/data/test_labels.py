@@ -362,7 +362,11 @@ def check_that_there_are_no_classes(source, **options):
         set_up_data(source, DirichletPartitioner(2, 1.0), **options)
 
 
-@pytest.mark.parametrize("identifiers", [[-1, *range(N - 1)], [10**6, *[0] * (N - 1)]])
+NEGATIVE_IDENTIFIERS = [-1, *range(N - 1)]
+LARGE_IDENTIFIERS = [10**6, *[0] * (N - 1)]
+
+
+@pytest.mark.parametrize("identifiers", [NEGATIVE_IDENTIFIERS, LARGE_IDENTIFIERS])
 def test_identifiers_are_no_classes(identifiers):
     check_that_there_are_no_classes(TensorDataset(X, torch.tensor(identifiers)))
 

@@ -326,7 +326,9 @@ def test_decimal_points_of_one_file_stay_decimal_beside_commas_of_another(tmp_pa
 
     assert suggested_options == {"decimal": ","}
     values = read_numbers(tmp_path, suggested_options, groups=None)
-    expected = [repeat([1.25, 0.98]), repeat([1.25, 0.98]), repeat([1.0, 2.0])]
+    with_decimals = repeat([1.25, 0.98])
+    without_decimals = repeat([1.0, 2.0])
+    expected = [with_decimals, with_decimals, without_decimals]
     assert values == np.concatenate(expected).tolist()
 
 

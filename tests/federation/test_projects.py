@@ -400,7 +400,10 @@ def test_steps_of_clients_are_curves_that_go_on_over_the_rounds(tmp_path):
         assert column.to_dict() == pytest.approx(curve)
         assert len(curve) == ROUNDS * 3  # each second of five or six batches
 
-    sizes_of_batches = {"Boston": [8, 8, 8, 8, 8, 2], "Lyon": [8, 8, 8, 8, 7]}
+    sizes_of_batches = {
+        "Boston": [8] * 5 + [2],
+        "Lyon": [8] * 4 + [7],
+    }
     for position, (ward, sizes) in enumerate(sizes_of_batches.items()):
         assert sum(sizes) == case.sizes[position]
         means = {}

@@ -74,14 +74,9 @@ def test_typed_user_project_runs_and_values_its_clients(
     net = torch.nn.Linear(2, 2, bias=False)
     moved = [{"weight": net.weight.detach() + step} for step in (0.1, -0.1)]
 
-    assert (
-        len(
-            project.cosine_values_of_round(
-                net, moved, (torch.ones(4, 2), torch.tensor([0, 1, 0, 1]))
-            )
-        )
-        == 2
-    )
+    batch = (torch.ones(4, 2), torch.tensor([0, 1, 0, 1]))
+    values_of_round = project.cosine_values_of_round(net, moved, batch)
+    assert len(values_of_round) == 2
 
     check_metric(project.UpdateSize())
     check_aggregator(project.ShortestFirst("norm"))
