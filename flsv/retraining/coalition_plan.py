@@ -7,6 +7,7 @@ A coalition is the same run with its members only. Sites train coalitions beside
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -39,7 +40,6 @@ from flsv.retraining.coalition_refusals import (
 )
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites, models_of
 from flsv.retraining.readings import (
-    file_time,
     observe_first_validation,
     stop_observing,
     validation_hooks,
@@ -365,7 +365,7 @@ class CoalitionPlan(RunExtension):
         return trainings.train(run)
 
     def _time_in_words(self, run: EndedRun, masks: Tensor) -> str:
-        run_seconds = file_time() - self._beginning.first_round_time
+        run_seconds = time.time() - self._beginning.first_round_time
         if run.trainer.strategy.root_device.type == "cpu":
             num_trained = len(masks) - 2  # without the empty and the full coalition
             jobs = max(1, min(cores(), num_trained))

@@ -296,14 +296,18 @@ _SHARED_MEMORY = "/dev/shm/"
 _NAMING_PACKAGES = ("lightning", "flsv")
 #: Number of frames from `_list` to the code that lists a folder, over _check_event and __call__.
 _FRAMES_TO_LISTING = 3
+#: Longest time between two ticks of a kernel, at 100 a second.
+_TICK_SECONDS = 0.01
 _READS = ("sqlite3.connect", "mmap.__new__")
 _LISTINGS = ("os.listdir", "os.scandir")
 
 
 def file_time() -> float:
-    """Return the present time, as a file that is changed now has it."""
-    clock = getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME)
-    return time.clock_gettime(clock)
+    """Return a time that lies between the file changes made before the call and those made after it."""
+    now = time.time()
+    # A changed file gets the time of the kernel's last tick, which may lie before now.
+    time.sleep(_TICK_SECONDS)
+    return now
 
 
 class ChangedFiles:

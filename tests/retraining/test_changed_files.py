@@ -17,6 +17,7 @@ import torch
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
+from flsv.retraining.readings import file_time
 from helpers import slow_except
 from helpers.fits import trainer_for
 from helpers.hidden_state import SEED, Base, make_data
@@ -145,6 +146,18 @@ def test_read_of_a_file_that_the_run_has_changed_gives_no_values_and_its_name(
     assert loop.contributions["shadow"].isnan().all()
 
     Path("/dev/shm", f"flsv-test-{tmp_path.name}").unlink(missing_ok=True)
+
+
+def test_file_time_lies_between_the_changes_before_it_and_after_it(tmp_path: Path) -> None:
+    for repetition in range(20):
+        earlier_file = tmp_path / f"before{repetition}"
+        later_file = tmp_path / f"after{repetition}"
+
+        earlier_file.touch()
+        boundary = file_time()
+        later_file.touch()
+
+        assert earlier_file.stat().st_ctime <= boundary <= later_file.stat().st_ctime
 
 
 def after_the_first(round_index: int) -> None:
