@@ -86,11 +86,14 @@ class GridTransport:
 
         message_ids = self._grid.push_messages(messages)
         unanswered_nodes = dict(zip(message_ids, packets))
-        while unanswered_nodes and time.monotonic() < deadline:
+        is_last_look = False
+        while unanswered_nodes and not is_last_look:
+            # Replies that came in time are read even if the server itself is late.
+            is_last_look = time.monotonic() >= deadline
             for message in self._grid.pull_messages(list(unanswered_nodes)):
                 node = unanswered_nodes.pop(message.metadata.reply_to_message_id)
                 yield node, _reply(message)
-            if unanswered_nodes:
+            if unanswered_nodes and not is_last_look:
                 time.sleep(POLL)
 
 

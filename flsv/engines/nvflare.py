@@ -130,11 +130,15 @@ class NvflareTransport:
                 self._controller.send(task, self._fl_ctx, targets=[site])
                 tasks.append(task)
 
-            while missing and time.monotonic() < deadline:
+            while missing:
                 self._check_abort()
+                # Replies that came in time are read even if the server itself is late.
+                is_last_look = time.monotonic() >= deadline
                 try:
-                    site, reply = replies.get(timeout=POLL)
+                    site, reply = replies.get(block=not is_last_look, timeout=POLL)
                 except queue.Empty:
+                    if is_last_look:
+                        break
                     for site in self._disconnected(missing):
                         missing.discard(site)
                         yield site, "its process has ended, or its connection"

@@ -1,6 +1,7 @@
 """Messages over a Flower Grid, without processes: what a late site is sent, and when."""
 
 import json
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -110,6 +111,24 @@ def test_late_node_is_not_waited_for_and_replies_come_one_by_one() -> None:
     later_packets = make_training_packets(1)
     first_node, _ = next(transport.exchange(later_packets, 5.0))
     assert first_node == 1
+
+
+class SlowGrid(Grid):
+    """Sends messages only after their time."""
+
+    def push_messages(self, messages: Sequence[Message]) -> list[str]:
+        time.sleep(0.3)
+        return super().push_messages(messages)
+
+
+def test_reply_in_time_is_read_although_the_server_itself_is_late() -> None:
+    grid = SlowGrid(patience=float("inf"))
+    transport = GridTransport(grid)  # type: ignore[arg-type]
+
+    packets = make_training_packets(0)
+    replies = dict(transport.exchange(packets, 0.2))
+
+    assert list(replies) == [1]
 
 
 def test_error_message_of_flower_is_reported_as_the_sites_fault() -> None:

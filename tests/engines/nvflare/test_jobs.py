@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -161,6 +162,19 @@ def test_site_without_a_process_is_not_waited_for(job: Job) -> None:
 
     assert replies == {"Lyon": "its process has ended, or its connection"}
     assert "Lyon" not in transport.present()
+
+
+def test_reply_in_time_is_read_although_the_server_itself_is_late(job: Job) -> None:
+    transport = NvflareTransport(job.controller(), job.context("server"), job.abort_signal)
+
+    def keep_the_server_busy(site: str, task: Task) -> bool:
+        time.sleep(0.3)
+        return True
+
+    job.answers = keep_the_server_busy
+    replies = dict(transport.exchange({"Lyon": Packet("hello", {"client": 1})}, 0.2))
+
+    assert list(replies) == ["Lyon"]
 
 
 def test_abort_cancels_the_task_of_a_site(job: Job) -> None:
