@@ -51,6 +51,8 @@ def why_not_fork(device: torch.device | None = None) -> str | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return "a process of a torch.distributed group cannot be forked"
     if multiprocessing.active_children():
+        gc.collect()  # it ends the workers of a loader's iterator that nobody holds any more
+    if multiprocessing.active_children():
         return "the process has children, such as persistent workers of a loader, which a fork would share"
     for thread in threading.enumerate():
         is_current = thread is threading.current_thread()
@@ -107,25 +109,25 @@ def times_while_asleep(pid: int) -> object:
     If two calls return the same, none of them has used a processor in between.
     """
     # Mostly the process itself is running: then no other has to be read.
-    if not _is_asleep(_status_of(pid)):
+    if not _is_asleep(pid):
         return None
     statuses = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            status = _status_of(int(name))
+            status = _status_in(f"/proc/{name}")
             if status is not None:
                 statuses[int(name)] = status
 
     family = _with_descendants(pid, statuses)
-    if not all(_is_asleep(statuses.get(member)) for member in family):
+    if not all(_is_asleep(member) for member in family):
         return None
     return [(member, statuses[member].times) for member in sorted(family)]
 
 
-def _status_of(pid: int) -> _ProcessStatus | None:
-    """Read a process's status, None if it has ended or the system does not tell."""
+def _status_in(folder: str) -> _ProcessStatus | None:
+    """Read the status of a process or thread, None if it has ended or the system does not tell."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"{folder}/stat") as file:
             text = file.read()
     except OSError:
         return None
@@ -136,8 +138,17 @@ def _status_of(pid: int) -> _ProcessStatus | None:
     return _ProcessStatus(state=state, parent=int(parent), times=(user_time, system_time))
 
 
-def _is_asleep(status: _ProcessStatus | None) -> bool:
-    return status is not None and status.state in ("S", "Z")
+def _is_asleep(pid: int) -> bool:
+    """Return whether all threads of a process sleep: one of them may wait for a disk."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    for thread in threads:
+        status = _status_in(f"/proc/{pid}/task/{thread}")
+        if status is not None and status.state not in ("S", "Z"):
+            return False
+    return True
 
 
 def _with_descendants(pid: int, statuses: Mapping[int, _ProcessStatus]) -> set[int]:
@@ -162,9 +173,15 @@ def quiet_fork() -> int:
         child = os.fork()
     if child:  # in the parent
         os.close(write_end)
-        # The read returns when the child has closed its end: from then on it shares no position in a file.
-        os.read(read_end, 1)
-        os.close(read_end)
+        try:
+            # The read returns when the child has closed its end: from then on it shares no position in a file.
+            os.read(read_end, 1)
+        except BaseException:  # Ctrl-C: nobody else knows of the child yet
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise
+        finally:
+            os.close(read_end)
         return child
     try:  # in the child
         os.close(read_end)

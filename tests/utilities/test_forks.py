@@ -3,6 +3,8 @@
 import gc
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,73 @@ def test_parent_waits_until_its_fork_has_files_of_its_own(
         _, status = os.waitpid(child, 0)
 
     assert os.waitstatus_to_exitcode(status) == ord("a")
+
+
+def test_fork_that_ctrl_c_interrupts_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = os.fork
+    children = list[int]()
+
+    def fork_and_note_the_child() -> int:
+        child = fork()
+        children.append(child)
+        return child
+
+    def interrupt(descriptor: int, size: int) -> bytes:
+        raise KeyboardInterrupt
+
+    def fork_and_let_the_child_sleep() -> None:
+        if forks.quiet_fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+
+    monkeypatch.setattr(os, "fork", fork_and_note_the_child)
+    monkeypatch.setattr(os, "read", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fork_and_let_the_child_sleep()
+
+    with pytest.raises(ChildProcessError):  # it was killed, and waited for
+        os.waitpid(children[0], 0)
+
+
+#: A process whose main thread sleeps, while another starts a process that waits for a pipe's writer.
+WAITS_IN_A_THREAD = """
+import os, sys, threading, time
+pipe = sys.argv[1]
+open_pipe = (os.POSIX_SPAWN_OPEN, 0, pipe, os.O_RDONLY, 0)
+def start():
+    os.posix_spawn("/bin/true", ["true"], {}, file_actions=[open_pipe])
+threading.Thread(target=start).start()
+time.sleep(600)
+"""
+
+
+def states_of_threads(pid: int) -> list[str]:
+    states = []
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        _, _, text_after_name = path.read_text().rpartition(") ")
+        states.append(text_after_name[0])
+    return sorted(states)
+
+
+def test_process_with_a_thread_that_waits_for_the_system_does_not_sleep(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = subprocess.Popen([sys.executable, "-c", WAITS_IN_A_THREAD, str(pipe)])
+    try:
+        # "D" is a sleep that no signal ends, as that of a thread that waits for a disk.
+        while states_of_threads(process.pid) != ["D", "S"]:
+            assert process.poll() is None
+            time.sleep(0.01)
+        assert forks.times_while_asleep(process.pid) is None
+
+        pipe.open("w").close()
+        while states_of_threads(process.pid) != ["S"]:
+            assert process.poll() is None
+            time.sleep(0.01)
+        assert forks.times_while_asleep(process.pid) is not None
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_fork_copies_only_what_it_writes_of_a_large_mapped_file(
