@@ -30,6 +30,8 @@ def terminable() -> Iterator[None]:
     """Raise :class:`Terminated` at the first SIGTERM within this context, and ignore further ones."""
     # A process group is stopped by a signal to each of its processes, and rank 0 passes its own on to the others.
     was_raised = False
+    numbers_by_error = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
+    second_signals = list[threading.Timer]()
     previous_hook = sys.unraisablehook
 
     def raise_once(number: int, frame: FrameType | None) -> None:
@@ -42,11 +44,15 @@ def terminable() -> Iterator[None]:
         # Python ignores what is raised in a __del__ or a weak reference's callback, of which matplotlib has many, but
         # calls this hook. 0.1 seconds later the process is probably elsewhere, and the error is raised there.
         nonlocal was_raised
-        if unraisable.exc_type is not Terminated:
+        number = numbers_by_error.get(unraisable.exc_type)
+        if number is None:
             previous_hook(unraisable)
             return
-        was_raised = False
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        if number == signal.SIGTERM:
+            was_raised = False
+        second_signal = threading.Timer(0.1, os.kill, (os.getpid(), number))
+        second_signals.append(second_signal)
+        second_signal.start()
 
     # Other threads cannot handle signals.
     is_main_thread = threading.current_thread() is threading.main_thread()
@@ -57,6 +63,8 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = previous_hook
+        for second_signal in second_signals:
+            second_signal.cancel()
         if is_main_thread:
             signal.signal(signal.SIGTERM, previous_handler)
 

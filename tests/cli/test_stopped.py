@@ -89,30 +89,48 @@ def last_round(run_folder: Path) -> int:
     return int(round_index)
 
 
-def receive_sigterm() -> None:
-    signal.raise_signal(signal.SIGTERM)
-
-
-def receive_sigterm_within_a_del_method() -> None:
+def receive_within_a_del_method(number: signal.Signals) -> None:
     """Where Python prints what is raised, and goes on."""
 
     class Dies:
         def __del__(self) -> None:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
 
     Dies()
 
 
-@pytest.mark.parametrize("receive", [receive_sigterm, receive_sigterm_within_a_del_method])
-def test_sigterm_raises_terminated_even_if_received_within_a_del_method(
-    receive: Callable[[], None],
+@pytest.mark.parametrize("receive", [signal.raise_signal, receive_within_a_del_method])
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [
+        (signal.SIGTERM, Terminated),
+        (signal.SIGINT, KeyboardInterrupt),
+    ],
+)
+def test_signal_stops_a_command_even_if_received_within_a_del_method(
+    receive: Callable[[signal.Signals], None],
+    number: signal.Signals,
+    error: type[BaseException],
 ) -> None:
     """What is raised within a ``__del__`` is lost; a second signal in the same moment is none."""
 
     def receive_and_sleep() -> None:
         with terminable():
-            receive()
+            receive(number)
             time.sleep(30)
 
-    with pytest.raises(Terminated):
+    with pytest.raises(error):
         receive_and_sleep()
+
+
+def test_signal_that_was_lost_is_not_sent_again_after_the_command() -> None:
+    received = list[int]()
+    previous_handler = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        with terminable():
+            receive_within_a_del_method(signal.SIGTERM)
+        time.sleep(0.3)  # it would come after 0.1 seconds
+    finally:
+        signal.signal(signal.SIGTERM, previous_handler)
+
+    assert received == []
