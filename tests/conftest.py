@@ -4,9 +4,11 @@ once."""
 
 import functools
 import importlib.metadata
+import logging
 import os
 import random
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +43,18 @@ def pytest_collection_finish() -> None:
     if "flsv.data.datamodule" in sys.modules:
         sources: Any = importlib.import_module("flsv.data.sources.named")
         sources.load_pixels = functools.cache(sources.load_pixels)
+
+
+@pytest.fixture(autouse=True)
+def same_messages() -> Iterator[None]:
+    """Commands that a test has run hide messages of the whole process."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    format_warning = warnings.formatwarning
+    yield
+    warnings.formatwarning = format_warning
+    for logger, level in zip(loggers, levels):
+        logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

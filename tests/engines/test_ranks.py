@@ -14,13 +14,13 @@ from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit, state_vector
 from helpers.forked import Forked
+from helpers.ports import free_ports
 from helpers.rank_federations import RANK_CASES
 from helpers.ranks import (
     AGENT,
     IMPORT_PATH,
     Ended,
     Group,
-    free_port,
     run_and_die,
     run_command,
     run_script,
@@ -322,7 +322,7 @@ def test_strategy_federated_with_one_device_equals_the_default(tmp_path: Path) -
 @pytest.mark.slow
 def test_missing_rank_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    monkeypatch.setenv("MASTER_PORT", str(free_ports(1)[0]))
 
     for rank in (0, 1):  # as the server of the others, and as one of them
         with pytest.raises(

@@ -111,7 +111,7 @@ def run_deployment(
         capture_output=True,
         text=True,
         env={"PATH": f"{folder}:/usr/bin:/bin"},
-        timeout=120,
+        timeout=900,
     )
 
 

@@ -351,6 +351,7 @@ def train_in_fork(name: str, members: tuple[int, ...]) -> tuple[float, list[floa
     connection, child_end = fork.Pipe()
     process = fork.Process(target=train_members_alone, args=(name, members, child_end))
     process.start()
+    child_end.close()  # else nobody would see that the child has ended
     utility, model = connection.recv()
     process.join()
     return utility, model

@@ -89,8 +89,8 @@ def server_of(name: str) -> RemoteServer:
             "callbacks": [Results()],
             "enable_progress_bar": False,
         },
-        timeout=120,
-        wait=120,
+        timeout=900,
+        wait=900,
     )
 
 

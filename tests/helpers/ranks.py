@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import runpy
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -42,6 +41,7 @@ from flsv.sampling import FixedCohort
 from helpers.data import toy_sets
 from helpers.fits import trainer_for
 from helpers.models import Plain
+from helpers.ports import free_ports
 from helpers.rank_federations import RANK_CASES, Case, make_five_clients, shapfed_wa
 
 #: For the ranks that a rank starts.
@@ -378,7 +378,11 @@ class Group:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._outputs = [folder / f"rank{rank}.txt" for rank in range(size)]
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANKS": str(size)}
+        common = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_ports(1)[0]),
+            "RANKS": str(size),
+        }
         common["NODES"] = str(size if nodes else 1)
         self.processes: list[Any] = []
         for rank in range(size):
@@ -432,10 +436,3 @@ def _run(function: str, arguments: list[Any], variables: dict[str, str], output:
     except BaseException:
         traceback.print_exc()
         raise SystemExit(1) from None
-
-
-def free_port() -> int:
-    """Where nobody listens on the loopback address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

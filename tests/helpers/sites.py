@@ -3,14 +3,12 @@ TLS and authentication, started by the template's own scripts."""
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +32,7 @@ from flsv.engines.remote import (
 from flsv.metrics import ClassSpecificShapley
 from helpers.data import group_options
 from helpers.fits import trainer_for
+from helpers.ports import free_ports
 
 #: FLSV_SITES="a b c d" runs the federations of these tests with other sites.
 NAMES = os.environ.get("FLSV_SITES", "Boston Lyon Osaka").split()
@@ -310,7 +309,7 @@ class Deployment:
 
     def _do(self, *command: str) -> None:
         done = subprocess.run(
-            command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=300
+            command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=900
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -337,23 +336,6 @@ def start_deployment(
         yield deployed
     finally:
         deployed.end()
-
-
-def free_ports(count: int) -> list[int]:
-    """Below those that a client is given for its end of a connection: a port that is free for a moment, while its
-    server is started again, would be taken by one of those who try to reach it."""
-    with ExitStack() as stack:
-        free: list[int] = []
-        for port in random.SystemRandom().sample(
-            range(10_000, 30_000), 1000
-        ):  # others may have the same seed
-            probe = stack.enter_context(socket.socket())
-            with suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                free.append(port)
-            if len(free) == count:
-                return free
-    raise OSError("no ports are free")
 
 
 def processes_of_sites(folder: Path) -> set[int]:

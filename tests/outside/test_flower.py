@@ -33,7 +33,8 @@ from flsv.metrics import (
 from flsv.outside.flower import Contributions
 from flsv.report import Budget, write_report
 from flsv.utilities.errors import ConfigurationError
-from helpers.sites import BIN, free_ports
+from helpers.ports import free_ports
+from helpers.sites import BIN
 
 pytestmark = pytest.mark.flower
 APP = Path(__file__).parents[1] / "engines" / "flower_app"
@@ -347,7 +348,7 @@ def superlink(tmp_path):
     )
 
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 900
         while "Uvicorn running" not in (tmp_path / "link.log").read_text():
             assert time.monotonic() < deadline, (tmp_path / "link.log").read_text()
             time.sleep(0.2)
@@ -359,7 +360,7 @@ def superlink(tmp_path):
 
 
 def run_flwr(env: dict[str, str], *command: str) -> str:
-    done = subprocess.run(["flwr", *command], env=env, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(["flwr", *command], env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -60,7 +60,7 @@ def run_browser(*arguments: str) -> str:
         "--disable-background-networking",
     )
     command = [str(CHROMIUM), *quiet_options, *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=900)
     return done.stdout
 
 

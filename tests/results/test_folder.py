@@ -81,9 +81,12 @@ def test_a_second_run_in_a_live_runs_folder_is_refused(tmp_path: Path) -> None:
 
 def hold(folder: Path) -> None:
     lock = FolderLock(folder)
+    read_end, write_end = os.pipe()
     if os.fork() == 0:  # as a data loader's worker, which outlives a killed parent for a while
+        os.write(write_end, b"1")
         time.sleep(60)
         os._exit(0)
+    os.read(read_end, 1)  # what is done at a fork is done in the child
     print("held", lock, flush=True)
     time.sleep(60)
 

@@ -1,5 +1,6 @@
 """Training that reads, from its second round on, a file which the run has written: no values, and its name."""
 
+import hashlib
 import json
 import mmap
 import os
@@ -63,10 +64,15 @@ def keep_in_anonymous_map(round_index: int) -> None:
     os.close(descriptor)
 
 
+def segment_of(folder: Path) -> Path:
+    digest = hashlib.sha256(bytes(folder)).hexdigest()
+    return Path("/dev/shm", f"flsv-test-{digest[:16]}")
+
+
 def keep_in_shared_memory(round_index: int) -> None:
-    segment_name = f"flsv-test-{Path.cwd().parent.name}"
-    is_new = not Path("/dev/shm", segment_name).exists()
-    segment = shared_memory.SharedMemory(segment_name, create=is_new, size=8)
+    path = segment_of(Path.cwd().parent)
+    is_new = not path.exists()
+    segment = shared_memory.SharedMemory(path.name, create=is_new, size=8)
     resource_tracker.unregister(segment._name, "shared_memory")  # type: ignore[attr-defined]
     segment.buf[0] += 1
     segment.close()
@@ -135,8 +141,7 @@ def test_read_of_a_file_that_the_run_has_changed_gives_no_values_and_its_name(
     folder = tmp_path / "user"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    earlier_segment = Path("/dev/shm", f"flsv-test-{tmp_path.name}")
-    earlier_segment.unlink(missing_ok=True)  # of an earlier run of this test
+    segment_of(tmp_path).unlink(missing_ok=True)  # of an earlier run of this test
     work, name = WAYS[kind]
     loop = make_loop()
     message = f"no values.* reads '.*{name}.*changed since its first"
@@ -145,7 +150,7 @@ def test_read_of_a_file_that_the_run_has_changed_gives_no_values_and_its_name(
         trainer_for(loop, tmp_path / "run", 2).fit(Works(work), make_data())
     assert loop.contributions["shadow"].isnan().all()
 
-    Path("/dev/shm", f"flsv-test-{tmp_path.name}").unlink(missing_ok=True)
+    segment_of(tmp_path).unlink(missing_ok=True)
 
 
 def test_file_time_lies_between_the_changes_before_it_and_after_it(tmp_path: Path) -> None:

@@ -124,10 +124,13 @@ def retrain_on_dask(folder: Path) -> None:
         os.kill(nanny.pid, signal.SIGKILL)
 
     expected = retrain_in(folder / "one process")
+    begun.unlink()
     cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
     with cluster, distributed.Client(cluster), joblib.parallel_config("dask"):
-        threading.Thread(target=kill_a_worker_once_begun, args=(cluster,)).start()
+        killer = threading.Thread(target=kill_a_worker_once_begun, args=(cluster,))
+        killer.start()
         values_of_workers = retrain_in(folder / "workers")
+        killer.join()
 
     assert killed_workers
     assert_frame_equal(values_of_workers, expected)

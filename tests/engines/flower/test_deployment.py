@@ -21,7 +21,8 @@ from flsv.data import GroupPartitioner
 from flsv.engines.flower import from_record, to_record
 from flsv.engines.remote import Packet
 from helpers.fits import trainer_for
-from helpers.sites import BIN, SECONDS, free_ports
+from helpers.ports import free_ports
+from helpers.sites import BIN, SECONDS
 
 pytestmark = pytest.mark.flower
 
@@ -36,6 +37,11 @@ def run_commands_of_page(folder: Path) -> subprocess.CompletedProcess[str]:
     )
     installation, commands = block.split("flsv init", 1)
     assert len(installation.splitlines()) == 2  # and nothing else is left out
+
+    # Others on this machine may run the commands of the page, too.
+    first_port = f"port={free_ports(1)[0]}"
+    commands = commands.replace("port=9101", first_port)
+    assert first_port in commands
 
     stop_at_the_end = "trap 'kill $(jobs -p) 2> /dev/null' EXIT"
     script = f"set -e; {stop_at_the_end}\nflsv init{commands}"

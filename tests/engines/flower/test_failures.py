@@ -48,7 +48,7 @@ def trouble(message, context, call_next):
 class Diary(L.Callback):
     def on_train_epoch_start(self, trainer, pl_module) -> None:
         # The last two wait until Osaka is back: the SuperLink lets it in once it misses the one that was killed.
-        until = time.monotonic() + 240
+        until = time.monotonic() + 900
         while trainer.current_epoch == ROUNDS - 2 and not Path("osaka_is_back").exists() and time.monotonic() < until:
             time.sleep(0.2)
 

@@ -95,7 +95,7 @@ class Site:
                 cwd=self.folder,
                 stdout=out_file,
                 stderr=log_file,
-                timeout=60,
+                timeout=600,
             )
 
         if process.returncode != 0:
@@ -124,7 +124,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         os.kill(process, signal.SIGKILL)
 
 
-def gone(process: int, seconds: float = 10) -> bool:
+def gone(process: int, seconds: float = 120) -> bool:
     """Whether it ends in time. A child of nobody may stay a zombie, which is an end, too."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -253,7 +253,7 @@ def test_resident_process_ends_when_its_starter_ends(site: Site) -> None:
     subprocess.run(
         [sys.executable, "-c", STARTER, str(output), *command],
         cwd=site.folder,
-        timeout=60,
+        timeout=600,
     )
 
     reply = json.loads(output.read_text())
