@@ -117,7 +117,7 @@ class FederatedDataModule(FederationView):
         (('Boston', 'Lyon'), ('well', 'ill'), [35, 55])
     """
 
-    _instead = "Create a new one: FederatedDataModule(..., {0})."
+    _remedy_template = "Create a new one: FederatedDataModule(..., {0})."
 
     def __init__(
         self,

@@ -111,7 +111,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         ConfigurationError: a number is out of range, or an argument is changed after construction.
     """
 
-    _instead = "Make another metric, with {0}."
+    _remedy_template = "Make another metric, with {0}."
     is_differentiable = False
     higher_is_better = True
     full_state_update = False

@@ -40,10 +40,10 @@ from flsv.utilities.own_files import no_writes, own_folder, own_view
 from flsv.utilities.supervisor import (
     POLL_S,
     ChildFailed,
-    GoOn,
-    answer,
+    ContinueInChild,
     ended_by_sigterm,
-    fail,
+    exit_with_answer,
+    exit_with_failure,
     supervise,
 )
 
@@ -89,7 +89,7 @@ class ForkedFits:
             self._prepare_trainer(trainer, module, measures, order)
             self.is_in_coalition_process = True
         except BaseException as error:
-            fail(f"{type(error).__name__}: {error}")
+            exit_with_failure(f"{type(error).__name__}: {error}")
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a process that waits cannot be copied")
@@ -162,13 +162,14 @@ class ForkedFits:
                 for index, order in enumerate(orders):
                     task = partial(self._start, order)
                     tasks.append((index, task))
-                # Each task begins in a fork. There `_start` sets `_order` and raises GoOn, which leaves this loop.
+                # Each task begins in a fork. There `_start` sets `_order` and raises ContinueInChild, which leaves this
+                # loop.
                 with closing(supervise(tasks, jobs, limit_s)) as answers:
                     for index, result in answers:
                         pipe.send_bytes(pickle.dumps((index, result)))
                         if ends_all(index, result):
                             break
-        except GoOn:
+        except ContinueInChild:
             return self._order
         except BaseException:
             os._exit(1)
@@ -177,7 +178,7 @@ class ForkedFits:
         if order is None:
             return self._pickle_fit()
         self._order = order
-        raise GoOn
+        raise ContinueInChild
 
     # ---- in the fork of a coalition
 
@@ -197,7 +198,7 @@ class ForkedFits:
         data: FederatedDataModule = untyped_trainer.datamodule
 
         def send_result_and_exit() -> None:
-            answer(scoring.result())
+            exit_with_answer(scoring.result())
 
         scoring = prepare_coalition_fit(
             trainer,
@@ -256,13 +257,15 @@ class _ExitOnError(L.Callback):
         # `answer` and `fail` end this process.
         if isinstance(exception, NoModel):  # the last finite model counts
             self._scoring.on_exception(trainer, pl_module, exception)
-            answer(self._scoring.result())
+            exit_with_answer(self._scoring.result())
         if isinstance(exception, OSError):
             is_refused_write = exception.errno in (errno.EROFS, errno.EOVERFLOW)
             if is_refused_write:
                 path = exception.filename
-                fail(f"it writes {path!r}, where a coalition cannot have a file of its own")
-        fail(f"{type(exception).__name__}: {exception}")
+                exit_with_failure(
+                    f"it writes {path!r}, where a coalition cannot have a file of its own"
+                )
+        exit_with_failure(f"{type(exception).__name__}: {exception}")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        fail("the fit has ended before its last round")
+        exit_with_failure("the fit has ended before its last round")

@@ -45,15 +45,20 @@ from flsv.server.round_server import NoModel
 from flsv.utilities.errors import listed
 from flsv.utilities.forks import cores
 from flsv.utilities.own_files import own_folder
-from flsv.utilities.reachable import PLAIN, walk
-from flsv.utilities.supervisor import ANSWER, ChildFailed, FreshProcess, supervise_fresh
+from flsv.utilities.reachable import PLAIN_TYPES, walk
+from flsv.utilities.supervisor import (
+    ANSWER_PIPE_VARIABLE,
+    ChildFailed,
+    FreshProcess,
+    supervise_fresh,
+)
 
 #: Environment variables of a process itself.
-_OF_THE_PROCESS = (ANSWER, "PL_GLOBAL_SEED", "PL_SEED_WORKERS")
+_OF_THE_PROCESS = (ANSWER_PIPE_VARIABLE, "PL_GLOBAL_SEED", "PL_SEED_WORKERS")
 #: Attributes of classes that Python sets.
 _OF_PYTHON = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl"}
 #: Types of values that are the same objects in all modules, or have no state.
-_WITHOUT_STATE = (*PLAIN, tuple, frozenset, Enum, FunctionType, type, ModuleType)
+_WITHOUT_STATE = (*PLAIN_TYPES, tuple, frozenset, Enum, FunctionType, type, ModuleType)
 
 
 class FreshFits(FitsInProcesses):
@@ -408,7 +413,7 @@ def _options_of_libraries(modules: Sequence[str]) -> Iterator[Name]:
         for name, value in _attributes_of(library, module_name):
             _, _, attribute = name.path.rpartition(".")
             is_public = not attribute.startswith("_")
-            if is_public and type(value) in PLAIN:
+            if is_public and type(value) in PLAIN_TYPES:
                 yield name
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from flsv.utilities.errors import ConfigurationError, listed
 
-_PLAIN = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")
+_PLAIN_NAME = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")
 
 
 def client_number(
@@ -51,16 +51,16 @@ def attribute_of(
 def rounded_up(number: float) -> str:
     """Format a positive number with three digits, rounded up, for messages."""
     magnitude = math.floor(math.log10(number))
-    step = 10.0 ** (magnitude - 2)
+    step = 10.0 ** (magnitude - 2)  # of the third digit
     rounded = math.ceil(number / step) * step
     if rounded >= 100:
-        return str(int(f"{rounded:.0f}"))
+        return f"{rounded:.0f}"
     return f"{rounded:.3g}"
 
 
 def plain_name(name: str, kind: str = "name") -> str:
     """Return the name, or raise ConfigurationError unless it is a plain file name."""
-    if not isinstance(name, str) or not _PLAIN.fullmatch(name):
+    if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
         raise ConfigurationError(
             f"{kind} {name!r}: expected a plain name, up to 100 characters without / \\ : and no dot first."
         )
@@ -72,7 +72,7 @@ class ReadOnlyArguments:
 
     Example:
         >>> class Loop(ReadOnlyArguments):
-        ...     _instead = "Use loop.replace({0})."
+        ...     _remedy_template = "Use loop.replace({0})."
         ...     def __init__(self, seed):
         ...         self.seed = seed
         ...         self._read_only = frozenset({"seed"})
@@ -84,13 +84,13 @@ class ReadOnlyArguments:
 
     _read_only: frozenset[str] = frozenset()
     #: The remedy for the error message, in which ``{0}`` stands for the argument and its value.
-    _instead: str
+    _remedy_template: str
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._read_only:
             class_name = type(self).__name__
             value_text = reprlib.repr(value)
-            remedy = self._instead.format(f"{name}={value_text}")
+            remedy = self._remedy_template.format(f"{name}={value_text}")
             raise ConfigurationError(
                 f"{class_name}.{name} = {value_text} comes too late: it is read when a {class_name} is made. {remedy}"
             )

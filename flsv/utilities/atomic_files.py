@@ -118,7 +118,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 #: Seconds to wait for another process that is about to release the folder.
-PATIENCE = 1.0
+LOCK_TIMEOUT_S = 1.0
 
 
 class FolderLock:
@@ -139,7 +139,7 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         check_writable(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(folder / ".lock", timeout=PATIENCE, thread_local=False)
+        self._lock = FileLock(folder / ".lock", timeout=LOCK_TIMEOUT_S, thread_local=False)
         try:
             self._lock.acquire()
         except Timeout:

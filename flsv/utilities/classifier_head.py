@@ -23,16 +23,16 @@ def head_name(
 
 
 def _default_head(module: nn.Module) -> str | None:
-    names = {}
+    name_by_id = {}
     for name, layer in module.named_modules():
-        names[id(layer)] = name
+        name_by_id[id(layer)] = name
     for layer in module.modules():
         get_classifier = getattr(layer, "get_classifier", None)
         if not callable(get_classifier):
             continue
         head = get_classifier()
-        if isinstance(head, nn.Linear) and id(head) in names:
-            return names[id(head)]
+        if isinstance(head, nn.Linear) and id(head) in name_by_id:
+            return name_by_id[id(head)]
 
     linear_layers = _linear_layers(module)
     if not linear_layers:

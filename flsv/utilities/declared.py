@@ -232,8 +232,8 @@ def _choices(hint: Any) -> list[_Choice]:
         return [_list_of(_choices(hint_of_entries))]
     if kind is Callable:
         return [(_require(callable), "a function")]
-    if hint in _PLAIN:
-        return [_PLAIN[hint]]
+    if hint in _PLAIN_CHOICES:
+        return [_PLAIN_CHOICES[hint]]
 
     is_protocol = getattr(hint, "_is_protocol", False)
     if isinstance(hint, type) and hint is not Any and not is_protocol:
@@ -283,7 +283,7 @@ def _to_whole_number(value: Any) -> int:
 
 _require_bool = _require(lambda value: isinstance(value, bool))
 _require_none = _require(lambda value: value is None)
-_PLAIN: Mapping[Any, _Choice] = {
+_PLAIN_CHOICES: Mapping[Any, _Choice] = {
     float: (_to_finite_number, "a finite number"),
     int: (_to_whole_number, "a whole number"),
     bool: (_require_bool, "True or False"),
@@ -307,10 +307,10 @@ def _list_of(choices: Sequence[_Choice]) -> _Choice:
         else:
             entries = values
         if isinstance(entries, str | bytes):
-            raise TypeError
+            raise TypeError  # a text is no list
         converted = [_convert_by_first(choices, entry) for entry in entries]
         if isinstance(values, list | tuple):
-            are_same = all(map(operator.is_, converted, values))
+            are_same = all(new is old for new, old in zip(converted, values))
             if are_same:
                 return values
         return converted
@@ -322,6 +322,7 @@ def _bounded(choice: _Choice, markers: Sequence[Any]) -> _Choice:
     """Return the kind of values of ``choice`` that lie within bounds."""
     # A marker is annotated_types' Gt, Ge, Lt or Le. Two of them are the ends of an interval.
     convert, description = choice
+    is_interval = len(markers) == 2
     bounds = []
     comparisons = []
     for marker in markers:
@@ -329,10 +330,10 @@ def _bounded(choice: _Choice, markers: Sequence[Any]) -> _Choice:
         bound = getattr(marker, attribute)
         bounds.append(bound)
         comparisons.append((is_within, bound))
-        if len(markers) != 2:
+        if not is_interval:
             description += f" {word} {bound:g}"
 
-    if len(markers) == 2:
+    if is_interval:
         low, high = markers
         opening = "[" if isinstance(low, Ge) else "("
         closing = "]" if isinstance(high, Le) else ")"

@@ -20,7 +20,7 @@ BRACKETS = "The brackets hold the mean over many seeds in about 9 of 10 cases."
 #: Beginning of a performance's title if the clients judge the models.
 CLIENTS = "clients' "
 #: Largest number of characters of a name in a chart.
-LONGEST = 24
+MAX_NAME_LENGTH = 24
 
 #: Ten colors that people with any of the common kinds of color blindness can tell apart: M. A. Petroff, "Accessible
 #: Color Sequences for Data Visualization", 2021 (matplotlib's "petroff10", from version 3.10 on).
@@ -93,24 +93,23 @@ def drawing(picture: str) -> Iterator[None]:
         'The picture data/partition could not be drawn (ValueError: no room). The run goes on without it.'
     """
     try:
-        yield  # to saving, too: matplotlib finds most errors when a figure is rendered
+        yield  # the context also saves the figure: matplotlib finds most errors when it renders one
     except Exception as error:
         description = f"{type(error).__name__}: {error}".strip()
         reason, *_further_lines = description.split("\n")
-        # The caller's caller: this function's frame, then contextlib's, then the with statement.
         warnings.warn(
             f"The picture {picture} could not be drawn ({reason}). The run goes on without it.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=3,  # the frames of this function, of contextlib, and of the with statement
         )
 
 
 def shortened_name(name: object) -> str:
     """Return the name on one line, cut to at most 24 characters."""
     text = " ".join(str(name).split())
-    if len(text) <= LONGEST:
+    if len(text) <= MAX_NAME_LENGTH:
         return text
-    return text[: LONGEST - 1] + "…"
+    return text[: MAX_NAME_LENGTH - 1] + "…"
 
 
 def label_text(name: object) -> str:

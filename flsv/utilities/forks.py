@@ -22,17 +22,17 @@ import torch
 #: The C library, or None where a process cannot be forked.
 LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-_FIXED = 0x10  # MAP_FIXED
+_MAP_FIXED = 0x10  # MAP_FIXED
 #: Mapped files of more bytes are not copied at a fork, but mapped anew.
-_COPIED = 2**28
+_LARGEST_COPY_BYTES = 2**28
 #: Beginnings of the paths of memory that belongs to a graphics card's driver.
-_DEVICE_MEMORY = ("/dev/dri", "/dev/nvidia")
+_DEVICE_PATHS = ("/dev/dri", "/dev/nvidia")
 #: Classes of threads that may run at a fork, since they hold no lock that a child needs: TensorBoard's writer and the
 #: monitor of progress bars.
 _THREADS_WITHOUT_LOCKS = ("_AsyncWriterThread", "TMonitor")
 
 #: Seconds after which the fork is ended that only tries a backward pass.
-TRIAL_S = 10
+BACKWARD_TRIAL_S = 10
 
 
 def why_not_fork(device: torch.device | None = None) -> str | None:
@@ -79,7 +79,7 @@ def _fork_differentiates() -> bool:
     try:  # in the child
         # A fork without autograd's threads would wait for them for ever: the alarm ends it.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(TRIAL_S)
+        signal.alarm(BACKWARD_TRIAL_S)
         torch.ones(1, requires_grad=True).sum().backward()
         os._exit(0)
     except BaseException:
@@ -103,7 +103,7 @@ class _ProcessStatus(NamedTuple):
     times: tuple[str, str]
 
 
-def times_while_asleep(pid: int) -> object:
+def cpu_times_while_asleep(pid: int) -> list[tuple[int, tuple[str, str]]] | None:
     """Return the processor times of a process and its descendants if all of them sleep, otherwise None.
 
     If two calls return the same, none of them has used a processor in between.
@@ -131,7 +131,8 @@ def _status_in(folder: str) -> _ProcessStatus | None:
             text = file.read()
     except OSError:
         return None
-    # The other fields follow the program's name in parentheses, which may hold spaces and parentheses itself.
+    # The other fields follow the program's name in parentheses, which may hold spaces and parentheses itself. See
+    # proc(5): `utime` and `stime` are the fields 14 and 15, and `later_fields` begins with field 5.
     _, _, text_after_name = text.rpartition(") ")
     state, parent, *later_fields = text_after_name.split()
     user_time, system_time = later_fields[9:11]
@@ -239,11 +240,11 @@ def _replace_open_file(descriptor: int, path: str) -> None:
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     position = os.lseek(descriptor, 0, os.SEEK_CUR)
     access = flags & os.O_ACCMODE
-    if access == os.O_RDWR:
+    if access == os.O_RDWR:  # the fork may write, which must not change the file
         replacement = _copy_to_memory(descriptor)
     elif access == os.O_RDONLY:
         replacement = os.open(path, access)
-    else:
+    else:  # what the fork writes is lost
         replacement = os.open(os.devnull, access)
 
     os.lseek(replacement, position, os.SEEK_SET)
@@ -273,15 +274,15 @@ def _copy_shared_memory() -> None:
     for line in maps.read_text().splitlines():
         # Such as "7f1c2000-7f1c4000 rw-s 00000000 08:01 1234 /tmp/file". Memory without a file has no path.
         addresses, rights, offset, _device, _inode, *paths = line.split(maxsplit=5)
-        path = "".join(paths)
+        path = paths[0] if paths else ""
         is_shared = rights.startswith("rw-s")
-        is_of_device = path.startswith(_DEVICE_MEMORY)
+        is_of_device = path.startswith(_DEVICE_PATHS)
         if not is_shared or is_of_device:
             continue
         begin, end = addresses.split("-")
         address = int(begin, 16)
         size = int(end, 16) - address
-        if size > _COPIED and os.path.isfile(path):
+        if size > _LARGEST_COPY_BYTES and os.path.isfile(path):
             _map_file(address, size, path=path, offset=int(offset, 16))
         else:
             _copy_memory(address, size)
@@ -320,7 +321,7 @@ def _map_memory(
         ctypes.c_void_p(address),
         ctypes.c_size_t(size),
         mmap.PROT_READ | mmap.PROT_WRITE,
-        flags | mmap.MAP_PRIVATE | _FIXED,
+        flags | mmap.MAP_PRIVATE | _MAP_FIXED,
         descriptor,
         ctypes.c_long(offset),
     )

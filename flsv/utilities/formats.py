@@ -103,5 +103,5 @@ def warn_of_versions(title: str, stored_versions: Mapping[str, str]) -> None:
     )
     try:
         warnings.warn(message, VersionWarning, stacklevel=2)
-    except VersionWarning as warning:
+    except VersionWarning as warning:  # after `refuse_other_versions`
         raise ConfigurationError(str(warning)) from None

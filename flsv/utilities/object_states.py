@@ -31,7 +31,7 @@ from torch.autograd import _unsafe_preserve_version_counter
 
 from flsv.utilities.reachable import (
     GENERATORS,
-    PLAIN,
+    PLAIN_TYPES,
     by_class,
     claimed_class,
     facts_of,
@@ -40,7 +40,7 @@ from flsv.utilities.reachable import (
 )
 
 #: Types of objects that do not change, or whose parts are objects of their own.
-_UNCHANGING = (
+_UNCHANGING_TYPES = (
     tuple,
     frozenset,
     property,
@@ -48,6 +48,7 @@ _UNCHANGING = (
     staticmethod,
     MethodType,
     BuiltinFunctionType,
+    FunctionType,
     GetSetDescriptorType,
     MappingProxyType,
     MemberDescriptorType,
@@ -117,9 +118,9 @@ def hidden_state_of(value: Any) -> ObjectState | None:
     package, _, _ = type(value).__module__.partition(".")
     if package == "pandas":
         return _PickledState(value)
-    if isinstance(value, (*_UNCHANGING, FunctionType)) or is_opaque(value):
+    if isinstance(value, _UNCHANGING_TYPES) or is_opaque(value):
         return None
-    has_visible_state = any(True for _ in states_of(value))
+    has_visible_state = next(states_of(value), None) is not None
     if has_visible_state:
         return None
     return _PickledState(value)
@@ -130,7 +131,7 @@ class TensorState(ObjectState):
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
-        self._memory = tensor.detach()
+        self._original = tensor.detach()  # the same memory
         self._content = tensor.detach().clone()
 
     def is_unchanged(self) -> bool:
@@ -139,7 +140,7 @@ class TensorState(ObjectState):
         if tensor.shape != content.shape or tensor.dtype != content.dtype:
             return False
         is_equal = tensor == content
-        are_both_nan = (tensor != tensor) & (content != content)
+        are_both_nan = (tensor != tensor) & (content != content)  # only NaN differs from itself
         return bool((is_equal | are_both_nan).all())
 
     def restore(self) -> None:
@@ -151,9 +152,9 @@ class TensorState(ObjectState):
 
         if _shares_entries(tensor):
             return  # an expanded tensor: the tensor that it is a view of is restored itself
-        memory_was_replaced = _memory_of(tensor) != _memory_of(self._memory)
+        memory_was_replaced = _address_of(tensor) != _address_of(self._original)
         if memory_was_replaced:
-            tensor.data = self._memory
+            tensor.data = self._original
         with torch.no_grad(), _unsafe_preserve_version_counter(tensor):
             tensor.copy_(self._content)
 
@@ -175,7 +176,7 @@ class VersionState(ObjectState):
         version = 0
         if not self._tensor.is_inference():
             version = self._tensor._version
-        return _memory_of(self._tensor), version
+        return _address_of(self._tensor), version
 
 
 class _ArrayState(ObjectState):
@@ -262,7 +263,7 @@ class _ContentState(ObjectState):
             return False
         if isinstance(current, dict):
             has_same_values = _are_same(current.values(), self._content.values())
-            return has_same_values and _are_same(current, self._content)  # the keys
+            return has_same_values and _are_same(current.keys(), self._content.keys())
         return _are_same(current, self._content)
 
     def restore(self) -> None:
@@ -374,7 +375,7 @@ def _is_same(value: Any, original: Any) -> bool:
     """Return whether two values are the same object, or equal numbers or texts of one type."""
     if value is original:
         return True
-    if type(value) is not type(original) or type(value) not in PLAIN:
+    if type(value) is not type(original) or type(value) not in PLAIN_TYPES:
         return False
     return bool(value == original or (value != value and original != original))
 
@@ -386,7 +387,7 @@ def _shares_entries(tensor: Tensor) -> bool:
     return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape))
 
 
-def _memory_of(tensor: Tensor) -> int:
+def _address_of(tensor: Tensor) -> int:
     if tensor.layout != torch.strided:
         return 0
     return tensor.data_ptr()

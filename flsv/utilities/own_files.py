@@ -42,9 +42,9 @@ _SYSTEM_FOLDERS = (
     "sys",
     "usr",
 )
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_WRITING_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 #: First letters of the names of folders that processes own.
-OWN = ".coalitions"
+FOLDER_PREFIX = ".coalitions"
 
 
 @contextmanager
@@ -56,9 +56,9 @@ def own_folder(root: Path | None = None) -> Iterator[Path]:
     with ExitStack() as locks:
         # While the root is locked, no other process takes the new folder for a leftover.
         with _locked(root):
-            for leftover_folder in root.glob(f"{OWN}*"):
+            for leftover_folder in root.glob(f"{FOLDER_PREFIX}*"):
                 _delete_unless_locked(leftover_folder)
-            folder = Path(tempfile.mkdtemp(prefix=OWN, dir=root))
+            folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=root))
             locks.enter_context(_locked(folder))
         try:
             yield folder
@@ -80,7 +80,8 @@ def _locked(folder: Path, wait: bool = True) -> Iterator[None]:
     try:
         try:
             fcntl.flock(descriptor, operation)
-        except OSError:  # a network's file system may have no locks of folders
+        except OSError:
+            # With `wait` the lock is always got, except on a network's file system that has no locks of folders.
             if not wait:
                 raise
         yield
@@ -94,21 +95,22 @@ def own_view(folders: Iterable[str], mount_point: str) -> None:
     _enter_new_mount_namespace()
     folders_to_cover = [working_folder, tempfile.gettempdir(), *folders]
     descriptors = _open_folders(folders_to_cover)
-    _mount("tmpfs", mount_point, "tmpfs")
-    # By its descriptor, since the path may be covered.
+    _mount(source="tmpfs", target=mount_point, kind="tmpfs")
+    # The path may be hidden by an overlay, so the folder is named by its descriptor.
     memory_descriptor = os.open(mount_point, os.O_PATH)
-    memory = f"/proc/self/fd/{memory_descriptor}"
+    memory_folder = f"/proc/self/fd/{memory_descriptor}"
 
-    # What is covered below stays writable, as do the files in memory.
+    # Files in memory stay writable, as do the folders that get an overlay below.
     _set_read_only("/", flags=_RECURSIVE)
-    for folder in (memory, "/dev/shm"):
+    for folder in (memory_folder, "/dev/shm"):
         with suppress(OSError):
             _set_writable(folder)
 
     for number, (folder, descriptor) in enumerate(descriptors.items()):
-        # A file system that cannot be covered is seen as it is, but not written to.
+        # A file system that takes no overlay is seen as it is, but not written to.
         with suppress(OSError):
-            _cover(folder, f"/proc/self/fd/{descriptor}", drafts=f"{memory}/{number}")
+            source = f"/proc/self/fd/{descriptor}"
+            _cover(folder, source, drafts_folder=f"{memory_folder}/{number}")
         os.close(descriptor)
     os.chdir(working_folder)
 
@@ -129,19 +131,20 @@ def _enter_new_mount_namespace() -> None:
 def _open_folders(folders: Iterable[str]) -> dict[str, int]:
     """Open the folders to cover, as ``{folder: descriptor}``, outer folders first: those of the root except the
     system's, and in these the mounted ones and ``folders``."""
-    # A link's target is covered itself. Covered again through the link, it would hide what is covered in it.
+    # Each of these folders gets an overlay of its own. Links are left out, since their targets are among the folders:
+    # a second overlay through a link would hide the overlays inside the target.
     paths = set()
     for name in os.listdir("/"):
         if name not in _SYSTEM_FOLDERS and not os.path.islink(f"/{name}"):
             paths.add(f"/{name}")
 
-    # A write into an overlay copies the folders above, which fails for other users' folders: hence `folders` are
-    # covered themselves. Mounted folders are not seen through the overlay of a folder above.
+    # A write into an overlay copies all folders above the file, which fails if they are other users'. So `folders` get
+    # overlays of their own. Mounted folders do, since the overlay of a folder above does not show them.
     inner_paths = [os.path.realpath(folder) for folder in folders]
     inner_paths += _mounted_folders()
     for path in inner_paths:
-        folder_of_root = path.split("/")[1]
-        if f"/{folder_of_root}" in paths:
+        root_folder = path.split("/")[1]
+        if f"/{root_folder}" in paths:
             paths.add(path)
 
     descriptors = {}
@@ -159,15 +162,17 @@ def _mounted_folders() -> list[str]:
     return folders
 
 
-def _cover(folder: str, source: str, drafts: str) -> None:
-    """Mount an overlay of ``source`` on a folder, so that what is written there goes to ``drafts``, or else
+def _cover(folder: str, source: str, drafts_folder: str) -> None:
+    """Mount an overlay of ``source`` on a folder, so that what is written there goes to ``drafts_folder``, or else
     ``source`` itself."""
-    os.makedirs(f"{drafts}/upper")
-    os.mkdir(f"{drafts}/work")
-    options = f"lowerdir={source},upperdir={drafts}/upper,workdir={drafts}/work"
+    upper = f"{drafts_folder}/upper"
+    work = f"{drafts_folder}/work"
+    os.makedirs(upper)
+    os.mkdir(work)
+    options = f"lowerdir={source},upperdir={upper},workdir={work}"
     try:
-        _mount("overlay", folder, "overlay", options=options)
-    except OSError:
+        _mount(source="overlay", target=folder, kind="overlay", options=options)
+    except OSError:  # this file system takes no overlay
         _mount(source, folder, None, flags=_BIND)
 
 
@@ -180,18 +185,19 @@ def no_writes(permitted_folder: str) -> None:
     def check_path(path: Any) -> None:
         if not isinstance(path, str | bytes | os.PathLike):
             return
-        path = os.fsdecode(path)
-        if not os.path.realpath(path).startswith(writable_folders):
+        written_path = os.fsdecode(path)
+        is_writable = os.path.realpath(written_path).startswith(writable_folders)  # with any
+        if not is_writable:
             raise PermissionError(
-                f"it writes {path}, and this system gives a process no view of files of its own (namespaces of users). "
-                "Write no files in hooks, or value the run by flsv retrain"
+                f"it writes {written_path}, and this system gives a process no view of files of its own (namespaces "
+                "of users). Write no files in hooks, or value the run by flsv retrain"
             )
 
     def check_event(event: str, arguments: tuple[Any, ...]) -> None:
         if event != "open":
             return
         path, _, flags = arguments
-        if isinstance(flags, int) and flags & _WRITING:
+        if isinstance(flags, int) and flags & _WRITING_FLAGS:
             check_path(path)
 
     sys.addaudithook(check_event)

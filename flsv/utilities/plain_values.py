@@ -31,16 +31,16 @@ CONSTANTS = (
 COLLECTIONS = (list, tuple, set, frozenset, deque)
 
 #: Constants that are saved as they are.
-_SAVED = (bool, int, float, complex, str, type(None))
+_SAVED_AS_THEY_ARE = (bool, int, float, complex, str, type(None))
 #: Key that tells which type :func:`packed` has converted.
-_KIND = "flsv_kind"
+_KIND_KEY = "flsv_kind"
 
 
 def is_plain(value: Any) -> bool:
     """Return whether a value is a constant, a tensor, an array or a collection of plain values.
 
     Parameters, and other leaves that require a gradient, are not plain: a copy is another one."""
-    if type(value) in CONSTANTS:
+    if type(value) in CONSTANTS:  # mostly, and fast. Subclasses follow at the end
         return True
     if isinstance(value, Tensor):
         is_parameter = isinstance(value, nn.Parameter)
@@ -98,7 +98,8 @@ def are_equal(value: Any, other_value: Any) -> bool:
         if len(value) != len(other_value):
             return False
         return all(map(are_equal, value, other_value))
-    if value != value:
+    is_nan = value != value
+    if is_nan:
         return bool(other_value != other_value)
     return bool(value == other_value)
 
@@ -131,13 +132,13 @@ def packed(value: Any) -> Any:
         TypeError: the value holds another type.
     """
     kind = type(value)
-    if kind in _SAVED or isinstance(value, Tensor):
+    if kind in _SAVED_AS_THEY_ARE or isinstance(value, Tensor):
         return value
     if isinstance(value, np.ndarray | np.generic):
-        return {_KIND: kind.__name__, "value": torch.from_numpy(np.array(value))}
+        return {_KIND_KEY: kind.__name__, "value": torch.from_numpy(np.array(value))}
     if kind is deque:
         entries = [packed(entry) for entry in value]
-        return {_KIND: "deque", "value": entries, "maxlen": value.maxlen}
+        return {_KIND_KEY: "deque", "value": entries, "maxlen": value.maxlen}
     if kind is dict:
         return {packed(key): packed(entry) for key, entry in value.items()}
     if kind in (list, tuple, set):
@@ -151,14 +152,14 @@ def unpacked(value: Any) -> Any:
         return type(value)(map(unpacked, value))
     if not isinstance(value, dict):
         return value
-    match value.get(_KIND):
+    match value.get(_KIND_KEY):
         case None:
             return {key: unpacked(entry) for key, entry in value.items()}
         case "deque":
             return deque(unpacked(value["value"]), maxlen=value["maxlen"])
         case "ndarray":
             return value["value"].cpu().numpy()
-        case _:
+        case _:  # a scalar of NumPy, which [()] takes out of an array without dimensions
             return value["value"].cpu().numpy()[()]
 
 

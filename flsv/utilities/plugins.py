@@ -53,5 +53,5 @@ def import_error_text(path: str) -> str:
     except Exception as error:  # importing runs the user's code
         return f" {module_name} cannot be imported ({type(error).__name__}: {error})."
     if hasattr(module, class_name):
-        check_lightning(getattr(module, class_name))
+        check_lightning(getattr(module, class_name))  # raises for a class of pytorch_lightning
     return ""

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 #: Types of values that refer to nothing.
-PLAIN = frozenset(
+PLAIN_TYPES = frozenset(
     {
         type(None),
         type(...),
@@ -111,8 +111,10 @@ _CLOSED_PREFIXES = tuple(f"{name}." for name in _CLOSED_PACKAGES)
 _CLOSED_TYPES = (ModuleType, CodeType, FrameType, TracebackType, weakref.ref, IOBase)
 _COLLECTIONS = (list, tuple, deque, set, frozenset)
 _EXACT_COLLECTIONS = frozenset({*_COLLECTIONS, dict})
-#: Number of entries from which a collection is tested for plain data, and the depth to which it is.
-_MANY, _DEPTH = 1000, 4
+#: Collections of more entries are tested for plain data.
+_NUM_MANY = 1000
+#: Number of levels of inner collections that are tested.
+_NUM_LEVELS = 4
 
 #: A path, such as ``module.layers[0].noise``, and the object that is there.
 Part = tuple[str, Any]
@@ -149,9 +151,9 @@ def walk(
     the class is of a library (:data:`LIBRARIES`). The path of a class's attribute begins with the class's name. A
     tensor refers to its gradient. What an object of C code holds is found as Python's garbage collector finds it.
 
-    Numbers, texts and other :data:`PLAIN` values are not yielded. Modules of Python, files, weak references, loggers,
-    threads, locks and a run's own machinery are yielded and not entered, as are large collections of plain data (see
-    :func:`is_plain_data`).
+    Numbers, texts and other values of :data:`PLAIN_TYPES` are not yielded. Modules of Python, files, weak references,
+    loggers, threads, locks and a run's own machinery are yielded and not entered, as are large collections of plain
+    data (see :func:`is_plain_data`).
 
     Args:
         root: the object to begin with.
@@ -205,9 +207,11 @@ def parts_of(value: Any, path: str = "") -> Iterator[Part]:
     content_parts = facts.parts or facts_of(claimed_class(value)).parts
     if content_parts is not None:
         yield from content_parts(value, path)
-    elif not facts.slots and not facts.is_generator and not hasattr(value, "__dict__"):
-        for index, referent in enumerate(gc.get_referents(value)):  # an object of C code
-            yield f"{path}<{index}>", referent
+    else:
+        is_c_object = not (facts.slots or facts.is_generator or hasattr(value, "__dict__"))
+        if is_c_object:
+            for index, referent in enumerate(gc.get_referents(value)):
+                yield f"{path}<{index}>", referent
     if not facts.is_metaclass:
         yield from _attributes(value, path, facts)
 
@@ -223,26 +227,27 @@ def claimed_class(value: Any) -> type:
     return type(value)
 
 
-def is_plain_data(value: Any, depth: int = _DEPTH) -> bool:
+def is_plain_data(value: Any, num_levels: int = _NUM_LEVELS) -> bool:
     """Return whether a dictionary or collection is large, and holds nothing but plain values, nested or not.
 
     It takes some 0.1 s for a million entries.
     """
-    return len(value) > _MANY and _is_plain(value, depth)
+    return len(value) > _NUM_MANY and _are_all_plain(value, num_levels)
 
 
-def _is_plain(value: Any, depth: int) -> bool:
-    types_of_entries = set(map(type, _contents(value)))
-    types_to_enter = types_of_entries - PLAIN
+def _are_all_plain(entries: Any, num_levels: int) -> bool:
+    types_of_entries = set(map(type, _contents(entries)))
+    types_to_enter = types_of_entries - PLAIN_TYPES
     if not types_to_enter:
         return True
-    if depth == 0 or not types_to_enter <= _EXACT_COLLECTIONS:
+    has_other_types = not types_to_enter <= _EXACT_COLLECTIONS
+    if num_levels == 0 or has_other_types:
         return False
 
-    # The entries of all inner collections together, one level further down.
-    collections = (entry for entry in _contents(value) if type(entry) in types_to_enter)
+    # The next level: the entries of all inner collections together.
+    collections = (entry for entry in _contents(entries) if type(entry) in types_to_enter)
     inner_entries = list(chain.from_iterable(map(_contents, collections)))
-    return _is_plain(inner_entries, depth - 1)
+    return _are_all_plain(inner_entries, num_levels - 1)
 
 
 def _contents(collection: Any) -> Iterable[Any]:
@@ -270,7 +275,7 @@ class ClassFacts:
 def facts_of(kind: type) -> ClassFacts:
     """Return the facts of a class, which are stored."""
     yield_parts = None  # a function that yields the parts of such objects
-    for base_classes, parts_function in _PARTS.items():
+    for base_classes, parts_function in _PARTS_FUNCTIONS.items():
         if issubclass(kind, base_classes):
             yield_parts = parts_function
             break
@@ -319,11 +324,11 @@ def _attributes(value: Any, path: str, facts: ClassFacts) -> Iterator[Part]:
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict):
         for name, item in list(attributes.items()):
-            if type(item) not in PLAIN:
+            if type(item) not in PLAIN_TYPES:
                 yield f"{path}.{name}", item
     for name in facts.slots:
         item = getattr(value, name, None)
-        if type(item) not in PLAIN:
+        if type(item) not in PLAIN_TYPES:
             yield f"{path}.{name}", item
     if not facts.is_of_library:
         yield type(value).__name__, type(value)
@@ -333,9 +338,9 @@ def _entries_of_dict(value: dict[Any, Any], path: str) -> Iterator[Part]:
     if is_plain_data(value):
         return
     for key, item in list(value.items()):
-        if type(key) not in PLAIN:
+        if type(key) not in PLAIN_TYPES:
             yield f"{path}.keys", key
-        if type(item) not in PLAIN:
+        if type(item) not in PLAIN_TYPES:
             yield _path_of_entry(path, key), item
 
 
@@ -343,7 +348,7 @@ def _path_of_entry(path: str, key: Any) -> str:
     layer, _, name = path.rpartition(".")
     if name in ("_modules", "_parameters", "_buffers"):
         return f"{layer}.{key}"
-    if type(key) in PLAIN:
+    if type(key) in PLAIN_TYPES:
         return f"{path}[{key!r}]"
     return f"{path}[{type(key).__name__}]"
 
@@ -351,7 +356,7 @@ def _path_of_entry(path: str, key: Any) -> str:
 def _entries_of_collection(value: Any, path: str) -> Iterator[Part]:
     if not is_plain_data(value):
         for index, item in enumerate(value):
-            if type(item) not in PLAIN:
+            if type(item) not in PLAIN_TYPES:
                 yield f"{path}[{index}]", item
 
 
@@ -377,11 +382,11 @@ def _parts_of_cell(value: CellType, path: str) -> Iterator[Part]:
         return  # it is empty
 
 
-def _parts_of_class(value: type, path: str) -> Iterator[Part]:
-    for name, item in list(vars(value).items()):
-        if type(item) not in PLAIN:
-            yield f"{value.__name__}.{name}", item
-    for base in value.__bases__:
+def _parts_of_class(cls: type, path: str) -> Iterator[Part]:
+    for name, item in list(vars(cls).items()):
+        if type(item) not in PLAIN_TYPES:
+            yield f"{cls.__name__}.{name}", item
+    for base in cls.__bases__:
         if not _is_of_library(base):
             yield base.__name__, base
 
@@ -403,7 +408,7 @@ def _parts_of_partial(value: partial[Any], path: str) -> Iterator[Part]:
     yield f"{path}.keywords", value.keywords
 
 
-_PARTS: dict[Any, Callable[[Any, str], Iterator[Part]]] = {
+_PARTS_FUNCTIONS: dict[Any, Callable[[Any, str], Iterator[Part]]] = {
     Tensor: _parts_of_tensor,
     dict: _entries_of_dict,
     _COLLECTIONS: _entries_of_collection,

@@ -70,21 +70,22 @@ class ResultFile:
 
     def _read_back(self, lines: Sequence[str], key: Sequence[str]) -> None:
         """Read the rows from a file's lines."""
-        lines_before_head = 0 if self._settings is None else 1
-        if len(lines) <= lines_before_head:
+        header_index = 0 if self._settings is None else 1
+        if len(lines) <= header_index:
             return
-        numbered_rows = read_rows(self.path, self._columns, skip=lines_before_head)
+        numbered_rows = read_rows(self.path, self._columns, skip=header_index)
         self.rows = [row for _, row in numbered_rows]
-        columns = lines[lines_before_head]
-        expected_columns = csv_text([list(self._columns)]).decode().strip()
-        if columns != expected_columns:  # rows to come would not fit
+        header = lines[header_index]
+        expected_header = csv_text([list(self._columns)]).decode().strip()
+        if header != expected_header:  # rows to come would not fit
             raise ConfigurationError(
-                f"{self.path} has the columns {columns}: expected {expected_columns}. Move the file away, or name "
+                f"{self.path} has the columns {header}: expected {expected_header}. Move the file away, or name "
                 "another folder."
             )
         self._is_begun = True
-        if not self.path.read_bytes().endswith(b"\n"):
-            self._drop_last_result(lines, first_row=lines_before_head + 1, key=key)
+        is_cut_off = not self.path.read_bytes().endswith(b"\n")
+        if is_cut_off:
+            self._drop_last_result(lines, first_row=header_index + 1, key=key)
 
     def add(self, rows: Iterable[Sequence[object]]) -> None:
         """Append the rows, all or none."""
@@ -135,18 +136,18 @@ class ResultFile:
         key: Sequence[str],
     ) -> None:
         """Drop the last result, which may be incomplete."""
-        # Rows of one result have the same key. Without a key a row is a result: that which was cut off is not among the
-        # rows, and its line, the last one, is left out by zip.
-        last_row = self.rows[-1] if self.rows else {}
-        complete_rows = []
-        complete_lines = list(lines[:first_row])
-        for row, line in zip(self.rows, lines[first_row:]):
-            has_last_key = all(row[name] == last_row[name] for name in key)
-            is_of_last_result = bool(key) and has_last_key
-            if not is_of_last_result:
-                complete_rows.append(row)
-                complete_lines.append(line)
-        self.rows = complete_rows
+        # Neither the rows nor the lines have the row that was cut off. Without a key it was a result. Otherwise the
+        # rows of a result have the same key, and those of the last one go.
+        complete_lines = list(lines)
+        if key:
+            complete_lines = list(lines[:first_row])
+            complete_rows = []
+            for row, line in zip(self.rows, lines[first_row:]):
+                has_last_key = all(row[name] == self.rows[-1][name] for name in key)
+                if not has_last_key:
+                    complete_rows.append(row)
+                    complete_lines.append(line)
+            self.rows = complete_rows
         with replacing(self.path) as file:
             for line in complete_lines:
                 file.write(f"{line}\n".encode())

@@ -31,6 +31,7 @@ def derive_seed(seed: int | None, *path: int | str) -> int:
     entropy = [root_seed, len(words), *words]
     sequence = np.random.SeedSequence(entropy)
     (number,) = sequence.generate_state(1, np.uint64)
+    # 63 bits, since torch's seeds are signed.
     return int(number >> np.uint64(1))
 
 

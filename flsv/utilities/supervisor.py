@@ -26,14 +26,16 @@ import joblib
 from joblib._parallel_backends import LokyBackend
 from joblib.parallel import get_active_backend
 
-from flsv.utilities.forks import quiet_fork, set_up_child, times_while_asleep
+from flsv.utilities.forks import cpu_times_while_asleep, quiet_fork, set_up_child
 
 Name = TypeVar("Name", bound=Hashable)
 #: A function without arguments, to run in a fork, or a command line and its input, to run in a fresh process.
 Task = Callable[[], Any] | tuple[Sequence[str], bytes]
 
+#: Number of bytes of a child's output, of which the last line is shown if it fails.
+LAST_BYTES = 4096
 #: Environment variable with the file descriptor to which a command's process sends its answer.
-ANSWER = "FLSV_ANSWER_FD"
+ANSWER_PIPE_VARIABLE = "FLSV_ANSWER_FD"
 #: Seconds between two looks at the children's states.
 POLL_S = 0.2
 #: A child hangs if it and its children only sleep for so many seconds, or for this share of its time limit.
@@ -52,7 +54,7 @@ class ChildFailed(RuntimeError):
     killed = False
 
 
-class GoOn(BaseException):
+class ContinueInChild(BaseException):
     """Exception raised in a forked child to leave :func:`supervise` and continue the program there."""
 
 
@@ -74,7 +76,7 @@ def supervise(
         ChildFailed('ZeroDivisionError: division by zero')
     """
     waiting_tasks = iter(tasks)
-    children = list[_Child]()
+    children: list[_Child] = []
     supervisor_pid = os.getpid()
     all_have_started = False
     with ended_by_sigterm() as raise_if_stopped:
@@ -90,7 +92,7 @@ def supervise(
                         children.append(_Child(name, task, limit_s))
                 # Wait until a child answers or ends, but not for long.
                 select.select([child.pipe for child in children], [], [], POLL_S)
-                ended_children = [child for child in children if child.has_ended()]
+                ended_children = [child for child in children if child.poll_end()]
                 for child in ended_children:
                     children.remove(child)
                     yield child.name, child.answer()
@@ -124,8 +126,7 @@ class ForksOrFresh:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        # Whether forks can do tasks, None before the first has ended.
-        self._fork: bool | None = None
+        self._can_fork: bool | None = None  # None before the first fork has ended
 
     def __call__(
         self,
@@ -135,17 +136,17 @@ class ForksOrFresh:
     ) -> Iterator[tuple[Name, Any]]:
         all_tasks = [*tasks]
         tasks_to_fork = all_tasks
-        if self._fork is False:
+        if self._can_fork is False:
             tasks_to_fork = []
         with closing(supervise(tasks_to_fork, jobs, limit_s)) as answers:
             for name, value in answers:
-                if self._fork is None:
-                    self._fork = not isinstance(value, ChildFailed)
-                if not self._fork:
+                if self._can_fork is None:
+                    self._can_fork = not isinstance(value, ChildFailed)
+                if not self._can_fork:
                     self._say(f"fresh processes do what a fork of this process could not: {value}")
                     break
                 yield name, value
-        if not self._fork:
+        if not self._can_fork:
             yield from supervise_fresh(all_tasks, jobs, limit_s)
 
 
@@ -181,7 +182,7 @@ class FreshProcess:
                     position, value = pickle.loads(self._link.recv_bytes())
                     yield names.pop(position), value
         except (EOFError, OSError):
-            while not child.has_ended():
+            while not child.poll_end():
                 time.sleep(POLL_S)
             failure = child.answer()
             for name in list(names.values()):
@@ -252,12 +253,12 @@ def _command(
 
 def run_fresh() -> None:
     """Run the task in this process's input, or fork for each task that the supervisor sends."""
-    answer_pipe = int(os.environ[ANSWER])
+    answer_pipe = int(os.environ[ANSWER_PIPE_VARIABLE])
     task_bytes = sys.stdin.buffer.read()
     if task_bytes:
         task = pickle.loads(task_bytes)
         _run_task(task, answer_pipe)  # ends the process
-    # Without a task of its own, it forks a process for each task that it is sent, until the pipe is closed.
+    # Without a task of its own, this process forks for each task that it is sent, until the pipe is closed.
     link = Connection(answer_pipe)
     with suppress(EOFError):
         while True:
@@ -267,12 +268,12 @@ def run_fresh() -> None:
                 link.send_bytes(pickle.dumps(answer_with_number))
 
 
-def answer(value: Any) -> NoReturn:
+def exit_with_answer(value: Any) -> NoReturn:
     """Send this process's answer to its supervisor, and end the process."""
     _send((True, value))
 
 
-def fail(reason: str) -> NoReturn:
+def exit_with_failure(reason: str) -> NoReturn:
     """Send the reason of a failure to this process's supervisor, and end the process."""
     _send((False, reason))
 
@@ -336,16 +337,16 @@ class _Child:
         self._deadline: float | None = None
         if limit_s is not None:
             self._deadline = time.monotonic() + limit_s
-        self._hang_s = HANG_S
+        self._hang_limit_s = HANG_S
         if limit_s:
-            self._hang_s = min(HANG_S, HANG_SHARE * limit_s)
-        self._hang_s = max(LOOK_S, self._hang_s)
+            self._hang_limit_s = min(HANG_S, HANG_SHARE * limit_s)
+        self._hang_limit_s = max(LOOK_S, self._hang_limit_s)
 
-        self._state_of_sleep: object = None
+        self._cpu_times: object = None
         self._last_look = 0.0
-        self._slept = 0.0
+        self._idle_seconds = 0.0
         self._data = bytearray()
-        self._reason_of_kill = ""
+        self._reason_to_kill = ""
         self._status: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._output: Any = None
@@ -355,10 +356,12 @@ class _Child:
         if callable(task):
             self._pid = quiet_fork()
             if not self._pid:
-                _run_task(task, write_end)  # returns only for a task that raises GoOn
+                _run_task(task, write_end)  # returns only for a task that raises ContinueInChild
         else:
             command, task_bytes = task
-            self._process = self._start(command, task_bytes, write_end, answer_pipe)
+            self._process = self._start(
+                command, task_bytes, end_of_life_pipe=write_end, answer_pipe=answer_pipe
+            )
             self._pid = self._process.pid
         os.close(write_end)
 
@@ -366,17 +369,17 @@ class _Child:
         self,
         command: Sequence[str],
         task_bytes: bytes,
-        write_end: int,
+        end_of_life_pipe: int,
         answer_pipe: int | None,
     ) -> subprocess.Popen[bytes]:
-        """Start a fresh process, which answers to the pipe ``answer_pipe``, or else to ``write_end``."""
+        """Start a fresh process, which answers to the pipe ``answer_pipe``, or else to ``end_of_life_pipe``."""
         self._output = TemporaryFile()  # noqa: SIM115 - closed in `answer`
         parent = os.getpid()
-        inherited_pipes = [write_end]  # its end of file tells that the child has ended
+        # The system closes the pipe when the child has ended, which the reader sees.
+        inherited_pipes = {end_of_life_pipe}
         if answer_pipe is None:
-            answer_pipe = write_end
-        else:
-            inherited_pipes.append(answer_pipe)
+            answer_pipe = end_of_life_pipe
+        inherited_pipes.add(answer_pipe)
         with TemporaryFile() as task_file:
             task_file.write(task_bytes)
             task_file.seek(0)
@@ -385,21 +388,24 @@ class _Child:
                 stdin=task_file,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, ANSWER: str(answer_pipe)},
+                env={**os.environ, ANSWER_PIPE_VARIABLE: str(answer_pipe)},
                 pass_fds=inherited_pipes,
                 preexec_fn=lambda: set_up_child(parent),
             )
 
-    def has_ended(self) -> bool:
+    def poll_end(self) -> bool:
         """Read the child's output, end it if it takes too long, and return whether it has ended."""
         self._read()
         if self._poll() is None:
             is_late = self._deadline is not None and time.monotonic() > self._deadline
             if is_late:
-                self._reason_of_kill = f"it took longer than {self._limit_s:.0f} s"
+                self._reason_to_kill = f"it took longer than {self._limit_s:.0f} s"
             elif self._hangs():
-                self._reason_of_kill = f"it hung: for {self._slept:.0f} s neither it nor a child of it used a processor"
-            if self._reason_of_kill:
+                idle_time = f"{self._idle_seconds:.0f} s"
+                self._reason_to_kill = (
+                    f"it hung: for {idle_time} neither it nor a child of it used a processor"
+                )
+            if self._reason_to_kill:
                 self.kill()
         if self._poll() is None:
             return False
@@ -412,29 +418,29 @@ class _Child:
         now = time.monotonic()
         since_last_look = now - self._last_look
         if since_last_look >= LOOK_S:
-            state_of_sleep = times_while_asleep(self._pid)
-            if state_of_sleep is not None and state_of_sleep == self._state_of_sleep:
-                # Longer only if all processes were halted.
-                self._slept += min(since_last_look, 2 * LOOK_S)
+            cpu_times = cpu_times_while_asleep(self._pid)
+            is_idle = cpu_times is not None and cpu_times == self._cpu_times
+            if is_idle:
+                # If all processes were halted, the time since the last look is longer, and counts as two looks.
+                self._idle_seconds += min(since_last_look, 2 * LOOK_S)
             else:
-                self._slept = 0.0
-            self._state_of_sleep = state_of_sleep
+                self._idle_seconds = 0.0
+            self._cpu_times = cpu_times
             self._last_look = now
-        return self._slept > self._hang_s
+        return self._idle_seconds > self._hang_limit_s
 
     def answer(self) -> Any:
         """Return the ended child's answer, or a ChildFailed error."""
         os.close(self.pipe)
-        answer_bytes = bytes(self._data)
-        if self._reason_of_kill:
-            answer_bytes = b""
         try:
-            has_succeeded, value_or_reason = pickle.loads(answer_bytes)
-            if has_succeeded:
-                return value_or_reason
-            return ChildFailed(value_or_reason)
-        except Exception:  # nothing, or a part of an answer
-            failure = ChildFailed(self._reason_of_kill or self._describe_end())
+            if not self._reason_to_kill:
+                # It fails if there is no answer, or only a part of one.
+                with suppress(Exception):
+                    has_succeeded, value_or_reason = pickle.loads(bytes(self._data))
+                    if has_succeeded:
+                        return value_or_reason
+                    return ChildFailed(value_or_reason)
+            failure = ChildFailed(self._reason_to_kill or self._describe_end())
             failure.killed = (self._status or 0) < 0
             return failure
         finally:
@@ -477,12 +483,11 @@ class _Child:
 
     def _describe_end(self) -> str:
         """Say how the child ended, with the last line of its output."""
-        status = self._status or 0
+        status = self._status or 0  # the child has ended: not None
         last_line = ""
         if self._output is not None:
-            # The end of what it printed is enough.
             size = self._output.seek(0, os.SEEK_END)
-            self._output.seek(max(0, size - 4096))
+            self._output.seek(max(0, size - LAST_BYTES))
             text = self._output.read().decode(errors="replace")
             lines = text.strip().splitlines()
             if lines:
@@ -497,12 +502,12 @@ def _run_task(task: Callable[[], Any], answer_pipe: int) -> None:
     global _answer_pipe
     _answer_pipe = answer_pipe
     try:
-        answer(task())
-    except GoOn:
+        exit_with_answer(task())
+    except ContinueInChild:
         raise
     except BaseException as error:
         try:
-            fail(f"{type(error).__name__}: {error}")
+            exit_with_failure(f"{type(error).__name__}: {error}")
         finally:
             os._exit(1)
 
@@ -510,7 +515,7 @@ def _run_task(task: Callable[[], Any], answer_pipe: int) -> None:
 def _send(message: tuple[bool, Any]) -> NoReturn:
     pipe: int | str | None = _answer_pipe  # in a fork
     if pipe is None:
-        pipe = os.environ.get(ANSWER)  # in a command
+        pipe = os.environ.get(ANSWER_PIPE_VARIABLE)  # in a command
     if pipe is None:
         raise RuntimeError(
             "no supervisor has started this process, and nobody waits for its answer."

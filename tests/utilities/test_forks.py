@@ -111,7 +111,7 @@ def test_fork_copies_only_what_it_writes_of_a_large_mapped_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     megabyte = 2**20
-    monkeypatch.setattr(forks, "_COPIED", 16 * megabyte)
+    monkeypatch.setattr(forks, "_LARGEST_COPY_BYTES", 16 * megabyte)
     path = tmp_path / "numbers"
     numbers: Any = np.memmap(path, dtype=np.uint8, mode="w+", shape=96 * megabyte)
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from flsv.utilities.supervisor import ChildFailed, GoOn, answer, supervise
+from flsv.utilities.supervisor import ChildFailed, ContinueInChild, exit_with_answer, supervise
 from helpers.forked import Forked
 
-ANSWERS = "from flsv.utilities.supervisor import answer, fail; "
+ANSWERS = "from flsv.utilities.supervisor import exit_with_answer, exit_with_failure; "
 
 
 def make_command(code: str) -> tuple[list[str], bytes]:
@@ -50,9 +50,9 @@ def test_failed_child_gives_an_error_and_the_others_go_on(
         "cannot be sent": lambda: lambda: 1,
         "prints": print_lines,
         "large": lambda: bytes(50_000_000),
-        "command": make_command("answer(sum(range(5)))"),
-        "large command": make_command("answer(bytes(50_000_000))"),
-        "fails": make_command("fail('no clients')"),
+        "command": make_command("exit_with_answer(sum(range(5)))"),
+        "large command": make_command("exit_with_answer(bytes(50_000_000))"),
+        "fails": make_command("exit_with_failure('no clients')"),
         "silent": make_command("print('last words')"),
         "command raises": make_command("print('x' * 10**7); 1 / 0"),
         "command is killed": make_command("import os; os.kill(os.getpid(), 11)"),
@@ -117,7 +117,7 @@ def test_forked_tasks_see_the_parents_state_and_change_none_of_it(tmp_path: Path
 
 def test_task_that_raises_go_on_returns_to_the_caller_in_the_child(tmp_path: Path) -> None:
     def go_on() -> None:
-        raise GoOn
+        raise ContinueInChild
 
     path_of_finally = tmp_path / "finally"
 
@@ -125,9 +125,9 @@ def test_task_that_raises_go_on_returns_to_the_caller_in_the_child(tmp_path: Pat
         try:
             # The parent returns from here, with the children's answers.
             return dict(supervise([(i, go_on) for i in range(3)], jobs=2))
-        except GoOn:
+        except ContinueInChild:
             # A child goes on here. Its answer ends it.
-            answer(os.getpid())
+            exit_with_answer(os.getpid())
         finally:
             path_of_finally.write_text(f"{os.getpid()}")
 
