@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 #: The largest magnitude of a number that a client may send. Its square is finite in float32.
-LARGEST = 1e18
+LARGEST_NUMBER = 1e18
 #: The range of a score, by its name. Other scores may be any number.
 SCORE_RANGES: Mapping[str, tuple[float, float]] = {
     "accuracy": (0.0, 1.0),
     "balanced_accuracy": (0.0, 1.0),
-    "negative_loss": (-LARGEST, 0.0),
+    "negative_loss": (-LARGEST_NUMBER, 0.0),
 }
 
 
 def range_of_score(performance: Any) -> tuple[float, float]:
     """Return the lowest and the highest value of a score, given its name or a measure of its own."""
     if isinstance(performance, str):
-        return SCORE_RANGES.get(performance, (-LARGEST, LARGEST))
-    return -LARGEST, LARGEST
+        return SCORE_RANGES.get(performance, (-LARGEST_NUMBER, LARGEST_NUMBER))
+    return -LARGEST_NUMBER, LARGEST_NUMBER
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Numbers:
 
     kind: torch.dtype | type[float] | type[int]
     shape: tuple[int, ...] = ()
-    lowest: float = -LARGEST
-    highest: float = LARGEST
+    lowest: float = -LARGEST_NUMBER
+    highest: float = LARGEST_NUMBER
     whole: bool = False
     rule: Callable[[Any], bool] | None = None
 
@@ -64,7 +64,7 @@ class Numbers:
         else:
             raise ValueError(f"expected a number ({self.kind.__name__}), not {value!r:.80}")
 
-        is_in_range = (numbers >= self.lowest) & (numbers <= self.highest)  # not where it is NaN
+        is_in_range = (numbers >= self.lowest) & (numbers <= self.highest)  # False for NaN
         if not bool(is_in_range.all()):
             raise ValueError(f"expected numbers from {self.lowest:g} to {self.highest:g}")
         if self.whole and not torch.equal(numbers, numbers.round()):

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 Draw = Callable[[], "Figure | str"]
 """Function that makes a picture, or a table as text."""
 
-_KEY = "artifacts"
+_MEMORY_KEY = "artifacts"
 #: Names of a run's own folders and files, which no client's folder may have.
-_RESERVED = re.compile(r"(?i)checkpoints|clients|.*\.(yaml|json|csv|png|html|ckpt|pt)")
+_RESERVED_NAMES = re.compile(r"(?i)checkpoints|clients|.*\.(yaml|json|csv|png|html|ckpt|pt)")
 #: Path separators, and characters that Windows refuses.
-_REFUSED = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]+')
+_REFUSED_CHARACTERS = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]+')
 #: The longest name of a client's folder.
-_LONGEST = 60
+_MAX_NAME_LENGTH = 60
 
 
 def client_folders(names: Sequence[str]) -> list[str]:
@@ -39,7 +39,7 @@ def client_folders(names: Sequence[str]) -> list[str]:
     names_in_use: set[str] = set()
     for client, name in enumerate(names):
         folder = _valid_name(name) or f"client_{client}"
-        while folder.casefold() in names_in_use or _RESERVED.fullmatch(folder):
+        while folder.casefold() in names_in_use or _RESERVED_NAMES.fullmatch(folder):
             folder = f"{folder}_{client}"
         names_in_use.add(folder.casefold())
         folders.append(folder)
@@ -49,8 +49,8 @@ def client_folders(names: Sequence[str]) -> list[str]:
 def _valid_name(name: str) -> str:
     """Return a name that every file system takes, empty where nothing of ``name`` remains."""
     # No dot or blank stands at either end, nor where a long name is cut.
-    valid = _REFUSED.sub("_", str(name)).strip(" .")
-    return valid[:_LONGEST].strip(" .")
+    valid = _REFUSED_CHARACTERS.sub("_", str(name)).strip(" .")
+    return valid[:_MAX_NAME_LENGTH].strip(" .")
 
 
 def keep_artifact(
@@ -60,7 +60,7 @@ def keep_artifact(
 ) -> None:
     """Store ``draw``, which makes a picture or table, at the client. :func:`write_artifacts` calls it."""
     name = plain_name(name, "picture")
-    local.memory.setdefault(_KEY, {})[name] = draw
+    local.memory.setdefault(_MEMORY_KEY, {})[name] = draw
 
 
 def write_artifacts(
@@ -69,7 +69,7 @@ def write_artifacts(
     step: int | None = None,
 ) -> None:
     """Write the pictures and tables stored by :func:`keep_artifact` into the client's ``folder``."""
-    artifacts: dict[str, Draw] = local.memory.get(_KEY, {})
+    artifacts: dict[str, Draw] = local.memory.get(_MEMORY_KEY, {})
     if not artifacts:
         return
 
@@ -78,12 +78,13 @@ def write_artifacts(
     for name, draw in artifacts.items():
         # Checked again: other code of the client may have written to its memory.
         plain_name(name, "picture")
-        with drawing(f"{folder / name}.png"):
+        picture_path = folder / f"{name}.png"
+        with drawing(str(picture_path)):
             artifact = draw()
             if isinstance(artifact, str):  # a table
                 (folder / f"{name}.csv").write_text(artifact)
             else:
-                artifact.savefig(folder / f"{name}.png")
+                artifact.savefig(picture_path)
                 figures[name] = artifact
 
     if step is not None and figures:

@@ -28,7 +28,7 @@ class Traffic(NamedTuple):
         return Traffic(self.numbers + other.numbers, self.bytes + other.bytes)
 
 
-_NOTHING = Traffic()
+_NO_TRAFFIC = Traffic()
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Channel:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self._muted = False
+        self._is_muted = False
 
     def send(
         self,
@@ -82,7 +82,7 @@ class Channel:
         """
         if traffic is None:
             traffic = measured(content)
-        if traffic.numbers and not self._muted:
+        if traffic.numbers and not self._is_muted:
             self.messages.append(Message(client, direction, name, traffic))
 
     def begin_round(self) -> None:
@@ -93,8 +93,8 @@ class Channel:
         """Remove this round's messages except the ``num_earliest`` earliest. Return them for :meth:`prepend`."""
         rows = []
         for message in self.messages[num_earliest:]:
-            numbers, size = message.traffic
-            row = (message.client, message.direction, message.name, numbers, size)
+            num_entries, num_bytes = message.traffic
+            row = (message.client, message.direction, message.name, num_entries, num_bytes)
             rows.append(row)
         del self.messages[num_earliest:]
         return rows
@@ -102,30 +102,30 @@ class Channel:
     def prepend(self, rows: Sequence[MessageRow]) -> None:
         """Insert the messages that :meth:`pop_since` returned before this round's others."""
         messages = []
-        for client, direction, name, numbers, size in rows:
-            traffic = Traffic(numbers, size)
+        for client, direction, name, num_entries, num_bytes in rows:
+            traffic = Traffic(num_entries, num_bytes)
             messages.append(Message(client, direction, name, traffic))
         self.messages[:0] = messages
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Count no messages within this context, for requests that only a simulation makes."""
-        self._muted = True
+        self._is_muted = True
         try:
             yield
         finally:
-            self._muted = False
+            self._is_muted = False
 
     def numbers(self, clients: Sequence[int], direction: Direction) -> Tensor:
         """Return how many tensor entries each of k clients sent (``"up"``) or received, int64 ``[k]``."""
         totals = self._totals(direction)
-        numbers = [totals.get(client, _NOTHING).numbers for client in clients]
+        numbers = [totals.get(client, _NO_TRAFFIC).numbers for client in clients]
         return torch.tensor(numbers, dtype=torch.long)
 
     def bytes(self, clients: Sequence[int], direction: Direction) -> Tensor:
         """Return how many bytes of tensors each of k clients sent (``"up"``) or received, float64 ``[k]``."""
         totals = self._totals(direction)
-        sizes = [totals.get(client, _NOTHING).bytes for client in clients]
+        sizes = [totals.get(client, _NO_TRAFFIC).bytes for client in clients]
         return torch.tensor(sizes, dtype=torch.float64)
 
     def names(self) -> set[tuple[Direction, str]]:
@@ -136,7 +136,7 @@ class Channel:
         totals: dict[int, Traffic] = {}
         for message in self.messages:
             if message.direction == direction:
-                subtotal = totals.get(message.client, _NOTHING)
+                subtotal = totals.get(message.client, _NO_TRAFFIC)
                 totals[message.client] = subtotal + message.traffic
         return totals
 
@@ -242,7 +242,7 @@ class Client:
             )
         answer = self._answer(question, args, kwargs)
         if self.is_private:
-            answer = None  # whatever the function has returned
+            answer = None  # even if a wrongly annotated function has returned something
         self._count(question, (args, kwargs), answer)
         return answer  # type: ignore[return-value]  # None if the function returns nothing
 
@@ -250,14 +250,14 @@ class Client:
         self, question: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T | None:
         """Run the question at the client, in whichever process it is."""
-        owners = self._owners  # which process has which client; None: there is one process
+        owners = self._owners
         is_in_this_process = owners is None or owners.has(self.id)
         answer = None  # stays if another process has the client
         if is_in_this_process:
             with opened(self.__data):  # the only place where a question reads the data
                 answer = question(self.__data, *args, **kwargs)
 
-        # One process.
+        # This process is the only one.
         if owners is None:
             return answer
 
@@ -269,7 +269,7 @@ class Client:
                 )
             return answer
 
-        # Elsewhere all processes ask together, and get the answer from the client's.
+        # Outside of map_clients all processes ask together, and get the answer of the client's process.
         owner_rank = owners[self.id]
         description = f"client {self.id}'s answer to {_name(question)!r}"
         shared_answer: T | None = owners.ranks.broadcast(owner_rank, answer, description)

@@ -59,7 +59,7 @@ Evaluator = Callable[[Tensor], ModelScores]
 Tell = Callable[[str, float], float]
 """Function from a number's name and true value to the value that a client reports."""
 
-_answering: ContextVar[LocalData | None] = ContextVar("answering", default=None)
+_open_data: ContextVar[LocalData | None] = ContextVar("answering", default=None)
 
 
 def no_model(_: Any) -> Any:
@@ -113,59 +113,59 @@ class LocalData:
     ) -> None:
         self._name = name
         self._class_counts = class_counts
-        self._population = population
-        self._guarded = guarded
+        self._counts_of_federation = population
+        self._is_guarded = guarded
 
         self._batches = batches
-        self._training = training
-        self._order = order
+        self._training_batches = training
+        self._sample_order = order
         self._module = module
         self._evaluator = evaluator
-        self._any_task = any_task
+        self._evaluator_of_task = any_task
         self._evaluators: dict[tuple[Split, Any], Evaluator] = {}
 
-        self._kept_state = state
+        self._state_function = state
         self._unsaved_state: State = {}
         self._memory: dict[Any, Any] = {}
 
         self._initial_model: Tensor | None = None
-        self._model: Tensor | None = None
-        self._sent: Tensor | None = None
+        self._trained_model: Tensor | None = None
+        self._sent_model: Tensor | None = None
         self._tell: Tell | None = None
 
     @property
     def num_classes(self) -> int:
         """Return M, the number of classes."""
-        return len(self._population)
+        return len(self._counts_of_federation)
 
     @property
     def class_counts(self) -> Tensor:
         """Return the participant's training samples of each class by its own labels, int64 ``[M]``."""
-        self._check()
+        self._check_is_open()
         return self._class_counts
 
     @property
     def population(self) -> Tensor:
         """Return the federation's number of training samples per class, int64 ``[M]``."""
-        return self._population
+        return self._counts_of_federation
 
     @property
     def start(self) -> Tensor | None:
         """Return the model ``[P]`` from which this client's training starts. None: it takes no part."""
-        self._check()
+        self._check_is_open()
         return self._initial_model
 
     @property
     def model(self) -> Tensor | None:
         """Return the trained model ``[P]`` before attacks, noise and compression, None before training."""
-        self._check()
-        return self._model
+        self._check_is_open()
+        return self._trained_model
 
     @property
     def sent(self) -> Tensor | None:
         """Return the model ``[P]`` as sent, after attacks, noise and compression, None before sending."""
-        self._check()
-        return self._sent
+        self._check_is_open()
+        return self._sent_model
 
     @property
     def state(self) -> State:
@@ -173,10 +173,10 @@ class LocalData:
 
         They are saved with the run and never sent. Changes in a round that is interrupted are undone.
         """
-        self._check()
-        if self._kept_state is None:
+        self._check_is_open()
+        if self._state_function is None:
             return self._unsaved_state
-        return self._kept_state()
+        return self._state_function()
 
     @property
     def memory(self) -> dict[Any, Any]:
@@ -192,7 +192,7 @@ class LocalData:
             >>> client.ask(lambda local: local.memory["secret"] + 1)
             4
         """
-        self._check()
+        self._check_is_open()
         return self._memory
 
     @property
@@ -216,8 +216,8 @@ class LocalData:
             tell: changes a reported number. None: it reports true numbers.
         """
         self._initial_model = initial_model
-        self._model = model
-        self._sent = model if sent is None else sent
+        self._trained_model = model
+        self._sent_model = model if sent is None else sent
         self._tell = tell
 
     @property
@@ -227,7 +227,7 @@ class LocalData:
 
     def told(self, name: str, value: Tensor) -> Tensor:
         """Return the scalar ``value`` called ``name`` as this client reports it. :attr:`tell` may falsify it."""
-        self._check()
+        self._check_is_open()
         if self._tell is None:
             return value
         reported = self._tell(name, float(value))
@@ -240,7 +240,7 @@ class LocalData:
         Raises:
             ConfigurationError: the split is empty, or its batches are not pairs of tensors.
         """
-        self._check()
+        self._check_is_open()
         batches = list(self._batches(split))
         if not batches:
             raise ConfigurationError(f"{self._name} has no {split} samples.")
@@ -256,8 +256,8 @@ class LocalData:
 
     def batches(self, generator: torch.Generator) -> Iterable[Any]:
         """Return an iterable over the client's training batches, shuffled, as ``training_step`` gets them."""
-        self._check()
-        return self._training(generator)
+        self._check_is_open()
+        return self._training_batches(generator)
 
     def evaluate(
         self,
@@ -279,7 +279,7 @@ class LocalData:
         return scores
 
     def _classifiers(self, split: Split) -> Any:
-        self._check()
+        self._check_is_open()
         key = (split, None)
         if key not in self._evaluators:
             self._evaluators[key] = self._evaluator(self._batches(split))
@@ -302,26 +302,26 @@ class LocalData:
             scores = self.evaluate(vectors, split)
             return scores.value(performance)
 
-        self._check()
+        self._check_is_open()
         key = (split, performance)
         if key not in self._evaluators:
-            self._evaluators[key] = self._any_task(split, performance)
+            self._evaluators[key] = self._evaluator_of_task(split, performance)
         evaluate = self._evaluators[key]
         scores = evaluate(vectors)
         return performance.utility(scores.value(performance.name))
 
     def order(self, generator: torch.Generator) -> Tensor:
         """Return the indices of the training samples, int64, in the order of an epoch."""
-        self._check()
-        return self._order(generator)
+        self._check_is_open()
+        return self._sample_order(generator)
 
     def module(self, vector: Tensor) -> nn.Module:
         """Return a copy of the module in evaluation mode that holds ``vector [P]``."""
-        self._check()
+        self._check_is_open()
         return self._module(vector)
 
-    def _check(self) -> None:
-        if self._guarded and _answering.get() is not self:
+    def _check_is_open(self) -> None:
+        if self._is_guarded and _open_data.get() is not self:
             raise PermissionError(
                 f"the data of {self._name} were asked for outside of it: read them in a question, "
                 "Client.ask(question), and what that returns is what crosses to the server."
@@ -334,8 +334,8 @@ class LocalData:
 @contextmanager
 def opened(data: LocalData) -> Iterator[LocalData]:
     """Make a client's data readable within this context, for the client's own code."""
-    token = _answering.set(data)
+    token = _open_data.set(data)
     try:
         yield data
     finally:
-        _answering.reset(token)
+        _open_data.reset(token)

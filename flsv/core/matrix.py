@@ -19,11 +19,11 @@ from flsv.functional.distances import distances
 BLOCK_BYTES = 2**24
 CPU_BLOCK_BYTES = 2**20
 #: A matrix that would take more than this fraction of the machine's memory is stored in a file.
-LARGE = 0.25
+MAX_SHARE_OF_MEMORY = 0.25
 #: File with the memory limit of a container, on Linux.
-GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CONTAINER_LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")
 #: The fewest entries of one client's update to compute at a time, if each client has its own start point.
-LEAST_PIECE = 2**12
+MIN_PIECE_ENTRIES = 2**12
 
 
 def empty_rows(
@@ -36,7 +36,7 @@ def empty_rows(
     if like.device.type != "cpu" or not hasattr(os, "posix_fallocate"):
         return like.new_empty(count, like.numel())
     num_bytes = count * like.numel() * like.element_size()
-    if num_bytes <= LARGE * memory_bytes():
+    if num_bytes <= MAX_SHARE_OF_MEMORY * memory_bytes():
         return like.new_empty(count, like.numel())
     return _rows_in_file(count, like, folder)
 
@@ -64,7 +64,7 @@ def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
     """Return a copy of the rows ``rows`` of ``matrix``, by default of all."""
     if rows is None:
         rows = torch.arange(len(matrix))
-    file_name = None
+    file_name = None  # of a matrix in ordinary memory
     if matrix.device.type == "cpu":
         file_name = matrix.untyped_storage().filename
     if file_name is None:
@@ -80,9 +80,9 @@ def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
 def memory_bytes() -> int:
     """Return how many bytes of memory this process may use."""
     machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if not GROUP_LIMIT.is_file():
+    if not CONTAINER_LIMIT_FILE.is_file():
         return machine_bytes
-    limit = GROUP_LIMIT.read_text().strip()
+    limit = CONTAINER_LIMIT_FILE.read_text().strip()
     if not limit.isdecimal():  # "max": there is no limit
         return machine_bytes
     return min(machine_bytes, int(limit))
@@ -136,14 +136,14 @@ class ClientMatrix:
 
         # Rows are processed one by one, in pieces large enough for one call.
         column_bytes = len(self.rows) * self.rows.element_size()
-        return max(block_bytes, column_bytes * LEAST_PIECE)
+        return max(block_bytes, column_bytes * MIN_PIECE_ENTRIES)
 
     def first_columns(self, end: int) -> ClientMatrix:
         """Return a view of each vector's first ``end`` entries, such as its parameters."""
         rows = self.rows[:, :end]
         initial_models = [model[:end] for model in self.starts]
         matrix = ClientMatrix(rows, initial_models, self._block_bytes)
-        # Slices are new objects, by which the new matrix cannot see that the start is common.
+        # The constructor compares models by identity, and each slice is a new object.
         if self._common_start is None:
             matrix._common_start = None
         else:
@@ -201,7 +201,7 @@ class ClientMatrix:
 
     def norms(self, end: int | None = None) -> Tensor:
         """Compute the updates' Euclidean norms over the first ``end`` entries, float64 ``[k]``."""
-        # No square overflows.
+        # `distances` scales before it squares, so that nothing overflows.
         rows = self.rows[:, :end]
         if self._common_start is not None:
             return distances(rows, self._common_start[:end])

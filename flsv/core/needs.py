@@ -47,6 +47,7 @@ def reads_of(
             skipped_arguments = _optional_arguments_of(part)
         # A field is an attribute of the round, or a function of the round.
         for argument, field in fields_of(part).items():
+            # Declared needs replace those that are found in the code.
             if callable(field) and declared_names is None:
                 names |= names_in_code(field)
             if isinstance(field, str) and argument not in skipped_arguments:
@@ -124,11 +125,7 @@ def _parameters_of(metric: Any) -> list[inspect.Parameter]:
 
 def _optional_arguments_of(part: Any) -> set[str]:
     parameters = _parameters_of(part)
-    names = set()
-    for parameter in parameters:
-        if parameter.default is not parameter.empty:
-            names.add(parameter.name)
-    return names
+    return {parameter.name for parameter in parameters if parameter.default is not parameter.empty}
 
 
 class Undeclared(ConfigurationError):
@@ -156,7 +153,7 @@ class ReadRound:
         stage: the stage after which the part reads.
     """
 
-    __slots__ = ("_is_metric", "_needs", "_reader", "_round", "_stage")
+    __slots__ = ("_declared_needs", "_is_metric", "_reader", "_round", "_stage")
 
     def __init__(
         self,
@@ -169,11 +166,11 @@ class ReadRound:
         self._reader = reader
         self._stage = stage
         self._is_metric = _is_metric(part)
-        self._needs = set[str]()
+        self._declared_needs = set[str]()
         if not self._is_metric:
-            self._needs.add("updates")  # for this every aggregator and personalizer is there
+            self._declared_needs.add("updates")  # aggregators and personalizers exist to use these
         for name in reads_of(part):
-            self._needs.update(VOCABULARY[name].needs)
+            self._declared_needs.update(VOCABULARY[name].needs)
 
     def __len__(self) -> int:
         return len(self._round)
@@ -187,9 +184,10 @@ class ReadRound:
 
     def _check(self, name: str) -> None:
         attribute = VOCABULARY[name]
-        undeclared_needs = [NEEDS[need] for need in attribute.needs if need not in self._needs]
-        if undeclared_needs:
-            raise Undeclared(self._reader, name, f"for which {' and '.join(undeclared_needs)}")
+        missing_needs = [need for need in attribute.needs if need not in self._declared_needs]
+        if missing_needs:
+            descriptions = " and ".join(NEEDS[need] for need in missing_needs)
+            raise Undeclared(self._reader, name, f"for which {descriptions}")
         is_known = STAGES.index(attribute.stage) <= STAGES.index(self._stage)
         if is_known:
             return

@@ -97,10 +97,10 @@ class ParameterSpace:
         float_state = dict(_float_state(module))
         _check_values(float_state)
         self._floating = frozenset(float_state)
-        self._assign_names(module, private, kept_names=kept_names, constant=constant)
+        self._assign_names(module, private, kept_names=kept_names, candidate_constants=constant)
 
         self.non_finite_names = self._frozen_not_finite(float_state)
-        self._excluded = self._private.union(self._constant, self.non_finite_names)
+        self._excluded = self._private_set.union(self._constant_set, self.non_finite_names)
         shared = {}
         for name, tensor in float_state.items():
             if name not in self._excluded:
@@ -130,11 +130,11 @@ class ParameterSpace:
         patterns: Sequence[str],
         *,
         kept_names: Collection[str],
-        constant: Collection[str],
+        candidate_constants: Collection[str],
     ) -> None:
         """Decide which entries each client keeps to itself, and which are constant."""
-        # Private are the floating-point entries that the patterns name, and the entries of `kept_names`, which may be
-        # buffers of integers. Constant are the others of `constant`. All are listed in the module's order.
+        # Private: floating-point entries that a pattern names, and all of `kept_names`, which may be integer buffers.
+        # Constant: those of `candidate_constants` that no pattern names. All are listed in the module's order.
         private_by_pattern = set()
         for name in self._floating:
             if any(fnmatchcase(name, pattern) for pattern in patterns):
@@ -146,14 +146,14 @@ class ParameterSpace:
                 private_names.append(name)
         constant_names = []
         for name, _ in _float_state(module):
-            if name in constant and name not in private_by_pattern:
+            if name in candidate_constants and name not in private_by_pattern:
                 constant_names.append(name)
 
         self.private_names = tuple(private_names)
         self.kept_names = tuple(name for name in private_names if name in kept_names)
         self.constant_names = tuple(constant_names)
-        self._private = frozenset(private_names)
-        self._constant = frozenset(constant_names)
+        self._private_set = frozenset(private_names)
+        self._constant_set = frozenset(constant_names)
 
     def _frozen_not_finite(
         self,
@@ -162,7 +162,7 @@ class ParameterSpace:
         """Return the names of entries that are neither private, constant nor trained, and not finite."""
         names = []
         for name, tensor in state.items():
-            if name in self._private or name in self._constant:
+            if name in self._private_set or name in self._constant_set:
                 continue
             if not tensor.requires_grad and not tensor.isfinite().all():
                 names.append(name)
@@ -174,12 +174,13 @@ class ParameterSpace:
         out: Tensor | None = None,
     ) -> Tensor:
         """Copy the module's state into ``out [P]``, by default a new vector, and return it."""
-        tensors = self._shared(module)
+        tensors = self._shared_tensors(module)
         if out is None:
             device = tensors[0].device if tensors else None
             out = torch.empty(self.size, dtype=self.dtype, device=device)
         detached = [tensor.detach() for tensor in tensors]
-        torch._foreach_copy_(self._views(out), detached)
+        views = self._views(out)  # one for each tensor
+        torch._foreach_copy_(views, detached)
         return out
 
     @torch.no_grad()
@@ -189,7 +190,7 @@ class ParameterSpace:
             raise ValueError(
                 f"expected a vector of shape ({self.size},), got {tuple(vector.shape)}."
             )
-        torch._foreach_copy_(self._shared(module), self._views(vector))
+        torch._foreach_copy_(self._shared_tensors(module), self._views(vector))
 
     def check(self, module: nn.Module) -> None:
         """Check that the module has the same parameters and buffers as this space.
@@ -215,7 +216,7 @@ class ParameterSpace:
             return {}
         copies = {}
         for name, tensor in named_state(module):
-            if name in self._private:
+            if name in self._private_set:
                 copies[name] = tensor.detach().clone()
         return copies
 
@@ -234,10 +235,10 @@ class ParameterSpace:
 
     def constants(self, module: nn.Module) -> dict[str, Tensor]:
         """Return the parameters of ``module`` that are in :attr:`constant_names`, ``{name: parameter}``."""
-        if not self._constant:
+        if not self._constant_set:
             return {}
         parameters = dict(module.named_parameters())
-        return {name: parameters[name] for name in parameters if name in self._constant}
+        return {name: parameters[name] for name in parameters if name in self._constant_set}
 
     def described(self) -> dict[str, str]:
         """Describe, ``{kind: text}``, how many entries are shared, private and constant, with their names' hash."""
@@ -252,13 +253,13 @@ class ParameterSpace:
             descriptions[part] = f"{len(names)} tensors ({digest[:8]})"
         return descriptions
 
-    def _shared(self, module: nn.Module) -> list[Tensor]:
+    def _shared_tensors(self, module: nn.Module) -> list[Tensor]:
         tensors = []
         for name, tensor in _float_state(module):
             if name not in self._excluded:
                 tensors.append(tensor)
         if len(tensors) != len(self.names):  # a callback changed the module after the round's check
-            self.check(module)
+            self.check(module)  # raises an error that names the tensors
         return tensors
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
@@ -360,7 +361,7 @@ def _buffers(
     floating: bool,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield ``(name, tensor)`` of a module's persistent buffers, either floating-point ones or the others."""
-    yielded_ids = set()
+    yielded_ids = set()  # several layers may share a buffer
     for prefix, layer in module.named_modules():
         for name, buffer in layer._buffers.items():
             if buffer is None or name in layer._non_persistent_buffers_set:
@@ -370,7 +371,8 @@ def _buffers(
             is_floating = buffer.is_floating_point() or buffer.is_complex()
             if is_floating == floating:
                 yielded_ids.add(id(buffer))
-                yield f"{prefix}.{name}" if prefix else name, buffer
+                full_name = f"{prefix}.{name}" if prefix else name
+                yield full_name, buffer
 
 
 def _check_values(state: Mapping[str, Tensor]) -> None:
@@ -410,7 +412,7 @@ tensor that returns whether it is shared.
 """
 
 #: Names of normalization layers' classes, also other libraries' (``LlamaRMSNorm``, ``FrozenBatchNorm2d``).
-_NORMALIZES = re.compile(r"(Batch|Instance|Group|Layer|RMS)_?Norm")
+_NORM_CLASS = re.compile(r"(Batch|Instance|Group|Layer|RMS)_?Norm")
 
 _LORA_A = re.compile(r"\b(lora(?:_embedding)?)_A\b")
 
@@ -420,8 +422,8 @@ def check_share(share: Any) -> None:
     if callable(share):
         return
     words = [share] if isinstance(share, str) else share
-    is_sequence = isinstance(words, list | tuple) and len(words) > 0
-    if is_sequence and all(_is_word(word) for word in words):
+    is_filled_sequence = isinstance(words, list | tuple) and len(words) > 0
+    if is_filled_sequence and all(_is_word(word) for word in words):
         return
     raise ConfigurationError(
         f'FederatedLoop(share={share!r}): expected "all", "trainable", names such as ["!norm"], or a function.'
@@ -467,9 +469,9 @@ def sharing(
             f"FederatedLoop(share={share!r}) leaves nothing of the module to share."
         )
     unshared = state.keys() - shared
-    # Frozen entries are the same everywhere, unless words have excluded them.
+    # Frozen entries are the same everywhere, unless words with "!" have excluded them: then each client has its own.
     constant = (unshared & frozen) - excluded
-    return Sharing(unshared - constant, constant)
+    return Sharing(kept=unshared - constant, constant=constant)
 
 
 def _shared_by_words(
@@ -483,10 +485,10 @@ def _shared_by_words(
     """Return the names that the words of ``share`` include, and those that they exclude by ``!``. Later words win."""
     words = [share] if isinstance(share, str) else share
     excluded: set[str] = set()
-    if words[0].startswith("!"):  # all but what the words exclude
-        shared = set(state)
-    else:
-        shared = set()
+    shared: set[str] = set()
+    starts_with_all = words[0].startswith("!")
+    if starts_with_all:
+        shared.update(state)
 
     for word in words:
         pattern = word.removeprefix("!")
@@ -508,16 +510,16 @@ def _shared_by_words(
 def warn_of_sharing(
     space: ParameterSpace,
     module: nn.Module,
-    evaluated: bool,
+    clients_are_evaluated: bool,
 ) -> None:
     """Warn if trained tensors stay at the clients, or if both factors of LoRA are averaged.
 
-    ``evaluated`` tells whether each client is evaluated with its own tensors.
+    ``clients_are_evaluated``: each client is evaluated with its own tensors.
     """
     if space.kept_names:
         names = listed(space.kept_names, 3, repr)
         hint = ""
-        if not evaluated:
+        if not clients_are_evaluated:
             hint = " ClientEvaluation(every=1) evaluates each client with its own."
         warnings.warn(
             f"{len(space.kept_names)} tensors stay at their clients ({names}), and the server "
@@ -581,7 +583,7 @@ def _names_of_word(
 
 def _is_norm_layer(layer: nn.Module) -> bool:
     class_names = [ancestor.__name__ for ancestor in type(layer).__mro__]
-    return any(_NORMALIZES.search(class_name) for class_name in class_names)
+    return any(_NORM_CLASS.search(class_name) for class_name in class_names)
 
 
 def _names_in_layers(

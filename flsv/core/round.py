@@ -23,6 +23,9 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 from flsv.utilities.seeding import generator_for
 
+#: The weights of an average may differ from 1 in sum by this many times the rounding error of their sum.
+_ROUNDING_MARGIN = 8
+
 
 @dataclass(frozen=True, eq=False)
 class TrainedCoalitions:
@@ -134,8 +137,8 @@ class Round:
         starts = self.starts or [self.global_vector] * len(self)
         initial_models = []
         for vector, initial_model in zip(self.client_vectors, asked_starts(starts)):
-            if initial_model is None:  # the client has not answered: its update is 0
-                initial_model = vector
+            if initial_model is None:
+                initial_model = vector  # of a client that has not answered: its update is 0
             initial_models.append(initial_model)
         return ClientMatrix(self.client_vectors, initial_models)
 
@@ -200,7 +203,7 @@ class Round:
     @cached_property
     def utility(self) -> Any:
         """Return the coalition game whose utility is the accuracy of the members' uniform average."""
-        return self._games.utility()
+        return self._required_games.utility()
 
     def play(
         self,
@@ -213,7 +216,7 @@ class Round:
             metric: the performance measure of a coalition's model, see :class:`flsv.games.CoalitionUtility`.
             weighting: the clients' weights in a coalition's model, see the same class.
         """
-        return self._games.utility(metric, weighting)
+        return self._required_games.utility(metric, weighting)
 
     def slopes(
         self,
@@ -222,7 +225,7 @@ class Round:
     ) -> Tensor:
         """Compute the inner products g . d_i ``[k]`` of a gradient with the updates d_i. g is the gradient of the
         validation loss at the global model. With ``balanced`` all classes count equally in the loss."""
-        return self._games.slopes(balanced, loss)
+        return self._required_games.slopes(balanced, loss)
 
     def generator(self, name: str) -> torch.Generator:
         """Return this round's random generator called ``name``. It depends only on seed, name and round."""
@@ -309,8 +312,9 @@ class Round:
         sums = combined[num_parameters:]  # of the clients' weighted buffers
         global_buffers = self.global_vector[num_parameters:]
         averages = torch.where(total != 0, sums / total, global_buffers)
+        is_mean = total == 1  # the sums are averages already, which a division could round
         # Not a branch: on an accelerator it would wait for the value of `total`.
-        combined[num_parameters:] = torch.where(total != 1, averages, sums)
+        combined[num_parameters:] = torch.where(is_mean, sums, averages)
 
     def _restore_common_entries(
         self,
@@ -320,25 +324,25 @@ class Round:
     ) -> None:
         """Give the entries in which all clients' models agree exactly that value, in place."""
         # Entries that no client has changed (frozen weights, constant buffers) must not drift by rounding.
-        # A sum of k weights is off by about k times eps. The 8 is a margin.
-        rounding = 8 * len(weights) * torch.finfo(weights.dtype).eps
+        # A sum of k weights is off by about k times eps.
+        rounding = _ROUNDING_MARGIN * len(weights) * torch.finfo(weights.dtype).eps
         is_partial = (total - 1).abs() > rounding  # the weights do not sum to 1
         # For each block of entries, `is_common` tells in which all clients agree, bool [b].
         for block, is_common in common_entries(self.client_vectors):
             common_values = self.client_vectors[0, block]
-            # On an accelerator this is also computed where it changes nothing: reading `is_partial` would wait for it.
+            is_restored = is_common
+            # On an accelerator this is computed even if nothing changes: reading `is_partial` would wait for its value.
             if is_common.device.type != "cpu" or is_partial:
                 # Of an average, each common entry is restored. Of a partial sum, parameters that all clients have moved
-                # alike are not: they move by another amount.
+                # alike are not: the sum moves them by another amount.
                 global_values = self.global_vector[block]
                 columns = torch.arange(block.start, block.stop, device=is_common.device)
                 is_buffer = columns >= self.space.num_parameters
                 is_unmoved = common_values == global_values
-                is_restored_in_sum = is_unmoved | is_buffer
-                is_common &= ~is_partial | is_restored_in_sum
+                is_restored = is_common & (~is_partial | is_unmoved | is_buffer)
                 # Without any weight the combination is the global model.
                 common_values = torch.where(total != 0, common_values, global_values)
-            combined[block] = common_values.where(is_common, combined[block])
+            combined[block] = common_values.where(is_restored, combined[block])
 
     def get(self, name: str) -> Any:
         """Return the reports ``[k, ...]`` that clients sent under ``name``, or else this round's attribute."""
@@ -448,13 +452,13 @@ class Round:
 
     def _with(self, **changes: Any) -> Round:
         changed = replace(self, **changes)
-        for name in _DERIVED:
+        for name in _CACHED_NAMES:
             if name in self.__dict__:
                 changed.__dict__[name] = self.__dict__[name]
         return changed
 
     @property
-    def _games(self) -> Any:
+    def _required_games(self) -> Any:
         if self.games is None:
             raise RuntimeError(
                 "this round has no coalition games: no part has declared that it plays them, by needs = ('play',), or "
@@ -476,7 +480,7 @@ class Round:
 
 def asked_starts(starts: Sequence[Start]) -> list[Tensor | None]:
     """Replace each Client in ``starts`` by the initial model ``[P]`` that it answers. None for one that does not."""
-    clients = [model for model in starts if isinstance(model, Client)]
+    clients = [client for client in starts if isinstance(client, Client)]
     answers = map_clients(clients, _ask_for_start)  # all at once, in the order of `clients`
     next_answer = iter(answers)
     initial_models = []
@@ -524,7 +528,7 @@ def _cached_names() -> list[str]:
     return names
 
 
-_DERIVED = _cached_names()
+_CACHED_NAMES = _cached_names()
 
 
 def _selected(

@@ -27,16 +27,16 @@ class LocalWork(NamedTuple):
     epochs: int
     steps: int = 0
 
-    def lengths(self, batches: int, window: int) -> list[int]:
-        """Return each local epoch's number of batches, of ``batches`` in a full epoch and ``window`` in a step."""
+    def epoch_lengths(self, num_batches: int, batches_per_step: int) -> list[int]:
+        """Return each local epoch's number of batches, with ``num_batches`` in a full epoch."""
         if self.epochs:
-            return [batches] * self.epochs
+            return [num_batches] * self.epochs
 
-        steps_of_a_pass = max(math.ceil(batches / window), 1)
-        passes, remaining_steps = divmod(self.steps, steps_of_a_pass)
-        lengths = [batches] * passes
+        steps_per_epoch = max(math.ceil(num_batches / batches_per_step), 1)
+        num_full_epochs, remaining_steps = divmod(self.steps, steps_per_epoch)
+        lengths = [num_batches] * num_full_epochs
         if remaining_steps > 0:
-            lengths.append(remaining_steps * window)
+            lengths.append(remaining_steps * batches_per_step)
         return lengths
 
 

@@ -93,7 +93,7 @@ class Attribute:
         per_client: whether it has a row for each of the k clients.
         of_updates: whether it depends on the clients' updates.
         of_starts: whether it depends on the models from which the clients started.
-        plays: whether models are scored on the server's validation set for it.
+        plays_game: whether models are scored on the server's validation set for it.
         outside: whether rounds of other loops have it, too (:func:`flsv.value_round`, a strategy of Flower).
         is_argument: whether a metric's ``update`` may take it as an argument. Otherwise a function in ``round_fields``
             reads it.
@@ -106,7 +106,7 @@ class Attribute:
     per_client: bool
     of_updates: bool
     of_starts: bool
-    plays: bool
+    plays_game: bool
     outside: bool
     is_argument: bool
 
@@ -119,6 +119,8 @@ def _parse_table(table: str) -> dict[str, Attribute]:
         name, meaning, shape, stage, needs_cell, marks_cell = cells
         needs = tuple(need for need in needs_cell.split(", ") if need)
         marks = marks_cell.split(", ")
+        is_loop_only = "loop" in marks
+        is_internal = "internal" in marks
         attributes[name] = Attribute(
             meaning=meaning,
             shape=shape,
@@ -127,9 +129,9 @@ def _parse_table(table: str) -> dict[str, Attribute]:
             per_client="per client" in marks,
             of_updates="of updates" in marks or "updates" in needs,
             of_starts="of starts" in marks,
-            plays="plays" in marks,
-            outside="loop" not in marks,
-            is_argument="internal" not in marks,
+            plays_game="plays" in marks,
+            outside=not is_loop_only,
+            is_argument=not is_internal,
         )
     return attributes
 

@@ -19,7 +19,7 @@ from torchmetrics import Metric
 
 from flsv import scores
 from flsv._lightning.patches import callbacks_of
-from flsv._lightning.round_boundary import REPLACED, WeightAveraging
+from flsv._lightning.round_boundary import REPLACED_METHODS, WeightAveraging
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import VOCABULARY, Split
 from flsv.core.needs import check_declared, needs_of, reads_of
@@ -40,22 +40,22 @@ def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
     return _unique_names(strategies, "reports")
 
 
-def _unique_names(strategies: Mapping[str, Strategy], direction: str) -> list[str]:
+def _unique_names(strategies: Mapping[str, Strategy], attribute: str) -> list[str]:
     """Return all names that strategies declare in an attribute. Raise ConfigurationError if two declare one."""
-    strategy_by_name: dict[str, str] = {}
+    owner_by_name: dict[str, str] = {}
     for role, strategy in strategies.items():
-        for name in getattr(strategy, direction):
-            if name in strategy_by_name:
+        owner = f"{role} {strategy!r}"
+        for name in getattr(strategy, attribute):
+            if name in owner_by_name:
                 raise ConfigurationError(
-                    f"{role} {strategy!r} and {strategy_by_name[name]} both declare {direction} = {name!r}: "
-                    "rename one."
+                    f"{owner} and {owner_by_name[name]} both declare {attribute} = {name!r}: rename one."
                 )
-            if direction == "reports" and name in VOCABULARY:
+            if attribute == "reports" and name in VOCABULARY:
                 raise ConfigurationError(
-                    f"{role} {strategy!r} declares reports = {name!r}, which is a name in every round. Rename it."
+                    f"{owner} declares reports = {name!r}, which is a name in every round. Rename it."
                 )
-            strategy_by_name[name] = f"{role} {strategy!r}"
-    return list(strategy_by_name)
+            owner_by_name[name] = owner
+    return list(owner_by_name)
 
 
 def check_setup(
@@ -95,15 +95,17 @@ def _check_metrics(
 
 def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionMetrics) -> None:
     """Check that each metric that a strategy reads exists, and is computed early enough."""
-    defined = sorted(metrics.metrics)
+    metric_names = sorted(metrics.metrics)
     for role, strategy in strategies.items():
-        if strategy.metric is not None and strategy.metric not in metrics.metrics:
+        if strategy.metric is None:
+            continue
+        if strategy.metric not in metrics.metrics:
             raise ConfigurationError(
                 f"{role} {strategy!r} reads a metric that is called {strategy.metric!r}, and federation.metrics has "
-                f"only {defined}. Add {strategy.metric}: ClassSpecificShapley there (in Python "
+                f"only {metric_names}. Add {strategy.metric}: ClassSpecificShapley there (in Python "
                 f"metrics={{{strategy.metric!r}: ClassSpecificShapley()}}), or name one of these."
             )
-        if strategy.metric_of_round and strategy.metric is not None:
+        if strategy.metric_of_round:
             stage = metrics.stage_of(strategy.metric)
             if stage != "training":
                 raise ConfigurationError(
@@ -170,12 +172,12 @@ def _check_samples(
     if data.why_no_order is None:
         return
 
-    def reads_samples(part: Any) -> bool:
+    def reads_single_samples(part: Any) -> bool:
         # Answers are computed from samples that are read by number, as a stream's cannot be.
         asks_streams = data.has_streams and "answers" in needs_of(part)
         return asks_streams or getattr(part, "reads_order", False)
 
-    parts = _name_parts(metrics, config, reads_samples)
+    parts = _name_parts(metrics, config, reads_single_samples)
     if parts:
         raise ConfigurationError(
             f"{parts} read the clients' samples one by one, which cannot be done with {data.why_no_order}. Value the "
@@ -216,10 +218,8 @@ def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> Non
     measures = dict(metrics.performances)
     for name, metric in metrics.evaluating.items():
         measures[name] = getattr(metric, "performance", "accuracy")
-    metrics_of_logs = []
-    for name, measure in measures.items():
-        if scores.performance.is_logged(measure):
-            metrics_of_logs.append(name)
+    is_logged = scores.performance.is_logged
+    metrics_of_logs = [name for name, measure in measures.items() if is_logged(measure)]
     metrics_of_forward = [name for name in measures if name not in metrics_of_logs]
 
     alternative = (
@@ -304,17 +304,17 @@ def _check_games(space: ParameterSpace, metrics: ContributionMetrics) -> None:
     unshared_names = space.kept_names
     if not unshared_names:
         return
-    names = []
+    refused_names = []
     for name in metrics.game_metrics:
         # A metric that trains coalitions is not refused: its scores may not depend on the unshared tensors.
         trains_coalitions = attribute_of(metrics.metrics[name], "trains") is not None
         if not trains_coalitions:
-            names.append(name)
-    if names:
+            refused_names.append(name)
+    if refused_names:
         raise ConfigurationError(
-            f"metrics {names} evaluate models on the server's validation set, and the server has no whole model: "
-            f"{unshared_names[0]!r} and {len(unshared_names) - 1} more tensors stay at their clients. Share them, or "
-            "use metrics of the clients' updates, such as flsv.metrics.CosineGradientShapley."
+            f"metrics {refused_names} evaluate models on the server's validation set, and the server has no whole "
+            f"model: {unshared_names[0]!r} and {len(unshared_names) - 1} more tensors stay at their clients. Share "
+            "them, or use metrics of the clients' updates, such as flsv.metrics.CosineGradientShapley."
         )
 
 
@@ -336,14 +336,16 @@ def check_metric_shapes(
             continue
         expected_shape = tuple(sizes[letter] for letter in strategy.metric_shape)
         if shape != expected_shape:
-            letters = ", ".join(strategy.metric_shape)
+            dimensions = ", ".join(strategy.metric_shape)
+            values_in_words = _VALUES_BY_SHAPE[strategy.metric_shape]
             raise ConfigurationError(
-                f"{role} {strategy!r} needs a metric [{letters}] = {list(expected_shape)}, and {strategy.metric!r} "
-                f"({type(metric).__name__}) gives {list(shape)}. Name a metric with {_MEANING[strategy.metric_shape]}."
+                f"{role} {strategy!r} needs a metric [{dimensions}] = {list(expected_shape)}, and {strategy.metric!r} "
+                f"({type(metric).__name__}) gives {list(shape)}. Name a metric with {values_in_words}."
             )
 
 
-_MEANING = {
+#: Values of n clients and M classes, by their shape.
+_VALUES_BY_SHAPE = {
     ("n",): "one value per client",
     ("n", "M"): "one value per client and class, such as flsv.metrics.ClassSpecificShapley",
     ("n", "n"): "one value per pair of clients, such as flsv.metrics.DomainRelevance",
@@ -446,7 +448,7 @@ def _check_averaging(callbacks: Sequence[WeightAveraging]) -> None:
             f"{' and '.join(names)}: a checkpoint has room for one averaged model. Keep one of them."
         )
     for callback in callbacks:
-        for name in REPLACED:  # methods that a federated run does not call
+        for name in REPLACED_METHODS:
             original_method = getattr(WeightAveraging, name, None)
             if getattr(type(callback), name) is not original_method:
                 raise ConfigurationError(

@@ -45,7 +45,7 @@ class ContributionMetrics:
         self.metrics = dict(metrics)
         self.contributions: dict[str, Tensor] = {}
         self._num_clients = num_clients
-        self._reported = set(reported)
+        self._reported_names = set(reported)
         _ = self.fields  # raises now if a metric asks for an unknown field
 
     def __getstate__(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class ContributionMetrics:
         field is the name of an attribute of the round, or a function of the round."""
         fields = {}
         for name, metric in self.metrics.items():
-            fields[name] = _fields(name, metric, self._reported)
+            fields[name] = _checked_fields(name, metric, self._reported_names)
         return fields
 
     @cached_property
@@ -70,11 +70,7 @@ class ContributionMetrics:
     @property
     def head_metrics(self) -> list[str]:
         """Return the names of the metrics that read the classifier head."""
-        names = []
-        for name, metric in self.metrics.items():
-            if "head" in needs_of(metric):
-                names.append(name)
-        return names
+        return [name for name, metric in self.metrics.items() if "head" in needs_of(metric)]
 
     @property
     def class_metrics(self) -> list[str]:
@@ -82,7 +78,8 @@ class ContributionMetrics:
         names = []
         for name, metric in self.metrics.items():
             reads_head = name in self.head_metrics
-            needs_classes = attribute_of(metric, "needs_classes", reads_head)  # unless it says so
+            # A metric that does not declare whether it needs classes does so if it reads the head.
+            needs_classes = attribute_of(metric, "needs_classes", reads_head)
             if needs_classes:
                 names.append(name)
         return names
@@ -90,7 +87,7 @@ class ContributionMetrics:
     @property
     def game_metrics(self) -> list[str]:
         """Return the names of the metrics that evaluate models on the server's validation set."""
-        return self._reading("plays")
+        return self._names_of_readers("plays_game")
 
     @property
     def performances(self) -> dict[str, Any]:
@@ -104,12 +101,12 @@ class ContributionMetrics:
     @property
     def update_metrics(self) -> list[str]:
         """Return the names of the metrics whose values depend on the updates that clients upload."""
-        return self._reading("of_updates")
+        return self._names_of_readers("of_updates")
 
     @property
     def start_metrics(self) -> list[str]:
         """Return the names of the metrics that may read the models from which the clients started."""
-        return self._reading("of_starts")
+        return self._names_of_readers("of_starts")
 
     @property
     def peer_metrics(self) -> list[str]:
@@ -117,7 +114,7 @@ class ContributionMetrics:
         reads = self.reads.items()
         return [name for name, attributes in reads if "peer_values" in attributes]
 
-    def _reading(self, flag: str) -> list[str]:
+    def _names_of_readers(self, flag: str) -> list[str]:
         """Return the names of the metrics that read an attribute of which ``flag`` is set in the vocabulary."""
         names = []
         for name, attributes in self.reads.items():
@@ -172,10 +169,8 @@ class ContributionMetrics:
     def to(self, device: torch.device) -> None:
         for metric in self.metrics.values():
             metric.to(device)
-        moved = {}
-        for name, value in self.contributions.items():
-            moved[name] = value.to(device)
-        self.contributions = moved
+        contributions = self.contributions.items()
+        self.contributions = {name: value.to(device) for name, value in contributions}
 
     @torch.no_grad()
     def update(self, round: Round, stage: Stage) -> None:
@@ -230,17 +225,16 @@ class ContributionMetrics:
         """Return the names of the metrics whose values are of an earlier round than the last."""
         names = []
         for name, metric in self.metrics.items():
-            has_values_later = attribute_of(metric, "pending") is not None
-            # It computes a round's values later, if this was the last.
-            has_put_off_round = attribute_of(metric, "put_off") is not None
-            if has_put_off_round and not has_values_later:
+            # `pending`: no values before the run's end. `put_off`: the last round's values are computed if no other
+            # round follows.
+            has_pending_values = attribute_of(metric, "pending") is not None
+            has_deferred_round = attribute_of(metric, "put_off") is not None
+            if has_deferred_round and not has_pending_values:
                 names.append(name)
         return names
 
     def state_dict(self) -> dict[str, Any]:
-        states = {}
-        for name, metric in self.metrics.items():
-            states[name] = metric.state_dict()
+        states = {name: metric.state_dict() for name, metric in self.metrics.items()}
         return {"metrics": states, "contributions": dict(self.contributions)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -249,7 +243,7 @@ class ContributionMetrics:
         self.contributions = dict(state["contributions"])
 
 
-def _fields(
+def _checked_fields(
     name: str,
     metric: Metric,
     reported: set[str],

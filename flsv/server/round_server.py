@@ -69,7 +69,7 @@ class RoundServer:
     ) -> None:
         self.metrics = metrics
         self.strategies = list[Strategy](strategies.values())
-        self._declaring = list(self.strategies)
+        self._configured_strategies = list(self.strategies)
         self.aggregator: Aggregator = strategies["aggregator"]
         self.personalizer: Personalizer | None = strategies.get("personalizer")
         self.space = space
@@ -210,14 +210,13 @@ class RoundServer:
         if cohort.warnings:
             warnings.warn(" ".join(cohort.warnings), stacklevel=2)
         if not cohort.updates:
-            or_too_large = ""
+            fault = "NaN or infinite entries"
             if had_updates:  # the filters have left out the last of them
-                or_too_large = ", or one that is far too large"
+                fault += ", or one that is far too large"
             hints = [update_filter.hint() for update_filter in self.filters]
             advice = " ".join(hint for hint in hints if hint)
             raise NoModel(
-                f"round {cohort.round_index + 1}: every client of the cohort returned a model with NaN or infinite "
-                f"entries{or_too_large}. {advice}"
+                f"round {cohort.round_index + 1}: every client of the cohort returned a model with {fault}. {advice}"
             )
         return cohort
 
@@ -240,8 +239,9 @@ class RoundServer:
             else:
                 models_or_clients.append(initial_model)
 
-        if self.personalizer is not None and not self.personalizer.collaborates:
-            # Only this server asks. In the method itself nobody sends a model: the messages do not count.
+        only_server_asks = self.personalizer is not None and not self.personalizer.collaborates
+        if only_server_asks:
+            # In the method itself nobody sends a model: the messages do not count.
             with self.channel.uncounted():
                 return self._ask_for_models(models_or_clients, cohort)
         if self.metrics.start_metrics:
@@ -256,8 +256,8 @@ class RoundServer:
     ) -> tuple[list[Start], list[int]]:
         initial_models: list[Start] = []
         silent_clients: list[int] = []
-        answers = asked_starts(models_or_clients)
-        for client, trained_model, initial_model in zip(cohort.ids, cohort.matrix, answers):
+        models_or_none = asked_starts(models_or_clients)
+        for client, trained_model, initial_model in zip(cohort.ids, cohort.matrix, models_or_none):
             if initial_model is None:
                 silent_clients.append(client)
                 initial_models.append(trained_model)
@@ -363,7 +363,7 @@ class RoundServer:
         stage: Stage,
     ) -> Round:
         """Return the round as a strategy of the run reads it. The loop's own strategies read all of it."""
-        if strategy not in self._declaring:
+        if strategy not in self._configured_strategies:
             return round
         return read_by(strategy, repr(strategy), round, stage)
 
@@ -381,7 +381,7 @@ def _stacked_reports(
 
 def _stack_padded(reports: Sequence[Tensor]) -> Tensor:
     """Stack the clients' reports to ``[k, ...]``, padded with NaN where one is shorter."""
-    lengths = [len(report) for report in reports if report.ndim]
+    lengths = [len(report) for report in reports if report.ndim]  # scalars need no padding
     longest = max(lengths, default=0)
     if all(length == longest for length in lengths):
         return torch.stack(list(reports))

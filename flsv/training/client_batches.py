@@ -18,7 +18,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
-from flsv._lightning.patches import CONFIGURE, PatchedAttributes, answering, callbacks_of
+from flsv._lightning.patches import CONFIGURE, PatchedAttributes, callbacks_of, property_patch
 from flsv._lightning.private import hook_of
 from flsv.core import FederationState
 from flsv.core.state import LocalWork
@@ -188,7 +188,7 @@ class LocalSteps:
             "is_last_batch": lambda: self.last_batch,
             "global_step": self._global_step,
         }
-        return PatchedAttributes([answering(self._trainer, getters)])
+        return PatchedAttributes([property_patch(self._trainer, getters)])
 
     def patch_batch_counts(self) -> PatchedAttributes:
         """Make a trainer without train dataloader report the present client's batches. Undo it by ``restore`` of the
@@ -199,7 +199,7 @@ class LocalSteps:
             "num_training_batches": lambda: len(self._batch_numbers()),
         }
         # Each change is an object, the name of an attribute, and its new value.
-        patched_trainer = answering(self._trainer, getters)
+        patched_trainer = property_patch(self._trainer, getters)
         no_setup = (self._trainer.fit_loop, "setup_data", lambda: None)
         changes: list[tuple[Any, str, Any]] = [patched_trainer, no_setup]
         if isinstance(self._data, FederatedDataModule):
@@ -298,7 +298,7 @@ class LocalSteps:
         """Return the number of batches of each local epoch of a client in a round, given the ``batches`` in its
         loader."""
         epoch_length = _limit_batches(batches, self._limit)
-        return self.work[client].lengths(epoch_length, self._window(round_index))
+        return self.work[client].epoch_lengths(epoch_length, self._window(round_index))
 
     def _window(self, round_index: int) -> int:
         window = self._trainer.accumulate_grad_batches

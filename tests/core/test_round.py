@@ -211,7 +211,7 @@ def test_fit_with_cohort_models_in_a_file_equals_one_in_memory_bitwise(
     in_memory = fit_and_inspect(tmp_path / "memory", **options())
     assert in_memory.was_in_file == [False, False]
 
-    monkeypatch.setattr(matrix, "LARGE", 0)
+    monkeypatch.setattr(matrix, "MAX_SHARE_OF_MEMORY", 0)
     in_file = fit_and_inspect(tmp_path / "file", **options())
 
     assert in_file.was_in_file == [True, True]
@@ -229,7 +229,7 @@ def test_fit_with_cohort_models_in_a_file_equals_one_in_memory_bitwise(
 def test_memory_bytes_is_at_most_the_limit_of_the_control_group(tmp_path, monkeypatch):
     machine = matrix.memory_bytes()
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(matrix, "GROUP_LIMIT", limit)
+    monkeypatch.setattr(matrix, "CONTAINER_LIMIT_FILE", limit)
     limit.write_text("max\n")
 
     assert matrix.memory_bytes() >= machine

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from flsv.core import Client, LocalData
-from flsv.core.local_data import _answering
+from flsv.core.local_data import _open_data
 from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import FedBary, clients_of, flag_samples, sample_values, server_of
 from flsv.valuation.features import PCA, Features, Pixels
@@ -242,7 +242,7 @@ class Sealed(Tensor):
     def __torch_function__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if _answering.get() is None:
+        if _open_data.get() is None:
             raise AssertionError(
                 f"{function} on what follows from a client's samples, outside of the client"
             )

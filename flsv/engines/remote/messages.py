@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flsv.core import ClientUpdate, Instruction, Numbers, Traffic
-from flsv.core.answers import LARGEST
+from flsv.core.answers import LARGEST_NUMBER
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.state import GLOBAL_MODEL
 from flsv.utilities.errors import ConfigurationError
@@ -247,7 +247,7 @@ def read_update(
         raise BadReply(
             f"it has trained on {sent} samples and had announced {samples}: start this server again"
         )
-    if abs(loss) > LARGEST or not 0 <= traffic.bytes <= 16 * most_numbers:
+    if abs(loss) > LARGEST_NUMBER or not 0 <= traffic.bytes <= 16 * most_numbers:
         raise BadReply(f"its numbers cannot be: loss {loss}, {traffic}")
     if vector.shape != (space.size,) or not vector.is_floating_point():
         raise BadReply(
