@@ -67,18 +67,18 @@ def all_on_device(
     loaders: Any,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches of one or several loaders, each as :func:`on_device` does."""
-    for index, loader in enumerate(each_loader(loaders)):
+    for index, loader in enumerate(list_loaders(loaders)):
         yield from on_device(trainer, loader, index)
 
 
-def each_loader(loaders: Any) -> Sequence[Any]:
+def list_loaders(loaders: Any) -> Sequence[Any]:
     """List the dataloaders in ``loaders`` in Lightning's order."""
     if not isinstance(loaders, CombinedLoader):
         return CombinedLoader(loaders, "sequential").flattened
     if loaders._mode == "sequential":
         return loaders.flattened
-    batches = [batch for batch, _, _ in loaders]  # each batch combines all loaders
-    return [batches]
+    combined_batches = [batch for batch, _, _ in loaders]  # a batch holds one of each loader
+    return [combined_batches]  # as one loader
 
 
 @contextmanager
@@ -159,15 +159,17 @@ def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
     has_hooks = _has_transfer_hooks(trainer)
     device = trainer.lightning_module.device
     limit: Any = trainer.limit_val_batches
+    has_limit = isinstance(limit, int) and limit > 0
     stored_loaders = []
-    for loader in each_loader(loaders):
-        batches: Iterable[Any] = loader
-        has_limit = isinstance(limit, int) and limit > 0
+    for loader in list_loaders(loaders):
+        limited_loader: Iterable[Any] = loader
         if has_limit and sized_len(loader) is None:  # the loader may be infinite
-            batches = islice(loader, limit)
-        if not has_hooks:  # hooks move the batches themselves
-            batches = (move_data_to_device(batch, device) for batch in batches)
-        stored_loaders.append(KeptBatches(batches))
+            limited_loader = islice(loader, limit)
+        if has_hooks:  # the hooks move batches themselves
+            stored_loaders.append(KeptBatches(limited_loader))
+        else:
+            moved_batches = (move_data_to_device(batch, device) for batch in limited_loader)
+            stored_loaders.append(KeptBatches(moved_batches))
 
     _check_copies(stored_loaders)
     has_batches = any(len(stored_loader) > 0 for stored_loader in stored_loaders)
@@ -207,18 +209,20 @@ class ValidationRun:
         self._trainer = trainer
         self.module = module
         self._loaders = loaders
-        self._stand_in = stand_in(trainer, module)
-        self._stand_in.limit_val_batches = 1.0
-        self._stand_in.overfit_batches = 0.0
+        self._trainer_copy = copy_of_trainer(trainer, module)
+        # All stored batches are validated on, and none are those of the training.
+        self._trainer_copy.limit_val_batches = 1.0
+        self._trainer_copy.overfit_batches = 0.0
         inference_mode = trainer.fit_loop.epoch_loop.val_loop.inference_mode
-        self._loop = _Loop(self._stand_in, loaders, inference_mode)
-        self._stand_in.fit_loop.epoch_loop.val_loop = self._loop
+        self._loop = _Loop(self._trainer_copy, loaders, inference_mode)
+        self._trainer_copy.fit_loop.epoch_loop.val_loop = self._loop
 
     def logged(self) -> dict[str, Tensor]:
         """Run the validation, and return all logged values by name."""
         with validating(self._trainer):
-            self._loop.run()  # Lightning logs in the trainer's copy, all else is in `weighted_values`
-        logged_values = dict(self._stand_in._logger_connector._callback_metrics)
+            self._loop.run()
+        # The trainer's copy has the values as Lightning names them. `weighted_values` has those of several loaders.
+        logged_values = dict(self._trainer_copy._logger_connector._callback_metrics)
         for name, weighted_values in self._loop.weighted_values.items():
             if name not in logged_values:
                 logged_values[name] = _weighted_mean(weighted_values)
@@ -228,14 +232,14 @@ class ValidationRun:
         """Yield ``validation_step``'s arguments for each batch, so that the caller calls it, and the loader's index,
         None for a single loader."""
         self.module.on_validation_model_eval()
-        precision = self._stand_in.precision_plugin
+        precision = self._trainer_copy.precision_plugin
         has_several_loaders = len(self._loaders) > 1
         with validating(self._trainer), torch.no_grad():
             for loader_index, loader in enumerate(self._loaders):
                 for batch_index, batch in enumerate(loader):
                     batch = precision.convert_input(batch)
                     batch = self.module._on_before_batch_transfer(batch, loader_index)
-                    batch = self._stand_in.strategy.batch_to_device(
+                    batch = self._trainer_copy.strategy.batch_to_device(
                         batch, dataloader_idx=loader_index
                     )
                     hook_arguments = OrderedDict(batch=batch, batch_idx=batch_index)
@@ -244,8 +248,9 @@ class ValidationRun:
                     step_arguments = self._loop._build_step_args_from_hook_kwargs(
                         hook_arguments, "validation_step"
                     )
+                    logged_index = loader_index if has_several_loaders else None
                     with precision.val_step_context():
-                        yield step_arguments, loader_index if has_several_loaders else None
+                        yield step_arguments, logged_index
 
 
 class _Loop(_EvaluationLoop):
@@ -263,7 +268,8 @@ class _Loop(_EvaluationLoop):
             verbose=False,
             inference_mode=inference_mode,
         )
-        self._data_source = _DataLoaderSource(list(loaders), "")
+        # The name of a hook is needed only if a module, as the instance, has the loaders.
+        self._data_source = _DataLoaderSource(instance=list(loaders), name="")
         self._loaders = loaders
         self.weighted_values = {}
 
@@ -278,7 +284,7 @@ class _Loop(_EvaluationLoop):
             else:
                 weight = float(self._loaders[meta.dataloader_idx].samples)
             names = (meta.name, meta.forked_name(on_step=False))
-            for name in dict.fromkeys(names):
+            for name in dict.fromkeys(names):  # one name, unless steps are logged, too
                 weighted_values = self.weighted_values.setdefault(name, [])
                 weighted_values.append((result.compute(), weight))
 
@@ -289,7 +295,7 @@ def _weighted_mean(weighted_values: Sequence[tuple[Tensor, float]]) -> Tensor:
     return torch.stack(summands).sum(0)
 
 
-def stand_in(trainer: L.Trainer, module: L.LightningModule) -> Any:
+def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
     """Return a shallow copy of the trainer, without callbacks and loggers, to evaluate ``module`` in."""
     # Lightning's private attributes: each object that refers to the trainer or the module, or that changes in a
     # validation, is copied. The original then stays as it is.

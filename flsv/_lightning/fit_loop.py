@@ -33,7 +33,7 @@ class Rounds:
     def begin_round(self) -> None:
         """Prepare the next round, before any of its hooks is called."""
 
-    def round(self) -> None:
+    def run_round(self) -> None:
         """Train the clients, each by :meth:`FederatedFitLoop.train_epoch`, and make the next global model."""
         raise NotImplementedError
 
@@ -66,7 +66,7 @@ class FederatedFitLoop(_FitLoop):
         # Lightning's own state, in the place of a new one.
         self.__dict__.update(trainer.fit_loop.__dict__)
         self._rounds = rounds
-        self._waiting: list[Callable[[], Any]] = []
+        self._delayed_hooks: list[Callable[[], Any]] = []
         # A checkpoint's values for schedulers, until these are stepped.
         self._plateau_values: dict[int, Tensor] = {}
         self._undo = [PatchedAttributes([(trainer, "fit_loop", self)])]
@@ -129,20 +129,22 @@ class FederatedFitLoop(_FitLoop):
 
     def on_advance_start(self) -> None:
         progress: Any = self.epoch_progress.total
-        num_epochs_started = progress.started
+        num_started_before = progress.started
         self.has_begun_round = False
         self._step_plateaus()
         self._rounds.begin_round()
+        # Lightning calls the hooks of the epoch's start, which may save a checkpoint. It counts the epoch as started,
+        # unless it only ends the epoch of a checkpoint.
         self.is_in_round = True
-        super().on_advance_start()  # adds 1 to progress.started
-        self._has_stepped_plateaus = False  # in this round
-        self.has_begun_round = progress.started > num_epochs_started
+        super().on_advance_start()
+        self._has_stepped_plateaus = False
+        self.has_begun_round = progress.started > num_started_before
 
     def advance(self) -> None:
-        self._waiting = []
+        self._delayed_hooks = []
         self._first_batch_index = self.total_batch_idx + 1
         if self.has_begun_round:
-            self._rounds.round()
+            self._rounds.run_round()
         else:  # Lightning only ends the epoch of a checkpoint
             self.is_in_round = False
             super().advance()
@@ -158,16 +160,16 @@ class FederatedFitLoop(_FitLoop):
     def train_epoch(
         self,
         is_last: bool = True,
-        idle: bool = False,
+        is_idle: bool = False,
     ) -> None:
         """Train on all batches that the train dataloader yields now. ``is_last``: it is the round's last epoch.
-        ``idle``: they are :class:`IdleBatch` only."""
+        ``is_idle``: they are :class:`IdleBatch` only."""
         # Read while `advance` runs: by `_end_batch` and `_save`, and by `_step_if_due`.
         self._is_last_epoch = is_last
-        self._is_idle = idle
+        self._is_idle = is_idle
 
-        # The dataloader yields other batches now. These lines replace Lightning's `setup_data`, which would read it
-        # anew: they take a tenth of the time of two batches.
+        # The dataloader yields other batches now. These lines replace Lightning's `setup_data`, which would make a new
+        # loader and take longer.
         trainer: Any = self.trainer
         fetcher: Any = self._data_fetcher
         self.max_batches = len(trainer.train_dataloader)
@@ -176,12 +178,12 @@ class FederatedFitLoop(_FitLoop):
         try:
             super().advance()
         finally:
-            self._is_last_epoch = True
+            self._is_last_epoch = True  # as for any batch outside of a client's epoch
 
     def end_round(self) -> None:
         """Call the hooks that were delayed until the module holds the next global model."""
-        delayed_hooks = self._waiting
-        self._waiting = []
+        delayed_hooks = self._delayed_hooks
+        self._delayed_hooks = []
         self._is_idle = True
         for hook in delayed_hooks:
             hook()
@@ -192,8 +194,8 @@ class FederatedFitLoop(_FitLoop):
         """Store Lightning's progress when a round is complete."""
         if self.is_in_round:
             return
-        self._between = deepcopy(super().state_dict())
-        self._counts = {
+        self._progress_between_rounds = deepcopy(super().state_dict())
+        self._counts_between_rounds = {
             "epoch": self.trainer.current_epoch,
             "global_step": self.trainer.global_step,
         }
@@ -201,7 +203,7 @@ class FederatedFitLoop(_FitLoop):
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return Lightning's progress between rounds. It may be ahead of the hooks that have run."""
         if self.is_in_round:
-            state = deepcopy(self._between)
+            state = deepcopy(self._progress_between_rounds)
             state["state_dict"].pop(_PLATEAU_VALUES, None)  # they have been stepped
             return state
         loop = deepcopy(super().state_dict(*args, **kwargs))
@@ -246,11 +248,11 @@ class FederatedFitLoop(_FitLoop):
     def _step_plateaus(self) -> None:
         """Step the plateau schedulers that had not been stepped when the checkpoint was saved."""
         trainer: Any = self.trainer
-        for index, value in self._plateau_values.items():
+        for scheduler_index, monitored_value in self._plateau_values.items():
             progress = self.epoch_loop.scheduler_progress
             progress.increment_ready()
-            scheduler = trainer.lr_scheduler_configs[index].scheduler
-            trainer.lightning_module.lr_scheduler_step(scheduler, value)
+            scheduler = trainer.lr_scheduler_configs[scheduler_index].scheduler
+            trainer.lightning_module.lr_scheduler_step(scheduler, monitored_value)
             progress.increment_completed()
         self._plateau_values = {}
 
@@ -259,11 +261,11 @@ class FederatedFitLoop(_FitLoop):
         trainer: Any = self.trainer
         callback_states = {}
         for callback in trainer.callbacks:
-            # What is written to files, and the time that has passed, is not undone with the round.
+            # Files that a Checkpoint has written, and the time that a Timer counts, are not undone with the round.
             if not is_loop(callback) and not isinstance(callback, Checkpoint | Timer):
                 state = _copy_state(callback.state_dict(), type(callback).__name__)
                 callback_states[callback.state_key] = state
-        self._callbacks = callback_states
+        self._callback_states = callback_states
 
         optimizer_states = []
         for optimizer in trainer.optimizers:
@@ -280,46 +282,48 @@ class FederatedFitLoop(_FitLoop):
             states[type(precision).__qualname__] = precision_state
         owners = [*trainer.optimizers, *schedulers]
         class_names = dict.fromkeys(type(owner).__name__ for owner in owners)
-        self._states = _copy_state(states, " or ".join(class_names))
+        owners_for_error = " or ".join(class_names)
+        self._optimizer_states = _copy_state(states, owners_for_error)
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Set a checkpoint saved within a round to the state at the round's start."""
-        checkpoint.update(self._counts)
+        checkpoint.update(self._counts_between_rounds)
         if "callbacks" in checkpoint:  # else it holds weights only
-            checkpoint["callbacks"].update(deepcopy(self._callbacks))
-            checkpoint.update(deepcopy(self._states))
+            checkpoint["callbacks"].update(deepcopy(self._callback_states))
+            checkpoint.update(deepcopy(self._optimizer_states))
 
     # ---- what Lightning does once a round
 
     def _end_batch(
         self,
-        end: Callable[..., None],
+        lightnings_end: Callable[..., None],
         fetcher: Any,
     ) -> None:
+        """End a batch as Lightning does, except that validation waits for the end of the round."""
         trainer = self.trainer
         is_last_batch = self.epoch_loop.batch_progress.is_last_batch
         if is_last_batch and self._is_last_epoch:
-            # Lightning steps these after the validation, for which they must not wait: they are the client's own.
+            # Lightning would step the client's schedulers after the validation, which `end_round` begins.
             self.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
-            self._waiting.append(partial(end, fetcher))  # `end_round` calls it
+            self._delayed_hooks.append(partial(lightnings_end, fetcher))
             return
         if not is_last_batch or trainer.should_stop:
-            end(fetcher)
+            lightnings_end(fetcher)
             return
 
-        # After a client's other epochs nothing is validated. `end` does so unless the limit is 0.
-        limit = trainer.limit_val_batches
+        # After a client's other epochs nothing is validated, as with a limit of 0 batches.
+        limit_before = trainer.limit_val_batches
         trainer.limit_val_batches = 0
         try:
-            end(fetcher)
+            lightnings_end(fetcher)
         finally:
-            trainer.limit_val_batches = limit
+            trainer.limit_val_batches = limit_before
 
-    def _save(self, save: Callable[..., None], *hook: Any) -> None:
+    def _save(self, save: Callable[..., None], *hook_arguments: Any) -> None:
         if self._is_last_epoch and self.epoch_loop.batch_progress.is_last_batch:
-            self._waiting.append(partial(save, *hook))
+            self._delayed_hooks.append(partial(save, *hook_arguments))
         else:
-            save(*hook)
+            save(*hook_arguments)
 
     def _step_if_due(
         self, step: Callable[..., None], interval: str, update_plateau_schedulers: bool

@@ -22,7 +22,8 @@ Patch = tuple[Any, str, Any]
 """An object, the name of an attribute, and the attribute's new value."""
 
 CONFIGURE = "configure_optimizers"
-_CLASS = object()
+#: In the place of the original value: the instance has none, and its class has a method of this name.
+_INHERITED = object()
 
 
 class PatchedAttributes:
@@ -34,14 +35,15 @@ class PatchedAttributes:
         for owner, name, _ in changes:
             original = getattr(owner, name)
             # A method belongs to its class: set on the instance instead, it would be copied and pickled with it.
-            is_of_class = inspect.isroutine(original) and name not in vars(owner)
-            self._originals.append((owner, name, _CLASS if is_of_class else original))
+            if inspect.isroutine(original) and name not in vars(owner):
+                original = _INHERITED
+            self._originals.append((owner, name, original))
         for owner, name, value in changes:
             setattr(owner, name, value)
 
     def restore(self) -> None:
         for owner, name, original in self._originals:
-            if original is _CLASS:
+            if original is _INHERITED:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
@@ -102,7 +104,7 @@ def unlogged(module: nn.Module) -> Iterator[None]:
     changes = []
     for name in ("log", "log_dict"):
         if hasattr(module, name):
-            changes.append((module, name, _nothing))
+            changes.append((module, name, do_nothing))
     patches = PatchedAttributes(changes)
     try:
         yield
@@ -110,8 +112,8 @@ def unlogged(module: nn.Module) -> Iterator[None]:
         patches.restore()
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
+def do_nothing(*_: Any, **__: Any) -> None:
+    """Take the place of a function that is not to be called."""
 
 
 MetricState = tuple[Metric, dict[str, Any]]
@@ -136,32 +138,33 @@ def put_metric_states(states: list[MetricState]) -> None:
             setattr(metric, name, value)
 
 
-def round_axis(trainer: L.Trainer) -> Patch:
+def round_axis_patch(trainer: L.Trainer) -> Patch:
     """Return the patch ``(object, name, value)`` with which loggers plot epoch values over rounds."""
     connector = trainer._logger_connector
     log_metrics = connector.log_metrics
 
-    def with_round(
+    def log_with_round_as_step(
         metrics: dict[str, Any],
         step: int | None = None,
     ) -> None:
-        # Lightning has None here outside of an epoch's batches, and else a bool.
+        # `_first_loop_iter` is None outside of an epoch's batches, and else a bool.
         is_within_epoch = connector._first_loop_iter is not None
         has_own_step = step is not None or "step" in metrics
         if is_within_epoch or has_own_step:
             log_metrics(metrics, step=step)
             return
         log_metrics(metrics, step=trainer.current_epoch)
-        if metrics:
-            return
-        # Lightning saves nothing then, and a killed run would lose the round's own curves.
-        for logger in trainer.loggers:
-            logger.save()
+        if not metrics:
+            # Lightning saves loggers only if it has logged. A killed run would lose the curves that flsv has logged.
+            for logger in trainer.loggers:
+                logger.save()
 
-    return connector, "log_metrics", with_round
+    return connector, "log_metrics", log_with_round_as_step
 
 
-def client_curves(trainer: L.Trainer, position: Callable[[], tuple[str, int] | None]) -> Patch:
+def client_curves_patch(
+    trainer: L.Trainer, position: Callable[[], tuple[str, int] | None]
+) -> Patch:
     """Return the patch with which loggers plot single steps by client, where ``position`` gives name and step."""
     connector = trainer._logger_connector
     update = connector.update_train_step_metrics
@@ -175,9 +178,9 @@ def client_curves(trainer: L.Trainer, position: Callable[[], tuple[str, int] | N
         if client_and_step is None or not new_values:
             return
         client, step = client_and_step
-        curves = {f"{name}/{client}": float(value) for name, value in new_values.items()}
+        value_by_curve = {f"{name}/{client}": float(value) for name, value in new_values.items()}
         for logger in trainer.loggers:
-            logger.log_metrics(curves, step=step)
+            logger.log_metrics(value_by_curve, step=step)
 
     return connector, "update_train_step_metrics", update_with_curves
 
@@ -199,41 +202,43 @@ def _newly_logged(
     return new_values
 
 
-def client_means(trainer: L.Trainer, client_name: Callable[[], str | None]) -> list[Patch]:
+def client_means_patches(trainer: L.Trainer, client_name: Callable[[], str | None]) -> list[Patch]:
     """Return the patches with which loggers plot, by client and round, the values that it logs for the epoch."""
     results = trainer.fit_loop.epoch_loop._results
     connector = trainer._logger_connector
-    log = results.log
-    end = connector.epoch_end_reached
+    results_class = type(results)
+    original_log = results.log
+    original_end = connector.epoch_end_reached
     results_by_client: dict[str, Any] = {}
 
-    def log_for_client(fx: str, name: str, value: Any, **options: Any) -> None:
-        log(fx, name, value, **options)
+    def log_for_client(hook: str, name: str, value: Any, **options: Any) -> None:
+        original_log(hook, name, value, **options)
         client = client_name()
         # A metric that is logged as an object counts all clients' samples.
         if client is None or isinstance(value, Metric):
             return
         if client not in results_by_client:
-            results_by_client[client] = type(results)(training=True)
+            results_by_client[client] = results_class(training=True)
         client_results = results_by_client[client]
         client_results.batch_size = results.batch_size
-        client_results.log(fx, name, value, **options)
+        client_results.log(hook, name, value, **options)
 
     def plot_and_end() -> None:
-        curves = {}
+        value_by_curve = {}
         for client, client_results in results_by_client.items():
-            for name, value in client_results.metrics(on_step=False)["log"].items():
-                curves[f"{name}/{client}"] = float(value)
+            logged_values = client_results.metrics(on_step=False)["log"]
+            for name, value in logged_values.items():
+                value_by_curve[f"{name}/{client}"] = float(value)
         results_by_client.clear()
         for logger in trainer.loggers:
-            if curves:
-                logger.log_metrics(curves, step=trainer.current_epoch)
-        end()
+            if value_by_curve:
+                logger.log_metrics(value_by_curve, step=trainer.current_epoch)
+        original_end()
 
     return [(results, "log", log_for_client), (connector, "epoch_end_reached", plot_and_end)]
 
 
-def no_placeholder(trainer: L.Trainer) -> list[Patch]:
+def no_placeholder_patches(trainer: L.Trainer) -> list[Patch]:
     """Return the patches that keep a placeholder value out of TensorBoard's table of runs."""
     patches = []
     for logger in trainer.loggers:
@@ -242,7 +247,7 @@ def no_placeholder(trainer: L.Trainer) -> list[Patch]:
     return patches
 
 
-def unprofiled(trainer: L.Trainer) -> list[Patch]:
+def no_profiling_patches(trainer: L.Trainer) -> list[Patch]:
     """Return the patches with which a Trainer without a profiler skips profiling calls."""
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]  # set by Lightning's connectors
     if type(profiler) is not PassThroughProfiler:
@@ -250,7 +255,7 @@ def unprofiled(trainer: L.Trainer) -> list[Patch]:
     return [(profiler, "profile", nullcontext)]
 
 
-def answering(
+def property_patch(
     trainer: L.Trainer,
     answers: dict[str, Callable[[], Any]],
 ) -> Patch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -14,7 +13,7 @@ from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnect
 from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
 
-from flsv._lightning.patches import Patch
+from flsv._lightning.patches import Patch, do_nothing
 
 #: Holder of the logged values. No callback is told who reads ``trainer.callback_metrics``.
 LoggerConnector = _LoggerConnector
@@ -90,7 +89,7 @@ def progress_of(trainer: L.Trainer) -> list[Any]:
     return counters
 
 
-def without_validations(trainer: L.Trainer) -> list[Patch]:
+def no_validation_patches(trainer: L.Trainer) -> list[Patch]:
     """Return the patches of a Trainer in a fit that leave out its validations, which its arguments do only before."""
     epoch_loop: Any = trainer.fit_loop.epoch_loop
     return [
@@ -108,8 +107,7 @@ def connector_of_logged_values(trainer: L.Trainer) -> Any:
 def keep_callbacks_unrestored(trainer: L.Trainer) -> None:
     """Do not restore modules and callbacks from a resumed run's checkpoint. ``trainer.fit`` restores all or nothing."""
     unfitted: Any = trainer
-    restore: Callable[..., None] = _nothing
-    unfitted._checkpoint_connector._restore_modules_and_callbacks = restore
+    unfitted._checkpoint_connector._restore_modules_and_callbacks = do_nothing
 
 
 def let_callbacks_log(trainer: L.Trainer) -> None:
@@ -120,7 +118,3 @@ def let_callbacks_log(trainer: L.Trainer) -> None:
 
 def _never(*_: Any) -> bool:
     return False
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None

@@ -26,7 +26,7 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from flsv._lightning.patches import Patch, PatchedAttributes, callbacks_of
+from flsv._lightning.patches import Patch, PatchedAttributes, callbacks_of, do_nothing
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
 
@@ -41,25 +41,25 @@ class FinetuningState:
     """Parameters and layers that a trainer's finetuning callbacks have unfrozen."""
 
     def __init__(self, trainer: L.Trainer | None = None) -> None:
-        self._trainer: L.Trainer | None = None
-        self._trained: TrainedNames | None = None
-        if trainer is None:
-            return
-        if any(isinstance(callback, BaseFinetuning) for callback in callbacks_of(trainer)):
-            self._trainer = trainer
+        self._finetuned_trainer: L.Trainer | None = None
+        self._names_at_start: TrainedNames | None = None
+        if trainer is not None and any(
+            isinstance(callback, BaseFinetuning) for callback in callbacks_of(trainer)
+        ):
+            self._finetuned_trainer = trainer
 
     def begin_round(self) -> None:
         """Record which parameters and layers are trained, before callbacks begin the epoch."""
-        if self._trainer is not None:
-            self._trained = _trained(self._trainer.lightning_module)
+        if self._finetuned_trainer is not None:
+            self._names_at_start = _trained_names(self._finetuned_trainer.lightning_module)
 
-    def state(self, within_round: bool) -> TrainedNames | None:
+    def state(self, is_in_round: bool) -> TrainedNames | None:
         """Return the names of trained parameters and BatchNorm layers, for a checkpoint."""
-        if self._trainer is None:
+        if self._finetuned_trainer is None:
             return None
-        if within_round:
-            return self._trained
-        return _trained(self._trainer.lightning_module)
+        if is_in_round:
+            return self._names_at_start
+        return _trained_names(self._finetuned_trainer.lightning_module)
 
     def restore(
         self,
@@ -67,7 +67,7 @@ class FinetuningState:
         state: TrainedNames | None,
     ) -> None:
         """Unfreeze the parameters and layers that ``state`` names, and freeze all others."""
-        if state is None or self._trainer is None:
+        if state is None or self._finetuned_trainer is None:
             return
         for name, parameter in module.named_parameters():
             parameter.requires_grad = name in state["parameters"]
@@ -76,7 +76,7 @@ class FinetuningState:
                 layer.track_running_stats = name in state["tracking"]
 
 
-def _trained(module: L.LightningModule) -> TrainedNames:
+def _trained_names(module: L.LightningModule) -> TrainedNames:
     names_of_parameters = []
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
@@ -122,7 +122,7 @@ def model_of_validation(
 
 
 #: Methods of the callback that are replaced for the length of a fit; a subclass must not override them.
-REPLACED = ("on_train_batch_end", "on_train_epoch_end")
+REPLACED_METHODS = ("on_train_batch_end", "on_train_epoch_end")
 
 
 class RoundAverage:
@@ -132,21 +132,21 @@ class RoundAverage:
         callback = averaging_callback(callbacks)
         self._callback = callback
         self._is_due = False
-        self._step = 0
+        self._step_at_start = 0
         self._is_swapped = False
         self.last_state: dict[str, Tensor] | None = None
-        self.changes: list[Patch] = []
+        self.patches: list[Patch] = []
         if callback is None:
             return
 
-        self._swap = callback._swap_models
-        self._end = callback.on_train_end
-        self._update = callback.on_train_batch_end
-        self.changes = [
-            (callback, "on_train_batch_end", self._batch_end),
-            (callback, "on_train_epoch_end", _nothing),
+        self._original_swap = callback._swap_models
+        self._original_train_end = callback.on_train_end
+        self._original_batch_end = callback.on_train_batch_end  # it updates the average
+        self.patches = [
+            (callback, "on_train_batch_end", self._end_batch_of_callback),
+            (callback, "on_train_epoch_end", do_nothing),
             (callback, "_swap_models", self._swap_models),
-            (callback, "on_train_end", self._train_end),
+            (callback, "on_train_end", self._end_training_of_callback),
         ]
         rank_zero_info(
             f"flsv: {type(callback).__name__} averages global models: a decay of it counts rounds."
@@ -154,14 +154,14 @@ class RoundAverage:
 
     def begin_round(self, trainer: L.Trainer) -> None:
         self._is_due = False
-        self._step = trainer.global_step
+        self._step_at_start = trainer.global_step
 
     def end_batch(self, trainer: L.Trainer) -> None:
         """Record whether the callback would update its average after this batch."""
         callback = self._callback
         if callback is None or self._is_due:
             return
-        if trainer.global_step > self._step:
+        if trainer.global_step > self._step_at_start:
             self._is_due = callback.should_update(step_idx=trainer.global_step - 1)
 
     def end_round(
@@ -180,12 +180,10 @@ class RoundAverage:
         # That an update is due is decided above. The callback would ask itself again.
         patches = PatchedAttributes([(callback, "should_update", lambda **_: True)])
         try:
-            # It updates only after its latest step, which may be one of another fit.
+            # The callback updates only after its latest step, which may be one of another fit.
             callback.load_state_dict({"latest_update_step": -1})
             # An update of the round has neither outputs nor a batch, and any batch index.
-            no_outputs = None
-            no_batch = None
-            self._update(trainer, module, no_outputs, no_batch, 0)
+            self._original_batch_end(trainer, module, outputs=None, batch=None, batch_idx=0)
         finally:
             patches.restore()
 
@@ -207,7 +205,7 @@ class RoundAverage:
         with model_of_validation(trainer, module):
             yield
 
-    def place_last(self, checkpoint: dict[str, Any]) -> None:
+    def put_last_model(self, checkpoint: dict[str, Any]) -> None:
         """Put the last global model into a checkpoint, since the module holds the average."""
         if self.last_state is None:
             return
@@ -216,29 +214,25 @@ class RoundAverage:
         else:
             checkpoint["state_dict"] = self.last_state
 
-    def _batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+    def _end_batch_of_callback(self, trainer: L.Trainer, *_: Any) -> None:
         self.end_batch(trainer)
 
     def _swap_models(self, module: L.LightningModule) -> None:
-        self._swap(module)
+        self._original_swap(module)
         self._is_swapped = not self._is_swapped
 
-    def _train_end(
+    def _end_training_of_callback(
         self,
         trainer: L.Trainer,
         module: L.LightningModule,
     ) -> None:
         self.last_state = copy.deepcopy(module.state_dict())
-        self._end(trainer, module)
-
-
-def _nothing(*_: Any) -> None:
-    pass
+        self._original_train_end(trainer, module)
 
 
 Check = Callable[[dict[str, Any], Any], None]
 #: Key in a checkpoint of the reason why it must not be written.
-_REFUSED = "flsv_refused"
+_REFUSAL_KEY = "flsv_refused"
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
@@ -251,7 +245,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
         """Write a new file beside ``path``, flush it to the disk, and rename it to ``path``."""
-        reason = checkpoint.get(_REFUSED)
+        reason = checkpoint.get(_REFUSAL_KEY)
         if reason:
             rank_zero_warn(f"{path} is not saved: {reason}")
             return
@@ -288,7 +282,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         return checkpoint
 
 
-def install(trainer: L.Trainer, check: Check) -> None:
+def install_checkpoint_io(trainer: L.Trainer, check: Check) -> None:
     """Replace Lightning's default checkpoint plugin, but no plugin of the user, by one that calls ``check`` on what it
     reads."""
     strategy = trainer.strategy
@@ -296,20 +290,20 @@ def install(trainer: L.Trainer, check: Check) -> None:
         strategy.checkpoint_io = DurableCheckpointIO(check)
 
 
-def refuse(
+def mark_as_refused(
     trainer: L.Trainer,
     checkpoint: dict[str, Any],
-    failed: str,
+    failed_round: str,
 ) -> None:
-    """Mark a checkpoint as invalid, since the round ``failed`` has failed. A warning is then shown instead of writing
+    """Mark a checkpoint as invalid, since ``failed_round`` has failed. A warning is then shown instead of writing
     it."""
     reason = (
-        f"{failed} has failed at the server, and metrics that have counted it would count it again in a run that goes "
-        "on from there. Resume from an earlier checkpoint."
+        f"{failed_round} has failed at the server, and metrics that have counted it would count it again in a run that "
+        "goes on from there. Resume from an earlier checkpoint."
     )
     if not isinstance(trainer.strategy.checkpoint_io, DurableCheckpointIO):
         raise ConfigurationError(f"no checkpoint is saved: {reason}")
-    checkpoint[_REFUSED] = reason
+    checkpoint[_REFUSAL_KEY] = reason
 
 
 def _check_sums(path: Any) -> None:

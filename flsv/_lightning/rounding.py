@@ -14,9 +14,11 @@ from torch import Tensor
 #: LeNet and a network with GroupNorm, with SGD, momentum and Adam, on MNIST and CIFAR-10, after 1 to 30 steps.
 NUDGE_FACTOR = 3.0
 #: Smallest relative change of the weights in a nudged copy; it is larger if the arithmetic rounds factors by more.
-NUDGE = 1e-6
+SMALLEST_NUDGE = 1e-6
 #: Two models count as equal if their distance is at most this fraction of the norm of their start point.
 RELATIVE_TOLERANCE = 1e-6
+#: Smallest distance from the initial model that others are divided by.
+_SMALLEST_DIVISOR = 1e-12
 
 
 class Rounding(NamedTuple):
@@ -27,7 +29,7 @@ class Rounding(NamedTuple):
     steps: float
 
     @property
-    def run(self) -> float:
+    def run_tolerance(self) -> float:
         """Return the distance up to which two runs' models count as equal, relative to how far training moved them."""
         return min(0.01, 10 * self.number)
 
@@ -35,10 +37,10 @@ class Rounding(NamedTuple):
         """Return the model ``[P]`` with every entry changed at random, by about a rounding error."""
         generator = torch.Generator().manual_seed(0)  # the same on every device
         noise = torch.randn(len(initial_model), generator=generator, dtype=initial_model.dtype)
-        relative_change = max(NUDGE, self.unit) * noise.to(initial_model)
+        relative_change = max(SMALLEST_NUDGE, self.unit) * noise.to(initial_model)
         return initial_model * (1 + relative_change)
 
-    def caused(
+    def largest_distance(
         self,
         initial_model: Tensor,
         trained: Tensor,
@@ -50,7 +52,7 @@ class Rounding(NamedTuple):
         nudged_displacement = nudged - self.nudged(initial_model)
         return NUDGE_FACTOR * (displacement - nudged_displacement).norm()
 
-    def apart(
+    def unexplained_distance(
         self,
         model: Tensor,
         reference: Tensor,
@@ -65,23 +67,23 @@ class Rounding(NamedTuple):
         if not reference.isfinite().all():
             if model.isfinite().equal(reference.isfinite()):
                 return None
-            return 1.0
+            return 1.0  # as far apart as training moves the model
 
         distance = (model - reference).norm()
         path_length = (reference - initial_model).norm()
-        tolerance = max(self.run * path_length, RELATIVE_TOLERANCE * initial_model.norm())
+        tolerance = max(self.run_tolerance * path_length, RELATIVE_TOLERANCE * initial_model.norm())
         if distance <= tolerance:
             return None
 
-        # Rounding also explains it if a training from weights nudged by a rounding error goes about as far astray. This
-        # is asked last, since it may need another training.
+        # Rounding also explains the distance if a training from nudged weights ends about as far away. This is checked
+        # last, since `nudged` may train again.
         nudged_displacement = nudged()
         if nudged_displacement is not None:
             displacement = model - initial_model
             effect_of_nudge = (displacement - nudged_displacement.double()).norm()
             if distance <= NUDGE_FACTOR * effect_of_nudge:
                 return None
-        return float(distance / path_length.clamp(min=1e-12))
+        return float(distance / path_length.clamp(min=_SMALLEST_DIVISOR))
 
 
 #: ``{arithmetic: tolerances}``. ``"TF32"`` rounds factors of float32 products to 10 bits; ``"half"`` (10 bits) and

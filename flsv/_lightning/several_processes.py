@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -16,8 +17,16 @@ from flsv._lightning.patches import Patch, PatchedAttributes
 #: Hooks that run once per epoch in every process, so that the values that they log are not merged.
 _HOOKS_WITHOUT_CLIENTS = ("on_train_start", "on_train_epoch_start", "on_train_epoch_end")
 
-#: Record of a logged value: its place in the order of all values, the arguments of ``results.log``, the batch's size.
-Record = tuple[int, dict[str, Any], int | None]
+#: Arguments of ``results.log`` that belong to this process: the batch gives Lightning its size.
+_ARGUMENTS_OF_PROCESS = ("batch_size", "sync_dist_fn", "reduce_fx")
+
+
+class Record(NamedTuple):
+    """A logged value: its place in the order of all values, the arguments of ``results.log``, the batch's size."""
+
+    position: int
+    call: dict[str, Any]
+    batch_size: int | None
 
 
 class LoggedValues:
@@ -26,36 +35,36 @@ class LoggedValues:
     def __init__(
         self,
         trainer: L.Trainer,
-        position: Callable[[], int],
+        position_of_client: Callable[[], int],
         exchange: Callable[[Any, str], list[Any]],
-        idle: Callable[[], bool],
+        is_idle: Callable[[], bool],
     ) -> None:
         self._trainer = trainer
-        self._position = position
+        self._position_of_client = position_of_client
         self._exchange = exchange
-        self._idle = idle
+        self._is_idle = is_idle
         self._results = trainer.fit_loop.epoch_loop._results
         self._connector = trainer._logger_connector
         self._records: list[Record] = []
         self._metrics: dict[str, Metric] = {}
         self._reductions: dict[str, Any] = {}
 
-        self._log = self._results.log
-        self._end = self._connector.epoch_end_reached
+        self._original_log = self._results.log
+        self._original_epoch_end = self._connector.epoch_end_reached
         patches = [
             (self._results, "log", self._log_and_record),
-            (self._connector, "epoch_end_reached", self._ended),
+            (self._connector, "epoch_end_reached", self._merge_and_end_epoch),
         ]
         self._patches = PatchedAttributes(patches)
 
     def remove(self) -> None:
         self._patches.restore()
 
-    def _log_and_record(self, fx: str, name: str, value: Any, **kwargs: Any) -> None:
-        self._log(fx, name, value, **kwargs)
-        if fx in _HOOKS_WITHOUT_CLIENTS:
+    def _log_and_record(self, hook: str, name: str, value: Any, **kwargs: Any) -> None:
+        self._original_log(hook, name, value, **kwargs)
+        if hook in _HOOKS_WITHOUT_CLIENTS:
             return
-        key = f"{fx}.{name}"
+        key = f"{hook}.{name}"
         if isinstance(value, Metric):
             self._metrics[key] = value
             return
@@ -65,30 +74,28 @@ class LoggedValues:
         self._reductions[key] = reduction  # for this process, which has the function itself
         # The call can be pickled: another process logs the value again by it.
         call = {
-            "fx": fx,
+            "fx": hook,
             "name": name,
             "value": value.detach().clone(),
             "reduce_fx": reduction if isinstance(reduction, str) else reduction.__name__,
         }
         for argument in kwargs:
-            # These belong to this process: the synchronizing function, and the batch from which Lightning takes a size.
-            if argument not in ("batch_size", "sync_dist_fn", "reduce_fx"):
+            if argument not in _ARGUMENTS_OF_PROCESS:
                 call[argument] = kwargs[argument]
-        self._records.append((self._position(), call, batch_size))
+        self._records.append(Record(self._position_of_client(), call, batch_size))
 
-    def _ended(self) -> None:
+    def _merge_and_end_epoch(self) -> None:
         self._merge()
-        self._end()
+        self._original_epoch_end()
 
     def _merge(self) -> None:
         # Each rank sends its records and its metrics' states. An idle rank has trained no client.
-        records_and_states: Any
-        if self._idle():
-            records_and_states = ([], {})
-        else:
+        records: list[Record] = []
+        states: dict[str, Any] = {}
+        if not self._is_idle():
+            records = self._records
             states = {key: _state(metric) for key, metric in self._metrics.items()}
-            records_and_states = (self._records, states)
-        exchanged = self._exchange(records_and_states, "logged values")
+        exchanged = self._exchange((records, states), "logged values")
 
         records_of_all: list[Record] = []
         for records_of_rank, _ in exchanged:
@@ -105,10 +112,10 @@ class LoggedValues:
 
     def _replace_logged_values(self, records_of_all: Sequence[Record]) -> None:
         """Drop this rank's values, and log those of all ranks in the order in which one process would have."""
-        for _, call, _ in self._records:
-            self._results.pop(_key(call), None)
-        for _, call, batch_size in sorted(records_of_all, key=_position_of):
-            self._log_again(call, batch_size)
+        for record in self._records:
+            self._results.pop(_result_key(record.call), None)
+        for record in sorted(records_of_all, key=attrgetter("position")):
+            self._log_again(record.call, record.batch_size)
         # A single process would have the last step's value at this point, so every rank gets it, too.
         logged_values = self._results.metrics(on_step=True)["callback"]
         self._connector._callback_metrics.update(logged_values)
@@ -123,21 +130,16 @@ class LoggedValues:
         arguments = {
             **call,
             "value": call["value"].to(strategy.root_device),
-            "reduce_fx": self._reductions.get(_key(call), call["reduce_fx"]),
+            "reduce_fx": self._reductions.get(_result_key(call), call["reduce_fx"]),
             "sync_dist_fn": strategy.reduce,
             "batch_size": batch_size or 1,
         }
-        self._log(**arguments)
+        self._original_log(**arguments)
 
 
-def _key(call: dict[str, Any]) -> str:
+def _result_key(call: dict[str, Any]) -> str:
     """Return the key under which Lightning holds a logged value."""
     return f"{call['fx']}.{call['name']}"
-
-
-def _position_of(record: Record) -> int:
-    position, _, _ = record
-    return position
 
 
 def _state(metric: Metric) -> dict[str, Any]:
@@ -172,7 +174,7 @@ def _reduced(
 ) -> Tensor:
     """Apply the reduction of a metric's state ``name`` to the state's values in all processes."""
     reduce = metric._reductions[name]
-    if reduce is None or not callable(reduce):
+    if not callable(reduce):
         raise RuntimeError(
             f"{type(metric).__name__} was logged as an object, and its state {name!r} has no reduction: it cannot "
             "be put together from several processes. Log its values."
@@ -184,36 +186,37 @@ def _reduced(
     if reduce.__name__ == "dim_zero_sum":
         # Every process has begun at the default, which counts once.
         default: Any = metric._defaults[name]
-        reduced = reduced - (len(values) - 1) * default.to(reduced)
+        num_extra_defaults = len(values) - 1
+        reduced = reduced - num_extra_defaults * default.to(reduced)
     return reduced
 
 
-class Counted(NamedTuple):
+class TrainingCounts(NamedTuple):
     """Numbers of batches, of optimizer steps, and of batches that ended with a step."""
 
     batches: int = 0
     steps: int = 0
-    stepped: int = 0
+    batches_that_stepped: int = 0
 
-    def __sub__(self, earlier: Counted) -> Counted:
-        return Counted(
+    def __sub__(self, earlier: TrainingCounts) -> TrainingCounts:
+        return TrainingCounts(
             batches=self.batches - earlier.batches,
             steps=self.steps - earlier.steps,
-            stepped=self.stepped - earlier.stepped,
+            batches_that_stepped=self.batches_that_stepped - earlier.batches_that_stepped,
         )
 
 
-def counts_so_far(trainer: L.Trainer) -> Counted:
+def counts_so_far(trainer: L.Trainer) -> TrainingCounts:
     """Count this process's batches and steps since the beginning of the fit."""
     loop = trainer.fit_loop.epoch_loop
-    return Counted(
+    return TrainingCounts(
         batches=loop.batch_progress.total.ready,
         steps=trainer.global_step,
-        stepped=loop._batches_that_stepped,
+        batches_that_stepped=loop._batches_that_stepped,
     )
 
 
-def add(trainer: L.Trainer, counts: Counted) -> None:
+def add_counts(trainer: L.Trainer, counts: TrainingCounts) -> None:
     """Add other processes' counts of batches and steps to those of this trainer."""
     loop = trainer.fit_loop.epoch_loop
     _add_to(loop.batch_progress, counts.batches)
@@ -223,7 +226,7 @@ def add(trainer: L.Trainer, counts: Counted) -> None:
         _add_to(optimizer_progress.zero_grad, counts.steps)
     else:
         _add_to(loop.manual_optimization.optim_step_progress, counts.steps)
-    loop._batches_that_stepped += counts.stepped
+    loop._batches_that_stepped += counts.batches_that_stepped
 
 
 def _add_to(progress: Any, count: int) -> None:
@@ -251,21 +254,21 @@ def idle_patches(trainer: L.Trainer) -> list[Patch]:
     precision = trainer.precision_plugin
     loop = trainer.fit_loop.epoch_loop
 
-    def nothing(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    def do_nothing(*args: Any, **kwargs: Any) -> dict[str, Any]:
         return {}
 
     return [
-        (module, "_on_before_batch_transfer", _passing(module._on_before_batch_transfer)),
-        (strategy, "batch_to_device", _passing(strategy.batch_to_device)),
-        (precision, "convert_input", _passing(precision.convert_input)),
-        (loop.automatic_optimization, "run", nothing),
-        (loop.manual_optimization, "run", nothing),
-        (module, "on_train_batch_start", nothing),
-        (module, "on_train_batch_end", nothing),
+        (module, "_on_before_batch_transfer", _except_idle_batch(module._on_before_batch_transfer)),
+        (strategy, "batch_to_device", _except_idle_batch(strategy.batch_to_device)),
+        (precision, "convert_input", _except_idle_batch(precision.convert_input)),
+        (loop.automatic_optimization, "run", do_nothing),
+        (loop.manual_optimization, "run", do_nothing),
+        (module, "on_train_batch_start", do_nothing),
+        (module, "on_train_batch_end", do_nothing),
     ]
 
 
-def _passing(step: Any) -> Any:
+def _except_idle_batch(step: Any) -> Any:
     """Return a function that calls ``step`` for every batch but an :class:`IdleBatch`, which it returns."""
 
     def pass_by(batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from flsv._lightning.evaluation import each_loader
+from flsv._lightning.evaluation import list_loaders
 from flsv.data.groups import client_called
 from flsv.data.loaders import TensorBatches, rows_of, tensors_of
 from flsv.data.splits import FederatedSplits
@@ -137,7 +137,7 @@ def loader_hash(loaders: Any) -> str:
 def loader_rows(loaders: Any) -> int | None:
     """Count the samples that one or several loaders read. Return None if a loader has no length."""
     num_rows = 0
-    for loader in each_loader(loaders):
+    for loader in list_loaders(loaders):
         if isinstance(loader, TensorBatches):
             num_rows += len(loader.indices)
         elif isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__"):

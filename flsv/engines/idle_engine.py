@@ -22,5 +22,5 @@ class IdleEngine(Engine):
         return IdleBatch()
 
     def finish_epoch(self) -> None:
-        self.loop.train_epoch(idle=True)
+        self.loop.train_epoch(is_idle=True)
         super().finish_epoch()

@@ -20,9 +20,9 @@ from torch import nn
 from flsv._lightning.evaluation import (
     all_on_device,
     count_answers,
-    each_loader,
     evaluating,
     keep_batches,
+    list_loaders,
     on_device,
 )
 from flsv.configuration.federation_config import FederationConfig
@@ -177,7 +177,7 @@ def _options_for_logs(trainer: L.Trainer, data: FederatedDataModule, space: Para
     """Name the values that a validation of the first batches logs. Raise ConfigurationError if there are none."""
     if not is_overridden("validation_step", trainer.lightning_module, L.LightningModule):
         raise ConfigurationError("there is no validation_step.")
-    first_batches = [islice(loader, 1) for loader in each_loader(data.val_dataloader())]
+    first_batches = [islice(loader, 1) for loader in list_loaders(data.val_dataloader())]
     kept_batches = keep_batches(trainer, first_batches)
     models = ValidatedModels(trainer, space, kept_batches, names=())
     logged_names = models.logged()

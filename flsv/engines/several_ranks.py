@@ -11,7 +11,12 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flsv._lightning.several_processes import Counted, LoggedValues, add, counts_so_far
+from flsv._lightning.several_processes import (
+    LoggedValues,
+    TrainingCounts,
+    add_counts,
+    counts_so_far,
+)
 from flsv.core import ClientPlacement, Round, ranks_of
 from flsv.core.matrix import empty_rows
 from flsv.data import FederatedDataModule
@@ -123,7 +128,7 @@ class SeveralRanks(Engine):
         keep_trained = self._config.evaluation.keeps
         counted = counts_so_far(self.trainer) - self._counts_at_start
         # Lightning adds the last batch after its hooks.
-        counted = counted._replace(stepped=counted.stepped + 1)
+        counted = counted._replace(batches_that_stepped=counted.batches_that_stepped + 1)
         updates = []
         for update in self.updates:
             updates.append(replace(update, vector=update.vector.new_empty(0)))
@@ -132,7 +137,7 @@ class SeveralRanks(Engine):
             "broken": self.broken,
             "trained": self._models_unlike_sent() if keep_trained else {},
             "buffers": self.local_training.state.next_buffers,
-            "counted": Counted() if self._idle() else counted,
+            "counted": TrainingCounts() if self._idle() else counted,
             "generators": None,
         }
         if not self._idle() and self._visits[-1].client == self._clients[-1]:
@@ -150,8 +155,8 @@ class SeveralRanks(Engine):
         restore_global_rngs((*generators[:3], None))
         restore_torch_rngs(generators[2:], device)
         counts_of_ranks = [part_of_rank["counted"] for part_of_rank in parts]
-        counted_everywhere = Counted(*map(sum, zip(*counts_of_ranks)))
-        add(self.trainer, counted_everywhere - counted)
+        counted_everywhere = TrainingCounts(*map(sum, zip(*counts_of_ranks)))
+        add_counts(self.trainer, counted_everywhere - counted)
 
     def _models_unlike_sent(self) -> dict[int, Tensor]:
         """Return the clients' trained models, where they are not what the clients sent."""

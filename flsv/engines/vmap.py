@@ -29,11 +29,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from flsv._lightning.evaluation import as_given, stand_in
+from flsv._lightning.evaluation import as_given, copy_of_trainer
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.private import ATTRIBUTES_OF_MODULES
 from flsv._lightning.rounding import rounding_of
-from flsv._lightning.several_processes import Counted, add
+from flsv._lightning.several_processes import TrainingCounts, add_counts
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.idle_engine import IdleEngine
 from flsv.games.lent_module import lent
@@ -181,7 +181,7 @@ class VmapProcess(IdleEngine):
             clients = [self._begin_and_suspend(visit) for visit in visits]
             self._train_rows(clients)  # adds 1 to `_visited` for each client
         num_steps = sum(visit.batches for visit in self._visits)
-        add(self.trainer, Counted(steps=num_steps))
+        add_counts(self.trainer, TrainingCounts(steps=num_steps))
 
     def _begin_and_suspend(self, visit: ClientBatches) -> _Begun:
         """Begin a client's training outside of the Trainer's loop, and return its model and batches."""
@@ -318,7 +318,7 @@ def try_rows(
     without a gradient. ``unstacked`` names tensors that all batched models share."""
     module = trainer.lightning_module
     with isolated_rngs(seed, "trial of rows"), lent(module, space):
-        trial = stand_in(trainer, module)
+        trial = copy_of_trainer(trainer, module)
         parameters = {id(parameter): parameter for parameter in module.parameters()}
         optimizer = deepcopy(trainer.optimizers[0], parameters)
         trial.strategy.optimizers = [optimizer]
@@ -362,7 +362,7 @@ def try_rows(
     effects = []
     for name in coarse & rows.keys():
         initial_vector = initial[name].flatten()
-        effects.append(rounding.caused(initial_vector, *rows[name].flatten(1)))
+        effects.append(rounding.largest_distance(initial_vector, *rows[name].flatten(1)))
     rounded = max(rounding.steps * path_length, _norm(effects))
     for name, tensor in rows.items():
         _compare(module, name, tensor[0], model[name], rounding.number, rounded)

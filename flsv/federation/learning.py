@@ -69,15 +69,13 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
 
 def learning_record(run: FederationRun) -> dict[str, Any]:
     """Return the entries of ``run.json`` on the performance at the run's start and end."""
-    # "paid_in" has, by metric, the performance at the run's start and end, the majority class's accuracy, the sum of
-    # values, and the metric's own facts on them.
     contributions = run.metrics.contributions
-    facts_by_metric = {}
+    record_by_metric = {}
     for name, performance in performances(run).items():
         sum_of_values = None
         if name in contributions:
             sum_of_values = float(contributions[name].nansum())
-        facts_by_metric[name] = {
+        record_by_metric[name] = {
             "by": performance["by"],
             "start": run.state.start.get(name),
             "end": performance["value"],
@@ -87,5 +85,7 @@ def learning_record(run: FederationRun) -> dict[str, Any]:
         }
         metric = run.metrics.metrics[name]
         if isinstance(metric, ContributionMetric):
-            facts_by_metric[name].update(metric.payment_record())
-    return {"paid_in": facts_by_metric}
+            record_by_metric[name].update(metric.payment_record())
+    # By metric: the performance at the run's start and end, the accuracy of always answering the most frequent class,
+    # the number of samples, the sum of values, and the metric's own facts.
+    return {"paid_in": record_by_metric}

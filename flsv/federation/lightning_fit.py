@@ -20,13 +20,13 @@ from flsv._lightning.fit_loop import FederatedFitLoop, Rounds
 from flsv._lightning.patches import (
     PatchedAttributes,
     callbacks_of,
-    client_curves,
-    client_means,
-    no_placeholder,
-    round_axis,
-    unprofiled,
+    client_curves_patch,
+    client_means_patches,
+    no_placeholder_patches,
+    no_profiling_patches,
+    round_axis_patch,
 )
-from flsv._lightning.round_boundary import FinetuningState, RoundAverage, refuse
+from flsv._lightning.round_boundary import FinetuningState, RoundAverage, mark_as_refused
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
@@ -44,10 +44,10 @@ from flsv.training.training_step import is_type_error, note_on_types
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.errors import ConfigurationError
 
-_EARLY = "the epoch ended before the round's last batch"
+_ENDED_EARLY = "the epoch ended before the round's last batch"
 
 #: Warnings that Lightning would repeat in every round.
-_EVERY_ROUND = (
+_REPEATED_WARNINGS = (
     r".*isinstance\(treespec, LeafSpec\)",
     r"The number of training batches \(\d+\) is smaller than the logging",
 )
@@ -74,8 +74,8 @@ class LightningFit(Rounds):
         self.run_state = run_state
         self.extension = extension
 
-        self.fitting = True
-        self._finished = False
+        self.is_fitting = True
+        self._has_finished = False
         self.requested_seed: int | str | None = config.seed
         if config.seed is None:
             self.requested_seed = os.environ.get("PL_GLOBAL_SEED")
@@ -84,20 +84,20 @@ class LightningFit(Rounds):
         self.average = RoundAverage()
         self.finetuning = FinetuningState()
 
-        self._undo = ExitStack()
-        self.files = config.reporting.files and leaves_files(trainer)
-        if self.files and trainer.is_global_zero:
+        self._cleanup = ExitStack()
+        self._writes_files = config.reporting.files and leaves_files(trainer)
+        if self._writes_files and trainer.is_global_zero:
             folder_lock = FolderLock(run_folder(trainer))
-            self._undo.callback(folder_lock.release)
+            self._cleanup.callback(folder_lock.release)
         self.loop = FederatedFitLoop(trainer, rounds=self)
-        self._undo.callback(self.loop.give_back)
+        self._cleanup.callback(self.loop.give_back)
 
     # ---- before the first round
 
     def set_up(self, settings: Mapping[str, str]) -> None:
         """Prepare the trainer and the metrics, before the module is on its device. ``settings`` describe the loop."""
-        self._undo.enter_context(warnings.catch_warnings())
-        for message in _EVERY_ROUND:
+        self._cleanup.enter_context(warnings.catch_warnings())
+        for message in _REPEATED_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
         self.run_state.identity = fit_identity(settings, self.data)
         self._set_up_metrics()
@@ -158,13 +158,13 @@ class LightningFit(Rounds):
             (trainer, "limit_train_batches", 1.0),
             (trainer, "reload_dataloaders_every_n_epochs", 1),
             (trainer.fit_loop.epoch_loop, "max_steps", -1),
-            round_axis(trainer),
-            *no_placeholder(trainer),
-            *unprofiled(trainer),
+            round_axis_patch(trainer),
+            *no_placeholder_patches(trainer),
+            *no_profiling_patches(trainer),
         )
-        self._undo.callback(self.steps.patch_step_counts().restore)
+        self._cleanup.callback(self.steps.patch_step_counts().restore)
         self._lengths = self.steps.patch_batch_counts()
-        self._undo.callback(self._lengths.restore)
+        self._cleanup.callback(self._lengths.restore)
 
     def _agreed_seed(self) -> int:
         """Return the seed of the run, the same on all processes."""
@@ -175,7 +175,8 @@ class LightningFit(Rounds):
 
         # Several ranks take the seed of the first, and check that all have the same data and settings.
         strategy: Any = self.trainer.strategy
-        if hasattr(strategy, "agree"):
+        has_several_ranks = hasattr(strategy, "agree")
+        if has_several_ranks:
             identity = self.run_state.identity
             return strategy.agree(self.trainer, identity, seed, engine=self.config.engine)
         return seed
@@ -217,24 +218,23 @@ class LightningFit(Rounds):
             trainer,
             federation,
             run_state,
-            files=self.files,
+            files=self._writes_files,
             lines_on_coalitions=lines_on_coalitions,
         )
 
     def _plot_steps(self, engine: Engine) -> None:
         """Plot what clients log of their single steps, and of a round."""
         interval = self.config.reporting.client_steps
-        one_process = resolve_name(ENGINES["sequential"])
-        if type(engine) is not one_process or self.config.private:
+        sequential_engine = resolve_name(ENGINES["sequential"])
+        if type(engine) is not sequential_engine or self.config.private:
             raise ConfigurationError(
                 f"Reporting(client_steps={interval}): single steps can be seen of clients that train one after the "
                 "other in this process, without privacy. Sites, ranks, vmap and private clients tell nothing of them. "
                 "Leave it out."
             )
         position = partial(self.steps.position_on_curves, interval)
-        self._change(client_curves(self.trainer, position))
-        for patch in client_means(self.trainer, self.steps.client_name):
-            self._change(patch)
+        self._change(client_curves_patch(self.trainer, position))
+        self._change(*client_means_patches(self.trainer, self.steps.client_name))
 
     def _engine_class(self) -> Callable[..., Engine]:
         """Return the engine that the loop names, or that of the trainer's strategy for several processes."""
@@ -253,8 +253,9 @@ class LightningFit(Rounds):
         engine = federation.engine
         run_state = self.run_state
         assert self.reports is not None
+        # Before the module's own hooks are patched, which the client algorithm may look at.
         algorithm: Any = federation.config.client_algorithm
-        if algorithm is not None:  # this comes before the module's own hooks are patched
+        if algorithm is not None:
             algorithm.check_fit(self.trainer, federation.config)
         if run_state.configured_options is not None:
             engine.options.apply(run_state.configured_options)
@@ -280,7 +281,7 @@ class LightningFit(Rounds):
 
         self._change(
             (strategy, "lightning_module_state_dict", state_dict_of_global_model),
-            *self.average.changes,
+            *self.average.patches,
         )
 
     # ---- the state of the fit
@@ -313,28 +314,28 @@ class LightningFit(Rounds):
         self.reports.begin_round()
         self.finetuning.begin_round()
         self.average.begin_round(self.trainer)
-        self.running.remember()
+        self.running.begin_round()
 
-    def round(self) -> None:
+    def run_round(self) -> None:
         """Run a round in place of an epoch of Lightning's fit loop."""
         assert self.reports is not None
         trainer = self.trainer
         index = self.state.round_index
         is_last = index + 1 == trainer.max_epochs
         try:
-            complete = self.running.round(self.reports.write, is_last)
-        except StopIteration:  # Lightning would take it for the end of the fit
-            complete = False
+            is_complete = self.running.run_round(self.reports.write, is_last)
+        except StopIteration:  # Lightning would take this error for the end of the fit
+            is_complete = False
         finally:  # the round is over even if the next cohort cannot be drawn
             self.loop.is_in_round = self.state.round_index == index
 
-        if not complete:
+        if not is_complete:
             if not trainer.should_stop:
                 raise RuntimeError(
-                    f"{_EARLY} {self.place()}: a hook raised StopIteration, or on_train_batch_start returned -1. A "
-                    "federation has no other round to skip to."
+                    f"{_ENDED_EARLY} {self.place()}: a hook raised StopIteration, or on_train_batch_start returned -1. "
+                    "A federation has no other round to skip to."
                 )
-            self.discard(_EARLY)
+            self.discard(_ENDED_EARLY)
             return
 
         self.average.end_batch(trainer)
@@ -342,35 +343,37 @@ class LightningFit(Rounds):
         self.running.engine.finish_epoch()
         if is_last:
             return
-        reason = self.running.spent()
-        if reason:
+        why_stopped = self.running.why_budget_is_spent()
+        if why_stopped:
             trainer.should_stop = True
-            warnings.warn(f"training stops after {index + 1} rounds: {reason}.", stacklevel=2)
+            warnings.warn(f"training stops after {index + 1} rounds: {why_stopped}.", stacklevel=2)
 
     # ---- between rounds
 
-    def score_round(self, ended: bool = False) -> None:
-        """Score the module after all hooks of a round, or with ``ended`` of the fit, if metrics need its score."""
+    def score_round(self, is_run_over: bool = False) -> None:
+        """Score the module after all hooks of a round, or with ``is_run_over`` of the fit, if metrics need its
+        score."""
         if not self.loop.has_begun_round:
             return
         module = self.trainer.lightning_module
         last_round = self.state.round_index - 1
 
         # At the end the module holds what the run delivers. A round that was begun is discarded.
-        if ended:
+        if is_run_over:
             self.extension.end_round(module, last_round, skips_scored=False)
             return
 
-        # Several calls may follow a round. Only a validation scores it anew. Within a round there is nothing to score.
+        # Several calls may follow a round, and only a validation scores the round again. Within a round there is
+        # nothing to score.
         if not self.loop.is_in_round:
-            is_scored_anew = self.trainer.validating
+            skips_scored = not self.trainer.validating
             with self.average.model_of_validation(self.trainer, module):
-                self.extension.end_round(module, last_round, skips_scored=not is_scored_anew)
+                self.extension.end_round(module, last_round, skips_scored=skips_scored)
 
     def begin_validation(self) -> None:
         """Discard an unfinished round, so that the module holds the global model."""
-        if self.fitting and self.loop.is_in_round:
-            self.discard(_EARLY)
+        if self.is_fitting and self.loop.is_in_round:
+            self.discard(_ENDED_EARLY)
 
     def discard(self, why: str) -> None:
         """Discard an unfinished round with a warning, if there is one."""
@@ -391,8 +394,9 @@ class LightningFit(Rounds):
         """Change a checkpoint that is being saved to the state between two rounds."""
         if self.reports is None:
             return
-        if self.running.at_server:
-            refuse(self.trainer, checkpoint, f"round {self.state.round_index + 1}")
+        if self.running.is_at_server:
+            # An error has come between the clients' training and the end of the round.
+            mark_as_refused(self.trainer, checkpoint, f"round {self.state.round_index + 1}")
         self.reports.flush()
 
         # After the fit the trainer has its own loop.
@@ -400,21 +404,22 @@ class LightningFit(Rounds):
         if self.loop.is_in_round:
             self.loop.rewind(checkpoint)
         else:
-            self.average.place_last(checkpoint)
+            self.average.put_last_model(checkpoint)
 
     # ---- the end
 
     def finish(self) -> None:
         """Value the last round, train missing coalitions, and write the final results."""
         assert self.reports is not None
-        # What is only known now belongs to the last round, whose rows are written already.
+        # Values that are only known now belong to the last round, whose rows are written already.
         late_values = self.metrics.end_run()
         late_scores: Mapping[str, torch.Tensor] = {}
-        if self.running.end_run():  # it has tested the clients' own models
+        has_tested_clients = self.running.end_run()
+        if has_tested_clients:
             late_scores = self.state.client_scores
-        self.score_round(ended=True)
+        self.score_round(is_run_over=True)
         self._warn_of_filters()
-        self._finished = True
+        self._has_finished = True
         if self.state.global_vector is not None:
             self._train_and_write_late(late_values, late_scores)
         self.reports.finish()
@@ -434,20 +439,17 @@ class LightningFit(Rounds):
     ) -> None:
         """Train the missing coalitions, and write their values with the late ones of the last round."""
         assert self.reports is not None
-        values_by_round: dict[int, Mapping[str, torch.Tensor]] = {}
+        values_by_round = dict(self.extension.train(self._ended_run()))
         if late_values or late_scores:
             last_round = self.state.round_index - 1
-            values_by_round[last_round] = late_values
-        values_of_trained_coalitions = self.extension.train(self._ended_run())  # by round
-        for round_index, values in values_of_trained_coalitions.items():
-            late_values_of_round = values_by_round.get(round_index, {})
-            values_by_round[round_index] = {**late_values_of_round, **values}
+            trained_values = values_by_round.get(last_round, {})
+            values_by_round[last_round] = {**late_values, **trained_values}
         self.reports.write_late(values_by_round, late_scores)
 
     def _ended_run(self) -> EndedRun:
         """Describe the run for the training of its coalitions."""
         folder = None
-        if self.files:
+        if self._writes_files:
             folder = run_folder(self.trainer)
         settings = self.run_state.identity.flat()
         settings["seed"] = str(self.state.seed)
@@ -468,7 +470,7 @@ class LightningFit(Rounds):
 
     def end(self) -> None:
         """Finish a resumed run that had no round left."""
-        if not self._finished and self.extension.has_missing_values:
+        if not self._has_finished and self.extension.has_missing_values:
             self.running.make_games()
             self.finish()
 
@@ -506,8 +508,8 @@ class LightningFit(Rounds):
 
     def close(self, failed: bool = False) -> None:
         """Undo the changes to the trainer and its module, and close the reports."""
-        self.fitting = False
-        self._undo.close()
+        self.is_fitting = False
+        self._cleanup.close()
         if self.reports is not None:
             self.reports.close(failed)
         if self.federation is not None:
@@ -517,4 +519,4 @@ class LightningFit(Rounds):
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
         """Set attributes, each ``(object, name, value)``, until the fit's end."""
         patches = PatchedAttributes(list(changes))
-        self._undo.callback(patches.restore)
+        self._cleanup.callback(patches.restore)

@@ -17,7 +17,7 @@ import lightning as L
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv._lightning.round_boundary import install
+from flsv._lightning.round_boundary import install_checkpoint_io
 from flsv.aggregation import Aggregator
 from flsv.configuration.federation_config import (
     ClientEvaluation,
@@ -115,7 +115,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         FederatedLoop(aggregator=ShapFedWA(), metrics={'cssv': ClassSpecificShapley()}), 0 rounds done
     """
 
-    _instead = "Use loop.replace({0}), which gives a new loop."
+    _remedy_template = "Use loop.replace({0}), which gives a new loop."
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
@@ -223,7 +223,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         stage: str,
     ) -> None:
         check_saved = partial(check_checkpoint, trainer, self.state_key, self.check_state)
-        install(trainer, check_saved)
+        install_checkpoint_io(trainer, check_saved)
         if stage != "fit":
             return
 
@@ -319,7 +319,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self._lightning_fit is None or not self._lightning_fit.fitting:
+        if self._lightning_fit is None or not self._lightning_fit.is_fitting:
             return  # validating, testing or predicting with a checkpoint: only the global model matters
         self.check_state(state_dict)
         with refuse_incomplete():
@@ -476,7 +476,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
                 "loop.history(): the fit has written no contributions.csv. Give the Trainer a default_root_dir or a "
                 "logger, and leave Reporting(files=True)."
             )
-        read_run = resolve_name("flsv.report:read_run")
+        read_run = resolve_name("flsv.report:read_run")  # needs pandas, which is slow to import
         table: pandas.DataFrame = read_run(self.run_state.csv)
         return table
 

@@ -111,12 +111,12 @@ class RunReports:
         return self._trainer.is_global_zero and not self._trainer.fast_dev_run
 
     def _progress(self) -> dict[str, str]:
-        rounds = self._trainer.max_epochs
-        round_number = self._state.round_index
-        if round_number != rounds:  # the number of the round that is in progress
-            round_number += 1
+        num_rounds = self._trainer.max_epochs
+        round_number = self._state.round_index  # of the last complete round, from 1
+        if round_number != num_rounds:
+            round_number += 1  # of the round in progress
         return {
-            "round": f"{round_number}/{rounds}",
+            "round": f"{round_number}/{num_rounds}",
             "client": self._federation.engine.place,
         }
 
@@ -127,18 +127,18 @@ class RunReports:
         """Return the sink that writes ``contributions.csv`` to ``path``, after the rows of a resumed run's file."""
         csv = CSV(path, self._data.client_names)
         first_round = self._state.round_index
-        if earlier_csv is None:
-            earlier_path = path.resolve()
-        else:
+        full_path = path.resolve()
+        earlier_path = full_path
+        if earlier_csv is not None:
             earlier_path = Path(earlier_csv)
         is_resumed = first_round > 0 and earlier_path.is_file()
         if is_resumed:
             self.results.resume(self._rows_at_start)
 
-        is_in_another_folder = earlier_path != path.resolve()
-        if is_in_another_folder:
-            csv.begin(first_round, earlier_path)  # copies the earlier rows
-            return csv  # the loggers begin anew there
+        if earlier_path != full_path:
+            # In another folder the loggers begin anew, but the file gets copies of the earlier rows.
+            csv.begin(first_round, earlier_path)
+            return csv
         earlier_rows = csv.begin(first_round)
         self._logged_keys = {_row_key(row) for row in earlier_rows}
         return csv
@@ -227,7 +227,7 @@ class RunReports:
             losses=losses,
             norms=federation.server.norms,
             scores=state.client_scores,
-            evaluated=federation.evaluated,
+            evaluated=federation.has_evaluated_clients,
             events=self._events(),
             with_pictures=self._draws_pictures(state.round_index),
         )
@@ -254,8 +254,8 @@ class RunReports:
             )
             results.append(result)
 
-        # A logger cannot replace what it holds: it gets no round again whose values are in the file, which is written
-        # last, once the loggers have them.
+        # A logger cannot replace values, so it gets each round's once. The file is written last: after a crash, the
+        # loggers have all rounds that it holds.
         unlogged_results = [result for result in results if not self._is_logged(result)]
         sinks_with_file_last = sorted(self.sinks, key=lambda sink: isinstance(sink, CSV))
         for sink in sinks_with_file_last:
@@ -279,8 +279,10 @@ class RunReports:
     @property
     def _reports_learning(self) -> bool:
         """Return whether the output includes the model's performance at the start and the end."""
-        if self._federation.server.games is None and self._federation.metrics.game_metrics:
-            return False  # a resumed run without a round
+        # A resumed run without a round has no games.
+        lacks_games = self._federation.server.games is None
+        if lacks_games and self._federation.metrics.game_metrics:
+            return False
         if not self._metrics or self._trainer.fast_dev_run:
             return False
         reporting = self._config.reporting
@@ -296,7 +298,7 @@ class RunReports:
         if not self._reports_learning and are_defined:
             return  # there is nothing to report or to check
 
-        # This raises the error.
+        # This raises an error if a measure is not defined.
         initial_scores = resolve_name(_LEARNING).untrained_scores(self._federation)
         if self._reports_learning:
             self._state.start.update(initial_scores)
@@ -311,12 +313,13 @@ class RunReports:
             self._warn_of_other_accuracies(learning)
         result = self._result(learning)
 
-        # Pictures are drawn after the last round. That it was the last was not known then if the run has ended early.
+        # Pictures are drawn after the last round. If the run has ended early, the last round is known only now.
         index = result.round_index
-        has_drawn = self._draws_pictures(index)
-        is_due = self._config.reporting.draws(index, rounds=index + 1)  # the last of so many
+        num_rounds = index + 1
+        is_due = self._config.reporting.draws(index, num_rounds)
+        draws_now = is_due and not self._draws_pictures(index)
         for sink in self.sinks:
-            if is_due and not has_drawn:
+            if draws_now:
                 sink.draw(result)
             sink.finish(result)
 
@@ -327,12 +330,12 @@ class RunReports:
             return  # the last model was not validated
         accuracies = []
         for metric, measure in self._federation.metrics.performances.items():
-            accuracy = learning["paid_in"][metric]["end"]
-            if measure == "accuracy" and accuracy is not None:
-                accuracies.append(accuracy)
+            end_value = learning["paid_in"][metric]["end"]
+            if measure == "accuracy" and end_value is not None:
+                accuracies.append(end_value)
         if not accuracies:
             return
-        accuracy = accuracies[0]  # all metrics have the same
+        accuracy = accuracies[0]  # the same for all metrics
         for name, logged_value in self._logged_numbers().items():
             differs = abs(logged_value - accuracy) > _TOLERANCE
             if _ACCURACY.fullmatch(name) and differs:
@@ -345,6 +348,7 @@ class RunReports:
     def _trial_summary(self) -> str:
         """Describe, after a trial run, which performance measures can be used to value clients."""
         space = self._federation.engine.space
+        # Imported here, since other runs do not need the module.
         possible_measures = resolve_name("flsv.engines.scoring:possible_measures")
         sentences = [
             f"a batch of each of {self._data.num_clients} clients was trained, and nothing is kept."
@@ -357,7 +361,7 @@ class RunReports:
         if not self._state.round_index or not self._prints:
             return
         outdated_names = self._federation.metrics.outdated_names()
-        if not self._federation.evaluated and self._config.evaluation.every:
+        if not self._federation.has_evaluated_clients and self._config.evaluation.every:
             outdated_names.append("the scores of clients' own models")
         if outdated_names:
             warnings.warn(
@@ -365,7 +369,7 @@ class RunReports:
                 "are of an earlier round. Resume the run, or let it end by max_epochs, max_time or early stopping.",
                 stacklevel=2,
             )
-        self.terminal.show_table(self._result({}))
+        self.terminal.show_table(self._result(learning={}))
 
     def _result(self, learning: dict[str, Any]) -> RunResult:
         state = self._state
@@ -492,24 +496,24 @@ def _row_key(row: Row) -> tuple[Any, ...]:
 
 
 def current_table(
-    board: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None
+    metrics: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None
 ) -> pandas.DataFrame:
     """Return a table of the present values, weights and scores of clients' own models."""
-    results = RoundResults(board.metrics, client_names or _names(board, state))
+    results = RoundResults(metrics.metrics, client_names or _client_names(metrics, state))
     last_round = max(0, state.round_index - 1)
     # Columns beside the metrics': the aggregation weights and the scores of clients' own models.
     rows = results.rows(
         last_round,
-        board.contributions,
+        metrics.contributions,
         weight=state.weights,
         **state.client_scores,
     )
     return tidy(frame(rows))
 
 
-def _names(board: ContributionMetrics, state: FederationState) -> list[str]:
+def _client_names(metrics: ContributionMetrics, state: FederationState) -> list[str]:
     """Return the clients' names as the metrics know them, else their ids."""
-    for metric in board.metrics.values():
+    for metric in metrics.metrics.values():
         names = getattr(metric, "client_names", None)
         if names:
             return list(names)
@@ -522,11 +526,11 @@ def events_of(
 ) -> list[Event]:
     """Return one event for each client and kind of fault in the run."""
     _note_faults(filters, state)  # adds to `state.incidents`
-    group_of_client: dict[int, Sequence[int]] = {}  # the clients that send the same update
+    group_by_client: dict[int, Sequence[int]] = {}  # the clients that send the same update
     for update_filter in filters:
         for group in update_filter.groups:
             for client in group:
-                group_of_client[client] = group
+                group_by_client[client] = group
 
     events = []
     for incident in state.incidents:
@@ -537,8 +541,9 @@ def events_of(
             num_updates = int(state.updates_received[client])
         clients_with_copies = []
         if fault == COPY:
-            copied_group = group_of_client.get(client, ())
+            copied_group = group_by_client.get(client, ())
             clients_with_copies = [member for member in copied_group if member != client]
+        # An incident also has the first and last round, and the number of times.
         events.append(Event(**incident, of=num_updates, others=clients_with_copies))
     return events
 

@@ -15,18 +15,18 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import READABLE_CHECKPOINTS, check_format, warn_of_versions
 
 #: Hyper-parameters that select the network. If they differ, weights are refused even if all shapes agree.
-NETWORK = ("network", "network_args")
+NETWORK_OPTIONS = ("network", "network_args")
 
 
 def check_checkpoint(
     trainer: L.Trainer,
     key: str,
-    check: Callable[[dict[str, Any], int | None], None],
+    check_loop_state: Callable[[dict[str, Any], int | None], None],
     checkpoint: dict[str, Any],
     path: Any,
 ) -> None:
-    """Check that the trainer can use a checkpoint that was read from ``path``. ``check`` checks the loop's state,
-    stored under ``key``."""
+    """Check that the trainer can use a checkpoint that was read from ``path``. ``check_loop_state`` checks the loop's
+    state, stored under ``key``."""
     callback_states = checkpoint.get("callbacks") or {}
     loop_state = callback_states.get(key)
     data = getattr(trainer, "datamodule", None)
@@ -36,7 +36,7 @@ def check_checkpoint(
                 f"{path} holds weights only, or was not saved by a {key}: it can be tested, not resumed. Name another, "
                 "or start a new run without ckpt_path."
             )
-        check(loop_state, trainer.max_epochs)
+        check_loop_state(loop_state, trainer.max_epochs)
     elif trainer.state.fn == "validate" and isinstance(data, FederatedDataModule):
         saved_identity = (loop_state or {}).get("identity")
         if saved_identity is not None and saved_identity["samples"] != sample_hashes(data):
@@ -46,7 +46,7 @@ def check_checkpoint(
                 stacklevel=2,
             )
     check_module(trainer.lightning_module, checkpoint, path)
-    # Lightning converts too late: of a double state read into a single-precision module, single precision is left.
+    # Lightning converts the module after it has read the weights, when those in double precision have lost digits.
     trainer.precision_plugin.convert_module(trainer.lightning_module)
 
 
@@ -110,7 +110,8 @@ def check_sharing(
     if not saved:
         return
     saved_identity = Identity(saved, {})
-    differences = Identity(present, {}).other_settings(saved_identity, "{}, and was {}")
+    present_identity = Identity(present, {})
+    differences = present_identity.other_settings(saved_identity, "{}, and was {}")
     if differences:
         raise ConfigurationError(
             f"the run is resumed with another part of the module shared ({'; '.join(differences)}). What is frozen, "
@@ -126,7 +127,7 @@ def check_module(
     """Check that a checkpoint is of this network, not of another with the same shapes."""
     saved_options = checkpoint.get("hyper_parameters", {})
     options = module.hparams
-    for name in NETWORK:
+    for name in NETWORK_OPTIONS:
         if name not in saved_options or name not in options:
             continue
         value = described(options[name])

@@ -54,8 +54,8 @@ class FederationRun:
         self.state = state
         self.engine = engine
         self.rounds = rounds
-        self.evaluated = False
-        self.at_server = False
+        self.has_evaluated_clients = False
+        self.is_at_server = False
         self.space = engine.space
         self.clients = engine.manager.clients
         self.channel = engine.manager.channel
@@ -118,7 +118,7 @@ class FederationRun:
         measures = dict(self.metrics.performances)
         for role, strategy in self.config.strategies.items():
             # A strategy that reads utilities of coalitions plays their game.
-            plays_game = any(VOCABULARY[name].plays for name in reads_of(strategy))
+            plays_game = any(VOCABULARY[name].plays_game for name in reads_of(strategy))
             if plays_game:
                 measure = attribute_of(strategy, "measured_by", "accuracy")
                 measures[f"{role} {strategy!r}"] = measure
@@ -152,12 +152,12 @@ class FederationRun:
 
     # ---- a round
 
-    def remember(self) -> None:
+    def begin_round(self) -> None:
         """Seed the random numbers, and store the global model."""
         seed_global_rngs(self.state.seed, "round", self.state.round_index)
         self.engine.local_training.state.remember()
 
-    def round(
+    def run_round(
         self,
         write: Callable[[Round], None],
         is_last: bool,
@@ -165,22 +165,22 @@ class FederationRun:
         """Run a round, pass it to ``write``, and return whether it is complete."""
         instructions = self._instruct_cohort()
 
-        # One after the other, many at once, on ranks or at sites.
+        # The engine trains clients one after the other, many at once, on ranks or at sites.
         if not self.engine.train(instructions):
             return False
 
-        round = self._receive(instructions)
-        round = self._finish(round)  # metrics, aggregation, personalization
+        received_round = self._receive(instructions)
+        round = self._finish(received_round)  # metrics, aggregation, personalization
         write(round)
-        self._complete(is_last or self.spent() is not None)
+        self._complete(is_last or self.why_budget_is_spent() is not None)
         return True
 
     def _instruct_cohort(self) -> dict[int, Instruction]:
         state = self.state
-        reason = self.spent()
-        if reason:  # a resumed run, or min_epochs
+        why_spent = self.why_budget_is_spent()
+        if why_spent:  # a resumed run, or min_epochs
             raise ConfigurationError(
-                f"there is no budget for another round: {reason}. Raise max_epsilon, or stop here."
+                f"there is no budget for another round: {why_spent}. Raise max_epsilon, or stop here."
             )
         self.engine.local_training.state.begin_round()
         state.global_vector = self.engine.global_vector
@@ -199,7 +199,7 @@ class FederationRun:
 
     def _receive(self, instructions: dict[int, Instruction]) -> Round:
         """Pass the cohort's updates to the server, and return its view of the round."""
-        self.at_server = True
+        self.is_at_server = True
         state = self.state
         engine = self.engine
         heard_instructions = {}
@@ -255,43 +255,46 @@ class FederationRun:
                 state.trained[client] = model.clone()
 
         num_rounds = state.round_index + 1
-        is_last_round = num_rounds == self.rounds or bool(self.spent())
+        is_last_round = num_rounds == self.rounds or bool(self.why_budget_is_spent())
         if evaluation.every > 0:
-            self.evaluated = is_last_round or num_rounds % evaluation.every == 0
+            self.has_evaluated_clients = is_last_round or num_rounds % evaluation.every == 0
         else:
-            self.evaluated = False
-        if self.evaluated:
+            self.has_evaluated_clients = False
+        if self.has_evaluated_clients:
             state.client_scores = self.engine.own_scores(self._instruct)
 
     def end_run(self) -> bool:
         """Evaluate clients' own models after the run's last round, unless the round has done so. Return whether they
         are evaluated now.
         """
-        is_due = self.config.evaluation.every and self.engine.has_begun and not self.evaluated
+        evaluates_clients = self.config.evaluation.every and self.engine.has_begun
         num_rounds = self.state.round_index
-        if not is_due or num_rounds == 0:
+        if not evaluates_clients or self.has_evaluated_clients or num_rounds == 0:
             return False
 
         module = self.engine.trainer.lightning_module
-        with games.lent_module.lent(module, self.space):  # its own state is restored afterwards
+        with games.lent_module.lent(
+            module, self.space
+        ):  # restores the module's own state afterwards
             self.state.client_scores = self.engine.own_scores(self._instruct)
         return True
 
     def _complete(self, is_last: bool) -> None:
         """Commit the clients' states, and draw the next round's cohort."""
         ended_round = self.state.round_index
-        # Before the draw, which may ask clients: they answer with the state of this round.
+        # This stores clients' states, before the draw asks clients, which answer with the state of this round.
         self.engine.commit()
         self.state.round_index += 1
-        self.at_server = False
+        self.is_at_server = False
         self.state.cohort = []
         if not is_last:
             self.draw_cohort()
-        # After the draw: answers may have changed clients' states, and have drawn random numbers.
+        # This exchanges clients' states, after the draw, in which answers may have changed them. The draw may also have
+        # used random numbers.
         self.engine.settle()
         seed_global_rngs(self.state.seed, "server", ended_round)
 
-    def spent(self) -> str | None:
+    def why_budget_is_spent(self) -> str | None:
         """Return why the privacy budget does not allow another round, or None."""
         if self.config.privacy is None:
             return None
@@ -328,16 +331,16 @@ class RunState:
     resumed: bool = False
 
     def state_dict(self, engine: Engine | None = None) -> dict[str, Any]:
-        if engine is None:  # the checkpoint repeats what was loaded
-            configured_options = self.configured_options
-            shared = self.shared
-        else:
+        # Without an engine, or before it has begun, the checkpoint repeats what was loaded.
+        configured_options = self.configured_options
+        shared = self.shared
+        if engine is not None:
             configured_options = engine.options.configured_options
             shared = engine.space.described()
-        buffers: dict[str, Any] | None
+
         if engine is not None and engine.has_begun:
             client_states = engine.kept()
-            buffers = engine.local_training.state.buffers()
+            buffers: dict[str, Any] | None = engine.local_training.state.buffers()
         else:
             client_states = self.store.state_dict()
             buffers = self.buffers
@@ -373,18 +376,18 @@ class RunState:
         if self.csv is None or checkpoint is None:
             return
         run_folder = Path(checkpoint).resolve().parent.parent
-        moved_table = run_folder / CONTRIBUTIONS  # the run's folder may have been moved
+        table_by_checkpoint = run_folder / CONTRIBUTIONS  # the run's folder may have been moved
         recorded_table = Path(self.csv)
-        for table in (moved_table, recorded_table):
+        for table in (table_by_checkpoint, recorded_table):
             if table.is_file() and self._is_of_this_run(table.parent, seed):
                 self.csv = str(table)
                 return
-        if moved_table.is_file():
+        if table_by_checkpoint.is_file():  # of another run
             raise ConfigurationError(
                 f"{run_folder} holds another run than the one that saved {checkpoint}. Move the checkpoint into a "
                 "folder of its own, or resume this run's own checkpoint."
             )
-        self.csv = str(moved_table)  # there is no table: this one begins
+        self.csv = str(table_by_checkpoint)  # there is no table: a new one begins
 
     def _is_of_this_run(self, folder: Path, seed: int) -> bool:
         if not (folder / RECORD).is_file():

@@ -24,11 +24,15 @@ import lightning as L
 from lightning.pytorch.loggers.logger import DummyLogger, Logger
 
 from flsv._lightning.patches import PatchedAttributes, callbacks_of
-from flsv._lightning.private import LoggerConnector, connector_of_logged_values, without_validations
+from flsv._lightning.private import (
+    LoggerConnector,
+    connector_of_logged_values,
+    no_validation_patches,
+)
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.lent_module import noted_changes
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.supervisor import answer
+from flsv.utilities.supervisor import exit_with_answer
 
 #: Packages that may ask a stand-in without using what it would know.
 _ASKING = ("lightning", "flsv")
@@ -174,7 +178,9 @@ def _callback_stand_in_class(callback_class: type[L.Callback]) -> type[L.Callbac
         if not _is_read_by_libraries(name, reading_frame):
             attribute = f"{callback_class.__name__}.{name}"
             has_original = not object.__getattribute__(stand_in, "_stand_in_is_unpickled")
-            answer(Reading(reader_name(), attribute, _WATCHING, can_take_part=has_original))
+            exit_with_answer(
+                Reading(reader_name(), attribute, _WATCHING, can_take_part=has_original)
+            )
 
         # Hooks do nothing. Python and flsv read the stand-in itself, and libraries None.
         is_special = name.startswith("__")
@@ -266,7 +272,7 @@ class _Nothing:
 def _using(name: str) -> Any:
     def use(nothing: Any, *args: Any) -> NoReturn:
         attribute = vars(nothing)["_what"]
-        answer(Reading(reader_name(), attribute, _LOGGING))
+        exit_with_answer(Reading(reader_name(), attribute, _LOGGING))
 
     use.__name__ = name
     return use
@@ -324,7 +330,7 @@ class ChangedFiles:
         """Check the files that are open, and from now on those that are opened."""
         for path in sorted(set(_paths_open_to_read())):  # a library's file is mapped in parts
             if self._is_changed(path):
-                answer(Reading("an open file or memory map", repr(path), _CHANGED))
+                exit_with_answer(Reading("an open file or memory map", repr(path), _CHANGED))
         sys.addaudithook(self)
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -368,7 +374,7 @@ class ChangedFiles:
 
     def _read(self, path: str) -> None:
         if self._has_parts_of_the_run(path):
-            answer(Reading(reader_name(), repr(path), _CHANGED))
+            exit_with_answer(Reading(reader_name(), repr(path), _CHANGED))
 
     def _list(self, folder: str) -> None:
         listing_code = sys._getframe(_FRAMES_TO_LISTING).f_code
@@ -462,7 +468,7 @@ class OmittedValidation:
         connector = connector_of_logged_values(trainer)
         self._patches = PatchedAttributes(
             [
-                *without_validations(trainer),
+                *no_validation_patches(trainer),
                 (connector, "__class__", _TellingConnector),
             ]
         )
@@ -552,4 +558,4 @@ def _tell(frame: FrameType, name: str) -> None:
     reading_frame: Any = frame.f_back if is_property else frame
     if package_of(reading_frame) not in _KNOWN:
         reading = Reading(reader_name(), f"trainer.{name}", _WHY, needs_validation=True)
-        answer(reading)
+        exit_with_answer(reading)

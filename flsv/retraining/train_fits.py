@@ -330,7 +330,9 @@ def _deviates(proof: Proof, result: FitResult) -> bool:
     if result.models is None:
         return False  # it is the expected model
     models, run_model = _models_of(proof, result)
-    return result.rounding.apart(models.trained, run_model, models.initial) is not None
+    return (
+        result.rounding.unexplained_distance(models.trained, run_model, models.initial) is not None
+    )
 
 
 def difference(
@@ -354,14 +356,16 @@ def difference(
         if repeated is None or nudged is None:
             return None
         path_length = (models.trained - models.initial).double().norm()
-        tolerance = max(rounding.run, rounding.steps) * path_length
+        tolerance = max(rounding.run_tolerance, rounding.steps) * path_length
         repetition_error = (repeated.trained - models.trained).double().norm()
         if repetition_error > tolerance:  # something other than rounding differs
             return None
         return nudged.trained - nudged.initial
 
     # It trains again only if the models are further apart than its fixed tolerance.
-    return rounding.apart(models.trained, run_model, models.initial, nudged_displacement)
+    return rounding.unexplained_distance(
+        models.trained, run_model, models.initial, nudged_displacement
+    )
 
 
 def _raise_for(reading: Reading, order: FitOrder) -> NoReturn:

@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from flsv._lightning.several_processes import Counted, add
+from flsv._lightning.several_processes import TrainingCounts, add_counts
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import (
     AnsweringClient,
@@ -226,7 +226,7 @@ class RemoteFederation(IdleEngine):
             self.updates.append(replace(update, vector=row))
         # The trainer counts the sites' optimizer steps as its own.
         num_steps = sum(update.num_steps for update in updates)
-        add(self.trainer, Counted(steps=num_steps))
+        add_counts(self.trainer, TrainingCounts(steps=num_steps))
 
     def leave_out(self, clients: Collection[int]) -> None:
         """Discard this round's training of the excluded sites ``clients``. That of all others is accepted."""
