@@ -60,5 +60,9 @@ class DivergenceWeighted(Aggregator):
             raise RuntimeError(f"{self!r}: the clients have not reported their label_divergence.")
         divergence = round.reports["label_divergence"]
         return divergence_weights(
-            round.num_samples, divergence, self.a, self.b, self.normalize_divergence
+            round.num_samples,
+            divergence,
+            a=self.a,
+            b=self.b,
+            normalize_divergence=self.normalize_divergence,
         )

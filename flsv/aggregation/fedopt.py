@@ -72,16 +72,19 @@ class ServerOptimizer(FedAvg):
         initial_models = [round.global_vector] * len(round)
         updates = ClientMatrix(round.client_vectors, initial_models)
 
-        # The optimizer steps in place: this parameter shares the memory of `vector`.
-        vector[:num_parameters] = round.global_vector[:num_parameters]
-        parameter = torch.nn.Parameter(vector[:num_parameters])
-        parameter.grad = updates.combine(weights, num_parameters).neg_()
+        # The optimizer steps from the global model. It changes `next_parameters` in place, which are the first entries
+        # of `vector`: a tensor of their own would need the memory of another model.
+        next_parameters = vector[:num_parameters]
+        next_parameters.copy_(round.global_vector[:num_parameters])
+        parameter = torch.nn.Parameter(next_parameters)
+        mean_update = updates.combine(weights, num_parameters)
+        parameter.grad = mean_update.neg_()  # an optimizer steps against the gradient
         optimizer = self.optimizer([parameter])
         groups = optimizer.state_dict()["param_groups"]
         # A copy, since the round may still fail.
         moments = deepcopy(self._moments)
         optimizer.load_state_dict({"state": moments, "param_groups": groups})
-        optimizer.step()  # changes `vector`
+        optimizer.step()  # changes `next_parameters`, so `vector`
         self._next_moments = optimizer.state_dict()["state"]
         return vector, weights
 
@@ -92,9 +95,10 @@ class ServerOptimizer(FedAvg):
         if type(self) is not ServerOptimizer:
             return super().__repr__()
         arguments = [f"{name}={value!r}" for name, value in self._defaults.items()]
-        kind = type(self.optimizer([torch.zeros(1)]))
-        optimizer = f"{kind.__name__}({', '.join(arguments)})"
-        return f"ServerOptimizer({optimizer}, weighting={self.weighting!r})"
+        # `optimizer` is a function: only what it returns tells the class.
+        optimizer = self.optimizer([torch.zeros(1)])
+        shown = f"{type(optimizer).__name__}({', '.join(arguments)})"
+        return f"ServerOptimizer({shown}, weighting={self.weighting!r})"
 
 
 class FedAvgM(ServerOptimizer):

@@ -60,25 +60,26 @@ class GeometricMedian(Aggregator):
         num_parameters = round.space.num_parameters
         points = round.client_vectors[:, :num_parameters]
         global_point = round.global_vector[:num_parameters]
-        alpha = round.num_samples.double() / round.num_samples.sum()
+        sample_shares = round.num_samples.double() / round.num_samples.sum()  # alpha, [k]
 
         # The iteration begins at the mean of updates that are clipped to their median length.
         lengths = distances(points, global_point)  # [k]
         factors = (lengths.median() / lengths).nan_to_num(1)  # 0 / 0: all updates are 0
-        clipped_weights = alpha * factors.clamp(max=1)
+        clipped_weights = sample_shares * factors.clamp(max=1)
         center = weighted_mean(points, clipped_weights)
         # What clipping takes from the clients' points, the global one gets.
-        center.add_(global_point, alpha=float(1 - clipped_weights.sum()))
+        remaining_weight = float(1 - clipped_weights.sum())
+        center.add_(global_point, alpha=remaining_weight)
 
-        weights = alpha
+        weights = sample_shares
         previous_objective = float("inf")
         for _ in range(self.iterations):
             distances_to_center = distances(points, center)
-            objective = (alpha @ distances_to_center).item()
+            objective = (sample_shares @ distances_to_center).item()
             if previous_objective - objective <= self.tolerance * objective:
                 break
             previous_objective = objective
-            weights = alpha / distances_to_center.clamp_min(self.smoothing)
+            weights = sample_shares / distances_to_center.clamp_min(self.smoothing)
             weights = weights / weights.sum()
             center = weighted_mean(points, weights)
         return weights

@@ -59,18 +59,18 @@ class ShapFedWA(Aggregator):
         self.weighting = weighting
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        gamma = self._gamma(round, contributions)
+        scores = self._scores(round, contributions)
         if self.weighting == "samples":
-            gamma = gamma * round.num_samples.to(gamma)
-        total = gamma.sum()
-        equal_weight = 1 / len(gamma)
-        return torch.where(total > 0, gamma / total, equal_weight)
+            scores = scores * round.num_samples.to(scores)
+        total = scores.sum()
+        equal_weight = 1 / len(scores)
+        return torch.where(total > 0, scores / total, equal_weight)
 
-    def _gamma(self, round: Round, contributions: Contributions) -> Tensor:
+    def _scores(self, round: Round, contributions: Contributions) -> Tensor:
         """Return gamma ``[k]``, the contributions of the round's clients by earlier rounds, in [0, 1]."""
-        cssv = contributions.get(self.metric)
-        if cssv is None:
+        class_values = contributions.get(self.metric)  # [n, M]
+        if class_values is None:
             return torch.ones(len(round))
-        cohort_values = cssv[round.client_ids.to(cssv.device)]
-        gamma, _ = participant_weights(cohort_values.double())
-        return nan_to_mean(gamma)
+        cohort_values = class_values[round.client_ids.to(class_values.device)]
+        scores, _shares = participant_weights(cohort_values.double())
+        return nan_to_mean(scores)

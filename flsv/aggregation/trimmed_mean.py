@@ -53,18 +53,18 @@ class TrimmedMean(Aggregator):
         self.trim = trim
 
     def begin(self, federation: FederationInfo) -> None:
-        clients = federation.num_clients
-        if self.trim > 0 and not self._num_trimmed(clients):
-            if clients > 2:
-                advice = f"The least trim that does is {rounded_up(1 / clients)}"
+        num_clients = federation.num_clients
+        if self.trim > 0 and self._num_trimmed(num_clients) == 0:
+            if num_clients > 2:
+                advice = f"The least trim that does is {rounded_up(1 / num_clients)}"
             else:
                 advice = "It takes 3 clients"
             raise ConfigurationError(
-                f"{self!r} leaves out nobody of {clients} clients. {advice}; 0 is the plain mean."
+                f"{self!r} leaves out nobody of {num_clients} clients. {advice}; 0 is the plain mean."
             )
 
-    def _num_trimmed(self, clients: int) -> int:
-        return int(self.trim * clients + 1e-9)  # 0.3 * 10 is 2.9999...
+    def _num_trimmed(self, num_clients: int) -> int:
+        return int(self.trim * num_clients + 1e-9)  # 0.3 * 10 is 2.9999...
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         _, weights = self._trimmed(round)
@@ -78,23 +78,23 @@ class TrimmedMean(Aggregator):
 
     def _trimmed(self, round: Round) -> tuple[Tensor, Tensor]:
         """Return the trimmed mean, and each client's share of the averaged values, ``[k]``."""
-        clients = len(round)
-        num_trimmed = self._num_trimmed(clients)  # on each side
-        if self.trim > 0 and not num_trimmed:
+        num_clients = len(round)
+        num_trimmed = self._num_trimmed(num_clients)  # on each side
+        if self.trim > 0 and num_trimmed == 0:
             warnings.warn(
-                f"in round {round.round_index + 1} {self!r} is the plain mean: of {clients} clients none is left out. "
-                f"Draw at least {math.ceil(1 / self.trim)} clients a round.",
+                f"in round {round.round_index + 1} {self!r} is the plain mean: of {num_clients} clients none is left "
+                f"out. Draw at least {math.ceil(1 / self.trim)} clients a round.",
                 stacklevel=2,
             )
         rows = round.client_vectors
         num_parameters = round.space.num_parameters
         trimmed = rows.new_empty(num_parameters)
-        counts = rows.new_zeros(clients, dtype=torch.float64)
-        middle = slice(num_trimmed, clients - num_trimmed)
-        for block in round.matrix.blocks(num_parameters):
-            sorted_values, order = rows[:, block].sort(dim=0, stable=True)
-            trimmed[block] = sorted_values[middle].mean(0)
-            averaged_clients = order[middle].flatten()
-            counts += torch.bincount(averaged_clients, minlength=clients)
+        counts = rows.new_zeros(num_clients, dtype=torch.float64)
+        middle_ranks = slice(num_trimmed, num_clients - num_trimmed)
+        for columns in round.matrix.blocks(num_parameters):
+            sorted_values, order = rows[:, columns].sort(dim=0, stable=True)
+            trimmed[columns] = sorted_values[middle_ranks].mean(0)
+            averaged_clients = order[middle_ranks].flatten()
+            counts += torch.bincount(averaged_clients, minlength=num_clients)
         # A client's weight is its share of the averaged entries.
         return trimmed, counts / counts.sum()

@@ -64,15 +64,16 @@ class Attack(ClientChoice, Upload):
             return update
         parameters = update[: context.num_parameters]
         buffers = update[context.num_parameters :]
-        # With the position, two attacks with the same seed draw different numbers.
+        # The attack's position in the list makes two attacks with the same seed draw different numbers.
         generator = generator_for(
             self.seed, "attack", context.position, context.round_index, context.client
         )
-        sent = self.attack(parameters, context, generator)
-        if sent.shape != parameters.shape:
+        false_update = self.attack(parameters, context, generator)
+        if false_update.shape != parameters.shape:
             raise ConfigurationError(
-                f"{self!r} made {list(sent.shape)} out of an update {list(parameters.shape)}; it has to keep the shape."
+                f"{self!r} made {list(false_update.shape)} out of an update {list(parameters.shape)}; it has to keep "
+                "the shape."
             )
-        if not self.trains:
+        if not self.trains:  # no training has changed the buffers
             buffers = torch.zeros_like(buffers)
-        return torch.cat([sent.to(update), buffers])
+        return torch.cat([false_update.to(update), buffers])

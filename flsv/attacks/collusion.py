@@ -98,7 +98,7 @@ class Collusion(ClientChoice, JointUpload):
             raise ConfigurationError(
                 f"{self!r} made {list(false_updates.shape)}; expected {expected}."
             )
-        false_updates = false_updates.expand(len(rows), -1)  # a common one counts for each
+        false_updates = false_updates.expand(len(rows), -1)  # all colluders send a common [P]
         colluders_in_cohort = [cohort[row] for row in rows]
         return dict(zip(colluders_in_cohort, false_updates))
 
@@ -151,7 +151,8 @@ class InnerProductManipulation(Collusion):
         visible_updates = updates.double()
         mean = visible_updates.mean(0)
         norms = torch.linalg.vector_norm(visible_updates, dim=1)
-        norm = self.length * norms.quantile(0.5)
+        median_norm = norms.quantile(0.5)  # torch's own median takes the lower of two
+        target_norm = self.length * median_norm
         tiny = torch.finfo(mean.dtype).tiny  # avoids 0 / 0 where the mean is 0
-        factor = norm / mean.norm().clamp_min(tiny)
+        factor = target_norm / mean.norm().clamp_min(tiny)
         return (-factor * mean).to(updates)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import lazy_loader
 
-_CLASS = re.compile(r"^class ([A-Z]\w*)", flags=re.MULTILINE)
+_CLASS_NAME_PATTERN = re.compile(r"^class ([A-Z]\w*)", flags=re.MULTILINE)
 
 
 def _classes() -> dict[str, list[str]]:
@@ -20,7 +20,7 @@ def _classes() -> dict[str, list[str]]:
     classes = {}
     for path in sorted(folder.glob("[!_]*.py")):
         source = path.read_text(encoding="utf-8")
-        classes[path.stem] = _CLASS.findall(source)
+        classes[path.stem] = _CLASS_NAME_PATTERN.findall(source)
     return classes
 
 

@@ -80,21 +80,21 @@ class CenteredClipping(Aggregator):
         """Return the next global model's parameters, float64 ``[p]``, and the clients' weights ``[k]``."""
         num_parameters = round.space.num_parameters
         points = round.client_vectors[:, :num_parameters]
-        start = round.global_vector[:num_parameters]
-        shares = round.num_samples.double() / round.num_samples.sum()
+        global_point = round.global_vector[:num_parameters]
+        sample_shares = round.num_samples.double() / round.num_samples.sum()
 
-        model = start.double() + self._center.to(start)
-        weights = shares
+        model = global_point.double() + self._center.to(global_point)
+        weights = sample_shares
         for _ in range(self.iterations):
             lengths = distances(points, model)
-            weights = shares * (self.radius / lengths).clamp(max=1)  # 1 at length 0
+            factors = (self.radius / lengths).clamp(max=1)  # 1 up to the radius, also at length 0
+            weights = sample_shares * factors
             clipped_sum = weighted_mean(points, weights)
             model = clipped_sum + (1 - weights.sum()) * model
         return model, weights
 
     def end_round(self, round: Round) -> None:
         assert round.server_update is not None
-        step = round.server_update[
-            : round.space.num_parameters
-        ]  # 0 if the aggregate was not finite
+        num_parameters = round.space.num_parameters
+        step = round.server_update[:num_parameters]  # 0 if the aggregate was not finite
         self._center = step / self.server_lr

@@ -19,7 +19,8 @@ from flsv.training.algorithms import ClientAlgorithm, ClientContext
 from flsv.training.algorithms.base import is_plain_sgd
 from flsv.utilities.errors import ConfigurationError
 
-DIRECTION, RATES = "fedcm_direction", "fedcm_learning_rate_sum"
+DIRECTION = "fedcm_direction"
+LR_SUM = "fedcm_learning_rate_sum"
 
 
 class FedCM(ClientAlgorithm):
@@ -56,7 +57,7 @@ class FedCM(ClientAlgorithm):
     """
 
     sends = (DIRECTION,)
-    reports = (RATES,)
+    reports = (LR_SUM,)
     saved = ("_direction",)
 
     def __init__(self, alpha: Annotated[float, Gt(0), Le(1)] = 0.1) -> None:
@@ -95,17 +96,17 @@ class FedCM(ClientAlgorithm):
         torch._foreach_add_(gradients, direction, alpha=1 - self.alpha)
 
     def end_client(self, context: ClientContext) -> dict[str, float]:
-        return {RATES: context.lr_sum}
+        return {LR_SUM: context.lr_sum}
 
     def expected_reports(self) -> Mapping[str, Numbers]:
-        return {RATES: Numbers(torch.float64, lowest=0)}
+        return {LR_SUM: Numbers(torch.float64, lowest=0)}
 
     def end_round(self, round: Round) -> None:
         assert round.aggregation_weights is not None
         weights = round.aggregation_weights.double()
-        mean_lr_sum = weights @ round.reports[RATES].to(weights)
+        mean_lr_sum = weights @ round.reports[LR_SUM].to(weights)
         # Not where learning rates were 0, or the aggregate was not finite and all weights are 0.
         if mean_lr_sum > 0:
             update = round.server_update[: round.space.num_parameters]
-            path = update / self._aggregator.server_lr
-            self._direction = -path / mean_lr_sum
+            displacement = update / self._aggregator.server_lr
+            self._direction = -displacement / mean_lr_sum

@@ -92,11 +92,10 @@ class Cohort:
             return torch.cat(to_host(norms)), 0.0
 
         # A model's norm is its distance from 0, without a second vector in float64.
-        origin = self.model.new_zeros(1)
-        norm_of_model = distances(self.model[None, : self.num_parameters], origin)
-        host_norms = torch.cat(to_host([*norms, norm_of_model]))
-        update_norms, model_norm = host_norms.split([len(self.matrix), 1])
-        return update_norms, model_norm.item()
+        zero = self.model.new_zeros(1)  # counts as a vector of zeros
+        norm_of_model = distances(self.model[None, : self.num_parameters], zero)
+        host_norms = torch.cat(to_host([*norms, norm_of_model]))  # [k + 1]
+        return host_norms[:-1], host_norms[-1].item()
 
     def _norms_of_updates(self) -> list[Tensor]:
         """Compute the updates' lengths, in one tensor ``[k]`` or in k tensors ``[1]``, in the order of the clients."""
@@ -145,20 +144,20 @@ class Notices:
 
     def __init__(
         self,
-        words: Mapping[str, str],
+        fault_texts: Mapping[str, str],
         counts: Mapping[str, Mapping[int, int]] | None = None,
     ) -> None:
         self.names: Sequence[str] = ()
-        self._words = words
-        self._counts: dict[str, Counter[int]] = {}  # rounds with a fault, by fault and client
-        for fault in words:
-            self._counts[fault] = Counter()
+        self._fault_texts = fault_texts
+        self._rounds_by_fault: dict[str, Counter[int]] = {}  # numbers of rounds, by client
+        for fault in fault_texts:
+            self._rounds_by_fault[fault] = Counter()
             if counts is not None:
-                self._counts[fault].update(counts.get(fault, {}))
+                self._rounds_by_fault[fault].update(counts.get(fault, {}))
 
     def is_first(self, fault: str, clients: Sequence[int]) -> bool:
         """Count a round with ``fault`` for each client. Return whether a client has the fault for the first time."""
-        counts = self._counts[fault]
+        counts = self._rounds_by_fault[fault]
         counts.update(clients)
         return any(counts[client] == 1 for client in clients)
 
@@ -166,22 +165,23 @@ class Notices:
         """Name ``clients`` and the number of rounds in which each had ``fault``."""
         descriptions = []
         for client in clients:
-            description = client_called(client, self.names).removeprefix("client ")
-            count = self._counts[fault][client]
-            if count > 1:
-                description += f" ({count} times)"
+            name_with_noun = client_called(client, self.names)
+            description = name_with_noun.removeprefix("client ")  # one noun below is for all
+            num_rounds = self._rounds_by_fault[fault][client]
+            if num_rounds > 1:
+                description += f" ({num_rounds} times)"
             descriptions.append(description)
         noun = "clients" if len(descriptions) > 1 else "client"
         return f"{noun} {', '.join(descriptions)}"
 
     def describe_fault(self, fault: str, clients: Sequence[int]) -> str:
         """Name ``clients`` and describe their ``fault``."""
-        return f"{self.describe(fault, clients)} {self._words[fault]}"
+        return f"{self.describe(fault, clients)} {self._fault_texts[fault]}"
 
     def at_the_end(self) -> list[str]:
         """Describe each fault that clients had in more than one round."""
         sentences = []
-        for fault, counts in self._counts.items():
+        for fault, counts in self._rounds_by_fault.items():
             clients = sorted(client for client, count in counts.items() if count > 1)
             if clients:
                 sentences.append(self.describe_fault(fault, clients))
@@ -189,7 +189,7 @@ class Notices:
 
     def state_dict(self) -> dict[str, dict[int, int]]:
         """Return ``{fault: {client: number of rounds}}``."""
-        return {fault: dict(counts) for fault, counts in self._counts.items()}
+        return {fault: dict(counts) for fault, counts in self._rounds_by_fault.items()}
 
 
 class UpdateFilter(Component):

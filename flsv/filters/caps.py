@@ -21,14 +21,15 @@ def length_factors(norms: Tensor, cap: float) -> Tensor:
     longer.
     """
     # The server can check neither claim: a client can multiply its update (Bagdasaryan et al., AISTATS 2020) or list
-    # samples twice. Sun et al. (arXiv:1911.07963) bound norms by a constant; a median takes half of the cohort to
-    # move at will.
+    # samples twice. Sun et al. (arXiv:1911.07963) bound norms by a constant. Only half of the cohort together can move
+    # a median at will.
     host_norms = norms.detach().cpu().double()
     factors = torch.ones_like(host_norms)
     is_valid = (host_norms > 0) & host_norms.isfinite()
     if is_valid.any():
         valid_norms = host_norms[is_valid]
-        limit = cap * valid_norms.quantile(0.5)
+        median_norm = valid_norms.quantile(0.5)
+        limit = cap * median_norm
         factors[is_valid] = (limit / valid_norms).clamp_max(1)
     return factors
 
@@ -44,23 +45,23 @@ def capped_samples(num_samples: Tensor, cap: float | None) -> Tensor:
 
 def scale_updates(
     rows: Tensor,
-    origin: Tensor,
+    initial_models: Tensor,
     factors: Tensor,
-    end: int,
+    num_parameters: int,
 ) -> Tensor:
-    """Multiply the updates (``rows [k, P]`` minus ``origin``) by ``factors [k]``, up to column ``end``. The rows with
-    factor 1 stay the same to the bit.
+    """Multiply the parameters of the updates (``rows [k, P]`` minus ``initial_models``, ``[P]`` or ``[k, P]``) by
+    ``factors [k]``. The rows with factor 1 stay the same to the bit.
     """
     changed_rows = (factors != 1).nonzero().flatten().tolist()
     if not changed_rows:
         return rows
     scaled = rows.clone()
-    origins = origin.expand_as(rows)
+    model_by_row = initial_models.expand_as(rows)
     for row in changed_rows:
-        # row <- origin + factor (row - origin), in place
-        row_origin = origins[row, :end]
+        # parameters <- initial + factor (parameters - initial), in place
+        initial = model_by_row[row, :num_parameters]
         factor = float(factors[row])
-        scaled[row, :end].sub_(row_origin).mul_(factor).add_(row_origin)
+        scaled[row, :num_parameters].sub_(initial).mul_(factor).add_(initial)
     return scaled
 
 
@@ -98,18 +99,19 @@ class NormCap(UpdateFilter):
             )
 
     def apply(self, cohort: Cohort) -> Cohort:
-        initial_models = [model for model in cohort.starts if model is not None]
-        if len(initial_models) < len(cohort.updates):
+        starts = [model for model in cohort.starts if model is not None]
+        if len(starts) < len(cohort.updates):
             raise RuntimeError(
                 "updates have a known length only if the server knows all start points."
             )
-        origins = cohort.common_start  # [P] of all clients, or [k, P]
-        if origins is None:
-            origins = torch.stack(initial_models)
+        initial_models = cohort.common_start  # [P] of all clients, or [k, P]
+        if initial_models is None:
+            initial_models = torch.stack(starts)
         num_parameters = cohort.num_parameters
-        norms = distances(cohort.matrix[:, :num_parameters], origins[..., :num_parameters])
+        parameters = cohort.matrix[:, :num_parameters]
+        norms = distances(parameters, initial_models[..., :num_parameters])
         factors = length_factors(norms, self.cap)
-        matrix = scale_updates(cohort.matrix, origins, factors, num_parameters)
+        matrix = scale_updates(cohort.matrix, initial_models, factors, num_parameters)
         return replace(cohort, matrix=matrix)
 
 

@@ -25,25 +25,29 @@ from flsv.filters.base import COPY, Cohort, UpdateFilter
 # Beschastnikh, RAID 2020) takes cosines of summed updates. Where a third of the cohort or more shares a component that
 # the others lack, subtracting the mean does not remove it, and similarities within this third rise.
 
-ALIKE = 0.7
+MIN_COPY_SIMILARITY = 0.7
 """Mean similarity from which on two clients count as copies. It was chosen on the federations digits_sizes,
 digits_dirichlet and digits_label_noise of the benchmark's tuning set: honest clients stay below 0.62 there, and eight
 of nine copies reach 0.7 within ten rounds, most of them in the first."""
-ROUNDS = 3
-"""The number of rounds in which two clients must be similar to count as copies. Also the number of their first common
-rounds to which the rule of :func:`isolated_groups` is applied."""
-SPEAKING = 0.4
-"""Similarity from which on two clients count as similar in a round. Chosen on the same federations as ``ALIKE``.
-``docs/results/cheating.md`` has how often honest, copying and framed clients are named on other federations."""
-GAP = 0.45
+MIN_SIMILAR_ROUNDS = 3
+"""The number of rounds in which two clients must be similar to count as copies."""
+NUM_EARLY_ROUNDS = MIN_SIMILAR_ROUNDS
+"""The number of a pair's first common rounds, to whose mean the rule of :func:`isolated_groups` is applied."""
+HIGH_SIMILARITY = 0.4
+"""Similarity from which on two clients count as similar in a round. It was chosen on the same federations as
+``MIN_COPY_SIMILARITY``. ``docs/results/cheating.md`` has how often honest, copying and framed clients are named on
+other federations."""
+MIN_GAP = 0.45
 """The default gap, chosen on the benchmark's tuning set. Honest clients are isolated by at most 0.41 there, in 16 runs
 without and 96 runs with a copy. Of the 90 copies that are treated like the original, 83 are isolated by 0.45 or more
 within three rounds, 69 of them in the first."""
-LEAST = 6
+MIN_COHORT = 6
 """The smallest cohort in which groups are looked for. Smaller ones have too few other pairs to compare with."""
-ECHO = 0.9
+MIN_ECHO_SIMILARITY = 0.9
 """The value of :func:`last_step_similarity`, as a mean over rounds, from which on a client counts as a free rider. It
 was chosen on the benchmark's tuning set, where honest clients' means are below 0.6 and free riders' means are 1."""
+#: Product of two centered directions' lengths up to which rounding rules their cosine.
+_MIN_LENGTH_PRODUCT = 1e-12
 
 
 def products_without_mean(gram: Tensor) -> Tensor:
@@ -71,63 +75,60 @@ def similarities(gram: Tensor) -> Tensor:
     products = products_without_mean(gram)
     lengths = products.diagonal().clamp_min(0).sqrt()
     products_of_lengths = torch.outer(lengths, lengths)
-    is_valid = products_of_lengths > 1e-12
+    is_valid = products_of_lengths > _MIN_LENGTH_PRODUCT
     divisors = products_of_lengths.where(is_valid, 1.0)
     cosines = (products / divisors).where(is_valid, 0.0)
     return cosines.clamp(-1, 1)
 
 
-def same_group_pairs(similar: Tensor, threshold: float = ALIKE) -> Tensor:
+def same_group_pairs(similar: Tensor, threshold: float = MIN_COPY_SIMILARITY) -> Tensor:
     """Find pairs of clients in groups of copies, bool ``[k, k]``. A group's members are all similar to each other, by
     at least ``threshold``, and to no other client.
     """
     # A client that sends the sum of two others' updates is similar to both, and therefore in no group with them.
-    pairs = (similar >= threshold).fill_diagonal_(False)
-    pairs_in_groups = torch.zeros_like(pairs)
-    for group in groups_of(pairs):
+    is_pair = (similar >= threshold).fill_diagonal_(False)
+    is_pair_in_group = torch.zeros_like(is_pair)
+    for group in groups_of(is_pair):
         rows = torch.tensor(group)
-        group_pairs = rows[:, None], rows  # indices of the group's part of a matrix
-        num_pairs = len(group) * (len(group) - 1)
-        all_are_similar = int(pairs[group_pairs].sum()) == num_pairs
+        group_block = rows[:, None], rows  # indices of the group's part of a matrix
+        num_pairs = len(group) * (len(group) - 1)  # without the diagonal
+        all_are_similar = int(is_pair[group_block].sum()) == num_pairs
         if all_are_similar:
-            pairs_in_groups[group_pairs] = pairs[group_pairs]
-    return pairs_in_groups
+            is_pair_in_group[group_block] = is_pair[group_block]
+    return is_pair_in_group
 
 
-def groups_of(pairs: Tensor) -> list[list[int]]:
-    """Find the connected components of the graph ``pairs [n, n]``. List those of at least two clients, by first
+def groups_of(is_pair: Tensor) -> list[list[int]]:
+    """Find the connected components of the graph ``is_pair [n, n]``. List those of at least two clients, by first
     member.
     """
-    graph = pairs.cpu().numpy()
-    count, component = connected_components(graph, directed=False)
+    graph = is_pair.cpu().numpy()
+    num_components, component_of_row = connected_components(graph, directed=False)
     groups = []
-    for number in range(count):
-        (rows,) = (component == number).nonzero()
+    for component in range(num_components):
+        (rows,) = (component_of_row == component).nonzero()
         if len(rows) > 1:
             groups.append(rows.tolist())
     return sorted(groups)
 
 
-def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
+def isolated_groups(similar: Tensor, gap: float = MIN_GAP) -> Tensor:
     """Find pairs of clients in isolated groups, bool ``[k, k]``. A group's members are more similar to each other than
     to others, by at least ``gap``. A group has at most half of the clients.
     """
-    # A group of two clients to half of the cohort is isolated if its members are more similar to each other than any of
-    # them to other clients, by at least `gap`. Where data hardly differ, even copies stay below ALIKE, and this
-    # rule finds them. It counts in a pair's first three rounds only: later, updates differ by noise, and common
-    # wrong labels make clients similar. With few classes or parameters honest clients can be isolated by chance (by
-    # 0.6 among eight clients, with three classes and 80 parameters).
-    k = len(similar)
-    is_isolated = torch.zeros(k, k, dtype=torch.bool)
-    if k < LEAST:
+    # Where data hardly differ, even copies stay below `threshold`, and this rule finds them.
+    num_clients = len(similar)
+    is_isolated = torch.zeros(num_clients, num_clients, dtype=torch.bool)
+    if num_clients < MIN_COHORT:
         return is_isolated
-    values = similar.double().clone().fill_diagonal_(1)
-    for group in _clusters(values):
-        if len(group) > k / 2:
+    similarity = similar.double().clone().fill_diagonal_(1)
+    for group in _clusters(similarity):
+        if len(group) > num_clients / 2:
             continue
-        outsiders = [row for row in range(k) if row not in group]
-        lowest_inside = values[group][:, group].min()
-        highest_outside = values[group][:, outsiders].max()
+        outsiders = [row for row in range(num_clients) if row not in group]
+        similarity_of_members = similarity[group]
+        lowest_inside = similarity_of_members[:, group].min()
+        highest_outside = similarity_of_members[:, outsiders].max()
         if lowest_inside - highest_outside >= gap:
             rows = torch.tensor(group)
             is_isolated[rows[:, None], rows] = True
@@ -136,17 +137,18 @@ def isolated_groups(similar: Tensor, gap: float = GAP) -> Tensor:
 
 def _clusters(similar: Tensor) -> list[list[int]]:
     """List the groups of rows that single linkage joins, one for each of its steps."""
-    # A group that is nearer to itself than to all others is a cluster of single linkage.
-    k = len(similar)
+    # A group whose members are all nearer to each other than to other rows is one of single linkage's clusters.
+    num_rows = len(similar)
     distances = 1 - (similar + similar.T) / 2
     condensed = squareform(distances.clamp_min(0).numpy(), checks=False)
-    # Each step joins the two clusters in its first two columns to a new one.
-    steps = linkage(condensed, "single")
-    joined_pairs = steps[:, :2].astype(int).tolist()
-    clusters = [[row] for row in range(k)]  # then one more with each step
-    for cluster, other_cluster in joined_pairs:
+    merges = linkage(
+        condensed, "single"
+    )  # first two columns: numbers of the clusters that are joined
+    merged_pairs = merges[:, :2].astype(int).tolist()
+    clusters = [[row] for row in range(num_rows)]  # then one more with each merge
+    for cluster, other_cluster in merged_pairs:
         clusters.append(clusters[cluster] + clusters[other_cluster])
-    return clusters[k:]
+    return clusters[num_rows:]
 
 
 def last_step_similarity(
@@ -201,20 +203,20 @@ def _similarity_to_step(
     # The mean direction of k updates and the step: the step counts as one of k + 1.
     k = len(weights)
     num_updates = is_valid[:k].sum()
-    share_of_updates = num_updates / (1 + num_updates)
-    share_of_step = 1 - share_of_updates
-    shares = weights / weights.sum().clamp_min(1e-300)
-    mean_weights = torch.cat([shares * share_of_updates, share_of_step[None]])  # [k + 1]
+    weight_of_updates = num_updates / (1 + num_updates)
+    weight_of_step = 1 - weight_of_updates
+    shares = weights / weights.sum().clamp_min(1e-300)  # 0 if no update is valid
+    mean_weights = torch.cat([shares * weight_of_updates, weight_of_step[None]])  # w, [k + 1]
 
     # Inner products of the directions without their mean, [k + 1, k + 1]: C G C^T with C = I - 1 w^T, where G are the
-    # cosines, and w are the weights of the mean.
-    centering = torch.eye(k + 1).double() - mean_weights
+    # cosines.
+    centering = torch.eye(k + 1).double() - mean_weights[None, :]
     products = centering @ cosines @ centering.T
     lengths = products.diagonal().clamp_min(0).sqrt()
 
     products_of_lengths = lengths[:k] * lengths[k]
     both_valid = is_valid[:k] & is_valid[k]
-    has_length = both_valid & (products_of_lengths > 1e-12)
+    has_length = both_valid & (products_of_lengths > _MIN_LENGTH_PRODUCT)
     divisors = products_of_lengths.where(has_length, 1.0)
     return (products[:k, k] / divisors).where(has_length, 0.0)
 
@@ -274,19 +276,19 @@ class CopyFilter(UpdateFilter):
 
     def __init__(
         self,
-        threshold: Similarity | None = ALIKE,
-        gap: SimilarityGap | None = GAP,
-        echo: Similarity | None = ECHO,
+        threshold: Similarity | None = MIN_COPY_SIMILARITY,
+        gap: SimilarityGap | None = MIN_GAP,
+        echo: Similarity | None = MIN_ECHO_SIMILARITY,
     ) -> None:
         self.threshold = threshold
         self.gap = gap
         self.echo = echo
-        # [4, n, n]: for each pair of clients the sum of its similarities, the number of common rounds, the number of
-        # rounds with a high similarity, and whether the two were ever found to be copies.
+        # [4, n, n], for each pair of clients: similarity_sum, num_rounds (common ones), num_high (rounds with a high
+        # similarity) and is_copy (1 if the two were ever found to be copies, else 0).
         self._pairs = torch.zeros(_NUM_STATISTICS, 0, 0, dtype=torch.float64)
-        # [4, n]: the same four numbers for each client and the server's last step. _start is the last round's model.
+        # [4, n]: the same four numbers for each client and the server's last step.
         self._echoes = torch.zeros(_NUM_STATISTICS, 0, dtype=torch.float64)
-        self._start: Tensor | None = None
+        self._start: Tensor | None = None  # the model at the start of the last round
 
     def begin(self, federation: FederationInfo) -> None:
         self._pairs = self._pairs.new_zeros(_NUM_STATISTICS, 0, 0)
@@ -310,7 +312,7 @@ class CopyFilter(UpdateFilter):
 
         A client that sent the server's own step back is a group by itself.
         """
-        _, _, _, is_copy = self._pairs  # [n, n], 1 for a pair that was found
+        _similarity_sum, _num_rounds, _num_high, is_copy = self._pairs  # each [n, n]
         groups = groups_of(is_copy > 0)
         clients_in_groups: set[int] = set()
         for group in groups:
@@ -321,7 +323,7 @@ class CopyFilter(UpdateFilter):
         return sorted(groups)
 
     def _echoing_clients(self) -> list[int]:
-        _, _, _, is_echoing = self._echoes
+        _similarity_sum, _num_rounds, _num_high, is_echoing = self._echoes  # each [n]
         return is_echoing.nonzero().flatten().tolist()
 
     def apply(self, cohort: Cohort) -> Cohort:
@@ -335,8 +337,9 @@ class CopyFilter(UpdateFilter):
         for group in self.groups:
             members = [client for client in group if client in cohort.ids]
             if len(members) > 1 and self.notices.is_first(COPY, members):
-                similarity_of_pairs = similarity[members][:, members].fill_diagonal_(-1)
-                highest = similarity_of_pairs.max().item()
+                similarity_of_members = similarity[members][:, members]
+                similarity_of_members.fill_diagonal_(-1)  # a client is no pair with itself
+                highest = similarity_of_members.max().item()
                 sentences.append(self._sentence(COPY, members, highest, cohort))
 
         echoing_clients = [client for client in self._echoing_clients() if client in cohort.ids]
@@ -367,12 +370,12 @@ class CopyFilter(UpdateFilter):
         """Add the similarities of a round's clients ``ids`` to the server's last step. Return each client's mean so
         far, ``[n]``.
         """
-        total, num_rounds, num_high, is_echoing = self._echoes
+        similarity_sum, num_rounds, num_high, is_echoing = self._echoes  # each [n]
         previous_model = self._start
         model = cohort.common_start
         self._start = None
         if self.echo is None:
-            return total / num_rounds.clamp_min(1)
+            return similarity_sum / num_rounds.clamp_min(1)
 
         if model is not None:
             self._start = model.detach().clone()
@@ -389,38 +392,38 @@ class CopyFilter(UpdateFilter):
             )
             is_high = (similarity >= self.echo).double()
             has_moved = float(bool((step != 0).any()))  # a round without a step does not count
-            total = total.index_add(0, ids, similarity)
+            similarity_sum = similarity_sum.index_add(0, ids, similarity)
             num_rounds = num_rounds.index_add(0, ids, torch.full_like(similarity, has_moved))
             num_high = num_high.index_add(0, ids, is_high)
 
-        mean = total / num_rounds.clamp_min(1)
-        is_proven = (mean >= self.echo) & (num_high >= ROUNDS)
+        mean_similarity = similarity_sum / num_rounds.clamp_min(1)
+        is_proven = (mean_similarity >= self.echo) & (num_high >= MIN_SIMILAR_ROUNDS)
         is_echoing = is_echoing.masked_fill(is_proven, 1.0)
-        self._echoes = torch.stack([total, num_rounds, num_high, is_echoing])
-        return mean
+        self._echoes = torch.stack([similarity_sum, num_rounds, num_high, is_echoing])
+        return mean_similarity
 
     def _compare(self, ids: Tensor, gram: Tensor) -> Tensor:
         """Add the similarities of a round's clients ``ids``. Return each pair's mean ``[n, n]``."""
-        total, num_rounds, num_high, is_copy = self._pairs  # each [n, n]
+        similarity_sum, num_rounds, num_high, is_copy = self._pairs  # each [n, n]
         cohort_pairs = ids[:, None], ids  # indices of the cohort's part, [k, k]
-        mean_similarity = torch.zeros_like(total)  # 0 for clients outside the cohort
+        mean_similarity = torch.zeros_like(similarity_sum)  # 0 for clients outside the cohort
 
         # Add this round's similarities.
         if len(ids) > 2:  # two clients do not show a common direction
             similarity = similarities(gram)  # [k, k]
             ones = torch.ones_like(similarity)
-            is_high = (similarity >= SPEAKING).double()
-            total = total.index_put(cohort_pairs, similarity, accumulate=True)
+            is_high = (similarity >= HIGH_SIMILARITY).double()
+            similarity_sum = similarity_sum.index_put(cohort_pairs, similarity, accumulate=True)
             num_rounds = num_rounds.index_put(cohort_pairs, ones, accumulate=True)
             num_high = num_high.index_put(cohort_pairs, is_high, accumulate=True)
-            means = total / num_rounds.clamp_min(1)
+            means = similarity_sum / num_rounds.clamp_min(1)
             mean_similarity[cohort_pairs] = means[cohort_pairs]
 
         # Judge by the sums.
         is_suspicious = self._suspicious_pairs(mean_similarity, num_rounds, cohort_pairs)
-        is_proven = is_suspicious & (num_high >= ROUNDS)
-        is_copy = is_copy.masked_fill(is_proven, 1.0)
-        self._pairs = torch.stack([total, num_rounds, num_high, is_copy])
+        is_proven = is_suspicious & (num_high >= MIN_SIMILAR_ROUNDS)
+        is_copy = is_copy.masked_fill(is_proven, 1.0)  # floating-point, as the other statistics
+        self._pairs = torch.stack([similarity_sum, num_rounds, num_high, is_copy])
         return mean_similarity
 
     def _suspicious_pairs(
@@ -431,8 +434,11 @@ class CopyFilter(UpdateFilter):
         if self.threshold is not None:
             is_suspicious |= same_group_pairs(mean_similarity, self.threshold)
         if self.gap is not None:
-            # The gap is chosen for means over a pair's first ROUNDS rounds, so it judges once, when these are complete.
+            # The gap is chosen for means over a pair's first three rounds, so this rule is applied once, when these are
+            # complete. Later, updates differ by noise, and common wrong labels make clients similar. With few classes
+            # or parameters honest clients can be isolated by chance (by 0.6 among eight clients, with three classes and
+            # 80 parameters).
             is_isolated = isolated_groups(mean_similarity[cohort_pairs], self.gap)
-            is_last_early_round = num_rounds[cohort_pairs] == ROUNDS
+            is_last_early_round = num_rounds[cohort_pairs] == NUM_EARLY_ROUNDS
             is_suspicious[cohort_pairs] |= is_isolated & is_last_early_round
         return is_suspicious

@@ -48,38 +48,42 @@ class MultiKrum(UpdateFilter):
 
     def resume(self, federation: FederationInfo) -> None:
         super().resume(federation)
-        clients = federation.num_clients  # a round's cohort may be smaller
-        needed = 2 * self.byzantine + 3  # the paper's condition
-        if clients < needed:
-            if clients > 2:
-                advice = f"say byzantine={(clients - 3) // 2}"
+        num_clients = federation.num_clients  # a round's cohort may be smaller
+        min_clients = self._min_clients()
+        if num_clients < min_clients:
+            most_byzantine = (num_clients - 3) // 2
+            if most_byzantine >= 0:
+                advice = f"say byzantine={most_byzantine}"
             else:
                 advice = "leave it out"
             raise ConfigurationError(
-                f"{self!r}: {clients} clients cannot outvote {self.byzantine} bad ones, for which it takes "
-                f"{needed}. Have more clients, or {advice}."
+                f"{self!r}: {num_clients} clients cannot outvote {self.byzantine} bad ones, for which it takes "
+                f"{min_clients}. Have more clients, or {advice}."
             )
-        limit = clients - self.byzantine
-        if self.keep is not None and self.keep > limit:
+        max_kept = num_clients - self.byzantine
+        if self.keep is not None and self.keep > max_kept:
             raise ConfigurationError(
-                f"{self!r}: of {clients} clients {limit} at most can be kept, if {self.byzantine} "
-                f"may be bad. Say keep={limit}."
+                f"{self!r}: of {num_clients} clients {max_kept} at most can be kept, if {self.byzantine} "
+                f"may be bad. Say keep={max_kept}."
             )
 
+    def _min_clients(self) -> int:
+        return 2 * self.byzantine + 3  # the paper's condition
+
     def apply(self, cohort: Cohort) -> Cohort:
-        clients = len(cohort.updates)
-        needed = 2 * self.byzantine + 3
-        if clients < needed:
+        num_clients = len(cohort.updates)
+        min_clients = self._min_clients()
+        if num_clients < min_clients:
             return cohort.warn(
-                f"in round {cohort.round_index + 1} {self!r} keeps all clients: {clients} cannot outvote "
-                f"{self.byzantine} bad ones, for which it takes {needed}."
+                f"in round {cohort.round_index + 1} {self!r} keeps all clients: {num_clients} cannot outvote "
+                f"{self.byzantine} bad ones, for which it takes {min_clients}."
             )
-        num_selected = clients - self.byzantine
+        num_selected = num_clients - self.byzantine
         if self.keep is not None:
             num_selected = min(self.keep, num_selected)
         scores = krum_scores(self._squared_distances(cohort), self.byzantine)
         lowest_first = scores.argsort(stable=True)
-        is_selected = torch.zeros(clients, dtype=torch.bool)
+        is_selected = torch.zeros(num_clients, dtype=torch.bool)
         is_selected[lowest_first[:num_selected]] = True
         return cohort.keep(is_selected)
 
@@ -96,11 +100,11 @@ class MultiKrum(UpdateFilter):
         return squared_distances.clamp_min(0)
 
 
-def krum_scores(squared: Tensor, byzantine: int) -> Tensor:
+def krum_scores(squared_distances: Tensor, byzantine: int) -> Tensor:
     """Compute the Krum scores of k updates, ``[k]``, from squared distances ``[k, k]``. A score is the sum over the k -
     f - 2 closest others, with f = ``byzantine``.
     """
-    num_neighbors = len(squared) - byzantine - 2
-    to_others = squared.clone().fill_diagonal_(float("inf"))
+    num_neighbors = len(squared_distances) - byzantine - 2
+    to_others = squared_distances.clone().fill_diagonal_(float("inf"))
     ascending = to_others.sort(1).values
     return ascending[:, :num_neighbors].sum(1)

@@ -10,7 +10,7 @@ import torch
 
 from flsv.core.strategy import FederationInfo
 from flsv.filters.base import LARGE, NOT_FINITE, Cohort, UpdateFilter
-from flsv.functional.outliers import OUTLYING, drowning_updates, large_updates
+from flsv.functional.outliers import MAX_Z_SCORE, drowning_updates, large_updates
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 
@@ -56,23 +56,23 @@ class OutlierFilter(UpdateFilter):
         ),
     )
 
-    def __init__(self, threshold: Positive | None = OUTLYING, exclude: bool = False) -> None:
+    def __init__(self, threshold: Positive | None = MAX_Z_SCORE, exclude: bool = False) -> None:
         self.threshold = threshold
         self.exclude = exclude
-        self._for_weights = False
-        self._aggregated = ""
+        self._must_exclude = False
+        self._last_aggregated = ""  # a text on the outliers that were last aggregated
 
     @property
     def excludes(self) -> bool:
-        return self.exclude or self._for_weights
+        return self.exclude or self._must_exclude
 
     def resume(self, federation: FederationInfo) -> None:
         super().resume(federation)
         # An aggregator with weights from a metric has no weight for an update that is not measured.
-        self._for_weights = (
+        self._must_exclude = (
             not self.exclude and federation.strategies["aggregator"].metric is not None
         )
-        self._aggregated = ""
+        self._last_aggregated = ""
 
     def apply(self, cohort: Cohort) -> Cohort:
         """Leave out updates that are too large, or hide them from the metrics, with a warning."""
@@ -108,10 +108,12 @@ class OutlierFilter(UpdateFilter):
         broken = cohort.broken
         round_number = cohort.round_index + 1
         num_clients = len(broken) + len(cohort.updates)
-        if len(broken) > num_clients / 2:
+        model_is_at_fault = len(broken) > num_clients / 2
+        if model_is_at_fault:
+            fault = self.faults[NOT_FINITE]  # "returned a model with ..."
             return [
-                f"in round {round_number} {len(broken)} of {num_clients} clients {self.faults[NOT_FINITE]}: left out "
-                f"of the round. With so many, the cause is the model that they were sent. {self.hint()}"
+                f"in round {round_number} {len(broken)} of {num_clients} clients {fault}: left out of the round. With "
+                f"so many, the cause is the model that they were sent. {self.hint()}"
             ]
         if not self.notices.is_first(NOT_FINITE, broken):
             return []
@@ -137,14 +139,14 @@ class OutlierFilter(UpdateFilter):
             f"{median:.3g})"
         )
         if are_aggregated:
-            self._aggregated = description  # for the hint of a later round
+            self._last_aggregated = description  # for the hint of a later round
         if not is_first:
             return []
         return [f"{description}: {consequence}"]
 
     def hint(self) -> str:
-        if self._aggregated:
-            return f"The fault may lie further back: {self._aggregated}."
+        if self._last_aggregated:
+            return f"The fault may lie further back: {self._last_aggregated}."
         return "A lower learning rate or gradient_clip_val may help, or a look for NaN in the data."
 
 
@@ -161,7 +163,8 @@ def with_finite_check(filters: Sequence[UpdateFilter]) -> tuple[UpdateFilter, ..
     if len(set(filter_classes)) < len(filter_classes):
         raise ConfigurationError(f"filters={list(filters)}: expected one of a kind at most.")
     checks_finiteness = [issubclass(kind, OutlierFilter) for kind in filter_classes]
-    if any(checks_finiteness[1:]):
+    comes_later = any(checks_finiteness[1:])
+    if comes_later:
         raise ConfigurationError(
             f"filters={list(filters)}: OutlierFilter judges updates as they were sent. Put it before the others."
         )

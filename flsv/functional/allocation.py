@@ -19,7 +19,9 @@ from flsv.utilities.declared import NonNegative, Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
 #: Binary digits of a float64: whole numbers are exact below 2 to this power.
-MANTISSA = 53
+MANTISSA_BITS = 53
+#: Relative error of a float64 that was rounded twice.
+TWO_ROUNDING_ERRORS = 4e-16
 
 
 @checked
@@ -61,9 +63,9 @@ def allocate(
         tensor([33.3400, 33.3300, 33.3300], dtype=torch.float64)
     """
     values = _checked_values(values, negatives)
-    units = 0
+    num_units = 0
     if unit is not None:
-        units = _whole_units(budget, unit)
+        num_units = _whole_units(budget, unit)
 
     has_value = ~values.isnan()
     claims = torch.zeros_like(values)
@@ -80,29 +82,30 @@ def allocate(
     if unit is None:
         amounts = _adjust_to_sum([share * budget for share in shares], budget)
     else:
-        amounts = [_product(count, unit) for count in largest_remainder(shares, units)]
+        counts = largest_remainder(shares, num_units)
+        amounts = [_exact_product(count, unit) for count in counts]
     return torch.tensor(amounts, dtype=torch.float64)
 
 
 def _whole_units(budget: float, unit: float) -> int:
     """Return how many units the budget is. Raise ConfigurationError unless this is a whole number, exact in float64."""
     quotient = budget / unit
-    if quotient >= 2**MANTISSA:
+    if quotient >= 2**MANTISSA_BITS:
         raise ConfigurationError(
             f"allocate(budget={budget:.6g}, unit={unit:.6g}): amounts of {quotient:.3g} units are not exact in "
-            f"float64: expected fewer than 2^{MANTISSA} (9e15). Take a larger unit, or none."
+            f"float64: expected fewer than 2^{MANTISSA_BITS} (9e15). Take a larger unit, or none."
         )
-    units = round(quotient)
-    multiple = _product(units, unit)
+    num_units = round(quotient)
+    multiple = _exact_product(num_units, unit)
     tolerance = unit * 1e-6
-    if not math.isclose(multiple, budget, rel_tol=4e-16, abs_tol=tolerance):
+    if not math.isclose(multiple, budget, rel_tol=TWO_ROUNDING_ERRORS, abs_tol=tolerance):
         raise ConfigurationError(
             f"allocate(budget={budget}, unit={unit}): the budget is no multiple of the unit."
         )
-    return units
+    return num_units
 
 
-def _product(count: int, unit: float) -> float:
+def _exact_product(count: int, unit: float) -> float:
     """Multiply in decimal arithmetic, since 7 * 0.01 in float64 is above 0.07."""
     exact_unit = Decimal(str(unit))
     return float(count * exact_unit)
@@ -179,10 +182,10 @@ def _checked_values(values: Tensor, negatives: Negatives) -> Tensor:
     if values.isinf().any():
         raise ConfigurationError(f"allocate: values {_few(values)} are not all finite.")
     if negatives == "refuse" and (values < 0).any():
-        below = (values < 0).nonzero().flatten().tolist()
+        negative_clients = (values < 0).nonzero().flatten().tolist()
         raise ConfigurationError(
-            f'allocate(negatives="refuse"): clients {below} have values below 0. Say what they get: negatives="zero", '
-            '"shift" or "softmax".'
+            f'allocate(negatives="refuse"): clients {negative_clients} have values below 0. Say what they get: '
+            'negatives="zero", "shift" or "softmax".'
         )
     return values
 

@@ -48,17 +48,17 @@ def cosines(products: Tensor, norms: Tensor, norm: Tensor) -> Tensor:
 
 def updated_reputation(
     reputation: Tensor | None,
-    phi: Tensor,
+    contributions: Tensor,
     *,
     alpha: float = 0.95,
     floor: float = 1e-3,
 ) -> Tensor:
-    """Update the reputations r ``[k]`` by the cosines phi. The result is max(alpha r + (1 - alpha) phi, floor),
-    normalized to sum to 1.
+    """Update the reputations r ``[k]`` by the contributions, the cosines phi. The result is max(alpha r + (1 - alpha)
+    phi, floor), normalized to sum to 1.
     """
-    # The floor keeps participants from being excluded for good. As in the authors' code all r are 0 before the first
-    # round, so that reputations are then phi / sum(phi), whatever the updates' weights in the aggregate.
-    updated = (1 - alpha) * phi.double()
+    # The floor keeps participants from being excluded for good. As in the authors' code all reputations are 0 before
+    # the first round, so that the contributions alone decide then, whatever the updates' weights in the aggregate.
+    updated = (1 - alpha) * contributions.double()
     if reputation is not None:
         updated = alpha * normalized(reputation) + updated
     updated = updated.clamp_min(floor)

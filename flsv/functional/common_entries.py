@@ -26,21 +26,21 @@ def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
     for begin in range(0, length, width):
         end = min(begin + width, length)
         block = slice(begin, end)
-        is_common = _is_common(rows[:, block], on_device)
-        if on_device or is_common.any():
+        is_common = _is_common(rows[:, block], stops_early=not on_device)
+        if on_device or is_common.any():  # on a device the host would wait for the test
             yield block, is_common
 
 
-def _is_common(rows: Tensor, on_device: bool) -> Tensor:
+def _is_common(rows: Tensor, stops_early: bool) -> Tensor:
     """Return whether the entries of a column are equal, bool, one for each column of ``rows``."""
     # On the CPU most rows and blocks can be left out early. On a device the host would wait for each such test.
     first_row = rows[0]
-    is_common = first_row == first_row  # all but NaN
+    is_common = first_row == first_row  # False where an entry is NaN
     for row in rows[1:]:
-        if not on_device and torch.equal(row, first_row):
+        if stops_early and torch.equal(row, first_row):
             continue
         is_common &= row == first_row
-        if not on_device and not is_common.any():
+        if stops_early and not is_common.any():
             break
     return is_common
 

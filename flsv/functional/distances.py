@@ -88,8 +88,8 @@ def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
     weights = weights.double()
     mean = points.new_empty(length, dtype=torch.float64)
     # A block of columns [k, width] at a time is converted to float64, in the same memory.
-    width = _block_size(points) // max(1, count)
-    width = max(1, min(width, length))
+    max_width = _block_size(points) // max(1, count)
+    width = max(1, min(max_width, length))
     buffer = points.new_empty(count, width, dtype=torch.float64)
     for begin in range(0, length, width):
         columns = slice(begin, begin + width)

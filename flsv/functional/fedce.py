@@ -17,6 +17,10 @@ from flsv.utilities.declared import checked
 Combine = Literal["times", "plus"]
 #: Norms below this number count as this number, as in ``torch.nn.functional.cosine_similarity``.
 EPSILON = 1e-8
+#: Squared norm of a sum, relative to that of terms in one direction, up to which it is a rounding error.
+ROUNDING = 1e-13
+#: Deviation from [0, 1] that rounding of a weight explains.
+WEIGHT_TOLERANCE = 1e-6
 
 
 def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
@@ -52,12 +56,13 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
     identity = torch.eye(k, dtype=torch.float64, device=gram.device)
     other_weights = weights.expand(k, k) * (1 - identity)
     products = (gram * other_weights).sum(dim=1)
-    squares = torch.einsum("ia,ab,ib->i", other_weights, gram, other_weights)
+    # The squared norm of each sum: c^T G c, with the row c of other_weights.
+    squared_norms = torch.einsum("ia,ab,ib->i", other_weights, gram, other_weights)
 
     # A sum that is far shorter than if all updates pointed one way, and its products, are rounding errors.
-    longest = (other_weights.abs() * update_norms).sum(dim=1)
-    is_sum = squares > 1e-13 * longest.square()
-    sum_norms = torch.where(is_sum, squares, 0).sqrt()
+    max_norms = (other_weights.abs() * update_norms).sum(dim=1)
+    is_sum = squared_norms > ROUNDING * max_norms.square()
+    sum_norms = torch.where(is_sum, squared_norms, 0).sqrt()
     products = products.where(sum_norms > 0, torch.zeros_like(products))
 
     update_norms = update_norms.clamp_min(EPSILON)
@@ -155,9 +160,9 @@ def without_own(
         >>> without_own(torch.tensor([3.0, 5.0]), torch.tensor([1.0, 1.0]), 0.5)
         tensor([5., 9.])
     """
-    if not -1e-6 <= weight <= 1 + 1e-6:
+    if not -WEIGHT_TOLERANCE <= weight <= 1 + WEIGHT_TOLERANCE:
         raise ValueError(f"a client's weight in the aggregate lies in [0, 1]; got {weight}.")
-    rest = 1 - weight
-    if rest < 1e-6:
+    weight_of_others = 1 - weight
+    if weight_of_others < WEIGHT_TOLERANCE:
         return None
-    return (aggregate - weight * own) / rest
+    return (aggregate - weight * own) / weight_of_others

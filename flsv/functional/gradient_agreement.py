@@ -55,15 +55,15 @@ def gradient_agreement(
             f"expected two vectors [n], got {list(descent.shape)} and {list(agreement.shape)}."
         )
     agreement = agreement.to(descent.device)
-    agreement = agreement.double()
-    quantities = torch.stack([descent.double(), agreement])  # [2, n]
+    quantities = torch.stack([descent.double(), agreement.double()])  # [2, n]
     quantities = quantities.clamp(min=0)
     totals = quantities.nansum(1, keepdim=True)
     shares = quantities / _one_for_zero(totals)
 
     # A quantity that no client has does not count.
+    is_present = totals > 0
     blend_weights = totals.new_tensor([[1 - blend], [blend]])
-    weights = (totals > 0) * blend_weights
+    weights = is_present * blend_weights  # 0 if not
     weights = weights / _one_for_zero(weights.sum())
     return (weights * shares).sum(0)
 

@@ -34,23 +34,23 @@ from torch import Tensor
 from flsv.utilities.display import LEVEL
 
 
-def half_width(variance: Tensor, freedom: Tensor, level: float) -> Tensor:
-    """Compute half the width of a Student's t interval. NaN where the degrees of ``freedom`` are not above 0."""
-    quantiles = t_quantile(level, freedom).to(variance)
+def half_width(variance: Tensor, degrees_of_freedom: Tensor, level: float) -> Tensor:
+    """Compute half the width of a Student's t interval. NaN where the degrees of freedom are not above 0."""
+    quantiles = t_quantile(level, degrees_of_freedom).to(variance)
     widths = quantiles * variance.sqrt()
-    return widths.masked_fill(~(freedom > 0), float("nan"))
+    return widths.masked_fill(~(degrees_of_freedom > 0), float("nan"))
 
 
 def t_quantile(
     level: float,
-    freedom: Tensor | float = math.inf,
+    degrees_of_freedom: Tensor | float = math.inf,
 ) -> Tensor:
-    """Compute Student's t quantile at (1 + level) / 2, float64. For infinite degrees of ``freedom`` it is the normal
+    """Compute Student's t quantile at (1 + level) / 2, float64. For infinite degrees of freedom it is the normal
     quantile.
     """
-    freedom = torch.as_tensor(freedom, dtype=torch.float64, device="cpu")
+    degrees_of_freedom = torch.as_tensor(degrees_of_freedom, dtype=torch.float64, device="cpu")
     probability = (1 + level) / 2
-    quantiles = stats.t.ppf(probability, freedom.numpy())
+    quantiles = stats.t.ppf(probability, degrees_of_freedom.numpy())
     return torch.as_tensor(quantiles, dtype=torch.float64)
 
 
@@ -61,38 +61,39 @@ SEED_DEVIATION_WITH_UNTRAINED = 0.045
 #: Number of further seeds that the usual variance counts as, beside those of the values.
 PRIOR_SEEDS = 2
 #: Standard error of predicted values, as a multiple of the difference between the two predictions.
-OF_DISAGREEMENT = 0.75
+STDERR_PER_DISAGREEMENT = 0.75
 
 
 def one_seed_stderr(
     values: Tensor,
     stderr: Tensor,
-    untrained: Tensor | None = None,
-    recent: Tensor | None = None,
+    untrained_utilities: Tensor | None = None,
+    recent_values: Tensor | None = None,
 ) -> Tensor:
     """Compute the standard error of one seed's Shapley values as estimates of their mean over many seeds.
 
     Args:
         values: one seed's values, ``[n]``, or ``[n, M]`` for M games.
         stderr: their standard error due to coalitions that were not trained.
-        untrained: ``[R]`` or ``[R, M]``, the utilities of R >= 2 untrained models with different initial weights.
-        recent: ``[L, n]`` or ``[L, n, M]``, the values after each of the last L >= 2 rounds.
+        untrained_utilities: ``[R]`` or ``[R, M]``, those of R >= 2 untrained models with different initial weights.
+        recent_values: ``[L, n]`` or ``[L, n, M]``, the values after each of the last L >= 2 rounds.
     """
     values = values.double()
     sum_of_gains = values.clamp_min(0).sum(0)
-    if untrained is None:
+    if untrained_utilities is None:
         seed_deviation = SEED_DEVIATION_WITH_UNTRAINED
     else:
         seed_deviation = SEED_DEVIATION
 
-    between_seeds = seed_deviation * sum_of_gains
-    variance = stderr.double().square() + between_seeds.square()
-    if untrained is not None:
-        by_untrained = untrained.double().std(0) / len(values)
-        variance = variance + by_untrained.square()
-    if recent is not None:
-        variance_over_rounds = recent.double().var(0)  # [n] or [n, M]
-        variance = variance + variance_over_rounds.mean(0)  # over clients
+    stderr_by_seeds = seed_deviation * sum_of_gains
+    variance = stderr.double().square() + stderr_by_seeds.square()
+    if untrained_utilities is not None:
+        stderr_by_untrained = untrained_utilities.double().std(0) / len(values)
+        variance = variance + stderr_by_untrained.square()
+    if recent_values is not None:
+        variance_over_rounds = recent_values.double().var(0)  # [n] or [n, M]
+        mean_over_clients = variance_over_rounds.mean(0)
+        variance = variance + mean_over_clients
     return variance.sqrt()
 
 
@@ -101,7 +102,7 @@ def prediction_stderr(disagreement: Tensor) -> Tensor:
     ``[n, M]``.
     """
     mean_square = disagreement.double().square().mean(0)
-    stderr = OF_DISAGREEMENT * mean_square.sqrt()
+    stderr = STDERR_PER_DISAGREEMENT * mean_square.sqrt()
     return stderr.expand(disagreement.shape).clone()
 
 
@@ -151,13 +152,14 @@ def interval_over_seeds(
     sum_of_gains = values.mean(0).clamp_min(0).sum()
     usual_deviation = SEED_DEVIATION * sum_of_gains
     usual_variance = torch.maximum(variance_over_seeds.mean(), usual_deviation.square())
-    squares = (num_seeds - 1) * variance_over_seeds + PRIOR_SEEDS * usual_variance
-    variance = squares / (num_seeds + 1)  # S - 1 + PRIOR_SEEDS degrees of freedom
+    sum_of_squares = (num_seeds - 1) * variance_over_seeds + PRIOR_SEEDS * usual_variance
+    degrees_of_freedom = num_seeds - 1 + PRIOR_SEEDS
+    variance = sum_of_squares / degrees_of_freedom
 
-    quantile = t_quantile(level, num_seeds + 1)
-    between_seeds = quantile**2 * variance / num_seeds
-    by_prediction = t_quantile(level) * fit_stderr
-    return (between_seeds + by_prediction.square()).sqrt()
+    quantile = t_quantile(level, degrees_of_freedom)
+    squared_width_by_seeds = quantile**2 * variance / num_seeds
+    width_by_fit = t_quantile(level) * fit_stderr
+    return (squared_width_by_seeds + width_by_fit.square()).sqrt()
 
 
 def seed_covariance(
@@ -175,27 +177,27 @@ def seed_covariance(
         half_widths: ``[n]``, half the widths of their intervals.
         level: the confidence level of the intervals.
     """
-    seeds = len(values)
-    degrees_of_freedom = seed_freedom(seeds)
+    num_seeds = len(values)
+    degrees_of_freedom = seed_freedom(num_seeds)
     if degrees_of_freedom is None:
         quantile = t_quantile(level)
     else:
         quantile = t_quantile(level, degrees_of_freedom)
     # A half width is the quantile times the standard error.
     variances = (half_widths.double() / quantile).square()
-    if seeds == 1:
+    if num_seeds == 1:
         return variances.diag()
     covariance_of_values = torch.cov(values.double().T)
-    covariance_of_values = covariance_of_values.view(len(variances), -1)  # a number for one client
-    # As in the formula of interval_over_seeds, where the covariance over the two further seeds is 0.
-    shrinkage = (seeds - 1) / (seeds + 1)
-    covariance = shrinkage * covariance_of_values / seeds
+    covariance_of_values = torch.atleast_2d(covariance_of_values)  # a number for one client
+    # The prior seeds count here, too, as if values had no covariance over them.
+    shrinkage = (num_seeds - 1) / (num_seeds - 1 + PRIOR_SEEDS)
+    covariance = shrinkage * covariance_of_values / num_seeds
     covariance.diagonal().copy_(variances)
     return covariance
 
 
-def seed_freedom(seeds: int) -> int | None:
+def seed_freedom(num_seeds: int) -> int | None:
     """Return the degrees of freedom of :func:`interval_over_seeds`. None: the intervals are normal."""
-    if seeds == 1:
+    if num_seeds == 1:
         return None
-    return seeds + 1
+    return num_seeds - 1 + PRIOR_SEEDS

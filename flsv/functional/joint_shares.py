@@ -96,7 +96,8 @@ def covariance_over_cases(
     if num_groups < 2:
         return torch.full((num_clients, num_clients), math.nan, dtype=torch.float64)
     correction = num_groups / (num_groups - 1)
-    return correction * group_sums.T @ group_sums / num_samples**2
+    corrected_sums = correction * group_sums.T  # [n, groups]
+    return corrected_sums @ group_sums / num_samples**2
 
 
 def draw_values(
@@ -138,22 +139,14 @@ def joint_intervals(
     NaN for a client without a value.
     """
     has_value = ~values.isnan()
-    low = torch.full(
-        values.shape,
-        math.nan,
-        dtype=torch.float64,
-    )
+    low = torch.full(values.shape, math.nan, dtype=torch.float64)
     high = low.clone()
     value_draws = draw_values(values[has_value], _of_clients(errors, has_value))
-    percentiles = torch.from_numpy(
-        np.quantile(
-            value_draws,
-            [(1 - level) / 2, (1 + level) / 2],
-            axis=0,
-        )
-    )
-    low[has_value] = percentiles[0]
-    high[has_value] = percentiles[1]
+    probabilities = [(1 - level) / 2, (1 + level) / 2]
+    quantiles = np.quantile(value_draws, probabilities, axis=0)  # [2, clients with a value]
+    low_quantiles, high_quantiles = torch.from_numpy(quantiles)
+    low[has_value] = low_quantiles
+    high[has_value] = high_quantiles
     return low, high
 
 

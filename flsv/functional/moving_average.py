@@ -32,7 +32,8 @@ def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
         later_first_values, later_average, later_num_values = _split_rows(later_rows)
         first_values = torch.where(num_values > 0, first_values, later_first_values)
         # The averages start at 0, so that each later value only multiplies the earlier ones by the momentum.
-        average = momentum**later_num_values * average + later_average
+        decay = momentum**later_num_values
+        average = decay * average + later_average
         num_values = num_values + later_num_values
     return torch.cat([first_values, average, num_values], dim=-1)
 

@@ -13,16 +13,18 @@ import math
 import torch
 from torch import Tensor
 
-OUTLYING = 3.5
-FACTOR = 5.0
-LARGEST = math.sqrt(torch.finfo(torch.float32).max)
+MAX_Z_SCORE = 3.5
+MIN_FACTOR = 5.0
+MAX_NORM = math.sqrt(torch.finfo(torch.float32).max)
 """1.8e19: the squares of larger entries are infinite in float32."""
+MAD_OF_NORMAL = 0.6745
+"""The median absolute deviation of normal numbers, in standard deviations."""
 
 
 def large_updates(
     norms: Tensor,
-    threshold: float = OUTLYING,
-    factor: float = FACTOR,
+    threshold: float = MAX_Z_SCORE,
+    factor: float = MIN_FACTOR,
 ) -> Tensor:
     """Find updates that are much longer than others in their cohort, bool ``[k]``, by their norms ``[k]``. The modified
     z-score of a norm's logarithm must exceed ``threshold``, and the norm ``factor`` times the median.
@@ -33,15 +35,16 @@ def large_updates(
     norms = norms.double()
     logs = norms.log()
     is_finite = logs.isfinite()
-    is_overflowing = norms.isnan() | (norms > LARGEST)
+    is_overflowing = norms.isnan() | (norms > MAX_NORM)
     if not is_finite.any():
         return is_overflowing
     median = logs[is_finite].quantile(0.5)  # torch's own median takes the lower of two
     deviations = logs - median
     mad = deviations[is_finite].abs().quantile(0.5)
 
-    # For normal numbers the MAD is 0.6745 standard deviations.
-    is_outlying = 0.6745 * deviations > threshold * mad
+    is_outlying = (
+        MAD_OF_NORMAL * deviations > threshold * mad
+    )  # without a division: the MAD may be 0
     is_large = deviations > math.log(factor)
     return is_overflowing | (is_outlying & is_large)
 
@@ -59,8 +62,8 @@ def drowning_updates(norms: Tensor, model_norm: float = 0.0) -> Tensor:
         median_of_logs = valid_norms.log().quantile(0.5)
         norm_to_preserve = max(median_of_logs.exp().item(), model_norm)
 
-    limit = LARGEST
+    max_norm = MAX_NORM
     if norm_to_preserve > 0:
         precision = torch.finfo(torch.float32).eps
-        limit = min(LARGEST, norm_to_preserve / precision)
-    return norms > limit
+        max_norm = min(MAX_NORM, norm_to_preserve / precision)
+    return norms > max_norm

@@ -62,30 +62,35 @@ def personalized_weights(
             f"expected values [s], distances [s] and own in 0 .. s - 1, got {list(values.shape)}, "
             f"{list(distances.shape)} and {own}."
         )
-    others = torch.arange(len(values), device=values.device) != own
-    worth, apart = values.double().clamp_min(0), distances.double().clone()
+    is_other = torch.arange(len(values), device=values.device) != own
+    gains = values.double().clamp_min(0)
+    divisors = distances.double().clone()
+    other_distances = divisors[is_other]
     if (
         not bool(values.isfinite().all())
-        or not bool((apart[others] >= 0).all())
-        or bool(apart[others].isinf().any())
+        or not bool((other_distances >= 0).all())
+        or bool(other_distances.isinf().any())
     ):
         raise ValueError(
             f"expected finite values and distances not below 0: {values.tolist()}, {distances.tolist()}."
         )
     if self_weight == "exclude":
-        worth = worth * others
-    if not bool((worth * others > 0).any()):
-        return (~others).to(values)
-    if isinstance(self_weight, str):
-        apart[own] = apart[others].mean() if self_weight == "mean" else apart[others].min()
+        gains = gains * is_other
+    if not bool((gains * is_other > 0).any()):
+        return (~is_other).to(values)
+    if self_weight == "mean":
+        divisors[own] = other_distances.mean()
+    elif isinstance(self_weight, str):
+        divisors[own] = other_distances.min()
     else:
-        apart[own] = self_weight
-    same = (apart == 0) & (worth > 0)
-    weights = (
-        worth * same
-        if bool(same.any())
-        else worth / apart.clamp_min(torch.finfo(torch.float64).tiny)
-    )
+        divisors[own] = self_weight
+
+    equals_own = (divisors == 0) & (gains > 0)
+    if bool(equals_own.any()):
+        weights = gains * equals_own
+    else:
+        tiny = torch.finfo(torch.float64).tiny
+        weights = gains / divisors.clamp_min(tiny)
     return (weights / weights.sum()).to(values)
 
 
@@ -141,21 +146,21 @@ def top_k_download(
     scores = relevance.detach().cpu().double().nan_to_num(0.0)
     is_candidate = available.cpu() & (scores >= 0)
     is_candidate[own] = False
+    num_downloads = k
     has_unvisited = (is_candidate & is_unvisited).any()
     if not has_unvisited:  # all that help are downloaded, whatever k is
         num_helpful = int((is_candidate & (scores > 0)).sum())
-        k = max(num_helpful, 1)
+        num_downloads = max(num_helpful, 1)
 
     # A random order, then stable sorts, the most important key last.
-    order = torch.randperm(len(scores), generator=generator)
-    by_score = scores[order].argsort(descending=True, stable=True)
-    order = order[by_score]
+    clients = torch.randperm(len(scores), generator=generator)
+    descending = scores[clients].argsort(descending=True, stable=True)
+    clients = clients[descending]
     if explore == "unvisited":
-        unvisited_first = is_unvisited[order].int()
-        by_visit = unvisited_first.argsort(descending=True, stable=True)
-        order = order[by_visit]
-    candidates = order[is_candidate[order]]
-    return candidates[:k]
+        unvisited_first = is_unvisited[clients].int().argsort(descending=True, stable=True)
+        clients = clients[unvisited_first]
+    candidates = clients[is_candidate[clients]]
+    return candidates[:num_downloads]
 
 
 def label_overlap(class_counts: Tensor) -> Tensor:

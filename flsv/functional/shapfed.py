@@ -58,11 +58,11 @@ def participant_weights(cssv: Tensor) -> tuple[Tensor, Tensor]:
         (tensor([1.0000, 0.2500]), tensor([0.8000, 0.2000]))
     """
     in_unit_interval = (1 + cssv) / 2
-    gamma = in_unit_interval.mean(-1)
-    total = gamma.sum()
-    equal_share = 1 / max(len(gamma), 1)
-    share = torch.where(total > 0, gamma / total, equal_share)
-    return gamma, share
+    contributions = in_unit_interval.mean(-1)  # gamma
+    total = contributions.sum()
+    equal_share = 1 / max(len(contributions), 1)
+    shares = torch.where(total > 0, contributions / total, equal_share)
+    return contributions, shares
 
 
 def _unit_rows(rows: Tensor) -> Tensor:
@@ -107,16 +107,16 @@ def collaborative_fairness(standalone: Tensor, final: Tensor) -> Tensor:
     has_nan = accuracies.isnan().any(0)
     accuracies = accuracies[:, ~has_nan]
 
-    first_column = accuracies[:, :1]
-    is_constant = (accuracies == first_column).all(1)
+    first_client = accuracies[:, :1]
+    is_constant = (accuracies == first_client).all(1)
     num_pairs = accuracies.shape[1]
     if num_pairs < 2 or is_constant.any():
         undefined = standalone.new_tensor(torch.nan)
         return undefined.to(dtype)
 
     means = accuracies.mean(1, keepdim=True)
-    x, y = accuracies - means
-    product_of_norms = x.norm() * y.norm()
-    product = x @ y
+    standalone_deviations, final_deviations = accuracies - means
+    product_of_norms = standalone_deviations.norm() * final_deviations.norm()
+    product = standalone_deviations @ final_deviations
     correlation = product / product_of_norms
     return correlation.clamp(-1, 1).to(dtype)

@@ -11,6 +11,8 @@ from flsv.utilities.declared import Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
 Normalization = Literal["min-max", "positive"]
+#: Machine epsilons that rounding may add to a value, relative to the largest.
+ROUNDING_EPSILONS = 8
 
 
 @checked
@@ -67,7 +69,7 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
     lowest = values.where(is_valid, torch.inf).amin(0, keepdim=True)
     highest = values.where(is_valid, -torch.inf).amax(0, keepdim=True)
     largest = torch.maximum(lowest.abs(), highest.abs())
-    rounding = 8 * torch.finfo(values.dtype).eps * largest
+    rounding = ROUNDING_EPSILONS * torch.finfo(values.dtype).eps * largest
 
     if how == "positive":
         # The value of a player that contributes nothing is a sum of rounding errors.
@@ -76,9 +78,9 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
         return torch.where(is_valid, shares, torch.nan)
 
     spread = highest - lowest
-    are_equal = ~(spread > rounding)  # also where no player has a value
-    normalized = (values - lowest) / torch.where(are_equal, 1, spread)
-    return torch.where(are_equal & is_valid, 0.5, normalized)
+    has_spread = spread > rounding  # False where no player has a value
+    normalized = (values - lowest) / torch.where(has_spread, spread, 1)
+    return torch.where(~has_spread & is_valid, 0.5, normalized)
 
 
 @checked
@@ -121,10 +123,10 @@ def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tens
 
     # Entry l of each: the sum of the weights from the l-th largest on, and the share of the l-th largest in it.
     tail_sums = descending.flip(0).cumsum(0).flip(0)
-    places = torch.arange(num_clients, device=w.device)
-    places = places.to(torch.float64)
-    cohort_left = expected_cohort - places
-    equal_shares = 1 / (num_clients - places)
+    num_larger = torch.arange(num_clients, device=w.device)
+    num_larger = num_larger.to(torch.float64)
+    cohort_left = expected_cohort - num_larger
+    equal_shares = 1 / (num_clients - num_larger)
     shares = torch.where(tail_sums > 0, descending / tail_sums, equal_shares)
     is_feasible = cohort_left * shares <= 1 + 1e-12
     num_certain = num_clients

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 
 from flsv.functional.joint_shares import covariance_over_cases
-from flsv.functional.shapley.predicted_outputs import MOST_PREDICTED, case_values
+from flsv.functional.shapley.predicted_outputs import MAX_PREDICTED_PLAYERS, case_values
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.scores.performance import ModelScore
 
@@ -60,7 +60,7 @@ class CaseScores:
         """
         num_clients = trained.shape[1]
         is_expensive = self.is_resampled and RESAMPLES * 2**num_clients > MOST_RESAMPLED
-        if num_clients > MOST_PREDICTED or is_expensive:
+        if num_clients > MAX_PREDICTED_PLAYERS or is_expensive:
             return None
 
         values_by_seed = []

@@ -37,7 +37,7 @@ from flsv.core.answers import range_of_score
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.exact import all_coalitions
-from flsv.functional.shapley.predicted_outputs import MOST_PREDICTED, PredictedGame
+from flsv.functional.shapley.predicted_outputs import MAX_PREDICTED_PLAYERS, PredictedGame
 from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
 from flsv.scores.performance import ModelScore, performance_of
 from flsv.utilities.errors import ConfigurationError
@@ -336,7 +336,7 @@ class ClientJudges(VectorEvaluator):
         if self.space.private_names:
             return False
         num_clients = len(self._held_out)
-        is_cheap = self.space.size <= MOST_KEPT and num_clients <= MOST_PREDICTED
+        is_cheap = self.space.size <= MOST_KEPT and num_clients <= MAX_PREDICTED_PLAYERS
         return self._measure.by_class and is_cheap
 
     def predict(

@@ -19,7 +19,7 @@ from torchmetrics import Metric
 from flsv.core import Round
 from flsv.functional import few_coalitions_shapley
 from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
-from flsv.functional.shapley.predicted_outputs import PredictedValues, whole_layers
+from flsv.functional.shapley.predicted_outputs import PredictedValues, has_complete_sizes
 from flsv.games.trained_game import UNTRAINED, OutputScore, TrainedGame
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.design import (
@@ -397,7 +397,7 @@ class ShadowShapley(MeasuredMetric):
             output_score is not None
             and outputs is not None
             and weights is not None
-            and whole_layers(masks)
+            and has_complete_sizes(masks)
         ):
             if not are_all_trained:
                 predict = partial(
@@ -449,8 +449,8 @@ class ShadowShapley(MeasuredMetric):
         errors = one_seed_stderr(
             values,
             fit,
-            untrained=None if starts.isnan().any() else starts,
-            recent=recent if follow_each_other and recent.isfinite().all() else None,
+            untrained_utilities=None if starts.isnan().any() else starts,
+            recent_values=recent if follow_each_other and recent.isfinite().all() else None,
         )
         self.errors = errors.to(self.errors).reshape(shape)
 

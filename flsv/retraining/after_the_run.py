@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flsv.core.extension import EndedRun
 from flsv.core.ranks import ranks_of
-from flsv.functional.shapley.predicted_outputs import whole_layers
+from flsv.functional.shapley.predicted_outputs import has_complete_sizes
 from flsv.games.members import Members, members_of
 from flsv.games.trained_game import OutputScore
 from flsv.metrics.shadow import ShadowShapley
@@ -281,7 +281,7 @@ class AfterTheRun:
         needed, or if those of all coalitions are too many.
         """
         has_outputs = len(metric.outputs) > 0
-        if not has_outputs or not whole_layers(self._masks):
+        if not has_outputs or not has_complete_sizes(self._masks):
             return None
         num_coalitions, num_clients = self._masks.shape
         are_all_trained = num_coalitions == 2**num_clients

@@ -24,7 +24,7 @@ from flsv.core.extension import EndedRun, RunExtension
 from flsv.core.parameter_space import ParameterSpace, sharing
 from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
-from flsv.functional.shapley.predicted_outputs import whole_layers
+from flsv.functional.shapley.predicted_outputs import has_complete_sizes
 from flsv.games.coalition_utility import check_untrained, utility_of
 from flsv.games.lent_module import lent
 from flsv.games.trained_game import OutputScore, untrained_models
@@ -253,7 +253,7 @@ class CoalitionPlan(RunExtension):
         are_all_trained = len(masks) == 2 ** masks.shape[1]
         if are_all_trained:
             return ""
-        if not whole_layers(masks):
+        if not has_complete_sizes(masks):
             return " The others' scores are estimated: to predict outputs, train each client alone and whole sizes."
         measures = [metric.measured_by for metric in self._metrics.values()]
         output_scores = []  # None where outputs cannot be predicted
@@ -437,7 +437,7 @@ def _initial_state(
 
 def _coalitions_in_words(masks: Tensor) -> str:
     n, count = masks.shape[1], len(masks) - 2
-    if count == n and whole_layers(masks):
+    if count == n and has_complete_sizes(masks):
         return f"each of {n} clients alone is"
     return f"{count} coalitions are"
 

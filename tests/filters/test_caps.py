@@ -43,7 +43,7 @@ def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers() -> 
     initial = torch.randn(6, generator=generator)
     factors = torch.tensor([1.0, 0.5, 1.0, 0.25], dtype=torch.float64)
 
-    scaled = scale_updates(rows, initial, factors, end=5)
+    scaled = scale_updates(rows, initial, factors, num_parameters=5)
 
     updates = rows.double() - initial
     expected = initial + factors[:, None] * updates
@@ -59,7 +59,7 @@ def test_scale_updates_by_an_initial_model_for_each_client_gives_the_same() -> N
     initial_models = initial.expand(4, 6).clone()
     factors = torch.tensor([1.0, 0.5, 1.0, 0.25], dtype=torch.float64)
 
-    scaled = scale_updates(rows, initial_models, factors, end=5)
+    scaled = scale_updates(rows, initial_models, factors, num_parameters=5)
 
     torch.testing.assert_close(
         scaled,
@@ -67,7 +67,7 @@ def test_scale_updates_by_an_initial_model_for_each_client_gives_the_same() -> N
             rows,
             initial,
             factors,
-            end=5,
+            num_parameters=5,
         ),
     )
 
@@ -80,7 +80,7 @@ def test_scale_updates_by_1_copies_nothing() -> None:
             rows,
             torch.zeros(6),
             torch.ones(4),
-            end=5,
+            num_parameters=5,
         )
         is rows
     )

@@ -18,7 +18,7 @@ from flsv import FederatedLoop, Reporting
 from flsv.aggregation import FedAvg
 from flsv.data import FederatedDataModule, Splits
 from flsv.functional import predicted_shapley
-from flsv.functional.intervals import OF_DISAGREEMENT, SEED_DEVIATION
+from flsv.functional.intervals import SEED_DEVIATION, STDERR_PER_DISAGREEMENT
 from flsv.metrics import ShadowShapley
 from flsv.retraining.forked_fits import ForkedFits
 from flsv.sampling import FixedCohort
@@ -409,7 +409,7 @@ def test_intervals_of_predicted_values_widen_by_the_difference_of_predictions(
     half_widths = ((high - low) / 2).double()
 
     estimate = estimates[-1]
-    of_predictions = OF_DISAGREEMENT**2 * estimate.disagreement.square().mean()
+    of_predictions = STDERR_PER_DISAGREEMENT**2 * estimate.disagreement.square().mean()
     between_seeds = (SEED_DEVIATION * estimate.values.clamp_min(0).sum()) ** 2
     of_untrained_models = (metric.starts[:, 0].std() / CLIENTS) ** 2
     variance = of_predictions + between_seeds + of_untrained_models

@@ -68,10 +68,10 @@ def difference_shapley(
         budget=budget,
         minimum=2 + sample_cost,  # with the empty and the grand coalition
     )
-    if game.buys_all:
+    if game.can_evaluate_all:
         return exact_shapley(utility, num_players)
     strata = _Strata(game, generator)
-    strata.draw_samples(sample_cost)
+    strata.draw_samples(sample_cost=sample_cost)
     return game.estimate(strata.values(), strata.stderr())
 
 
@@ -95,21 +95,23 @@ class _Strata:
         budget = self.game.budget - 2  # without the empty and the grand coalition
         num_sizes = self.num_players - 1
         num_inner_sizes = self.num_players - 3  # all but 0 and n - 2
-        # Sizes differ in their numbers of evaluations, so their number is fixed before they are drawn. Samples of the
-        # sizes 0 and n - 2 need the n single players, and the n coalitions without one.
-        cost_of_all_sizes = 2 * self.num_players + num_inner_sizes * sample_cost
-        if budget < cost_of_all_sizes:
-            num_drawn = budget // sample_cost
+        # A size is the number of members of S, beside the pair of players. Sizes differ in their numbers of
+        # evaluations, so the number of sizes is fixed before they are drawn. Samples of the sizes 0 and n - 2 need the
+        # n single players, and the n coalitions without one.
+        cost_of_outer_sizes = 2 * self.num_players
+        cost_of_inner_sizes = num_inner_sizes * sample_cost
+        if budget < cost_of_outer_sizes + cost_of_inner_sizes:
+            num_drawn_sizes = budget // sample_cost
         else:
-            num_drawn = num_sizes
+            num_drawn_sizes = num_sizes
         (order_of_sizes,) = random_permutations(
             count=1, num_players=num_sizes, generator=self.generator
         )
-        sizes = order_of_sizes[:num_drawn]
+        sizes = order_of_sizes[:num_drawn_sizes]
         with_base, with_other = self.draw_coalitions(sizes)
         self.add(sizes, with_base, with_other)
 
-        if num_drawn == num_sizes and num_inner_sizes > 0:
+        if num_drawn_sizes == num_sizes and num_inner_sizes > 0:
             self._draw_inner_sizes(num_inner_sizes, sample_cost)
 
     def _draw_inner_sizes(self, num_inner_sizes: int, sample_cost: int) -> None:
@@ -153,16 +155,17 @@ class _Strata:
             generator=self.generator,
         )  # [R (n - 1), n - 2]
 
-        # members [R, i, column]: the n - 2 drawn columns go into n - 1, around i's own, which stays False.
-        is_player = torch.eye(num_others, dtype=torch.bool)
-        is_drawn_column = ~is_player.expand(len(sizes), -1, -1)
-        members = torch.zeros_like(is_drawn_column)
+        # Player i's row gets n - 1 columns: the n - 2 drawn ones, and on the diagonal the player's own, which stays
+        # False. For n = 4 the drawn rows ab, cd, ef become -ab, c-d, ef-.
+        is_own_column = torch.eye(num_others, dtype=torch.bool)
+        is_drawn_column = ~is_own_column.expand(len(sizes), -1, -1)
+        members = torch.zeros_like(is_drawn_column)  # [R, n - 1, n - 1]
         members = members.masked_scatter(is_drawn_column, coalitions)
 
         # The base player gets the first column: S + base and S + i, both [R, n - 1, n].
         base_is_absent = torch.zeros_like(members[:, :, :1])
         with_base = torch.cat([~base_is_absent, members], dim=2)
-        with_other = torch.cat([base_is_absent, members | is_player], dim=2)
+        with_other = torch.cat([base_is_absent, members | is_own_column], dim=2)
         return with_base, with_other
 
     def add(
@@ -176,7 +179,8 @@ class _Strata:
         base_utilities, other_utilities = self.game(coalitions)
         other_differences = base_utilities - other_utilities  # [R, n - 1, M]
         base_difference = torch.zeros_like(other_differences[:, :1])
-        differences = torch.cat([base_difference, other_differences], dim=1)  # SV_base - SV_i
+        # Estimates of SV_base - SV_i, the differences of Shapley values, [R, n, M].
+        differences = torch.cat([base_difference, other_differences], dim=1)
 
         # The values sum to the gain: n SV_base = gain + sum_i (SV_base - SV_i).
         sum_of_differences = differences.sum(dim=1, keepdim=True)
@@ -193,7 +197,8 @@ class _Strata:
 
     def stderr(self) -> Tensor:
         """Compute the standard errors ``[n, M]``. NaN until there are enough samples."""
-        # The smallest and the largest size have one S per player only and need one sample; all others need two.
+        # In the smallest and the largest size a player has a single coalition, so that one sample has no error. All
+        # other sizes need two samples.
         inner_moments = self.moments_by_size[1:-1]
         all_have_samples = all(moments.count >= 1 for moments in self.moments_by_size)
         inner_have_spread = all(moments.count >= 2 for moments in inner_moments)

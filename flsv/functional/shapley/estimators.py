@@ -28,8 +28,8 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 """Estimators by name. All accept ``budget`` and ``generator``."""
 
-_FEW = 10  # the largest number of players for which "auto" evaluates all coalitions
-_PER_PLAYER = 20  # evaluations per player that "auto" takes for more players
+_MAX_ENUMERATED_PLAYERS = 10  # the most players for which "auto" evaluates all coalitions
+_BUDGET_PER_PLAYER = 20  # evaluations per player that "auto" takes for more players
 
 
 def estimator_of(
@@ -44,13 +44,13 @@ def estimator_of(
         return partial(estimator, **arguments)
     if estimator != "auto":
         return partial(ESTIMATORS[estimator], **arguments)
-    has_few_players = num_players <= _FEW
+    has_few_players = num_players <= _MAX_ENUMERATED_PLAYERS
     if has_few_players and not arguments:
         return exact_shapley
     if has_few_players:
-        budget = 2**num_players  # with which the surrogate is exact, too
+        budget = 2**num_players  # all coalitions: the surrogate's values are exact, too
     else:
-        budget = _PER_PLAYER * num_players
+        budget = _BUDGET_PER_PLAYER * num_players
     return partial(surrogate_shapley, **{"budget": budget, **arguments})
 
 
@@ -61,12 +61,12 @@ def check_estimator(
 ) -> None:
     """Raise ConfigurationError unless an estimator exists and takes the arguments."""
     names = ["auto", *ESTIMATORS]
-    if callable(estimator):
-        function = estimator
-    elif estimator not in names:
+    if not callable(estimator) and estimator not in names:
         raise ConfigurationError(
             f"{owner}(estimator={estimator!r}): expected a function or one of {names}."
         )
+    if callable(estimator):
+        function = estimator
     elif estimator == "auto":
         function = ESTIMATORS["surrogate"]
     else:
@@ -75,11 +75,12 @@ def check_estimator(
     def additive_game(masks: torch.Tensor) -> torch.Tensor:
         return masks.sum(1).double()
 
+    num_players = 1  # an argument out of range is so with any number, and such a game takes no time
     try:
-        # Called for its TypeError: arguments that the function does not take.
-        inspect.signature(function).bind(None, 1, generator=None, **arguments)
+        # A TypeError shows arguments that the function does not take.
+        signature = inspect.signature(function)
+        signature.bind(additive_game, num_players, generator=None, **arguments)
         if arguments and function in ESTIMATORS.values():
-            # An argument that is out of range is so with any number of players, and a game of one player takes no time.
-            function(additive_game, 1, generator=torch.Generator(), **arguments)
+            function(additive_game, num_players, generator=torch.Generator(), **arguments)
     except (ConfigurationError, TypeError) as error:
         raise ConfigurationError(f"{owner}(estimator_args={dict(arguments)}): {error}") from error

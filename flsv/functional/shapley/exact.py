@@ -20,7 +20,7 @@ from flsv.utilities.declared import checked
 from flsv.utilities.errors import ConfigurationError
 
 #: Masks per call of the utility: a few MB, and enough to outweigh the overhead of a call.
-_CHUNK = 2**16
+_COALITIONS_PER_CHUNK = 2**16
 
 
 def all_coalitions(
@@ -46,9 +46,10 @@ def shapley_of_table(table: Tensor) -> Tensor:
     num_members = torch.zeros(1, dtype=torch.int64)  # the number of one-bits of 0, 1, 2, ...
     for _ in range(num_players - 1):
         num_members = torch.cat([num_members, num_members + 1])
-    coalitions_of_size = [math.comb(num_players - 1, size) for size in range(num_players)]
-    weight_of_size = [1 / (num_players * count) for count in coalitions_of_size]
-    weights = torch.tensor(weight_of_size, dtype=torch.float64)[num_members]  # [2^(n-1)]
+    counts_by_size = [math.comb(num_players - 1, size) for size in range(num_players)]
+    weights_by_size = [1 / (num_players * count) for count in counts_by_size]
+    weights = torch.tensor(weights_by_size, dtype=torch.float64)
+    weights = weights[num_members]  # of each coalition, [2^(n-1)]
 
     # Viewed as [high bits, bit i, low bits, M], U(S) and U(S + i) are side by side, so that a player that changes no
     # utility has the value 0 exactly.
@@ -125,13 +126,13 @@ def exact_shapley(
     check_enumerable("exact_shapley", num_players, budget, alternatives)
     num_coalitions = 2**num_players
     utilities_of_chunks = []
-    for begin in range(0, num_coalitions, _CHUNK):
-        end = min(begin + _CHUNK, num_coalitions)
+    for begin in range(0, num_coalitions, _COALITIONS_PER_CHUNK):
+        end = min(begin + _COALITIONS_PER_CHUNK, num_coalitions)
         masks = all_coalitions(num_players, begin, end)
         utilities_of_chunks.append(evaluate(utility, masks))
 
     if len(utilities_of_chunks) == 1:
-        (utilities,) = utilities_of_chunks  # without a copy
+        utilities = utilities_of_chunks[0]  # torch.cat would copy the tensor
     else:
         utilities = torch.cat(utilities_of_chunks)
     table = utilities.reshape(num_coalitions, -1)  # [2^n, M]
@@ -169,9 +170,15 @@ def leave_one_out(
         >>> leave_one_out(glove, 3).values
         tensor([1., 0., 0.])
     """
-    game = Sampling("leave_one_out", utility, num_players, budget, num_players + 1)
-    grand = torch.ones(1, num_players, dtype=torch.bool)
+    game = Sampling(
+        "leave_one_out",
+        utility,
+        num_players=num_players,
+        budget=budget,
+        minimum=num_players + 1,
+    )
+    grand_coalition = torch.ones(1, num_players, dtype=torch.bool)
     all_but_one = ~torch.eye(num_players, dtype=torch.bool)
-    utilities = game(torch.cat([grand, all_but_one]))
+    utilities = game(torch.cat([grand_coalition, all_but_one]))
     values = utilities[0] - utilities[1:]
     return game.estimate(values, torch.zeros_like(values))

@@ -41,8 +41,9 @@ from flsv.functional.shapley.game import (
     first_positions,
 )
 from flsv.functional.shapley.surrogate import (
-    CONSTANT,
+    CONSTANT_VARIANCE,
     PENALTIES,
+    TINY,
     Kernel,
     gaussian,
     gram,
@@ -54,8 +55,9 @@ from flsv.utilities.declared import NonNegative, checked
 
 #: The parts whose sum is the kernel of the Gaussian process.
 PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
-#: The largest noise variance to fit, in units of the variance of one part of the kernel.
-MOST_NOISE = 1.0
+#: The largest ridge penalty to fit, if the noise allows it: a noise variance in units of the variance of one part of
+#: the kernel.
+MAX_LIKELY_PENALTY = 1.0
 
 
 @checked
@@ -86,8 +88,8 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
     empty_and_grand = torch.zeros(2, num_players, dtype=torch.bool)
     empty_and_grand[1] = True
     singles = torch.eye(num_players, dtype=torch.bool)
-    pair_members = torch.triu_indices(num_players, num_players, offset=1)  # [2, pairs]
-    pairs = singles[pair_members].any(0)
+    low_players, high_players = torch.triu_indices(num_players, num_players, offset=1)
+    pairs = singles[low_players] | singles[high_players]
 
     masks = [empty_and_grand]
     if which == "all":
@@ -99,7 +101,7 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
             "pairs": [singles, pairs],
             "leave-one-out": [~singles],
             "both": [singles, ~singles],
-            "auto": [singles, ~singles],
+            "auto": [singles, ~singles],  # as "both"
             "pairs+leave-one-out": [singles, pairs, ~singles],
             "pairs+leave-two-out": [singles, pairs, ~singles, ~pairs],
         }
@@ -163,41 +165,39 @@ def few_coalitions_shapley(
     return ShapleyEstimate(values, stderr, len(masks))
 
 
-def _exact_values(masks: Tensor, columns: Tensor) -> Tensor:
+def _exact_values(masks: Tensor, utilities: Tensor) -> Tensor:
     """Compute Shapley values ``[n, M]`` from the utilities ``[2^n, M]`` of all coalitions, in any order."""
     coalitions = map(tuple, masks.tolist())
-    utility_of_coalition = dict(zip(coalitions, columns))
+    utility_of_coalition = dict(zip(coalitions, utilities))
 
     def utility(coalition_masks: Tensor) -> Tensor:
-        utilities = []
-        for mask in coalition_masks.tolist():
-            utilities.append(utility_of_coalition[tuple(mask)])
-        return torch.stack(utilities)
+        rows = [utility_of_coalition[tuple(mask)] for mask in coalition_masks.tolist()]
+        return torch.stack(rows)
 
     return exact_shapley(utility, masks.shape[1]).values
 
 
 def _fitted_values(
     masks: Tensor,
-    columns: Tensor,
+    utilities: Tensor,
     noise: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Fit a Gaussian process to each of M games. Return the Shapley values and their standard errors, ``[n, M]``."""
     num_players = masks.shape[1]
-    columns_of_values = []
-    columns_of_stderr = []
-    for column in columns.T:  # of one game each
-        game_values, game_stderr = _solve(masks.cpu(), column, noise)
-        columns_of_values.append(game_values)
-        columns_of_stderr.append(game_stderr)
-    values = torch.stack(columns_of_values, dim=1)
-    stderr = torch.stack(columns_of_stderr, dim=1)
+    values_by_game = []
+    stderr_by_game = []
+    for game_utilities in utilities.T:
+        game_values, game_stderr = _solve(masks.cpu(), game_utilities, noise)
+        values_by_game.append(game_values)
+        stderr_by_game.append(game_stderr)
+    values = torch.stack(values_by_game, dim=1)
+    stderr = torch.stack(stderr_by_game, dim=1)
 
     # The gap between the sum of the values and the gain of all is divided equally.
     sizes = masks.sum(1)
-    empty = int(sizes.argmin())
-    grand = int(sizes.argmax())
-    gain = columns[grand] - columns[empty]
+    empty_row = int(sizes.argmin())
+    grand_row = int(sizes.argmax())
+    gain = utilities[grand_row] - utilities[empty_row]
     gap = gain - values.sum(0)
     return values + gap / num_players, stderr
 
@@ -237,11 +237,12 @@ def _solve(
     """Fit the Gaussian process to one game. Return the Shapley values and their standard errors, ``[n]`` each."""
     mean = utilities.mean()
     scale = float(utilities.std())
-    if scale <= 1e-12 * (1 + abs(float(mean))):  # all coalitions have the same utility
+    rounding = TINY * (1 + abs(float(mean)))
+    if scale <= rounding:  # all coalitions have the same utility
         zeros = torch.zeros(masks.shape[1], dtype=torch.float64)
         return zeros, zeros
     standardized = (utilities - mean) / scale
-    kernel, kernel_values, prior = _kernel_of_parts(masks)  # [K, K], [K, n], [n]
+    kernel, kernel_values, prior_variances = _kernel_of_parts(masks)  # [K, K], [K, n], [n]
 
     # Marginal likelihood in the kernel's eigenvectors, a row for each ridge penalty. A penalty is the noise variance in
     # units of the signal variance, which is the variance of one part.
@@ -249,18 +250,19 @@ def _solve(
     spectra = eigenvalues.clamp_min(0) + PENALTIES[:, None]  # [penalties, K]
     power = (eigenvectors.T @ standardized).square()
     signal = (power / spectra).mean(1)
-    signal = signal.clamp_min(1e-12)
+    signal = signal.clamp_min(TINY)
     loss = signal.log() + spectra.log().mean(1)
     noise_variance = PENALTIES * signal * scale**2
-    least_noise = noise or 0.0
-    best = _least_loss(loss, noise_variance >= least_noise**2)
+    min_noise = noise or 0.0
+    has_enough_noise = noise_variance >= min_noise**2
+    best_penalty = _index_of_best_penalty(loss, has_enough_noise)
 
     # The Gaussian process's posterior mean and standard deviation of each player's value.
-    inverse = (eigenvectors / spectra[best]) @ eigenvectors.T
+    inverse = (eigenvectors / spectra[best_penalty]) @ eigenvectors.T
     solved = inverse @ kernel_values
     explained = (kernel_values * solved).sum(0)
-    unexplained = (prior - explained).clamp_min(0)
-    variance = signal[best] * unexplained
+    unexplained = (prior_variances - explained).clamp_min(0)
+    variance = signal[best_penalty] * unexplained
     values = scale * kernel_values.T @ inverse @ standardized
     return values, scale * variance.sqrt()
 
@@ -268,50 +270,48 @@ def _solve(
 def _kernel_of_parts(masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the kernel matrix ``[K, K]``, the Shapley values ``[K, n]`` of its rows, and the values' prior variance
     ``[n]``."""
-    # Of the sum of a constant, whose values are 0, and of all parts: the kernel [K, K] of the coalitions, the Shapley
-    # values [K, n] of its columns, and their prior variances [n].
-    count, num_players = masks.shape
-    kernel = torch.full((count, count), CONSTANT).double()
-    values = torch.zeros(count, num_players).double()
-    prior = torch.zeros(num_players).double()
+    # The sum starts with a constant part, which has no Shapley values.
+    num_coalitions, num_players = masks.shape
+    kernel = torch.full((num_coalitions, num_coalitions), CONSTANT_VARIANCE).double()
+    values = torch.zeros(num_coalitions, num_players).double()
+    prior_variances = torch.zeros(num_players).double()
     for part in PARTS:
         matrix = gram(part, masks, masks)
         # Each part has unit variance over the coalitions, as in surrogate_shapley.
         variance = matrix.diagonal().mean() - matrix.mean()
-        weight = 1 / float(variance.clamp_min(1e-12))
+        weight = 1 / float(variance.clamp_min(TINY))
         kernel += weight * matrix
         values += weight * kernel_shapley(part, masks)
-        prior += weight * prior_variance(part, num_players)
-    return kernel, values, prior
+        prior_variances += weight * prior_variance(part, num_players)
+    return kernel, values, prior_variances
 
 
-def _least_loss(loss: Tensor, is_enough: Tensor) -> int:
-    """Return the index of the penalty with the least loss, of those with enough noise, but at most MOST_NOISE."""
-    # A penalty is a noise variance in units of the variance of one part of the kernel.
-    is_likely = is_enough & (PENALTIES <= MOST_NOISE)
+def _index_of_best_penalty(loss: Tensor, has_enough_noise: Tensor) -> int:
+    """Return the index of the penalty with the least loss, of those with enough noise, but at most the largest likely
+    one."""
+    is_likely = has_enough_noise & (PENALTIES <= MAX_LIKELY_PENALTY)
     if is_likely.any():
         likely_loss = loss.where(is_likely, torch.inf)
         return int(likely_loss.argmin())
-    if is_enough.any():  # the noise asked for exceeds MOST_NOISE
-        first_enough = is_enough.int().argmax()
-        return int(first_enough)
+    if has_enough_noise.any():  # but only with larger penalties
+        smallest_enough = has_enough_noise.int().argmax()
+        return int(smallest_enough)
     return len(PENALTIES) - 1  # the largest penalty's
 
 
 def prior_variance(kernel: Kernel, num_players: int) -> float:
     """Compute the variance of a player's Shapley value in a game drawn from a Gaussian process."""
-    # For each coalition T let phi(T) be the player's value in the game S -> k(S, T). The variance is the player's value
-    # in the game T -> phi(T). phi(T) depends on the size of T and on whether T contains the player. So one coalition of
-    # each size will do, and the value is the mean of phi(T with the player) - phi(T without the player) over sizes.
+    # Let phi(T) be a player's value in the game S -> k(S, T). It depends only on the size of T and on whether the
+    # player is in T, so that one coalition T of each size is enough.
     sizes = torch.arange(num_players + 1)
     players = torch.arange(num_players)
     coalitions = players < sizes[:, None]  # [n + 1, n]: players 0 to s - 1 in row s
     values = kernel_shapley(kernel, coalitions)  # [n + 1, n]: phi of each player
 
-    first_player = values[:, 0]  # in all coalitions but the empty one
-    last_player = values[:, -1]  # in no coalition but the one of all
-    phi_with_player = first_player[1:]
-    phi_without_player = last_player[:-1]
+    # The variance is a player's value in the game T -> phi(T): the mean over sizes of phi(T with the player) - phi(T
+    # without the player). The first player is in all these T but the empty one, the last player only in that of all.
+    phi_with_player = values[1:, 0]  # sizes 1 to n
+    phi_without_player = values[:-1, -1]  # sizes 0 to n - 1
     return float((phi_with_player - phi_without_player).mean())
 
 

@@ -59,6 +59,7 @@ def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
     packed = np.packbits(masks.numpy(), axis=1)
     count, num_bytes = packed.shape
     if num_bytes > 8:
+        # One byte string a row. NumPy drops zeros at the end of all alike.
         return packed.view(f"S{num_bytes}").ravel().tolist()
     # Up to 64 players: a row's bytes, filled up to 8, are one integer.
     words = np.zeros((count, 8), dtype=np.uint8)
@@ -113,36 +114,36 @@ class MemoizedGame:
         check_num_players(num_players)
         self.utility = utility
         self.num_players = num_players
-        self._rows: dict[int | bytes, int] = {}
-        self._values = torch.empty(0, 0, dtype=torch.float64)
-        self._vector = False
+        self._row_by_key: dict[int | bytes, int] = {}  # see coalition_keys
+        self._utilities = torch.empty(0, 0, dtype=torch.float64)  # [rows, M]
+        self._is_vector_valued = False
         self._dtype = torch.float32
 
     @property
     def evaluations(self) -> int:
         """Count the distinct coalitions evaluated so far."""
-        return len(self._rows)
+        return len(self._row_by_key)
 
     def __call__(self, masks: Tensor) -> Tensor:
         coalitions = masks.reshape(-1, self.num_players)
         keys = coalition_keys(coalitions)
         if keys:
             self._evaluate_new(coalitions, keys)
-        rows = torch.tensor([self._rows[key] for key in keys], dtype=torch.int64)
-        utilities = self._values[rows]
-        return utilities.reshape(*masks.shape[:-1], self._values.shape[1])
+        rows = torch.tensor([self._row_by_key[key] for key in keys], dtype=torch.int64)
+        utilities = self._utilities[rows]
+        return utilities.reshape(*masks.shape[:-1], self._utilities.shape[1])
 
     def cumulative_cost(self, masks: Tensor) -> Tensor:
         """Count the new evaluations for the first 1, 2, ..., G of the groups of coalitions ``[G, K, n]``, ``[G]``."""
         num_groups, group_size, _num_players = masks.shape
         coalitions = masks.reshape(-1, self.num_players)  # group after group
-        # Where each coalition that was not evaluated before comes first.
-        position_of_key = first_positions(coalition_keys(coalitions), self._rows)
-        new_positions = torch.tensor(list(position_of_key.values()), dtype=torch.int64)
-
-        group_of_position = new_positions // max(group_size, 1)
-        num_new_of_group = torch.bincount(group_of_position, minlength=num_groups)
-        return num_new_of_group.cumsum(0)
+        # A coalition that was not evaluated yet counts for the group in which it occurs first.
+        keys = coalition_keys(coalitions)
+        position_by_key = first_positions(keys, stored=self._row_by_key)
+        positions = torch.tensor(list(position_by_key.values()), dtype=torch.int64)
+        groups = positions // max(group_size, 1)
+        num_new_by_group = torch.bincount(groups, minlength=num_groups)
+        return num_new_by_group.cumsum(0)
 
     def empty_and_grand(self) -> tuple[Tensor, Tensor]:
         """Return the utilities ``[M]`` of the empty and of the grand coalition."""
@@ -153,7 +154,7 @@ class MemoizedGame:
 
     def estimate(self, values: Tensor, stderr: Tensor) -> ShapleyEstimate:
         """Make an estimate in the utility's dtype, without the axis M for a scalar game."""
-        if not self._vector:
+        if not self._is_vector_valued:
             values = values[:, 0]
             stderr = stderr[:, 0]
         return ShapleyEstimate(
@@ -168,34 +169,34 @@ class MemoizedGame:
         keys: Sequence[int | bytes],
     ) -> None:
         """Evaluate the coalitions without a stored utility in one call, and store their utilities."""
-        position_of_key = first_positions(keys, self._rows)
-        if not position_of_key:
+        position_by_key = first_positions(keys, stored=self._row_by_key)
+        if not position_by_key:
             return
-        new_masks = masks[list(position_of_key.values())]
+        new_masks = masks[list(position_by_key.values())]
         utilities = evaluate(self.utility, new_masks)
-        is_vector = utilities.ndim == 2
+        is_vector_valued = utilities.ndim == 2
         table = utilities.reshape(len(new_masks), -1)
         table = table.to("cpu", torch.float64)
 
-        width = self._values.shape[1]
-        if not self._rows:
-            self._vector = is_vector
+        num_columns = self._utilities.shape[1]
+        if not self._row_by_key:
+            self._is_vector_valued = is_vector_valued
             self._dtype = result_dtype(utilities)
-            self._values = table
-        elif is_vector != self._vector or table.shape[1] != width:
-            previous_shape = f"[K, {width}]" if self._vector else "[K]"
+            self._utilities = table
+        elif is_vector_valued != self._is_vector_valued or table.shape[1] != num_columns:
+            previous_shape = f"[K, {num_columns}]" if self._is_vector_valued else "[K]"
             raise ValueError(
                 f"utility(masks) returned {tuple(utilities.shape)} now and {previous_shape} before; the number of "
                 "columns must not change."
             )
         else:
-            self._values = torch.cat([self._values, table])
-        for row, key in enumerate(position_of_key, start=len(self._rows)):
-            self._rows[key] = row
+            self._utilities = torch.cat([self._utilities, table])
+        for row, key in enumerate(position_by_key, start=len(self._row_by_key)):
+            self._row_by_key[key] = row
 
 
 DEFAULT_EVALUATIONS_PER_PLAYER = 50
-MAX_EXACT_PLAYERS = 22  # whose 2^n coalitions are all evaluated
+MAX_EXACT_PLAYERS = 22  # the most whose 2^n coalitions are all evaluated
 
 
 class Sampling(MemoizedGame):
@@ -226,7 +227,7 @@ class Sampling(MemoizedGame):
         self.budget = budget
 
     @property
-    def buys_all(self) -> bool:
+    def can_evaluate_all(self) -> bool:
         """Return whether there are at most 22 players and the budget suffices for all coalitions."""
         return self.num_players <= MAX_EXACT_PLAYERS and self.budget >= 2**self.num_players
 

@@ -49,25 +49,27 @@ def gradient_shapley(
         >>> gradient_shapley(slopes)
         tensor([ 0.6806, -0.0694, -0.4444])
     """
-    clients = len(gradient_products)
-    if gradient_products.shape != (clients,) or not clients:
+    num_clients = len(gradient_products)
+    if gradient_products.shape != (num_clients,) or num_clients == 0:
         raise ValueError(f"expected gradient_products [k], got {list(gradient_products.shape)}.")
     dtype = gradient_products.dtype
     slopes = server_lr * gradient_products.double()
     if isinstance(weighting, Tensor):
         if weighting.shape != slopes.shape:
-            raise ValueError(f"expected fixed weights [{clients}], got {list(weighting.shape)}.")
+            raise ValueError(
+                f"expected fixed weights [{num_clients}], got {list(weighting.shape)}."
+            )
         return -(weighting.to(slopes) * slopes).to(dtype)
 
-    # With weights 1/|S| a client's term is divided among all clients: all together get 1/k, it (1 + 1/2 + ... + 1/k)/k,
-    # and the others the difference, in equal parts.
-    sizes = torch.arange(1, clients + 1, dtype=torch.float64)
-    client_part = float((1 / sizes).sum()) / clients
-    if clients == 1:
-        return -(client_part * slopes).to(dtype)
-    part_of_another = (1 / clients - client_part) / (clients - 1)
+    # With weights 1/|S| a client's slope counts for the values of all k clients. With H = 1 + 1/2 + ... + 1/k, its own
+    # value has the part H / k of the slope, and each other client's value the part (1 / k - H / k) / (k - 1).
+    sizes = torch.arange(1, num_clients + 1, dtype=torch.float64)
+    own_part = float((1 / sizes).sum()) / num_clients
+    if num_clients == 1:
+        return -(own_part * slopes).to(dtype)
+    other_part = (1 / num_clients - own_part) / (num_clients - 1)
     slopes_of_others = slopes.sum() - slopes
-    values = client_part * slopes + part_of_another * slopes_of_others
+    values = own_part * slopes + other_part * slopes_of_others
     return -values.to(dtype)
 
 

@@ -62,9 +62,8 @@ def knn_shapley(
     validation_samples = torch.arange(len(x2), device=x.device)
     total = x.new_zeros(m, dtype=torch.float64)
     for rows in validation_samples.split(num_rows):
-        # order [rows, m]: the training samples, nearest first.
         distances = squared_distances(x2[rows], x)
-        order = distances.argsort(dim=1, stable=True)
+        order = distances.argsort(dim=1, stable=True)  # [rows, m], nearest training sample first
         labels = y2[rows].unsqueeze(1)
         is_match = (y[order] == labels).double()
         values = _values_by_rank(is_match, k)
@@ -75,11 +74,12 @@ def knn_shapley(
 
 def _values_by_rank(is_match: Tensor, k: int) -> Tensor:
     """Compute the training samples' values ``[rows, m]`` for each validation sample, nearest first."""
-    # The value of a sample is that of the next farther one plus the step between the two.
+    # Theorem 1: s_i = s_{i+1} + (match_i - match_{i+1}) / k * min(k, i) / i, so that the value of a sample is that of
+    # the next farther one plus the step between the two.
     m = is_match.shape[1]
     ranks = torch.arange(1, m, device=is_match.device)
     ranks = ranks.double()
-    step_weights = ranks.clamp(max=k) / (ranks * k)
+    step_weights = ranks.clamp(max=k) / (ranks * k)  # min(k, i) / (i k)
     nearer = is_match[:, :-1]
     farther = is_match[:, 1:]
     steps = (nearer - farther) * step_weights

@@ -54,15 +54,16 @@ class Moments:
     def add(self, samples: Tensor) -> None:
         """Add a batch of samples ``[B, ...]``."""
         # The mean of all samples, and the sum of squared deviations from it.
-        count = len(samples)
-        mean = samples.mean(dim=0)
-        total = self.count + count
-        shift = mean - self.mean
+        num_known = self.count
+        num_new = len(samples)
+        total = num_known + num_new
+        new_mean = samples.mean(dim=0)
+        shift = new_mean - self.mean
 
-        squares_within = (samples - mean).square().sum(dim=0)
-        squares_between = shift**2 * (self.count * count / total)
+        squares_within = (samples - new_mean).square().sum(dim=0)
+        squares_between = shift**2 * (num_known * num_new / total)
         self._squares = self._squares + squares_within + squares_between
-        self.mean = self.mean + shift * (count / total)
+        self.mean = self.mean + shift * (num_new / total)
         self.count = total
 
     @property
@@ -86,24 +87,25 @@ def marginals_along(
     once an order's utility is within ``truncation`` of the grand coalition's.
     """
     # The utility along each order, from the empty coalition to all players: [P, n + 1, M].
-    count, num_players = permutations.shape
-    empty, grand = game.empty_and_grand()
-    path = empty.repeat(count, num_players + 1, 1)
-    path[:, -1] = grand
+    num_orders, num_players = permutations.shape
+    empty_utility, grand_utility = game.empty_and_grand()
+    path_utilities = empty_utility.repeat(num_orders, num_players + 1, 1)
+    path_utilities[:, -1] = grand_utility
     masks = prefixes(permutations)  # of the first 1 to n - 1 players
     if truncation is None:
-        path[:, 1:-1] = game(masks)
+        path_utilities[:, 1:-1] = game(masks)
     else:
-        _fill_truncated(path, game, masks, grand=grand, truncation=truncation)
+        _fill_truncated(path_utilities, game, masks, grand=grand_utility, truncation=truncation)
 
     # Step i of an order belongs to its i-th player: back to the players' own order, [P, n, M].
-    steps = path.diff(dim=1)
+    steps = path_utilities.diff(dim=1)
     players = permutations.unsqueeze(-1).expand_as(steps)
-    return torch.empty_like(steps).scatter_(1, players, steps)
+    marginals = torch.empty_like(steps)
+    return marginals.scatter_(1, players, steps)
 
 
 def _fill_truncated(
-    path: Tensor,
+    path_utilities: Tensor,
     game: MemoizedGame,
     masks: Tensor,
     *,
@@ -112,24 +114,24 @@ def _fill_truncated(
 ) -> None:
     """Fill in the utilities along orders, in place. An order ends where its utility is close to the grand
     coalition's."""
-    count, num_utilities, _ = path.shape
+    num_orders, num_utilities, _ = path_utilities.shape
     num_players = num_utilities - 1
-    running_orders = torch.arange(count)
+    running_orders = torch.arange(num_orders)
     for size in range(num_players):
-        utilities = path[running_orders, size]  # of the first players of each order
+        utilities = path_utilities[running_orders, size]  # of the first players of each order
         gap = (grand - utilities).abs()
         is_close = (gap <= truncation).all(dim=1)
         next_size = size + 1
 
         # The utilities of a truncated order stay equal, so that its later players contribute 0.
         truncated_orders = running_orders[is_close]
-        path[truncated_orders, next_size:] = utilities[is_close].unsqueeze(1)
+        path_utilities[truncated_orders, next_size:] = utilities[is_close].unsqueeze(1)
         running_orders = running_orders[~is_close]
         if len(running_orders) == 0:
             break
         if next_size < num_players:
             larger_coalitions = masks[running_orders, size]  # the masks begin with size 1
-            path[running_orders, next_size] = game(larger_coalitions)
+            path_utilities[running_orders, next_size] = game(larger_coalitions)
 
 
 @checked
@@ -189,7 +191,7 @@ def permutation_shapley(
         budget=budget,
         minimum=cost_of_group,
     )
-    if truncation is None and num_permutations is None and game.buys_all:
+    if truncation is None and num_permutations is None and game.can_evaluate_all:
         return exact_shapley(utility, num_players)
 
     # More orders than the budget has evaluations only repeat coalitions.
@@ -199,7 +201,10 @@ def permutation_shapley(
     max_groups = (max_orders + group_size - 1) // group_size  # rounded up
     moments, num_distinct = _sample_orders(game, group_size, max_groups, generator, truncation)
     stderr = moments.stderr
-    if num_distinct < 2 and num_players > 2:  # repeats of the first pair are no further samples
+    is_one_sample = (
+        num_distinct < 2 and num_players > 2
+    )  # repeats of a group are no further samples
+    if is_one_sample:
         stderr = torch.full_like(stderr, torch.nan)
     return game.estimate(moments.mean, stderr)
 
@@ -261,7 +266,7 @@ def _representatives(
 
 
 _MIN_ORDERS = 30
-_LAST = 10
+_NUM_COMPARED_MEANS = 10
 
 
 @checked
@@ -364,13 +369,12 @@ def _converged(samples: Tensor, threshold: float) -> bool:
     if count < max(_MIN_ORDERS, num_players):
         return False
     # The last running means are compared with the final one, relative to it.
-    num_means = _LAST + 1
-    counts = torch.arange(count - _LAST, count + 1)
+    counts = torch.arange(count - _NUM_COMPARED_MEANS, count + 1)  # orders of each mean
     sums = samples.cumsum(dim=0)
-    running_means = sums[-num_means:] / counts.view(-1, 1, 1)  # [num_means, n, M]
+    running_means = sums[-len(counts) :] / counts.view(-1, 1, 1)  # [means, n, M]
     final_mean = running_means[-1]
     distance = (running_means[:-1] - final_mean).abs()
-    relative_change = distance / final_mean.abs().clamp_min(1e-12)
+    relative_change = distance / final_mean.abs().clamp_min(1e-12)  # avoids 0 / 0
     is_small = relative_change.mean(dim=1) < threshold
     return bool(is_small.all())
 
@@ -391,13 +395,14 @@ def _stderr(samples: Tensor, leaders: Tensor) -> Tensor:
     divisors = num_led.clamp_min(1).view(-1, 1, 1)
     means = totals / divisors
     squares = (samples - means[leaders]).square()
-    variance = squares.sum(dim=0) / degrees_of_freedom / count
+    pooled_variance = squares.sum(dim=0) / degrees_of_freedom
+    variance_of_mean = pooled_variance / count
 
-    num_in_last_cycle = count % num_players
-    if num_in_last_cycle and has_led.all():
-        # In each cycle every player leads once. The last one has r of the n leaders, drawn without replacement: the sum
-        # of r means has the variance r (1 - r / n) s^2, with s^2 that between the leaders' means.
+    num_in_last_cycle = count % num_players  # r
+    if num_in_last_cycle > 0 and has_led.all():
+        # In each cycle every player leads once. The last cycle has r of the n leaders, drawn without replacement: the
+        # sum of r means has the variance s^2 r (1 - r / n), with s^2 that between the leaders' means.
         share_missing = 1 - num_in_last_cycle / num_players
-        between_leaders = means.var(dim=0) * num_in_last_cycle * share_missing
-        variance = variance + between_leaders / count**2
-    return variance.sqrt()
+        variance_of_sum = means.var(dim=0) * num_in_last_cycle * share_missing
+        variance_of_mean = variance_of_mean + variance_of_sum / count**2
+    return variance_of_mean.sqrt()

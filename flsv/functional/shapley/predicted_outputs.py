@@ -41,21 +41,25 @@ from flsv.functional.shapley.game import ShapleyEstimate, coalition_keys
 from flsv.functional.shapley.surrogate import surrogate_shapley
 
 #: Factor of the inner product in the kernel, and the squared width of its Gaussian part.
-LINEAR = 4.0
-WIDTH = 0.5
+LINEAR_FACTOR = 4.0
+GAUSSIAN_WIDTH = 0.5
 #: The variance that is added to the kernel's diagonal.
-NOISE = 1e-3
+NOISE_VARIANCE = 1e-3
 #: The largest norm of a model's centered logits, as a multiple of the median over the single clients' models.
-CAP = 1.5
+MAX_NORM_RATIO = 1.5
 #: The least probability of a class in an ensemble.
-LEAST = 1e-6
+MIN_PROBABILITY = 1e-6
 #: The largest number of players whose 2^n coalitions are all predicted, and how many are drawn with more.
-MOST_PREDICTED = 16
-DRAWN = 2**14
+MAX_PREDICTED_PLAYERS = 16
+NUM_DRAWN_COALITIONS = 2**14
 #: The most numbers of predicted outputs that are in memory at once.
-CHUNK = 2**19
+OUTPUTS_PER_CHUNK = 2**19
 #: The most utilities that are in memory at once.
-MOST_AT_ONCE = 2**22
+UTILITIES_PER_CHUNK = 2**22
+#: Predictions of each coalition: by interpolation, then by ensemble.
+NUM_PREDICTIONS = 2
+#: The smallest divisor, against 0 / 0.
+TINY = 1e-300
 
 Score = Callable[[Tensor], Tensor]
 """A function from the outputs ``[c, V, ...]`` of c models for V samples to their utilities ``[c]`` or ``[c, M]``."""
@@ -66,7 +70,7 @@ def coalition_shares(masks: Tensor, weights: Tensor) -> Tensor:
     weights = weights.double().cpu()
     member_weights = masks.double() * weights
     totals = member_weights.sum(1, keepdim=True)
-    return member_weights / totals.clamp_min(1e-300)
+    return member_weights / totals.clamp_min(TINY)
 
 
 def interpolation_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
@@ -77,24 +81,25 @@ def interpolation_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Te
     shares = coalition_shares(masks, weights)  # [K, n]
     # Kriging, with A = (K_TT + noise)^-1 and outputs y [T]: the mean by generalized least squares is w^T y with
     # w = A 1 / (1^T A 1), and the prediction is w^T y + k_T^T A (y - 1 w^T y). These are the coefficients of y.
-    noise = NOISE * torch.eye(len(trained)).double()
+    noise = NOISE_VARIANCE * torch.eye(len(trained), dtype=torch.float64)
     kernel = _kernel(trained_shares, trained_shares)
     inverse = torch.linalg.inv(kernel + noise)  # A [T, T]
 
     weights_of_mean = inverse.sum(0) / inverse.sum()  # w [T]
     row_sums = inverse.sum(1, keepdim=True)  # A 1 [T, 1]
     centered = inverse - row_sums * weights_of_mean
-    return weights_of_mean + _kernel(shares, trained_shares) @ centered
+    kernel_of_masks = _kernel(shares, trained_shares)  # k_T [K, T]
+    return weights_of_mean + kernel_of_masks @ centered
 
 
 def _kernel(a: Tensor, b: Tensor) -> Tensor:
     squared_distances = torch.cdist(a, b).square()
-    return LINEAR * a @ b.T + torch.exp(-squared_distances / WIDTH)
+    return LINEAR_FACTOR * a @ b.T + torch.exp(-squared_distances / GAUSSIAN_WIDTH)
 
 
-def cap_logits(logits: Tensor, singles: Tensor) -> Tensor:
+def cap_logits(logits: Tensor, is_single: Tensor) -> Tensor:
     """Center logits ``[T, V, ..., M]`` of T models, and scale large ones down. A model's mean norm gets at most 1.5
-    times the median of the models that the mask ``singles`` selects.
+    times the median of the models that the mask ``is_single`` selects.
     """
     # A client could multiply its last layer by ten: no score of its model would change, but it would rule every
     # interpolation.
@@ -102,12 +107,11 @@ def cap_logits(logits: Tensor, singles: Tensor) -> Tensor:
     centered = logits - means
     norms = centered.norm(dim=-1)  # [T, V, ...]
     model_norms = norms.flatten(1).mean(1)  # [T]
-    limit = CAP * model_norms[singles].median()
-    factors = limit / model_norms.clamp_min(1e-300)
+    max_norm = MAX_NORM_RATIO * model_norms[is_single].median()
+    factors = max_norm / model_norms.clamp_min(TINY)
     factors = factors.clamp(max=1)
-    while factors.ndim < logits.ndim:
-        factors = factors.unsqueeze(-1)
-    return centered * factors
+    other_axes = [1] * (logits.ndim - 1)
+    return centered * factors.view(-1, *other_axes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,24 +157,26 @@ class PredictedGame:
         self._score = score
         self._logits = logits
         self._trained = trained[has_members].cpu()
-        self._shape = outputs.shape[1:]
+        self._output_shape = outputs.shape[1:]
 
-        member_outputs = outputs[has_members]
+        # For interpolation: the outputs of all trained coalitions with members.
+        outputs_to_mix = outputs[has_members]
         if logits:
-            member_outputs = cap_logits(member_outputs, is_single[has_members])
-        self._outputs = member_outputs.flatten(1)
+            outputs_to_mix = cap_logits(outputs_to_mix, is_single=is_single[has_members])
+        self._outputs = outputs_to_mix.flatten(1)
 
+        # For ensembles: the outputs of the single players, in their order.
         players = trained[is_single].int().argmax(1)
         order = players.argsort()
-        single_outputs = outputs[is_single][order]  # in the players' order
+        single_outputs = outputs[is_single][order]
         if logits:
             single_outputs = single_outputs.softmax(-1)
         self._single_outputs = single_outputs.flatten(1)
 
     def __call__(self, masks: Tensor) -> Tensor:
         keys = coalition_keys(masks.cpu())
-        width = len(next(iter(self._utilities.values())))
-        utilities = torch.empty(len(masks), 2, width).double()
+        num_games = len(next(iter(self._utilities.values())))
+        utilities = torch.empty(len(masks), NUM_PREDICTIONS, num_games).double()
         untrained = []
         for position, key in enumerate(keys):
             if key in self._utilities:
@@ -180,10 +186,10 @@ class PredictedGame:
 
         if untrained:
             num_outputs = max(1, self._outputs.shape[1])
-            num_coalitions = max(1, CHUNK // num_outputs)
-            for positions in torch.tensor(untrained).split(num_coalitions):
+            coalitions_per_chunk = max(1, OUTPUTS_PER_CHUNK // num_outputs)
+            for positions in torch.tensor(untrained).split(coalitions_per_chunk):
                 scores = self._predicted_utilities(masks[positions])
-                utilities[positions] = scores.view(len(positions), 2, width)
+                utilities[positions] = scores.view(len(positions), NUM_PREDICTIONS, num_games)
         return utilities.flatten(1)
 
     def _predicted_utilities(self, masks: Tensor) -> Tensor:
@@ -202,8 +208,8 @@ class PredictedGame:
         shares = coalition_shares(masks, self._weights)  # [K, n]
         ensemble = shares.to(self._single_outputs) @ self._single_outputs
         if self._logits:  # an ensemble averages probabilities
-            ensemble = ensemble.clamp_min(LEAST).log()
-        return interpolated.view(-1, *self._shape), ensemble.view(-1, *self._shape)
+            ensemble = ensemble.clamp_min(MIN_PROBABILITY).log()
+        return interpolated.view(-1, *self._output_shape), ensemble.view(-1, *self._output_shape)
 
 
 def _check_trained(
@@ -276,20 +282,22 @@ def predicted_shapley(
     """
     num_players = trained.shape[1]
     game = PredictedGame(trained, utilities, outputs, weights, score, logits=logits)
-    if num_players <= MOST_PREDICTED:
+    if num_players <= MAX_PREDICTED_PLAYERS:
         estimate = exact_shapley(game, num_players)
     else:
         if generator is None:
             generator = torch.Generator().manual_seed(0)
         # With 100 players its error is a fifth of that of 65,536 coalitions along orders of the players.
-        estimate = surrogate_shapley(game, num_players, budget=DRAWN, generator=generator)
+        estimate = surrogate_shapley(
+            game, num_players, budget=NUM_DRAWN_COALITIONS, generator=generator
+        )
 
     # The game has its M utilities by interpolation, then by ensemble: [n, 2 M].
     game_shape = torch.as_tensor(utilities).shape[1:]
-    values_of_both = estimate.values.double().view(num_players, 2, *game_shape)
-    stderr_of_both = estimate.stderr.double().view(values_of_both.shape)
-    stderr = stderr_of_both.square().mean(1).sqrt()  # [n, M]
-    return _averaged(values_of_both, stderr, estimate.evaluations)
+    values_by_prediction = estimate.values.double().view(num_players, NUM_PREDICTIONS, *game_shape)
+    stderr_by_prediction = estimate.stderr.double().view(values_by_prediction.shape)
+    stderr = stderr_by_prediction.square().mean(1).sqrt()  # [n, M]
+    return _averaged(values_by_prediction, stderr, estimate.evaluations)
 
 
 def case_values(
@@ -316,12 +324,12 @@ def case_values(
 
     num_games = utilities.shape[1]
     values = torch.zeros(num_players, num_games, dtype=torch.float64)
-    step = max(1, MOST_AT_ONCE // (2 * num_games))
-    total = 2**num_players
-    for first_coalition in range(0, total, step):
-        end = min(first_coalition + step, total)
-        masks = all_coalitions(num_players, first_coalition, end)
-        predictions = game(masks).view(len(masks), 2, num_games)
+    coalitions_per_chunk = max(1, UTILITIES_PER_CHUNK // (NUM_PREDICTIONS * num_games))
+    num_coalitions = 2**num_players
+    for begin in range(0, num_coalitions, coalitions_per_chunk):
+        end = min(begin + coalitions_per_chunk, num_coalitions)
+        masks = all_coalitions(num_players, begin, end)
+        predictions = game(masks).view(len(masks), NUM_PREDICTIONS, num_games)
         values += _shapley_weights(masks).T @ predictions.mean(1)
     return values
 
@@ -330,8 +338,9 @@ def _shapley_weights(masks: Tensor) -> Tensor:
     """Return the weight of each coalition's utility in each player's Shapley value, float64 ``[K, n]``."""
     num_players = masks.shape[1]
     sizes_of_others = masks.sum(1, keepdim=True) - masks.long()
-    by_size = [1 / (num_players * math.comb(num_players - 1, size)) for size in range(num_players)]
-    weights = torch.tensor(by_size, dtype=torch.float64)[sizes_of_others]
+    counts_by_size = [math.comb(num_players - 1, size) for size in range(num_players)]
+    weights_by_size = [1 / (num_players * count) for count in counts_by_size]
+    weights = torch.tensor(weights_by_size, dtype=torch.float64)[sizes_of_others]
     return torch.where(masks, weights, -weights)
 
 
@@ -345,22 +354,24 @@ def values_of_tables(tables: Tensor) -> PredictedValues:
     return _averaged(values, no_error, len(tables))
 
 
-def _averaged(values_of_both: Tensor, stderr: Tensor, evaluations: int) -> PredictedValues:
+def _averaged(values_by_prediction: Tensor, stderr: Tensor, evaluations: int) -> PredictedValues:
     """Average the values ``[n, 2, ...]`` of the two predictions."""
+    by_interpolation, by_ensemble = values_by_prediction.unbind(1)
     return PredictedValues(
-        values=values_of_both.mean(1),
+        values=values_by_prediction.mean(1),
         stderr=stderr,
         evaluations=evaluations,
-        disagreement=values_of_both[:, 0] - values_of_both[:, 1],
+        disagreement=by_interpolation - by_ensemble,
     )
 
 
-def whole_layers(trained: Tensor) -> bool:
+def has_complete_sizes(trained: Tensor) -> bool:
     """Return whether ``trained`` contains each player alone, and all or no coalitions of every other size."""
     num_players = trained.shape[1]
     sizes = trained.sum(1)
     counts = torch.bincount(sizes, minlength=num_players + 1).tolist()
-    if counts[1] != num_players:
+    lacks_single_players = counts[1] != num_players
+    if lacks_single_players:
         return False
     full_counts = [math.comb(num_players, size) for size in range(num_players + 1)]
     return all(count in (0, full) for count, full in zip(counts, full_counts))

@@ -70,6 +70,7 @@ def gaussian(squared_width: float) -> Kernel:
         s: Tensor,
         t: Tensor,
     ) -> Tensor:
+        # c_S is z / |S|, with z the membership vector of coalition S.
         # |c_S - c_T|^2 = |c_S|^2 + |c_T|^2 - 2 c_S . c_T, with |c_S|^2 = 1 / |S|.
         squared_norms = _inverse_size(s) + _inverse_size(t)
         product = averaged_membership(j, s, t)
@@ -150,7 +151,7 @@ def _hypergeometric(
     numbers = torch.arange(population + 1).double()
     num_drawn = numbers.unsqueeze(1)
     hits = torch.arange(max_hits + 1).double()
-    misses = num_drawn - hits
+    misses = num_drawn - hits  # [drawn, hits]
     unmarked = population - marked
     is_possible = (hits <= marked) & (misses >= 0) & (misses <= unmarked)
     log_factorial = torch.lgamma(numbers + 1)
@@ -209,9 +210,9 @@ class PairedSample:
             num_sizes = 2
             num_pairs = num_coalitions
         if size == 1:
-            minimum = num_pairs
+            minimum = num_pairs  # all
         else:
-            minimum = min(2, num_pairs)
+            minimum = min(_MIN_PAIRS, num_pairs)
         return Layer(
             size=size,
             capacity=num_pairs,
@@ -227,7 +228,7 @@ class PairedSample:
             if count == layer.capacity:
                 self._add(layer, self._shuffled_coalitions(layer.size), count)
             while len(layer.masks) < count:
-                num_draws = count - len(layer.masks) + 4  # some will repeat others
+                num_draws = count - len(layer.masks) + _SPARE_DRAWS
                 sizes = torch.full((num_draws,), layer.size)
                 masks = random_coalitions(
                     sizes=sizes,
@@ -238,20 +239,21 @@ class PairedSample:
 
     def _optimal_counts(self, total: int) -> list[int]:
         """Return how many of ``total`` pairs to draw from each layer."""
-        # With m draws a layer adds 1 / (s (n - s) m) to the variance. The next pair goes to the layer that has the
-        # fewest for its share.
+        # With m draws a layer of size s adds 1 / (s (n - s) m) to the variance. The sum over layers is least if m is in
+        # proportion to the root of 1 / (s (n - s)). So the next pair goes to the layer that has the fewest for this
+        # weight.
         counts = [layer.minimum for layer in self.layers]
-        shares = []
+        weights = []
         for layer in self.layers:
             product = layer.size * (self.num_players - layer.size)
-            shares.append(layer.num_sizes / math.sqrt(product))
+            weights.append(layer.num_sizes / math.sqrt(product))
 
         heap: list[tuple[float, int]] = []
 
         def queue_layer(index: int) -> None:
             if counts[index] < self.layers[index].capacity:
-                priority = (counts[index] + 1) / shares[index]
-                heapq.heappush(heap, (priority, index))
+                filled = (counts[index] + 1) / weights[index]
+                heapq.heappush(heap, (filled, index))
 
         for index in range(len(counts)):
             queue_layer(index)
@@ -277,22 +279,26 @@ class PairedSample:
         self,
         layer: Layer,
         masks: Tensor,
-        count: int,
+        max_pairs: int,
     ) -> None:
-        """Add new coalitions to a layer until it has ``count``."""
+        """Add new coalitions to a layer until it has ``max_pairs``."""
         if 2 * layer.size == self.num_players:
-            # Of a pair, the half with player 0: coalitions without it are replaced by their complements.
-            has_no_first_player = ~masks[:, :1]
-            masks = masks ^ has_no_first_player
+            # Both halves of a pair are of this size: the half with player 0 stands for it.
+            has_first_player = masks[:, :1]
+            masks = torch.where(has_first_player, masks, ~masks)
         new_positions = []
         for position, key in enumerate(coalition_keys(masks)):
-            if key not in layer.keys and len(layer.keys) < count:
+            if key not in layer.keys and len(layer.keys) < max_pairs:
                 layer.keys.add(key)
                 new_positions.append(position)
         layer.masks = torch.cat([layer.masks, masks[new_positions]])
 
 
-_MAX_FIT = 1000  # coalitions in a fit, whose time grows with the cube of their number
+_MAX_FITTED_COALITIONS = 1000
+_MIN_PAIRS = 2  # of a size: fewer show no variance
+_SPARE_DRAWS = 4  # some draws repeat others
+#: The smallest variance, against a division by 0.
+TINY = 1e-12
 
 #: The candidates of :func:`fit_surrogate`, each a list of kernels to sum.
 SURROGATES: list[list[Kernel]] = [
@@ -306,7 +312,7 @@ SURROGATES: list[list[Kernel]] = [
 
 PENALTIES = 10.0 ** torch.arange(-8, 2.5, 0.5, dtype=torch.float64)
 #: Prior variance of the mean utility, in units of the sample's variance: a vague prior.
-CONSTANT = 100.0
+CONSTANT_VARIANCE = 100.0
 
 
 @dataclass
@@ -347,7 +353,7 @@ def fit_surrogate(
     mean = utilities.mean(dim=0)
     deviation = utilities.std(dim=0)
     # A constant column is all mean.
-    tolerance = 1e-12 * (1 + mean.abs())
+    tolerance = TINY * (1 + mean.abs())
     is_constant = ~(deviation > tolerance)
     divisors = deviation.masked_fill(is_constant, torch.inf)
     centered = utilities - mean
@@ -370,7 +376,7 @@ def fit_surrogate(
         parts=best_fit.parts,
         coalitions=masks,
         coefficients=dual * scale,
-        offset=mean + CONSTANT * total * scale,
+        offset=mean + CONSTANT_VARIANCE * total * scale,
     )
     return surrogate, leave_one_out_residuals * scale
 
@@ -394,11 +400,11 @@ def _fit_ridge(
     # The sum of the kernels, each scaled to unit variance over the K coalitions, [K, K].
     num_coalitions = len(masks)
     parts: list[tuple[Kernel, float]] = []
-    matrix = torch.full((num_coalitions, num_coalitions), CONSTANT).double()
+    matrix = torch.full((num_coalitions, num_coalitions), CONSTANT_VARIANCE).double()
     for kernel in kernels:
         part = gram(kernel, masks, masks)
         variance = part.diagonal().mean() - part.mean()
-        variance = variance.clamp_min(1e-12)
+        variance = variance.clamp_min(TINY)
         parts.append((kernel, 1 / float(variance)))
         matrix = matrix + part / variance
 
@@ -407,7 +413,7 @@ def _fit_ridge(
     spectra = eigenvalues.clamp_min(0) + PENALTIES[:, None]
     squares = (vectors.T @ y).square()
     power = (squares / spectra[..., None]).mean(dim=1)
-    power = power.clamp_min(1e-12)
+    power = power.clamp_min(TINY)
     log_power = power.log().mean(dim=1)
     log_spectrum = spectra.log().mean(dim=1)
     losses = log_power + log_spectrum
@@ -478,14 +484,14 @@ def adjusted_values(
 
 def _masks_to_fit(layers: list[Layer]) -> list[Tensor]:
     """Return the coalitions ``[m, n]`` of each layer to which the surrogate is fitted with their complements."""
-    # All, or the same share of each layer, since the time grows with the cube of the number.
+    # The time of a fit grows with the cube of the number of coalitions. Of too many, each layer gives the same share.
     num_pairs = sum(len(layer.masks) for layer in layers)
-    num_coalitions = 2 * num_pairs
-    share = min(1.0, _MAX_FIT / num_coalitions)
+    num_coalitions = 2 * num_pairs  # a mask and its complement
+    share = min(1.0, _MAX_FITTED_COALITIONS / num_coalitions)
     masks_to_fit = []
     for layer in layers:
-        count = max(2, round(len(layer.masks) * share))
-        masks_to_fit.append(layer.masks[:count])
+        num_fitted = max(_MIN_PAIRS, round(len(layer.masks) * share))
+        masks_to_fit.append(layer.masks[:num_fitted])
     return masks_to_fit
 
 
@@ -536,7 +542,7 @@ def surrogate_shapley(
         budget=budget,
         minimum=2 + 2 * sample.minimum,
     )
-    if game.buys_all or num_players <= 2:
+    if game.can_evaluate_all or num_players <= 2:
         return exact_shapley(utility, num_players)
     num_pairs = (game.budget - 2) // 2
     sample.draw(num_pairs)

@@ -266,9 +266,9 @@ def label_distance(a: ClassStatistics, b: ClassStatistics) -> Tensor:
             "the statistics have different covariances: compute both with the same covariance=..."
         )
     if a.deviations is not None and b.deviations is not None:
-        vectors = a.deviations.flatten(1)
-        vectors2 = b.deviations.flatten(1)
-        distances = distances + squared_distances(vectors, vectors2)
+        deviations_a = a.deviations.flatten(1)
+        deviations_b = b.deviations.flatten(1)
+        distances = distances + squared_distances(deviations_a, deviations_b)
     return distances.to(a.means.dtype)
 
 
@@ -281,6 +281,7 @@ def _root(centered: Tensor) -> Tensor:
 
 
 CHUNK_BYTES = 256 * 2**20
+BYTES_PER_ENTRY = 16  # of a cost matrix while it is computed: two float64
 MAX_EMBEDDED_COVARIANCE = 4096
 
 
@@ -329,7 +330,7 @@ def label_augmented_cost(
         tensor([[ 0.,  4., 16.]])
     """
     check_pair(x, x2)
-    classes = None
+    classes = None  # without a label term
     if y is not None and y2 is not None and label_weight > 0:
         check_labels(y, x)
         check_labels(y2, x2, "y2")
@@ -341,7 +342,7 @@ def label_augmented_cost(
         # [V, m2]: the costs of a class of x to each sample of x2.
         costs_by_class = (label_weight * distances)[:, classes2]
 
-    num_rows = max(1, CHUNK_BYTES // (16 * len(x2)))
+    num_rows = max(1, CHUNK_BYTES // (BYTES_PER_ENTRY * len(x2)))
     cost = x.new_empty(len(x), len(x2))
     for begin in range(0, len(x), num_rows):
         rows = slice(begin, begin + num_rows)

@@ -93,13 +93,13 @@ def class_distances(
     # tensors, each pair is solved once.
     check_labeled(x, y, x2, y2)
     is_symmetric = x is x2 and y is y2
-    classes = _points_by_class(x, y)
-    classes2 = _points_by_class(x2, y2)
-    distances = torch.zeros(len(classes), len(classes2)).double()
-    for row, points in enumerate(classes):
-        for column, points2 in enumerate(classes2):
+    points_by_class = _points_by_class(x, y)
+    points2_by_class = _points_by_class(x2, y2)
+    distances = torch.zeros(len(points_by_class), len(points2_by_class)).double()
+    for row, points in enumerate(points_by_class):
+        for column, points2 in enumerate(points2_by_class):
             if is_symmetric and column == row:
-                continue  # 0
+                continue  # the distance of a class to itself stays 0
             if is_symmetric and column < row:
                 distances[row, column] = distances[column, row]
             else:
@@ -122,7 +122,8 @@ def _cost(
     label_weight: float,
 ) -> Tensor:
     """Compute the ground cost ``[m, m2]`` of features and classes."""
-    cost = label_augmented_cost(x, None, x2, None).div_(2)
+    # Half the squared distance, for features and labels alike.
+    cost = label_augmented_cost(x, y=None, x2=x2, y2=None).div_(2)
     if label_weight > 0:
         class_costs = label_weight / 2 * class_distances(x, y, x2, y2)
         _, classes = y.unique(return_inverse=True)

@@ -160,11 +160,13 @@ def _potentials(
 
 def _check_size(cost: Tensor) -> None:
     """Raise ConfigurationError if a cost matrix takes too much memory."""
-    size_of_entry = cost.element_size()
-    if cost.numel() * size_of_entry > MAX_BYTES:
+    bytes_per_entry = cost.element_size()
+    if cost.numel() * bytes_per_entry > MAX_BYTES:
+        max_mib = MAX_BYTES // 2**20
+        max_samples = math.isqrt(MAX_BYTES // bytes_per_entry)
         raise ConfigurationError(
-            f"{cost.shape[0]} samples against {cost.shape[1]}: the cost matrix takes more than {MAX_BYTES >> 20} MiB. "
-            f"Value the samples in random parts of at most {math.isqrt(MAX_BYTES // size_of_entry)}."
+            f"{cost.shape[0]} samples against {cost.shape[1]}: the cost matrix takes more than {max_mib} MiB. Value "
+            f"the samples in random parts of at most {max_samples}."
         )
 
 
@@ -390,11 +392,13 @@ def client_values(
         x, y, covariance=covariance, label_weight=label_weight, statistics=statistics
     )
     num_features = x.shape[1]
-    if y is not None or gamma.shape[1] < num_features:
+    lacks_features = gamma.shape[1] < num_features
+    if y is not None or lacks_features:
         check_pair(points, gamma, "the samples (embedded)", "gamma")
     labeled_cost = None
     if y is not None:
-        labeled_cost = partial(label_augmented_cost, points, None, gamma, None)
+        # Without classes: the points and gamma are embedded, their coordinates after the features are of the labels.
+        labeled_cost = partial(label_augmented_cost, points, y=None, x2=gamma, y2=None)
     features = gamma[:, :num_features]
     return _sample_values(
         x, y, features, labeled_cost=labeled_cost, part=part, blur=blur, scaling=scaling
@@ -418,26 +422,28 @@ def _sample_values(
         raise ConfigurationError(
             'part="labels" needs classes on both sides. Pass them, or part="features".'
         )
-    # eps is that of features also for labels, whose part is then the difference of two potentials.
     cost = label_augmented_cost(x, y=None, x2=x2, y2=None)
     eps = blur * float(cost.mean(dtype=torch.float64))
     feature_potential, _ = entropic_potentials(cost, eps, scaling)
-    value = torch.zeros_like(feature_potential)  # [m]
+    gradient = torch.zeros_like(feature_potential)  # [m]
     if part != "labels":
-        del cost  # [m, m2], before another of [m, m] is made
+        del cost  # frees [m, m2], before another of [m, m] is made
         cost_to_itself = label_augmented_cost(x, y=None, x2=x, y2=None)
-        value = feature_potential - self_potential(cost_to_itself, eps, scaling)
+        gradient = feature_potential - self_potential(cost_to_itself, eps, scaling)
 
     if part != "features" and labeled_cost is not None and y is not None:
+        # With the same eps for both costs, the labels' part is the difference of their potentials.
         labeled_potential, _ = entropic_potentials(labeled_cost(), eps, scaling)
-        label_value = labeled_potential - feature_potential
+        label_gradient = labeled_potential - feature_potential
         if part == "both":
-            label_value = LABEL_EMPHASIS * label_value
-        value = value + label_value
+            label_gradient = LABEL_EMPHASIS * label_gradient
+        gradient = _centered_by_class(gradient + label_gradient, y)
+    return calibrated_gradient(gradient)
 
-        # Samples are compared within a class.
-        _, classes, counts = y.unique(return_inverse=True, return_counts=True)
-        class_sums = value.new_zeros(len(counts)).index_add_(0, classes, value)
-        class_means = class_sums / counts
-        value = value - class_means[classes]
-    return calibrated_gradient(value)
+
+def _centered_by_class(gradient: Tensor, y: Tensor) -> Tensor:
+    """Subtract the mean of each class: samples are compared within a class."""
+    _, classes, counts = y.unique(return_inverse=True, return_counts=True)
+    class_sums = gradient.new_zeros(len(counts)).index_add_(0, classes, gradient)
+    class_means = class_sums / counts
+    return gradient - class_means[classes]

@@ -74,22 +74,21 @@ def wasserstein_distance(
     return distance
 
 
-def transport_plan(squared: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Compute an optimal transport plan ``[m, m2]`` and the distance W_p. The points have equal weights and the
-    ``squared`` distances."""
+def transport_plan(squared_costs: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """Compute an optimal transport plan ``[m, m2]`` and the distance W_p, from the squared distances ``[m, m2]`` of
+    points with equal weights."""
     import ot  # here, since it imports scikit-learn and pandas, which most formulas do not need
 
-    host_squares = squared.detach().cpu()
-    cost = host_squares.double().numpy()
+    cost = squared_costs.detach().cpu().double().numpy()
     if p != 2:
         cost = cost ** (p / 2)
-    count, count2 = cost.shape
-    masses = np.full(count, 1 / count)
-    masses2 = np.full(count2, 1 / count2)
-    plan = ot.emd(masses, masses2, cost, numItermax=MAX_PIVOTS)
+    num_rows, num_columns = cost.shape
+    row_masses = np.full(num_rows, 1 / num_rows)
+    column_masses = np.full(num_columns, 1 / num_columns)
+    plan = ot.emd(row_masses, column_masses, cost, numItermax=MAX_PIVOTS)
     total_cost = max(float((plan * cost).sum()), 0.0)
     distance = total_cost ** (1 / p)
-    return torch.from_numpy(plan).to(squared), squared.new_tensor(distance)
+    return torch.from_numpy(plan).to(squared_costs), squared_costs.new_tensor(distance)
 
 
 def contribution_shares(distances: Tensor) -> Tensor:
@@ -119,9 +118,10 @@ def contribution_shares(distances: Tensor) -> Tensor:
     if not is_valid.any():
         return torch.full_like(distances, torch.nan)
     nearest = distances[is_valid].min()
-    # Relative to the smallest distance, so that 1/1e-300 does not overflow; 0/0 and inf/inf are ties with the smallest.
+    # Relative to the smallest distance, so that 1/1e-300 does not overflow.
     inverse = nearest / distances
-    inverse = inverse.masked_fill(distances == nearest, 1.0)
+    is_nearest = distances == nearest
+    inverse = inverse.masked_fill(is_nearest, 1.0)  # also of 0/0 and inf/inf
     total = inverse[is_valid].sum()
     return inverse / total
 
@@ -154,7 +154,7 @@ def interpolating_measure(
     """
     check_pair(x, x2)
     plan, _ = matching(x, x2, p)
-    return interpolate_along(x, x2, plan, support=len(x), t=t)
+    return interpolate_along(x, x2, plan, num_points=len(x), t=t)
 
 
 def matching(
@@ -172,19 +172,20 @@ def interpolate_along(
     x: Tensor,
     x2: Tensor,
     plan: Tensor,
-    support: int,
+    num_points: int,
     t: float,
 ) -> Tensor:
-    """Interpolate between ``x`` at t = 0 and ``x2`` at t = 1 along a transport plan (eq. 6). Return ``support``
+    """Interpolate between ``x`` at t = 0 and ``x2`` at t = 1 along a transport plan (eq. 6). Return ``num_points``
     points."""
     # With equally many points the plan is a permutation, and the result the geodesic itself (McCann). Otherwise it is
     # a barycentric projection, which stays near it and averages m/S samples into a point.
-    # A partner is the mean of the points to which the plan [m, m2] moves a point's mass of 1/m, or 1/m2.
-    if support == len(x):
-        partners = len(x) * (plan @ x2)
-        return torch.lerp(x, partners, t)
-    partners = len(x2) * (plan.T @ x)
-    return torch.lerp(partners, x2, t)
+    if num_points == len(x):
+        # The rows of the plan sum to 1/m: each point's partner is a mean of points of x2.
+        partners_in_x2 = len(x) * (plan @ x2)
+        return torch.lerp(x, partners_in_x2, t)
+    # The columns of the plan sum to 1/m2.
+    partners_in_x = len(x2) * (plan.T @ x)
+    return torch.lerp(partners_in_x, x2, t)
 
 
 # The standard deviation of the first gamma, relative to that of the server's samples. The composition of two optimal
@@ -248,12 +249,12 @@ class TransportClient:
             samples and ``gamma``.
         """
         check_pair(self._x, gamma, "the client's samples", "gamma")
-        support = len(gamma)
+        num_points = len(gamma)
         if not self._allow_reconstruction:
-            check_support(support, len(self._x))
+            check_support(num_points, len(self._x))
         gamma = gamma.to(self._x)
         plan, distance = matching(self._x, gamma, self.p)
-        points = interpolate_along(self._x, gamma, plan, support, self.t)
+        points = interpolate_along(self._x, gamma, plan, num_points=num_points, t=self.t)
         return points, distance
 
 
@@ -293,9 +294,9 @@ class TransportServer:
     ) -> None:
         check_points(x2, "x2")
         self.t = t
-        self.p = p
-        self.gamma: Tensor | None = None
-        self.eta: Tensor | None = None
+        self.p = p  # exponent of the distance
+        self.gamma: Tensor | None = None  # the points to send next
+        self.eta: Tensor | None = None  # interpolated points, as in the client's answer
         self.distance = x2.new_tensor(torch.nan)
         self._x = x2.detach()
 
@@ -341,9 +342,9 @@ class TransportServer:
                 f"TransportServer.step: expected eta {list(self.gamma.shape)}, got {list(eta.shape)}."
             )
         # The server's own answer to the points sent last, as a client's: points between them and its samples.
-        support = len(self.gamma)
+        num_points = len(self.gamma)
         plan, server_distance = matching(self.gamma, self._x, self.p)
-        self.eta = interpolate_along(self.gamma, self._x, plan, support, self.t)
+        self.eta = interpolate_along(self.gamma, self._x, plan, num_points=num_points, t=self.t)
         self.distance = distance.to(server_distance) + server_distance
         # The next points lie between the client's answer and the server's.
         client_eta = eta.to(self.eta)
@@ -412,16 +413,16 @@ def federated_wasserstein(
     """
     client = TransportClient(x, t=t, p=p, allow_reconstruction=allow_reconstruction)
     server = TransportServer(x2, t=t, p=p)
-    gamma = server.start(support, generator)
+    points = server.start(support, generator)
     history = []
     for _ in range(iterations):
-        eta, distance = client.answer(gamma)
-        gamma = server.step(eta, distance)
+        client_points, distance = client.answer(points)
+        points = server.step(client_points, distance)
         history.append(server.distance)
     assert server.eta is not None
     return FederatedDistance(
         distance=server.distance,
-        gamma=gamma,
+        gamma=points,
         history=torch.stack(history),
         eta=server.eta,
     )
@@ -511,7 +512,7 @@ def wasserstein_barycenter(
             gamma = gammas[index]
             client_points, client_distance = client.answer(gamma)
             plan, center_distance = matching(gamma, center, p)
-            center_points = interpolate_along(gamma, center, plan, support, t=HALFWAY)
+            center_points = interpolate_along(gamma, center, plan, num_points=support, t=HALFWAY)
             distances[index] = client_distance + center_distance
 
             # The next gamma lies halfway between the two answers.
@@ -527,7 +528,7 @@ def wasserstein_barycenter(
 
 
 def _initial_center(
-    gammas: Sequence[Tensor],
+    points_by_client: Sequence[Tensor],
     shares: Tensor,
     support: int,
     generator: torch.Generator | None,
@@ -537,7 +538,7 @@ def _initial_center(
     positions = torch.randperm(support, generator=generator)
     points = []
     for owner, position in zip(owners.tolist(), positions.tolist()):
-        points.append(gammas[owner][position])
+        points.append(points_by_client[owner][position])
     return torch.stack(points)
 
 

@@ -11,12 +11,12 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
 from flsv.functional import exact_shapley, few_coalitions, predicted_shapley
 from flsv.functional.shapley.exact import all_coalitions
 from flsv.functional.shapley.predicted_outputs import (
-    CAP,
+    MAX_NORM_RATIO,
     PredictedGame,
     cap_logits,
     coalition_shares,
+    has_complete_sizes,
     interpolation_weights,
-    whole_layers,
 )
 
 NUM_SAMPLES = 60
@@ -214,7 +214,7 @@ def test_logits_of_one_client_are_capped_at_1_5_times_the_median():
 
     norms = capped.norm(dim=-1).mean(1)  # [T], means over samples
     norms_of_clients = norms[is_single[has_members]]
-    torch.testing.assert_close(norms_of_clients[0], CAP * norms_of_clients.median())
+    torch.testing.assert_close(norms_of_clients[0], MAX_NORM_RATIO * norms_of_clients.median())
 
 
 def test_values_do_not_depend_on_how_large_a_clients_logits_are_above_the_cap():
@@ -312,9 +312,9 @@ def test_predicted_values_of_17_clients_are_sampled_close_to_exact_ones():
 
 def test_whole_layers_accepts_only_complete_coalition_sizes():
     masks = few_coalitions(4, "both")
-    assert whole_layers(masks)
-    assert not whole_layers(masks[:-1])
-    assert not whole_layers(few_coalitions(4, "leave-one-out"))
+    assert has_complete_sizes(masks)
+    assert not has_complete_sizes(masks[:-1])
+    assert not has_complete_sizes(few_coalitions(4, "leave-one-out"))
 
 
 def test_predicted_shapley_with_wrong_arguments_is_refused():

@@ -17,7 +17,7 @@ from flsv.functional import exact_shapley, surrogate_shapley
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.game import MemoizedGame
 from flsv.functional.shapley.surrogate import (
-    CONSTANT,
+    CONSTANT_VARIANCE,
     SURROGATES,
     Kernel,
     PairedSample,
@@ -73,7 +73,7 @@ def test_leave_one_out_residuals_equal_those_by_refitting() -> None:
     targets = (utilities - utilities.mean()) / scale
     matrix = torch.full(
         (num_coalitions, num_coalitions),
-        CONSTANT,
+        CONSTANT_VARIANCE,
         dtype=torch.float64,
     )  # a mean
     for kernel, weight in surrogate.parts:
