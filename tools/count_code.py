@@ -73,7 +73,11 @@ PUBLIC_NAMES = {
     "flsv/functional/fedce.py": {"own"},
     "flsv/functional/pfedsv.py": {"own"},
     "flsv/functional/shapley/few_coalitions.py": {"which"},
+    "flsv/metrics/contribution_estimation.py": {"seen"},
+    "flsv/metrics/gradient_agreement.py": {"seen"},
+    "flsv/metrics/gradient_shapley.py": {"seen"},
     "flsv/outside/value_round.py": {"start"},
+    "flsv/personalization/pfedsv.py": {"start"},
     "flsv/testing/metric.py": {"given"},
     "flsv/valuation/fedbary.py": {"others"},
 }

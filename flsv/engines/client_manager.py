@@ -151,7 +151,7 @@ class ClientManager:
         evaluators = games.make_evaluators.make_evaluators(
             self._trainer, self._space, loader, {"what clients are asked for": performance}
         )
-        return evaluators[performance.evaluator]
+        return evaluators[performance.evaluator_key]
 
     def module(
         self,

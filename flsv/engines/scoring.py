@@ -66,7 +66,7 @@ class ScoringOfARun:
         classified = []
         for name, measure in measures.items():
             if isinstance(measure, ModelScore) and measure.judged:
-                judged[measure.evaluator] = measure
+                judged[measure.evaluator_key] = measure
                 continue
             by_server[f"metric {name!r}"] = measure
             if not isinstance(measure, ModelScore):

@@ -40,7 +40,7 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
     entries = {}
     for name, measure in run.metrics.performances.items():
         if isinstance(measure, ModelScore):
-            evaluator = measure.evaluator
+            evaluator = measure.evaluator_key
             score_name = measure.name
         else:  # the classifier's own
             evaluator = None

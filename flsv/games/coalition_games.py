@@ -23,7 +23,7 @@ class CoalitionGames:
     Args:
         evaluator: evaluator of classifiers on the server's validation set. None if no game needs classifiers' scores.
         server_lr: the server's learning rate, the factor of the members' average update in a coalition's model.
-        validated: ``{key: evaluator}`` for models of any task, by :attr:`flsv.scores.ModelScore.evaluator`.
+        validated: ``{key: evaluator}`` for models of any task, by :attr:`flsv.scores.ModelScore.evaluator_key`.
         ranks: the processes among which the evaluations are divided. All of them must call the games with the same
             arguments.
 
@@ -104,7 +104,7 @@ class CoalitionGames:
     def evaluator_of(self, metric: str | ModelScore) -> Any:
         """Return the evaluator that computes the performance measure ``metric``."""
         if isinstance(metric, ModelScore):
-            return self._validated[metric.evaluator]
+            return self._validated[metric.evaluator_key]
         if self.evaluator is None:
             raise RuntimeError(
                 f"CoalitionGames: nothing here evaluates classifiers, so there is no {metric!r}."
@@ -122,7 +122,7 @@ class CoalitionGames:
         """
         key = None  # of the classifier's own measures
         if isinstance(metric, ModelScore):
-            key = metric.evaluator
+            key = metric.evaluator_key
         evaluator = self.evaluator_of(metric)
         # Games whose metrics have one evaluator share a table: no coalition is evaluated twice.
         if key not in self._tables:

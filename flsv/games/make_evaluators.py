@@ -34,7 +34,7 @@ def make_evaluators(
     seed: int = 0,
     is_tried: bool = False,
 ) -> dict[Hashable, VectorEvaluator]:
-    """Make the evaluators ``{ModelScore.evaluator: evaluator}`` of all measures that are a :class:`ModelScore`. Run
+    """Make the evaluators ``{ModelScore.evaluator_key: evaluator}`` of all measures that are a :class:`ModelScore`. Run
     each once to find errors. With ``is_tried`` the module before and after is not compared, as it has been.
     """
     model_scores = {}
@@ -69,7 +69,7 @@ def make_evaluators(
 
     for name, measure in model_scores.items():
         if isinstance(measure.of, Metric):
-            evaluators[measure.evaluator] = ModelEvaluator(
+            evaluators[measure.evaluator_key] = ModelEvaluator(
                 trainer.lightning_module,
                 space,
                 _pairs(trainer, batches, name),

@@ -26,14 +26,14 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
 #: Names of a run's table whose numbers belong to a single round and are not valid in the next.
-OF_A_ROUND = ("weight", *OWN_SCORES, "update_norm")
+NAMES_OF_ONE_ROUND = ("weight", *OWN_SCORES, "update_norm")
 #: Prefix of the scores of clients' own models in curves.
-OF_CLIENTS = "client_"
+CLIENT_SCORE_PREFIX = "client_"
 #: Names that no metric may have, since a run's table, curves or pictures use them.
 NAMES_IN_USE = (
-    *OF_A_ROUND,
+    *NAMES_OF_ONE_ROUND,
     "train_loss",
-    *(f"{OF_CLIENTS}{score}" for score in OWN_SCORES),
+    *(f"{CLIENT_SCORE_PREFIX}{score}" for score in OWN_SCORES),
     "data",
     "how to read",
 )
@@ -178,18 +178,20 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.num_clients, self.num_classes = num_clients, num_classes
+        self.num_clients = num_clients
+        self.num_classes = num_classes
         self.class_names: Sequence[str] | None = None
         self.client_names: Sequence[str] | None = None
         self.class_counts: Tensor | None = None
-        if self._sized:
+        if self._has_sizes:
             self._create_states()
         argument_names = set[str]()
         for metric_class in type(self).__mro__:
             if issubclass(metric_class, ContributionMetric):
                 argument_names.update(inspect.signature(metric_class.__init__).parameters)
-        # The states of torchmetrics may change.
-        self._read_only = frozenset(argument_names & vars(self).keys() - self._defaults.keys())
+        stored_arguments = argument_names & vars(self).keys()
+        # The states of torchmetrics, its defaults, may change.
+        self._read_only = frozenset(stored_arguments - self._defaults.keys())
 
     def bind(
         self,
@@ -222,10 +224,10 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         self.class_names = class_names
         self.client_names = client_names
         self.class_counts = class_counts if self.uses_ground_truth else None
-        has_states = self._sized  # which knowing both numbers makes true
+        had_sizes = self._has_sizes  # and so states
         # Not by assignment: both are read-only for users.
         vars(self).update(num_clients=num_clients, num_classes=num_classes)
-        if not has_states:
+        if not had_sizes:
             self._create_states()
 
     def check(self, num_samples: Tensor) -> None:
@@ -300,7 +302,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
 
     def _check_merge(self, incoming: dict[str, Any] | Metric) -> None:
         self._check_mergeable()
-        if not self._sized:
+        if not self._has_sizes:
             raise ConfigurationError(
                 f"{type(self).__name__} does not know how many clients and classes there are, so it has nothing to "
                 "merge into: pass num_clients and num_classes."
@@ -353,13 +355,14 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         parameters = inspect.signature(type(self)).parameters
         arguments = []
         for name, parameter in parameters.items():
-            if name in _OF_THE_DATA or not hasattr(self, name):
+            if name in _SET_BY_DATA or not hasattr(self, name):
                 continue
             value = getattr(self, name)
             if isinstance(value, Tensor):
                 continue
             # An argument that was None may be stored as an empty dictionary.
-            if parameter.default != (None if value == {} else value):
+            argument = None if value == {} else value
+            if parameter.default != argument:
                 arguments.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(arguments)})"
 
@@ -414,22 +417,23 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             val = self.compute()
             if stderr is None:
                 stderr = self.diagnostics().get("stderr")
-        if not isinstance(val, Tensor):
-            val = [self.per_client(value) for value in val]  # a vector [n] for each round
+        values = val
+        if not isinstance(values, Tensor):
+            values = [self.per_client(value) for value in values]  # a vector [n] for each round
 
         # A metric's values are per client [n], or a matrix [n, columns] of classes or of columns of its own.
         column_names: Sequence[str] | None = self.columns()
-        title_of_columns = ""
+        kind_of_columns = ""
         if column_names is None:
             column_names = self.class_names
-            title_of_columns = "class"
+            kind_of_columns = "class"
         plot_contributions = resolve_name("flsv.metrics.plot:plot_contributions")
         return plot_contributions(
-            val,
+            values,
             ax=ax,
             name=title or type(self).__name__,
-            class_names=column_names,
-            columns=title_of_columns,
+            column_names=column_names,
+            kind_of_columns=kind_of_columns,
             client_names=self.client_names,
             unit=self.guide().unit,
             limits=limits,
@@ -454,7 +458,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         return super().update_called or bool(getattr(self, "rounds", 0))
 
     @property
-    def _sized(self) -> bool:
+    def _has_sizes(self) -> bool:
         return self.num_clients is not None and (self.num_classes is not None or not self.per_class)
 
     def _create_states(self) -> None:
@@ -471,7 +475,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         @functools.wraps(update)
         def checked_update(*args: Any, **kwargs: Any) -> None:
             arguments = signature.bind(*args, **kwargs).arguments
-            if not self._sized:
+            if not self._has_sizes:
                 raise ConfigurationError(
                     f"{type(self).__name__} does not know how many clients and classes there are: pass num_clients and "
                     "num_classes, or use it in a FederatedLoop."
@@ -512,7 +516,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
 
 
 #: Names of the constructor's arguments that a ``FederatedLoop`` sets.
-_OF_THE_DATA = ("num_clients", "num_classes")
+_SET_BY_DATA = ("num_clients", "num_classes")
 
 
 def _settings(metric: Metric) -> dict[str, Any]:
@@ -520,8 +524,9 @@ def _settings(metric: Metric) -> dict[str, Any]:
     numbers, texts, dictionaries, dataclasses and None are included.
     """
     plain_types = (int, float, str, dict, type(None))
+    names = [*inspect.signature(type(metric)).parameters, "fold"]
     settings = {}
-    for name in [*inspect.signature(type(metric)).parameters, "fold"]:
+    for name in names:
         value = getattr(metric, name, None)
         if isinstance(value, plain_types) or is_dataclass(value):
             settings[name] = value
@@ -568,7 +573,8 @@ def check_rows(
         is_per_client = name in more_names or (entry is not None and entry.per_client)
         if not is_per_client or not isinstance(value, Tensor):
             continue
-        if value.shape[:1] != client_ids.shape:
-            expected_shape = "[k]" if entry is None else entry.shape
-            expected_shape = expected_shape.replace("[k", f"[k={len(client_ids)}")
+        has_row_per_client = value.shape[:1] == client_ids.shape
+        if not has_row_per_client:
+            shape = "[k]" if entry is None else entry.shape
+            expected_shape = shape.replace("[k", f"[k={len(client_ids)}")  # [k, P] -> [k=3, P]
             raise ValueError(f"expected {name} {expected_shape}, got {list(value.shape)}.")

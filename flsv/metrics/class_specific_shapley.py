@@ -137,8 +137,8 @@ class ClassSpecificShapley(ContributionMetric):
         num_columns = num_classes
         if self._weights_by_samples:
             num_columns += 1  # for the samples, with the same momentum
-        # Per column a first value and an average, then the number of rounds.
-        no_history = torch.zeros(num_clients, 2 * num_columns + 1)
+        num_entries = 2 * num_columns + 1  # first values, averages, the number of rounds
+        no_history = torch.zeros(num_clients, num_entries)
         self.add_state("history", no_history, dist_reduce_fx=reduction)
 
     def update(

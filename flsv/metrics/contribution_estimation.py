@@ -59,7 +59,7 @@ def leave_self_out(
     model_of_others = without_own(aggregate, local.sent, weight)
     if model_of_others is None:  # there are no others
         model_of_others = local.start
-    (score,) = local.utility(model_of_others[None], performance)
+    (score,) = local.utility(model_of_others[None, :], performance)
     return local.told("score", score)  # as the client reports it
 
 
@@ -215,13 +215,17 @@ class ContributionEstimation(ContributionMetric):
         **kwargs: Any,
     ) -> None:
         self.performance = performance_of(self, performance, mode)
-        if self.performance == "negative_loss" or getattr(self.performance, "mode", "max") == "min":
+        mode_of_measure = getattr(self.performance, "mode", "max")
+        is_loss = self.performance == "negative_loss" or mode_of_measure == "min"
+        if is_loss:
             raise ConfigurationError(
                 f"{type(self).__name__}(performance={performance!r}): the error is 1 - score, of a score in [0, 1] of "
                 'which more is better. Use "accuracy" or "balanced_accuracy".'
             )
-        self.combine, self.floor, self.cap = combine, floor, cap
-        super().__init__(num_clients, None, **kwargs)
+        self.combine = combine
+        self.floor = floor
+        self.cap = cap
+        super().__init__(num_clients, num_classes=None, **kwargs)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         for name in ("cosines", "scores"):
@@ -247,20 +251,22 @@ class ContributionEstimation(ContributionMetric):
         """
         self._check_asked(client_ids, clients)
         weights = _shares(aggregation_weights)
-        # answered bool [k]: the clients that gave a score. scores has only theirs.
-        scores, answered = scores_without_own(clients, aggregate, weights, self.performance)
-        scores, answered = scores.to(self.scores), answered.to(client_ids.device)
+        # has_score [k]: the clients that gave a score. scores has only theirs.
+        scores, has_score = scores_without_own(clients, aggregate, weights, self.performance)
+        scores = scores.to(self.scores)
+        has_score = has_score.to(client_ids.device)
         if bool(((scores < 0) | (scores > 1)).any()):
             raise ValueError(
                 f"FedCE's error is 1 - score, of a score in [0, 1]; performance={self.performance!r} gave "
                 f"{scores.tolist()}."
             )
         gram = self._matrix(client_ids, client_updates).gram()
-        cosines = leave_one_out_cosines(gram, weights).to(client_ids.device)[answered]
-        client_ids = client_ids[answered]
-        self.cosines = self.cosines.index_add(0, client_ids, cosines.to(self.cosines))
-        self.scores = self.scores.index_add(0, client_ids, scores)
-        self.seen = self.seen.index_add(0, client_ids, torch.ones_like(client_ids))
+        cosines = leave_one_out_cosines(gram, weights).to(client_ids.device)
+        scored_cosines = cosines[has_score].to(self.cosines)
+        scored_ids = client_ids[has_score]
+        self.cosines = self.cosines.index_add(0, scored_ids, scored_cosines)
+        self.scores = self.scores.index_add(0, scored_ids, scores)
+        self.seen = self.seen.index_add(0, scored_ids, torch.ones_like(scored_ids))
 
     def compute(self) -> Tensor:
         """Compute the contributions ``[num_clients]``, NaN for clients that never took part."""

@@ -99,8 +99,10 @@ class CosineGradientShapley(ContributionMetric):
         init: Literal["zero", "shares"] = "zero",
         **kwargs: Any,
     ) -> None:
-        self.alpha, self.floor, self.init = alpha, floor, init
-        super().__init__(num_clients, None, **kwargs)
+        self.alpha = alpha
+        self.floor = floor
+        self.init = init
+        super().__init__(num_clients, num_classes=None, **kwargs)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state("reputation", torch.full((num_clients,), float("nan")), dist_reduce_fx=None)
@@ -135,12 +137,12 @@ class CosineGradientShapley(ContributionMetric):
 
         norms = matrix.norms()
         phi = cosines_with_sum(matrix, norms, weights.to(norms))  # [k]
-        has_no_history = bool(self.reputation.isnan().all())
-        past_reputation = None
-        if self.init != "zero" or not has_no_history:
-            past_reputation = old_reputation.to(phi.device)
+        is_first_round = bool(self.reputation.isnan().all())
+        previous_reputation = None  # 0 of all clients
+        if self.init != "zero" or not is_first_round:
+            previous_reputation = old_reputation.to(phi.device)
         new_reputation = updated_reputation(
-            past_reputation, phi, alpha=self.alpha, floor=self.floor
+            previous_reputation, phi, alpha=self.alpha, floor=self.floor
         )
 
         # The sum over the round's clients stays the same; compute normalizes the sum over all clients to 1.

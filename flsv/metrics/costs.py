@@ -79,10 +79,9 @@ class CommunicationCost(ContributionMetric):
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         # Integers: the sums exceed float32's exact integers, and not every device has float64.
+        nothing = torch.zeros(num_clients, 2, dtype=torch.long)  # sent, received
         for name in ("exchanged", "exchanged_bytes"):
-            self.add_state(
-                name, torch.zeros(num_clients, 2, dtype=torch.long), dist_reduce_fx="sum"
-            )
+            self.add_state(name, nothing.clone(), dist_reduce_fx="sum")
         self.add_state(
             "seen",
             torch.zeros(num_clients, dtype=torch.bool),
@@ -106,24 +105,28 @@ class CommunicationCost(ContributionMetric):
             uploaded_bytes: ``[k]``, the bytes of ``uploaded``. None: 4 bytes per number.
             downloaded_bytes: ``[k]``, the bytes of ``downloaded``. None: 4 bytes per number.
         """
-        numbers = self._up_and_down("uploaded", uploaded, downloaded, client_ids)
+        numbers = self._up_and_down(
+            client_ids, uploaded, downloaded, names="uploaded and downloaded"
+        )
         if uploaded_bytes is None or downloaded_bytes is None:
-            num_bytes = numbers.cpu().double() * 4  # of float32
+            num_bytes = numbers.cpu().double() * torch.float32.itemsize
         else:
             num_bytes = self._up_and_down(
-                "uploaded_bytes", uploaded_bytes, downloaded_bytes, client_ids
+                client_ids,
+                uploaded_bytes,
+                downloaded_bytes,
+                names="uploaded_bytes and downloaded_bytes",
             )
         self.exchanged[client_ids] += numbers.to(self.exchanged)
         self.exchanged_bytes[client_ids] += num_bytes.ceil().to(self.exchanged_bytes)
         self.seen[client_ids] = True
 
     @staticmethod
-    def _up_and_down(name: str, up: Tensor, down: Tensor, client_ids: Tensor) -> Tensor:
+    def _up_and_down(client_ids: Tensor, up: Tensor, down: Tensor, names: str) -> Tensor:
         """Check two counts of k clients, ``up`` and ``down``, and stack them to ``[k, 2]``."""
         if up.shape != client_ids.shape or down.shape != client_ids.shape:
             raise ValueError(
-                f"expected {name} and {name.replace('up', 'down')} [{len(client_ids)}], got {list(up.shape)} and "
-                f"{list(down.shape)}."
+                f"expected {names} [{len(client_ids)}], got {list(up.shape)} and {list(down.shape)}."
             )
         return torch.stack([up, down], dim=1)  # [k, 2]
 
@@ -201,7 +204,7 @@ class PrivacyLoss(ContributionMetric):
         self, privacy: PrivateUpload, num_clients: int | None = None, **kwargs: Any
     ) -> None:
         self.privacy = privacy
-        super().__init__(num_clients, None, **kwargs)
+        super().__init__(num_clients, num_classes=None, **kwargs)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state(
@@ -243,10 +246,10 @@ class PrivacyLoss(ContributionMetric):
             return None
         client = int(self.participations.argmax())
         client_name = client_called(client, self.client_names or ())
-        rounds = int(self.participations[client])
-        epsilon = self.privacy.epsilon(rounds)
-        next_epsilon = self.privacy.epsilon(rounds + 1)
+        num_rounds = int(self.participations[client])
+        epsilon = self.privacy.epsilon(num_rounds)
+        next_epsilon = self.privacy.epsilon(num_rounds + 1)
         return (
-            f"{client_name} has spent epsilon = {epsilon:.4g} in {rounds} rounds, and one more would make it "
+            f"{client_name} has spent epsilon = {epsilon:.4g} in {num_rounds} rounds, and one more would make it "
             f"{next_epsilon:.4g}, above max_epsilon={self.privacy.max_epsilon:g} (delta={self.privacy.delta:g})"
         )

@@ -111,7 +111,7 @@ class DomainRelevance(ContributionMetric):
         # The history has a row per pair of clients.
         pair_values = values.flatten()
         was_evaluated = ~pair_values.isnan()
-        new_values = pair_values[was_evaluated, None]
+        new_values = pair_values[was_evaluated].unsqueeze(1)  # [pairs, 1]
         self.history = momentum_add(self.history, was_evaluated, new_values, self.alpha)
 
     def compute(self) -> Tensor:
@@ -137,9 +137,10 @@ class DomainRelevance(ContributionMetric):
         scores = self.compute().cpu()
         relevant = truth.cpu() > 0
         relevant.fill_diagonal_(False)
+        was_evaluated = ~scores[relevant].isnan()
         return {
             "auroc": relevance_auroc(scores, relevant),
-            "found": (~scores[relevant].isnan()).float().mean(),
+            "found": was_evaluated.float().mean(),
         }
 
     def columns(self) -> list[str]:

@@ -101,7 +101,7 @@ class WassersteinContribution(ContributionMetric):
         )
         self._sizes: dict[int, int] = {}
         self.every = every
-        super().__init__(num_clients, None, **kwargs)
+        super().__init__(num_clients, num_classes=None, **kwargs)
 
     @property
     def round_fields(self) -> dict[str, Any]:
@@ -140,9 +140,10 @@ class WassersteinContribution(ContributionMetric):
             generator: the random generator of the start points. None: torch's default.
         """
         self._check_asked(client_ids, clients)
-        if self.every and round_index % self.every:
+        values_repeatedly = self.every > 0
+        if values_repeatedly and round_index % self.every > 0:
             return
-        if self.every:
+        if values_repeatedly:
             valued_clients = list(clients)
         else:  # each client once
             has_no_distance = self.distances.isnan()

@@ -18,7 +18,8 @@ from flsv.scores.performance import ModelScore, performance_of
 from flsv.utilities.declared import Share
 
 #: Step of the difference quotients of a logged loss, as a fraction of an update.
-STEP = 0.05
+STEP_FRACTION = 0.05
+#: Added to the updates' norms, since an update may be zero.
 EPSILON = 1e-12
 
 
@@ -106,8 +107,8 @@ class GradientAgreement(ContributionMetric):
         #: The performance measure of models, see :meth:`flsv.Round.play`.
         self.measured_by: str | ModelScore = "negative_loss"
         if loss is not None:
-            self.measured_by = performance_of(self, loss, "min", "loss")
-        super().__init__(num_clients, None, **kwargs)
+            self.measured_by = performance_of(self, loss, mode="min", argument="loss")
+        super().__init__(num_clients, num_classes=None, **kwargs)
 
     rows_of_clients: Sequence[str] = ("gradient_products",)
 
@@ -123,12 +124,14 @@ class GradientAgreement(ContributionMetric):
         return logged_slopes(round, self.measured_by)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        # Sums over a client's rounds: of its descent, the cohort's mean absolute descent, its cosine, and the rounds.
         zeros = torch.zeros(num_clients, dtype=torch.float64)
         for name in ("gain", "level", "cosine", "seen"):
             self.add_state(name, zeros.clone(), dist_reduce_fx="sum")
+        # The sum of the cohorts' mean absolute descents over all rounds.
         self.add_state("levels", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        missing = torch.full_like(zeros, float("nan"))
-        self.add_state("samples", missing, dist_reduce_fx=latest)
+        unknown_numbers = torch.full_like(zeros, float("nan"))
+        self.add_state("samples", unknown_numbers, dist_reduce_fx=latest)
 
     def update(
         self,
@@ -153,16 +156,18 @@ class GradientAgreement(ContributionMetric):
             shapes = f"{list(gradient_products.shape)} and {list(num_samples.shape)}"
             raise ValueError(f"expected gradient_products and num_samples [k={k}], got {shapes}.")
         weights = num_samples.to(self.gain)
-        descent = -weights * gradient_products.to(self.gain)
+        descents = -weights * gradient_products.to(self.gain)
         norms = matrix.norms()
         shares = weights.to(norms) / weights.sum().to(norms)
-        cosine = cosines_with_sum(matrix, norms, shares, EPSILON).to(self.cosine)
-        level = descent.abs().mean()
-        self.gain = self.gain.index_add(0, client_ids, descent)
-        self.level = self.level.index_add(0, client_ids, level.expand(k))
-        self.levels = self.levels + level
-        self.cosine = self.cosine.index_add(0, client_ids, cosine)
-        self.seen = self.seen.index_add(0, client_ids, torch.ones_like(cosine))
+        cosines = cosines_with_sum(matrix, norms, shares, epsilon=EPSILON).to(self.cosine)
+        mean_abs_descent = descents.abs().mean()
+
+        self.gain = self.gain.index_add(0, client_ids, descents)
+        self.level = self.level.index_add(0, client_ids, mean_abs_descent.expand(k))
+        self.levels = self.levels + mean_abs_descent
+        self.cosine = self.cosine.index_add(0, client_ids, cosines)
+        self.seen = self.seen.index_add(0, client_ids, torch.ones_like(cosines))
+        # A copy: whoever holds the old state must not see it change.
         self.samples = self.samples.clone()
         self.samples[client_ids] = weights
 
@@ -180,25 +185,26 @@ class GradientAgreement(ContributionMetric):
 
     def _descents_and_cosines(self) -> tuple[Tensor, Tensor]:
         """Return the clients' shares of the descent, and their mean cosines times their samples."""
-        # A client's descent relative to the mean descents (levels) of its rounds, times the levels of all rounds.
-        # Where its rounds have no descent, its gain of 0 is divided by 1. A client without a round has NaN.
-        has_level = self.level > 0
-        divisors = self.level.masked_fill(~has_level, 1.0)
-        divisors = divisors.masked_fill(self.seen == 0, float("nan"))
+        # A client's descent relative to the mean absolute descents (levels) of its rounds, times the levels of all
+        # rounds. Where its rounds have no level, its gain of 0 is divided by 1.
+        has_no_level = ~(self.level > 0)
+        never_took_part = self.seen == 0
+        divisors = self.level.masked_fill(has_no_level, 1.0)
+        divisors = divisors.masked_fill(never_took_part, float("nan"))
         descents = self.gain / divisors * self.levels
-        cosines = self.samples * self.cosine / self.seen  # weighted by the clients' samples
-        return descents, cosines
+        weighted_cosines = self.samples * self.cosine / self.seen
+        return descents, weighted_cosines
 
 
 def logged_slopes(round: Round, measure: Any) -> Tensor:
     """Compute a logged loss's slopes ``[k]`` along k updates, by difference quotients from k + 1 evaluations."""
-    # A coalition's model is the global one plus STEP times its members' updates.
+    # A coalition's model is the global one plus STEP_FRACTION times its members' updates.
     num_players = len(round)
-    weights = torch.full((num_players,), STEP)
+    weights = torch.full((num_players,), STEP_FRACTION)
     utility = round.play(measure, weights)
 
     empty_coalition = torch.zeros(1, num_players, dtype=torch.bool)
     single_clients = torch.eye(num_players, dtype=torch.bool)
     utilities = utility(torch.cat([empty_coalition, single_clients]))
     # A utility is minus the loss, so the slope is the utility that is lost.
-    return (utilities[0] - utilities[1:]) / STEP
+    return (utilities[0] - utilities[1:]) / STEP_FRACTION

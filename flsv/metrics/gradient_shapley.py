@@ -224,7 +224,8 @@ class InRunShapley(ContributionMetric):
             in_run_values.to(device), gradient_products.to(device), aggregation_weights, server_lr
         )
         # Copies: whoever holds the old states must not see them change.
-        self.total, self.seen = self.total.clone(), self.seen.clone()
+        self.total = self.total.clone()
+        self.seen = self.seen.clone()
         self.total[client_ids] += values.to(self.total)
         self.seen[client_ids] += 1
 

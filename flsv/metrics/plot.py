@@ -16,12 +16,18 @@ from torch import Tensor
 from flsv.utilities.display import PALETTE, client_labels, label_text
 
 #: Largest number of labels on an axis. Of more, as many are shown, evenly spaced.
-MOST_LABELS = 40
+MAX_LABELS = 40
 #: Largest number of clients whose lines all get a color and a name. Of more, only the highest and lowest do.
-MOST_LINES = 20
-NAMED_PER_END = 5
+MAX_NAMED_LINES = 20
+NUM_NAMED_PER_END = 5
 #: Largest number of cells in a heatmap that shows their numbers.
-MOST_NUMBERS = 200
+MAX_NUMBERS_IN_CELLS = 200
+#: Limits of a figure's size, in inches, without its labels.
+MIN_WIDTH, MAX_WIDTH = 4.2, 16
+MIN_HEIGHT, MAX_HEIGHT = 2.4, 14
+#: Room for a character of a label, in inches. Labels below the axis are rotated.
+INCHES_PER_CHARACTER_BESIDE = 0.07
+INCHES_PER_CHARACTER_BELOW = 0.06
 
 
 class Shown(tuple[Any, ...]):
@@ -34,7 +40,7 @@ class Shown(tuple[Any, ...]):
     """
 
     def _repr_png_(self) -> bytes | None:
-        figure = self[0]
+        figure = self[0]  # of (figure, axis)
         if figure.canvas.manager is not None:
             return None
         buffer = io.BytesIO()
@@ -46,8 +52,8 @@ def plot_contributions(
     val: Tensor | Sequence[Tensor],
     ax: Any = None,
     name: str = "contribution",
-    class_names: Sequence[str] | None = None,
-    columns: str = "class",
+    column_names: Sequence[str] | None = None,
+    kind_of_columns: str = "class",
     client_names: Sequence[str] | None = None,
     unit: str = "",
     limits: tuple[float, float] | None = None,
@@ -67,7 +73,7 @@ def plot_contributions(
     names = list(map(label_text, client_names or range(num_clients)))
     if is_heatmap:
         num_columns = arrays[0].shape[1]
-        titles = list(map(label_text, class_names or range(num_columns)))
+        titles = list(map(label_text, column_names or range(num_columns)))
         ax = ax or _new_axis(
             width=2.9 + 0.5 * num_columns,
             height=1.5 + 0.3 * num_clients,
@@ -75,7 +81,7 @@ def plot_contributions(
             beside=names,
         )
         _draw_heatmap(ax, arrays[0], titles, names, unit, limits)
-        ax.set_xlabel(label_text(columns))
+        ax.set_xlabel(label_text(kind_of_columns))
         ax.set_ylabel("client")
     elif isinstance(val, Tensor):
         width = max(5.0, 2 + 0.42 * num_clients)
@@ -109,12 +115,13 @@ def _new_axis(
     # Imported here because it is slow, and most runs draw nothing.
     from matplotlib.figure import Figure
 
-    # In inches, with room for the longest text on each side.
-    width = min(max(width, 4.2), 16)
-    width += 0.07 * max(map(len, beside), default=0)
-    height = min(max(height, 2.4), 14)
-    height += 0.06 * max(map(len, below), default=0)
-    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
+    longest_beside = max(map(len, beside), default=0)
+    longest_below = max(map(len, below), default=0)
+    axis_width = min(max(width, MIN_WIDTH), MAX_WIDTH)
+    axis_height = min(max(height, MIN_HEIGHT), MAX_HEIGHT)
+    figure_width = axis_width + INCHES_PER_CHARACTER_BESIDE * longest_beside
+    figure_height = axis_height + INCHES_PER_CHARACTER_BELOW * longest_below
+    figure = Figure(figsize=(figure_width, figure_height), dpi=100, layout="constrained")
     return figure.subplots()
 
 
@@ -133,10 +140,10 @@ def _draw_bars(
     ax.bar(clients, values[clients], color=PALETTE[0], **whiskers)
     ax.axhline(0, color="black", linewidth=0.8)
     ax.set_xlabel("client")
-    ax.set_xlim(-0.7, len(values) - 0.3)
+    ax.set_xlim(-0.7, len(values) - 0.3)  # bars are 0.8 wide
     _label(ax.xaxis, names)
 
-    if len(values) <= MOST_LABELS:
+    if len(values) <= MAX_LABELS:
         for client in np.flatnonzero(~has_value).tolist():
             ax.text(
                 client,
@@ -162,9 +169,9 @@ def _draw_lines(ax: Any, rows: np.ndarray, names: Sequence[str]) -> None:
     ranking = sorted(final_values, key=final_values.__getitem__, reverse=True)
 
     clients_with_name = list(range(len(names)))
-    if len(names) > MOST_LINES:
-        lower_ranks = ranking[NAMED_PER_END:]
-        clients_with_name = ranking[:NAMED_PER_END] + lower_ranks[-NAMED_PER_END:]
+    if len(names) > MAX_NAMED_LINES:
+        lower_ranks = ranking[NUM_NAMED_PER_END:]
+        clients_with_name = ranking[:NUM_NAMED_PER_END] + lower_ranks[-NUM_NAMED_PER_END:]
     rounds = range(1, len(rows) + 1)
     for client in sorted({*ranking} - {*clients_with_name}):
         ax.plot(rounds, rows[:, client], color="0.72", linewidth=0.7)
@@ -225,7 +232,7 @@ def _draw_heatmap(
     _label(ax.xaxis, titles)
     _label(ax.yaxis, names)
 
-    if values.size <= MOST_NUMBERS:
+    if values.size <= MAX_NUMBERS_IN_CELLS:
         for row, column in np.argwhere(is_finite).tolist():
             value = values[row, column]
             text = f"{value:.2f}" if abs(value) < 100 else f"{value:.3g}"
@@ -243,8 +250,8 @@ def _draw_heatmap(
 
 def _label(axis: Any, texts: Sequence[str]) -> None:
     """Put texts as labels on an axis, rotated by 45 degrees if they are long and side by side."""
-    # With more texts than MOST_LABELS only every second, third, ... is written.
-    stride = 1 + (len(texts) - 1) // MOST_LABELS
+    # With more texts than MAX_LABELS only every second, third, ... is written.
+    stride = 1 + (len(texts) - 1) // MAX_LABELS
     positions = range(0, len(texts), stride)
     axis.set_ticks(positions, [texts[position] for position in positions])
     longest = max(map(len, texts), default=0)

@@ -22,11 +22,7 @@ from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quan
 from flsv.functional.shapley.predicted_outputs import PredictedValues, has_complete_sizes
 from flsv.games.trained_game import UNTRAINED, OutputScore, TrainedGame
 from flsv.metrics.base import latest
-from flsv.metrics.coalitions.design import (
-    RECENT,
-    Coalitions,
-    spread_rounds,
-)
+from flsv.metrics.coalitions.design import NUM_RECENT_ROUNDS, Coalitions, spread_rounds
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.scores.performance import Judges, Mode
 from flsv.utilities.choices import Verify
@@ -34,6 +30,11 @@ from flsv.utilities.csv_files import numbers_text
 from flsv.utilities.declared import Count
 from flsv.utilities.display import LEVEL
 from flsv.utilities.host_copies import to_host
+
+#: How often values are computed in a run by default, if their performance is not one of the cheap ones.
+EVALUATIONS_PER_RUN = 5
+#: States with a row per valued round. That of outputs may be empty.
+STATES_BY_VALUED_ROUND = ("valued", "ends", "outputs")
 
 
 def _last_values(stretches: Tensor) -> Tensor:
@@ -166,18 +167,18 @@ class ShadowShapley(MeasuredMetric):
     ) -> None:
         self.max_fits = max_fits
         self.verify = verify
-        self.coalitions = (
-            coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
-        )
+        self.coalitions = coalitions
+        if not isinstance(coalitions, str):
+            self.coalitions = [list(members) for members in coalitions]
         self.every = every
-        self._interval = every or 1
+        self._rounds_per_value = every or 1
         # Rounds that have values by default, None if their number is not known before the run.
         self._planned_rounds: frozenset[int] | None = None
-        self.averages = False  # whether values are means over the last rounds, as with a sampler
+        self.is_averaged = False  # whether values are means over the last rounds, as with a sampler
         self._pending: str | None = None
-        self._build: Callable[[int, Tensor], None] | None = None
+        self._build_untrained: Callable[[int, Tensor], None] | None = None
         self._score_untrained: Callable[[], Tensor] | None = None
-        self._judged: Tensor | None = None
+        self._client_scores: Tensor | None = None  # of the federation's own model, if clients judge
         self._case_covariance: Callable[[], Tensor | None] | None = None
         self._evidence: dict[str, Any] = {}
         per_class = per_class or num_classes is not None
@@ -208,7 +209,7 @@ class ShadowShapley(MeasuredMetric):
             build: ``build(i, out)`` writes the i-th untrained model into ``out [P]``. None: there are no such models.
         """
         if self.judges == "server":  # clients would be asked to judge these models, too
-            self._build = build
+            self._build_untrained = build
 
     def await_training(self, after_the_run: bool) -> None:
         """Set whether the coalitions are trained after the run. If so, :meth:`complete` has to be called afterwards.
@@ -223,20 +224,17 @@ class ShadowShapley(MeasuredMetric):
         if isinstance(self.performance, str):
             self._planned_rounds = frozenset(spread_rounds(range(rounds)))
         else:
-            self._interval = ceil(rounds / 5)  # five evaluations in a run
+            self._rounds_per_value = ceil(rounds / EVALUATIONS_PER_RUN)
 
     def _game_of_round(self, round: Round) -> Callable[[Tensor], Tensor]:
-        # Also sets `_score_untrained`, which the next update calls.
         if round.trained is None or round.games is None:
             raise RuntimeError(
                 "no coalitions are trained in this round: ShadowShapley needs a FederatedLoop."
             )
-        if self._build is not None:
+        if self._build_untrained is not None:
+            # For the next update.
             self._score_untrained = partial(
-                round.games.utility_of_models,
-                self._build,
-                UNTRAINED,
-                self.measured_by,
+                round.games.utility_of_models, self._build_untrained, UNTRAINED, self.measured_by
             )
         return round.games.trained(round.trained, self.measured_by)
 
@@ -252,7 +250,7 @@ class ShadowShapley(MeasuredMetric):
         )
         self.add_state(
             "recent",
-            torch.full((RECENT, num_clients, width), float("nan")),
+            torch.full((NUM_RECENT_ROUNDS, num_clients, width), float("nan")),
             dist_reduce_fx=_last_values,
         )
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
@@ -296,9 +294,9 @@ class ShadowShapley(MeasuredMetric):
             )
         self.seen[client_ids] += 1
         if self._score_untrained is not None and self.starts.isnan().any():
-            utilities = self._score_untrained()
-            self.starts = utilities.to(self.starts).view_as(self.starts)
-            self._build = None  # the untrained models are scored once in a run
+            untrained_utilities = self._score_untrained()
+            self.starts = untrained_utilities.to(self.starts).view(self.starts.shape)
+            self._build_untrained = None  # the untrained models are scored once in a run
             self._score_untrained = None
 
         masks = coalitions.cpu()
@@ -312,18 +310,17 @@ class ShadowShapley(MeasuredMetric):
     def _is_due(self, round_index: int) -> bool:
         """Return whether a round has values, even if it is not the last."""
         # Means over rounds are of the last ones, which are not known before the end.
-        is_planned = self._pending is not None and not self.averages
+        is_planned = self._pending is not None and not self.is_averaged
         if is_planned and self._planned_rounds is not None:
             return round_index in self._planned_rounds
-        return (round_index + 1) % self._interval == 0
+        return (round_index + 1) % self._rounds_per_value == 0
 
     def choose_rounds(self) -> None:
         """Leave out rounds if more have been stored than get values by default."""
         if self.every is not None or self._planned_rounds is None:
             return
-        # Each state has a row per valued round. Outputs may be missing.
         positions = spread_rounds(range(len(self.valued)))
-        for state in ("valued", "ends", "outputs"):
+        for state in STATES_BY_VALUED_ROUND:
             rows = getattr(self, state)
             if len(rows):
                 setattr(self, state, rows[positions])
@@ -336,29 +333,34 @@ class ShadowShapley(MeasuredMetric):
     ) -> None:
         """Compute a round's values, or store its utilities if coalitions are trained after the run."""
         utilities = utility(masks)
-        game = utility if isinstance(utility, TrainedGame) else None
+        outputs = None
+        if isinstance(utility, TrainedGame):
+            outputs = utility.outputs
 
         if self.judges == "clients":
             is_full_coalition = masks.all(1)
-            self._judged = utilities[is_full_coalition].mean()
+            self._client_scores = utilities[is_full_coalition].mean()
         if self._pending is not None:
-            # Stored for later: the utilities [1, 2, M] of the empty and the grand coalition, and the outputs.
-            self._append("valued", torch.tensor([round_index]))
-            self._append("ends", utilities.detach().reshape(1, 2, -1))
-            if game is not None and game.outputs is not None:
-                self._append("outputs", game.outputs[None])
+            self._store_round(utilities, outputs, round_index)
             return
-        if game is None:
-            self._compute_values(masks, utilities)
-        else:
+        if isinstance(utility, TrainedGame):
             self._compute_values(
                 masks,
                 utilities,
-                outputs=game.outputs,
-                weights=game.weights,
-                output_score=game.output_score,
+                outputs=outputs,
+                weights=utility.weights,
+                output_score=utility.output_score,
             )
+        else:
+            self._compute_values(masks, utilities)
         self.evaluations = self.evaluations + len(masks)
+
+    def _store_round(self, utilities: Tensor, outputs: Tensor | None, round_index: int) -> None:
+        """Store the utilities of the empty and the grand coalition for later, and their models' outputs."""
+        self._append("valued", torch.tensor([round_index]))
+        self._append("ends", utilities.detach().reshape(1, 2, -1))  # [1, 2, M]
+        if outputs is not None:
+            self._append("outputs", outputs[None])
 
     def _append(self, state: str, rows: Tensor) -> None:
         """Append rows to a state."""
@@ -400,19 +402,10 @@ class ShadowShapley(MeasuredMetric):
             and has_complete_sizes(masks)
         ):
             if not are_all_trained:
-                predict = partial(
-                    output_score.shapley,
-                    masks,
-                    utilities.cpu(),
-                    outputs,
-                    weights,
-                )
+                predict = partial(output_score.shapley, masks, utilities.cpu(), outputs, weights)
             if not self.per_class:
                 self._case_covariance = partial(
-                    output_score.case_covariance,
-                    masks,
-                    outputs[None],
-                    weights,
+                    output_score.case_covariance, masks, outputs[None], weights
                 )
 
         source = "outputs"
@@ -436,16 +429,10 @@ class ShadowShapley(MeasuredMetric):
             fit = estimate.stderr
         self.values = self._store_and_average(new_values.reshape(shape)).to(self.values)
 
-        starts, recent, values, fit = to_host(
-            [
-                self.starts,
-                self.recent,
-                self.values,
-                fit.reshape(shape),
-            ]
-        )
+        device_tensors = [self.starts, self.recent, self.values, fit.reshape(shape)]
+        starts, recent, values, fit = to_host(device_tensors)
         # Values that do not follow each other round by round differ by what was learned between them, too.
-        follow_each_other = self._interval == 1 and predict is None
+        follow_each_other = self._rounds_per_value == 1 and predict is None
         errors = one_seed_stderr(
             values,
             fit,
@@ -474,7 +461,7 @@ class ShadowShapley(MeasuredMetric):
         latest_values = values[None].to(self.recent)
         self.recent = torch.cat([self.recent[1:], latest_values])
         # Which clients a round draws is luck, and the mean over successive rounds has less of it.
-        if self.averages and self._interval == 1:
+        if self.is_averaged and self._rounds_per_value == 1:
             return self.recent.nanmean(0)
         return values
 
@@ -506,7 +493,7 @@ class ShadowShapley(MeasuredMetric):
 
         values_by_round = {}
         for row, round_index in enumerate(self.valued.tolist()):
-            if previous_round is None or round_index > previous_round + self._interval:
+            if previous_round is None or round_index > previous_round + self._rounds_per_value:
                 self.recent = torch.full_like(self.recent, torch.nan)  # rounds lie between
             previous_round = round_index
 
@@ -583,7 +570,8 @@ class ShadowShapley(MeasuredMetric):
         if value is None:
             value = current_value
         # The standard errors belong to the current values; for values of another round they are not known.
-        if not torch.allclose(value.to(current_value), current_value, equal_nan=True):
+        is_current = torch.allclose(value.to(current_value), current_value, equal_nan=True)
+        if not is_current:
             return None
         half_width = t_quantile(level) * self.errors.squeeze(-1).to(value)
         return value - half_width, value + half_width
@@ -594,6 +582,6 @@ class ShadowShapley(MeasuredMetric):
         numbers = {}
         if self._pending is None:
             numbers["evaluations"] = self.evaluations.clone()
-        if self._judged is not None:
-            numbers["judged"] = self._judged
+        if self._client_scores is not None:
+            numbers["judged"] = self._client_scores
         return numbers

@@ -153,20 +153,21 @@ class UploadKeeper(Personalizer):
         self,
         values: Tensor,
         round: Round,
-        judge: Callable[[Client], tuple[list[int], Tensor | None]],
+        request_values: Callable[[Client], tuple[list[int], Tensor | None]],
         previous_uploads: Any,
     ) -> Tensor:
-        """Write into ``values`` how each client of the round values its own and other clients' models. ``judge``
-        requests these values from one client. The stored model of a client that does not reply is restored from
-        ``previous_uploads``.
+        """Write into ``values`` how each client of the round values its own and other clients' models.
+        ``request_values`` requests these values from one client. The stored model of a client that does not reply is
+        restored from ``previous_uploads``.
         """
         assert round.clients is not None
         ids = on_host(round.client_ids)
-        judgements = map_clients(round.clients, judge)  # (peers, values of own and peers' models)
-        for client, row_of_values, judgement in zip(ids, values, judgements):
-            peers, model_values = judgement
+        # Of each client its peers, and the values of its own model and theirs.
+        answers = map_clients(round.clients, request_values)
+        for client, row_of_values, (peers, model_values) in zip(ids, values, answers):
             if model_values is not None:
-                row_of_values[[client, *peers]] = model_values.to(values)  # changes `values`
+                columns = [client, *peers]
+                row_of_values[columns] = model_values.to(values)  # changes `values`
             else:  # no answer: undo what has been stored of the client in this round
                 del self._uploads[client]
                 if client in previous_uploads:

@@ -75,16 +75,17 @@ class SparsifiedReward(Personalizer):
         models: Starts,
     ) -> Starts:
         assert round.server_vector is not None
-        shares = self.shares(contributions[self.metric])
+        sent_fractions = self.shares(contributions[self.metric])  # [n]
         num_parameters = round.space.num_parameters
-        sizes = parameter_sizes(round.space)
+        layer_sizes = parameter_sizes(round.space)
         update = round.server_update[:num_parameters]
-        ranks = layer_ranks(update, sizes)
+        ranks_by_layer = layer_ranks(update, layer_sizes)
         next_models = {}
         for client in on_host(round.client_ids):
             client_model = models.get(client, round.global_vector)
-            mask = largest_entries(ranks, sizes, float(shares[client]))  # [P]
-            sent_update = update * mask
+            fraction = float(sent_fractions[client])
+            is_sent = largest_entries(ranks_by_layer, layer_sizes, fraction)  # [P]
+            sent_update = update * is_sent
             # Buffers are the server's.
             next_model = round.server_vector.clone()
             next_model[:num_parameters] = client_model[:num_parameters] + sent_update
@@ -100,7 +101,7 @@ def layer_ranks(
     ranks = []
     for layer in update.split(list(sizes)):
         largest_first = layer.abs().argsort(descending=True, stable=True)
-        ranks.append(largest_first.argsort())  # the place of each entry in this order
+        ranks.append(largest_first.argsort())  # each entry's position in this order
     return ranks
 
 
@@ -113,8 +114,8 @@ def largest_entries(
     # The largest entry of a layer has rank 0.
     masks = []
     for ranks_of_layer, size in zip(ranks, sizes):
-        limit = max(size - 1, 1)  # nobody gets all entries, unless there is one
-        num_selected = min(math.ceil(share * size), limit)
+        max_selected = max(size - 1, 1)  # no client gets all entries, unless there is only one
+        num_selected = min(math.ceil(share * size), max_selected)
         masks.append(ranks_of_layer < num_selected)
     return torch.cat(masks)
 

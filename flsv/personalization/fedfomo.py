@@ -123,7 +123,7 @@ class FedFomo(UploadKeeper):
         values = self.collect_values(
             no_values,
             round,
-            judge=partial(self._mix_at_client, round=round),
+            request_values=partial(self._mix_at_client, round=round),
             previous_uploads=previous_uploads,
         )
         # Add the round's values to the rows of its clients. Peers that were not asked for have NaN.
@@ -143,8 +143,8 @@ class FedFomo(UploadKeeper):
             upload = self._uploads[peer]
             downloads.append(upload.to(round.client_vectors))
         question = partial(mix_models, performance=self.performance)
-        weights = ask_model_values(client, question, downloads, round.space.num_parameters)
-        return peers, weights
+        values = ask_model_values(client, question, downloads, round.space.num_parameters)
+        return peers, values
 
     def _choose_peers(self, client: int, round: Round) -> list[int]:
         """Choose the clients whose models ``client`` downloads in this round."""
@@ -192,13 +192,15 @@ def mix_models(
     assert local.start is not None
     initial_model = local.start
     models = torch.stack([local.model, *downloads])  # [s, P]
-    evaluated_models = torch.cat([initial_model[None], models])
+    evaluated_models = torch.cat([initial_model[None, :], models])
     losses = -local.utility(evaluated_models, performance)  # [1 + s]
     initial_loss = losses[0]
     model_losses = losses[1:]
-    updates = (models - initial_model)[:, :num_parameters]
-    distances = torch.linalg.vector_norm(updates, dim=1)  # [s]
+    updates = models - initial_model
+    distances = torch.linalg.vector_norm(updates[:, :num_parameters], dim=1)  # [s]
     signed_weights = first_order_weights(initial_loss, model_losses, distances.to(losses))
+    tiny = torch.finfo(signed_weights.dtype).tiny  # avoids 0 / 0
+    sum_of_magnitudes = signed_weights.abs().sum().clamp_min(tiny)
 
     weights = signed_weights.clamp_min(0)
     total = weights.sum()
@@ -208,9 +210,6 @@ def mix_models(
     else:  # no model is better than the initial one
         mixture = initial_model.clone()
     local.state[OWN_MODEL] = mixture
-
-    tiny = torch.finfo(signed_weights.dtype).tiny  # avoids 0 / 0
-    sum_of_magnitudes = signed_weights.abs().sum().clamp_min(tiny)
     return signed_weights / sum_of_magnitudes
 
 

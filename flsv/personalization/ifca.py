@@ -58,7 +58,7 @@ class IFCA(Personalizer):
     def begin(self, federation: FederationInfo) -> None:
         generator = generator_for(federation.seed, "ifca")
         model = federation.global_vector
-        # The standard deviation of its tensor, for each entry: [P].
+        # For each entry of the vector, the standard deviation of the tensor that it belongs to: [P].
         deviations_of_tensors = []
         for tensor in federation.space.unflatten(model).values():
             deviation = tensor.std(correction=0)
@@ -115,7 +115,7 @@ class IFCA(Personalizer):
         models: Starts,
     ) -> Starts:
         clusters = round.reports["cluster"].long()
-        self._clusters = self._clusters.clone()
+        self._clusters = self._clusters.clone()  # not in place: clients were sent this tensor
         for cluster in clusters.unique().tolist():
             is_member = clusters == cluster
             cluster_vectors = round.client_vectors[is_member]

@@ -143,7 +143,7 @@ class PFedHN(Personalizer):
     ) -> Starts:
         assert self._network is not None
         network = self._network
-        writer = network.writer
+        last_layer = network.writer
         num_parameters = round.space.num_parameters
         # All parameters but the last layer's.
         parameters: list[Tensor] = [
@@ -155,12 +155,13 @@ class PFedHN(Personalizer):
             update = round.matrix.update(row)[:num_parameters]
             output_gradient = -update
             features = network.features(network.embedding(client))
-            feature_gradient = output_gradient @ writer.weight.detach()
+            feature_gradient = output_gradient @ last_layer.weight.detach()
             gradients = torch.autograd.grad(features, parameters, grad_outputs=feature_gradient)
             with torch.no_grad():
-                # The last layer's gradient is this outer product, as large as the layer; it is never stored.
-                writer.weight.addr_(output_gradient, features, alpha=-self.lr)
-                writer.bias.add_(output_gradient, alpha=-self.lr)
+                # weight -= lr * outer(output_gradient, features), without storing the product, which is as large as the
+                # layer.
+                last_layer.weight.addr_(output_gradient, features, alpha=-self.lr)
+                last_layer.bias.add_(output_gradient, alpha=-self.lr)
                 torch._foreach_add_(parameters, gradients, alpha=-self.lr)
         return {}
 

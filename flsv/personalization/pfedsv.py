@@ -61,7 +61,7 @@ from flsv.utilities.seeding import generator_for
 
 #: The largest amount by which a Shapley value of accuracies may leave [-1, 1].
 ROUNDING = 1e-9
-_CHUNK = 2**26  # largest number of entries in the coalition models that exist at the same time
+_ENTRIES_PER_CHUNK = 2**26  # the most in the coalition models that exist at the same time
 
 
 #: Models among which the best one of the line from a client's own model to the mixture is chosen.
@@ -75,10 +75,11 @@ def _model_values(
     **settings: Any,
 ) -> Numbers:
     """Return what Shapley values of accuracies are, the client's own model first."""
-    # A value for the client's own model and for each downloaded one: differences of two accuracies.
+    # The signature is that of `collaborate`, whose answer is checked. Values are differences of two accuracies.
+    num_models = 1 + len(downloads)  # the client's own, then the downloads
     return Numbers(
         torch.float64,
-        shape=(1 + len(downloads),),
+        shape=(num_models,),
         lowest=-1 - ROUNDING,
         highest=1 + ROUNDING,
     )
@@ -107,11 +108,11 @@ def collaborate(
         base = base.clone()
         base[~personal.to(base.device)] = extractor
     models = torch.stack([select_entries(local.model, personal), *downloads])  # [s, Q]
-    chunk = max(_CHUNK // len(base), 1)
+    models_per_chunk = max(_ENTRIES_PER_CHUNK // len(base), 1)
 
     def evaluate(mixtures: Tensor, score_name: str = "accuracy") -> Tensor:
         scores = []
-        for mixtures_of_chunk in mixtures.split(chunk):
+        for mixtures_of_chunk in mixtures.split(models_per_chunk):
             vectors = insert_entries(mixtures_of_chunk, base, personal)
             scores.append(local.evaluate(vectors).value(score_name))
         return torch.cat(scores)
@@ -120,7 +121,7 @@ def collaborate(
         # masks [c, s]: the members of c coalitions of s models. The empty coalition's utility is 0.
         utilities = torch.zeros(len(masks), dtype=torch.float64)
         coalitions_with_members = masks.any(1).nonzero().flatten()
-        for rows in coalitions_with_members.split(chunk):
+        for rows in coalitions_with_members.split(models_per_chunk):
             members = masks[rows]
             shares = members / members.sum(1, keepdim=True)
             mean_models = shares.to(models) @ models
@@ -139,14 +140,16 @@ def collaborate(
     if joins:
         self_weight = "exclude"
     weights = personalized_weights(values, distances.to(values), own=0, self_weight=self_weight)
-    mixed = keep_common(weights.to(models) @ models, models)
+    mixed_model = keep_common(weights.to(models) @ models, models)
     if joins:
-        mixed = _best_on_line(models, mixed, evaluate)
+        mixed_model = _best_on_line(models, mixed_model, evaluate)
     elif safeguard:
-        accuracy, mixed_accuracy = evaluate(torch.stack([models[0], mixed])).tolist()
+        client_model = models[0]
+        accuracies = evaluate(torch.stack([client_model, mixed_model]))
+        accuracy, mixed_accuracy = accuracies.tolist()
         if not mixed_accuracy >= accuracy:
-            mixed = models[0].clone()
-    local.state[OWN_MODEL] = insert_entries(mixed, base, personal)
+            mixed_model = client_model.clone()
+    local.state[OWN_MODEL] = insert_entries(mixed_model, base, personal)
     return values
 
 
@@ -155,7 +158,7 @@ declare_answer(collaborate, _model_values)
 
 def _best_on_line(
     models: Tensor,
-    mixed: Tensor,
+    mixed_model: Tensor,
     evaluate: Callable[[Tensor, str], Tensor],
 ) -> Tensor:
     """Return the model of least validation loss on a line. The line has 11 models, from the client's own to the
@@ -163,11 +166,13 @@ def _best_on_line(
     """
     fractions = torch.linspace(0, 1, _POINTS_ON_LINE).to(models)
     client_model = models[0]
-    line = torch.lerp(client_model, mixed, fractions[:, None])  # [11, Q]
+    line = torch.lerp(client_model, mixed_model, fractions[:, None])  # [points, Q]
     line = keep_common(line, models)
-    # Of equal losses, argmax takes the smallest fraction. A clone, since a view would keep the whole line in memory.
-    best = int(evaluate(line, "negative_loss").argmax())
-    return line[best].clone()
+    utilities = evaluate(line, "negative_loss")
+    best_point = int(
+        utilities.argmax()
+    )  # of equal losses the one nearest to the client's own model
+    return line[best_point].clone()  # a view would keep the whole line in memory
 
 
 def _values_of_all(
@@ -349,8 +354,8 @@ class PFedSV(UploadKeeper):
         self.safeguard = safeguard
         self.game = game
         self.shared = shared
-        self._initial = torch.zeros(0)
-        self._cohort: list[int] = []
+        self._initial = torch.zeros(0)  # the run's initial model
+        self._cohort: list[int] = []  # of the last round
 
     def begin(self, federation: FederationInfo) -> None:
         check_validation(self, federation)
@@ -361,20 +366,20 @@ class PFedSV(UploadKeeper):
 
     def resume(self, federation: FederationInfo) -> None:
         self._num_clients = federation.num_clients
-        # Mask of the personal entries of a model's vector, None if all entries are personal.
-        self._personal: Tensor | None = None
+        # None if all entries of a model's vector are personal.
+        self._is_personal: Tensor | None = None
         if self.mode == "extractor":
-            self._personal = layer_mask(federation.space, self.classifier)
+            self._is_personal = layer_mask(federation.space, self.classifier)
         super().resume(federation)
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
-        if self.shared:
+        if self.shared > 0:
             return state.model()
         if client in self._uploads:
             return None  # the client has stored its own mixture
         model = state.model()
-        initial_entries = select_entries(self._initial.to(model), self._personal)
-        return insert_entries(initial_entries, model, self._personal)
+        initial_entries = select_entries(self._initial.to(model), self._is_personal)
+        return insert_entries(initial_entries, model, self._is_personal)
 
     def send(
         self,
@@ -383,33 +388,34 @@ class PFedSV(UploadKeeper):
         state: FederationState,
     ) -> dict[str, Tensor]:
         # A client of the previous round's cohort received the extractor after that aggregation.
-        if self._personal is None or start is not None or client in self._cohort:
+        if self._is_personal is None or start is not None or client in self._cohort:
             return {}
-        return {"extractor": state.model()[~self._personal.to(state.model().device)]}
+        return {"extractor": state.model()[~self._is_personal.to(state.model().device)]}
 
     def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
         model = super().receive(local, instruction)
-        is_mixture = 0 < self.shared < 1
-        if is_mixture and OWN_MODEL in local.state:
+        starts_between_models = 0 < self.shared < 1
+        if starts_between_models and OWN_MODEL in local.state:
             client_model = local.state[OWN_MODEL].to(model)
+            # shared * model + (1 - shared) * client_model
             return torch.lerp(client_model, model, self.shared)
         if "extractor" not in instruction.tensors:
             return model
 
         # The entries that are not personal are the server's.
-        assert self._personal is not None
-        is_shared = ~self._personal.to(model.device)
+        assert self._is_personal is not None
+        is_shared = ~self._is_personal.to(model.device)
         model_with_extractor = model.clone()
         model_with_extractor[is_shared] = instruction.tensors["extractor"]
         return model_with_extractor
 
     def own(self, local: LocalData, instruction: Instruction) -> Tensor:
-        if self.shared and OWN_MODEL in local.state:
+        if self.shared > 0 and OWN_MODEL in local.state:
             return local.state[OWN_MODEL]
         return self.receive(local, instruction)
 
     def used(self, client: int, state: FederationState) -> Tensor | None:
-        if self.shared and client in self._uploads:
+        if self.shared > 0 and client in self._uploads:
             return None
         return self.start(client, state)
 
@@ -420,11 +426,11 @@ class PFedSV(UploadKeeper):
         cohort = on_host(round.client_ids)
         client_vectors = round.client_vectors
         previous_uploads = self.store_uploads(
-            round, lambda vector: select_entries(vector, self._personal)
+            round, lambda vector: select_entries(vector, self._is_personal)
         )
         extractor = None  # the new entries that are not personal
-        if self._personal is not None:
-            is_shared = ~self._personal.to(client_vectors.device)
+        if self._is_personal is not None:
+            is_shared = ~self._is_personal.to(client_vectors.device)
             extractor = round.server_vector[is_shared]
         value_peers = partial(
             self._value_peers,
@@ -434,8 +440,10 @@ class PFedSV(UploadKeeper):
         )
         shape = (len(cohort), self._num_clients)
         no_values = torch.full(shape, float("nan"), device=client_vectors.device)
-        self._cohort = cohort
-        peer_values = self.collect_values(no_values, round, value_peers, previous_uploads)
+        self._cohort = cohort  # for `send` in the next round
+        peer_values = self.collect_values(
+            no_values, round, request_values=value_peers, previous_uploads=previous_uploads
+        )
         return Personalized(peer_values=peer_values)
 
     def _value_peers(
@@ -472,7 +480,7 @@ class PFedSV(UploadKeeper):
         """
         return partial(
             collaborate,
-            personal=self._personal,
+            personal=self._is_personal,
             num_parameters=num_parameters,
             permutations_factor=self.permutations_factor,
             self_weight=self.self_weight,

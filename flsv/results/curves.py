@@ -17,7 +17,7 @@ import lightning as L
 import torch
 from torchmetrics import Metric
 
-from flsv.metrics.base import OF_CLIENTS
+from flsv.metrics.base import CLIENT_SCORE_PREFIX
 from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.results.rows import column_names
 from flsv.scores import OWN_SCORES
@@ -148,7 +148,7 @@ def curves_of(
 def tag_of(metric: str) -> str:
     """Return a metric's name for a curve's tag. Scores of the clients' own models get the prefix ``client_``."""
     if metric in OWN_SCORES:
-        return f"{OF_CLIENTS}{metric}"
+        return f"{CLIENT_SCORE_PREFIX}{metric}"
     return metric
 
 

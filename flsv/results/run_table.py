@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flsv.metrics.base import OF_A_ROUND
+from flsv.metrics.base import NAMES_OF_ONE_ROUND
 from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.utilities.atomic_files import append, replacing
 from flsv.utilities.csv_files import (
@@ -211,12 +211,13 @@ def values_by_round(
 ) -> DataFrame:
     """Return a metric's values ``[r, n]`` in r rounds for n clients.
 
-    In a round without a new value the last one is repeated, except for single rounds' numbers (:data:`OF_A_ROUND`).
+    In a round without a new value the last one is repeated, except for single rounds' numbers
+    (:data:`NAMES_OF_ONE_ROUND`).
     """
     rows = select_rows(table, metric, column)
     values = rows.pivot(index="round", columns="client", values="value")
     values = values.reindex(index=rounds, columns=range(clients))
-    if metric in OF_A_ROUND:
+    if metric in NAMES_OF_ONE_ROUND:
         return values
     return values.ffill()
 

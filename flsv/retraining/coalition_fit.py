@@ -211,7 +211,7 @@ def make_evaluator(
             seed=seed,
             is_tried=is_tried,
         )
-        return evaluators[measure.evaluator]
+        return evaluators[measure.evaluator_key]
     evaluator = ModelEvaluator(
         trainer.lightning_module,
         space,

@@ -28,7 +28,12 @@ from flsv.functional.shapley.predicted_outputs import has_complete_sizes
 from flsv.games.coalition_utility import check_untrained, utility_of
 from flsv.games.lent_module import lent
 from flsv.games.trained_game import OutputScore, untrained_models
-from flsv.metrics.coalitions.design import Coalitions, coalition_masks, design_within, fits_of
+from flsv.metrics.coalitions.design import (
+    Coalitions,
+    coalition_masks,
+    design_within,
+    equivalent_runs,
+)
 from flsv.metrics.shadow import ShadowShapley
 from flsv.retraining.after_the_run import AfterTheRun, SavedBeginning, measures_of
 from flsv.retraining.coalition_fit import only_watches_the_run
@@ -166,7 +171,7 @@ class CoalitionPlan(RunExtension):
 
         for metric in self._metrics.values():
             metric.await_training(after_the_run=not self._trains_at_sites)
-            metric.averages = not isinstance(config.sampler, FullParticipation)
+            metric.is_averaged = not isinstance(config.sampler, FullParticipation)
         if self._trains_at_sites:
             self._beginning.forget()
             check_at_sites(config)
@@ -274,7 +279,7 @@ class CoalitionPlan(RunExtension):
         )
 
     def _cost(self, masks: Tensor) -> str:
-        fits = fits_of(masks, self._cohort)
+        fits = equivalent_runs(masks, self._cohort)
         return f"{fits:.3g} more fit{'s' * (fits != 1)} and {len(masks) - 2} models' validations"
 
     def summary_lines(self, num_clients: int) -> list[str]:
@@ -371,7 +376,7 @@ class CoalitionPlan(RunExtension):
             jobs = max(1, min(cores(), num_trained))
         else:  # an accelerator trains one at a time
             jobs = 1
-        seconds = run_seconds * fits_of(masks, self._cohort) / jobs
+        seconds = run_seconds * equivalent_runs(masks, self._cohort) / jobs
         return f"in about {seconds:.1f} s and {PROCESS_SECONDS} s a process"
 
     def _validation_in_words(self, run: EndedRun) -> str:

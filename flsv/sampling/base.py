@@ -159,14 +159,13 @@ def chances_of(
 ) -> Tensor:
     """Compute each client's probability ``[n]`` to be drawn, and check it."""
     chances = sampler.inclusion_probabilities(num_clients, contributions, round_index)
-    has_one_for_each = chances.shape == (num_clients,)
-    if has_one_for_each:
+    is_vector_of_clients = chances.shape == (num_clients,)
+    cohort_chances = chances  # the error shows all, if they are not those of clients
+    if is_vector_of_clients:
         ids = torch.as_tensor(cohort, device=chances.device)
         cohort_chances = chances[ids]
-    else:
-        cohort_chances = chances  # for the error
     is_valid = (cohort_chances > 0) & (cohort_chances <= 1 + _ROUNDING)
-    if not has_one_for_each or not is_valid.all():
+    if not is_vector_of_clients or not is_valid.all():
         raise RuntimeError(
             f"{sampler!r}.inclusion_probabilities gave {cohort_chances.tolist()[:20]} for the clients {cohort[:20]} of "
             f"round {round_index + 1}, one of {list(chances.shape)}: expected [{num_clients}], theirs above 0 and at "

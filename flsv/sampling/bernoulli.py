@@ -18,10 +18,10 @@ from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 
 #: How often a cohort is drawn again at most. Then its clients are drawn one by one, from the same distribution.
-_DRAWS = 1000
+_MAX_DRAWS = 1000
 
 #: The arguments are refused if a draw has ``min_cohort`` clients with a lower probability than this.
-_RAREST = 1e-3
+_MIN_SHARE_OF_DRAWS = 1e-3
 
 
 class BernoulliSampler(ClientSampler):
@@ -56,10 +56,9 @@ class BernoulliSampler(ClientSampler):
         """Compute each client's probability to be drawn by one coin flip, ``[n]``."""
         if self.members is None:
             return torch.full((num_clients,), self.expected_cohort / num_clients)
-        coin = min(1.0, self.expected_cohort / len(self.members))
-        coins = torch.zeros(num_clients)
-        coins[list(self.members)] = coin
-        return coins
+        probabilities = torch.zeros(num_clients)
+        probabilities[list(self.members)] = min(1.0, self.expected_cohort / len(self.members))
+        return probabilities
 
     def among(self, members: Sequence[int]) -> ClientSampler:
         sampler = copy(self)
@@ -75,13 +74,13 @@ class BernoulliSampler(ClientSampler):
         generator: torch.Generator,
         round_index: int = 0,
     ) -> Tensor:
-        coins = self.coins(num_clients, contributions)
-        for _ in range(_DRAWS):
-            takes_part = torch.rand(num_clients, generator=generator) < coins
+        probabilities = self.coins(num_clients, contributions)
+        for _ in range(_MAX_DRAWS):
+            takes_part = torch.rand(num_clients, generator=generator) < probabilities
             cohort = takes_part.nonzero().flatten()
             if len(cohort) >= self.min_cohort:
                 return cohort
-        return _draw_conditional(coins.tolist(), self.min_cohort, generator)
+        return _draw_conditional(probabilities.tolist(), self.min_cohort, generator)
 
     def inclusion_probabilities(
         self,
@@ -89,14 +88,15 @@ class BernoulliSampler(ClientSampler):
         contributions: Contributions,
         round_index: int = 0,
     ) -> Tensor:
-        coins = self.coins(num_clients, contributions)
-        p = coins.double()
-        p_large_enough = _probability_of_at_least(self.min_cohort, p.tolist())
+        probabilities = self.coins(num_clients, contributions)
+        p = probabilities.double()
+        # The probability that a draw has enough clients, a number.
+        p_enough_drawn = _probability_of_at_least(self.min_cohort, p.tolist())
         if self.min_cohort == 1:
-            return (p / p_large_enough).to(coins)
+            return (p / p_enough_drawn).to(probabilities)
 
         # The probability that another client takes part; in logarithms, since it may be tiny. Sums before and after
-        # each client: a coin of 1 has the logarithm -inf, which cannot be subtracted again.
+        # each client: a probability of 1 gives the logarithm -inf, which cannot be subtracted again.
         log_absent = torch.log1p(-p)
         zero = p.new_zeros(1)
         sums_to = log_absent.cumsum(0)
@@ -104,62 +104,62 @@ class BernoulliSampler(ClientSampler):
         sums_before = torch.cat([zero, sums_to[:-1]])
         sums_after = torch.cat([sums_from[1:], zero])
         p_another_present = -torch.expm1(sums_before + sums_after)
-        return (p * p_another_present / p_large_enough).to(coins)
+        return (p * p_another_present / p_enough_drawn).to(probabilities)
 
     def check(self, num_clients: int) -> None:
-        if not self.min_cohort <= num_clients or self.expected_cohort > num_clients:
+        if max(self.min_cohort, self.expected_cohort) > num_clients:
             raise ConfigurationError(
                 f"{self!r} cannot be met: the federation has {num_clients} clients. Lower expected_cohort to at most "
                 f"{num_clients} or make more clients in the partitioner."
             )
-        coin = self.expected_cohort / num_clients
-        share_of_draws = _probability_of_at_least(self.min_cohort, [coin] * num_clients)
-        if share_of_draws < _RAREST:
+        probability = self.expected_cohort / num_clients
+        share_of_draws = _probability_of_at_least(self.min_cohort, [probability] * num_clients)
+        if share_of_draws < _MIN_SHARE_OF_DRAWS:
             raise ConfigurationError(
                 f"{self!r}: of {num_clients} clients, {self.min_cohort} would take part in {share_of_draws:.1g} of all "
                 f"draws only. Raise expected_cohort, for example to {self.min_cohort}."
             )
 
 
-def _probability_of_at_least(count: int, coins: Sequence[float]) -> float:
-    table = _tail_probabilities(coins, count)
+def _probability_of_at_least(count: int, probabilities: Sequence[float]) -> float:
+    table = _tail_probabilities(probabilities, count)
     return table[0][count]
 
 
-def _tail_probabilities(coins: Sequence[float], count: int) -> list[list[float]]:
+def _tail_probabilities(probabilities: Sequence[float], count: int) -> list[list[float]]:
     """Tabulate the probabilities of large cohorts, ``[n + 1][count + 1]``. Entry [i][c] is that of drawing at least c
     of the clients i, ..., n - 1.
     """
-    # Row i has the probabilities that of client i and those after it, at least 0, 1, ..., count take part.
+    # Built from the last row, of no clients: at least 0 are drawn.
     no_clients = [1.0] + [0.0] * count
     table = [no_clients]
-    for coin in reversed(coins):
+    for probability in reversed(probabilities):
         of_later_clients = table[-1]
         row = [1.0]
         for num_drawn in range(1, count + 1):
-            p_with_client = coin * of_later_clients[num_drawn - 1]
-            p_without_client = (1 - coin) * of_later_clients[num_drawn]
+            p_with_client = probability * of_later_clients[num_drawn - 1]
+            p_without_client = (1 - probability) * of_later_clients[num_drawn]
             row.append(p_with_client + p_without_client)
         table.append(row)
     return table[::-1]
 
 
 def _draw_conditional(
-    coins: Sequence[float],
+    probabilities: Sequence[float],
     count: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """Draw a cohort by a flip per client with probabilities ``coins``, conditional on at least ``count`` clients."""
-    table = _tail_probabilities(coins, count)
-    numbers = torch.rand(len(coins), generator=generator).tolist()
+    """Draw a cohort by a flip per client with ``probabilities``, conditional on at least ``count`` clients."""
+    table = _tail_probabilities(probabilities, count)
+    uniform_draws = torch.rand(len(probabilities), generator=generator).tolist()
     cohort = []
     num_missing = count
-    for client, coin in enumerate(coins):
+    for client, probability in enumerate(probabilities):
         num_missing_with_client = max(num_missing - 1, 0)
         p_enough = table[client][num_missing]
-        p_drawn_and_enough = coin * table[client + 1][num_missing_with_client]
-        # The client takes part with the conditional probability, their ratio.
-        if numbers[client] * p_enough < p_drawn_and_enough:
+        p_drawn_and_enough = probability * table[client + 1][num_missing_with_client]
+        # The client takes part with the conditional probability, the ratio of the two.
+        if uniform_draws[client] * p_enough < p_drawn_and_enough:
             cohort.append(client)
             num_missing = num_missing_with_client
     return torch.tensor(cohort)

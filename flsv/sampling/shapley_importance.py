@@ -54,9 +54,9 @@ class ShapleyImportanceSampler(BernoulliSampler):
         if weights is None:
             return super().coins(num_clients, contributions)
         weights = nan_to_mean(weights.cpu()).clamp_min(0)
-        coins = importance_probabilities(weights, self.expected_cohort)
-        num_possible = int((coins > 0).sum())
+        probabilities = importance_probabilities(weights, self.expected_cohort)
+        num_possible = int((probabilities > 0).sum())
         if num_possible < self.min_cohort:
-            # All others have weight 0: no second player would ever come.
+            # All other clients have weight 0, so that a draw would never have enough clients.
             return super().coins(num_clients, contributions)
-        return coins
+        return probabilities

@@ -132,7 +132,7 @@ class UniformSampler(ClientSampler):
     ) -> Tensor:
         order = torch.randperm(num_clients, generator=generator)
         if self.members is not None:
-            # The first of them in an order of all clients, which all coalitions share.
+            # All coalitions draw from one order of all clients, in which each takes its first members.
             is_member = torch.isin(order, torch.tensor(self.members))
             order = order[is_member]
         return order[: self.cohort_size].sort().values

@@ -53,8 +53,8 @@ class ClassScore(Metric):
         self.add_state("labels", [], dist_reduce_fx="cat")
 
     def update(self, probabilities: Tensor, labels: Tensor) -> None:
-        are_classes = labels.ndim == 1 and not labels.is_floating_point()
-        if not are_classes or len(labels) != len(probabilities):
+        are_class_numbers = labels.ndim == 1 and not labels.is_floating_point()
+        if not are_class_numbers or len(labels) != len(probabilities):
             raise ValueError("expected one integer class per sample.")
         if probabilities.ndim > 2:
             raise ValueError("expected a logit per sample, or one for each class.")
@@ -107,7 +107,7 @@ NAN = float("nan")
 
 
 #: Largest number of classes for which the AUROC is computed, because it needs all logits, sorted for each class.
-MOST_RANKED = 100
+MAX_RANKED_CLASSES = 100
 
 
 class ClassScores(Metric):
@@ -137,7 +137,7 @@ class ClassScores(Metric):
         self.support.index_add_(0, y, torch.ones_like(y))
         is_correct = logits.argmax(dim=1) == y
         self.correct.index_add_(0, y, is_correct.long())
-        if self.num_classes <= MOST_RANKED:
+        if self.num_classes <= MAX_RANKED_CLASSES:
             self.logits.append(logits.detach())
             self.labels.append(y)
 
@@ -148,18 +148,18 @@ class ClassScores(Metric):
 
     def _scores_and_classes(self) -> tuple[dict[str, Tensor], int]:
         """Return the scores by name, and the number of classes that occur. One copy to the CPU serves both."""
+        has_auroc = bool(self.logits)
         device_tensors = [self.correct, self.support]
-        if self.logits:
+        if has_auroc:
             logits = dim_zero_cat(self.logits)
             device_tensors += [log_odds(logits), dim_zero_cat(self.labels)]
         correct, support, *odds_and_labels = to_host(device_tensors)
 
         occurs = support > 0  # [M]: the classes that have samples
         accuracy = correct.sum() / support.sum()
-        if odds_and_labels:
+        auroc_of_classes = torch.full_like(accuracy, NAN)
+        if has_auroc:
             auroc_of_classes = _macro_auroc(*odds_and_labels).to(accuracy)
-        else:
-            auroc_of_classes = accuracy * NAN
         scores = {
             "accuracy": accuracy,
             "balanced_accuracy": (correct[occurs] / support[occurs]).mean(),
@@ -201,7 +201,8 @@ def log_odds(logits: Tensor) -> Tensor:
     best_class = logits.argmax(1, keepdim=True)
     other_logits = logits.scatter(1, best_class, -torch.inf)
     best_odds = logits.gather(1, best_class) - other_logits.logsumexp(1, keepdim=True)
-    return (log_p - log_1_minus_p).scatter(1, best_class, best_odds)
+    odds = log_p - log_1_minus_p
+    return odds.scatter(1, best_class, best_odds)
 
 
 def plain_scores(counts: ClassScores) -> dict[str, float]:

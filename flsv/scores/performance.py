@@ -103,11 +103,12 @@ class ModelScore:
         return self.of if isinstance(self.of, str) else "metric"
 
     @property
-    def evaluator(self) -> Hashable:
+    def evaluator_key(self) -> Hashable:
         """Key of the evaluator that computes this measure.
 
         All logged values share one evaluator. Each torchmetrics metric and each judged measure has its own.
         """
+        # Measures with equal keys share one evaluator.
         is_logged_value = isinstance(self.of, str)
         if self.by_class:  # judges count correct predictions by class
             return "clients", "classes"
@@ -116,7 +117,7 @@ class ModelScore:
             return "clients", measure_key
         if is_logged_value:
             return "logged"
-        return self
+        return self  # an evaluator of its own
 
     def utility(self, values: Tensor) -> Tensor:
         """Convert values of the measure to utilities, of which more is better."""
@@ -186,7 +187,9 @@ def judged_by(judges: Judges, performance: str | ModelScore) -> str | ModelScore
         return performance
     if isinstance(performance, ModelScore):
         return replace(performance, judged=True)
-    name = "balanced_accuracy" if performance == "accuracy" else performance
+    name = performance
+    if performance == "accuracy":
+        name = "balanced_accuracy"  # clients count correct predictions by class
     return ModelScore(of=name, mode="max", called=name, judged=True)
 
 

@@ -17,7 +17,7 @@ from flsv import FederatedLoop, Reporting
 from flsv.functional import few_coalitions_shapley
 from flsv.games.members import Members, members_of
 from flsv.metrics import ShadowShapley
-from flsv.metrics.coalitions.design import coalition_masks, design_within, fits_of
+from flsv.metrics.coalitions.design import coalition_masks, design_within, equivalent_runs
 from flsv.retraining.fit_order import FitOrder
 from flsv.retraining.forked_fits import ForkedFits
 from flsv.retraining.train_fits import CoalitionTraining
@@ -171,7 +171,7 @@ def record_orders(monkeypatch: pytest.MonkeyPatch, members_to_train: list[Any]) 
 def test_design_within_max_fits_has_the_expected_cost(
     max_fits: float, clients: int, costs: float
 ) -> None:
-    assert fits_of(coalition_masks(design_within(max_fits, clients), clients)) == costs
+    assert equivalent_runs(coalition_masks(design_within(max_fits, clients), clients)) == costs
 
 
 def federated_loop_of(trainer: L.Trainer) -> Any:

@@ -100,7 +100,7 @@ def test_two_clients_are_drawn_where_one_has_almost_no_value_and_the_minimum_is_
 def test_tiny_probabilities_draw_each_cohort_of_minimum_size_with_equal_chance(
     min_cohort: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flsv.sampling.bernoulli._DRAWS", 10)
+    monkeypatch.setattr("flsv.sampling.bernoulli._MAX_DRAWS", 10)
     num_clients = 5
     chance_of_client = 1e-9
     sampler = BernoulliSampler(num_clients * chance_of_client, min_cohort)

@@ -46,7 +46,7 @@ def _cost_of(sizes: Iterable[int], num_clients: int, cohort: float | None) -> fl
     return trained_clients / clients_in_a_round
 
 
-def fits_of(masks: Tensor, cohort: float | None = None) -> float:
+def equivalent_runs(masks: Tensor, cohort: float | None = None) -> float:
     """Compute the cost of training coalitions ``[K, n]``, in training runs of the whole federation."""
     num_clients = masks.shape[1]
     clients_in_a_round = num_clients if cohort is None else cohort
@@ -80,25 +80,26 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
 
 
 #: The number of last rounds whose values' spread enters the intervals.
-RECENT = 3
+NUM_RECENT_ROUNDS = 3
 #: The largest number of rounds that have values by default.
-VALUED_ROUNDS = 10
+MAX_VALUED_ROUNDS = 10
 
 
 def spread_rounds(rounds: Sequence[int]) -> list[int]:
-    """Choose at most :data:`VALUED_ROUNDS` of some rounds: the last :data:`RECENT` and, spread evenly, earlier ones.
+    """Choose at most :data:`MAX_VALUED_ROUNDS` of some rounds: the last :data:`NUM_RECENT_ROUNDS` and, spread evenly,
+    earlier ones.
 
     Example:
         >>> spread_rounds(range(40))
         [4, 9, 13, 18, 23, 27, 32, 37, 38, 39]
     """
-    if len(rounds) <= VALUED_ROUNDS:
+    if len(rounds) <= MAX_VALUED_ROUNDS:
         return list(rounds)
     # The most recent rounds, and some of the earlier ones at equal distances.
-    num_earlier = len(rounds) - RECENT
-    num_chosen = VALUED_ROUNDS - RECENT
+    num_earlier = len(rounds) - NUM_RECENT_ROUNDS
+    num_chosen = MAX_VALUED_ROUNDS - NUM_RECENT_ROUNDS
     chosen_rounds = []
-    for number in range(1, num_chosen + 1):
-        position = number * num_earlier // (num_chosen + 1)
+    for step in range(1, num_chosen + 1):
+        position = step * num_earlier // (num_chosen + 1)  # steps of num_earlier / (num_chosen + 1)
         chosen_rounds.append(rounds[position])
-    return [*chosen_rounds, *rounds[-RECENT:]]
+    return [*chosen_rounds, *rounds[-NUM_RECENT_ROUNDS:]]

@@ -57,7 +57,7 @@ class Fold(ABC):
     def update(
         self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float
     ) -> None:
-        """Add a round's estimate, multiplied by ``factor``, to the states."""
+        """Add a round's estimate, multiplied by ``factor`` (1 unless :meth:`factor` is overridden), to the states."""
 
     def skip(self, metric: Any) -> None:  # noqa: B027
         """Count a round whose game is not evaluated."""
@@ -118,7 +118,7 @@ class MovingAverage(Fold):
         # Clients of other rounds keep the errors that they have.
         stderr_of_round = torch.full_like(metric.stderr, float("nan"))
         stderr_of_round[client_ids] = stderr.to(metric.history).reshape(rows.shape)
-        metric.stderr = latest(torch.stack([metric.stderr, stderr_of_round]))
+        metric.stderr = latest(torch.stack([metric.stderr, stderr_of_round]))  # skips NaN
 
     def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
         """Return the values and standard errors that enter the average. Here they are those of the round's estimate, in

@@ -32,12 +32,13 @@ updates' weights ``[n]``.
 
 @dataclass(frozen=True)
 class _AtTheEnd(Fold):
-    """Fold that stores the values of a single game, which is evaluated after ``rounds`` rounds."""
+    """Fold that stores the values of a single game, which is evaluated after ``rounds_per_game`` rounds."""
 
-    rounds: int
+    rounds_per_game: int
 
     def init_states(self, metric: Any, num_clients: int, width: int) -> None:
-        # The vectors' length is set in the first round.
+        # `start` and `updates` get the model's length in the first round. `weight` and `updates` are sums over rounds,
+        # `seen` is each client's number of rounds.
         metric.add_state("start", torch.zeros(1), dist_reduce_fx=None)
         metric.add_state("updates", torch.zeros(num_clients, 1), dist_reduce_fx=None)
         metric.add_state("weight", torch.zeros(num_clients), dist_reduce_fx=None)
@@ -127,9 +128,13 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         coalition_weights: CoalitionWeights = "renormalized",
         **kwargs: Any,
     ) -> None:
-        fold, weighting = _AtTheEnd(rounds), weighting_of(coalition_weights)
         super().__init__(
-            num_clients, None, fold=fold, weighting=weighting, per_class=False, **kwargs
+            num_clients,
+            num_classes=None,
+            fold=_AtTheEnd(rounds),
+            weighting=weighting_of(coalition_weights),
+            per_class=False,
+            **kwargs,
         )
 
     needs: Sequence[str] | None = ("games",)
@@ -144,14 +149,14 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         }
 
     def _game_of_run(self, round: Round) -> Game:
-        # It may be played at the run's end: it holds none of the clients' models.
+        # The game may be evaluated at the run's end, so it holds none of the clients' models.
         return partial(
             game_of_run,
             round_index=round.round_index,
             global_vector=round.global_vector,
             space=round.space,
             games=round.games,
-            performance=self.measured_by,
+            measure=self.measured_by,
         )
 
     def update(  # type: ignore[override]  # torchmetrics' update takes anything
@@ -175,17 +180,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
             utility: a function from the initial model ``[P]``, the updates ``[n, P]`` and their weights to the game.
             generator: the estimator's generator of random numbers.
         """
-        if round_index == 0:
-            self.start.data = global_vector.clone()  # of another length
-        if len(self.start) != len(global_vector):
-            raise ValueError(
-                f"{type(self).__name__} has not seen round 0, so it does not know the initial model."
-            )
-        if self.updates.shape[1] != len(global_vector):  # the first round
-            self.updates = self.updates.new_zeros(
-                len(self.updates), len(global_vector), dtype=global_vector.dtype
-            )
-        # Sums over rounds: of weighted updates [n, P], of weights [n], and of rounds [n].
+        self._prepare_states(round_index, global_vector)
         weights = aggregation_weights.to(client_updates)
         self.updates[client_ids] += weights[:, None] * client_updates
         self.weight[client_ids] += aggregation_weights.to(self.weight)
@@ -193,16 +188,34 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
 
         # Evaluate the game now, or at the run's end if this was the last round.
         rounds_added = int(self.rounds) + 1  # the present round is counted later
-        evaluate_game = partial(self._play, utility, generator, round_index, rounds_added)
-        is_due = (round_index + 1) % self.fold.rounds == 0
+        evaluate_game = partial(self._evaluate_game, utility, generator, round_index, rounds_added)
+        is_due = (round_index + 1) % self.fold.rounds_per_game == 0
         if is_due:
             self.put_off = None
             evaluate_game()
         else:
             self.put_off = evaluate_game
 
-    def _play(
-        self, utility: Game, generator: torch.Generator | None, round_index: int, rounds_added: int
+    def _prepare_states(self, round_index: int, global_vector: Tensor) -> None:
+        """Store the initial model, and give the sum of updates its length, in the first round."""
+        if round_index == 0:
+            self.start.data = global_vector.clone()  # `data`: the length changes
+        if len(self.start) != len(global_vector):
+            raise ValueError(
+                f"{type(self).__name__} has not seen round 0, so it does not know the initial model."
+            )
+        has_model_length = self.updates.shape[1] == len(global_vector)
+        if not has_model_length:
+            self.updates = self.updates.new_zeros(
+                len(self.updates), len(global_vector), dtype=global_vector.dtype
+            )
+
+    def _evaluate_game(
+        self,
+        make_game: Game,
+        generator: torch.Generator | None,
+        round_index: int,
+        rounds_added: int,
     ) -> None:
         """Evaluate the game of all rounds so far."""
         mean_weights = self.weight / rounds_added
@@ -215,7 +228,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         else:
             weighting = Renormalized(mean_weights)
 
-        game = utility(self.start, mean_updates, weighting)
+        game = make_game(self.start, mean_updates, weighting)
         players = torch.arange(len(mean_weights), device=mean_weights.device)
         super().update(players, game, generator, round_index)
 
@@ -229,7 +242,7 @@ def game_of_run(
     global_vector: Tensor,
     space: ParameterSpace,
     games: Any,
-    performance: Any,
+    measure: Any,
 ) -> CoalitionUtility:
     """Make the coalition game of a whole run. It is that of one round in which n clients send ``updates [n, P]`` from
     ``initial_vector [P]``.
@@ -250,9 +263,9 @@ def game_of_run(
     )
     return CoalitionUtility(
         whole_run,
-        games.evaluator_of(performance),
-        metric=performance,
+        games.evaluator_of(measure),
+        metric=measure,
         weighting=weighting,
         server_lr=games.server_lr,
-        table=games.table_of(whole_run, performance),
+        table=games.table_of(whole_run, measure),
     )

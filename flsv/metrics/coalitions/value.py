@@ -23,7 +23,7 @@ from flsv.scores.performance import Judges, Mode, ModelScore, judged_by, perform
 from flsv.utilities.errors import ConfigurationError
 
 Weighting = Literal["uniform", "samples", "fixed", "aggregation", "aggregation-fixed"]
-_OF_THE_AGGREGATION = ("aggregation", "aggregation-fixed")
+_AGGREGATION_WEIGHTINGS = ("aggregation", "aggregation-fixed")
 
 
 class MeasuredMetric(ContributionMetric):
@@ -164,12 +164,14 @@ class CoalitionValue(MeasuredMetric):
     ) -> None:
         name = type(self).__name__
         check_estimator(name, estimator, estimator_args or {})
-        self.estimator, self.estimator_args = estimator, dict(estimator_args or {})
-        per_class = per_class or num_classes is not None
+        self.estimator = estimator
+        self.estimator_args = dict(estimator_args or {})
+        per_class = per_class or num_classes is not None  # num_classes alone asks for it, too
         self._set_performance(performance, mode, per_class=per_class, judges=judges)
         self.fold = FOLDS[fold] if isinstance(fold, str) else fold
         self.fold.check(name, self.per_class)
-        self.momentum, self.init = self.fold.momentum, self.fold.init
+        self.momentum = self.fold.momentum
+        self.init = self.fold.init
         self.weighting = weighting
         super().__init__(num_clients, num_classes, **kwargs)
 
@@ -180,10 +182,12 @@ class CoalitionValue(MeasuredMetric):
         super().__init_subclass__(**kwargs)
         if not chosen:
             return
+        # The preset's own arguments, then those of this class that it does not choose itself.
         parameters = dict(inspect.signature(cls.__init__).parameters)
         parameters.pop("self")
         parameters.pop("kwargs", None)
-        for name, parameter in inspect.signature(CoalitionValue.__init__).parameters.items():
+        inherited_parameters = inspect.signature(CoalitionValue.__init__).parameters
+        for name, parameter in inherited_parameters.items():
             if name in ("self", *chosen) or name in parameters:
                 continue
             if name != "kwargs":
@@ -219,12 +223,12 @@ class CoalitionValue(MeasuredMetric):
         argument that has None in place of a function is not passed.
         """
         # For arguments of update: a function of the round, or None to leave the argument out.
-        uses_aggregation = self.weighting in _OF_THE_AGGREGATION
         fields: dict[str, Any] = {
-            "utility": self._game_by_aggregation if uses_aggregation else self._game,
+            "utility": self._game_by_aggregation,
             "generator": lambda round: round.generator(type(self).__name__),
         }
-        if not uses_aggregation:
+        if self.weighting not in _AGGREGATION_WEIGHTINGS:
+            fields["utility"] = self._game
             fields["aggregation_weights"] = None
         return fields
 
@@ -257,12 +261,13 @@ class CoalitionValue(MeasuredMetric):
             aggregation_weights: not used, since the game has the weights. A ``FederatedLoop`` passes them only if the
                 ``weighting`` is that of the aggregation, and then updates the metric after the aggregation.
         """
-        factor = self.fold.factor(round_index)
+        factor = self.fold.factor(round_index)  # of the round's values in the fold
         if factor == 0:
             self.fold.skip(self)
             return
-        estimator = estimator_of(self.estimator, len(client_ids), self.estimator_args)
-        estimate = estimator(utility, len(client_ids), generator=generator)
+        num_players = len(client_ids)
+        estimator = estimator_of(self.estimator, num_players, self.estimator_args)
+        estimate = estimator(utility, num_players, generator=generator)
         self.fold.update(self, client_ids, estimate, factor)
         self.evaluations += estimate.evaluations
 
@@ -277,11 +282,11 @@ class CoalitionValue(MeasuredMetric):
         """Return the number of ``evaluations`` in all rounds, and the fold's diagnostics. If values are not per class
         and the fold knows it, also ``stderr [num_clients]``, their standard error due to the estimator's sampling.
         """
-        result = {"evaluations": self.evaluations.clone(), **self.fold.diagnostics(self)}
+        numbers = {"evaluations": self.evaluations.clone(), **self.fold.diagnostics(self)}
         error = self.fold.error(self)
-        return (
-            result if self.per_class or error is None else {**result, "stderr": error.squeeze(-1)}
-        )
+        if error is not None and not self.per_class:
+            numbers["stderr"] = error.squeeze(-1)
+        return numbers
 
     def _game(self, round: Round) -> CoalitionUtility:
         weights: Any = self.weighting
