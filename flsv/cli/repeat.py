@@ -27,17 +27,17 @@ from flsv.cli.command import NO_BARS, command_parser, display_path, printer
 from flsv.cli.parser import make_cli
 from flsv.cli.saved_run import config_with_seeds
 from flsv.report import Run, open_run
-from flsv.report.reading import COLUMNS, SUMMARY, seed_summary
+from flsv.report.reading import RUN_LIST_COLUMNS, SUMMARY_FILE, seed_summary
 from flsv.results.folder import RUNS, run_folder
 from flsv.results.terminal import print_table
-from flsv.results.text import numbers, percent, with_intervals
+from flsv.results.text import format_numbers, percent, with_intervals
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.display import BRACKETS
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.result_file import ResultFile
 
-QUIET = (*NO_BARS, "--federation.reporting.table=false")
+QUIET_ARGUMENTS = (*NO_BARS, "--federation.reporting.table=false")
 
 
 def repeat(
@@ -51,10 +51,11 @@ def repeat(
     """Run a federation with several seeds. Return a table of the clients' mean values, and its file."""
     if runs < 2:
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs.")
-    fit_arguments = [*arguments, "--seed_everything=0", *QUIET]
+    # This seed and the one below only complete the configuration: each run gets its own.
+    fit_arguments = [*arguments, "--seed_everything=0", *QUIET_ARGUMENTS]
     template = make_cli(fit_arguments, run=False, quiet=True)
     identity = template.identity()
-    run_list = ResultFile(out / RUNS, COLUMNS, identity.flat())
+    run_list = ResultFile(out / RUNS, RUN_LIST_COLUMNS, identity.flat())
     finished_runs = len(run_list.rows)
     if finished_runs > runs:
         say(f"{out} has {finished_runs} runs. The means are over all of them.")
@@ -62,7 +63,7 @@ def repeat(
     config_text = template.parser.dump(template.config, skip_none=False)
     config = yaml.safe_load(config_text)
     seeds = range(max(runs, finished_runs))
-    with config_with_seeds(config, 0, out) as config_arguments:
+    with config_with_seeds(config, seed=0, root=out) as config_arguments:
         repetitions = _fit_or_read_runs(
             seeds, config_arguments, run_list=run_list, out=out, bars=bars, say=say
         )
@@ -71,8 +72,8 @@ def repeat(
             "the runs have no metric, so there is nothing to average. Name some in the config."
         )
     summary = seed_summary(repetitions)
-    save_table(out / SUMMARY, summary)
-    return summary, out / SUMMARY
+    save_table(out / SUMMARY_FILE, summary)
+    return summary, out / SUMMARY_FILE
 
 
 def _fit_or_read_runs(
@@ -111,7 +112,7 @@ def _fit(arguments: Sequence[str], seed: int, folder: Path, bars: bool) -> Run:
         f"--trainer.default_root_dir={folder}",
         f"--seed_everything={seed}",
         f"--federation.seed={seed}",
-        *QUIET,
+        *QUIET_ARGUMENTS,
         f"--trainer.enable_progress_bar={str(bars).lower()}",
     ]
     cli = make_cli(["fit", *arguments, *options], quiet=True, starts_anew=True)
@@ -150,6 +151,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 
 def _show(summary: DataFrame) -> None:
     """Print a table for each metric, first for metrics that are suitable for payment."""
+    # An iterator, since dict() would take the groups for a mapping.
     rows_by_metric = dict(iter(summary.groupby("metric", sort=False)))
     payable = [metric for metric, rows in rows_by_metric.items() if rows["share"].notna().any()]
     not_payable = [metric for metric in rows_by_metric if metric not in payable]
@@ -166,7 +168,7 @@ def _show(summary: DataFrame) -> None:
 def _shown_columns(rows: DataFrame, has_shares: bool) -> dict[str, list[str]]:
     values = rows.to_dict("list")
     means = with_intervals(values["mean"], values["low"], values["high"])
-    columns = {"mean": means, "std of runs": numbers(values["std"])}
+    columns = {"mean": means, "std of runs": format_numbers(values["std"])}
     if has_shares:
         columns["share"] = rows["share"].map(percent).tolist()
     return columns

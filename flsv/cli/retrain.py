@@ -69,8 +69,9 @@ from flsv.utilities.display import BRACKETS
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.forks import cores
 
-#: A training is ended after ``LONGER`` times the run's seconds, plus ``LEAST_S``.
-LONGER, LEAST_S = 20, 3600.0
+#: A training is ended after ``LIMIT_IN_RUN_TIMES`` times the run's seconds, plus ``EXTRA_SECONDS``.
+LIMIT_IN_RUN_TIMES = 20
+EXTRA_SECONDS = 3600.0
 
 
 @checked
@@ -96,20 +97,22 @@ def retrain(
     # In the table `by` is the performance that models were judged by, `majority` the accuracy of always answering the
     # most frequent class. With one seed the width of `low` to `high` is from the usual spread between seeds, see
     # flsv.functional.intervals.
-    changes = [*overrides, *([] if rounds is None else [f"--trainer.max_epochs={rounds}"])]
+    changes = list(overrides)
+    if rounds is not None:
+        changes.append(f"--trainer.max_epochs={rounds}")
 
     with summarized_run(
         run, changes, Question(metric, mode, judges, participation), coalitions
     ) as summary:
-        for text in summary.warned:
+        for text in summary.warning_texts:
             warnings.warn(text, stacklevel=2)
-        for text in summary.said:
+        for text in summary.notes:
             say(text)
         names = summary.question.names
         masks = few_coalitions(len(summary.clients), coalitions)
         outputs = stored_outputs(masks, summary.question.measure)
         store = UtilityStore(run / summary.question.file, names, summary.settings, outputs=outputs)
-        if not (changes or summary.another_game):
+        if not (changes or summary.is_another_game):
             copy_from_run(
                 store,
                 run,
@@ -128,7 +131,7 @@ def retrain(
             store=store,
             say=say,
         )
-    rows = _table(retrained, summary, bool(overrides))
+    rows = _table(retrained, summary, has_overrides=bool(overrides))
     save_table(run / RETRAINED, rows)
     return rows, run / RETRAINED
 
@@ -248,7 +251,8 @@ def _processes(
     if jobs is None:
         jobs = cores() if summary.on_cpu else 1
     if threads is None:
-        threads = max(1, min(torch.get_num_threads(), cores() // jobs))
+        cores_per_job = cores() // jobs
+        threads = max(1, min(torch.get_num_threads(), cores_per_job))
 
     def task(request: FitOrder | Prediction) -> Callable[[], Any]:
         return partial(train, summary, request, threads)
@@ -270,17 +274,17 @@ def _limit_s(summary: RunSummary, changes: Sequence[str]) -> float | None:
     if changes or summary.run_time is None:
         return None
     started, ended = summary.run_time
-    return LEAST_S + LONGER * (ended - started)
+    return EXTRA_SECONDS + LIMIT_IN_RUN_TIMES * (ended - started)
 
 
-def _table(retrained: Retrained, summary: RunSummary, is_changed: bool) -> DataFrame:
+def _table(retrained: Retrained, summary: RunSummary, has_overrides: bool) -> DataFrame:
     """Compute the table that :func:`retrain` returns."""
     num_clients = len(summary.clients)
     has_all_coalitions = len(retrained.masks) == 2**num_clients
     changes = []
-    if is_changed:
-        changes += summary.changed
-    if summary.another_game:
+    if has_overrides:
+        changes += summary.changed_settings
+    if summary.is_another_game:
         changes.append(ALL_TAKE_PART)
     columns = {
         "client": range(num_clients),
@@ -305,7 +309,7 @@ def _show(rows: DataFrame, record: Mapping[str, Any]) -> None:
     columns = {"value": intervals}
     basis = basis_of_retrained(rows.to_dict("records"), record)
     verdict = basis.verdict()
-    if not verdict.forbids:
+    if not verdict.forbids_payment:
         columns["share"] = rows["share"].map(percent).tolist()
 
     title = f"{rows['by'].iloc[0]}, by retraining ({basis.origin})"
@@ -410,10 +414,9 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     )
     lock = FolderLock(options.run) if options.run.is_dir() else nullcontext()
     with _workers_of(backend), lock:
-        changes = [
-            *fit_arguments,
-            *([f"--trainer.max_epochs={options.rounds}"] if options.rounds else ()),
-        ]
+        changes = list(fit_arguments)
+        if options.rounds:
+            changes.append(f"--trainer.max_epochs={options.rounds}")
         if joining:
             path = _with(options.run, joining, options, changes)
         elif without:

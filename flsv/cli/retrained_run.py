@@ -18,7 +18,7 @@ import yaml
 
 from flsv._lightning.evaluation import all_on_device
 from flsv.cli.parser import FederatedCLI
-from flsv.cli.saved_run import QUIET, make_run, saved_run
+from flsv.cli.saved_run import QUIET_ARGUMENTS, make_run, saved_run
 from flsv.configuration.identity import Identity, config_settings
 from flsv.federation import FederatedLoop
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
@@ -56,7 +56,7 @@ from flsv.utilities.supervisor import (
 )
 
 #: Error if all clients, trained again, come to other weights than the run.
-DIFFERENT = (
+MESSAGE_IF_DIFFERENT = (
     "there are no values: the coalition of all clients, trained again from the run's configuration, came to another "
     "model than the run's last checkpoint ({}). Code, data or packages have changed since, or its training does not "
     "follow from configuration and seed. Train the run again (flsv fit --config RUN/config.yaml), and retrain that."
@@ -127,11 +127,11 @@ class RunSummary:
     # All settings on which utilities depend, except the seed
     settings: dict[str, Any]
     # Texts about the settings that differ from the run's, except the number of rounds
-    changed: list[str]
+    changed_settings: list[str]
     # Whether all members of a coalition train in every round although the run drew cohorts
-    another_game: bool
-    said: list[str]
-    warned: list[str]
+    is_another_game: bool
+    notes: list[str]
+    warning_texts: list[str]
     on_cpu: bool
     # Whether results of other versions of packages are refused
     is_strict: bool
@@ -154,7 +154,7 @@ class RunSummary:
         return FitOrder(
             members=tuple(range(len(self.clients))),
             seed=self.seed,
-            rounds=(last_round,),
+            rounds=(last_round,),  # those after which models are scored
             run_time=self.run_time,
         )
 
@@ -166,7 +166,7 @@ class RunSummary:
         order = replace(
             self.order, scores_untrained=True, returns_models=True, checkpoint=self.checkpoint
         )
-        return Proof(order, DIFFERENT)
+        return Proof(order, MESSAGE_IF_DIFFERENT)
 
 
 def summarize(
@@ -190,7 +190,7 @@ def summarize(
         caught_warnings.clear()
         if isinstance(measure, ModelScore):
             warn_of_rarity([measure], data)
-    warned = [str(warning.message) for warning in caught_warnings]
+    warning_texts = [str(warning.message) for warning in caught_warnings]
 
     if isinstance(measure, ModelScore):
         measure_name = column_name(measure)
@@ -205,7 +205,7 @@ def summarize(
 
     rounds = _rounds(record, arguments, cli)
     draws = not isinstance(sampler, FullParticipation)
-    another_game = draws and question.participation == "all"
+    is_another_game = draws and question.participation == "all"
     settings = {**identity.flat(), "metric": joined(question.names), "mode": question.mode}
     if draws:
         settings["participation"] = question.participation
@@ -213,13 +213,13 @@ def summarize(
         settings["rounds"] = rounds
 
     _option, config_file, *_seeds = arguments  # --config FILE, then the options of seeds
-    changed = _changed_settings(identity, Path(config_file))
+    changed_settings = _changed_settings(identity, Path(config_file))
     planned_rounds = cli.trainer.max_epochs
     checkpoint, why_not = None, None
     if planned_rounds != record.get("rounds"):
         why_not = f"{planned_rounds} rounds are planned instead of {record.get('rounds')}"
-    elif not another_game:
-        checkpoint, why_not = _checkpoint(run, seed, rounds, changed)
+    elif not is_another_game:
+        checkpoint, why_not = _checkpoint_or_reason(run, seed, rounds, changed_settings)
     notes = []
     if why_not is not None:
         notes.append(f"the trainings are not compared with the run's own weights: {why_not}")
@@ -235,10 +235,10 @@ def summarize(
         title=title,
         majority=majority,
         settings=settings,
-        changed=changed,
-        another_game=another_game,
-        said=notes,
-        warned=warned,
+        changed_settings=changed_settings,
+        is_another_game=is_another_game,
+        notes=notes,
+        warning_texts=warning_texts,
         on_cpu=cli.trainer.strategy.root_device.type == "cpu",
         is_strict=cli.config.strict,
         run_time=_run_time(record),
@@ -285,7 +285,7 @@ def _check_data(
 def _changed_settings(identity: Identity, config_file: Path) -> list[str]:
     """Describe each setting that differs from the run's, except the number of rounds."""
     ignored_settings = ["trainer.max_epochs"]
-    for argument in QUIET:
+    for argument in QUIET_ARGUMENTS:
         name, _, _value = argument.partition("=")
         ignored_settings.append(name.lstrip("-"))
 
@@ -297,7 +297,7 @@ def _changed_settings(identity: Identity, config_file: Path) -> list[str]:
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
     """Return the arguments ``(performance, mode)`` of a run's metrics, by default accuracy."""
-    # By metric. Those that flsv computes contributions of have their performances read already.
+    # By metric name. The loop has read those of contribution metrics.
     performances: dict[str, Any] = {}
     for metric_name, metric in loop.metrics.items():
         if hasattr(metric, "performance"):
@@ -327,25 +327,25 @@ def _performance_and_mode(performance: Any) -> tuple[Any, str | None]:
         return "balanced_accuracy", None
     if name:
         return name, None
-    return performance.of, performance.mode
+    return performance.of, performance.mode  # the logged value that is the score
 
 
 def _judges_of(loop: FederatedLoop) -> Judges:
     """Return ``"clients"`` if the clients scored the models for all metrics of a run, else ``"server"``."""
-    judges = set()
+    judges_of_metrics = set()
     for name in loop.contribution_metrics.performances:
-        judges.add(getattr(loop.metrics[name], "judges", "server"))
-    if judges == {"clients"}:
+        judges_of_metrics.add(getattr(loop.metrics[name], "judges", "server"))
+    if judges_of_metrics == {"clients"}:
         return "clients"
     return "server"
 
 
-def _checkpoint(
-    run: Path, seed: int, rounds: int | None, changed: Sequence[str]
+def _checkpoint_or_reason(
+    run: Path, seed: int, rounds: int | None, changed_settings: Sequence[str]
 ) -> tuple[Path | None, str | None]:
     """Return the run's last checkpoint and None, or None and the reason why trainings cannot be compared with it."""
-    if changed:
-        return None, "; ".join(changed)
+    if changed_settings:
+        return None, "; ".join(changed_settings)
     folder = run / "checkpoints"
     oldest_first = sorted(folder.glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
     if not oldest_first:
@@ -422,8 +422,7 @@ def summarized_run(
     with saved_run(run, overrides) as (arguments, seed):
         # In a process of its own, which answers with the summary or with an error.
         task = partial(_result_or_error, summarize, run, arguments, seed, question, coalitions)
-        (named_answer,) = run_in_children([(None, task)])
-        _name, answer = named_answer
+        ((_name, answer),) = run_in_children([(None, task)])
         if isinstance(answer, ConfigurationError):
             raise answer
         if isinstance(answer, ChildFailed):

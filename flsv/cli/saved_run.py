@@ -15,7 +15,7 @@ from flsv.results.folder import find_config_of
 from flsv.utilities.own_files import own_folder
 
 #: Sections of a saved configuration that define a federation.
-SECTIONS = (
+SAVED_SECTIONS = (
     "seed_everything",
     "trainer",
     "model",
@@ -26,7 +26,7 @@ SECTIONS = (
     "strict",
 )
 #: Arguments by which a fit prints nothing, saves nothing and draws no figures.
-QUIET = (
+QUIET_ARGUMENTS = (
     *NO_BARS,
     "--trainer.logger=false",
     "--trainer.enable_checkpointing=false",
@@ -43,9 +43,10 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[s
     config = yaml.safe_load(find_config_of(run).read_text())
     seed = int(config.get("seed_everything") or 0)
     with config_with_seeds(config, seed, run) as config_arguments:
-        _option, config_file = config_arguments
+        _option, config_file = config_arguments  # --config FILE
         root_argument = f"--trainer.default_root_dir={Path(config_file).parent}"
-        yield [*config_arguments, *arguments, *QUIET, root_argument], seed
+        all_arguments = [*config_arguments, *arguments, *QUIET_ARGUMENTS, root_argument]
+        yield all_arguments, seed
 
 
 def make_run(arguments: Sequence[str], seed: int) -> FederatedCLI:
@@ -60,7 +61,7 @@ def config_with_seeds(config: Mapping[str, Any], seed: int, root: Path) -> Itera
     The clients' samples then do not depend on ``--seed_everything``.
     """
     with own_folder(root) as folder:
-        sections = {name: config[name] for name in SECTIONS if name in config}
+        sections = {name: config[name] for name in SAVED_SECTIONS if name in config}
         for name in ("data", "federation"):
             if name in sections:
                 sections[name] = _with_seed(sections[name], seed)

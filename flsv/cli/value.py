@@ -27,7 +27,7 @@ from flsv.cli.options import instantiated, option_parser
 from flsv.core.artifacts import client_folders
 from flsv.data import FederatedDataModule
 from flsv.results.terminal import print_table, shown_clients
-from flsv.results.text import numbers
+from flsv.results.text import format_numbers
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.display import drawing
@@ -77,9 +77,11 @@ def value(
     rounded: dict[str, list[Any]] = {}
     for name, column in columns.items():
         cells = []
-        for value in column.tolist():
-            is_number = isinstance(value, float) and not math.isnan(value)
-            cells.append(f"{value:.6g}" if is_number else value)
+        for cell in column.tolist():
+            if isinstance(cell, float) and not math.isnan(cell):
+                cells.append(f"{cell:.6g}")
+            else:
+                cells.append(cell)
         rounded[name] = cells
     table_of_file = DataFrame({"client": range(len(names)), **rounded, "client_name": names})
     save_table(out / "valuation.csv", table_of_file)
@@ -96,8 +98,11 @@ def value(
         if server is not None:
             target = "the server's validation set"
         title = f"Valuation against {target}, S = {valuation.support}, {seconds:.1f} s"
-        texts = {name: numbers(column.tolist()) for name, column in columns.items()}
-        print_table(title, names, texts, shown_clients(valuation.shares, len(names)))
+        texts = {}
+        for name, column in columns.items():
+            texts[name] = format_numbers(column.tolist())
+        rows = shown_clients(valuation.shares, len(names))
+        print_table(title, names, texts, rows)
     return valuation
 
 
@@ -122,7 +127,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     objects = instantiated(parser, args)
     check_writable(objects.out)
     chosen_options = {name: objects[name] for name in options}
-    value(objects.data, objects.value, table=not quiet, **chosen_options)
+    value(objects.data, valuer=objects.value, table=not quiet, **chosen_options)
     print(f"Results: {display_path(objects.out)} (valuation.csv, contributions.png, gradients.png)")
     if not quiet:
         print(f"Each client's samples: {display_path(objects.out / 'clients')}/<name>/flagged.csv")

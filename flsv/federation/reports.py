@@ -35,7 +35,7 @@ from flsv.results.round_result import Event, RoundResult, Row, RunResult, Sink
 from flsv.results.rows import RoundResults, column_names, overall
 from flsv.results.run_table import CSV, frame, tidy
 from flsv.results.terminal import Terminal
-from flsv.results.text import nearest_first
+from flsv.results.text import nearest_to_retraining_first
 from flsv.server import ContributionMetrics
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.host_copies import on_host
@@ -229,7 +229,7 @@ class RunReports:
             scores=state.client_scores,
             evaluated=federation.has_evaluated_clients,
             events=self._events(),
-            with_pictures=self._draws_pictures(state.round_index),
+            draws_pictures=self._draws_pictures(state.round_index),
         )
         for sink in self.sinks:
             sink.write(result)
@@ -404,7 +404,7 @@ class RunReports:
             state.round_index,
             table=frame(rows),
             columns=columns,
-            to_pay_by=nearest_first(kinds_to_pay_by),
+            to_pay_by=nearest_to_retraining_first(kinds_to_pay_by),
             trained=[name for name in values if attribute_of(metrics[name], "extension")],
             learning_record=learning_record,
             logged=self._logged_numbers(),
@@ -436,7 +436,7 @@ class ClientPictures(Sink):
         self._folder = folder
 
     def write(self, result: RoundResult) -> None:
-        if not result.drawn:
+        if not result.draws_pictures:
             return
         cohort = [row.client for row in result.table if row.metric == "weight"]
         self._engine.write_artifacts(cohort, result.round_index, self._folder)

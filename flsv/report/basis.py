@@ -15,7 +15,7 @@ from flsv.functional.intervals import seed_freedom
 from flsv.functional.joint_shares import ValueErrors, joint_intervals
 from flsv.report.reading import Run, over_seeds
 from flsv.results.folder import CASE_COVARIANCE, SEED_COVARIANCE
-from flsv.results.text import WORDS, joined, nearest_first, titled
+from flsv.results.text import WORDS, joined, nearest_to_retraining_first, titled
 from flsv.results.verdict import (
     PaymentFacts,
     Verdict,
@@ -56,7 +56,7 @@ class Basis:
     #: :class:`flsv.results.verdict.PaymentFacts`.
     facts: Mapping[str, Any] = field(default_factory=dict)
     #: The degrees of freedom of the intervals, which are Student's t. None: they are normal.
-    freedom: int | None = None
+    degrees_of_freedom: int | None = None
     #: `[n, n]`, the values' covariance between seeds. None: only the intervals are known.
     seed_covariance: Tensor | None = None
     #: `[n, n]`, the values' covariance between draws of as many validation samples. None: it is not known.
@@ -96,7 +96,7 @@ class Basis:
         return value_errors(
             self.low,
             self.high,
-            freedom=self.freedom,
+            degrees_of_freedom=self.degrees_of_freedom,
             seed_covariance=self.seed_covariance,
             case_covariance=self.case_covariance,
         )
@@ -107,7 +107,7 @@ class Basis:
         return any(not math.isnan(bound) for bound in self.low)
 
     @cached_property
-    def with_other_cases(self) -> tuple[list[float], list[float]] | None:
+    def interval_with_other_cases(self) -> tuple[list[float], list[float]] | None:
         """The ends of the values' intervals for other validation samples and other seeds, ``[n]`` each. None if it is
         not known how much values depend on the validation samples.
         """
@@ -118,14 +118,14 @@ class Basis:
         return low.tolist(), high.tolist()
 
 
-def intervals_to_show(basis: Basis, to_pay_by: bool) -> tuple[Sequence[float], Sequence[float]]:
+def intervals_to_show(basis: Basis, for_payment: bool) -> tuple[Sequence[float], Sequence[float]]:
     """Return the ends of the intervals beside the values, ``[n]`` each.
 
     Where values are to pay by, they are for other cases and other seeds if those are known. Else they are for this
     validation set and other seeds.
     """
-    if to_pay_by and basis.with_other_cases is not None:
-        return basis.with_other_cases
+    if for_payment and basis.interval_with_other_cases is not None:
+        return basis.interval_with_other_cases
     return basis.low, basis.high
 
 
@@ -136,7 +136,7 @@ def basis_of(run: Run, values_name: str | None = None) -> Basis:
     """
     candidates = _metrics_to_share_by(run)
     suitable = _suitable_metrics(run)
-    if any(run.retrained()):
+    if any(run.retrained()):  # the only suitable values then
         candidates = [*candidates, RETRAINED]
         suitable = [RETRAINED]
     key = _selected_key(run, values_name, candidates, suitable)
@@ -164,7 +164,7 @@ def _selected_key(
             )
         return values_name
 
-    framework = run.record.get("of_rounds")
+    framework = run.record.get("of_rounds")  # which ran single rounds, or None
     if framework:
         reason = WORDS["against"]["rounds"].format(framework)
         raise ConfigurationError(f"{available}. {reason}")
@@ -187,7 +187,11 @@ def preferred_basis(run: Run) -> Basis | None:
     for metric in _suitable_metrics(run):
         class_by_metric[metric] = run.metric_info(metric)["class"]
     # The suitable one nearest to retraining, else any to share by, else any metric.
-    preferred = [*nearest_first(class_by_metric), *_metrics_to_share_by(run), *run.metrics]
+    preferred = [
+        *nearest_to_retraining_first(class_by_metric),
+        *_metrics_to_share_by(run),
+        *run.metrics,
+    ]
     if not preferred:
         return None
     return _basis_by_metric(run, preferred[0])
@@ -199,7 +203,8 @@ def _metrics_to_share_by(run: Run) -> list[str]:
     for metric in run.metrics:
         metric_info = run.metric_info(metric)
         is_cost = metric_info["higher_is_better"] is False
-        if not is_cost and not metric_info["columns"]:
+        has_one_value = not metric_info["columns"]
+        if has_one_value and not is_cost:
             metrics.append(metric)
     return metrics
 
@@ -240,7 +245,7 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
             "is_finished": run.ended,
             "judged": metric_info.get("judges") == "clients",
         },
-        freedom=run.seeds - 1 if run.seeds > 1 else None,
+        degrees_of_freedom=run.seeds - 1 if run.seeds > 1 else None,
         case_covariance=_case_covariance_of_runs(run.runs, metric),
     )
 
@@ -249,8 +254,8 @@ def _case_covariance_of_runs(runs: Sequence[Run], metric: str) -> Tensor | None:
     """Return the mean over all runs of the values' covariance between draws of validation samples, or None."""
     covariances = []
     for run in runs:
-        performances = run.record.get("paid_in", {})  # by metric, what its values distribute
-        performance = performances.get(metric, {})
+        performance_by_metric = run.record.get("paid_in", {})  # what the metrics' values distribute
+        performance = performance_by_metric.get(metric, {})
         covariance = matrix_of(performance.get("case_covariance") or [])
         if covariance is None:
             return None
@@ -291,7 +296,7 @@ def basis_of_retrained(
             "majority": row["majority"],
             "cases": validation.get("rows"),
         },
-        freedom=seed_freedom(seeds),
+        degrees_of_freedom=seed_freedom(seeds),
         seed_covariance=matrix_of([row.get(SEED_COVARIANCE, "") for row in rows]),
         case_covariance=matrix_of([row.get(CASE_COVARIANCE, "") for row in rows]),
     )
@@ -311,11 +316,9 @@ def _number(cell: str | float | None) -> float:
 def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
     """Describe how the values in a row of ``retrained.csv`` arose: coalitions, seeds, rounds and changed settings."""
     seeds = row["seeds"].split()
-    parts = [
-        WORDS["trainings"].get(row.get("trainings")),  # None in older files
-        *_seeds_and_rounds(seeds, [row["rounds"]], planned),
-        row.get("changed"),
-    ]
+    trainings = WORDS["trainings"].get(row.get("trainings"))  # None in older files
+    changes = row.get("changed")
+    parts = [trainings, *_seeds_and_rounds(seeds, [row["rounds"]], planned), changes]
     return ", ".join(filter(None, parts))
 
 

@@ -51,15 +51,16 @@ def moved_by_seeds(shares_without_seed: Sequence[Sequence[float]]) -> float:
     errors = np.sqrt(factor * squared_deviations.sum(0))
 
     # c4: the mean of a sample's standard deviation, as a fraction of the normal distribution's.
-    freedom = num_seeds - 1
+    degrees_of_freedom = num_seeds - 1
     numerator = math.gamma(num_seeds / 2)
-    denominator = math.gamma(freedom / 2)
-    c4 = math.sqrt(2 / freedom) * numerator / denominator
+    denominator = math.gamma(degrees_of_freedom / 2)
+    c4 = math.sqrt(2 / degrees_of_freedom) * numerator / denominator
 
     # A share by other seeds differs by a normal number of the deviation sqrt(2) e, which has the mean size
     # sqrt(2) e sqrt(2 / pi). What moves is half of the sum of all differences: sum e / sqrt(pi).
     total_error = float(errors.sum())
-    return total_error / math.sqrt(math.pi) / c4
+    biased_fraction = total_error / math.sqrt(math.pi)
+    return biased_fraction / c4
 
 
 def fraction_moved_by_seeds(
@@ -71,29 +72,25 @@ def fraction_moved_by_seeds(
     if rule not in ("zero", "refuse"):
         return NAN
     if basis.key == RETRAINED:
-        return moved_by_seeds(_retrained_shares(run.retrained(), WITHOUT_SEED))
+        return moved_by_seeds(_shares_without_seeds(run.retrained()))
 
     values_of_runs = [seed_run.final(basis.key) for seed_run in run.runs]
     if len(values_of_runs) < 2:
         return NAN
     shares_without_one = []
     for position in range(len(values_of_runs)):
-        values_of_others = list(values_of_runs)
-        del values_of_others[position]
+        values_of_others = values_of_runs[:position] + values_of_runs[position + 1 :]
         means = [known_mean(client_values) for client_values in zip(*values_of_others)]
         shares_without_one.append(shares_in(means))
     return moved_by_seeds(shares_without_one)
 
 
-def _retrained_shares(
-    rows: Sequence[Mapping[str, Any]],
-    prefix: str,
-) -> list[list[float]]:
-    """Return the clients' shares in each column of ``retrained.csv`` that begins with this prefix."""
+def _shares_without_seeds(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """Return the clients' shares in the rows of ``retrained.csv`` without each seed in turn."""
     nonempty_row = next(row for row in rows if row)  # all have the same heads
     columns = []
     for head in nonempty_row:
-        if head.startswith(prefix):
+        if head.startswith(WITHOUT_SEED):
             columns.append(_numbers_in(rows, head))
     return columns
 
@@ -109,15 +106,14 @@ def fractions_moved_by_scores(run: Run, basis: Basis) -> dict[str, float]:
         return {}
     rows = [row for row in run.retrained() if row]  # of retrained.csv, {head of column: cell}
     shares = [row["share"] for row in rows]
-    # Of "f1 of ill (lower is better)" it is "f1".
-    score_of_basis, _, _ = basis.by.partition(" of ")
-    score_of_basis, _, _ = score_of_basis.partition(" (")
+    # The "f1" of "f1 of ill (lower is better)", in which the parts after it may be missing.
+    without_class, _, _ = basis.by.partition(" of ")
+    score_of_basis, _, _ = without_class.partition(" (")
 
     fractions = {}
     for head in rows[0]:
         score = head.removeprefix(BY_SCORE)
-        is_of_other_score = head.startswith(BY_SCORE) and score != score_of_basis
-        if not is_of_other_score:
+        if not head.startswith(BY_SCORE) or score == score_of_basis:
             continue
         fraction = fraction_moved(shares, _numbers_in(rows, head))
         if not math.isnan(fraction):

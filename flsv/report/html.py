@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from flsv.results.text import NONE, WORDS, number, percent, titled
+from flsv.results.text import NO_NUMBER, WORDS, format_number, percent, titled
 from flsv.utilities.display import shortened_name
 
 #: Largest number of columns of a table, without the first. Wider ones are split into several, one below the other. The
-#: second number is for heatmaps without numbers, which those with more than :data:`NUMBERED` columns are.
-WIDEST = 7
-WIDEST_NARROW = 20
-NUMBERED = 12
+#: second number is for heatmaps without numbers: those with more than :data:`MAX_COLUMNS_WITH_NUMBERS` columns.
+MAX_COLUMNS = 7
+MAX_NARROW_COLUMNS = 20
+MAX_COLUMNS_WITH_NUMBERS = 12
 _POSITIVE = "0, 114, 178"
 _NEGATIVE = "213, 94, 0"
 
@@ -52,9 +52,9 @@ class Table:
     def parts(self) -> Iterator[tuple[Sequence[str], list[list[Cell]]]]:
         """Split a wide table into few narrower ones, and yield the head and rows of each."""
         num_columns = len(self.head) - 1  # without the first, which every part repeats
-        widest = WIDEST_NARROW if "narrow" in self.css else WIDEST
-        num_parts = max(1, math.ceil(num_columns / widest))
-        columns_per_part = math.ceil(num_columns / num_parts) or 1
+        max_columns = MAX_NARROW_COLUMNS if "narrow" in self.css else MAX_COLUMNS
+        num_parts = max(1, math.ceil(num_columns / max_columns))
+        columns_per_part = max(1, math.ceil(num_columns / num_parts))
 
         for first_column in range(1, num_columns + 1, columns_per_part):
             columns = slice(first_column, first_column + columns_per_part)
@@ -100,18 +100,18 @@ def heatmap_table(
     caption: str,
 ) -> Table:
     """Return a heatmap of ``values``, k rows and M columns: blue above 0, orange below, stronger further from 0."""
-    has_numbers = len(columns) <= NUMBERED
+    has_numbers = len(columns) <= MAX_COLUMNS_WITH_NUMBERS
     finite_values = filter(math.isfinite, chain.from_iterable(values))
-    largest = max(map(abs, finite_values), default=0.0) or 1.0
+    largest = max(map(abs, finite_values), default=0.0) or 1.0  # 1: all are 0
 
     rows: list[list[str | Cell]] = []
     for name, row_values in zip(names, values):
         row: list[str | Cell] = [name]
         for column, value in zip(columns, row_values):
             cell = Cell(
-                number(value, 2) if has_numbers else "",
+                format_number(value, 2) if has_numbers else "",
                 style=_heat_style(value, largest),
-                title=f"{name}, {column}: {number(value)}",
+                title=f"{name}, {column}: {format_number(value)}",
             )
             row.append(cell)
         rows.append(row)
@@ -139,13 +139,13 @@ def bar_cells(
     high: Sequence[float],
 ) -> list[Cell]:
     """Draw each value as a bar, and its interval as a line, in a table cell. All have one scale."""
-    # One scale for all rows, which has 0.
-    drawn_numbers = [0.0, *filter(math.isfinite, [*values, *low, *high])]
-    scale = _Scale(min(drawn_numbers), max(drawn_numbers))
+    # One scale for all rows, which includes 0.
+    numbers_on_scale = [0.0, *filter(math.isfinite, [*values, *low, *high])]
+    scale = _Scale(min(numbers_on_scale), max(numbers_on_scale))
     cells = []
     for value, low_bound, high_bound in zip(values, low, high):
         if not math.isfinite(value):
-            cells.append(Cell(NONE))
+            cells.append(Cell(NO_NUMBER))
             continue
         layers = []  # the first is on top
         if math.isfinite(low_bound) and math.isfinite(high_bound):
@@ -155,7 +155,7 @@ def bar_cells(
         bar = scale.bar(left_edge, right_edge, f"rgb({_color(value)})", height="60%")
         layers.append(bar)
         style = f"background: {', '.join(layers)}"
-        cells.append(Cell("", style, title=number(value)))
+        cells.append(Cell("", style, title=format_number(value)))
     return cells
 
 

@@ -2,11 +2,11 @@
 
 The report for one participant has its own values, and nothing that reveals another participant's. Its content is
 selected, not filtered: names, values, settings and hashes of other participants are never read for it. Numbers computed
-from all participants (a mean, a share of a sum, the joint model's performance) appear only with at least :data:`FEWEST`
-clients and in a run that has ended, because the difference between two rounds' means could be the value of a single
-client. Means have two digits. A mean reveals the sum of the others' values, so participants who combine their pages
-learn no single value as long as two others do not join. Spreads, ranks, extremes and means per class or round would
-reveal more, and do not appear.
+from all participants (a mean, a share of a sum, the joint model's performance) appear only with at least
+:data:`MIN_CLIENTS_OF_MEANS` clients and in a run that has ended, because the difference between two rounds' means could
+be the value of a single client. Means have two digits. A mean reveals the sum of the others' values, so
+participants who combine their pages learn no single value as long as two others do not join. Spreads, ranks, extremes
+and means per class or round would reveal more, and do not appear.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from flsv.report.html import Table, bar_cells, heatmap_table, render, table_by_n
 from flsv.report.reading import Run, open_run, over_seeds
 from flsv.report.shares import Budget, Shares, findings, shares_file, shares_of
 from flsv.results.text import (
-    NONE,
+    NO_NUMBER,
     WORDS,
     by_value,
     describe_change,
     ends_of,
+    format_number,
+    format_numbers,
     known_mean,
-    number,
-    numbers,
     titled,
     with_intervals,
 )
-from flsv.results.verdict import OF_ALL_VALUES, Verdict
+from flsv.results.verdict import REASONS_ABOUT_ALL_VALUES, Verdict
 from flsv.scores import OWN_SCORES
 from flsv.utilities.arguments import client_number
 from flsv.utilities.atomic_files import replacing
@@ -46,11 +46,11 @@ from flsv.utilities.display import BRACKETS
 from flsv.utilities.errors import ConfigurationError
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
-MOST = 30
+MAX_CLIENTS_SHOWN = 30
 #: Largest number of rounds in a heatmap. Of more, so many are shown.
-ROUNDS = 20
+MAX_ROUNDS_SHOWN = 20
 #: With fewer clients, no number computed from all of them is shown to one of them.
-FEWEST = 5
+MIN_CLIENTS_OF_MEANS = 5
 
 
 def write_report(
@@ -91,11 +91,11 @@ def write_report(
         computed_shares = shares_of(run, budget)
     # Where the verdict forbids a payment, the page shows no shares.
     shares = computed_shares
-    if shares is not None and shares.verdict.forbids:
+    if shares is not None and shares.verdict.forbids_payment:
         shares = None
 
     basis = preferred_basis(run) if computed_shares is None else computed_shares.basis
-    verdict = _verdict(basis, computed_shares, to_one=client_id is not None)
+    verdict = _verdict(basis, computed_shares, for_one_client=client_id is not None)
     if file.suffix != ".html":
         raise ConfigurationError(f"out={str(out)!r}: expected a file that ends with .html.")
 
@@ -130,24 +130,24 @@ def _subtitle(run: Run) -> str:
     return f"{run.num_clients} partners, {rounds}, started {date}"
 
 
-def _verdict(basis: Basis | None, shares: Shares | None, to_one: bool) -> Verdict | None:
+def _verdict(basis: Basis | None, shares: Shares | None, for_one_client: bool) -> Verdict | None:
     """Return the verdict that a page shows. One client's page without shares has nothing that tells of others'
     values.
     """
     if basis is None:
         return None
     if shares is not None:
-        return shares.verdict
+        return shares.verdict  # on these shares
     verdict = basis.verdict()
-    if to_one:
-        return verdict.without(OF_ALL_VALUES)
+    if for_one_client:
+        return verdict.without(REASONS_ABOUT_ALL_VALUES)
     return verdict
 
 
 def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, Any]:
     """Return the content of the page for the federation's operator, on all clients by name."""
     values = basis.values if basis is not None else [NAN] * run.num_clients
-    clients = ends_of(by_value(values), MOST)
+    clients = ends_of(by_value(values), MAX_CLIENTS_SHOWN)
     names = list(map(run.label, clients))
     faults = findings(run)
 
@@ -181,7 +181,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
             ],
             "Over the rounds": _heatmaps_over_time(run, [*run.metrics, "weight"], clients, names),
             "How to read the values": [_guide_table(run)],
-            "Settings": _settings(run),
+            "Settings": _settings_section(run),
         },
     }
     if basis is not None:
@@ -195,7 +195,8 @@ def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
     """Return sentences on the model's performance, and on the samples it was evaluated on."""
     sentences = []
     # The performance that the values distribute, or any if there are no values.
-    for performance in run.record.get("paid_in", {}).values():
+    performance_by_metric = run.record.get("paid_in", {})
+    for performance in performance_by_metric.values():
         if basis is None or performance["by"] == basis.by:
             sentences.append(f"The model's {describe_change(performance)}.")
             break
@@ -220,28 +221,29 @@ def _participation_table(run: Run, clients: Sequence[int], names: Sequence[str])
         "samples": [str(num_samples[client]) for client in clients],
         "rounds": [f"{num_rounds[client]} of {run.rounds}" for client in clients],
     }
-    names_by_head = {"last weight": "weight"}
+    metric_of_head = {"last weight": "weight"}
     for score in OWN_SCORES:
-        names_by_head[f"own {titled(score)}"] = score
+        metric_of_head[f"own {titled(score)}"] = score
 
-    for head, name in names_by_head.items():
-        if name in run.measured:
-            final_values = run.final(name)
-            columns[head] = numbers([final_values[client] for client in clients])
+    for head, metric in metric_of_head.items():
+        if metric in run.measured:
+            final_values = run.final(metric)
+            columns[head] = format_numbers([final_values[client] for client in clients])
     return table_by_name("client", names, columns)
 
 
-def _settings(run: Run) -> list[str | Table | None]:
+def _settings_section(run: Run) -> list[str | Table | None]:
     """Return the settings, command and hashes by which a run can be repeated."""
     config = run.folder / "config.yaml"
     command = ""
     if config.is_file():
         command = f"To repeat the run: flsv fit --config {shlex.quote(str(config))}"
+    title_of_encoding = "Columns of tables became numbers in this way:" if run.encoding else ""
 
     return [
         command,
         table_of_texts({**run.record["settings"], **_packages(run), **_logged(run)}),
-        "Columns of tables became numbers in this way:" if run.encoding else "",
+        title_of_encoding,
         table_of_texts(run.encoding),
         "A second run with the same hashes gave the clients the same samples and measured the same metrics.",
         table_of_texts(run.hashes_by_owner()),
@@ -293,8 +295,9 @@ def _other_measurements(run: Run, client: int, basis: Basis | None) -> Table | s
     key_of_basis = None if basis is None else basis.key
     other_metrics = [metric for metric in run.metrics if metric != key_of_basis]
     rows = []
-    for metric, (value,) in _value_cells(run, [client], other_metrics).items():
-        rows.append([metric, value, _mean(run, run.final(metric))])
+    cells_of_metrics = _value_cells(run, [client], other_metrics)
+    for metric, (cell,) in cells_of_metrics.items():
+        rows.append([metric, cell, _mean(run, run.final(metric))])
     if not rows:
         return ""
     return Table(["", "your value", "mean of all"], rows)
@@ -303,26 +306,27 @@ def _other_measurements(run: Run, client: int, basis: Basis | None) -> Table | s
 def _sentences_on_privacy(run: Run, shows_means: bool, has_shares: bool) -> list[str]:
     """Return sentences on what a client's page tells of others."""
     if shows_means:
-        return [WORDS["public"], WORDS["own_tells"]]
+        return [WORDS["public"], WORDS["own_value_reveals"]]
     if run.ended:
         reason = f"this run has {run.num_clients} participants"
     else:
         reason = "this run has not ended"
-    sentences = [WORDS["private"].format(FEWEST, reason)]
+    sentences = [WORDS["private"].format(fewest=MIN_CLIENTS_OF_MEANS, reason=reason)]
     if has_shares:
-        sentences.append(WORDS["share_tells"])
-    sentences.append(WORDS["own_tells"])
+        sentences.append(WORDS["share_reveals"])
+    sentences.append(WORDS["own_value_reveals"])
     return sentences
 
 
 def _participation(run: Run, client: int, finding: str) -> Table | None:
     """Return a table of one client's rounds, samples and ``finding``, the faults of its updates."""
     num_samples = run.record["samples"]
+    num_rounds = run.taken_part()
     texts = {
-        "rounds with your update": f"{run.taken_part()[client]} of {run.rounds}",
+        "rounds with your update": f"{num_rounds[client]} of {run.rounds}",
         "your training samples": str(num_samples[client]),
     }
-    if _may_see_means(run, num_samples):
+    if _may_see_means(run, num_samples):  # from a share the sum follows
         share = num_samples[client] / max(sum(num_samples), 1)
         texts["of all training samples"] = f"{100 * share:.0f} %"
     if finding:
@@ -357,10 +361,10 @@ def _values_table(
     faults: Sequence[str],
 ) -> Table:
     """Return the page's main table: values with bars, shares and amounts, and the ``faults`` of updates."""
-    lows, highs = intervals_to_show(basis, to_pay_by=shares is not None)
+    low_of_all, high_of_all = intervals_to_show(basis, for_payment=shares is not None)
     values = [basis.values[client] for client in clients]
-    low = [lows[client] for client in clients]
-    high = [highs[client] for client in clients]
+    low = [low_of_all[client] for client in clients]
+    high = [high_of_all[client] for client in clients]
     columns: dict[str, Sequence[Any]] = {
         "value": with_intervals(values, low, high, between=" to "),
         "": bar_cells(values, low, high),  # a column without a title
@@ -369,50 +373,42 @@ def _values_table(
         cells = [shares.cells(client) for client in clients]
         columns["share"] = [share for share, _ in cells]
         columns["amount"] = [amount for _, amount in cells]
-    elif basis.with_other_cases is not None:
-        low_of_cases, high_of_cases = basis.with_other_cases
-        ranges = _range_texts(low_of_cases, high_of_cases, clients=clients)
-        columns["other cases"] = [f"[{text}]" for text in ranges]
+    elif basis.interval_with_other_cases is not None:
+        columns["other cases"] = _intervals_with_other_cases(basis, clients)
 
     if any(faults):
-        columns["finding"] = [faults[client] or NONE for client in clients]
+        columns["finding"] = [faults[client] or NO_NUMBER for client in clients]
     return table_by_name("partner", names, columns)
 
 
 def _values_for_one(run: Run, client: int, basis: Basis, shares: Shares | None) -> Table:
     """Return the main table of a client's page: its value and share, beside the mean of all."""
-    low, high = intervals_to_show(basis, to_pay_by=shares is not None)
-    (value,) = with_intervals(
+    low, high = intervals_to_show(basis, for_payment=shares is not None)
+    (value_text,) = with_intervals(
         [basis.values[client]],
         [low[client]],
         [high[client]],
         between=" to ",
     )
-    columns = {"": basis.title, "your value": value}
-    if shares is None and basis.with_other_cases is not None:
-        low_of_cases, high_of_cases = basis.with_other_cases
-        (other_cases,) = _range_texts(low_of_cases, high_of_cases, clients=[client])
-        columns["other cases"] = f"[{other_cases}]"
-    columns["mean of all"] = _mean(run, basis.values)
+    text_of_head = {"": basis.title, "your value": value_text}
+    if shares is None and basis.interval_with_other_cases is not None:
+        (text_of_head["other cases"],) = _intervals_with_other_cases(basis, [client])
+    text_of_head["mean of all"] = _mean(run, basis.values)
     if shares is not None:
-        columns["share"], columns["amount"] = shares.cells(client)
-    row = list(columns.values())
-    return Table(list(columns), [row])
+        text_of_head["share"], text_of_head["amount"] = shares.cells(client)
+    row = list(text_of_head.values())
+    return Table(list(text_of_head), [row])
 
 
-def _range_texts(
-    low: Sequence[float],
-    high: Sequence[float],
-    clients: Sequence[int],
-) -> list[str]:
-    """Format intervals, all with equally many decimals."""
-    bounds = []
-    for client in clients:
-        bounds += [low[client], high[client]]
-    texts = numbers(bounds)
-    low_texts = texts[::2]
-    high_texts = texts[1::2]
-    return list(map("{} to {}".format, low_texts, high_texts))
+def _intervals_with_other_cases(basis: Basis, clients: Sequence[int]) -> list[str]:
+    """Format some clients' intervals for other cases, all with equally many decimals."""
+    assert basis.interval_with_other_cases is not None
+    low, high = basis.interval_with_other_cases
+    bounds = [low[client] for client in clients] + [high[client] for client in clients]
+    texts = format_numbers(bounds)
+    low_texts = texts[: len(clients)]
+    high_texts = texts[len(clients) :]
+    return list(map("[{} to {}]".format, low_texts, high_texts))
 
 
 def _sentences_on_intervals(basis: Basis | None, shares: Shares | None) -> str:
@@ -420,8 +416,8 @@ def _sentences_on_intervals(basis: Basis | None, shares: Shares | None) -> str:
     if basis is None or not basis.has_intervals:
         return str(WORDS["no_brackets"])
     sentences: Mapping[str, str] = WORDS["brackets"]
-    if basis.with_other_cases is None:
-        return f"{sentences['seeds']} {BRACKETS} {sentences['no_cases']}"
+    if basis.interval_with_other_cases is None:
+        return f"{sentences['seeds']} {BRACKETS} {sentences['cases_not_counted']}"
     if shares is not None:
         return sentences["cases"]
     return f"{sentences['seeds']} {BRACKETS} {sentences['column']}"
@@ -442,15 +438,15 @@ def _fractions_moved(run: Run, basis: Basis, shares: Shares | None) -> dict[str,
 def _may_see_means(run: Run, values: Sequence[float]) -> bool:
     """Return whether the run has ended and at least five clients have a value, so that one may see means."""
     num_values = sum(not math.isnan(value) for value in values)
-    return run.ended and num_values >= FEWEST
+    return run.ended and num_values >= MIN_CLIENTS_OF_MEANS
 
 
 def _mean(run: Run, values: Sequence[float]) -> str:
     """Format the mean of all clients' values, or return a dash if one client may not see it."""
     # From more digits, or from several pages, others' values could be derived.
     if not _may_see_means(run, values):
-        return NONE
-    return number(known_mean(values), digits=2)
+        return NO_NUMBER
+    return format_number(known_mean(values), digits=2)
 
 
 def _packages(run: Run) -> dict[str, str]:
@@ -462,7 +458,7 @@ def _logged(run: Run) -> dict[str, str]:
     """Format the values that the model logged last, such as its validation accuracy."""
     texts = {}
     for name, value in run.record.get("logged", {}).items():
-        texts[f"last {name}"] = number(NAN if value is None else value)
+        texts[f"last {name}"] = format_number(NAN if value is None else value)
     return texts
 
 
@@ -521,9 +517,9 @@ def _heatmaps_over_time(
     if run.rounds <= 1:
         return []
     num_rounds = len(run.round_numbers)
-    stride = max(1, math.ceil(num_rounds / ROUNDS))
-    shown_positions = list(range(num_rounds))[::-stride]  # counted back from the last round
-    shown_positions.reverse()
+    stride = max(1, math.ceil(num_rounds / MAX_ROUNDS_SHOWN))
+    first_shown = (num_rounds - 1) % stride  # so that the last round is shown
+    shown_positions = range(first_shown, num_rounds, stride)
     suffix = ", one of the runs" if run.seeds > 1 else ""
 
     heatmaps = []
@@ -550,15 +546,15 @@ def _class_heatmaps(
 ) -> list[Table]:
     """Return a heatmap of some clients' last values for each metric with several columns."""
     client_ids = list(map(str, range(run.num_clients)))
-    client_labels = list(map(run.label, range(run.num_clients)))
     heatmaps = []
     for metric in metrics:
         columns = run.columns(metric)
         if len(columns) <= 1:
             continue
         kind = "class" if run.columns_are_classes(metric) else "column"
-        if kind == "column" and columns == client_ids:
-            titles = client_labels
+        columns_are_clients = kind == "column" and columns == client_ids
+        if columns_are_clients:
+            titles = [run.label(int(column)) for column in columns]
         else:
             titles = [run.column_name(metric, column) for column in columns]
 
@@ -581,8 +577,8 @@ def _guide_table(run: Run) -> Table | None:
     for metric in run.metrics:
         metric_info = run.metric_info(metric)
         titled_texts = [("what it is", metric_info["about"]), *metric_info["guide"].items()]
-        for limit in WORDS["caveats"].get(metric_info["class"], ()):
-            titled_texts.append(("limits", limit))
+        caveats = WORDS["caveats"].get(metric_info["class"], ())
+        titled_texts += [("limits", caveat) for caveat in caveats]
         for title_and_text in titled_texts:
             metrics_by_text.setdefault(title_and_text, []).append(metric)
 

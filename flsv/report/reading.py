@@ -131,7 +131,7 @@ class Run:
         return values_by_round(
             self.table,
             metric,
-            clients=self.num_clients,
+            num_clients=self.num_clients,
             column=column,
             rounds=self.round_numbers,
         )
@@ -139,9 +139,9 @@ class Run:
     def to_frame(self) -> DataFrame:
         """Return the run's measurements as a data frame, see :func:`read_run`."""
         class_names: list[str | None] = []
-        for metric, column in zip(self.table["metric"], self.table["class"]):
-            if column:
-                class_names.append(self.column_name(metric, column))
+        for metric, class_label in zip(self.table["metric"], self.table["class"]):
+            if class_label:
+                class_names.append(self.column_name(metric, class_label))
             else:
                 class_names.append(None)  # a value of all classes
         name_of_client = dict(enumerate(self.client_names))
@@ -164,8 +164,9 @@ class Run:
         """Return the samples' hashes by owner."""
         hashes = {}
         for server_or_client, data_hash in self.record["hashes"].items():
-            name = "the server"
-            if server_or_client != "server":
+            if server_or_client == "server":
+                name = "the server"
+            else:
                 name = self.label(int(server_or_client))
             hashes[name] = data_hash
         return hashes
@@ -232,8 +233,8 @@ class Run:
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_clients)]
         for line, row in read_rows(path, {"client": parse_int, **columns}):
             client = row["client"]
-            has_row_already = client < self.num_clients and rows[client]
-            if client >= self.num_clients or has_row_already:
+            is_known = client < self.num_clients
+            if not is_known or rows[client]:
                 raise ConfigurationError(
                     f"{path}, line {line}: client is {client}, expected 0 to {self.num_clients - 1}, each once."
                 )
@@ -285,11 +286,11 @@ def open_run(path: str | Path) -> Run:
 
 # ---- runs of flsv repeat: the same federation with different seeds, and each client's mean over them
 
-HEADER = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high", "share")
+SUMMARY_COLUMNS = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high", "share")
 #: File in the folder of ``flsv repeat`` with the means over its runs.
-SUMMARY = "repeat.csv"
+SUMMARY_FILE = "repeat.csv"
 #: Columns of the file of finished runs: the run's name, and its folder.
-COLUMNS: Mapping[str, Cell] = {"run": str, "folder": str}
+RUN_LIST_COLUMNS: Mapping[str, Cell] = {"run": str, "folder": str}
 
 
 @dataclass(frozen=True)
@@ -319,13 +320,11 @@ def over_seeds(run: Run) -> Run:
     if not runs:
         return run
 
-    # The run's record, with means over all runs: of the performances that values distribute, and of logged numbers.
+    # The run's record, with means over all runs of two entries: "paid_in", the performances that metrics' values
+    # distribute, and "logged".
     mean_performances = {}
-    for metric, performance in run.record.get("paid_in", {}).items():
-        performance_by_run = []
-        for repeated in runs:
-            performances = repeated.record.get("paid_in", {})
-            performance_by_run.append(performances.get(metric, {}))
+    for metric, performance in _performances(run).items():
+        performance_by_run = [_performances(repeated).get(metric, {}) for repeated in runs]
         means = _means_of_all(performance_by_run, ("start", "end", "sum"))
         mean_performances[metric] = {**performance, **means}
 
@@ -333,6 +332,10 @@ def over_seeds(run: Run) -> Run:
     logged = _means_of_all(logged_by_run, logged_by_run[0])
     record = {**run.record, "paid_in": mean_performances, "logged": logged}
     return RepeatedRun(run.folder, record, run.table, runs)
+
+
+def _performances(run: Run) -> Mapping[str, dict[str, Any]]:
+    return run.record.get("paid_in", {})
 
 
 def _means_of_all(
@@ -372,27 +375,27 @@ def seed_summary(
             shares = shares_in(means)
 
         for client, values in enumerate(values_by_client):
-            spread = statistics.stdev(values) if len(values) > 1 else NAN
-            half = mean_half_width(spread, len(values))
+            deviation = statistics.stdev(values) if len(values) > 1 else NAN
+            half_interval = mean_half_width(deviation, len(values))
             row = {
                 "metric": metric,
                 "client": client,
                 "client_name": run.client_names[client],
                 "runs": len(values),
                 "mean": means[client],
-                "std": spread,
-                "low": means[client] - half,
-                "high": means[client] + half,
+                "std": deviation,
+                "low": means[client] - half_interval,
+                "high": means[client] + half_interval,
                 "share": shares[client],
             }
             rows.append(row)
-    return DataFrame(rows, columns=[*HEADER])
+    return DataFrame(rows, columns=[*SUMMARY_COLUMNS])
 
 
-def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
+def mean_half_width(deviation: float, count: int, level: float = LEVEL) -> float:
     """Compute half the width of a mean's t-interval of confidence ``level``.
 
-    The mean is of ``count`` values with the standard deviation ``spread``. NaN for a single value.
+    The mean is of ``count`` values with the standard ``deviation``. NaN for a single value.
 
     Example:
         >>> round(mean_half_width(1.0, 4), 3)
@@ -400,7 +403,7 @@ def mean_half_width(spread: float, count: int, level: float = LEVEL) -> float:
     """
     if count < 2:
         return NAN
-    variance_of_mean = torch.tensor(spread**2 / count, dtype=torch.float64)
+    variance_of_mean = torch.tensor(deviation**2 / count, dtype=torch.float64)
     degrees_of_freedom = torch.tensor(count - 1.0)
     return float(half_width(variance_of_mean, degrees_of_freedom, level))
 
@@ -446,8 +449,8 @@ def _differences_of_experiments(run: Run, repetition: Run) -> list[str]:
             f"it is of {repetition.record['rounds']} rounds, and not of {run.record['rounds']}"
         )
 
-    repeated = Identity(_options_of(repetition), {})
-    reported = Identity(_options_of(run), {})
+    repeated = Identity(_options_of(repetition), samples={})
+    reported = Identity(_options_of(run), samples={})
     return differences + repeated.other_settings(reported, "is {}, and not {}")
 
 

@@ -14,7 +14,7 @@ from flsv.functional.allocation import allocate
 from flsv.functional.joint_shares import joint_shares
 from flsv.report.basis import Basis, basis_of, intervals_to_show
 from flsv.report.reading import Run
-from flsv.results.text import NONE, joined, percent
+from flsv.results.text import NO_NUMBER, joined, percent
 from flsv.results.verdict import Verdict
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN
@@ -80,14 +80,14 @@ class Budget:
 
 
 #: Columns with an amount or a share.
-AMOUNTS = ("share", "share_low", "share_high", "amount", "amount_low", "amount_high")
-HEADER = (
+AMOUNT_COLUMNS = ("share", "share_low", "share_high", "amount", "amount_low", "amount_high")
+COLUMN_ORDER = (
     "client",
     "client_name",
     "value",
     "low",
     "high",
-    *AMOUNTS,
+    *AMOUNT_COLUMNS,
     "currency",
     "finding",
     "by",
@@ -112,8 +112,8 @@ class Shares:
     basis: Basis
     #: Whether the budget may be shared out by these values. If not, nobody has a share.
     verdict: Verdict
-    #: One row per client, with the columns :data:`HEADER`. `share` is the client's fraction of the budget. `share_low`
-    #: and `share_high` are the ends of its interval, from draws of all values together, see
+    #: One row per client, with the columns :data:`COLUMN_ORDER`. `share` is the client's fraction of the budget.
+    #: `share_low` and `share_high` are the ends of its interval, from draws of all values together, see
     #: :mod:`flsv.functional.joint_shares`. `amount`, `amount_low` and `amount_high` are the same in money, rounded to
     #: the currency's decimals. `finding` is a text on copies and outliers among its updates. Unknown numbers are NaN.
     table: DataFrame
@@ -126,7 +126,7 @@ class Shares:
     def cells(self, client: int) -> list[str]:
         """Format a client's share and its amount, each with its interval."""
         if client in self.missing:
-            return [NONE, NONE]
+            return [NO_NUMBER, NO_NUMBER]
         row = self.table.loc[client]
         share = percent(row["share"])
         amount = self.budget.text(row["amount"])
@@ -145,13 +145,10 @@ class Shares:
 
     def csv_table(self) -> DataFrame:
         """Return the table for ``shares.csv``, rounded and without empty columns."""
-        number_formats = {}
-        for column in ("share", "share_low", "share_high"):
-            number_formats[column] = "{:.6f}"
-        for column in ("amount", "amount_low", "amount_high"):
-            number_formats[column] = f"{{:.{self.budget.decimals}f}}"
-        for column in ("value", "low", "high"):
-            number_formats[column] = "{:.6g}"
+        format_of_amounts = f"{{:.{self.budget.decimals}f}}"
+        number_formats = dict.fromkeys(("share", "share_low", "share_high"), "{:.6f}")
+        number_formats |= dict.fromkeys(("amount", "amount_low", "amount_high"), format_of_amounts)
+        number_formats |= dict.fromkeys(("value", "low", "high"), "{:.6g}")
 
         table = self.table.copy()
         for column, number_format in number_formats.items():
@@ -175,7 +172,7 @@ def shares_of(run: Run, budget: Budget) -> Shares:
     """
     basis = basis_of(run, budget.by)
     verdict = basis.verdict(budget.rule, accepts_partners=budget.judged_by_partners)
-    low, high = intervals_to_show(basis, to_pay_by=True)
+    low, high = intervals_to_show(basis, for_payment=True)
     table = DataFrame(
         {
             "client": range(run.num_clients),
@@ -185,9 +182,9 @@ def shares_of(run: Run, budget: Budget) -> Shares:
             "high": high,
         }
     )
-    for name in AMOUNTS:
+    for name in AMOUNT_COLUMNS:
         table[name] = NAN
-    if not verdict.forbids:
+    if not verdict.forbids_payment:
         _share_out(table, run, budget, basis)
 
     table["currency"] = budget.currency
@@ -196,7 +193,7 @@ def shares_of(run: Run, budget: Budget) -> Shares:
     table["of"] = basis.origin
     table["rule"] = budget.rule
     table["verdict"] = verdict.text
-    return Shares(budget, basis, verdict, table[[*HEADER]])
+    return Shares(budget, basis, verdict, table[list(COLUMN_ORDER)])
 
 
 def _share_out(table: DataFrame, run: Run, budget: Budget, basis: Basis) -> None:
@@ -209,12 +206,12 @@ def _share_out(table: DataFrame, run: Run, budget: Budget, basis: Basis) -> None
             f"--rule refuse: {names}: values below 0. Choose --rule zero, shift or softmax."
         )
     intervals = joint_shares(values, basis.errors(), budget.rule)
-    table["share"] = _of_valued(allocate(values, 1.0, budget.rule), values)
+    table["share"] = _nan_where_unvalued(allocate(values, 1.0, budget.rule), values)
     table["share_low"] = intervals.low.tolist()
     table["share_high"] = intervals.high.tolist()
 
     amounts = allocate(values, budget.amount, budget.rule, unit=budget.unit)
-    table["amount"] = _of_valued(amounts, values)
+    table["amount"] = _nan_where_unvalued(amounts, values)
     lowest = (table["share_low"] * budget.amount).round(budget.decimals)
     highest = (table["share_high"] * budget.amount).round(budget.decimals)
     # An amount may be rounded beyond its interval.
@@ -222,7 +219,7 @@ def _share_out(table: DataFrame, run: Run, budget: Budget, basis: Basis) -> None
     table["amount_high"] = np.maximum(highest, table["amount"])
 
 
-def _of_valued(amounts: torch.Tensor, values: torch.Tensor) -> list[float]:
+def _nan_where_unvalued(amounts: torch.Tensor, values: torch.Tensor) -> list[float]:
     """Return the amounts ``[n]``, with NaN for the clients without a value."""
     return amounts.where(~values.isnan(), NAN).tolist()
 
@@ -235,7 +232,8 @@ def findings(run: Run, name_of_others: str = "") -> list[str]:
     texts: list[list[str]] = [[] for _ in range(run.num_clients)]
     for group in run.copies:
         for client in group:
-            if len(group) == 1:
+            is_replay = len(group) == 1  # a copy of the model's last step
+            if is_replay:
                 texts[client].append("sent the model's last step back")
                 continue
             if name_of_others:

@@ -23,9 +23,9 @@ from flsv.results.rows import column_names
 from flsv.scores import OWN_SCORES
 
 #: Largest number of curves of one metric per class and client. With more, only pictures and the CSV have the values.
-MOST_PER_CLASS = 500
+MAX_CLASS_CURVES = 500
 #: Number of characters of a client's or class's name in a tag.
-LONGEST_NAME = 24
+MAX_NAME_LENGTH = 24
 
 
 class Monitored(Sink):
@@ -48,7 +48,7 @@ class Monitored(Sink):
             if not math.isnan(number):
                 monitored_values[name] = torch.tensor(number)
 
-        names_without_value = self.names - monitored_values.keys()
+        names_without_value = self.names - monitored_values.keys()  # values of earlier rounds
         for name in names_without_value:
             self._trainer.callback_metrics.pop(name, None)
         self._trainer.callback_metrics.update(monitored_values)
@@ -81,16 +81,15 @@ class Point(NamedTuple):
 def curve_points(
     result: RoundResult,
     per_class: Iterable[str],
-    clients: int,
+    num_clients: int,
     class_names: Sequence[str] | None,
 ) -> Iterator[Point]:
     """Yield the points that a round adds to the clients' curves. Metrics ``per_class`` also have curves per class."""
-    metrics_by_class = _metrics_with_class_curves(result, per_class, clients)
+    metrics_with_curves = _metrics_with_class_curves(result, per_class, num_clients)
     for row in result.changes:
-        is_class_value = row.column != ""
-        if not is_class_value:
+        if row.column == "":  # the overall value
             yield from _points_with_interval(row)
-        elif row.metric in metrics_by_class:
+        elif row.metric in metrics_with_curves:
             tag = f"{row.metric}/{class_part(int(row.column), class_names)}"
             yield Point(row.client, tag, row.value)
     for row in result.table:
@@ -99,7 +98,7 @@ def curve_points(
 
 
 def _metrics_with_class_curves(
-    result: RoundResult, per_class: Iterable[str], clients: int
+    result: RoundResult, per_class: Iterable[str], num_clients: int
 ) -> set[str]:
     """Return the metrics ``per_class`` that have not too many curves."""
     classes_by_metric: dict[str, set[str]] = {metric: set() for metric in per_class}
@@ -109,8 +108,8 @@ def _metrics_with_class_curves(
 
     metrics_with_curves = set()
     for metric, classes in classes_by_metric.items():
-        num_curves = len(classes) * clients
-        if num_curves <= MOST_PER_CLASS:
+        num_curves = len(classes) * num_clients
+        if num_curves <= MAX_CLASS_CURVES:
             metrics_with_curves.add(metric)
     return metrics_with_curves
 
@@ -176,7 +175,7 @@ def _tag_part(
     if names is None:
         return numbered_kind
     allowed_characters = re.sub(r"[^\w.-]+", "_", str(names[number]))
-    shortened_name = allowed_characters[:LONGEST_NAME].strip("_.")
+    shortened_name = allowed_characters[:MAX_NAME_LENGTH].strip("_.")
     if shortened_name in ("", str(number)):
         return numbered_kind
     return f"{numbered_kind}_{shortened_name}"

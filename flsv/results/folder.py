@@ -27,6 +27,8 @@ CASE_COVARIANCE = "covariance of cases"
 CONFIG = "config.yaml"
 #: The list of the finished runs of ``flsv repeat``, see :class:`flsv.utilities.result_file.ResultFile`.
 RUNS = "runs.csv"
+#: Options of ``flsv fit`` that its repetition does not have: it neither resumes nor is quiet.
+_ONE_TIME_OPTIONS = re.compile(r" (--ckpt_path[ =]\S+|-q|--quiet)(?= |$)")
 
 
 def leaves_files(trainer: L.Trainer) -> bool:
@@ -147,6 +149,5 @@ def arguments_of_fit() -> str | None:
     is_fit = words[:1] == ["fit"]
     if not is_flsv or not is_fit:
         return None
-    arguments = " " + shlex.join(words[1:])
-    # A repetition neither resumes nor is quiet.
-    return re.sub(r" (--ckpt_path[ =]\S+|-q|--quiet)(?= |$)", "", arguments).strip()
+    arguments = " " + shlex.join(words[1:])  # a blank before each option
+    return _ONE_TIME_OPTIONS.sub("", arguments).strip()

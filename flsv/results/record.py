@@ -32,7 +32,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import check_format
 
 #: Version of the layout of ``run.json``.
-VERSION = 3
+RECORD_VERSION = 3
 
 
 class Record(Sink):
@@ -124,7 +124,7 @@ def record_head(
         if strategy is not None:
             class_by_role[role] = type(strategy).__name__
     return {
-        "version": VERSION,
+        "version": RECORD_VERSION,
         "started": now(),
         "packages": {
             "flsv": version,
@@ -195,7 +195,7 @@ def read_record(path: Path) -> dict[str, Any]:
     check_format(
         str(path),
         stored_format,
-        readable=range(VERSION, VERSION + 1),
+        readable=range(RECORD_VERSION, RECORD_VERSION + 1),  # this one alone
         written_by=record.get("packages", {}).get("flsv"),
     )
     events = [Event(**event) for event in record["events"]]

@@ -65,11 +65,11 @@ def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
     counts: dict[int, tuple[int, int]] = {}
     for event in events:
         if event.what in ("not_finite", "large"):
-            num_faulty, num_updates = counts.get(event.client, (0, 0))
-            updates_of_event = event.of or 0
+            num_faulty_rounds, num_rounds = counts.get(event.client, (0, 0))
+            num_rounds_of_event = event.of or 0  # those in which the client has sent an update
             counts[event.client] = (
-                num_faulty + event.times,
-                max(num_updates, updates_of_event),
+                num_faulty_rounds + event.times,
+                max(num_rounds, num_rounds_of_event),
             )
     return dict(sorted(counts.items()))
 
@@ -109,7 +109,7 @@ class RoundResult:
     #: `{metric: function}`, functions that draw the metrics' values.
     pictures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     #: Whether pictures of this round are to be drawn.
-    drawn: bool = False
+    draws_pictures: bool = False
 
 
 @dataclass(frozen=True)

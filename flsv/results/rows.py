@@ -102,10 +102,11 @@ def _measurements(
     if client_values.ndim == 0:
         return [_Measurement(name, [client_values])]
 
-    tensors = [client_values]  # and the lower and upper ends of their intervals, if any
+    values_and_bounds = [client_values]
     if isinstance(metric, ContributionMetric):
-        tensors += metric.intervals(value=client_values) or ()
-    measurements = [_Measurement(name, tensors)]
+        bounds = metric.intervals(value=client_values)  # the lower and the upper ones, if any
+        values_and_bounds += bounds or ()
+    measurements = [_Measurement(name, values_and_bounds)]
     columns = _named_columns(metric, value, class_names)
     if columns:
         measurements.append(_Measurement(name, [value], columns))
@@ -127,16 +128,17 @@ def _named_columns(
     if num_classes == 1:
         return {}
     class_numbers = [str(index) for index in range(num_classes)]
+    # Class names of the data, else of the metric, else numbers.
     names = class_names or getattr(metric, "class_names", None) or class_numbers
     return dict(zip(class_numbers, map(str, names)))
 
 
-def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
+def score_summary(scores: Mapping[str, Tensor]) -> dict[str, float]:
     """Compute mean, minimum and standard deviation over the clients of ``{score: [n]}``. The mean is NaN if a score is.
 
     Example:
         >>> import torch
-        >>> spread({"accuracy": torch.tensor([0.5, 1.0])})
+        >>> score_summary({"accuracy": torch.tensor([0.5, 1.0])})
         {'client_accuracy/mean': 0.75, 'client_accuracy/min': 0.5, 'client_accuracy/std': 0.25}
     """
     # The deviation of accuracies tells how unevenly clients are served: Li, Sanjabi, Beirami, Smith, "Fair Resource
@@ -214,7 +216,7 @@ class RoundResults:
         scores: Mapping[str, Tensor] = {},
         evaluated: bool = False,
         events: Sequence[Event] = (),
-        with_pictures: bool = False,
+        draws_pictures: bool = False,
     ) -> RoundResult:
         """Return the result of a round. ``weights [n]`` are NaN outside the cohort, and ``scores`` are the latest."""
         metric_rows, shared = self._measured(index, values)
@@ -236,7 +238,7 @@ class RoundResults:
         for row in rows_of_round:
             if evaluated or row.metric not in scores:
                 new_rows.append(row)
-        score_numbers = spread(scores)
+        score_numbers = score_summary(scores)
         shared_changes = dict(shared)
         if evaluated:
             shared_changes |= score_numbers
@@ -248,7 +250,7 @@ class RoundResults:
             shared_changes=shared_changes,
             events=events,
             pictures=self.pictures(index, values),
-            drawn=with_pictures,
+            draws_pictures=draws_pictures,
         )
 
     def pictures(
@@ -266,7 +268,7 @@ class RoundResults:
         self,
         index: int,
         values: Mapping[str, Tensor],
-        with_pictures: bool,
+        draws_pictures: bool,
         scores: Mapping[str, Tensor] = {},
     ) -> RoundResult:
         """Return the result of an earlier round whose values or scores became known only now, see
@@ -279,8 +281,8 @@ class RoundResults:
         score_numbers = [Numbers(name, score.cpu()) for name, score in scores.items()]
         score_rows = round_rows(index, score_numbers, self._client_names)
 
-        # Numbers of the whole federation. What each round's result had before is not shared again.
-        shared = spread(scores)
+        # Numbers of the whole federation that no round's result has had.
+        shared = score_summary(scores)
         for name, number in numbers.items():
             if name not in self._names_of_rounds:
                 shared[name] = number
@@ -291,7 +293,7 @@ class RoundResults:
             shared=shared,
             shared_changes=shared,
             pictures=self.pictures(index, values),
-            drawn=with_pictures,
+            draws_pictures=draws_pictures,
         )
 
 

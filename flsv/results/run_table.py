@@ -186,28 +186,28 @@ def columns_in(table: DataFrame, metric: str) -> list[str]:
 def last_values(
     table: DataFrame,
     metric: str,
-    clients: int,
+    num_clients: int,
     column: str = "",
     number: str = "value",
 ) -> list[float]:
     """Return each client's last value of a metric or ``column``, or as ``number`` its interval's low or high end."""
     rows = select_rows(table, metric, column).drop_duplicates("client", keep="last")
     numbers = rows.set_index("client")[number]
-    return numbers.reindex(range(clients)).tolist()
+    return numbers.reindex(range(num_clients)).tolist()
 
 
 def last_intervals(
-    table: DataFrame, metric: str, clients: int
+    table: DataFrame, metric: str, num_clients: int
 ) -> tuple[list[float], list[float], list[float]]:
     """Return each client's last value by a metric, and the low and high ends of its interval."""
-    values = last_values(table, metric, clients)
-    low = last_values(table, metric, clients, number="low")
-    high = last_values(table, metric, clients, number="high")
+    values = last_values(table, metric, num_clients)
+    low = last_values(table, metric, num_clients, number="low")
+    high = last_values(table, metric, num_clients, number="high")
     return values, low, high
 
 
 def values_by_round(
-    table: DataFrame, metric: str, clients: int, column: str, rounds: Sequence[int]
+    table: DataFrame, metric: str, num_clients: int, column: str, rounds: Sequence[int]
 ) -> DataFrame:
     """Return a metric's values ``[r, n]`` in r rounds for n clients.
 
@@ -216,10 +216,10 @@ def values_by_round(
     """
     rows = select_rows(table, metric, column)
     values = rows.pivot(index="round", columns="client", values="value")
-    values = values.reindex(index=rounds, columns=range(clients))
+    values = values.reindex(index=rounds, columns=range(num_clients))
     if metric in NAMES_OF_ONE_ROUND:
         return values
-    return values.ffill()
+    return values.ffill()  # other metrics' values are valid until the next ones
 
 
 def tidy(table: DataFrame) -> DataFrame:
@@ -291,17 +291,16 @@ class CSV(Sink):
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
-        goes_on_in_file = first_round > 0 and earlier_path == self.path
-        if goes_on_in_file:
-            # A single round that was written before its process was lost is run again with the same result: nothing is
-            # lost.
+        continues_own_file = first_round > 0 and earlier_path == self.path
+        if continues_own_file:
+            # A single later round may be lost: the resumed run repeats the round with the same result.
             later_rounds = {row.round for row in rows if row.round >= first_round}
-            drops_rounds = len(later_rounds) > 1
+            loses_rows = len(later_rounds) > 1
         else:
-            # Rows of another run.
-            drops_rounds = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
-        if drops_rounds:
-            self._set_aside()  # copies the file
+            # The file may have rows of another run, below its header.
+            loses_rows = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
+        if loses_rows:
+            self._keep_copy()
 
         earlier_rows = [row for row in rows if row.round < first_round]
         self._replace(earlier_rows)
@@ -337,7 +336,7 @@ class CSV(Sink):
         with replacing(self.path) as file:
             file.write(_HEADER + csv_lines(rows))
 
-    def _set_aside(self) -> None:
+    def _keep_copy(self) -> None:
         """Copy the file to ``<name>_<number>.csv`` before rounds are dropped from it, and warn."""
         copy = self._free_path()
         with replacing(copy) as file:

@@ -5,8 +5,8 @@ in a group that comes before the values that the module logs.
 
 TensorBoard colors and names lines by run. With one run per client, ``<run>/Boston``, in which every client has the same
 tags, all clients' lines are in one chart, with colors and names, in every tab. The federation's own file holds the
-numbers that belong to no client. With more than :data:`MOST_RUNS` clients all curves are in that file, each with a tag
-of its own.
+numbers that belong to no client. With more than :data:`MAX_CLIENT_RUNS` clients all curves are in that file, each with
+a tag of its own.
 
 The tab HParams takes its columns from the scalars of the run that holds the settings. The settings are therefore in a
 run of their own, ``<run>/result``, whose only scalars are the final numbers. It has no ``hparams`` experiment:
@@ -20,7 +20,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +44,17 @@ from flsv.results.run_table import select_rows
 from flsv.utilities.display import client_labels, drawing
 
 #: Prefix of the tags of charts that are to come first.
-FIRST = "Contributions/"
+SORTS_FIRST = "Contributions/"
 #: Largest number of clients that each get a TensorBoard run of their own.
-MOST_RUNS = 30
+MAX_CLIENT_RUNS = 30
 #: Columns of a run's table that a band has, in the order of TensorBoard's margin charts.
-BAND = ["value", "low", "high"]
+BAND_COLUMNS = ["value", "low", "high"]
 #: Name of the run with the settings and the final numbers.
-RESULT = "result"
+RESULT_RUN = "result"
 #: Seconds after which a client's curves are written to the disk.
-FLUSH = 10
+FLUSH_SECONDS = 10
 #: Loggers of services that accept pictures.
-OF_SERVICES = (WandbLogger, MLFlowLogger, CometLogger)
+LOGGERS_OF_SERVICES = (WandbLogger, MLFlowLogger, CometLogger)
 
 
 class TensorBoard(Sink):
@@ -80,9 +79,9 @@ class TensorBoard(Sink):
         self._per_class = per_class
         self._client_names = client_names
         self._class_names = class_names
-        self._by_client = len(client_names) <= MOST_RUNS
+        self._by_client = len(client_names) <= MAX_CLIENT_RUNS
         labels = client_labels(len(client_names), client_names)
-        *self._folders, self._result_folder = client_folders([*labels, RESULT])
+        *self._client_folders, self._result_folder = client_folders([*labels, RESULT_RUN])
         self._writers: dict[int, SummaryWriter] = {}
         self._first_round = 0
 
@@ -99,7 +98,7 @@ class TensorBoard(Sink):
         self._first_round = first_round
         if first_round > 0:
             self._resume()
-        # A resumed run writes its result anew, whatever the round.
+        # purge_step=0 discards the result of an earlier process, whatever the round.
         result_writer = SummaryWriter(self._folder / self._result_folder, purge_step=0)
         self._result_writer = result_writer
         plain_settings: dict[str, str | float] = {}
@@ -108,7 +107,7 @@ class TensorBoard(Sink):
                 continue
             is_plain = isinstance(setting, str | int | float)
             plain_settings[name] = setting if is_plain else str(setting)
-        _experiment, session_start, _session_end = hparams(plain_settings, {})
+        _experiment, session_start, _session_end = hparams(plain_settings, metric_dict={})
         result_writer._get_file_writer().add_summary(session_start)
         result_writer.flush()
         if first_round == 0:
@@ -118,14 +117,14 @@ class TensorBoard(Sink):
         """Invalidate what an earlier process wrote from the first round on."""
         self._writer.close()  # it then opens another file, which is read after the files of the earlier process
         round_events = _events_to_write_again(self._folder, self._first_round)
-        _wait_for_last_place(self._folder)
+        _wait_until_next_file_is_last(self._folder)
 
         writer = self._writer._get_file_writer()
         mark = SessionLog(status=SessionLog.START)
         writer.add_event(Event(file_version="brain.Event:2"), self._first_round)
         writer.add_event(Event(session_log=mark), self._first_round)
-        # Each round's mark comes before its events, then that of the round to run.
-        for index, events_of_round in groupby(round_events, itemgetter(0)):
+        # A mark and the events of each earlier round, then the mark of the round to run.
+        for index, events_of_round in groupby(round_events, key=_round_of):
             self.begin_round(index)
             for _, event in events_of_round:
                 writer.add_event(event, event.step, event.wall_time)
@@ -137,7 +136,7 @@ class TensorBoard(Sink):
         self._writer._get_file_writer().add_event(Event(session_log=mark), index)
 
     def write(self, result: RoundResult) -> None:
-        """Write a round's curves, and its pictures if ``result.drawn``."""
+        """Write a round's curves, and its pictures if ``result.draws_pictures``."""
         num_clients = len(self._client_names)
         points = list(curve_points(result, self._per_class, num_clients, self._class_names))
         scalars = dict(result.shared_changes)
@@ -147,13 +146,13 @@ class TensorBoard(Sink):
             scalars.update(scalars_of(points, self._client_names))
         # One event per round: an event per scalar takes 30 us, and there are n x M scalars.
         _write_scalars(self._writer, scalars, result.round_index)
-        if result.drawn:
+        if result.draws_pictures:
             self.draw(result)
 
     def draw(self, result: RoundResult | RunResult) -> None:
         """Draw the pictures of the metrics' values."""
         for name, draw in result.pictures.items():
-            self._draw(f"{FIRST}{name}", draw, result.round_index)
+            self._draw(f"{SORTS_FIRST}{name}", draw, result.round_index)
 
     def write_late(self, results: Sequence[RoundResult]) -> None:
         for result in results:
@@ -172,9 +171,9 @@ class TensorBoard(Sink):
     def _final_numbers(self, result: RunResult) -> dict[str, float]:
         """Return what the module has logged, performances, their gains, and values of few clients, by tag."""
         numbers = dict(result.logged)
-        # By metric, a performance that its values distribute, with what it was before the run and after it.
-        performances = result.learning_record.get("paid_in", {})
-        for performance in performances.values():
+        # What the metrics' values distribute, with its value before the run and after it.
+        performance_by_metric = result.learning_record.get("paid_in", {})
+        for performance in performance_by_metric.values():
             name = performance["by"]
             initial_value = performance["start"]
             final_value = performance["end"]
@@ -197,12 +196,13 @@ class TensorBoard(Sink):
 
     def _write_bands(self, result: RunResult) -> None:
         """Write the intervals of the final values, and the charts that draw each as a band in its client's color."""
-        charts = {}  # of the kind Margin: a line with a band, from three tags
+        charts = {}
         for metric in self._metrics:
-            tags = [f"final {metric}/{column}" for column in BAND]
-            rows = select_rows(result.table, metric).dropna(subset=BAND)
+            tags = [f"final {metric}/{column}" for column in BAND_COLUMNS]
+            rows = select_rows(result.table, metric).dropna(subset=BAND_COLUMNS)
+            if len(rows):
+                charts[metric] = ["Margin", tags]  # TensorBoard's line with a band, of three tags
             for row in rows.itertuples():
-                charts[metric] = ["Margin", tags]
                 band = dict(zip(tags, (row.value, row.low, row.high)))
                 # TensorBoard draws nothing of one step. A run that goes on discards steps after the last round.
                 for step in (result.rounds, result.rounds + 1):
@@ -233,16 +233,16 @@ class TensorBoard(Sink):
         for point in points:
             tag = point.tag
             if tag in self._metrics:
-                tag = f"{FIRST}{tag}"  # TensorBoard sorts charts by tag
+                tag = f"{SORTS_FIRST}{tag}"  # TensorBoard sorts charts by tag
             scalars_by_client[point.client][tag] = point.value
         for client, scalars in scalars_by_client.items():
             _write_scalars(self._writer_of(client), scalars, step)
 
     def _writer_of(self, client: int) -> SummaryWriter:
         if client not in self._writers:
-            folder = self._folder / self._folders[client]
-            first_round = self._first_round or None
-            writer = SummaryWriter(folder, purge_step=first_round, flush_secs=FLUSH)
+            folder = self._folder / self._client_folders[client]
+            purge_step = self._first_round or None  # None: a new run discards nothing
+            writer = SummaryWriter(folder, purge_step=purge_step, flush_secs=FLUSH_SECONDS)
             self._writers[client] = writer
         return self._writers[client]
 
@@ -282,7 +282,7 @@ class Trackers(Sink):
     def finish(self, result: RunResult) -> None:
         """Send pictures to the loggers that accept them. A rejection is a warning."""
         for logger in self._loggers:
-            if not isinstance(logger, OF_SERVICES):
+            if not isinstance(logger, LOGGERS_OF_SERVICES):
                 continue
             for name, draw in result.pictures.items():
                 with drawing(f"{name} of {type(logger).__name__}"):
@@ -298,11 +298,11 @@ def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
         logger.experiment.log_figure(figure_name=name, figure=figure, step=step)
 
 
-def _wait_for_last_place(folder: Path) -> None:
+def _wait_until_next_file_is_last(folder: Path) -> None:
     """Wait until a new event file sorts after all others: names have the second in which a file was made."""
     seconds = []
     for path in folder.rglob("events.out.tfevents.*"):
-        _events, _out, _tfevents, second, *_ = path.name.split(".")
+        _events, _out, _tfevents, second, *_host = path.name.split(".")
         seconds.append(int(second))
     next_second = max(seconds, default=0) + 1
     time.sleep(max(0, next_second - time.time()))
@@ -315,9 +315,8 @@ def _events_to_write_again(folder: Path, first_round: int) -> list[tuple[int, Ev
     # rounds can have a step of `first_round` or more, and would be lost.
     earlier_events: list[tuple[int, Event]] = []  # with their rounds
     for path in sorted(folder.glob("events.out.tfevents.*")):
-        # Before the first mark the round is not known, and events are left out as those of `first_round` are. Files of
-        # earlier versions have no marks.
-        round_index = first_round
+        # Before the first mark the round is unknown, as in all of a file of earlier versions, which have no marks.
+        round_index: int | None = None
         for event in LegacyEventFileLoader(str(path)).Load():
             status = None
             if event.HasField("session_log"):
@@ -326,13 +325,16 @@ def _events_to_write_again(folder: Path, first_round: int) -> list[tuple[int, Ev
                 earlier_events = _before_step(earlier_events, event.step)
             elif status == SessionLog.CHECKPOINT:
                 round_index = event.step
-            elif event.HasField("summary") and round_index < first_round:
+            elif (
+                event.HasField("summary") and round_index is not None and round_index < first_round
+            ):
                 earlier_events.append((round_index, event))
-    discarded_events = []
-    for round_index, event in earlier_events:
-        if event.step >= first_round:
-            discarded_events.append((round_index, event))
-    return sorted(discarded_events, key=itemgetter(0))
+    discarded_events = [pair for pair in earlier_events if pair[1].step >= first_round]
+    return sorted(discarded_events, key=_round_of)
+
+
+def _round_of(round_event: tuple[int, Event]) -> int:
+    return round_event[0]
 
 
 def _before_step(

@@ -25,7 +25,7 @@ from flsv.results.text import (
     by_value,
     describe_change,
     ends_of,
-    numbers,
+    format_numbers,
     percent,
     shares_in,
     with_intervals,
@@ -38,9 +38,11 @@ if TYPE_CHECKING:
     from flsv.results.verdict import Verdict
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
-MOST = 20
+MAX_CLIENTS_SHOWN = 20
 #: Performances with a name of their own, which begins a sentence with a capital letter.
-_SCORES = {"accuracy", *WORDS["titles"]}
+_TITLED_SCORES = {"accuracy", *WORDS["titles"]}
+#: Reasons against a payment that are not printed, because the printed line on retraining answers these.
+_ANSWERED_BY_RETRAINING = ("one_seed", "alone")
 
 
 def print_contributions(
@@ -85,21 +87,28 @@ def _sentences(result: RunResult, num_clients: int) -> list[str]:
     lines = []
     if not result.columns:
         lines.append(f"{WORDS['no_metric']} {WORDS['name_one']}")
-    for name in result.to_pay_by[:1]:
-        values, low, high = last_intervals(result.table, name, num_clients)
-        has_intervals = not all(map(math.isnan, low))
-        if has_intervals:
-            lines.append(BRACKETS)
-        verdict = _verdict(result, name, values, low, high)
-        verdict = verdict.without(("one_seed", "alone"))  # the line on retraining answers these
-        if verdict.reasons:
-            lines.append(verdict.text)
-    if result.columns and not result.to_pay_by:
+    elif not result.to_pay_by:
         lines.append(WORDS["none_suitable"])
+    if result.to_pay_by:
+        lines += _payment_sentences(result, result.to_pay_by[0], num_clients)
     lines += performance_lines(result.learning_record)
     if result.logged:
         logged_values = [f"{name} {value:.4g}" for name, value in result.logged.items()]
         lines.append(f"Model:   {', '.join(logged_values)}")
+    return lines
+
+
+def _payment_sentences(result: RunResult, metric: str, num_clients: int) -> list[str]:
+    """Return sentences on the intervals and on the payment by a metric's values."""
+    lines = []
+    values, low, high = last_intervals(result.table, metric, num_clients)
+    has_intervals = not all(map(math.isnan, low))
+    if has_intervals:
+        lines.append(BRACKETS)
+    verdict = _verdict(result, metric, values, low, high)
+    verdict = verdict.without(_ANSWERED_BY_RETRAINING)
+    if verdict.reasons:
+        lines.append(verdict.text)
     return lines
 
 
@@ -117,28 +126,30 @@ def _filled(line: str) -> str:
     )
 
 
-def value_table(result: RunResult, metrics: Iterable[str], clients: int) -> dict[str, list[str]]:
+def value_table(
+    result: RunResult, metrics: Sequence[str], num_clients: int
+) -> dict[str, list[str]]:
     """Format each client's samples, values and shares as ``{column: cells}``."""
-    metric_names = [*metrics]
     counts = ["samples"]
-    if not metric_names:
+    if not metrics:
         counts.append("rounds")
     columns = {}
     for count in counts:
-        columns[count] = numbers(last_values(result.table, count, clients))
+        columns[count] = format_numbers(last_values(result.table, count, num_clients))
 
-    for metric in metric_names:
-        values, low, high = last_intervals(result.table, metric, clients)
+    for metric in metrics:
+        values, low, high = last_intervals(result.table, metric, num_clients)
         columns[metric] = with_intervals(values, low, high)
-        if metric not in result.to_pay_by[:1]:
+        is_metric_of_payment = metric in result.to_pay_by[:1]  # the best one, or none
+        if not is_metric_of_payment:
             continue
         verdict = _verdict(result, metric, values, low, high)
-        if not verdict.forbids:
+        if not verdict.forbids_payment:
             columns["share"] = [percent(share) for share in shares_in(values)]
     return columns
 
 
-def class_columns(table: DataFrame, metric: str, clients: int) -> dict[str, list[str]]:
+def class_columns(table: DataFrame, metric: str, num_clients: int) -> dict[str, list[str]]:
     """Format a metric's values per class (or other column) as ``{class name: cells}``, a cell per client."""
     keys = columns_in(table, metric)
     names = []
@@ -154,20 +165,20 @@ def class_columns(table: DataFrame, metric: str, clients: int) -> dict[str, list
             head = name
         else:  # another class has this name, or the first column
             head = f"{name} ({position})"
-        columns[head] = numbers(last_values(table, metric, clients, key), 2)
+        columns[head] = format_numbers(last_values(table, metric, num_clients, key), 2)
     return columns
 
 
-def shown_clients(values: Iterable[float] | None, clients: int) -> list[int]:
+def shown_clients(values: Iterable[float] | None, num_clients: int) -> list[int]:
     """Return the ids of the clients to show in a table.
 
     They are all clients, or of more than 20 the ten with the highest and the ten with the lowest values.
     """
-    if clients <= MOST or values is None:
-        return ends_of(range(clients), MOST)
-    numbers = list(map(float, values))
-    ranking = [client for client in by_value(numbers) if not math.isnan(numbers[client])]
-    return ends_of(ranking, MOST)
+    if num_clients <= MAX_CLIENTS_SHOWN or values is None:
+        return ends_of(range(num_clients), MAX_CLIENTS_SHOWN)
+    value_of = list(map(float, values))
+    ranking = [client for client in by_value(value_of) if not math.isnan(value_of[client])]
+    return ends_of(ranking, MAX_CLIENTS_SHOWN)
 
 
 def print_table(
@@ -210,8 +221,8 @@ def performance_lines(record: Mapping[str, Any]) -> list[str]:
     performances = record.get("paid_in", {})  # by metric, what its values distribute
     for performance in performances.values():
         sentence = f"{describe_change(performance)}."
-        score, _, _positive_class = performance["by"].partition(" of ")
-        if score in _SCORES:  # a name that the module logs is not changed
+        score, _, _positive_class = performance["by"].partition(" of ")  # as in "auroc of yes"
+        if score in _TITLED_SCORES:  # a name that the module logs is not changed
             sentence = sentence[0].upper() + sentence[1:]
         lines.append(sentence)
     lines += record.get("coalitions", [])
@@ -232,30 +243,30 @@ class Terminal(Sink):
         self._trainer = trainer
         self._bar = trainer.progress_bar_callback
         self._client_names = client_names
-        self._table = table
-        self._files = files
+        self._prints_table = table
+        self._writes_files = files
         if self._bar is None:
             return
         get_metrics = self._bar.get_metrics
 
-        def with_text(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
+        def metrics_and_progress(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
             items = dict(get_metrics(trainer, module))
-            items.pop("v_num", None)
+            items.pop("v_num", None)  # the number of the run's folder
             if trainer.training:
                 items |= progress()
             return items
 
-        self._bar.get_metrics = with_text  # type: ignore[method-assign, assignment]  # replaced on this bar alone
+        self._bar.get_metrics = metrics_and_progress  # type: ignore[method-assign, assignment]  # replaced on this bar alone
 
     def show_table(self, result: RunResult) -> None:
         """Print the clients' table now, if the argument ``table`` is True."""
-        if self._table:
-            where = where_results_are(self._trainer) if self._files else []
+        if self._prints_table:
+            where = where_results_are(self._trainer) if self._writes_files else []
             print_contributions(result, self._client_names, where)
 
     def finish(self, result: RunResult) -> None:
         """Print the clients' table once the progress bar has closed. A live bar would erase it."""
-        if not self._table:
+        if not self._prints_table:
             return
         if self._bar is None:
             self.show_table(result)

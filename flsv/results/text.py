@@ -14,26 +14,26 @@ import yaml
 
 from flsv.utilities.display import CLIENTS
 
-NONE = "\N{EN DASH}"
+NO_NUMBER = "\N{EN DASH}"
 #: Gain below which much more of a payment went to the wrong clients in trials.
-SMALL = 0.15
+SMALL_GAIN = 0.15
 #: Classes of the metrics whose values were closest to those by retraining in the benchmark, the closest first.
-NEAREST = ("ShadowShapley", "BlendedContribution")
+NEAREST_TO_RETRAINING = ("ShadowShapley", "BlendedContribution")
 #: The sentences of a report.
 WORDS: Mapping[str, Any] = yaml.safe_load(
     (Path(__file__).parent / "words.yaml").read_text(encoding="utf-8")
 )
 
 
-def number(value: float, digits: int = 3) -> str:
+def format_number(value: float, digits: int = 3) -> str:
     """Format a number: integers without decimals, others with at least ``digits`` significant digits, NaN as a dash.
 
     Example:
-        >>> [number(x) for x in (0.12345, 3.0, 1234.5678, -0.00001234, float("nan"))]
+        >>> [format_number(x) for x in (0.12345, 3.0, 1234.5678, -0.00001234, float("nan"))]
         ['0.123', '3', '1235', '-1.23e-05', '–']
     """
     if math.isnan(value):
-        return NONE
+        return NO_NUMBER
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
     if value == int(value) and abs(value) < 1e15:
@@ -49,20 +49,20 @@ def _decimals(value: float, digits: int) -> int:
     return max(0, digits - 1 - power_of_ten)
 
 
-def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
+def format_numbers(values: Sequence[float], digits: int = 3) -> list[str]:
     """Format a column of numbers with equally many decimals, enough for ``digits`` significant digits of the largest.
 
     Example:
-        >>> numbers([1.3123, -0.0772, float("nan"), 0.5])
+        >>> format_numbers([1.3123, -0.0772, float("nan"), 0.5])
         ['1.31', '-0.08', '–', '0.50']
-        >>> numbers([12.0, 3.0])
+        >>> format_numbers([12.0, 3.0])
         ['12', '3']
     """
     sizes = [abs(value) for value in values if math.isfinite(value)]
     largest = max(sizes, default=0.0)
     are_integers = all(size == int(size) for size in sizes)
     if largest < 1e-4 or are_integers:
-        return [number(value, digits) for value in values]
+        return [format_number(value, digits) for value in values]
 
     decimals = _decimals(largest, digits)
     texts = []
@@ -70,7 +70,7 @@ def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
         if math.isfinite(value):
             texts.append(f"{value:.{decimals}f}")
         else:
-            texts.append(number(value))
+            texts.append(format_number(value))  # NaN or infinite
     return texts
 
 
@@ -87,16 +87,15 @@ def with_intervals(
         ['0.50 [0.25, 0.75]', '1.00']
     """
     # Together, so that all get the same number of decimals.
-    texts = numbers([*values, *low, *high])
-    first_low = len(values)
-    first_high = first_low + len(low)
-    value_texts = texts[:first_low]
-    low_texts = texts[first_low:first_high]
-    high_texts = texts[first_high:]
+    texts = format_numbers([*values, *low, *high])
+    num_values = len(values)
+    value_texts = texts[:num_values]
+    low_texts = texts[num_values : 2 * num_values]
+    high_texts = texts[2 * num_values :]
 
     cells = []
     for value, low_end, high_end in zip(value_texts, low_texts, high_texts):
-        has_interval = NONE not in (value, low_end, high_end)
+        has_interval = NO_NUMBER not in (value, low_end, high_end)
         if has_interval:
             cells.append(f"{value} [{low_end}{between}{high_end}]")
         else:
@@ -122,19 +121,19 @@ def by_value(values: Sequence[float]) -> list[int]:
     return np.argsort(keys, kind="stable").tolist()
 
 
-def nearest_first(classes: Mapping[str, str]) -> list[str]:
-    """Sort metrics' names, given as ``{name: class}``, metrics closest to retraining first, see :data:`NEAREST`.
+def nearest_to_retraining_first(classes: Mapping[str, str]) -> list[str]:
+    """Sort metrics' names, given as ``{name: class}``, by :data:`NEAREST_TO_RETRAINING`.
 
     Example:
-        >>> nearest_first({"sv": "CumulativeShapley", "value": "ShadowShapley"})
+        >>> nearest_to_retraining_first({"sv": "CumulativeShapley", "value": "ShadowShapley"})
         ['value', 'sv']
     """
 
     def rank(name: str) -> int:
         class_name = classes[name]
-        if class_name not in NEAREST:
-            return len(NEAREST)
-        return NEAREST.index(class_name)
+        if class_name not in NEAREST_TO_RETRAINING:
+            return len(NEAREST_TO_RETRAINING)
+        return NEAREST_TO_RETRAINING.index(class_name)
 
     return sorted(classes, key=rank)
 
@@ -173,12 +172,12 @@ def performance(measure: str, value: float | None) -> str:
         ('9.0 %', '2.25')
     """
     if value is None:
-        return NONE
+        return NO_NUMBER
     if measure.endswith("accuracy"):
         return percent(value)
     if measure == "negative_loss":
-        return number(abs(value))
-    return number(value)
+        return format_number(abs(value))
+    return format_number(value)
 
 
 def describe_change(game: Mapping[str, Any]) -> str:
@@ -215,7 +214,7 @@ def is_small_gain(measure: str, values: Iterable[float]) -> bool:
     is_title = name in WORDS["titles"] and name != "negative_loss"
     if name != "accuracy" and not is_title:
         return False
-    return math.fsum(filterfalse(math.isnan, values)) < SMALL
+    return math.fsum(filterfalse(math.isnan, values)) < SMALL_GAIN
 
 
 def known_mean(values: Iterable[float]) -> float:
@@ -236,7 +235,7 @@ def percent(share: float) -> str:
         >>> percent(0.1234), percent(float("nan"))
         ('12.3 %', '–')
     """
-    return NONE if math.isnan(share) else f"{100 * share:.1f} %"
+    return NO_NUMBER if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def joined(names: Iterable[str], word: str = "and") -> str:

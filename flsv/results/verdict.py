@@ -22,13 +22,13 @@ from flsv.utilities.display import LEVEL
 #: coalition was trained.
 Source = Literal["trainings", "outputs", "scores", "none"]
 #: Fraction of the validation set in one class from which on accuracy says little about each client's contribution.
-MOSTLY = 0.7
+ONE_CLASS_SHARE = 0.7
 #: Largest probability that all together have gained nothing with which values are still paid by.
-NO_GAIN = 0.05
+MAX_PROBABILITY_OF_NO_GAIN = 0.05
 #: Largest expected fraction of a payment that goes to the wrong clients. Payments by numbers of samples reach it.
-MOST_MOVED = 0.18
+MAX_MOVED_SHARE = 0.18
 #: Reasons that forbid payments. All others are sentences to pay with.
-FORBIDDING = (
+FORBIDDING_REASONS = (
     "rounds",
     "unsuitable",
     "unfinished",
@@ -38,8 +38,10 @@ FORBIDDING = (
     "majority",
     "wide",
 )
+#: Fields of :class:`PaymentFacts` that ``run.json`` holds for a metric's performance.
+RECORDED_FACTS = ("source", "alone_only", "alone", "together", "majority", "cases")
 #: Reasons that depend on single clients' values.
-OF_ALL_VALUES = ("no_gain", "wide", "best_alone")
+REASONS_ABOUT_ALL_VALUES = ("no_gain", "wide", "best_alone")
 
 
 @dataclass(frozen=True)
@@ -86,21 +88,21 @@ class Verdict:
     seeds: int = 1
 
     @property
-    def forbids(self) -> bool:
+    def forbids_payment(self) -> bool:
         """Return whether a payment by these values is advised against."""
-        return any(name in FORBIDDING for name in self.reasons)
+        return any(name in FORBIDDING_REASONS for name in self.reasons)
 
     @property
     def title(self) -> str:
         """Return the decision: to pay, to pay with a sentence, or not to pay."""
         titles: Mapping[str, str] = WORDS["verdicts"]
-        if self.forbids:
+        if self.forbids_payment:
             return titles["forbidden"]
         if not self.reasons:
             return titles["payable"].format(self.seeds)
         if len(self.reasons) == 1:
-            return titles["sentence"]
-        return titles["sentences"]
+            return titles["one_reason"]
+        return titles["several_reasons"]
 
     @property
     def text(self) -> str:
@@ -140,9 +142,9 @@ def verdict_of(facts: PaymentFacts, rule: Negatives = "zero") -> Verdict:
         "judged": facts.judged and not facts.accepts_partners,
         "no_gain": no_gain,
         "majority": like_majority and percent(facts.majority),
-        "wide": not no_gain and not like_majority and joint.moved > MOST_MOVED,
+        "wide": not no_gain and not like_majority and joint.moved > MAX_MOVED_SHARE,
         "metric": not trained and not facts.unsuitable,
-        "one_class": facts.majority >= MOSTLY and percent(facts.majority),
+        "one_class": facts.majority >= ONE_CLASS_SHARE and percent(facts.majority),
         "one_seed": trained and facts.seeds == 1,
         "alone": trained and facts.alone_only and not ranks_only,
         "scores": facts.source == "scores" and not ranks_only,
@@ -155,7 +157,7 @@ def verdict_of(facts: PaymentFacts, rule: Negatives = "zero") -> Verdict:
         if detail:
             reasons[name] = WORDS["against"][name].format(detail)
     forbidding = {}
-    for name in FORBIDDING:
+    for name in FORBIDDING_REASONS:
         if name in reasons:
             forbidding[name] = reasons[name]
     return Verdict(forbidding or reasons, facts.seeds)
@@ -173,7 +175,7 @@ def _has_no_gain(facts: PaymentFacts, joint: JointShares) -> bool:
     """Return whether the gain of all together is not clearly above 0."""
     if math.isnan(joint.without_gain):
         return math.fsum(value for value in facts.values if value == value) <= 0
-    return joint.without_gain > NO_GAIN
+    return joint.without_gain > MAX_PROBABILITY_OF_NO_GAIN
 
 
 def _is_like_majority(facts: PaymentFacts) -> bool:
@@ -186,40 +188,40 @@ def _is_like_majority(facts: PaymentFacts) -> bool:
 
 
 def value_errors(
-    low: Sequence[float],
-    high: Sequence[float],
-    freedom: int | None = None,
+    lower_bounds: Sequence[float],
+    upper_bounds: Sequence[float],
+    degrees_of_freedom: int | None = None,
     seed_covariance: Tensor | None = None,
     case_covariance: Tensor | None = None,
 ) -> list[ValueErrors]:
     """Return the sources of values' errors: the seeds, and the validation samples if their part is known.
 
-    Without a covariance between seeds, errors of two values are independent, and follow from the intervals from ``low``
-    to ``high``. With unknown intervals they are NaN.
+    Without a covariance between seeds, errors of two values are independent, and follow from the intervals between
+    the bounds. With unknown intervals they are NaN.
     """
     if seed_covariance is None:
-        widths = torch.tensor(high) - torch.tensor(low)
+        widths = torch.tensor(upper_bounds) - torch.tensor(lower_bounds)
         half_widths = widths.double() / 2
-        if freedom is None:
+        if degrees_of_freedom is None:
             quantile = t_quantile(LEVEL)
         else:
-            quantile = t_quantile(LEVEL, freedom)
+            quantile = t_quantile(LEVEL, degrees_of_freedom)
         stderr = half_widths / quantile
         seed_covariance = stderr.square().diag()
-    sources = [ValueErrors(seed_covariance, freedom)]
+    errors_by_source = [ValueErrors(seed_covariance, degrees_of_freedom)]
     if case_covariance is not None:
-        sources.append(ValueErrors(case_covariance))
-    return sources
+        errors_by_source.append(ValueErrors(case_covariance))
+    return errors_by_source
 
 
 def game_facts(record: Mapping[str, Any], metric: str) -> dict[str, Any]:
     """Return the facts of :class:`PaymentFacts` that a run's record has on a metric's game."""
-    performances = record.get("paid_in", {})  # by metric, what its values distribute
-    if metric not in performances:
+    performance_by_metric = record.get("paid_in", {})  # what the metrics' values distribute
+    if metric not in performance_by_metric:
         return {}
-    performance = performances[metric]
+    performance = performance_by_metric[metric]
     facts = {"by": performance["by"]}
-    for name in ("source", "alone_only", "alone", "together", "majority", "cases"):
+    for name in RECORDED_FACTS:
         if performance.get(name) is not None:
             facts[name] = performance[name]
     if "majority" in facts and performance["end"] is not None:
@@ -243,13 +245,13 @@ def verdict_of_run(
 ) -> Verdict:
     """Decide whether a budget may be shared out by the values of a run that has ended."""
     record = result.learning_record
-    performances = record.get("paid_in", {})  # by metric, what its values distribute
-    performance = performances.get(metric, {})
+    performance_by_metric = record.get("paid_in", {})  # what the metrics' values distribute
+    performance = performance_by_metric.get(metric, {})
     case_covariance = matrix_of(performance.get("case_covariance") or [])
-    facts = PaymentFacts(
+    facts_of_result = PaymentFacts(
         values=values,
         errors=value_errors(low, high, case_covariance=case_covariance),
         source="scores" if metric in result.trained else "none",
     )
-    recorded_facts = game_facts(record, metric)  # fields of PaymentFacts, some or none
-    return verdict_of(replace(facts, **recorded_facts))
+    recorded_facts = game_facts(record, metric)  # replace the defaults above, `source` among them
+    return verdict_of(replace(facts_of_result, **recorded_facts))

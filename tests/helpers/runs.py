@@ -19,7 +19,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from flsv.benchmark import Federation, federation
 from flsv.cli import main
-from flsv.results.record import VERSION
+from flsv.results.record import RECORD_VERSION
 from flsv.results.run_table import SCHEMA
 from flsv.utilities.csv_files import save_csv
 
@@ -59,7 +59,7 @@ def make_run(
 
     write_rows(folder, rows, client_names)
     record: dict[str, Any] = {
-        "version": VERSION,
+        "version": RECORD_VERSION,
         "started": "2026-01-02T03:04:05+00:00",
         "first_round": 0,
         "packages": {"flsv": "0.0", "torch": "0.0"},

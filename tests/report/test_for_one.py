@@ -9,7 +9,7 @@ import pytest
 
 from flsv.report import Budget, write_report
 from flsv.results.run_table import CSV, Numbers, round_rows
-from flsv.results.text import NONE
+from flsv.results.text import NO_NUMBER
 from flsv.utilities.csv_files import save_csv
 from helpers.pages import text_of_page
 from helpers.runs import (
@@ -274,7 +274,7 @@ def test_report_for_one_client_has_its_share_and_explains_it(tmp_path):
     text = text_of_page(write_report(folder, client=0, budget=Budget(100.0, "sv")))
 
     # 0.061 / (0.061 + 0.3 + 0.1) = 0.1323...
-    assert f"| sv | 0.0610 | {NONE} | 13.2 % | 13.23 |" in text
+    assert f"| sv | 0.0610 | {NO_NUMBER} | 13.2 % | 13.23 |" in text
     assert "Your share of 100.00" in text
     assert (
         "The only exception is your share of the budget, from which the sum of the others' values follows"

@@ -20,8 +20,8 @@ from flsv.report import Budget, open_run, write_report
 from flsv.report.basis import preferred_basis
 from flsv.report.certainty import fraction_moved, moved_by_seeds
 from flsv.report.html import bar_cells
-from flsv.results.text import NONE, WORDS, number, shares_in
-from flsv.results.verdict import OF_ALL_VALUES
+from flsv.results.text import NO_NUMBER, WORDS, format_number, shares_in
+from flsv.results.verdict import REASONS_ABOUT_ALL_VALUES
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.display import BRACKETS
 from helpers.pages import text_of_page
@@ -171,7 +171,7 @@ def test_report_lists_exactly_the_reasons_against_payment(
         reasons = basis.verdict().reasons
         assert set(reasons) == expected, folder
         for client in (None, 1):
-            shown = basis.verdict().without(() if client is None else OF_ALL_VALUES)
+            shown = basis.verdict().without(() if client is None else REASONS_ABOUT_ALL_VALUES)
             text = text_of_page(write_report(folder, client))
             assert all(reason in text for reason in shown.reasons.values())
             assert shown.title in text
@@ -274,7 +274,7 @@ def test_page_of_all_has_every_clients_name_value_and_hash(
         last_value = value_of_cell(client, column=0, round_index=4)
         hash_of_update = f"{client:02d}" * 8
         assert NAMES[client] in page
-        assert number(last_value) in page or f"{last_value:.3f}" in page
+        assert format_number(last_value) in page or f"{last_value:.3f}" in page
         assert hash_of_update in page
 
     # As make_run writes them.
@@ -304,7 +304,7 @@ def test_bars_reach_to_values_and_lines_to_the_ends_of_intervals() -> None:
     assert ") 25.0% 50.0%, transparent" in with_interval.style
     assert ") 0.0% 25.0%, transparent" in negative.style
     assert "--ink" not in negative.style
-    assert missing.text == NONE
+    assert missing.text == NO_NUMBER
     assert not missing.style
     assert not missing.title
 
@@ -332,7 +332,7 @@ def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path: Path) -> None
     table.write_text("\n".join(without_lyon) + "\n")
 
     front = front_page_of(folder)
-    assert f"| Lyon | {NONE} |" in front
+    assert f"| Lyon | {NO_NUMBER} |" in front
     assert WORDS["dash"] in front
 
 
@@ -347,7 +347,7 @@ def test_page_without_a_covariance_of_cases_says_that_brackets_do_not_hold_it(
 
     page = front_page_of(without_covariance, budget=Budget(1000.0))
 
-    assert WORDS["brackets"]["no_cases"] in page
+    assert WORDS["brackets"]["cases_not_counted"] in page
 
 
 def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path: Path) -> None:

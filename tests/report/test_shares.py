@@ -20,7 +20,7 @@ from flsv.metrics import ClassSpecificShapley, CumulativeShapley, DecayedShapley
 from flsv.report import Budget, open_run, write_report
 from flsv.report.basis import basis_of
 from flsv.report.shares import shares_of
-from flsv.results.text import NONE, WORDS
+from flsv.results.text import NO_NUMBER, WORDS
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -221,7 +221,7 @@ def test_shares_use_retrained_values_first_and_name_their_rounds(fitted_run, tmp
     # Two million draws of NumPy, with the scale of Student's t with 3 degrees of freedom.
     assert float(cell[1]) == pytest.approx(57.2, abs=1)
     assert float(cell[2]) == pytest.approx(99.8, abs=1)
-    assert f"| client 2 | {NONE} | {NONE} | {NONE} | {NONE} |" in text
+    assert f"| client 2 | {NO_NUMBER} | {NO_NUMBER} | {NO_NUMBER} | {NO_NUMBER} |" in text
     assert WORDS["dash"] in text
     assert [row["amount"] for row in read_share_rows(folder)] == [
         "75",
@@ -369,7 +369,7 @@ def test_what_the_verdict_forbids_stands_nowhere(tmp_path, make, reason, values_
     assert not {"share", "amount"} & read_share_rows(folder)[0].keys()
 
     shares = shares_of(open_run(folder), Budget(100.0, values_name))
-    assert shares.verdict.forbids
+    assert shares.verdict.forbids_payment
     assert shares.table["amount"].isna().all()
 
     for client in (None, 1):

@@ -247,7 +247,7 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
         file.write_late(make_late_rounds(value))
         table = read_contributions(path)
         assert table["round"].is_monotonic_increasing
-        assert last_values(table, "value", clients=2) == [value + 1, value]
+        assert last_values(table, "value", num_clients=2) == [value + 1, value]
         assert len(table) == num_earlier_rows + num_late_rows
 
 
@@ -286,7 +286,7 @@ def test_value_written_twice_is_read_as_the_later_one(tmp_path: Path) -> None:
             file.write(csv_lines(changed_rows))
 
     table = read_contributions(path)
-    values = values_by_round(table, "value", clients=2, column="", rounds=[0, 1])
+    values = values_by_round(table, "value", num_clients=2, column="", rounds=[0, 1])
 
     # Those of make_late_rounds(5.0), by round and client.
     assert values.to_numpy().tolist() == [[5.0, 5.0], [5.0 + 1, 5.0]]
