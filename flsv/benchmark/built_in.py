@@ -24,6 +24,8 @@ from flsv.utilities.errors import ConfigurationError
 LOADERS = {"diabetes": load_diabetes, "digits": load_digits}
 #: Data sets whose target is a number.
 REGRESSIONS = ("diabetes",)
+#: A stratified split needs one sample of each class to train, and one to validate.
+MIN_ROWS_PER_CLASS = 2
 
 
 @checked
@@ -57,7 +59,9 @@ class BuiltInData(L.LightningDataModule):
             )
         inputs, targets = LOADERS[name](return_X_y=True)
         if has_classes:
-            targets = np.maximum(targets - (merge - 1), 0)
+            targets = np.maximum(
+                targets - (merge - 1), 0
+            )  # the first `merge` classes become class 0
             rows = _rows_by_share(targets, keep)
             inputs = inputs[rows]
             targets = targets[rows]
@@ -108,8 +112,8 @@ def _rows_by_share(
     rows = []
     for class_index, share in enumerate(keep):
         class_rows = np.flatnonzero(targets == class_index)
-        count = max(2, round(share * len(class_rows)))
-        rows.append(class_rows[:count])
+        num_rows = max(MIN_ROWS_PER_CLASS, round(share * len(class_rows)))
+        rows.append(class_rows[:num_rows])
     return np.sort(np.concatenate(rows))
 
 
@@ -156,10 +160,11 @@ class Duplicates(Corruption):
     ) -> tuple[Tensor, Tensor]:
         num_unique = max(1, math.ceil(self.unique * len(x)))
         order = torch.randperm(len(x), generator=generator)
-        # The first samples in this order replace the others, in turn.
+        # The originals, which are first in this order, replace all samples in turn.
         turns = torch.arange(len(x)) % num_unique
+        originals = order[:num_unique]
         source = torch.empty_like(order)
-        source[order] = order[turns]
+        source[order] = originals[turns]
         return x[source], y[source]
 
 

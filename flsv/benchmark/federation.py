@@ -30,9 +30,9 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import version_settings
 
 #: Environment variable with the folder of the data.
-ROOT = "FLSV_DATA_ROOT"
+ROOT_VARIABLE = "FLSV_DATA_ROOT"
 FOLDER = Path(__file__).parent / "federations"
-QUIET = {
+QUIET_TRAINER = {
     "logger": False,
     "enable_progress_bar": False,
     "enable_model_summary": False,
@@ -44,7 +44,7 @@ CLIENT_VAL_FRACTION = 0.2
 
 
 #: Fields of a federation that influence no metric's values.
-ELSEWHERE = ("name", "title", "set", "bad", "needs")
+NOT_IN_IDENTITY = ("name", "title", "set", "bad", "needs")
 
 
 @checked
@@ -94,12 +94,12 @@ class Federation:
     def check(self) -> None:
         """Raise ConfigurationError if data, module, attacks or performance cannot be created."""
         num_clients = len(self.num_samples)
-        for kind, bad in self.bad.items():
-            unknown = [client for client in bad if client >= num_clients]
+        for kind, bad_clients in self.bad.items():
+            unknown = [client for client in bad_clients if client >= num_clients]
             if unknown:
                 raise ConfigurationError(
-                    f"{self.name}: bad={{{kind}: {list(bad)}}}, and there is no client {unknown[0]}: the clients are 0 "
-                    f"to {num_clients - 1}."
+                    f"{self.name}: bad={{{kind}: {list(bad_clients)}}}, and there is no client "
+                    f"{unknown[0]}: the clients are 0 to {num_clients - 1}."
                 )
         # These are made, and thrown away, for the errors that they raise.
         for attack in self.attackers():
@@ -115,7 +115,7 @@ class Federation:
     @property
     def missing(self) -> list[str]:
         """Return the files that the federation needs and that do not exist."""
-        root = os.environ.get(ROOT)
+        root = os.environ.get(ROOT_VARIABLE)
         if root is None:
             return list(self.needs)
         return [path for path in self.needs if not Path(root, path).exists()]
@@ -144,7 +144,7 @@ class Federation:
         """Settings, versions and hashes of data on which all metrics' values in this federation depend."""
         settings = version_settings()
         for option in fields(self):
-            if option.name not in ELSEWHERE:
+            if option.name not in NOT_IN_IDENTITY:
                 value = getattr(self, option.name)
                 settings[option.name] = json.dumps(value, sort_keys=True)
         return Identity(settings, sample_hashes(self.datamodule()))
@@ -154,11 +154,12 @@ class Federation:
         if self.missing:
             raise ConfigurationError(
                 f"{self.name} needs {', '.join(self.missing)}, which is not below "
-                f"{os.environ.get(ROOT, '$FLSV_DATA_ROOT, which is not set')}. Set it to the folder that has it."
+                f"{os.environ.get(ROOT_VARIABLE, '$FLSV_DATA_ROOT, which is not set')}. "
+                "Set it to the folder that has it."
             )
         section = copy.deepcopy(dict(self.data))
         if self.needs:
-            root = os.environ[ROOT]
+            root = os.environ[ROOT_VARIABLE]
             section["files"] = {**section.get("files", {}), "root": root}
             source = section.get("source")
             if isinstance(source, dict):
@@ -195,7 +196,7 @@ class Federation:
             callbacks=list(callbacks),
             num_sanity_val_steps=0,
             limit_val_batches=0,
-            **QUIET,  # type: ignore[arg-type]  # all are bool options
+            **QUIET_TRAINER,  # type: ignore[arg-type]  # all are bool options
         )
 
     def bad_client_masks(self) -> dict[str, torch.Tensor]:
@@ -244,12 +245,12 @@ def federation(name: str) -> Federation:
     parser.add_class_arguments(Federation)
     try:
         fields_of_file = yaml.safe_load(path.read_text(encoding="utf-8"))
-        arguments = {"title": path.stem, "set": "held_out", **fields_of_file, "name": path.stem}
-        parser.parse_object(copy.deepcopy(arguments))  # raises ArgumentError
+        defaults = {"title": path.stem, "set": "held_out"}
+        arguments = {**defaults, **fields_of_file, "name": path.stem}
+        parser.parse_object(copy.deepcopy(arguments))  # for its errors alone
     except (yaml.YAMLError, UnicodeDecodeError, TypeError, ArgumentError) as error:
-        raise ConfigurationError(
-            f"{path} is no federation: {' '.join(str(error).split())}"
-        ) from error
+        text_in_one_line = " ".join(str(error).split())
+        raise ConfigurationError(f"{path} is no federation: {text_in_one_line}") from error
     return Federation(**arguments)
 
 
@@ -268,7 +269,8 @@ def available_federations(
     """Read federations by names, sets and files. Leave out those without data, and ``say`` which."""
     requested_names: dict[str, None] = {}  # an ordered set
     for name_or_set in requested:
-        members = names(name_or_set) if name_or_set in SETS else [name_or_set]
+        is_set = name_or_set in SETS
+        members = names(set_name=name_or_set) if is_set else [name_or_set]
         requested_names.update(dict.fromkeys(members))
 
     federations = []

@@ -108,7 +108,7 @@ class Entry:
     client_algorithm: str | None = None
 
     @property
-    def _made_by(self) -> Any:
+    def _metric_class(self) -> Any:
         if isinstance(self.made_by, str):
             return _import_class(self.made_by)
         return self.made_by
@@ -117,11 +117,11 @@ class Entry:
     def needed(self) -> tuple[str, ...]:
         """Return the names of all that the metric needs, see :data:`flsv.core.vocabulary.NEEDS`."""
         arguments = dict(self.arguments)
-        if "rounds" in inspect.signature(self._made_by).parameters:
+        if "rounds" in inspect.signature(self._metric_class).parameters:
             arguments.setdefault("rounds", 1)
         needs = set(self.needs)
-        with suppress(TypeError, ValueError):  # raised in the first federation
-            metric = self._made_by(**arguments)
+        with suppress(TypeError, ValueError):  # the first federation's `build` raises these
+            metric = self._metric_class(**arguments)
             needs.update(needs_of(metric))
         return tuple(need for need in NEEDS if need in needs)
 
@@ -134,7 +134,7 @@ class Entry:
         """Return a fingerprint of the metric's class, arguments and code."""
         # It tells whether stored values are still valid.
         settings = (self.made_by, dict(self.arguments), self.client_algorithm)
-        text = f"{described(settings)} {source_of(self._made_by)}"
+        text = f"{described(settings)} {source_of(self._metric_class)}"
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def options(self) -> dict[str, Any]:
@@ -157,13 +157,13 @@ class Entry:
             "loss": None if federation.classifies else federation.performance,
         }
         arguments = dict(self.arguments)
-        parameters = inspect.signature(self._made_by).parameters
+        parameters = inspect.signature(self._metric_class).parameters
         for name, value in federation_arguments.items():
             if name in parameters:
                 arguments.setdefault(name, value)
 
         try:
-            metric = self._made_by(**arguments)
+            metric = self._metric_class(**arguments)
         except ConfigurationError:
             raise
         except (TypeError, ValueError) as error:  # torchmetrics raises them for unknown keywords

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.registry import Entry, WrongArguments, identity_of
@@ -26,20 +26,21 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
         return _fit(federation, {}, seed)
     result = Values()
     # Metrics that can share a training run.
-    groups: dict[tuple[str, bool], dict[str, Entry]] = {}
+    groups: dict[_Requirements, dict[str, Entry]] = {}
     for name, entry in entries.items():
         try:
-            key = _requirements(entry, federation)
+            requirements = _requirements(entry, federation)
         except WrongArguments:
             raise
         except Exception as error:
             result.record_error(name, error)
         else:
-            groups.setdefault(key, {})[name] = entry
+            groups.setdefault(requirements, {})[name] = entry
 
-    for key, group in sorted(groups.items(), key=itemgetter(0)):
-        _, evaluated_by_clients = key
-        variant = federation.with_client_validation if evaluated_by_clients else federation
+    for requirements, group in sorted(groups.items(), key=itemgetter(0)):
+        variant = federation
+        if requirements.clients_evaluate:
+            variant = federation.with_client_validation
         try:
             result.add(_fit(variant, group, seed))
             continue
@@ -55,18 +56,25 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
     return result
 
 
-def _requirements(entry: Entry, federation: Federation) -> tuple[str, bool]:
-    """Return the client algorithm or coalitions that a metric requires, and whether clients evaluate models for it."""
+class _Requirements(NamedTuple):
+    """What metrics in the same training run require of it."""
+
+    #: The client algorithm's class path, or the coalitions that are trained beside it, or "".
+    training: str
+    clients_evaluate: bool
+
+
+def _requirements(entry: Entry, federation: Federation) -> _Requirements:
     metric = entry.build(federation)
-    algorithm_or_coalitions = entry.client_algorithm or ""
-    if isinstance(metric, ShadowShapley) and not algorithm_or_coalitions:
-        algorithm_or_coalitions = str(metric.coalitions)
+    training = entry.client_algorithm or ""
+    if isinstance(metric, ShadowShapley) and not training:
+        training = str(metric.coalitions)
 
     clients_evaluate = False
     if isinstance(metric, ContributionMetric):
         metric.check(federation.num_samples)  # raises unless it suits the federation
         clients_evaluate = metric.evaluates
-    return algorithm_or_coalitions, clients_evaluate
+    return _Requirements(training, clients_evaluate)
 
 
 def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
@@ -94,7 +102,7 @@ def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Val
         trainer = federation.trainer(loop)
         start_time = time.process_time()
         trainer.fit(federation.module(), federation.datamodule())
-        result = Values(fit=time.process_time() - start_time)
+        result = Values(fit_seconds=time.process_time() - start_time)
 
     contributions = loop.contribution_metrics.contributions
     for name, metric in metrics.items():
@@ -132,7 +140,7 @@ def bench(
     say: Any = print,
 ) -> BenchResults:
     """Run all metrics in all federations with several seeds. Values stored in ``folder`` are reused."""
-    federation_by_name = {}
+    federation_by_name = {}  # without the truths
     for name, (federation, _) in federations.items():
         federation_by_name[name] = federation
     results = BenchResults(folder, identity_of(federation_by_name, entries))
@@ -152,6 +160,6 @@ def bench(
             run = run_metrics(federation, unfinished, seed)
             results.add(name, seed, run)
             progress = f"{run_number} of {num_runs}: {name}, seed {seed}"
-            say(f"{progress}: {len(run.values)} metrics, {run.fit:.1f} s")
+            say(f"{progress}: {len(run.values)} metrics, {run.fit_seconds:.1f} s")
         federation.release()
     return results

@@ -93,7 +93,7 @@ def _filled(values: Tensor) -> Tensor:
 
 
 #: Columns of values.csv, and the function that reads the cells of each.
-COLUMNS: dict[str, Cell] = {
+VALUE_COLUMNS: dict[str, Cell] = {
     "federation": str,
     "seed": parse_int,
     "metric": str,
@@ -119,7 +119,7 @@ class Values:
     #: `{metric: number}`, how many coalitions a metric evaluated.
     evaluations: dict[str, int] = field(default_factory=dict)
     #: Processor time of the whole fit in seconds.
-    fit: float = 0.0
+    fit_seconds: float = 0.0
     #: `{metric: traceback}` of errors other than a `ConfigurationError`.
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -133,9 +133,9 @@ class Values:
     def add(self, results: Values) -> None:
         """Add the results of another fit."""
         for name, result in vars(results).items():
-            if name != "fit":
+            if name != "fit_seconds":
                 getattr(self, name).update(result)
-        self.fit += results.fit
+        self.fit_seconds += results.fit_seconds
 
 
 class BenchResults:
@@ -144,15 +144,15 @@ class BenchResults:
     def __init__(
         self,
         folder: Path | None,
-        identity: Callable[[str, str], str] = lambda federation, metric: "",
+        fingerprint_of: Callable[[str, str], str] = lambda federation, metric: "",
     ) -> None:
-        self._identity = identity
+        self._fingerprint_of = fingerprint_of
         self.failed: dict[Key, str] = {}
         self.values: dict[Key, Tensor] = {}
         self.refused: dict[Key, str] = {}
         self._file: ResultFile | None = None
         if folder is not None:
-            self._file = ResultFile(folder / "values.csv", COLUMNS, key=3)
+            self._file = ResultFile(folder / "values.csv", VALUE_COLUMNS, key=3)  # columns of a Key
             self._read(self._file.rows)
 
     def _read(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -160,7 +160,7 @@ class BenchResults:
         for row in rows:
             federation = row["federation"]
             metric = row["metric"]
-            if row["identity"] == self._identity(federation, metric):
+            if row["identity"] == self._fingerprint_of(federation, metric):
                 key = (federation, row["seed"], metric)
                 numbers.setdefault(key, []).append(row["value"])
         for key, values in numbers.items():
@@ -181,11 +181,11 @@ class BenchResults:
         for metric, values in run.values.items():
             key = (federation, seed, metric)
             self.values[key] = values.double()
-            identity = self._identity(federation, metric)
+            fingerprint = self._fingerprint_of(federation, metric)
             for client, value in enumerate(values.tolist()):
-                cell = ""
+                cell = ""  # NaN
                 if not math.isnan(value):
                     cell = f"{value:.8g}"
-                rows.append([*key, client, cell, identity])
+                rows.append([*key, client, cell, fingerprint])
         if self._file is not None:
             self._file.add(rows)

@@ -20,6 +20,8 @@ from flsv.benchmark.truth import Truth
 from flsv.utilities.csv_files import Cell, number_or_nan
 from flsv.utilities.result_file import ResultFile
 
+#: Probability below the upper bound of a 90 % interval.
+UPPER_PROBABILITY = 0.95
 #: Federations by name, each with its truth.
 FederationTruths = Mapping[str, tuple[Federation, Truth]]
 #: Columns of costs.csv, and the function that reads the cells of each.
@@ -29,7 +31,7 @@ COST_COLUMNS: dict[str, Cell] = {
 #: Columns of benchmark.csv: ``interval`` and ``lead_interval`` are half the widths of 90 % intervals (over seeds, and
 #: over federations), ``of_ceiling`` is the correlation over :attr:`flsv.benchmark.Truth.ceiling`, ``lead`` what it is
 #: above the metric in the next row, ``misallocated`` the share of a payment that goes to the wrong clients.
-BY_SET = [
+TABLE_COLUMNS = [
     "set",
     "metric",
     "rank_correlation",
@@ -64,7 +66,7 @@ def summarize(
 ) -> DataFrame:
     """Summarize the metrics' scores over sets and all federations, the best metric first."""
     scores = scores_of(results, federations)  # a row per metric, federation and seed
-    correlations = by_federation(scores)  # [metrics, federations], means over seeds
+    correlations = correlations_by_federation(scores)  # [metrics, federations], means over seeds
     set_names = {name: federation.set for name, (federation, _) in federations.items()}
 
     # A column per set of federations, then one for all, and the error.
@@ -83,9 +85,9 @@ def summarize(
     summary[auroc_columns] = scores.groupby("metric")[auroc_columns].mean()
     for metric in summary.index:
         scores_of_metric = scores[scores["metric"] == metric]
-        summary.loc[metric, "interval"] = _interval(scores_of_metric)
+        summary.loc[metric, "interval"] = _half_interval(scores_of_metric)
 
-    summary = summary.reindex([*metrics]).fillna({"where": "", "federations": 0})
+    summary = summary.reindex(list(metrics)).fillna({"where": "", "federations": 0})
     return summary.sort_values("all", ascending=False, kind="stable")
 
 
@@ -93,7 +95,7 @@ def _auroc_columns(table: DataFrame) -> list[str]:
     return [name for name in table if name.startswith("auroc ")]
 
 
-def by_set(
+def table_by_set(
     results: BenchResults,
     federations: FederationTruths,
     metrics: Iterable[str],
@@ -115,11 +117,11 @@ def by_set(
         summary["set"] = set_name
         summary["of_ceiling"] = summary["all"] / ceilings.mean()
 
-        correlations = by_federation(scores_of(results, members))
+        correlations = correlations_by_federation(scores_of(results, members))
         ranking = summary.index[summary["federations"] > 0]
         for metric, next_metric in pairwise(ranking):
             lead = (correlations.loc[metric] - correlations.loc[next_metric]).dropna()
-            quantile = stats.t.ppf(0.95, len(lead) - 1)
+            quantile = stats.t.ppf(UPPER_PROBABILITY, len(lead) - 1)
             summary.loc[metric, "lead"] = lead.mean()
             summary.loc[metric, "lead_interval"] = quantile * lead.sem()
         summaries.append(summary)
@@ -130,7 +132,7 @@ def by_set(
     for metric in table.index:
         if metric in costs:
             table.loc[metric, "ms_a_round"] = 1000 * costs[metric].seconds
-    columns = [*BY_SET, *_auroc_columns(table)]
+    columns = [*TABLE_COLUMNS, *_auroc_columns(table)]
     return table.rename_axis("metric").reset_index().reindex(columns=columns)
 
 
@@ -165,12 +167,12 @@ def scores_of(results: BenchResults, federations: FederationTruths) -> DataFrame
     return DataFrame(rows, columns=columns)
 
 
-def by_federation(scores: DataFrame) -> DataFrame:
+def correlations_by_federation(scores: DataFrame) -> DataFrame:
     """Average the rank correlations over seeds, with a row per metric and a column per federation."""
     return scores.pivot_table("spearman", "metric", "federation")
 
 
-def costs(
+def measure_costs(
     federation: Federation,
     entries: Mapping[str, Entry],
     path: Path | None = None,
@@ -199,8 +201,8 @@ def costs(
         cost_of_metric[name] = cost
         say(f"{name}: {1000 * cost.seconds:.1f} ms a round")
         if file is not None:
-            numbers = [f"{number:.6g}" for number in astuple(cost)]
-            file.add([[name, *numbers, identities[name]]])
+            cells = [f"{number:.6g}" for number in astuple(cost)]
+            file.add([[name, *cells, identities[name]]])
     return cost_of_metric
 
 
@@ -213,27 +215,27 @@ def _measure_cost(name: str, entry: Entry, federation: Federation) -> Cost | Non
     if entry.client_algorithm is not None:
         # The metric's cost at the clients is part of the training.
         plain_run = run_metrics(federation, {}, seed=0)
-        seconds = max(seconds, run.fit - plain_run.fit)
-    training = max(run.fit - run.seconds.get(name, 0.0), 0.0)
+        seconds = max(seconds, run.fit_seconds - plain_run.fit_seconds)
+    training_seconds = max(run.fit_seconds - run.seconds.get(name, 0.0), 0.0)
 
     rounds = federation.rounds
     return Cost(
         seconds=seconds / rounds,
         evaluations=run.evaluations.get(name, 0) / rounds,
-        training=training / rounds,
+        training=training_seconds / rounds,
     )
 
 
-def _interval(runs: DataFrame) -> float:
+def _half_interval(runs: DataFrame) -> float:
     """Compute half the 90 % t-interval's width of a metric's mean rank correlation."""
     scores = runs.groupby("federation")["spearman"]
     counts = scores.count()
-    spreads = scores.var()
-    if spreads.isna().all():
+    variances = scores.var()
+    if variances.isna().all():
         return NAN
-    # Half the width of a 90 % interval of the mean over federations, from the spread of each over seeds.
-    variances_of_means = spreads.fillna(spreads.mean()) / counts
+    # Half the width of a 90 % interval of the mean over federations, from the variance of each over seeds.
+    variances_of_means = variances.fillna(variances.mean()) / counts
     degrees_of_freedom = int((counts - 1).sum())
-    quantile = stats.t.ppf(0.95, degrees_of_freedom)
+    quantile = stats.t.ppf(UPPER_PROBABILITY, degrees_of_freedom)
     stderr_of_mean = variances_of_means.sum() ** 0.5 / len(counts)
     return float(quantile * stderr_of_mean)

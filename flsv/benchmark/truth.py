@@ -45,7 +45,7 @@ FOLDER = Path(__file__).parent / "truths"
 #: Training seeds of the ground truth. No metric is run with these seeds.
 SEEDS = (100, 101, 102, 103, 104)
 #: Largest number of clients for which all coalitions are trained.
-MOST_CLIENTS = min(10, MAX_EXACT_PLAYERS)
+MAX_CLIENTS = min(10, MAX_EXACT_PLAYERS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,15 +151,15 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
         ConfigurationError: the federation has more than ten clients, the table was made with other settings or data, or
             a training failed.
     """
-    clients = len(federation.num_samples)
-    if clients > MOST_CLIENTS:
+    num_clients = len(federation.num_samples)
+    if num_clients > MAX_CLIENTS:
         raise ConfigurationError(
-            f"{federation.name}: {clients} clients make {2**clients:,} coalitions to train for every seed; the limit "
-            f"is {MOST_CLIENTS} clients."
+            f"{federation.name}: {num_clients} clients make {2**num_clients:,} coalitions to train for every seed; the "
+            f"limit is {MAX_CLIENTS} clients."
         )
     path = folder / f"{federation.name}.csv"
     store = UtilityStore(path, [UTILITY], truth_settings(federation, folder))
-    masks = all_coalitions(clients)
+    masks = all_coalitions(num_clients)
     num_trained = 0
     for seed in seeds:
         num_trained += len(store.missing(seed, members_of(masks)))
@@ -173,7 +173,8 @@ def truth_settings(federation: Federation, folder: Path) -> dict[str, str]:
     names = ("rounds", "data", "model", "performance", "mode", "attacks", "local_epochs")
     options = {name: getattr(federation, name) for name in names}
     text = json.dumps(options, sort_keys=True)
-    settings = {"settings": hashlib.sha256(text.encode()).hexdigest()[:12]}
+    fingerprint = hashlib.sha256(text.encode()).hexdigest()[:12]
+    settings = {"settings": fingerprint}
     if folder != FOLDER:
         settings["data and versions"] = federation.identity.key
     return settings

@@ -33,11 +33,11 @@ from flsv.benchmark.scores import BenchResults
 from flsv.benchmark.summary import (
     Cost,
     FederationTruths,
-    by_federation,
-    by_set,
-    costs,
+    correlations_by_federation,
+    measure_costs,
     scores_of,
     summarize,
+    table_by_set,
     two_digits,
 )
 from flsv.benchmark.truth import SEEDS
@@ -48,9 +48,9 @@ from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.formats import refuse_other_versions
 
 #: The federation in which costs are measured, which needs no download.
-COSTS_IN = "digits_dirichlet"
+FEDERATION_OF_COSTS = "digits_dirichlet"
 #: Federations of ``--quick``: few clients, no download, one for each kind of difference between clients.
-QUICK = ("digits_sizes", "digits_dirichlet", "digits_label_noise", "digits_free_riders")
+QUICK_FEDERATIONS = ("digits_sizes", "digits_dirichlet", "digits_label_noise", "digits_free_riders")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,7 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"one run of each of {', '.join(QUICK)}, unless --federations or --seeds are given. Without costs",
+        help=f"one run of each of {', '.join(QUICK_FEDERATIONS)}, unless --federations or --seeds are given. "
+        "Without costs",
     )
     parser.add_argument("--truth-seeds", type=from_1, help="number of trainings of every coalition")
     parser.add_argument("--strict", action="store_true", help=STRICT_HELP)
@@ -104,7 +105,7 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
     default_seeds = 1 if options.quick else 3
     seeds = options.seeds or default_seeds
     with FolderLock(out):
-        federations = _federations(options, say)
+        federations = _federations_and_truths(options, say)
         results = bench(
             federations,
             entries,
@@ -113,18 +114,18 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
             say=say,
         )
         files = ["benchmark.csv", "federations.csv", "values.csv"]
-        cost: Mapping[str, Cost] = {}
+        costs: Mapping[str, Cost] = {}
         if not options.quick:
-            cost = _costs(federations, entries, out / "costs.csv", say)
+            costs = _measured_costs(federations, entries, out / "costs.csv", say)
             files.insert(2, "costs.csv")
-        summary = _write_tables(out, results, federations, entries=entries, cost=cost)
+        summary = _write_tables(out, results, federations, entries=entries, costs=costs)
         if not quiet:
             _print_summary(summary, federations)
         print(f"Written: {display_path(out)} ({', '.join(files)})")
         return _say_failures(results, entries)
 
 
-def _federations(
+def _federations_and_truths(
     options: argparse.Namespace,
     say: Callable[[str], None],
 ) -> FederationTruths:
@@ -132,7 +133,7 @@ def _federations(
     if options.federations:
         requested_names = options.federations
     else:
-        requested_names = QUICK if options.quick else SETS
+        requested_names = QUICK_FEDERATIONS if options.quick else SETS
     requested = available_federations(requested_names, say)
     packaged_names = names()
     for candidate in requested:
@@ -147,15 +148,17 @@ def _federations(
     return federations
 
 
-def _truth(candidate: Federation, out: Path, seeds: int) -> Truth:
+def _truth(candidate: Federation, out: Path, num_seeds: int) -> Truth:
     """Return a federation's true values: packaged ones, or values of coalitions that are trained now."""
     name = candidate.name
-    if name in names() and candidate == federation(name):
+    is_packaged = name in names() and candidate == federation(name)
+    if is_packaged:
         return truth_table(candidate)
     folder = out / "truths"
     if not (folder / f"{name}.csv").is_file():
-        print(f"{name}: training all of its coalitions, {seeds} times.", flush=True)
-    make_truth(candidate, folder, range(SEEDS[0], SEEDS[0] + seeds))
+        print(f"{name}: training all of its coalitions, {num_seeds} times.", flush=True)
+    first_seed = SEEDS[0]
+    make_truth(candidate, folder, seeds=range(first_seed, first_seed + num_seeds))
     return truth_table(candidate, folder)
 
 
@@ -182,36 +185,37 @@ def _write_tables(
     federations: FederationTruths,
     *,
     entries: Mapping[str, Entry],
-    cost: Mapping[str, Cost],
+    costs: Mapping[str, Cost],
 ) -> DataFrame:
     """Write the tables as CSV files into ``out``, and return the result of :func:`summarize`."""
     summary = summarize(results, federations, entries)
-    table = by_set(results, federations, entries, cost)
+    table = table_by_set(results, federations, entries, costs)
     table.to_csv(out / "benchmark.csv", index=False, float_format="%.3f")
 
     scores = scores_of(results, federations)
-    correlations = by_federation(scores).T  # a row per federation
+    correlations = correlations_by_federation(scores).T  # a row per federation
     ceilings = {name: truth.ceiling for name, (_federation, truth) in federations.items()}
     with_ceilings = correlations.assign(ceiling=ceilings)
     with_ceilings.to_csv(out / "federations.csv", float_format="%.3f")
     return summary
 
 
-def _costs(
+def _measured_costs(
     federations: FederationTruths,
     entries: Mapping[str, Entry],
     path: Path,
     say: Callable[[str], None],
 ) -> Mapping[str, Cost]:
-    """Measure each metric's cost, ``{metric: cost}``, in the federation :data:`COSTS_IN`, or else the user's own."""
-    users_names = [name for name in federations if name not in names()]
-    if COSTS_IN in federations:
-        measured_federation, _truth = federations[COSTS_IN]
+    """Measure each metric's cost, ``{metric: cost}``, in :data:`FEDERATION_OF_COSTS`, or else the user's own."""
+    packaged_names = names()
+    users_names = [name for name in federations if name not in packaged_names]
+    if FEDERATION_OF_COSTS in federations:
+        measured_federation, _truth = federations[FEDERATION_OF_COSTS]
     elif users_names:
         measured_federation, _truth = federations[users_names[0]]
     else:
-        measured_federation = federation(COSTS_IN)
-    return costs(measured_federation, entries, path, say=say)
+        measured_federation = federation(FEDERATION_OF_COSTS)
+    return measure_costs(measured_federation, entries, path, say=say)
 
 
 def _print_lists() -> None:

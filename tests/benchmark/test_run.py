@@ -11,7 +11,7 @@ from flsv.benchmark import make_truth, truth_table
 from flsv.benchmark.registry import METRICS, NEEDS, Entry, entry
 from flsv.benchmark.run import bench, run_metrics
 from flsv.benchmark.scores import BenchResults, Values, spearman
-from flsv.benchmark.summary import by_set, costs, summarize
+from flsv.benchmark.summary import measure_costs, summarize, table_by_set
 from flsv.metrics import ContributionMetric
 from flsv.utilities.errors import ConfigurationError
 from helpers.runs import SIZES, make_small_federation
@@ -168,15 +168,15 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path: Path) -> None:
         assert torch.allclose(repeated.values[key], values.double(), rtol=1e-6)
     assert ("small", 0, "ssv") in extended.values
 
-    cost = costs(small, entries, tmp_path / "costs.csv", say=printed.append)
-    cost_read = costs(small, entries, tmp_path / "costs.csv")
+    cost = measure_costs(small, entries, tmp_path / "costs.csv", say=printed.append)
+    cost_read = measure_costs(small, entries, tmp_path / "costs.csv")
 
     assert cost["fedsv"].evaluations == 8
     assert min(entry_cost.seconds for entry_cost in cost.values()) > 0
     assert cost_read.keys() == cost.keys()
 
     summary = summarize(results, federations, entries)
-    table = by_set(results, federations, entries, cost).set_index("metric")
+    table = table_by_set(results, federations, entries, cost).set_index("metric")
     correlations = summary["all"]
 
     assert_equal_columns(table["rank_correlation"], correlations)

@@ -9,7 +9,7 @@ import yaml
 
 from flsv.benchmark.federation import FOLDER
 from flsv.cli import main
-from flsv.cli.bench import QUICK
+from flsv.cli.bench import QUICK_FEDERATIONS
 from flsv.utilities.errors import ConfigurationError
 from helpers.runs import read_rows
 
@@ -116,8 +116,8 @@ def test_bench_quick_runs_four_federations(monkeypatch, tmp_path):
     status = main(["bench", "--metric", "size", "--out", str(tmp_path), "--quick"])
 
     assert status == 2
-    assert federations == [set(QUICK)]
-    assert len(QUICK) == 4
+    assert federations == [set(QUICK_FEDERATIONS)]
+    assert len(QUICK_FEDERATIONS) == 4
 
 
 def test_bench_leaves_out_federations_without_data(monkeypatch, tmp_path, capsys):
