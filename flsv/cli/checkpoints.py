@@ -104,7 +104,7 @@ def default_checkpoints(callbacks: Sequence[L.Callback]) -> list[L.Callback]:
 
 
 def find_checkpoint(
-    word: Literal["last", "best"],
+    kind: Literal["last", "best"],
     trainer: L.Trainer,
     weights_only: bool | None = None,
 ) -> Path:
@@ -117,7 +117,7 @@ def find_checkpoint(
         searched_folders = [runs_folder(trainer), *folders_of_callbacks]
         places = " or ".join(str(folder.resolve()) for folder in searched_folders)
         raise ConfigurationError(
-            f"--ckpt_path {word}: no checkpoint below {places}. Name one, or leave ckpt_path out."
+            f"--ckpt_path {kind}: no checkpoint below {places}. Name one, or leave ckpt_path out."
         )
 
     options: dict[str, Any] = {}
@@ -128,8 +128,8 @@ def find_checkpoint(
         return DurableCheckpointIO().load_checkpoint(path, **options)
 
     newest = max(paths, key=_modified)
-    last_path = _furthest_trained(newest, load)
-    if word == "last":
+    last_path = _most_trained_of_run(newest, load)
+    if kind == "last":
         return last_path
     return _best_of(load(last_path), last_path, load)
 
@@ -144,9 +144,9 @@ def _modified(path: Path) -> int:
     return path.stat().st_mtime_ns
 
 
-def _furthest_trained(newest: Path, load: Load) -> Path:
-    """Return the furthest trained one of the newest checkpoint and ``last*.ckpt`` beside it."""
-    # The files of a copied folder are as new as the order in which they were copied.
+def _most_trained_of_run(newest: Path, load: Load) -> Path:
+    """Return the most trained one of the newest checkpoint and ``last*.ckpt`` beside it."""
+    # Copying a folder changes the times of its files, so the progress that checkpoints record decides.
     candidates = {newest, *newest.parent.glob("last*.ckpt")}
     if len(candidates) == 1:
         return newest
@@ -162,12 +162,13 @@ def _best_of(checkpoint: dict[str, Any], path: Path, load: Load) -> Path:
     """Return the best checkpoint of the run that saved ``checkpoint`` to ``path``."""
     callback_states = _callback_states(checkpoint)
     folders = {state["dirpath"] for state in callback_states}
+    candidate_folders = list(filter(None, folders))
     reasons: dict[str, None] = {}  # an ordered set
     for state in callback_states:
         has_best = state["monitor"] and state["best_model_path"]
         if not has_best:
             continue
-        for folder in filter(None, folders):  # any may be the one that the best path is below
+        for folder in candidate_folders:  # the best path may be below any of them
             best = _relocated(state, folder, path)
             if not best.is_file():
                 reasons[f"{best} does not exist"] = None
@@ -210,17 +211,17 @@ def _relocated(state: Mapping[str, Any], folder: str, checkpoint: Path) -> Path:
 
 
 def _is_same_best(
-    best: Mapping[str, Any],
+    best_checkpoint: Mapping[str, Any],
     checkpoint: Mapping[str, Any],
-    state: Mapping[str, Any],
+    callback_state: Mapping[str, Any],
 ) -> bool:
-    """Return whether ``best`` is of the run of ``checkpoint``, with the score that a callback's state has."""
+    """Return whether both checkpoints are of one run, and the best one has the score that the state has."""
     scores = []
-    for state_of_best in _callback_states(best):
-        if state_of_best["monitor"] == state["monitor"]:
+    for state_of_best in _callback_states(best_checkpoint):
+        if state_of_best["monitor"] == callback_state["monitor"]:
             scores.append(state_of_best["best_model_score"])
-    is_same_run = _federation_of(best) == _federation_of(checkpoint)
-    return is_same_run and state["best_model_score"] in scores
+    is_same_run = _federation_of(best_checkpoint) == _federation_of(checkpoint)
+    return is_same_run and callback_state["best_model_score"] in scores
 
 
 def _federation_of(checkpoint: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -277,18 +278,21 @@ class WritePredictions(BasePredictionWriter):
         frame = _columns_of_outputs(outputs, data)
         num_samples = len(frame)
 
-        row_names: Mapping[str, Sequence[str]] = {}
-        predicted_set: Any = getattr(trainer.predict_dataloaders, "dataset", None)
-        for dataset in (predicted_set, data.test_set):
-            if hasattr(dataset, "row_names"):
-                row_names = dataset.row_names
-                break
         columns: dict[str, Any] = {"index": range(num_samples)}
-        for name, texts in row_names.items():
+        for name, texts in _row_names(trainer, data).items():
             columns[name] = list(texts)[:num_samples]
         path = folder / "predictions.csv"
         save_table(path, DataFrame(columns).join(frame))
         self.where = f"{display_path(path)} ({num_samples} samples)"
+
+
+def _row_names(trainer: L.Trainer, data: FederatedDataModule) -> Mapping[str, Sequence[str]]:
+    """Return the columns that name the predicted rows of a table, ``{column: texts}``, or no columns."""
+    predicted_set: Any = getattr(trainer.predict_dataloaders, "dataset", None)
+    for dataset in (predicted_set, data.test_set):
+        if hasattr(dataset, "row_names"):
+            return dataset.row_names
+    return {}
 
 
 def _are_rows_of_one_table(batches: Sequence[Any]) -> bool:
@@ -309,19 +313,24 @@ def _columns_of_outputs(outputs: Tensor, data: FederatedDataModule) -> DataFrame
     columns: dict[str, Any] = {}
     if outputs.is_floating_point() and has_classes:
         names = [str(name) for name in data.class_names or range(num_columns)]
-        predictions = []
-        for row in outputs:
-            if row.isfinite().all():
-                likeliest_class = int(row.argmax())
-                predictions.append(names[likeliest_class])
-            else:
-                predictions.append("")
-        columns["prediction"] = predictions
+        columns["prediction"] = _likeliest_classes(outputs, names)
     else:
         names = [f"output_{position}" for position in range(num_columns)]
     for name, column in zip(names, outputs.T):
         columns[name] = _cells(column)
     return DataFrame(columns)
+
+
+def _likeliest_classes(outputs: Tensor, names: Sequence[str]) -> list[str]:
+    """Return the name of each row's likeliest class, or "" if an output is not finite."""
+    predictions = []
+    for row in outputs:
+        if row.isfinite().all():
+            likeliest_class = int(row.argmax())
+            predictions.append(names[likeliest_class])
+        else:
+            predictions.append("")
+    return predictions
 
 
 def _cells(column: Tensor) -> list[Any]:

@@ -20,6 +20,9 @@ from flsv.utilities.display import display_path as display_path
 #: Arguments of ``flsv fit`` that hide progress bars and the model's summary.
 NO_BARS = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 
+#: Seconds after which a signal whose error was ignored is sent again.
+SECONDS_TO_NEXT_SIGNAL = 0.1
+
 
 class Terminated(KeyboardInterrupt):
     """Exception raised at SIGTERM, with which systemd, SLURM and torchrun stop a command."""
@@ -42,15 +45,15 @@ def terminable() -> Iterator[None]:
 
     def send_signal_again(unraisable: Any) -> None:
         # Python ignores what is raised in a __del__ or a weak reference's callback, of which matplotlib has many, but
-        # calls this hook. 0.1 seconds later the process is probably elsewhere, and the error is raised there.
+        # calls this hook. A moment later the process is probably elsewhere, and the error is raised there.
         nonlocal was_raised
         number = numbers_by_error.get(unraisable.exc_type)
         if number is None:
             previous_hook(unraisable)
             return
         if number == signal.SIGTERM:
-            was_raised = False
-        second_signal = threading.Timer(0.1, os.kill, (os.getpid(), number))
+            was_raised = False  # it was ignored
+        second_signal = threading.Timer(SECONDS_TO_NEXT_SIGNAL, os.kill, (os.getpid(), number))
         second_signals.append(second_signal)
         second_signal.start()
 
@@ -69,7 +72,7 @@ def terminable() -> Iterator[None]:
             signal.signal(signal.SIGTERM, previous_handler)
 
 
-class Output(io.FileIO):
+class DiscardableOutput(io.FileIO):
     """Standard output that is discarded once its reader, such as ``head``, has closed the pipe."""
 
     def write(self, data: Any) -> int:
@@ -89,9 +92,10 @@ def lasting_output() -> Iterator[None]:
         yield
         return
     usual_output: Any = sys.stdout
-    raw = Output(usual_output.fileno(), "w", closefd=False)
+    # The same file, whose closed pipe raises no error.
+    output_file = DiscardableOutput(usual_output.fileno(), "w", closefd=False)
     sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(raw),
+        io.BufferedWriter(output_file),
         encoding=usual_output.encoding,
         errors=usual_output.errors,
         line_buffering=usual_output.line_buffering,

@@ -18,7 +18,7 @@ import yaml
 from flsv.utilities.errors import ConfigurationError, nearest
 
 _UNKNOWN_OPTION = re.compile(r"does not accept option '(?P<key>[^']+)'")
-_KEY = re.compile(r'^Parser key "(?P<key>[^"]+)":')
+_KEY_IN_MESSAGE = re.compile(r'^Parser key "(?P<key>[^"]+)":')
 _UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (?P<name>[\w.]+)")
 _NOT_IN_MODULE = re.compile(r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'")
 _UNKNOWN_ARGUMENT = re.compile(
@@ -28,12 +28,14 @@ _MISSING_MODULE = re.compile(
     r"given class_path '(?P<path>[\w.]+)':\s+No module named '(?P<name>[\w.]+)'"
 )
 _PART_OF_VALUE = re.compile(r"NestedArg\(key=\S+ val=(.*)\)", flags=re.DOTALL)
-_NO_MAPPING = "Expected a dict"
+_MAPPING_EXPECTED = "Expected a dict"
 #: An argument and its value, as errors of constructors show them.
-_ARGUMENT = re.compile(r"\b(?P<name>\w+)=(?:'(?P<text>[^']*)'|(?P<number>[-+.\w]+)|[\[({])")
-_QUOTED = re.compile(r"'([^']+)'")
+_ARGUMENT_IN_MESSAGE = re.compile(
+    r"\b(?P<name>\w+)=(?:'(?P<text>[^']*)'|(?P<number>[-+.\w]+)|[\[({])"
+)
+_QUOTED_TEXT = re.compile(r"'([^']+)'")
 #: What each option that may be left out would take, too.
-_NOTHING = "Expected a <class 'NoneType'>"
+_NOTHING_EXPECTED = "Expected a <class 'NoneType'>"
 
 
 class OptionError(ConfigurationError):
@@ -70,7 +72,7 @@ def explain(error: OptionError, files: Sequence[Path]) -> str:
         key, explanation = _explain_option(unknown_option["key"], error.options)
         _, _, wrong_word = key.rpartition(".")
     else:
-        key_match = _KEY.search(message)
+        key_match = _KEY_IN_MESSAGE.search(message)
         if key_match is None:
             return message
         key = key_match["key"]
@@ -159,7 +161,7 @@ def _explain_value(message: str, class_names: Collection[str]) -> tuple[str, str
         text = value[1] if part_of_value is None else part_of_value[1]
         shown = f", got {_shortened(text)}"
     reasons = "; ".join(_reasons(message))
-    if reasons == _NO_MAPPING:
+    if reasons == _MAPPING_EXPECTED:
         reasons = (
             "expected a mapping from names of your choice to what they stand for, such as "
             "{my_metric: ClassSpecificShapley}"
@@ -184,7 +186,7 @@ def _reasons(message: str) -> Iterator[str]:
     for line in (errors or text_before_value).splitlines():
         reason = line.strip(" -")
         is_heading = reason.startswith(("Does not validate", "Subtypes"))
-        if reason and reason != _NOTHING and not is_heading:
+        if reason and reason != _NOTHING_EXPECTED and not is_heading:
             yield re.sub(r"<class '([\w.]+)'>", r"\1", reason)
 
 
@@ -201,32 +203,31 @@ def _shortened(value: str, length: int = 160) -> str:
     return f"{text[:length]} ..."
 
 
-def _origin(files: Sequence[Path], keys: Sequence[str], word: str) -> str:
+def _origin(files: Sequence[Path], keys: Sequence[str], wrong_word: str) -> str:
     """Return the file and line of a key, or of a word in its value, or ""."""
     for path in reversed(files):
         root = yaml.compose(path.read_text("utf-8"))
-        line = _line(root, keys, word)
-        if line is not None:
-            return f"{path}, line {line}: "
+        line_number = _line_number(root, keys, wrong_word)
+        if line_number is not None:
+            return f"{path}, line {line_number}: "
     return ""
 
 
-def _line(node: Any, keys: Sequence[str], word: str) -> int | None:
+def _line_number(node: Any, keys: Sequence[str], word: str) -> int | None:
     """Return the number of the line where the mappings' ``keys`` lead, and ``word`` in it, or None."""
-    mark = None
+    key_mark = None
     for key in keys:
         entry = _entry_of_mapping(node, key)
         if entry is None:
             return None
         key_node, node = entry
-        mark = key_node.start_mark
+        key_mark = key_node.start_mark
     for descendant in _scalars(node):
         if descendant.value == word or descendant.value.endswith(f".{word}"):
-            mark = descendant.start_mark
-            break
-    if mark is None:
+            return int(descendant.start_mark.line) + 1
+    if key_mark is None:
         return None
-    return int(mark.line) + 1
+    return int(key_mark.line) + 1
 
 
 def _entry_of_mapping(node: Any, key: str) -> tuple[yaml.Node, yaml.Node] | None:
@@ -242,25 +243,29 @@ def origin_of(message: str, files: Sequence[Path]) -> str:
     """Return the file and line of the argument or text that a message is about, if it stands in one line, or ""."""
     if any(message.startswith(str(path)) for path in files):
         return ""
+    # The first search that has one result in all files together.
+    roots = {path: yaml.compose(path.read_text("utf-8")) for path in files}
+    for find_lines in _searches_for(message):
+        origins = []
+        for path, root in roots.items():
+            origins += [f"{path}, line {line}: " for line in find_lines(root)]
+        if len(origins) == 1:
+            return origins[0]
+    return ""
+
+
+def _searches_for(message: str) -> list[Callable[[Any], Iterator[int]]]:
+    """Return functions that yield the lines below a node on what a message names."""
     searches: list[Callable[[Any], Iterator[int]]] = []
-    argument = _ARGUMENT.search(message)
+    argument = _ARGUMENT_IN_MESSAGE.search(message)
     if argument is not None:
         value = argument["text"] or argument["number"]
         searches.append(
             partial(_lines_of_entry, name=argument["name"], value=value, message=message)
         )
-    for text in _QUOTED.findall(message):
+    for text in _QUOTED_TEXT.findall(message):
         searches.append(partial(_lines_of_value, text=text))
-
-    # The first search that has one result in all files together.
-    roots = {path: yaml.compose(path.read_text("utf-8")) for path in files}
-    for lines_in in searches:
-        origins = []
-        for path, root in roots.items():
-            origins += [f"{path}, line {line}: " for line in lines_in(root)]
-        if len(origins) == 1:
-            return origins[0]
-    return ""
+    return searches
 
 
 def _entries(node: Any) -> Iterator[tuple[yaml.Node, yaml.Node]]:
@@ -282,10 +287,10 @@ def _lines_of_entry(root: Any, name: str, value: str | None, message: str) -> It
         if key_node.value != name:
             continue
         if isinstance(value_node, yaml.ScalarNode):
-            is_value = value_node.value == value
-        else:
-            is_value = all(scalar.value in message for scalar in _scalars(value_node))
-        if is_value:
+            is_named = value_node.value == value
+        else:  # a message on a mapping or a list shows all scalars in it
+            is_named = all(scalar.value in message for scalar in _scalars(value_node))
+        if is_named:
             yield int(key_node.start_mark.line) + 1
 
 

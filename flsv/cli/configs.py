@@ -44,7 +44,9 @@ def find_config(name: str) -> Path:
     if name in names:
         return FOLDER / f"{name}.yaml"
 
-    hint = nearest(name, names) or f" With flsv come {', '.join(names)}."
+    hint = nearest(name, names)
+    if not hint:
+        hint = f" With flsv come {', '.join(names)}."
     raise ConfigurationError(f"there is no configuration file {name}.{hint}")
 
 
@@ -102,12 +104,16 @@ def check_file(path: Path) -> Any:
     except (ConfigurationError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)  # a character that YAML forbids has none
-        origin = f"{path}" if mark is None else f"{path}, line {mark.line + 1}"
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise ConfigurationError(
-            f"{origin}: this is no valid YAML: {problem}{_remedy(problem)}."
-        ) from None
+        raise ConfigurationError(f"{path}{_explain(error)}.") from None
+
+
+def _explain(error: yaml.YAMLError) -> str:
+    """Return the line of an error in a file, the problem and a remedy."""
+    # A character that YAML forbids has neither a mark nor a problem.
+    mark = getattr(error, "problem_mark", None)
+    line = "" if mark is None else f", line {mark.line + 1}"
+    problem = getattr(error, "problem", None) or " ".join(str(error).split())  # in one line
+    return f"{line}: this is no valid YAML: {problem}{_remedy(problem)}"
 
 
 def _remedy(problem: str) -> str:

@@ -33,10 +33,10 @@ from flsv.utilities.csv_files import save_table
 from flsv.utilities.errors import ConfigurationError, listed
 
 #: A class with at most this fraction of the samples is rare: a model that never predicts it has a high accuracy.
-RARE = 0.2
+RARE_SHARE = 0.2
 READ_AS = "is read as"
 #: Largest number of classes that are shown, and of clients in a table of columns.
-_SHOWN = 10
+_MAX_SHOWN = 10
 
 
 def sample_table(data: FederatedDataModule) -> pd.DataFrame:
@@ -51,9 +51,9 @@ def sample_table(data: FederatedDataModule) -> pd.DataFrame:
     if data.no_classes is None:
         shares = data.class_counts / data.num_samples[:, None]  # [n, M]
         class_columns = zip(data.class_names, shares.T.tolist())
-        for name, column in islice(class_columns, _SHOWN):
+        for name, column in islice(class_columns, _MAX_SHOWN):
             frame[name] = column
-        if data.num_classes > _SHOWN:
+        if data.num_classes > _MAX_SHOWN:
             has_class = data.class_counts > 0
             frame["classes"] = has_class.sum(1).tolist()
     return frame
@@ -101,11 +101,12 @@ def describe_positive_class(data: FederatedDataModule) -> str:
 def notes_on_data(data: FederatedDataModule) -> list[str]:
     """Return notes on possible problems with the data, each a sentence or two."""
     texts = []
-    if data.no_classes is None and len(data.class_names) <= _SHOWN:
+    if data.no_classes is None and len(data.class_names) <= _MAX_SHOWN:
         texts += _notes_on_classes(data)
     missing_shares = missing_table(data).drop(columns=READ_AS)
     for column, shares in missing_shares.iterrows():
-        is_mostly_missing = shares - shares.min() > 0.5
+        excess = shares - shares.min()  # over the client with the fewest missing values
+        is_mostly_missing = excess > 0.5
         clients = shares.index[is_mostly_missing]
         if len(clients):
             texts.append(
@@ -122,9 +123,10 @@ def _notes_on_classes(data: FederatedDataModule) -> list[str]:
     class_sizes = counts.sum()
     shares = class_sizes / class_sizes.sum()
     rare_classes = [
-        f"{name} ({100 * share:.1f} %)" for name, share in shares.items() if share <= RARE
+        f"{name} ({100 * share:.1f} %)" for name, share in shares.items() if share <= RARE_SHARE
     ]
-    if rare_classes and len(shares) <= 1 / RARE:
+    has_few_classes = len(shares) <= 1 / RARE_SHARE  # of more, even equal shares are rare
+    if rare_classes and has_few_classes:
         texts.append(
             f"Rare: {listed(rare_classes)}. Accuracy is not informative. Use performance: auroc, average_precision or "
             "balanced_accuracy, and train with class_weights: balanced."
@@ -144,19 +146,15 @@ def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
         f"Training samples of each client\n\n{_in_percent(frame, shares).to_string(max_rows=40)}\n"
     )
     validation_set = data.validation()
-    rows = (
-        ""
-        if validation_set is None or validation_set["rows"] is None
-        else f", {validation_set['rows']:,} samples"
-    )
-    print(
-        "The server has no validation set."
-        if validation_set is None
-        else f"The server validates on {validation_set['of']}{rows}."
-    )
+    if validation_set is None:
+        print("The server has no validation set.")
+    else:
+        rows = validation_set["rows"]
+        count = "" if rows is None else f", {rows:,} samples"
+        print(f"The server validates on {validation_set['of']}{count}.")
     if data.column_cards:
         missing_shares = missing_table(data).set_index(READ_AS, append=True)
-        if len(missing_shares.columns) > _SHOWN:
+        if len(missing_shares.columns) > _MAX_SHOWN:
             missing_shares = pd.DataFrame(
                 {
                     "least": missing_shares.min(axis=1),
@@ -170,8 +168,8 @@ def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
         )
         print(f"\nColumns\n\n{missing_shares.to_string()}\n")
     if len(doubts):
-        shown = doubts.head(_SHOWN)[["column", "site", "doubt"]]
-        count_note = f" ({_SHOWN} of {len(doubts)})" if len(doubts) > _SHOWN else ""
+        shown = doubts.head(_MAX_SHOWN)[["column", "site", "doubt"]]
+        count_note = f" ({_MAX_SHOWN} of {len(doubts)})" if len(doubts) > _MAX_SHOWN else ""
         print(
             f"Doubts, the worst first{count_note}: ask the sites\n\n{shown.to_string(index=False)}\n"
         )

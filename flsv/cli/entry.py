@@ -38,12 +38,12 @@ FLSV_COMMANDS = {
     "new": "write a package with a metric of your own to start from",
 }
 #: Subcommands that fit dozens of times, without Lightning's messages, and skip finished work when started again.
-MANY_FITS = ("retrain", "repeat", "bench")
+COMMANDS_OF_MANY_FITS = ("retrain", "repeat", "bench")
 #: Subcommands whose first argument is a run's folder.
-OF_A_RUN = ("retrain", "report")
+COMMANDS_ON_A_RUN = ("retrain", "report")
 #: Subcommands that read their arguments before they import PyTorch, or do not import it.
-WITHOUT_PYTORCH = ("init", "new", "report")
-QUIET = ("-q", "--quiet")
+COMMANDS_WITHOUT_PYTORCH = ("init", "new", "report")
+QUIET_OPTIONS = ("-q", "--quiet")
 #: Arguments that ``--quiet`` stands for in LightningCLI's subcommands.
 QUIET_ARGUMENTS = {
     "fit": (*NO_BARS, "--federation.reporting.table=false"),
@@ -78,7 +78,7 @@ def main(args: list[str] | None = None) -> int:
         if isinstance(stopped, SystemExit) and stopped.code != 128 + signal.SIGTERM:
             raise
         advice = ""
-        if words and words[0] in MANY_FITS:
+        if words and words[0] in COMMANDS_OF_MANY_FITS:
             advice = ". Finished work is kept: run the same command again to continue."
         print(f"flsv: stopped{advice}", file=sys.stderr)
         if type(stopped) is KeyboardInterrupt:
@@ -102,7 +102,8 @@ def main(args: list[str] | None = None) -> int:
 
 def _origin(error: ConfigurationError, words: list[str]) -> str:
     """Return the file and line that an error is about."""
-    if re.match(r"\S+, line \d", str(error)):
+    names_its_line = re.match(r"\S+, line \d", str(error))  # as in "data.csv, line 3"
+    if names_its_line:
         return ""
     try:
         files = config_files(words)
@@ -120,9 +121,9 @@ def _configuration_error(error: BaseException | None) -> ConfigurationError | No
 
 def _run(words: list[str]) -> int:
     """Run the subcommand that a command line names."""
-    quiet = any(word in QUIET for word in words)
-    words = [word for word in words if word not in QUIET]
-    command = words[0] if words else "--help"
+    quiet = any(word in QUIET_OPTIONS for word in words)
+    arguments = [word for word in words if word not in QUIET_OPTIONS]
+    command = arguments[0] if arguments else "--help"
     if not command.startswith("-") or command in ("-h", "--help", "--version"):
         # This ends the command if it is --help, --version, or no subcommand.
         _parser().parse_args([command])
@@ -130,28 +131,28 @@ def _run(words: list[str]) -> int:
     if command in FLSV_COMMANDS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
     if command == "data":
-        words = [command, *files_as_options(words[1:])]
-    if command in OF_A_RUN:
-        _check_run_folder(words)
-    if command not in WITHOUT_PYTORCH:
-        for path in config_files(words):
+        arguments = [command, *files_as_options(arguments[1:])]
+    if command in COMMANDS_ON_A_RUN:
+        _check_run_folder(arguments[1:])
+    if command not in COMMANDS_WITHOUT_PYTORCH:
+        for path in config_files(arguments):
             check_file(path)
         is_first_rank = int(os.environ.get("RANK", 0)) == 0
         if not quiet and is_first_rank:
             print(f"flsv {command}: loading PyTorch", file=sys.stderr, flush=True)
     try:
         if command in FLSV_COMMANDS:
-            return _run_flsv_command(command, words[1:], quiet)
-        return _run_lightning_command(words, command, quiet)
+            return _run_flsv_command(command, arguments[1:], quiet)
+        return _run_lightning_command(arguments, command, quiet)
     except OptionError as error:
-        raise ConfigurationError(explain(error, config_files(words))) from None
+        raise ConfigurationError(explain(error, config_files(arguments))) from None
 
 
-def _check_run_folder(words: list[str]) -> None:
+def _check_run_folder(arguments: list[str]) -> None:
     """Refuse a folder that is not there before PyTorch is imported, which takes seconds."""
-    if len(words) == 1 or words[1].startswith("-"):
+    if not arguments or arguments[0].startswith("-"):
         return
-    folder = Path(words[1])
+    folder = Path(arguments[0])
     if not folder.exists():
         raise ConfigurationError(
             f"there is no folder {folder}. Name a run's, such as lightning_logs/version_0."
@@ -159,8 +160,8 @@ def _check_run_folder(words: list[str]) -> None:
 
 
 def _run_flsv_command(command: str, args: list[str], quiet: bool) -> int:
-    if command not in WITHOUT_PYTORCH:
-        _hide_messages(quiet or command in MANY_FITS)
+    if command not in COMMANDS_WITHOUT_PYTORCH:
+        _hide_messages(quiet or command in COMMANDS_OF_MANY_FITS)
     main: Any = importlib.import_module(f"flsv.cli.{command}").main
     return int(main(args, quiet) or 0)
 
@@ -174,7 +175,7 @@ def _run_lightning_command(args: list[str], command: str, quiet: bool) -> int:
         arguments += QUIET_ARGUMENTS.get(command, ())
     cli = make_cli(arguments, quiet=quiet)
     if quiet and command == "fit":
-        cli.say_where(1)
+        cli.print_where_results_are(max_lines=1)
     return 0
 
 
@@ -191,7 +192,9 @@ def _parser() -> argparse.ArgumentParser:
         "--version", action="version", version=f"flsv {__version__}", help="print the version"
     )
     parser.add_argument(
-        *QUIET, action="store_true", help="no progress, no tables: warnings, errors and files only"
+        *QUIET_OPTIONS,
+        action="store_true",
+        help="no progress, no tables: warnings, errors and files only",
     )
     subcommands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND")
     for name, description in {**LIGHTNING_COMMANDS, **FLSV_COMMANDS}.items():

@@ -13,9 +13,11 @@ from torch.distributed import is_torchelastic_launched
 from flsv import FederatedDataModule
 from flsv.utilities.errors import ConfigurationError
 
-_REQUIRED = re.compile(r'^Parser key "model":.*arguments are required: ([\w, ]+)', flags=re.DOTALL)
+_REQUIRED_ARGUMENTS = re.compile(
+    r'^Parser key "model":.*arguments are required: (?P<names>[\w, ]+)', flags=re.DOTALL
+)
 #: Names of a model's argument that is the length of a sample with one dimension.
-_LENGTHS = ("num_features", "in_features", "input_size", "input_dim")
+_LENGTH_ARGUMENTS = ("num_features", "in_features", "input_size", "input_dim")
 
 
 def link_required(parser: LightningArgumentParser, message: str) -> bool:
@@ -23,20 +25,20 @@ def link_required(parser: LightningArgumentParser, message: str) -> bool:
 
     Return whether there are any.
     """
-    required = _REQUIRED.search(message)
-    if required is None:
+    match = _REQUIRED_ARGUMENTS.search(message)
+    if match is None:
         return False
-    for name in required[1].split(", "):
+    for name in match["names"].split(", "):
         parser.link_arguments(
             "data",
             f"model.init_args.{name}",
-            compute_fn=partial(_told_by_data, name=name),
+            compute_fn=partial(_value_in_data, name=name),
             apply_on="instantiate",
         )
     return True
 
 
-def _told_by_data(data: FederatedDataModule, name: str) -> Any:
+def _value_in_data(data: FederatedDataModule, name: str) -> Any:
     """Return what the project's data module or, after its setup, the federation's has under a name."""
     value = _attribute(data, name)
     if value is None:
@@ -45,7 +47,7 @@ def _told_by_data(data: FederatedDataModule, name: str) -> Any:
         data.setup("fit")
         value = _attribute(data, name)
     if value is None:
-        value = _told_by_federation(data, name)
+        value = _value_in_federation(data, name)
     if value is None:
         raise ConfigurationError(
             f"model: the argument {name} is required, and neither the configuration nor the data have it. "
@@ -62,11 +64,11 @@ def _attribute(data: FederatedDataModule, name: str) -> Any:
     return None if callable(value) else value
 
 
-def _told_by_federation(data: FederatedDataModule, name: str) -> Any:
+def _value_in_federation(data: FederatedDataModule, name: str) -> Any:
     if name == "input_shape":
         return data.input_shape
-    if name in _LENGTHS and len(data.input_shape) == 1:
+    if name in _LENGTH_ARGUMENTS and len(data.input_shape) == 1:
         return data.input_shape[0]
-    if name in ("num_classes", "class_names") and data.no_classes is None:
+    if name in ("num_classes", "class_names") and data.no_classes is None:  # the data have classes
         return getattr(data, name)
     return None

@@ -35,7 +35,7 @@ _METRICS = "federation.metrics"
 _LOOPS = ("FederatedLoop", "flsv.FederatedLoop", "flsv.federation.FederatedLoop")
 _DATA_MODULES = ("FederatedDataModule", "flsv.FederatedDataModule", "flsv.data.FederatedDataModule")
 _OPTIMIZERS = ("optimizer", "lr_scheduler")
-_PARTS = tuple(f"federation.{role}" for role in ROLES)
+_PART_OPTIONS = tuple(f"federation.{role}" for role in ROLES)
 CONFIG_HELP = (
     "A YAML file, or the name of one that comes with flsv (quickstart). Of several, a later one overrides, and adds "
     "to federation.metrics by name. --print_config shows the result."
@@ -55,7 +55,8 @@ class ConfigFile(ActionConfigFile):
         self, parser: Any, cfg: Any, values: Any, option_string: str | None = None
     ) -> None:
         text = values
-        if isinstance(values, str) and not set("{\n") & set(values):
+        is_path = isinstance(values, str) and "{" not in values and "\n" not in values
+        if is_path:
             path = find_config(values)
             check_file(path)
             values = str(path)
@@ -65,12 +66,14 @@ class ConfigFile(ActionConfigFile):
         if sections != config:
             # JSON is YAML, and has quotes around texts that look like numbers.
             values = json.dumps(sections)
+
         for key, section in _parts_in(sections):
             earlier_section = cfg.get(key)
             if not isinstance(earlier_section, Mapping | Namespace):
                 continue
-            if _class_of(earlier_section) not in (None, _class_of(section)):
-                cfg[key] = None
+            earlier_class = _class_of(earlier_section)
+            if earlier_class not in (None, _class_of(section)):
+                cfg[key] = None  # its options are not the new class's
 
         earlier_metrics = cfg.get(_METRICS)
         super().__call__(parser, cfg, values, option_string)
@@ -94,18 +97,25 @@ def with_sections_of_flsv(config: Any) -> Any:
     callbacks = trainer.get("callbacks") if isinstance(trainer, dict) else None
     if isinstance(callbacks, dict | str):
         callbacks = [callbacks]
-    remaining_callbacks: list[Any] = []
+    other_callbacks = []
+    loops = []
     for callback in callbacks or []:
-        class_path, arguments = callback, None
-        if isinstance(callback, dict):
-            class_path, arguments = callback.get("class_path"), callback.get("init_args")
-        if class_path in _LOOPS:
-            options_of_section = sections.get("federation") or {}
-            sections["federation"] = {**(arguments or {}), **options_of_section}
-            sections["trainer"] = {**trainer, "callbacks": remaining_callbacks}
+        if _is_loop(callback):
+            loops.append(callback)
         else:
-            remaining_callbacks.append(callback)
+            other_callbacks.append(callback)
+    for loop in loops:
+        arguments = loop.get("init_args") if isinstance(loop, dict) else None
+        options_of_section = sections.get("federation") or {}
+        sections["federation"] = {**(arguments or {}), **options_of_section}
+    if loops:
+        sections["trainer"] = {**trainer, "callbacks": other_callbacks}
     return sections
+
+
+def _is_loop(callback: Any) -> bool:
+    class_path = callback.get("class_path") if isinstance(callback, dict) else callback
+    return class_path in _LOOPS
 
 
 def with_merged_options(words: Sequence[str]) -> list[str]:
@@ -114,20 +124,22 @@ def with_merged_options(words: Sequence[str]) -> list[str]:
     ``--federation.metrics {...}`` adds to the metrics of files, and what is of another class begins anew.
     """
     # --federation.sampler=UniformSampler becomes --config {"federation": {"sampler": "UniformSampler"}}.
-    merged = []
-    remaining_words = iter(words)
-    for word in remaining_words:
+    merged: list[str] = []
+    remaining_words = list(words)
+    while remaining_words:
+        word = remaining_words.pop(0)
         option, equals_sign, text = word.partition("=")
         key = option.removeprefix("--").removesuffix(".class_path")
         keys = key.split(".")
-        is_part = key in _PARTS or keys[-1] in _OPTIMIZERS
-        are_metrics = option == f"--{_METRICS}"
-        if not option.startswith("--") or not (is_part or are_metrics):
+        is_part = key in _PART_OPTIONS or keys[-1] in _OPTIMIZERS
+        is_metrics = option == f"--{_METRICS}"
+        is_to_merge = option.startswith("--") and (is_part or is_metrics)
+        if not is_to_merge:
             merged.append(word)
             continue
 
-        if not equals_sign:
-            text = next(remaining_words, "")  # the value is the next word
+        if not equals_sign and remaining_words:
+            text = remaining_words.pop(0)  # the value is the next word
         section = yaml.safe_load(text)
         names_class = is_part and _class_of(section) is not None
         if names_class or isinstance(section, Mapping):
@@ -151,8 +163,8 @@ def _parts_in(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if not isinstance(config, Mapping):
         return
     for name, section in config.items():
-        key = f"{path}.{name}".lstrip(".")
-        is_part = key in _PARTS or name in _OPTIMIZERS
+        key = f"{path}.{name}".lstrip(".")  # no path before the first name
+        is_part = key in _PART_OPTIONS or name in _OPTIMIZERS
         if is_part and _class_of(section) is not None:
             yield key, section
         else:
@@ -211,9 +223,8 @@ class FitParser(OptionParser, LightningArgumentParser):
         if "correspond to a subclass" in message:
             for module, name in re.findall(r"([\w.]+)\.(\w+)", message):
                 wrong_class = getattr(sys.modules.get(module), name, None)
-                check_lightning(
-                    wrong_class
-                )  # a better error, if it is of the other Lightning package
+                # A better error, if the class is of the other Lightning package.
+                check_lightning(wrong_class)
         return super().error(message, ex)
 
 
@@ -243,7 +254,8 @@ def import_parts() -> None:
     for package in PACKAGES:
         for name in _names_in(package):
             try:
-                getattr(sys.modules[package], name)  # the package imports the class when it is read
+                # A package imports a class when the class's name is first read.
+                getattr(sys.modules[package], name)
             except ModuleNotFoundError as error:
                 _raise_unless_of_flsv(error)
 
@@ -266,9 +278,9 @@ def _raise_unless_of_flsv(error: ModuleNotFoundError) -> None:
 
 
 #: Arguments of all parsers that are made here by jsonargparse.
-PARSER: dict[str, Any] = {"formatter_class": OptionHelp, "allow_abbrev": False}
+PARSER_OPTIONS: dict[str, Any] = {"formatter_class": OptionHelp, "allow_abbrev": False}
 #: Sections of the configuration files of all commands.
-SECTIONS = ("trainer", "federation", "model", "optimizer", "lr_scheduler", "ckpt_path", "value")
+ALL_SECTIONS = ("trainer", "federation", "model", "optimizer", "lr_scheduler", "ckpt_path", "value")
 #: The first line of their help, instead of a list of all options.
 USAGE = "%(prog)s [--config CONFIG ...] [options]"
 
@@ -278,7 +290,7 @@ def option_parser(
 ) -> ArgumentParser:
     """Return a parser for a command's options, ``{section: class}``. It ignores other sections in files."""
     import_parts()
-    parser = OptionParser(prog=prog, description=description, usage=USAGE, **PARSER)
+    parser = OptionParser(prog=prog, description=description, usage=USAGE, **PARSER_OPTIONS)
     parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
     for name, kind in sections.items():
         parser.add_class_arguments(kind, name)
@@ -288,7 +300,7 @@ def option_parser(
         default=0,
         help="seed of everything that has no seed of its own",
     )
-    ignored_sections = {*SECTIONS} - {*sections}
+    ignored_sections = set(ALL_SECTIONS) - set(sections)
     for name in ignored_sections:
         parser.add_argument(f"--{name}", type=dict | int | str | None, help=SUPPRESS)
     return parser

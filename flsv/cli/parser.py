@@ -33,7 +33,7 @@ from flsv.cli.config_errors import OptionError
 from flsv.cli.links import link_required
 from flsv.cli.options import (
     CONFIG_HELP,
-    PARSER,
+    PARSER_OPTIONS,
     STRICT_HELP,
     USAGE,
     ConfigFile,
@@ -76,7 +76,9 @@ PARTS: dict[str, type] = {
     "flsv.uploads": Upload,
 }
 #: Seconds that a stopped rank waits so that the script that started it can print its last messages.
-PATIENCE = 10.0
+SECONDS_UNTIL_KILLED = 10.0
+#: Similarity of two names, from 0 to 1, from which on one may be the other one misspelled.
+SIMILARITY_OF_MISSPELLED = 0.8
 
 
 class SavedConfig(SaveConfigCallback):
@@ -89,7 +91,10 @@ class SavedConfig(SaveConfigCallback):
         """Warn before the first round of a monitor whose name is nearly that of a value which is logged."""
         logged_names = list(trainer.callback_metrics)
         for callback_name, monitor in _unlogged_monitors(trainer):
-            if get_close_matches(monitor, logged_names, cutoff=0.8):
+            looks_misspelled = bool(
+                get_close_matches(monitor, logged_names, cutoff=SIMILARITY_OF_MISSPELLED)
+            )
+            if looks_misspelled:
                 warnings.warn(
                     f"{callback_name}(monitor={monitor!r}): validation logs no such value."
                     f"{nearest(monitor, logged_names)} Unless training logs it, the first round is the last.",
@@ -171,7 +176,8 @@ class FederatedCLI(LightningCLI):
         if isinstance(words, list):
             words = with_merged_options(words)
             options["args"] = words
-        self._command = next(iter(words), None)
+        self._command = next(iter(words), None)  # the words may be a dictionary or a Namespace
+        self.prediction_writer: WritePredictions | None = None
         self._new_folder: Path | None = None
         super().__init__(*arguments, **options)
 
@@ -184,7 +190,7 @@ class FederatedCLI(LightningCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         parser = FitParser(
-            **{"dump_header": [f"lightning.pytorch=={L.__version__}"], **PARSER, **kwargs}
+            **{"dump_header": [f"lightning.pytorch=={L.__version__}"], **PARSER_OPTIONS, **kwargs}
         )
         parser.add_argument("-c", "--config", action=ConfigFile, help=CONFIG_HELP)
         return parser
@@ -204,9 +210,8 @@ class FederatedCLI(LightningCLI):
         try:
             super().parse_arguments(parser, args)
         except OptionError as error:
-            section_parser: Any = parser
-            for subcommand_parser in subparsers_of(parser):
-                section_parser = subcommand_parser
+            parsers: list[Any] = [parser, *subparsers_of(parser)]
+            section_parser = parsers[-1]  # the subcommand's, if there is one
             if not link_required(section_parser, str(error)):
                 raise
             super().parse_arguments(parser, args)
@@ -229,26 +234,27 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer. Unless configured callbacks save checkpoints, it saves ``last.ckpt`` and ``best.ckpt``."""
-        trainer = self.config_init.get(str(self.subcommand), self.config_init).trainer
-        if trainer.enable_checkpointing is not False and not trainer.barebones:
-            callbacks = trainer.callbacks or []
+        config = self.config_init.get(str(self.subcommand), self.config_init)
+        options = config.trainer
+        if options.enable_checkpointing is not False and not options.barebones:
+            callbacks = options.callbacks or []
             if not isinstance(callbacks, list):
                 callbacks = [callbacks]
             callbacks_that_save = default_checkpoints(callbacks)
             kwargs.setdefault("callbacks", [*callbacks, *callbacks_that_save])
-        if self.subcommand is not None and trainer.strategy == "auto":
-            kwargs.update(self._arguments_for_torchrun(trainer))
+        if self.subcommand is not None and options.strategy == "auto":
+            kwargs.update(self._arguments_for_torchrun(options))
         try:
-            built_trainer = super().instantiate_trainer(**kwargs)
+            trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError) as error:
             raise ConfigurationError(f"trainer: {error}") from error
         # mypy: set by Lightning's connectors
-        if self.subcommand == "predict" and not built_trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self.subcommand == "predict" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.prediction_writer = WritePredictions()
-            callbacks_of(built_trainer).append(self.prediction_writer)
-        return built_trainer
+            callbacks_of(trainer).append(self.prediction_writer)
+        return trainer
 
-    def _arguments_for_torchrun(self, trainer: Any) -> dict[str, Any]:
+    def _arguments_for_torchrun(self, options: Any) -> dict[str, Any]:
         """Return Trainer arguments that divide the clients among the processes of ``torchrun``, if it is used."""
         if not is_torchelastic_launched() or int(os.environ["WORLD_SIZE"]) == 1:
             return {}
@@ -259,9 +265,9 @@ class FederatedCLI(LightningCLI):
             )
         arguments: dict[str, Any] = {"strategy": FederatedStrategy.strategy_name}
         processes_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
-        if trainer.devices == "auto":
+        if options.devices == "auto":
             arguments["devices"] = processes_per_node
-        if trainer.num_nodes == 1:
+        if options.num_nodes == 1:
             arguments["num_nodes"] = int(os.environ["WORLD_SIZE"]) // processes_per_node
         return arguments
 
@@ -287,30 +293,30 @@ class FederatedCLI(LightningCLI):
         except (RuntimeError, MisconfigurationException) as error:
             raise_if_monitor_is_unlogged(error, self.trainer)
             raise
-        # On Ctrl-C, Lightning ends with SystemExit, and TensorBoard's writer, which cannot be closed twice, OSError.
         except (SystemExit, OSError) as error_of_exit:
+            # On Ctrl-C, Lightning raises SystemExit, and TensorBoard's writer, which cannot be closed twice, OSError.
             interrupt = error_of_exit.__context__
             if not isinstance(interrupt, KeyboardInterrupt):
                 raise
             if started_by_script():
                 # The script, which ends this rank, is killed once a rank has failed: wait for it.
-                time.sleep(PATIENCE)
+                time.sleep(SECONDS_UNTIL_KILLED)
             if subcommand == "fit" and self.trainer.is_global_zero and not self.quiet:
                 self._say_how_to_go_on()
             raise interrupt from None
 
     def _say_how_to_go_on(self) -> None:
         if not self.loop.reporting.table:
-            self.say_where(1)
+            self.print_where_results_are(max_lines=1)
         for folder in checkpoint_folders(self.trainer):
             if any(folder.glob("*.ckpt")):
                 print("Go on:   the same command with --ckpt_path last", flush=True)
                 break
 
-    def say_where(self, lines: int | None = None) -> None:
-        """Print where the results are, and further commands. With ``lines``, print only so many lines."""
+    def print_where_results_are(self, max_lines: int | None = None) -> None:
+        """Print where the results are, and further commands, or only the first lines."""
         if self.trainer.is_global_zero and leaves_files(self.trainer):
-            print("\n".join(where_results_are(self.trainer)[:lines]), flush=True)
+            print("\n".join(where_results_are(self.trainer)[:max_lines]), flush=True)
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would replace the configured model by the checkpoint's."""
@@ -330,10 +336,9 @@ class FederatedCLI(LightningCLI):
         if path in ("last", "best"):
             checkpoint = find_checkpoint(path, self.trainer, config.get("weights_only"))
             config.ckpt_path = str(checkpoint)
-            if not self.quiet and self.subcommand == "fit":
-                print(f"Resuming from {checkpoint}")
-            elif not self.quiet:
-                print(f"Weights from {checkpoint}")
+            purpose = "Resuming" if self.subcommand == "fit" else "Weights"
+            if not self.quiet:
+                print(f"{purpose} from {checkpoint}")
         elif path is None and self.subcommand != "fit":
             warnings.warn(
                 f"flsv {self.subcommand} without --ckpt_path uses the initial weights.",
@@ -362,8 +367,8 @@ class FederatedCLI(LightningCLI):
         logged_values = folder / ExperimentWriter.NAME_METRICS_FILE
         has_csv_logger = any(isinstance(logger, CSVLogger) for logger in self.trainer.loggers)
         if has_csv_logger and logged_values.is_file():
-            copy = set_aside(logged_values)
-            warnings.warn(f"{logged_values} was there: it is kept in {copy}.", stacklevel=2)
+            new_path = set_aside(logged_values)
+            warnings.warn(f"{logged_values} was there: it is kept in {new_path}.", stacklevel=2)
 
     def _leave_no_run(self, config: Any) -> None:
         """Prevent a command other than ``fit`` from writing into a run or making a new one, except predictions."""
@@ -374,18 +379,20 @@ class FederatedCLI(LightningCLI):
             if not isinstance(logger, CSVLogger | TensorBoardLogger):
                 remaining_loggers.append(logger)
         self.trainer.loggers = remaining_loggers
-        if hasattr(self, "prediction_writer"):
+        if self.prediction_writer is not None:
             folder = self._folder_of_predictions(config.ckpt_path)
             self.prediction_writer.folder = folder
 
     def _folder_of_predictions(self, checkpoint: str | None) -> Path:
         """Return the folder of the checkpoint's run, or else the trainer's, where no other file is overwritten."""
-        if checkpoint is not None and Path(checkpoint).parent.name == "checkpoints":
-            return Path(checkpoint).parents[1]
+        if checkpoint is not None:
+            checkpoint_folder = Path(checkpoint).parent
+            if checkpoint_folder.name == "checkpoints":
+                return checkpoint_folder.parent
         folder = run_folder(self.trainer)
         for path in folder.glob("predictions.*"):
-            copy = set_aside(path)
-            warnings.warn(f"{path} was there: it is kept in {copy}.", stacklevel=2)
+            new_path = set_aside(path)
+            warnings.warn(f"{path} was there: it is kept in {new_path}.", stacklevel=2)
         return folder
 
     before_validate = before_test = before_predict = before_fit
@@ -393,11 +400,10 @@ class FederatedCLI(LightningCLI):
     def after_fit(self) -> None:
         """Print where the results are, unless the final table shows it."""
         if not (self.quiet or self.loop.reporting.table):
-            self.say_where()
+            self.print_where_results_are()
 
     def after_predict(self) -> None:
-        # mypy: set by Lightning's connectors
-        if not self.quiet and self.trainer.is_global_zero and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self.prediction_writer is not None and not self.quiet and self.trainer.is_global_zero:
             print(f"Predictions: {self.prediction_writer.where}")
 
 

@@ -56,18 +56,16 @@ def register() -> None:
     configure()
     keys = sorted(KEYS.glob("*.pub"))
     for key in keys:
-        done = subprocess.run(
+        process = subprocess.run(
             ["flwr", "supernode", "register", key, NAME, "--name", key.stem],
             capture_output=True,
             text=True,
         )
-        said = " ".join((done.stdout + done.stderr).split())
-        if done.returncode and "already in use" not in said:
-            sys.exit(f"{key} could not be registered: {said}")
-    print(
-        f"registered: {', '.join(key.stem for key in keys) or f'nobody, there is no {KEYS}/*.pub'}",
-        flush=True,
-    )
+        output = " ".join((process.stdout + process.stderr).split())
+        if process.returncode and "already in use" not in output:
+            sys.exit(f"{key} could not be registered: {output}")
+    names = ", ".join(key.stem for key in keys) or f"nobody, there is no {KEYS}/*.pub"
+    print(f"registered: {names}", flush=True)
 
 
 def status() -> dict[str, str]:
@@ -138,7 +136,8 @@ def run() -> int:
 def stop() -> int:
     configure()
     run = status().get("run", "")
-    if state(run) not in ALIVE or not flwr("stop", run, NAME).get("success"):
+    is_alive = state(run) in ALIVE
+    if not is_alive or not flwr("stop", run, NAME).get("success"):
         print("no run is at work here", flush=True)
         return 1
     say("stopped", run)
