@@ -111,10 +111,10 @@ def parametrize_with_checks(parts: Iterable[Any], **options: Any) -> Any:
 
 
 def _case_of(part: Any, **options: Any) -> Case:
-    cases: tuple[Any, ...] = (MetricCase, AggregatorCase, ClientAlgorithmCase)
-    for case in cases:
-        if isinstance(part, case.base):
-            return case(part, **options)
+    case_types: tuple[Any, ...] = (MetricCase, AggregatorCase, ClientAlgorithmCase)
+    for case_type in case_types:
+        if isinstance(part, case_type.base):
+            return case_type(part, **options)
     raise ConfigurationError(
         f"parametrize_with_checks([{part!r}]): expected an object of Metric, Aggregator, ClientAlgorithm."
     )

@@ -63,11 +63,13 @@ class PartCheck:
                 return
             failure = f"{self.case.name} fails {check_name}"
             advice = self.check.__doc__ or ""
-            expected = " ".join(advice.split())
+            advice_in_one_line = " ".join(advice.split())
             if isinstance(error, AssertionError):
-                raise AssertionError(f"{failure}: got {error}. {expected}") from error.__cause__
+                raise AssertionError(
+                    f"{failure}: got {error}. {advice_in_one_line}"
+                ) from error.__cause__
             raise AssertionError(
-                f"{failure}: got {type(error).__name__}: {error}. {expected}"
+                f"{failure}: got {type(error).__name__}: {error}. {advice_in_one_line}"
             ) from error
         if expected_failure is not None:
             raise AssertionError(
@@ -116,7 +118,8 @@ def equal(
     if isinstance(value, list | tuple):
         if len(value) != len(expected):
             return False
-        return all(equal(*pair, rtol) for pair in zip(value, expected))
+        pairs = zip(value, expected)
+        return all(equal(item, expected_item, rtol) for item, expected_item in pairs)
     return bool(value == expected)
 
 
@@ -135,7 +138,7 @@ def _same_tensors(tensor: Tensor, expected: Tensor, rtol: float | None) -> bool:
     )
 
 
-def refused(call: Callable[[], Any]) -> bool:
+def raises_value_error(call: Callable[[], Any]) -> bool:
     """Return whether ``call`` raises ValueError, of which ConfigurationError is a subclass."""
     try:
         call()

@@ -31,18 +31,21 @@ from flsv.utilities.seeding import generator_for, isolated_rngs
 NUM_CLIENTS = 4
 NUM_CLASSES = 3
 FEATURES = 4
-VALIDATION = 12
-SIZES = (8, 6, 8, 10)
+NUM_VALIDATION_SAMPLES = 12
+NUM_SAMPLES_OF_CLIENTS = (8, 6, 8, 10)
 #: Ids of the clients of each round. Client 3 is in no round.
 COHORTS = ((0, 2), (0, 1, 2), (1, 2))
 #: New numbers of all clients, to check that results do not depend on the numbers.
 ORDER = (2, 0, 3, 1)
 SEED = 1
-ROUNDS = len(COHORTS)
+NUM_ROUNDS = len(COHORTS)
 _SPLITS = Splits(client_val=0.25, client_test=0.125)
 #: Needs of parts that evaluate models, and so read all of a model.
 EVALUATIONS = frozenset({"validation", "answers", "client validation"})
-_QUIET = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+_OUTPUT_OPTIONS = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+
+#: Entries of a loop's state with which two fits are compared.
+RESULTS_IN_STATE = ("starts", "clients", "trained", "strategies", "weights")
 
 
 class TinyClassifier(ClassifierClient):
@@ -102,17 +105,19 @@ class Turns(ClientSampler):
         return torch.zeros(num_clients).index_fill(0, torch.tensor(cohort), 1)
 
 
-SERVER = -1  # in place of a client's id
+SERVER_ID = -1  # in place of a client's id
 
 
 def samples_of(client: int, equal_samples: bool = False) -> tuple[Tensor, Tensor]:
     """Return a client's fixed features ``[m, 4]`` and classes ``[m]``. With ``equal_samples`` all are the same."""
-    is_server = client == SERVER
-    size = VALIDATION if is_server else SIZES[client]
+    is_server = client == SERVER_ID
+    size = NUM_VALIDATION_SAMPLES if is_server else NUM_SAMPLES_OF_CLIENTS[client]
     positions = torch.arange(size)
-    y = (positions + max(client, 0)) % NUM_CLASSES
+    first_class = 0 if is_server else client
+    y = (positions + first_class) % NUM_CLASSES
     generator = generator_for(0, "samples", client)
-    x = torch.randn(size, FEATURES, generator=generator) + client / 4
+    shift = client / 4  # so that clients differ
+    x = torch.randn(size, FEATURES, generator=generator) + shift
     x[positions, y] += 2  # so that there is something to learn
     if equal_samples and not is_server:
         return x[:1].repeat(size, 1), y[:1].repeat(size)
@@ -126,12 +131,12 @@ def tiny_data(
 
     ``options`` replace arguments of the data module.
     """
+    client_at_site = {site: client for client, site in enumerate(order)}
     clients = {}
-    for number in range(NUM_CLIENTS):
-        client = list(order).index(number)  # whose samples this site has
-        clients[f"site {number}"] = samples_of(client, equal_samples)
+    for site in range(NUM_CLIENTS):
+        clients[f"site {site}"] = samples_of(client_at_site[site], equal_samples)
 
-    options.setdefault("val", samples_of(SERVER))
+    options.setdefault("val", samples_of(SERVER_ID))
     options.setdefault("batch_size", 4)
     options.setdefault("splits", _SPLITS)
     return FederatedDataModule(clients=clients, **options)
@@ -160,15 +165,15 @@ class Fit(L.Callback):
     def results(self) -> dict[str, Any]:
         """Return the final model, the metrics' results and the loop's state, by name."""
         metrics = {name: metric.state_dict() for name, metric in self.loop.metrics.items()}
-        results = {
+        result_by_name = {
             "model": self.models[-1],
             "contributions": dict(self.loop.contribution_metrics.contributions),
             "metrics": metrics,
         }
         state = self.loop.state_dict()
-        for name in ("starts", "clients", "trained", "strategies", "weights"):
-            results[name] = state.get(name)
-        return results
+        for name in RESULTS_IN_STATE:
+            result_by_name[name] = state.get(name)
+        return result_by_name
 
 
 class FitCase(Case):
@@ -209,24 +214,25 @@ class FitCase(Case):
 
     def make(self, cohorts: Sequence[Sequence[int]] = COHORTS, **changes: Any) -> FederatedLoop:
         """Return a loop with a new copy of the object under test."""
-        # The object under test, and what the case adds, come before defaults.
+        defaults: dict[str, Any] = {"sampler": Turns(cohorts), "filters": [], "seed": SEED}
         arguments_of_case = {**self.loop, **self.loop_arguments(self.part)}
-        arguments: dict[str, Any] = {
-            "sampler": Turns(cohorts),
-            "filters": [],
-            "seed": SEED,
+        fixed_arguments = {"reporting": Reporting(table=False, files=False)}
+        arguments = {
+            **defaults,
             **copy.deepcopy(arguments_of_case),
-            "reporting": Reporting(table=False, files=False),
+            **fixed_arguments,
             **changes,
         }
+
         metrics = dict(arguments.get("metrics") or {})
         for argument in arguments.values():
-            # A strategy that reads a metric's values names it.
+            # A strategy that reads a metric's values has the metric's name as the attribute `metric`.
             name = getattr(argument, "metric", None)
             if not isinstance(name, str) or name in metrics:
                 continue
-            shape = argument.metric_shape or ()  # of the values that it reads, such as ("n", "M")
-            if "M" in shape:
+            shape = argument.metric_shape or ()  # of these values, such as ("n", "M")
+            has_classes = "M" in shape
+            if has_classes:
                 metrics[name] = ClassSpecificShapley()
             else:
                 metrics[name] = PartialFederatedShapley()
@@ -236,7 +242,7 @@ class FitCase(Case):
     def fit(
         self,
         loop: FederatedLoop,
-        rounds: int = ROUNDS,
+        rounds: int = NUM_ROUNDS,
         data: Any = None,
         checkpoint: Path | None = None,
         ckpt_path: Path | None = None,
@@ -244,13 +250,13 @@ class FitCase(Case):
     ) -> Fit:
         """Train a loop and return the record of the fit. Without ``module`` it is the case's."""
         fit = Fit(loop, checkpoint)
-        options: dict[str, Any] = dict.fromkeys(_QUIET, False)
+        quiet_options: dict[str, Any] = dict.fromkeys(_OUTPUT_OPTIONS, False)
         trainer = L.Trainer(
             max_epochs=rounds,
             callbacks=[loop, fit],
             accelerator="cpu",
             num_sanity_val_steps=0,
-            **options,
+            **quiet_options,
         )
         if module is None:
             module = self.module()
@@ -282,7 +288,7 @@ class FitCase(Case):
         try:
             loop = self.make(**changes)
             changed_fit = fit(loop)
-        except ConfigurationError as error:  # of either line
+        except ConfigurationError as error:  # of make() or of the fit
             rounds_done = 0 if loop is None else loop.round_index
             ensure(rounds_done == 0, f"a refusal after {rounds_done} rounds: {error}")
             raise AssertionError(
@@ -324,13 +330,14 @@ def clients_permuted_in_a_fit(case: FitCase) -> None:
     }
 
     # The data of client i are now those of client ORDER[i].
-    cohorts = [[ORDER[client] for client in cohort] for cohort in COHORTS]
+    permuted_cohorts = [[ORDER[client] for client in cohort] for cohort in COHORTS]
     permuted_data = tiny_data(ORDER, equal_samples=True)
-    permuted = case.fit(case.make(cohorts), rounds=2, data=permuted_data).results()
+    permuted_fit = case.fit(case.make(permuted_cohorts), rounds=2, data=permuted_data)
+    permuted = permuted_fit.results()
     starts = {}
-    for client in range(NUM_CLIENTS):
-        if ORDER[client] in permuted["starts"]:
-            starts[client] = permuted["starts"][ORDER[client]]
+    for client, new_client in enumerate(ORDER):
+        if new_client in permuted["starts"]:
+            starts[client] = permuted["starts"][new_client]
     permuted_back = {
         "model": permuted["model"],
         "starts": starts,
@@ -342,7 +349,7 @@ def clients_permuted_in_a_fit(case: FitCase) -> None:
 def finite_fit(case: FitCase, cohort: Sequence[int] = COHORTS[1], **options: Any) -> Fit:
     """Train one round of these clients. Raise AssertionError if a model or a weight is not finite."""
     fit = case.fit(case.make([cohort]), rounds=1, **options)
-    # If an aggregate is not finite, the model stays, and the weights are 0.
+    # If an aggregate is not finite, the loop keeps the model and sets all weights to 0.
     weights: Any = fit.loop.state.weights
     ensure(weights.nan_to_num().any(), f"the weights {weights.tolist()} or a model not finite")
     models = {"the global model": fit.models[0]}
@@ -372,10 +379,10 @@ def statistics_stay_valid(case: FitCase) -> None:
     if case.has_own_module():
         return
     module = TinyNormalized()
-    data = tiny_data(batch_size=max(SIZES))
+    data = tiny_data(batch_size=max(NUM_SAMPLES_OF_CLIENTS))  # one batch per client
     fit = finite_fit(case, module=module, data=data)
     fit.loop.space.write(module, fit.models[0])
-    variances = module.state_dict()["network.0.running_var"]
+    variances = module.state_dict()["network.0.running_var"]  # of BatchNorm
     ensure((variances >= 0).all(), f"the variances {variances.tolist()}")
 
 
@@ -393,7 +400,9 @@ def statistics_do_not_weigh(case: AggregatorCase) -> None:
     for momentum in (0.1, 0.9):
         with isolated_rngs(0, "module"):
             module = TinyNormalized(momentum)
-        fit = finite_fit(case, module=module, data=tiny_data(batch_size=max(SIZES)))
+        fit = finite_fit(
+            case, module=module, data=tiny_data(batch_size=max(NUM_SAMPLES_OF_CLIENTS))
+        )
         weights.append(fit.loop.state.weights)
     expected, changed = weights
     ensure(
@@ -532,7 +541,8 @@ def sides_are_apart(case: FitCase) -> None:
     }
     for name in overridden:
         attributes[name] = _delegating_method(getattr(client, name))
-    server.__class__ = type(part_class.__name__, (part_class,), attributes)
+    class_of_server = type(part_class.__name__, (part_class,), attributes)
+    server.__class__ = class_of_server  # the object keeps its attributes
     separated = case.fit(case.make(**{case.role: server}))
     expect_same(separated.results(), case.uninterrupted.results())
 

@@ -20,13 +20,21 @@ from flsv.games import CoalitionGames, ModelEvaluator
 from flsv.metrics import ContributionMetric
 from flsv.server import ContributionMetrics
 from flsv.testing import fits
-from flsv.testing.checks import Check, ensure, equal, is_one, refused, saved, untouched_rngs
+from flsv.testing.checks import (
+    Check,
+    ensure,
+    equal,
+    is_one,
+    raises_value_error,
+    saved,
+    untouched_rngs,
+)
 from flsv.utilities.seeding import generator_for
 
 NUM_CLIENTS = 5
 NUM_CLASSES = 3
 FEATURES = 2
-SAMPLES = 6
+NUM_SAMPLES = 6
 #: Ids of the clients of each round. Client 4 is in no round, client 3 not in the first half, client 1 not in the second
 #: half.
 COHORTS = ((0, 1, 2), (0, 2), (2, 3), (0, 2, 3))
@@ -67,12 +75,12 @@ class Rounds:
         class_counts = self._labels.bincount(minlength=NUM_CLASSES)
         population = NUM_CLIENTS * class_counts
         self.locals: list[LocalData] = []
-        for number in range(NUM_CLIENTS):
-            client = self.order.index(number)
-            self.locals.append(self._local_data(f"client {number}", client, population))
         self.clients = []
-        for number, local in enumerate(self.locals):
-            self.clients.append(Client(number, local, self.channel))
+        for client_id in range(NUM_CLIENTS):
+            client = self.order.index(client_id)  # whose samples the client of this id has
+            local = self._local_data(f"client {client_id}", client, population)
+            self.locals.append(local)
+            self.clients.append(Client(client_id, local, self.channel))
         self.server = self._local_data("the server", NUM_CLIENTS, population, guarded=False)
         evaluator = self._evaluator(self._batches(NUM_CLIENTS, "val"))
         self.games = CoalitionGames(evaluator)
@@ -89,18 +97,18 @@ class Rounds:
             return torch.zeros_like(update)
         statistics = update[self.space.num_parameters :]  # a view, which is changed in place
         if self._kind == "other statistics":
-            statistics.abs_().add_(1).mul_(100)
+            statistics.abs_().add_(1).mul_(100)  # far from those of any batch
         else:
-            statistics.zero_()
+            statistics.zero_()  # stay, if the module has any
         return update
 
     @property
     def _labels(self) -> Tensor:
-        return torch.arange(SAMPLES) % NUM_CLASSES
+        return torch.arange(NUM_SAMPLES) % NUM_CLASSES
 
     def _batches(self, client: int, split: Split) -> list[tuple[Tensor, Tensor]]:
         key = ("samples", client, split)
-        x = self.normal(SAMPLES, FEATURES, key=key) + client / 4
+        x = self.normal(NUM_SAMPLES, FEATURES, key=key) + client / 4
         x[:, 0] += self._labels  # so that there is something to learn
         return [(x, self._labels)]
 
@@ -137,7 +145,7 @@ class Rounds:
         if self._kind == "alone":
             cohort = cohort[:1]
         clients = sorted(cohort, key=lambda client: self.order[client])
-        numbers = [self.order[client] for client in clients]
+        client_ids = [self.order[client] for client in clients]
         initial_model = self.normal(self.space.size, key=("start", index))
         models = []
         for client in clients:
@@ -145,17 +153,17 @@ class Rounds:
             models.append(initial_model + self._changed_update(update))
 
         self._exchange(index, clients, initial_model, models)
-        samples = torch.tensor([SAMPLES + client for client in clients])
+        samples = torch.tensor([NUM_SAMPLES + client for client in clients])
         round = Round(
             round_index=index,
-            client_ids=torch.tensor(numbers),
+            client_ids=torch.tensor(client_ids),
             num_samples=samples,
             global_vector=initial_model,
             client_vectors=torch.stack(models),
             space=self.space,
             losses=torch.tensor([1.0 + client for client in clients]),
             num_steps=torch.tensor([2 + client for client in clients]),
-            clients=[self.clients[number] for number in numbers],
+            clients=[self.clients[client_id] for client_id in client_ids],
             all_clients=self.clients,
             server_data=self.server,
             seed=0,
@@ -181,16 +189,16 @@ class Rounds:
         """Let the clients have trained these models, and count messages of different lengths."""
         # The numbers of parameters that are sent differ between rounds, clients and directions. They mean nothing else.
         self.channel.begin_round()
-        sent_down = initial_model[: 3 + index]
+        num_down = 3 + index
         for client, model in zip(clients, models):
-            number = self.order[client]
-            self.locals[number].set_models(initial_model, model)
-            sent_up = model[: 2 + client]
-            self.channel.send(number, "down", "start", sent_down)
-            self.channel.send(number, "up", "update", sent_up)
+            client_id = self.order[client]
+            self.locals[client_id].set_models(initial_model, model)
+            num_up = 2 + client
+            self.channel.send(client_id, "down", "start", initial_model[:num_down])
+            self.channel.send(client_id, "up", "update", model[:num_up])
 
 
-EVERY = range(len(COHORTS))
+ROUND_INDICES = range(len(COHORTS))
 HALF = len(COHORTS) // 2
 
 
@@ -261,7 +269,7 @@ class MetricCase(fits.FitCase):
     @torch.no_grad()
     def updated(
         self,
-        indices: Iterable[int] = EVERY,
+        indices: Iterable[int] = ROUND_INDICES,
         metric: Any = None,
         **options: Any,
     ) -> Any:
@@ -275,7 +283,7 @@ class MetricCase(fits.FitCase):
 
     def updated_by_half(self) -> Any:
         """Return a new copy of the metric after the first half of the rounds."""
-        return self.updated(EVERY[:HALF])
+        return self.updated(ROUND_INDICES[:HALF])
 
     @cached_property
     def all_results(self) -> dict[str, Any]:
@@ -315,10 +323,10 @@ def one_row_per_client(case: MetricCase) -> None:
         description = type(value).__name__
         has_row_per_client = False
     ensure(has_row_per_client, f"compute() {description} of {NUM_CLIENTS} clients")
-    ensure(
-        value.is_floating_point() and not value.requires_grad,
-        "other numbers, or gradients with them",
-    )
+
+    is_plain_float = value.is_floating_point() and not value.requires_grad
+    ensure(is_plain_float, "other numbers, or gradients with them")
+
     has_unnamed_columns = (
         value.ndim == 2 and not case.part.per_class and case.part.columns() is None
     )
@@ -326,6 +334,7 @@ def one_row_per_client(case: MetricCase) -> None:
         not has_unnamed_columns,
         f"compute() {list(value.shape)} with per_class = False and no columns()",
     )
+
     overall = list(case.all_results["overall"].shape)
     ensure(overall == [NUM_CLIENTS], f"per_client {overall} of {NUM_CLIENTS} clients")
 
@@ -352,13 +361,13 @@ def clients_permuted(case: MetricCase) -> None:
     """Check that numbering the clients in another order does not change their values. Index by client_ids, and do not
     use the order of the cohort."""
     value = case.all_results["value"]
-    permuted = case.updated(order=ORDER).compute()
-    permuted = permuted[list(ORDER)]
-    if case.fields.get("peer_values"):  # its columns are clients, too
-        permuted = permuted[:, list(ORDER)]
+    permuted_value = case.updated(order=ORDER).compute()
+    permuted_back = permuted_value[list(ORDER)]
+    if case.fields.get("peer_values"):  # the value's columns are clients, too
+        permuted_back = permuted_back[:, list(ORDER)]
     ensure(
-        equal(value, permuted, rtol=1e-4),
-        f"{permuted.tolist()} with other numbers instead of {value.tolist()}",
+        equal(value, permuted_back, rtol=1e-4),
+        f"{permuted_back.tolist()} with other numbers instead of {value.tolist()}",
     )
 
 
@@ -368,23 +377,23 @@ def expect_numbers(case: MetricCase, kind: RoundKind) -> None:
     if kind == "alone":
         client_ids = client_ids[:1]
     try:
-        metric = case.updated([0], kind=kind)
-    except ValueError:
+        metric = case.updated(indices=[0], kind=kind)
+    except ValueError:  # the metric refuses such a round
         return
 
     values = metric.compute()
     overall_values = metric.per_client(values)[client_ids]
     values_by_client = values.reshape(NUM_CLIENTS, -1)[client_ids]
-    has_no_value = values_by_client.isnan().all(1) | overall_values.isnan()
+    lacks_value = values_by_client.isnan().all(1) | overall_values.isnan()
     message = (
         f"{values_by_client.tolist()}, overall {overall_values.tolist()}, for clients {client_ids}"
     )
 
     # A metric that needs several rounds has no value after an ordinary first round, either.
-    ordinary_values = case.updated([0]).compute()
+    ordinary_values = case.updated(indices=[0]).compute()
     needs_several_rounds = bool(ordinary_values.isnan().all())
     if not needs_several_rounds:
-        ensure(not has_no_value.any(), message)
+        ensure(not lacks_value.any(), message)
     ensure(not values_by_client.isinf().any(), message)
 
 
@@ -442,10 +451,11 @@ def forward_counts_once(case: MetricCase) -> None:
     merges two states, the later one second."""
     metric = case.new()
     rounds = case.rounds()
-    for index in EVERY:
+    for index in ROUND_INDICES:
         arguments = case.arguments(rounds[index])
         forward = partial(metric, **arguments)
-        if refused(forward):  # which calls it
+        was_refused = raises_value_error(forward)
+        if was_refused:
             return
     value = metric.compute()
     expected = case.all_results["value"]
@@ -459,16 +469,16 @@ def parts_merge(case: MetricCase) -> None:
 
     if not hasattr(case.part, "merge_state"):  # torchmetrics before 1.5
         return
-    # A metric of the second half, but for its last round, takes in one of the first half, and then sees the last round.
-    rounds_to_merge = EVERY[HALF:-1]
-    last_round = EVERY[-1:]
+    rounds_before_last = ROUND_INDICES[HALF:-1]
+    last_round = ROUND_INDICES[-1:]
     try:
-        metric = case.updated(rounds_to_merge)
-        metric.merge_state(case.updated_by_half())
-        merged = results_of(case.updated(last_round, metric))
-    except ValueError:  # it refuses to merge
+        metric = case.updated(rounds_before_last)
+        metric.merge_state(case.updated_by_half())  # with a metric of the rounds before these
+        case.updated(last_round, metric)
+        results = results_of(metric)
+    except ValueError:  # the metric refuses to merge
         return
-    fits.expect_same(merged, case.all_results, rtol=1e-4)
+    fits.expect_same(results, case.all_results, rtol=1e-4)
 
 
 def copies_go_on(case: MetricCase) -> None:
@@ -477,7 +487,7 @@ def copies_go_on(case: MetricCase) -> None:
     unpickled = pickle.loads(pickle.dumps(case.updated_by_half()))
     duplicate = copy.deepcopy(case.updated_by_half())
     for metric in (unpickled, duplicate):
-        case.updated(EVERY[HALF:], metric)
+        case.updated(ROUND_INDICES[HALF:], metric)
         fits.expect_same(results_of(metric), case.all_results)
 
 
@@ -486,7 +496,7 @@ def resumes_bitwise(case: MetricCase) -> None:
     end. Keep all results of update in states, by add_state, because a checkpoint holds only states."""
     metric = case.new()
     metric.load_state_dict(saved(case.updated_by_half().state_dict()))
-    fits.expect_same(results_of(case.updated(EVERY[HALF:], metric)), case.all_results)
+    fits.expect_same(results_of(case.updated(ROUND_INDICES[HALF:], metric)), case.all_results)
 
 
 def any_precision(case: MetricCase) -> None:
@@ -496,7 +506,8 @@ def any_precision(case: MetricCase) -> None:
     metric_in_double = case.new().set_dtype(torch.float64)
     # Models in double precision, with states in single and in double precision.
     for metric in (case.new(), metric_in_double):
-        value = case.updated(metric=metric, dtype=torch.float64).compute()
+        case.updated(metric=metric, dtype=torch.float64)
+        value = metric.compute()
         ensure(
             equal(value, expected, rtol=1e-3), f"{value.tolist()} instead of {expected.tolist()}"
         )
@@ -507,7 +518,7 @@ def states_move(case: MetricCase) -> None:
     metric = case.updated_by_half().to("meta")
     not_moved = []
     for name, value in vars(metric).items():
-        if not isinstance(value, Tensor) or name == "class_counts":
+        if not isinstance(value, Tensor) or name == "class_counts":  # class_counts are no state
             continue
         if value.device.type != "meta":
             not_moved.append(name)

@@ -14,8 +14,16 @@ from flsv.functional.shapley.few_coalitions import few_coalitions
 from flsv.personalization import PFedSV
 from flsv.privacy import GaussianPrivacy
 from flsv.testing import fits
-from flsv.testing.checks import PartCheck, checks_of, ensure, equal, refused
-from flsv.testing.metric import EVERY, HALF, NEVER, NUM_CLIENTS, MetricCase, Rounds, results_of
+from flsv.testing.checks import PartCheck, checks_of, ensure, equal, raises_value_error
+from flsv.testing.metric import (
+    HALF,
+    NEVER,
+    NUM_CLIENTS,
+    ROUND_INDICES,
+    MetricCase,
+    Rounds,
+    results_of,
+)
 from flsv.training.algorithms import InRunValues
 from helpers.part_cases import remote_is_equal
 
@@ -87,12 +95,12 @@ def inference_mode_is_no_matter(case: MetricCase) -> None:
     """Rounds within torch.inference_mode(), as in a Lightning validation, and rounds outside of it are one run."""
     metric = case.new()
     rounds = case.rounds()
-    for index in EVERY[:HALF]:
+    for index in ROUND_INDICES[:HALF]:
         arguments = case.arguments(rounds[index])
         with torch.inference_mode():
             metric.update(**arguments)
 
-    metric_after_all = case.updated(EVERY[HALF:], metric)
+    metric_after_all = case.updated(ROUND_INDICES[HALF:], metric)
     fits.expect_same(results_of(metric_after_all), case.all_results)
 
 
@@ -113,7 +121,7 @@ def bad_clients_are_refused(case: MetricCase) -> None:
         client_ids = torch.tensor(ids, dtype=torch.long)
         wrong_arguments = {**arguments, "client_ids": client_ids}
         update = partial(case.new().update, **wrong_arguments)
-        ensure(refused(update), f"no error of {ids}")
+        ensure(raises_value_error(update), f"no error of {ids}")
 
     ids_and_lists = ("client_ids", "senders", "reached")
     for name, value in arguments.items():
@@ -124,7 +132,7 @@ def bad_clients_are_refused(case: MetricCase) -> None:
             continue
         metric = case.new()
         one_row = {**arguments, name: value[:1]}
-        if not refused(partial(metric.update, **one_row)):
+        if not raises_value_error(partial(metric.update, **one_row)):
             expected = case.updated([0]).compute()
             is_unused = equal(metric.compute(), expected)
             ensure(is_unused, f"no error of one row of {name}")

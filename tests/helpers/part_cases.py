@@ -25,7 +25,7 @@ from flsv.sampling.base import chances_of, cohort_of
 from flsv.testing import fits
 from flsv.testing.checks import Case, PartCheck, ensure, equal, is_one, pickles, untouched_rngs
 from flsv.testing.fits import IN_A_FIT
-from flsv.testing.metric import COHORTS, NUM_CLASSES, NUM_CLIENTS, SAMPLES, Rounds
+from flsv.testing.metric import COHORTS, NUM_CLASSES, NUM_CLIENTS, NUM_SAMPLES, Rounds
 from flsv.uploads import Upload, UploadContext
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -65,7 +65,9 @@ def remote_is_equal(case: fits.FitCase) -> None:
 
 class ServerData(L.LightningDataModule):
     def val_dataloader(self) -> Any:
-        return DataLoader(TensorDataset(*fits.samples_of(-1)), batch_size=fits.VALIDATION)
+        return DataLoader(
+            TensorDataset(*fits.samples_of(-1)), batch_size=fits.NUM_VALIDATION_SAMPLES
+        )
 
 
 def make_site_data(client: int) -> FederatedDataModule:
@@ -144,7 +146,7 @@ def make_federation_info(rounds: Rounds, num_clients: int = NUM_CLIENTS) -> Fede
     """What is known before the first of these rounds; of fewer clients, if that is said."""
     sizes = {}
     for split in ("train", "val", "test"):
-        sizes[split] = torch.full((num_clients,), SAMPLES)
+        sizes[split] = torch.full((num_clients,), NUM_SAMPLES)
     return FederationInfo(
         rounds[0].global_vector,
         rounds.space,

@@ -11,15 +11,15 @@ import torch.multiprocessing as mp
 from torchmetrics import Metric
 
 from flsv.testing.checks import equal
-from flsv.testing.metric import EVERY, HALF, results_of
+from flsv.testing.metric import HALF, ROUND_INDICES, results_of
 from helpers.metric_cases import METRIC_CASES
 
 pytestmark = pytest.mark.slow
 
 #: Metrics that refuse to be merged: they need all rounds in one process.
 NOT_MERGED = ("CosineGradientShapley", "OneRoundShapley")
-ALL_ROUNDS = EVERY
-ROUNDS_OF_PROCESS = [EVERY[:HALF], EVERY[HALF:]]
+ALL_ROUNDS = ROUND_INDICES
+ROUNDS_OF_PROCESS = [ROUND_INDICES[:HALF], ROUND_INDICES[HALF:]]
 
 
 MERGED = [name for name in METRIC_CASES if name not in NOT_MERGED]

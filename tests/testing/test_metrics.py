@@ -7,8 +7,8 @@ from torchmetrics import Metric
 
 from flsv import metrics
 from flsv.benchmark.registry import SampleCount, TrainingLoss
-from flsv.testing.checks import PartCheck, refused
-from flsv.testing.metric import EVERY, HALF, MetricCase
+from flsv.testing.checks import PartCheck, raises_value_error
+from flsv.testing.metric import HALF, ROUND_INDICES, MetricCase
 from helpers.metric_cases import METRIC_CASES, METRICS, checks_of_metric
 from helpers.part_cases import parametrize_checks
 
@@ -28,7 +28,7 @@ def test_every_metric_passes_the_checks_for_metrics(check: PartCheck) -> None:
 def test_only_metrics_that_depend_on_round_order_refuse_merging() -> None:
     refusing = set()
     for name, case in METRIC_CASES.items():
-        if refused(partial(merge_halves, case)):
+        if raises_value_error(partial(merge_halves, case)):
             refusing.add(name)
 
     assert refusing == {"CosineGradientShapley", "OneRoundShapley"}
@@ -36,7 +36,7 @@ def test_only_metrics_that_depend_on_round_order_refuse_merging() -> None:
 
 def merge_halves(case: MetricCase) -> None:
     """Merge a metric of the first half of the rounds into one of the second half."""
-    metric = case.updated(EVERY[HALF:])
+    metric = case.updated(ROUND_INDICES[HALF:])
     metric.merge_state(case.updated_by_half())
 
 
