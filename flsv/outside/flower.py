@@ -98,12 +98,12 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         self._files: _Files | None = None
         if folder is not None:
             self._files = _Files(Path(folder), strategy, module, self._metrics)
-        self._names: list[str] = []  # by number, the clients that have sent a model
-        self._registered: dict[int, str] = {}
-        self._initial_model: Any = None
+        self._client_names: list[str] = []  # by id, of the clients that have sent a model
+        self._name_of_node: dict[int, str] = {}
+        self._round_start: Any = None
         # Replaced on the strategy, so that its `start` calls the wrapper's methods, even if it overrides `start`.
-        self._configure = strategy.configure_train
-        self._aggregate = strategy.aggregate_train
+        self._original_configure = strategy.configure_train
+        self._original_aggregate = strategy.aggregate_train
         strategy.configure_train = self.configure_train
         strategy.aggregate_train = self.aggregate_train
 
@@ -128,19 +128,20 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
 
         Before the first round, values are computed once for a round in which no model changes, so that wrong arguments
         raise an error before training. For the arguments see Flower's ``Strategy.configure_train``."""
-        messages = list(self._configure(server_round, arrays, config, grid))
+        messages = list(self._original_configure(server_round, arrays, config, grid))
         nodes = list(grid.get_nodes())
         for node in nodes:
             if node.name:
-                self._registered[node.node_id] = node.name
-        is_first_round = self._initial_model is None
-        self._initial_model = self._entries(arrays)
+                self._name_of_node[node.node_id] = node.name
+        is_first_round = self._round_start is None
+        self._round_start = self._entries(arrays)
         if is_first_round:
             self._num_clients = self._num_clients or len(nodes)
             # A trial with a copy of the metrics: what does not fit is refused before clients train.
+            unchanged_model = self._round_start
             self._value_round(
-                start=self._initial_model,
-                updates=[self._initial_model] * 2,
+                start=unchanged_model,
+                updates=[unchanged_model, unchanged_model],
                 metrics=copy.deepcopy(self._metrics),
                 num_clients=self._num_clients,
             )
@@ -155,17 +156,17 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         replies = list(replies)
         values = {}  # by metric and client's name
         try:
-            values = self._values(server_round - 1, replies)
+            values = self._values(server_round - 1, replies)  # Flower counts rounds from 1
         except Exception as error:  # training matters more
             warnings.warn(
                 f"round {server_round} could not be valued, and training goes on without: {error}",
                 stacklevel=2,
             )
-        arrays, record = self._aggregate(server_round, replies)
+        arrays, record = self._original_aggregate(server_round, replies)
         if record is None:
             record = MetricRecord()
         for metric in self._metrics:
-            for name in self._names:
+            for name in self._client_names:
                 record[f"{metric}/{name}"] = values.get((metric, name), math.nan)
         return arrays, record
 
@@ -199,7 +200,7 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
                 numbers.update(record.items())
             node = reply.metadata.src_node_id
             partition = numbers.get("partition-id", node)
-            name = self._registered.get(node) or str(partition)
+            name = self._name_of_node.get(node) or str(partition)
             if name in models:
                 raise ConfigurationError(
                     f"two clients are called {name!r}: each needs a name of its own."
@@ -215,7 +216,7 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
             samples[client] = reported_samples[name]
         has_no_samples = all(number is None for number in samples.values())
         round_values = self._value_round(
-            start=self._initial_model,
+            start=self._round_start,
             updates=updates,
             metrics=self._metrics,
             num_samples=None if has_no_samples else samples,
@@ -223,7 +224,7 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
             round_index=index,
         )
         if self._files is not None:
-            self._files.write(index, round_values, self._names, samples)
+            self._files.write(index, round_values, self._client_names, samples)
         values = {}
         for metric in self._metrics:
             for name, client in clients.items():
@@ -236,16 +237,16 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
     ) -> dict[str, int]:
         """Return the clients' ids by name, ascending. New clients get the next free ones."""
         round_names = set(names)
-        new_names = sorted(round_names - set(self._names), key=_sort_key)
-        num_seen = len(self._names) + len(new_names)
-        if num_seen > (self._num_clients or 0):
+        new_names = sorted(round_names - set(self._client_names), key=_sort_key)
+        num_names = len(self._client_names) + len(new_names)
+        if num_names > (self._num_clients or 0):
             raise ConfigurationError(
                 f"{new_names} were not there in the first round, which had {self._num_clients} clients. Say how many "
                 "there may ever be: Contributions(num_clients=...)."
             )
-        self._names += new_names
-        id_of_name = {name: client_id for client_id, name in enumerate(self._names)}
-        return {name: id_of_name[name] for name in self._names if name in round_names}
+        self._client_names += new_names
+        ids_and_names = enumerate(self._client_names)
+        return {name: client_id for client_id, name in ids_and_names if name in round_names}
 
     def _entries(self, arrays: ArrayRecord) -> Any:
         """Return a model's tensors by name, or as a list if the module has none of the names."""
@@ -333,8 +334,9 @@ class _Files:
         for client, count in samples.items():
             weights[client] = count or 1
             self._samples[client] = count or 0
+        shares = weights / weights.nansum()
         values = {**round_values.values, **round_values.per_class}
-        result = self._results.round_result(index, values, weights / weights.nansum())
+        result = self._results.round_result(index, values, shares)
         self._csv.write(result)
         self._tensorboard.write(result)
         self._tensorboard.flush()

@@ -304,10 +304,10 @@ def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, Contribution
         metric_list = list(metrics)
     elif metrics is not None:
         metric_list = [metrics]
-    elif loss is None:
-        metric_list = [PartialFederatedShapley()]
-    else:
+    elif loss is not None:
         metric_list = [PartialFederatedShapley(performance=LOSS, mode="min")]
+    else:
+        metric_list = [PartialFederatedShapley()]
 
     names = [type(metric).__name__ for metric in metric_list]
     are_metrics = all(isinstance(metric, ContributionMetric) for metric in metric_list)
@@ -389,7 +389,8 @@ def _check_names(contribution_metrics: ContributionMetrics, names: list[str]) ->
         if not isinstance(metric, ContributionMetric) or metric.client_names is None:
             continue
         earlier_names = list(metric.client_names)
-        if int(metric.rounds) and earlier_names != names:
+        has_seen_rounds = int(metric.rounds) > 0
+        if has_seen_rounds and earlier_names != names:
             raise ConfigurationError(
                 f"metric {name!r} has seen rounds of the clients {earlier_names[:20]}, and is given one of "
                 f"{names[:20]}. Name the same clients in the same order after every round."
@@ -406,16 +407,16 @@ def _check_metrics(
     """Check that a round outside of a loop provides all that the metrics need. ``num_classes`` is the caller's, or else
     that of the module's head."""
     for name, attributes in contribution_metrics.reads.items():
-        need = _need_of_loop(contribution_metrics, name, attributes)
-        if need:
+        unmet_needs = _unmet_needs(contribution_metrics, name, attributes)
+        if unmet_needs:
             raise ConfigurationError(
-                f"metric {name!r} ({type(contribution_metrics.metrics[name]).__name__}) asks for {need}, "
+                f"metric {name!r} ({type(contribution_metrics.metrics[name]).__name__}) asks for {unmet_needs}, "
                 "which only a FederatedLoop has: it needs the clients themselves."
             )
     check_space(space, contribution_metrics, [], head, num_classes_of_caller)
     metrics = contribution_metrics.metrics.items()
     metrics_of_classes = [name for name, metric in metrics if getattr(metric, "per_class", False)]
-    measures = contribution_metrics.performances.items()
+    measures = contribution_metrics.performances.items()  # only a name is a score of classes
     metrics_of_classes += [name for name, measure in measures if isinstance(measure, str)]
     if num_classes is None and metrics_of_classes:
         raise ConfigurationError(
@@ -424,12 +425,12 @@ def _check_metrics(
         )
 
 
-def _need_of_loop(
+def _unmet_needs(
     contribution_metrics: ContributionMetrics,
     name: str,
     attributes: Iterable[str],
-) -> Any:
-    """Return what a metric needs that only a loop has, for a message. Nothing: an empty list."""
+) -> list[str] | str:
+    """Return what a metric needs that only a loop has, for a message: attributes of a round, or a text, or ""."""
     attributes_of_loop = [
         attribute for attribute in attributes if not VOCABULARY[attribute].outside
     ]
@@ -439,7 +440,7 @@ def _need_of_loop(
         return 'judges="clients"'
     if getattr(contribution_metrics.metrics[name], "reported_by", None):
         return "reports of the clients"
-    return []
+    return ""
 
 
 def _vector(
