@@ -189,8 +189,8 @@ def _write_tables(
 ) -> DataFrame:
     """Write the tables as CSV files into ``out``, and return the result of :func:`summarize`."""
     summary = summarize(results, federations, entries)
-    table = table_by_set(results, federations, entries, costs)
-    table.to_csv(out / "benchmark.csv", index=False, float_format="%.3f")
+    benchmark = table_by_set(results, federations, entries, costs)
+    benchmark.to_csv(out / "benchmark.csv", index=False, float_format="%.3f")
 
     scores = scores_of(results, federations)
     correlations = correlations_by_federation(scores).T  # a row per federation
@@ -237,8 +237,8 @@ def _print_summary(summary: DataFrame, federations: FederationTruths) -> None:
     plural = "s" if len(federations) > 1 else ""
     count = f"{len(federations)} federation{plural}"
     title = f"Rank correlation with the retrained Shapley values, {count}"
-    set_names = {member.set for member, _truth in federations.values()}
-    ceilings = [truth.ceiling for _federation, truth in federations.values()]
+    set_names = {member.set for member, _ in federations.values()}
+    ceilings = [truth.ceiling for _, truth in federations.values()]
     mean_ceiling = sum(ceilings) / len(federations)
 
     # The first row is the truth's.

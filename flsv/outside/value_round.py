@@ -262,9 +262,10 @@ class _Cohort:
             keys = list(range(len(values)))
             expected_keys = list(range(len(self.ids)))
         if expected_keys is None or set(keys) != set(expected_keys):
+            expected = expected_keys or len(self.ids)  # the number, of updates in a list
             raise ConfigurationError(
-                f"value_round({argument}=...) is given of {keys}, expected of {expected_keys or len(self.ids)} as "
-                "updates are: all in lists, or all by client."
+                f"value_round({argument}=...) is given of {keys}, expected of {expected} as updates are: all in lists, "
+                "or all by client."
             )
         return [values[key] for key in expected_keys]
 
@@ -431,11 +432,9 @@ def _unmet_needs(
     attributes: Iterable[str],
 ) -> list[str] | str:
     """Return what a metric needs that only a loop has, for a message: attributes of a round, or a text, or ""."""
-    attributes_of_loop = [
-        attribute for attribute in attributes if not VOCABULARY[attribute].outside
-    ]
-    if attributes_of_loop:
-        return attributes_of_loop
+    loop_attributes = [attribute for attribute in attributes if not VOCABULARY[attribute].outside]
+    if loop_attributes:
+        return loop_attributes
     if name in contribution_metrics.evaluating:
         return 'judges="clients"'
     if getattr(contribution_metrics.metrics[name], "reported_by", None):
