@@ -20,7 +20,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.benchmark.federation import Federation
-from flsv.configuration.identity import described, source_of
+from flsv.configuration.identity import described, source_hash_of
 from flsv.core.needs import needs_of
 from flsv.core.vocabulary import NEEDS
 from flsv.metrics import ContributionMetric
@@ -134,7 +134,7 @@ class Entry:
         """Return a fingerprint of the metric's class, arguments and code."""
         # It tells whether stored values are still valid.
         settings = (self.made_by, dict(self.arguments), self.client_algorithm)
-        text = f"{described(settings)} {source_of(self._metric_class)}"
+        text = f"{described(settings)} {source_hash_of(self._metric_class)}"
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def options(self) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class SavedConfig(SaveConfigCallback):
         if trainer.is_global_zero and leaves_files(trainer):
             self.save_config(trainer, pl_module, "fit")
         data = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
-        if trainer.is_global_zero and not find_loop(callbacks_of(trainer)).config.private:
+        if trainer.is_global_zero and not find_loop(callbacks_of(trainer)).config.is_private:
             warn_of_doubts(data)
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -29,11 +29,11 @@ from flsv.uploads import PrivateUpload, Upload, check_uploads
 from flsv.utilities.declared import Count, check_argument, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
-#: Default number of pictures of a metric in a run. TensorBoard keeps as many.
-PICTURES = 10
+#: Default number of a metric's figures in a run. TensorBoard keeps as many.
+NUM_FIGURES = 10
 ROLES = ("aggregator", "personalizer", "sampler", "client_algorithm")
-#: Arguments that a loop's ``repr`` shows where they differ from these.
-DESCRIBED: dict[str, Any] = {
+#: Arguments that a loop's ``repr`` shows only if they differ from these defaults.
+SHOWN_UNLESS_DEFAULT: dict[str, Any] = {
     "metrics": {},
     "uploads": (),
     "local_epochs": 1,
@@ -122,9 +122,9 @@ class Reporting:
         if self.figures is not None:
             rounds_between = self.figures
         elif rounds is not None and has_last_round:
-            rounds_between = math.ceil(rounds / PICTURES)
+            rounds_between = math.ceil(rounds / NUM_FIGURES)
         else:
-            rounds_between = PICTURES
+            rounds_between = NUM_FIGURES
 
         if rounds_between == 0:
             return False
@@ -158,7 +158,7 @@ class FederationConfig:
         return cls(**arguments)
 
     def __post_init__(self) -> None:
-        arguments: Any = self
+        arguments: Any = self  # some fields are None, or unchecked, until they are replaced below
         filters = arguments.filters
         if filters is None:
             filters = [OutlierFilter()]
@@ -166,7 +166,7 @@ class FederationConfig:
         if isinstance(share, list | tuple):
             share = list(share)
 
-        # The dataclass is frozen.
+        # The dataclass is frozen: its fields cannot be assigned to.
         vars(self).update(
             aggregator=arguments.aggregator or FedAvg(),
             metrics=dict(arguments.metrics or {}),
@@ -180,7 +180,7 @@ class FederationConfig:
         self._check_privacy()
         check_share(self.share)
         check_uploads(self.uploads, self.personalizer)
-        named_head(self.parts)
+        named_head(self.parts)  # raises an error if parts name different heads
 
     def _check_options(self) -> None:
         expected_classes = {"evaluation": ClientEvaluation, "reporting": Reporting}
@@ -192,18 +192,19 @@ class FederationConfig:
                 )
 
     def _check_privacy(self) -> None:
-        if self.private:
-            self._check_private()
+        if self.is_private:
+            self._check_strategies_need_only_updates()
         if self.privacy is not None and "epsilon" in self.metrics:
             raise ConfigurationError(
                 'FederatedLoop(uploads=[GaussianPrivacy(...)]) adds a metric "epsilon", and there is one of that name: '
                 "choose another."
             )
 
-    def _check_private(self) -> None:
+    def _check_strategies_need_only_updates(self) -> None:
         for role, strategy in self.strategies.items():
-            is_told = not TOLD_BY_CLIENTS.isdisjoint(needs_of(strategy))
-            if is_told or not getattr(strategy, "collaborates", True):
+            needs_reports = not TOLD_BY_CLIENTS.isdisjoint(needs_of(strategy))
+            keeps_client_models = not getattr(strategy, "collaborates", True)
+            if needs_reports or keeps_client_models:
                 raise ConfigurationError(
                     f"{role} {strategy!r} needs what clients tell beside their updates, or models that they keep, and "
                     f"nothing but a noised update leaves them with {self.privacy!r}. Leave one of the two out."
@@ -240,8 +241,8 @@ class FederationConfig:
     def work_of(self, name: str) -> LocalWork:
         """Return the length of the local training in a round of the client ``name``."""
         if isinstance(self.local_epochs, str):
-            number, _unit = self.local_epochs.split()
-            return LocalWork(epochs=0, steps=int(number))
+            num_steps, _unit = self.local_epochs.split()  # such as "100 steps"
+            return LocalWork(epochs=0, steps=int(num_steps))
         if isinstance(self.local_epochs, dict):
             return LocalWork(epochs=self.local_epochs[name])
         return LocalWork(epochs=self.local_epochs)
@@ -251,9 +252,10 @@ class FederationConfig:
         """Describe the strategies, and other arguments that differ from their defaults."""
         assignments = []
         for role, strategy in self.strategies.items():
-            if repr(strategy) != "FullParticipation()":
+            is_default_sampler = repr(strategy) == "FullParticipation()"
+            if not is_default_sampler:
                 assignments.append(f"{role}={strategy!r}")
-        for name, default in DESCRIBED.items():
+        for name, default in SHOWN_UNLESS_DEFAULT.items():
             value = getattr(self, name)
             if value != default:
                 assignments.append(f"{name}={value!r}")
@@ -316,7 +318,7 @@ class FederationConfig:
         return None
 
     @property
-    def private(self) -> bool:
+    def is_private(self) -> bool:
         """Return whether clients may send only noised updates, see :class:`flsv.privacy.GaussianPrivacy`."""
         return self.privacy is not None and self.privacy.noise_multiplier > 0
 
@@ -342,8 +344,9 @@ def _checked_epochs(local_epochs: Any) -> Any:
             )
         return checked_epochs
 
-    is_steps = isinstance(local_epochs, str) and re.fullmatch(r"[1-9]\d{0,8} steps", local_epochs)
-    if is_steps or isinstance(local_epochs, int):
+    is_text = isinstance(local_epochs, str)
+    is_step_count = is_text and re.fullmatch(r"[1-9]\d{0,8} steps", local_epochs)
+    if is_step_count or isinstance(local_epochs, int):
         return local_epochs
     raise ConfigurationError(
         f"FederatedLoop(local_epochs={local_epochs!r}): expected a number of passes, such numbers by the client's "

@@ -27,7 +27,7 @@ from flsv.utilities.seeding import seed_or_default
 
 #: Options that change no result: those for folders, output and speed. ``loader.eval_batch_size`` does change results if
 #: a module logs values with a batch_size of its own.
-IDLE = {
+IDLE_OPTIONS = {
     "trainer": {
         "logger", "default_root_dir", "log_every_n_steps", "enable_checkpointing", "enable_progress_bar",
         "enable_model_summary", "num_sanity_val_steps", "profiler", "devices", "num_nodes", "strategy", "benchmark",
@@ -41,9 +41,9 @@ IDLE = {
 #: Sections of a configuration that determine a run's results.
 SECTIONS = ("model", "optimizer", "lr_scheduler", "data", "federation", "trainer")
 #: Packages whose classes' source is not hashed.
-INSTALLED = {*PACKAGES, "torchvision", "torchmetrics", "timm", *sys.stdlib_module_names}
+INSTALLED_PACKAGES = {*PACKAGES, "torchvision", "torchmetrics", "timm", *sys.stdlib_module_names}
 #: Arguments of strategies, metrics and privacy that may change when a run is resumed, such as the privacy budget.
-FREE = {"max_epsilon", "workers", "server_lr"}
+CHANGEABLE_ON_RESUME = {"max_epsilon", "workers", "server_lr"}
 
 
 @dataclass(frozen=True)
@@ -81,21 +81,23 @@ class Identity:
     def other_settings(
         self,
         reference: Identity,
-        words: str = "is {} and was {}",
+        template: str = "is {} and was {}",
     ) -> list[str]:
-        """Describe each setting that differs from ``reference`` by the template ``words``."""
+        """Describe each setting that differs from ``reference`` by ``template``."""
         differences = []
-        for name in {**reference.settings, **self.settings}:
+        all_settings = {**reference.settings, **self.settings}
+        for name in all_settings:
             value = self.settings.get(name, "None")
             reference_value = reference.settings.get(name, "None")
             if value != reference_value:
-                differences.append(f"{name} {words.format(value, reference_value)}")
+                differences.append(f"{name} {template.format(value, reference_value)}")
         return differences
 
     def owners_of_other_samples(self, reference: Identity) -> str:
         """Name the clients, and the server, if their samples differ from ``reference``."""
         owners = []
-        for owner in {**reference.samples, **self.samples}:
+        all_samples = {**reference.samples, **self.samples}
+        for owner in all_samples:
             if self.samples.get(owner) != reference.samples.get(owner):
                 owners.append(owner)
 
@@ -137,13 +139,14 @@ def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Iden
     if isinstance(data.source, str):
         facts["source"] = PurePath(data.source).name  # the same data in another folder are the same
 
-    texts = dict(settings)
+    all_settings = dict(settings)
     for name, value in facts.items():
         if isinstance(value, str):  # such as a partitioner's repr
-            texts[f"data.{name}"] = _without_addresses(value)
+            text = _without_addresses(value)
         else:
-            texts[f"data.{name}"] = described(value)
-    return Identity(texts, sample_hashes(data))
+            text = described(value)
+        all_settings[f"data.{name}"] = text
+    return Identity(all_settings, sample_hashes(data))
 
 
 def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
@@ -155,7 +158,7 @@ def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
             is_class = name.endswith("class_path")
             if name not in settings or not is_class:
                 continue
-            hash_of_code = source_of(locate(str(value)))
+            hash_of_code = source_hash_of(locate(str(value)))
             if hash_of_code:
                 settings[f"{name}, its code"] = hash_of_code
     return settings
@@ -167,33 +170,35 @@ def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
     present_sections = [section for section in SECTIONS if config.get(section)]
     for section in present_sections:
         is_data = section == "data"
-        idle_options = IDLE.get(section, set())
+        idle_options = IDLE_OPTIONS.get(section, set())
         for name, value in _leaves(config[section], section):
             _section, option, *suboptions = name.split(".")  # as federation.sampler.init_args.seed
-            option_with_suboption = ".".join([option, *suboptions[:1]])
-            is_idle = option in idle_options or option_with_suboption in idle_options
-            is_root = is_data and name.endswith(".root")
-            if is_idle or is_root or value is None:  # it changes no number of the run
-                continue
-            # The same data in another folder are the same data: hashes of the samples compare them.
+            option_and_suboption = ".".join([option, *suboptions[:1]])
+            is_idle = option in idle_options or option_and_suboption in idle_options
+            is_data_root = is_data and name.endswith(".root")
+            if is_idle or is_data_root or value is None:
+                continue  # such an option changes no number of the run
+
             if is_data and isinstance(value, str):
-                value = PurePath(value).name
-            texts[name] = repr(value)
+                # The same data in another folder are the same data: hashes of the samples compare them.
+                texts[name] = repr(PurePath(value).name)
+            else:
+                texts[name] = repr(value)
     return texts
 
 
-def source_of(made_by: Any) -> str:
+def source_hash_of(class_or_function: Any) -> str:
     """Compute a hash of the source files of a class and its bases, or of a function. "" for installed packages."""
     definitions: tuple[Any, ...]
-    if isinstance(made_by, type):
-        definitions = made_by.__mro__
+    if isinstance(class_or_function, type):
+        definitions = class_or_function.__mro__
     else:  # a function
-        definitions = (made_by,)
+        definitions = (class_or_function,)
     sources = []
     for definition in definitions:
         module_name = getattr(definition, "__module__", None) or "builtins"
         package, _, _ = module_name.partition(".")
-        if package in INSTALLED:
+        if package in INSTALLED_PACKAGES:
             continue
         file = inspect.getsourcefile(definition)
         if file and Path(file).is_file():
@@ -215,11 +220,11 @@ def described(value: Any, depth: int = 4) -> str:
         return f"{{{', '.join(items)}}}"
     if isinstance(value, nn.Module) and not isinstance(value, Metric):
         return type(value).__name__
-    if _is_plain(value) or not depth:
+    if _is_plain(value) or depth == 0:
         return _without_addresses(repr(value))
 
     assignments = []
-    names_of_arguments = _names_of_arguments(value) - FREE
+    names_of_arguments = _names_of_arguments(value) - CHANGEABLE_ON_RESUME
     for name in sorted(names_of_arguments):
         argument = getattr(value, name)
         if name == "seed":
@@ -244,7 +249,8 @@ def _names_of_arguments(value: Any) -> set[str]:
         if f"_{name}" in attributes:
             names.add(f"_{name}")
     if isinstance(value, Metric):
-        names -= _OF_EVERY_METRIC | set(value._defaults)
+        state_names = set(value._defaults)
+        names -= _ATTRIBUTES_OF_EVERY_METRIC | state_names
     return names
 
 
@@ -254,7 +260,7 @@ def _without_addresses(text: str) -> str:
 
 
 # Attributes that torchmetrics sets, and those that the federation sets.
-_OF_EVERY_METRIC = {
+_ATTRIBUTES_OF_EVERY_METRIC = {
     *vars(SumMetric()),
     "num_clients",
     "num_classes",
@@ -267,23 +273,21 @@ _OF_EVERY_METRIC = {
 def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
     """Return hashes of samples and labels, ``{client's id or "server": hash}``."""
     contents = data.content_hashes()
-    digests = {"server": digest([contents["server"], data.server_val_indices])}
+    server_digest = digest([contents["server"], data.server_val_indices])
+    hashes = {"server": server_digest.hex()[:16]}
     for client in range(data.num_clients):
-        train, train_labels, val, val_labels, test, test_labels = data.indices_and_labels(client)
+        tensors = data.indices_and_labels(client)
+        train_indices = tensors[0]
         first_index = 0
-        if len(train) > 0:
-            first_index = int(train[0])
+        if len(train_indices) > 0:
+            first_index = int(train_indices[0])
 
         # Indices count from the client's first sample, so that a copy of another client's data has the same hash.
         hashed_parts = []
-        for indices, labels in ((train, train_labels), (val, val_labels), (test, test_labels)):
+        for indices, labels in zip(tensors[::2], tensors[1::2]):  # of train, val and test
             hashed_parts += [indices - first_index, labels]
         content = contents.get(str(client), "")
-        digests[str(client)] = digest([content, *hashed_parts])
-
-    hashes = {}
-    for owner, owner_digest in digests.items():
-        hashes[owner] = owner_digest.hex()[:16]
+        hashes[str(client)] = digest([content, *hashed_parts]).hex()[:16]
     return hashes
 
 

@@ -99,7 +99,7 @@ class Engine:
 
         self.manager = self._make_manager()
         for client in self.manager.clients:
-            client.is_private = config.private
+            client.is_private = config.is_private
 
         self._undo = ExitStack()
         self.has_begun = False

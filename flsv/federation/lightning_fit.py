@@ -116,7 +116,7 @@ class LightningFit(Rounds):
         config = self.config
         data = self.data
         class_counts = None
-        if not config.private:
+        if not config.is_private:
             class_counts = data.known_class_counts
         self.metrics.bind(
             num_clients=data.num_clients,
@@ -226,7 +226,7 @@ class LightningFit(Rounds):
         """Plot what clients log of their single steps, and of a round."""
         interval = self.config.reporting.client_steps
         sequential_engine = resolve_name(ENGINES["sequential"])
-        if type(engine) is not sequential_engine or self.config.private:
+        if type(engine) is not sequential_engine or self.config.is_private:
             raise ConfigurationError(
                 f"Reporting(client_steps={interval}): single steps can be seen of clients that train one after the "
                 "other in this process, without privacy. Sites, ranks, vmap and private clients tell nothing of them. "

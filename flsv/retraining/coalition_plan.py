@@ -159,7 +159,7 @@ class CoalitionPlan(RunExtension):
         if self._trains_at_sites:
             check_shared(config, module)
         self._cohort = checked_mean_cohort(config.sampler, self.masks, data.num_clients)
-        may_count_classes = not self._trains_at_sites and not config.private
+        may_count_classes = not self._trains_at_sites and not config.is_private
         self._shares_no_class = may_count_classes and _shares_no_class(data.class_counts)
 
         trained, frozen = _initial_state(module, config)

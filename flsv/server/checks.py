@@ -151,7 +151,7 @@ def check_needs(
             "flsv.personalization.PFedSV or FedFomo, or leave those out."
         )
     parts = _name_parts(metrics, config, _needs_answers)
-    if parts and config.private:
+    if parts and config.is_private:
         raise ConfigurationError(
             f"{parts} need what clients tell beside their updates, and nothing but a noised update leaves them with "
             f"{config.privacy!r}. Leave one of the two out, or let the server judge."
@@ -169,7 +169,7 @@ def _check_samples(
     data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig
 ) -> None:
     """Check that no part needs each client's single samples, if these have no order or cannot be read by number."""
-    if data.why_no_order is None:
+    if data.reason_without_order is None:
         return
 
     def reads_single_samples(part: Any) -> bool:
@@ -180,8 +180,8 @@ def _check_samples(
     parts = _name_parts(metrics, config, reads_single_samples)
     if parts:
         raise ConfigurationError(
-            f"{parts} read the clients' samples one by one, which cannot be done with {data.why_no_order}. Value the "
-            "clients (ShadowShapley, or metrics of the updates), or give one loader of a map-style data set."
+            f"{parts} read the clients' samples one by one, which cannot be done with {data.reason_without_order}. "
+            "Value the clients (ShadowShapley, or metrics of the updates), or give one loader of a map-style data set."
         )
 
 

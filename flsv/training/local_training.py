@@ -49,7 +49,7 @@ class ClientParts(Protocol):
     def optimizer_state(self) -> Literal["reset", "persist"]: ...
 
     @property
-    def private(self) -> bool: ...
+    def is_private(self) -> bool: ...
 
 
 class LocalTraining:
@@ -216,7 +216,7 @@ class LocalTraining:
     ) -> ClientUpdate | None:
         """Read the client's model from the Trainer, and make its update. None: the model is not finite."""
         vector, trained, private_entries = self.state.read(out)
-        if self._parts.private:  # an error would tell of the data
+        if self._parts.is_private:  # an error would tell of the data
             context.broken |= not all_finite(vector)
         else:
             self._check_steps(context, trained)
@@ -226,7 +226,7 @@ class LocalTraining:
             return self._make_update(
                 context, vector, trained=trained, private_entries=private_entries
             )
-        if not self._parts.private:
+        if not self._parts.is_private:
             return None
 
         # A private client sends the global model with its noise. Its stored state is dropped before the uploads run,
@@ -295,7 +295,7 @@ class LocalTraining:
         if self._parts.personalizer is not None:
             self._parts.personalizer.keep(local)
 
-        if self._parts.private:  # nothing else, whatever fields an update may have
+        if self._parts.is_private:  # nothing else, whatever fields an update may have
             return ClientUpdate(
                 instruction.client_id,
                 context.samples,

@@ -188,7 +188,7 @@ class RefusesPrivacy(ClientAlgorithm):
 
     def check_fit(self, trainer: Any, config: Any) -> None:
         (optimizer,) = trainer.optimizers
-        if config.private:
+        if config.is_private:
             raise ConfigurationError(f"{type(optimizer).__name__} would fit noise")
 
 

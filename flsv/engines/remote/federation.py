@@ -72,7 +72,7 @@ def check_deployment(
     ``evaluating`` see :meth:`Engine.check`."""
     # What needs a site's trained model, or clients that collude.
     evaluation = config.evaluation
-    is_scored_in_private = config.private and evaluation.every > 0
+    is_scored_in_private = config.is_private and evaluation.every > 0
     if evaluation.keeps or evaluation.models == "trained" or is_scored_in_private:
         raise ConfigurationError(
             "models that sites have trained stay there, and so do scores of private sites: leave evaluation out."

@@ -155,14 +155,14 @@ class Site:
                 f"flsv: {sender} asks {packet.kind!r:.20} {subject!r:.200}, sha256 {packet.digest.hex()}"
             )
             check_agreement(self._agreement, packet.plain.get("agreement", {}))
-            if self._config.private and packet.kind not in ("hello", "train"):
+            if self._config.is_private and packet.kind not in ("hello", "train"):
                 raise Refused(
                     f"its updates are private, and its answer to {packet.kind!r:.20} would have no noise"
                 )
             client_id = packet.plain.get("client")
             if client_id is not None:
                 self._data.deal_from(client_id)
-            take_encoder(self._data, packet, self._configured_encoder, private=self._config.private)
+            take_encoder(self._data, packet, self._configured_encoder, self._config.is_private)
             return replies[packet.kind](packet)
         except Exception as error:
             _log.exception("%r could not be answered", packet.kind)
@@ -196,7 +196,7 @@ class Site:
             secret = visit_secret(self._secret, packet, state)
         else:
             secret = self._upload_seed
-        if self._config.private:
+        if self._config.is_private:
             check_request(packet)
 
         visit = SiteVisit(
@@ -212,7 +212,7 @@ class Site:
         trainer = self._trainer(packet, packet.plain["rounds"], visit)
         module = self._make_module()
         loader = visit.loader(trainer)
-        if self._config.private:
+        if self._config.is_private:
             update = self._private_update(trainer, module, visit, loader)
         else:
             trainer.fit(module, loader)
