@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,8 +18,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from flsv.data.federation_view import FederationView
 
-#: Fewest known values of a site, and of all others, that are compared.
-FEWEST = 20
+#: Smallest number of known values of a site, and of all others, that are compared.
+MIN_VALUES = 20
+#: Smallest number of rows or values for which a share is doubted.
+MIN_COUNT_OF_SHARE = 5
 #: Factors between usual units of one quantity, each with an example.
 UNIT_FACTORS = {
     2.2046: "kilograms and pounds",
@@ -37,27 +40,34 @@ UNIT_FACTORS = {
     88.42: "creatinine in mg/dl and µmol/l",
     365.25: "days and years",
 }
-#: Smallest ratio of both medians and interquartile ranges that is doubted. Within it, a factor is known if the ratio is
-#: as close to it as this second number.
-LEAST_RATIO, NEAR = 2.1, 0.2
+#: Smallest ratio of both medians and interquartile ranges that is doubted.
+MIN_RATIO = 2.1
+#: Largest distance of a ratio from the factor that explains it, on a logarithmic scale.
+MAX_LOG_DISTANCE = 0.2
 #: Largest difference of a site's median from the others', in their interquartile ranges.
-MOST_SHIFT = 1.5
-#: Largest differences of a site's share of missing values from the others', and of a category that only it has.
-MOST_MISSING, MOST_OWN = 0.25, 0.05
-#: From these shares of different values on, whole numbers or words look like numbers of cases: of all sites, and of the
-#: usual site with at least so many values.
-NEARLY_UNIQUE, UNIQUE_AT_SITES, ENOUGH_AT_SITES = 0.9, 0.99, 50
+MAX_SHIFT_IN_RANGES = 1.5
+#: Largest difference of a site's share of missing values from the others'.
+MAX_MISSING_DIFFERENCE = 0.25
+#: Largest share of a site's values that are categories of this site only.
+MAX_OWN_SHARE = 0.05
+#: Whole numbers or words look like numbers of cases from these shares of different values on: of all sites, and of the
+#: usual site with at least MIN_VALUES_AT_SITE values.
+UNIQUE_SHARE = 0.9
+UNIQUE_SHARE_AT_SITE = 0.99
+MIN_VALUES_AT_SITE = 50
+MIN_VALUES_OF_IDENTIFIERS = 5 * MIN_VALUES
 #: Largest share of a site's rows that are there twice, beyond that of the other sites.
-MOST_TWICE = 0.05
+MAX_DUPLICATE_SHARE = 0.05
 #: Largest difference of a class's log odds from the others', in standard errors of sampling and at all.
-MOST_ERRORS, MOST_LOG_ODDS = 6.0, math.log(6)
+MAX_STANDARD_ERRORS = 6.0
+MAX_LOG_ODDS_DIFFERENCE = math.log(6)
 #: Strength from which on a doubt is strong.
-STRONG = 2.0
+STRONG_DOUBT = 2.0
 #: Smallest probability at which a site's having one value only is taken for chance.
-LEAST_PROBABILITY = 1e-3
-#: Strength of a doubt about categories that only one site has, for a share of MOST_OWN: they may well be right. A share
-#: of 4 times MOST_OWN is as doubtful as what just exceeds another limit.
-STRENGTH_OF_OWN = 0.25
+MIN_PROBABILITY_OF_CHANCE = 1e-3
+#: Strength of a doubt about categories that only one site has, for a share of MAX_OWN_SHARE: they may well be right. A
+#: share of 4 times MAX_OWN_SHARE is as doubtful as what just exceeds another limit.
+STRENGTH_OF_OWN_CATEGORIES = 0.25
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,8 @@ class Doubt:
     site: str
     column: str
     text: str
+    #: Whether numbers have another "unit" or "origin" than those of other sites. "" for all other doubts.
+    other_scale: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,94 +109,80 @@ def find_doubts(
         return doubts
     for name in sites[0].columns:
         columns = [site.columns[name] for site in sites]
-        identifiers = [*_identifiers(name, columns)]
+        identifiers = list(_identifiers(name, columns))
         doubts += identifiers
         if identifiers:
             continue
         num_constant = sum(column.nunique() == 1 for column in columns)
         if num_constant > len(sites) / 2 and pd.concat(columns).nunique() > 1:
             text = "has one value at each site: it tells the model where a row is from"
-            doubts.append(
-                Doubt(
-                    STRONG,
-                    "most sites",
-                    name,
-                    text,
-                )
-            )
+            doubts.append(Doubt(STRONG_DOUBT, "most sites", name, text))
             continue
         for index, site in enumerate(sites):
             other_values = pd.concat(columns[:index] + columns[index + 1 :])
-            for compare in (
-                _missing,
-                _unusual_values,
-            ):
-                for strength, text in compare(
-                    columns[index],
-                    other_values,
-                ):
-                    doubts.append(
-                        Doubt(
-                            strength,
-                            site.site,
-                            name,
-                            text,
-                        )
-                    )
+            for compare in (_missing, _unusual_values):
+                for finding in compare(columns[index], other_values):
+                    doubts.append(finding.as_doubt(site.site, name))
     doubts += _rows_twice(sites)
     doubts += doubts_of_classes(sites, class_names)
     return sorted(_without_counterparts(doubts), key=lambda doubt: -doubt.strength)
 
 
-#: Strengths and texts of doubts, as :class:`Doubt` has them.
-StrengthsAndTexts = Iterator[tuple[float, str]]
+class Finding(NamedTuple):
+    """Result of comparing a site's column with those of other sites, with the attributes of :class:`Doubt`."""
+
+    strength: float
+    text: str
+    other_scale: str = ""
+
+    def as_doubt(self, site: str, column: str) -> Doubt:
+        return Doubt(self.strength, site, column, self.text, self.other_scale)
 
 
 def _without_counterparts(
     doubts: Sequence[Doubt],
 ) -> list[Doubt]:
     """Leave out doubts about the one of two sites that has the usual values, or that no one can tell from the other."""
-    # If one site's numbers have another unit or origin, the others' differ from its numbers, too. Texts of `_scale`
-    # about a unit begin with "values", and about an origin with "median".
+    # If one site's numbers have another unit or origin, the others' differ from its numbers, too.
     strongest_of_scale: dict[tuple[str, str], Doubt] = {}
     other_doubts = []
     for doubt in doubts:
-        unit_or_origin, *_ = doubt.text.split()
-        if unit_or_origin not in ("values", "median"):
+        if not doubt.other_scale:
             other_doubts.append(doubt)
             continue
-        key = doubt.column, unit_or_origin
+        key = doubt.column, doubt.other_scale
         strongest = strongest_of_scale.get(key)
         if strongest is None or doubt.strength > strongest.strength:
             strongest_of_scale[key] = doubt
     return [*other_doubts, *strongest_of_scale.values()]
 
 
-def _missing(column: pd.Series, other_values: pd.Series) -> StrengthsAndTexts:
-    if min(len(column), len(other_values)) < FEWEST:
+def _missing(column: pd.Series, other_values: pd.Series) -> Iterator[Finding]:
+    if min(len(column), len(other_values)) < MIN_VALUES:
         return
     share = float(column.isna().mean())
     usual_share = float(other_values.isna().mean())
     difference = share - usual_share
-    if difference > MOST_MISSING:
+    if difference > MAX_MISSING_DIFFERENCE:
         text = f"{100 * share:.0f} % are missing, {100 * usual_share:.0f} % at the other sites"
-        yield difference / MOST_MISSING, text
+        yield Finding(difference / MAX_MISSING_DIFFERENCE, text)
 
 
-def _unusual_values(column: pd.Series, other_column: pd.Series) -> StrengthsAndTexts:
+def _unusual_values(column: pd.Series, other_column: pd.Series) -> Iterator[Finding]:
     """Compare the known values of a site's column with those of all others."""
     own_values = column.dropna()
     other_values = other_column.dropna()
-    if min(len(own_values), len(other_values)) < FEWEST:
+    if min(len(own_values), len(other_values)) < MIN_VALUES:
         return
     if own_values.nunique() == 1 and other_values.nunique() > 1:
         constant = own_values.iloc[0]
         usual_share = float((other_values == constant).mean())
         # That all values are this one by chance.
         probability = usual_share ** len(own_values)
-        if probability < LEAST_PROBABILITY:
+        if probability < MIN_PROBABILITY_OF_CHANCE:
             # Such a column says nothing about its rows: this comes before most doubts.
-            yield 2 * STRONG, f"all values are {constant}, at the other sites they differ"
+            text = f"all values are {constant}, at the other sites they differ"
+            yield Finding(2 * STRONG_DOUBT, text)
         return
 
     is_numeric = pd.api.types.is_numeric_dtype
@@ -197,7 +195,7 @@ def _unusual_values(column: pd.Series, other_column: pd.Series) -> StrengthsAndT
 def _scale(
     own_values: pd.Series,
     other_values: pd.Series,
-) -> StrengthsAndTexts:
+) -> Iterator[Finding]:
     """Find another unit or another origin of a site's numbers."""
     if other_values.nunique() < 10:
         return
@@ -211,7 +209,7 @@ def _scale(
     ratio_of_spreads = spread / usual_spread
     ratio_of_medians = median / usual_median if usual_median else math.nan
     # The standard error of the logarithm of an interquartile range is near 1.4 / root n, also of skewed values.
-    allowed = math.log(LEAST_RATIO) + 4.2 / math.sqrt(len(own_values))
+    allowed = math.log(MIN_RATIO) + 4.2 / math.sqrt(len(own_values))
     logarithms = [math.log(ratio_of_spreads)]
     if ratio_of_medians > 0:
         logarithms.append(math.log(ratio_of_medians))
@@ -223,16 +221,15 @@ def _scale(
         error_of_medians = (0.93 * spread / median) ** 2
         weight = error_of_spreads / (error_of_spreads + error_of_medians)
         logarithm = (1 - weight) * logarithms[0] + weight * logarithms[1]
-        yield (
-            STRONG * size / allowed,
-            ratio_text(math.exp(logarithm)),
-        )
+        ratio = math.exp(logarithm)
+        yield Finding(STRONG_DOUBT * size / allowed, ratio_text(ratio), other_scale="unit")
         return
 
     shift = abs(median - usual_median) / max(usual_spread, spread)
-    if shift > MOST_SHIFT:
-        text = f"median is {median:.4g}, at the other sites {usual_median:.4g}"
-        yield shift / MOST_SHIFT, f"{text}, far outside the usual spread"
+    if shift > MAX_SHIFT_IN_RANGES:
+        medians = f"median is {median:.4g}, at the other sites {usual_median:.4g}"
+        text = f"{medians}, far outside the usual spread"
+        yield Finding(shift / MAX_SHIFT_IN_RANGES, text, other_scale="origin")
 
 
 def _interquartile_range(
@@ -248,32 +245,32 @@ def ratio_text(ratio: float) -> str:
     text = f"values are {ratio:.3g} times those of the other sites"
     powers_of_ten = [float(10**power) for power in range(1, 10)]
     distances = {}  # on a logarithmic scale
-    for candidate in (*UNIT_FACTORS, *powers_of_ten):
-        distances[candidate] = abs(math.log(factor / candidate))
-    nearest = min(distances, key=distances.__getitem__)
-    if distances[nearest] > NEAR:
+    for usual_factor in (*UNIT_FACTORS, *powers_of_ten):
+        distances[usual_factor] = abs(math.log(factor / usual_factor))
+    nearest_factor = min(distances, key=distances.__getitem__)
+    if distances[nearest_factor] > MAX_LOG_DISTANCE:
         return text
-    if nearest in UNIT_FACTORS:
-        return f"{text} (as between {UNIT_FACTORS[nearest]})"
+    if nearest_factor in UNIT_FACTORS:
+        return f"{text} (as between {UNIT_FACTORS[nearest_factor]})"
     return f"{text} (a power of ten)"
 
 
 def _own_categories(
     own_values: pd.Series,
     other_values: pd.Series,
-) -> StrengthsAndTexts:
-    is_unknown = ~own_values.isin(other_values.unique())
-    share = float(is_unknown.mean())
-    if share > MOST_OWN and is_unknown.sum() >= 5:
-        names = own_values[is_unknown].value_counts().index[:3]
+) -> Iterator[Finding]:
+    is_only_here = ~own_values.isin(other_values.unique())
+    share = float(is_only_here.mean())
+    if share > MAX_OWN_SHARE and is_only_here.sum() >= MIN_COUNT_OF_SHARE:
+        names = own_values[is_only_here].value_counts().index[:3]
         text = f"only this site has {', '.join(names)} ({100 * share:.0f} % of its values)"
-        yield STRENGTH_OF_OWN * share / MOST_OWN, text
+        yield Finding(STRENGTH_OF_OWN_CATEGORIES * share / MAX_OWN_SHARE, text)
 
 
 def _identifiers(name: str, columns: Sequence[pd.Series]) -> Iterator[Doubt]:
     """Find columns that number the cases."""
     values = pd.concat(columns).dropna()
-    if len(values) < 5 * FEWEST:
+    if len(values) < MIN_VALUES_OF_IDENTIFIERS:
         return
     if pd.api.types.is_numeric_dtype(values):
         has_fractions = (values.astype(float) % 1 != 0).any()
@@ -283,13 +280,13 @@ def _identifiers(name: str, columns: Sequence[pd.Series]) -> Iterator[Doubt]:
     shares_at_sites = []
     for column in columns:
         site_values = column.dropna()
-        if len(site_values) >= ENOUGH_AT_SITES:
+        if len(site_values) >= MIN_VALUES_AT_SITE:
             shares_at_sites.append(site_values.nunique() / len(site_values))
     # Sites may number their cases from 1 each.
-    is_unique_at_sites = bool(shares_at_sites) and np.median(shares_at_sites) > UNIQUE_AT_SITES
-    if share > NEARLY_UNIQUE or is_unique_at_sites:
+    is_unique_at_sites = bool(shares_at_sites) and np.median(shares_at_sites) > UNIQUE_SHARE_AT_SITE
+    if share > UNIQUE_SHARE or is_unique_at_sites:
         text = f"nearly all of its {values.nunique()} values are different, as of a number of the case: exclude it"
-        yield Doubt(STRONG, "all sites", name, text)
+        yield Doubt(STRONG_DOUBT, "all sites", name, text)
 
 
 def _rows_twice(
@@ -299,25 +296,19 @@ def _rows_twice(
     hashes = [pd.util.hash_pandas_object(site.columns, index=False) for site in sites]
     shares_twice = [float(rows.duplicated().mean()) for rows in hashes]
     for site_index, (site, rows) in enumerate(zip(sites, hashes)):
-        if len(rows) < FEWEST:
+        if len(rows) < MIN_VALUES:
             continue
         usual_share = float(np.median(shares_twice[:site_index] + shares_twice[site_index + 1 :]))
         count = int(rows.duplicated().sum())
         excess = shares_twice[site_index] - usual_share
-        if excess > MOST_TWICE and count >= 5:
+        if excess > MAX_DUPLICATE_SHARE and count >= MIN_COUNT_OF_SHARE:
             text = f"{count} of {len(rows)} rows are there twice"
-            yield Doubt(
-                STRONG * excess / MOST_TWICE,
-                site.site,
-                "all columns",
-                text,
-            )
+            strength = STRONG_DOUBT * excess / MAX_DUPLICATE_SHARE
+            yield Doubt(strength, site.site, "all columns", text)
 
-        for other_site, other_rows in zip(
-            sites[site_index + 1 :],
-            hashes[site_index + 1 :],
-        ):
-            if len(other_rows) < FEWEST:
+        further_hashes = hashes[site_index + 1 :]
+        for other_site, other_rows in zip(sites[site_index + 1 :], further_hashes):
+            if len(other_rows) < MIN_VALUES:
                 continue
             is_shared = rows.isin(other_rows.unique())
             usual_share = max(
@@ -325,11 +316,13 @@ def _rows_twice(
                 float(np.median(shares_twice)),
             )
             excess = float(is_shared.mean()) - usual_share
-            if excess > MOST_TWICE and is_shared.sum() >= 5:
+            if excess > MAX_DUPLICATE_SHARE and is_shared.sum() >= MIN_COUNT_OF_SHARE:
                 text = (
                     f"{int(is_shared.sum())} of {len(rows)} rows are rows of {other_site.site}, too"
                 )
-                yield Doubt(STRONG * excess / MOST_TWICE, site.site, "all columns", text)
+                yield Doubt(
+                    STRONG_DOUBT * excess / MAX_DUPLICATE_SHARE, site.site, "all columns", text
+                )
 
 
 def doubts_of_classes(
@@ -337,27 +330,24 @@ def doubts_of_classes(
     class_names: Sequence[str],
 ) -> Iterator[Doubt]:
     """Find sites whose share of a class is far from the others'."""
-    total = np.sum(
-        [site.class_counts for site in sites],
-        axis=0,
-    )
+    total = np.sum([site.class_counts for site in sites], axis=0)
     for site in sites:
         counts = np.asarray(site.class_counts)
         rows = int(counts.sum())
-        if rows < FEWEST or len(counts) != 2:
+        if rows < MIN_VALUES or len(counts) != 2:
             continue
-        other_values = total - counts
-        if other_values.min() < 5:
+        other_counts = total - counts
+        if other_counts.min() < MIN_COUNT_OF_SHARE:
             continue
         # Half a row more of each class, so that a site without one has finite odds.
         log_odds = math.log((counts[1] + 0.5) / (counts[0] + 0.5))
-        usual_log_odds = math.log((other_values[1] + 0.5) / (other_values[0] + 0.5))
-        share = other_values[1] / other_values.sum()
-        stderr = math.sqrt(1 / (share * (1 - share)) * (1 / rows + 1 / other_values.sum()))
+        usual_log_odds = math.log((other_counts[1] + 0.5) / (other_counts[0] + 0.5))
+        share = other_counts[1] / other_counts.sum()
+        stderr = math.sqrt(1 / (share * (1 - share)) * (1 / rows + 1 / other_counts.sum()))
         difference = abs(log_odds - usual_log_odds)
         strength = min(
-            difference / stderr / MOST_ERRORS,
-            difference / MOST_LOG_ODDS,
+            difference / stderr / MAX_STANDARD_ERRORS,
+            difference / MAX_LOG_ODDS_DIFFERENCE,
         )
         if strength > 1:
             own_share = f"{100 * counts[1] / rows:.0f} %"
@@ -369,7 +359,7 @@ def warn_of_doubts(
     data: FederationView,
 ) -> None:
     """Warn in one line if a doubt about a federation's tables is strong."""
-    doubts = [doubt for doubt in doubts_of(data) if doubt.strength >= STRONG]
+    doubts = [doubt for doubt in doubts_of(data) if doubt.strength >= STRONG_DOUBT]
     if not doubts:
         return
     strongest = doubts[0]
@@ -391,15 +381,16 @@ def doubts_of(
     table = pd.DataFrame(values_by_column)
 
     class_names: Sequence[str] = ()
-    class_counts: list[Sequence[int]] = [()] * len(data.client_names)
+    counts_by_client: list[Sequence[int]] = [()] * len(data.client_names)
     has_classes = data.no_classes is None
     if has_classes:
         class_names = data.class_names
-        class_counts = data.class_counts.tolist()
+        counts_by_client = data.class_counts.tolist()
 
     sites = []
     for client, name in enumerate(data.client_names):
         rows = data.client_indices(client).numpy()
-        if rows.max() < len(table):  # otherwise it has joined with a table of its own
-            sites.append(SiteTable(name, table.iloc[rows], class_counts[client]))
+        has_rows_of_table = rows.max() < len(table)  # a client that has joined has another table
+        if has_rows_of_table:
+            sites.append(SiteTable(name, table.iloc[rows], counts_by_client[client]))
     return find_doubts(sites, class_names)

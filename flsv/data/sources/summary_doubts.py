@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flsv.data.doubts import (
-    FEWEST,
-    LEAST_RATIO,
-    MOST_MISSING,
-    MOST_OWN,
-    MOST_SHIFT,
-    STRENGTH_OF_OWN,
-    STRONG,
+    MAX_MISSING_DIFFERENCE,
+    MAX_OWN_SHARE,
+    MAX_SHIFT_IN_RANGES,
+    MIN_RATIO,
+    MIN_VALUES,
+    STRENGTH_OF_OWN_CATEGORIES,
+    STRONG_DOUBT,
     Doubt,
+    Finding,
     SiteTable,
     doubts_of_classes,
     ratio_text,
@@ -89,85 +90,84 @@ def _doubts_of_column(name: str, columns: Mapping[str, _SiteColumn]) -> Iterator
     """Compare each site's column with those of all others. Of one unit that differs only the farthest site is told."""
     doubts_of_scale = []
     for site, column in columns.items():
-        other_columns = [columns[partner] for partner in columns if partner != site]
-        rows_of_others = sum(partner.num_rows for partner in other_columns)
-        if min(column.num_rows, rows_of_others) < FEWEST:
+        other_columns = [columns[other_site] for other_site in columns if other_site != site]
+        rows_of_others = sum(other_column.num_rows for other_column in other_columns)
+        if min(column.num_rows, rows_of_others) < MIN_VALUES:
             continue
-        for strength, text in _missing(column, other_columns):
-            yield Doubt(strength, site, name, text)
-        for strength, text in _own_categories(column, other_columns):
-            yield Doubt(strength, site, name, text)
-        for strength, text in _scale(column, other_columns):
-            doubts_of_scale.append(Doubt(strength, site, name, text))
+        for compare in (_missing, _own_categories):
+            for finding in compare(column, other_columns):
+                yield finding.as_doubt(site, name)
+        for finding in _scale(column, other_columns):
+            doubts_of_scale.append(finding.as_doubt(site, name))
     if doubts_of_scale:
         yield max(doubts_of_scale, key=lambda doubt: doubt.strength)
 
 
-def _missing(
-    column: _SiteColumn, other_columns: Sequence[_SiteColumn]
-) -> Iterator[tuple[float, str]]:
-    missing_rows = sum(partner.summary.missing for partner in other_columns)
-    all_rows = sum(partner.num_rows for partner in other_columns)
+def _missing(column: _SiteColumn, other_columns: Sequence[_SiteColumn]) -> Iterator[Finding]:
+    missing_rows = sum(other_column.summary.missing for other_column in other_columns)
+    all_rows = sum(other_column.num_rows for other_column in other_columns)
     share = column.missing_share
     usual_share = missing_rows / all_rows
     difference = share - usual_share
-    if difference > MOST_MISSING:
+    if difference > MAX_MISSING_DIFFERENCE:
         text = f"{100 * share:.0f} % are missing, {100 * usual_share:.0f} % at the other sites"
-        yield difference / MOST_MISSING, text
+        yield Finding(difference / MAX_MISSING_DIFFERENCE, text)
 
 
 def _own_categories(
     column: _SiteColumn,
     other_columns: Sequence[_SiteColumn],
-) -> Iterator[tuple[float, str]]:
+) -> Iterator[Finding]:
     categories = column.summary.categories
     if not categories:
         return
-    usual_categories: set[str] = set()
-    for partner in other_columns:
-        usual_categories.update(partner.summary.categories or {})
+    other_categories: set[str] = set()
+    for other_column in other_columns:
+        other_categories.update(other_column.summary.categories or {})
 
-    unusual = [word for word in categories if word not in usual_categories]
-    unusual.sort(key=lambda word: -categories[word])
-    share = sum(categories[word] for word in unusual) / sum(categories.values())
-    if share > MOST_OWN:
-        text = f"only this site has {', '.join(unusual[:3])} ({100 * share:.0f} % of its values)"
-        yield STRENGTH_OF_OWN * share / MOST_OWN, text
+    only_here = [word for word in categories if word not in other_categories]
+    only_here.sort(key=lambda word: -categories[word])
+    share = sum(categories[word] for word in only_here) / sum(categories.values())
+    if share > MAX_OWN_SHARE:
+        text = f"only this site has {', '.join(only_here[:3])} ({100 * share:.0f} % of its values)"
+        yield Finding(STRENGTH_OF_OWN_CATEGORIES * share / MAX_OWN_SHARE, text)
 
 
 def _scale(
     column: _SiteColumn,
     other_columns: Sequence[_SiteColumn],
-) -> Iterator[tuple[float, str]]:
+) -> Iterator[Finding]:
     """Find another unit or another origin of a site's numbers, or one number alone."""
     moments = column.summary.moments
     usual_moments = Moments()
-    for partner in other_columns:
-        if partner.summary.moments is not None:
-            usual_moments += partner.summary.moments
-    if moments is None or min(moments.count, usual_moments.count) < FEWEST:
+    for other_column in other_columns:
+        if other_column.summary.moments is not None:
+            usual_moments += other_column.summary.moments
+    if moments is None or min(moments.count, usual_moments.count) < MIN_VALUES:
         return
 
     deviation = moments.deviation
     usual_deviation = usual_moments.deviation
     if deviation == 0 and usual_deviation > 0:
-        yield 2 * STRONG, f"all values are {moments.mean:.4g}, at the other sites they differ"
+        text = f"all values are {moments.mean:.4g}, at the other sites they differ"
+        yield Finding(2 * STRONG_DOUBT, text)
         return
     if usual_deviation == 0:
         return
 
-    allowed = math.log(LEAST_RATIO) + 3 * _ERROR_OF_LOGARITHM / math.sqrt(moments.count)
+    allowed = math.log(MIN_RATIO) + 3 * _ERROR_OF_LOGARITHM / math.sqrt(moments.count)
     logarithm_of_deviations = math.log(deviation / usual_deviation)
     if moments.mean * usual_moments.mean > 0:
         logarithm_of_means = math.log(moments.mean / usual_moments.mean)
         are_alike = abs(logarithm_of_deviations - logarithm_of_means) < math.log(2)
         logarithm = (logarithm_of_deviations + logarithm_of_means) / 2
         if are_alike and abs(logarithm) > allowed:
-            yield STRONG * abs(logarithm) / allowed, ratio_text(math.exp(logarithm))
+            strength = STRONG_DOUBT * abs(logarithm) / allowed
+            yield Finding(strength, ratio_text(math.exp(logarithm)))
             return
 
-    most_shift = MOST_SHIFT * _RANGE_OF_NORMAL
+    max_shift = MAX_SHIFT_IN_RANGES * _RANGE_OF_NORMAL
     shift = abs(moments.mean - usual_moments.mean) / max(deviation, usual_deviation)
-    if shift > most_shift:
-        text = f"mean is {moments.mean:.4g}, at the other sites {usual_moments.mean:.4g}"
-        yield shift / most_shift, f"{text}, far outside the usual spread"
+    if shift > max_shift:
+        means = f"mean is {moments.mean:.4g}, at the other sites {usual_moments.mean:.4g}"
+        yield Finding(shift / max_shift, f"{means}, far outside the usual spread")
