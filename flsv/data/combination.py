@@ -15,12 +15,14 @@ from torch.utils.data import ConcatDataset, Subset
 from flsv._lightning.private import mode_of
 from flsv.data.groups import client_called, named_groups
 from flsv.data.partition import shuffled
-from flsv.data.splits import HELD_OUT, FederatedSplits, HeldOut, Splits
+from flsv.data.splits import FederatedSplits, Splits
 from flsv.data.streams import LoaderPart
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 
-_UNDECIDED, _NOBODY = -1, -2
+#: In place of a client's id: the sample's owner is not decided yet, or no client has the sample.
+_UNDECIDED = -1
+_NOBODY = -2
 MakeLoader = Callable[[torch.Generator | None], Any]
 
 
@@ -64,12 +66,9 @@ class Combination:
             raise ConfigurationError(
                 "corruptions would change the samples of the first of several training loaders only. Leave them out."
             )
-        has_column = options.together is not None
-        for name in HELD_OUT:
-            if isinstance(getattr(options, name), HeldOut):
-                has_column = True
+        is_split_by_column = bool(options.columns)
         has_further_samples = not all(map(self._is_of_primary, self.further))
-        if has_column and has_further_samples:
+        if is_split_by_column and has_further_samples:
             raise ConfigurationError(
                 "A column chooses what is held out or stays together, and flsv reads it of the first of several "
                 "training loaders only. Hold out a number or a share of samples, or give one loader."
@@ -90,8 +89,8 @@ class Combination:
 
     def deal(self, splits: FederatedSplits, client_names: Sequence[str]) -> list[list[Tensor]]:
         """Return each further loader's samples of each client, int64 ``[n]``."""
-        dealt = []
-        for position, part in enumerate(self.further, start=2):
+        rows_by_loader = []
+        for position, part in enumerate(self.further, start=2):  # in messages the first loader is 1
             owners = self._owners(part, splits, client_names, position)
             rows_by_client = []
             for client in range(len(splits.clients)):
@@ -102,8 +101,8 @@ class Combination:
                         f"{position}, not one batch of {part.options['batch_size']}. Give more, or smaller batches."
                     )
                 rows_by_client.append(rows)
-            dealt.append(rows_by_client)
-        return dealt
+            rows_by_loader.append(rows_by_client)
+        return rows_by_loader
 
     def _owners(
         self,
@@ -154,9 +153,9 @@ class Combination:
 
     def _owners_in_first_loader(self, part: LoaderPart, splits: FederatedSplits) -> Tensor:
         """Return the owners of samples that the first loader has, too."""
-        # A base is the data set under a part's Subsets. Two of one size are taken to be the same. The owners of its
-        # samples are found in three steps, of which a later one has the last word.
-        base, rows = part.base_rows()
+        # The base of a part is the data set under its Subsets. Two bases of one size are taken to be the same. Owners
+        # are set in three steps, and later steps overwrite earlier ones.
+        base, rows_of_part = part.base_rows()
         base_owners = torch.full((len(base),), _UNDECIDED)
 
         # 1. Nobody trains on the server's validation samples.
@@ -166,19 +165,18 @@ class Combination:
                 base_owners[val_rows] = _NOBODY
 
         if self._is_of_primary(part):
-            # 2. Nor on the samples that were divided among clients,
+            # 2. Samples that were divided among clients belong to nobody, unless step 3 names an owner.
             _, primary_rows = self.primary.base_rows()
-            if self.primary.indices is None:
-                divided_rows = primary_rows
-            else:
+            divided_rows = primary_rows
+            if self.primary.indices is not None:
                 divided_rows = primary_rows[self.primary.indices]
             base_owners[divided_rows] = _NOBODY
 
-            # 3. but for the one that trains on them in the first loader.
+            # 3. A client has the samples that it trains on in the first loader.
             for client, client_split in enumerate(splits.clients):
                 rows_of_client = primary_rows[client_split["train"]]
                 base_owners[rows_of_client] = client
-        return base_owners[rows]
+        return base_owners[rows_of_part]
 
 
 class CombinedBatches:
@@ -220,7 +218,7 @@ class _Passes:
     def __init__(self, make: MakeLoader, generator: torch.Generator | None, position: int) -> None:
         self._make = make
         self._generator = generator
-        self._position = position
+        self._loader_position = position
         self._num_passes = 0
 
     def __len__(self) -> int:
@@ -228,10 +226,10 @@ class _Passes:
 
     def __iter__(self) -> Iterator[Any]:
         generator = self._generator
-        is_very_first = self._position == 0 and self._num_passes == 0
-        if generator is not None and not is_very_first:
+        is_first_pass_of_first_loader = self._loader_position == 0 and self._num_passes == 0
+        if generator is not None and not is_first_pass_of_first_loader:
             seed = generator.initial_seed()
-            generator = generator_for(seed, "pass", self._position, self._num_passes)
+            generator = generator_for(seed, "pass", self._loader_position, self._num_passes)
         self._num_passes += 1
         return iter(self._make(generator))
 
@@ -250,7 +248,8 @@ def combination_of(
                 f"training loader {position} draws samples by weights, which only the first one may. Shuffle it."
             )
         base, _ = part.base_rows()
-        if _joins(base, primary_base) or _joins(primary_base, base):
+        share_samples = _contains(base, primary_base) or _contains(primary_base, base)
+        if share_samples:
             raise ConfigurationError(
                 f"training loader {position} and the first one share samples within a ConcatDataset, so that it is "
                 "unknown whose they are, and which are held out. Give the other samples as a loader of their own."
@@ -261,12 +260,12 @@ def combination_of(
     return Combination(template, primary, tuple(further), val=val_part)
 
 
-def _joins(dataset: Any, inner_dataset: Any) -> bool:
+def _contains(dataset: Any, inner_dataset: Any) -> bool:
     """Return whether a ConcatDataset has another data set, or a part of it, among those that it joins."""
     if isinstance(dataset, ConcatDataset):
         return any(
-            part is inner_dataset or _joins(part, inner_dataset) for part in dataset.datasets
+            part is inner_dataset or _contains(part, inner_dataset) for part in dataset.datasets
         )
     if isinstance(dataset, Subset):
-        return dataset.dataset is inner_dataset or _joins(dataset.dataset, inner_dataset)
+        return dataset.dataset is inner_dataset or _contains(dataset.dataset, inner_dataset)
     return False

@@ -27,8 +27,8 @@ from flsv.utilities.seeding import isolated_rngs
 
 #: The contents of files are hashed only if a participant's files have fewer bytes than this in total.
 FILE_BYTES = 2**26
-_ROWS = 1024  # samples that are processed at a time
-_PLAIN = (bool, int, float, complex, str, bytes)
+_ROWS_AT_ONCE = 1024  # samples that are checked at a time
+_PLAIN_TYPES = (bool, int, float, complex, str, bytes)
 
 
 def content_hashes(
@@ -50,25 +50,27 @@ def _hash_of_rows(dataset: Any, indices: Tensor) -> str:
     if tensors is not None and rows is not None:
         columns = [tensor[rows.to(tensor.device)] for tensor in tensors]
         return digest(columns).hex()
+
+    # Samples are read one by one. What is stored beside them is hashed, and one sample.
     while type(dataset) is Subset:
         outer_indices = torch.as_tensor(dataset.indices, dtype=torch.long)
         indices = outer_indices[indices]
         dataset = dataset.dataset
 
-    contents = _facts_of_files(dataset, indices)
+    hashed_values = _facts_of_files(dataset, indices)
     attributes = getattr(dataset, "__dict__", {})
     for name, value in sorted(attributes.items()):
         # A memory-mapped file may be larger than the memory.
-        if not _is_numbers(value) or isinstance(value, np.memmap):
+        if not _is_numeric_array(value) or isinstance(value, np.memmap):
             continue
         if value.shape[:1] == (len(dataset),):
             tensor = torch.as_tensor(value)
-            contents += [name, tensor[indices]]
+            hashed_values += [name, tensor[indices]]
     if len(indices) == 0:
         hash_of_first_sample = b""
     else:
         hash_of_first_sample = _hash_of_sample(dataset, int(indices[0]))
-    return digest([*contents, hash_of_first_sample]).hex()
+    return digest([*hashed_values, hash_of_first_sample]).hex()
 
 
 def _facts_of_files(dataset: Any, indices: Tensor) -> list[Any]:
@@ -92,7 +94,7 @@ def _facts_of_files(dataset: Any, indices: Tensor) -> list[Any]:
     return facts
 
 
-def _is_numbers(value: Any) -> bool:
+def _is_numeric_array(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "biufc"
     return isinstance(value, Tensor)
@@ -107,16 +109,17 @@ def _hash_of_sample(dataset: Any, index: int) -> bytes:
     for _ in range(2):  # read twice, to see whether it changes
         with isolated_rngs(0, "contents"):
             try:
-                leaves = tree_leaves(copy.copy(dataset)[index])
+                fresh_dataset = copy.copy(dataset)
+                leaves = tree_leaves(fresh_dataset[index])
             except Exception:
                 return b""  # training raises an error that names the sample
-        contents: list[Any] = []
+        hashed_values: list[Any] = []
         for leaf in leaves:
-            if _is_numbers(leaf):
-                contents.append(torch.as_tensor(leaf))
-            elif isinstance(leaf, _PLAIN):
-                contents.append(leaf)
-        hashes.append(digest(contents))
+            if _is_numeric_array(leaf):
+                hashed_values.append(torch.as_tensor(leaf))
+            elif isinstance(leaf, _PLAIN_TYPES):
+                hashed_values.append(leaf)
+        hashes.append(digest(hashed_values))
     is_repeatable = hashes[0] == hashes[1]
     return hashes[0] if is_repeatable else b""
 
@@ -138,11 +141,12 @@ def loader_rows(loaders: Any) -> int | None:
     """Count the samples that one or several loaders read. Return None if a loader has no length."""
     num_rows = 0
     for loader in list_loaders(loaders):
+        has_length = hasattr(getattr(loader, "dataset", None), "__len__")
         if isinstance(loader, TensorBatches):
             num_rows += len(loader.indices)
-        elif isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__"):
+        elif isinstance(loader, DataLoader) and has_length:
             num_rows += len(rows_of(loader))
-        elif hasattr(getattr(loader, "dataset", None), "__len__"):
+        elif has_length:
             num_rows += len(loader.dataset)
         else:
             return None
@@ -154,7 +158,7 @@ def not_finite(dataset: Dataset[Any]) -> Tensor:
 
     The last of several tensors is the target and is not checked.
     """
-    tensors, rows = tensors_of(dataset, None)
+    tensors, rows = tensors_of(dataset)
     if not tensors or not len(tensors[0]):
         return torch.empty(0, dtype=torch.long)
 
@@ -167,9 +171,9 @@ def not_finite(dataset: Dataset[Any]) -> Tensor:
             continue
         # A few rows at a time: isfinite needs several times the memory of its argument.
         row_masks = []
-        for block in inputs.split(_ROWS):
-            numbers = block.reshape(len(block), -1)
-            row_masks.append(numbers.isfinite().all(1).cpu())
+        for block in inputs.split(_ROWS_AT_ONCE):
+            flat_block = block.reshape(len(block), -1)
+            row_masks.append(flat_block.isfinite().all(1).cpu())
         is_finite &= torch.cat(row_masks)
     if rows is not None:
         is_finite = is_finite[rows]

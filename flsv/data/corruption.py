@@ -78,14 +78,15 @@ class ClientChoice(ValidatedArguments):
     def chosen(self, num_clients: int) -> list[int]:
         """Return the ids of the chosen clients out of ``num_clients``, ascending."""
         if self.clients is not None:
-            if max(self.clients, default=0) >= num_clients:
+            largest_id = max(self.clients, default=0)
+            if largest_id >= num_clients:
                 raise ConfigurationError(
-                    f"{self!r}: there is no client {max(self.clients)}; clients are 0 .. {num_clients - 1}."
+                    f"{self!r}: there is no client {largest_id}; clients are 0 .. {num_clients - 1}."
                 )
             return sorted(self.clients)
         if self.fraction is None:
             return list(range(num_clients))
-        count = int(self.fraction * num_clients + 0.5)
+        count = int(self.fraction * num_clients + 0.5)  # halves are rounded up
         if self.fraction > 0 and count == 0:
             # A silent choice of no client would make a robust method look good.
             raise ConfigurationError(
@@ -205,10 +206,11 @@ class GaussianNoise(Corruption):
         noise_shape = [len(noisy_rows), *x.shape[1:]]
         noise = torch.randn(noise_shape, generator=generator) * self.std
         if self.pixel_rate < 1:
+            mask_shape = list(noise_shape)
             if x.ndim == 4:
                 # In images [N, C, H, W], the channels share their noisy pixels.
-                noise_shape[1] = 1
-            is_noisy_pixel = torch.rand(noise_shape, generator=generator) < self.pixel_rate
+                mask_shape[1] = 1
+            is_noisy_pixel = torch.rand(mask_shape, generator=generator) < self.pixel_rate
             noise *= is_noisy_pixel
         x[noisy_rows] += noise.to(x.dtype)
         return x, y
@@ -259,10 +261,11 @@ class ClosedSetLabelNoise(Corruption):
         flipped_rows = draw_share(len(y), self.rate, generator)
         true_labels = y[flipped_rows]
         if self.to == "random":
-            steps = torch.randint(1, num_classes, flipped_rows.shape, generator=generator)
+            # An offset of 1 to num_classes - 1 leads to each of the other classes.
+            offsets = torch.randint(1, num_classes, flipped_rows.shape, generator=generator)
         else:
-            steps = torch.ones_like(true_labels)
-        y[flipped_rows] = (true_labels + steps) % num_classes
+            offsets = torch.ones_like(true_labels)
+        y[flipped_rows] = (true_labels + offsets) % num_classes
         return x, y
 
 

@@ -25,7 +25,7 @@ from flsv.data.federation_view import BATCH_HOOKS, FederationView
 from flsv.data.loaders import Loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.read_back import check_read_back, warn_of_random_evaluation
-from flsv.data.sources.base import TORCHVISION, Files, Reading, SourceData, Whole, known_as
+from flsv.data.sources.base import TORCHVISION_SETS, Files, Reading, SourceData, Whole, known_as
 from flsv.data.sources.source import open_source, source_name
 from flsv.data.splits import Splits
 from flsv.utilities.declared import Count, check_argument
@@ -173,7 +173,7 @@ class FederatedDataModule(FederationView):
             )
         # Whether a folder has data by client is known only when it is read.
         by_client = clients is not None or groups is not None
-        self._undecided = (
+        self._is_partitioner_undecided = (
             partitioner is None
             and not by_client
             and isinstance(source, str)
@@ -185,7 +185,7 @@ class FederatedDataModule(FederationView):
         check("partitioner", self.partitioner, Partitioner)
         self._reading = replace(
             self._reading,
-            alone=isinstance(self.partitioner, OneClient),
+            is_alone=isinstance(self.partitioner, OneClient),
             split_columns=splits.columns,
         )
         self.corruptions = tuple(corruptions or ())
@@ -200,7 +200,8 @@ class FederatedDataModule(FederationView):
         self.source = source
         self._batch_size = batch_size
         self.groups = groups
-        self.labels, self.pos_label = labels, pos_label
+        self.labels = labels
+        self.pos_label = pos_label
         #: Set by the loop: returns the batches of the coming round, in place of all clients' pooled training data. Not
         #: a list or a dictionary of batches: Lightning would take that for a collection of loaders.
         self.round_loader: Callable[[], Iterable[Any]] | None = None
@@ -209,7 +210,7 @@ class FederatedDataModule(FederationView):
         self._needs_setup = True
         self._is_site = False
         self._partitioned: FederatedData | None = None
-        self._dropped = 0
+        self._num_dropped = 0
         if self._module is not None:
             self.prepare_data_per_node = self._module.prepare_data_per_node
             # On the instance, and only if the module has them: Lightning prefers a data module's hook to the model's.
@@ -229,11 +230,9 @@ class FederatedDataModule(FederationView):
 
     def __repr__(self) -> str:
         text = f"{type(self).__name__}({self._source_name}, {self.partitioner!r})"
-        return (
-            text
-            if self._partitioned is None
-            else f"{text}: {self.num_samples.tolist()} training samples"
-        )
+        if self._partitioned is None:
+            return text
+        return f"{text}: {self.num_samples.tolist()} training samples"
 
     __str__ = __repr__  # Lightning's own would open every loader and expects a DataLoader in each
 
@@ -244,7 +243,9 @@ class FederatedDataModule(FederationView):
         if self._module is not None:
             self._module.trainer = self.trainer
             self._module.prepare_data()
-        elif self.files.download and self._clients is None and known_as(self.source) in TORCHVISION:
+            return
+        is_of_torchvision = known_as(self.source) in TORCHVISION_SETS
+        if self.files.download and self._clients is None and is_of_torchvision:
             load_image_data = resolve_name("flsv.data.sources.named:load_image_data")
             load_image_data(self.source, self.files.root, download=True)
 
@@ -256,9 +257,9 @@ class FederatedDataModule(FederationView):
             return
 
         source = open_source(self.source, self._reading, self._held_out, self._clients)
-        if self._undecided and source.clients:
+        if self._is_partitioner_undecided and source.clients:
             vars(self)["partitioner"] = GroupPartitioner()  # in the place of None
-        self._undecided = False
+        self._is_partitioner_undecided = False
         if source.summary is not None:
             self._wait_for_encoder(source)
             return
@@ -278,9 +279,9 @@ class FederatedDataModule(FederationView):
         warn_of_random_evaluation(self._partitioned)
         self._needs_setup = False
         if self.splits.detector is not None:
-            samples = int(self.num_samples.sum())
+            num_samples = int(self.num_samples.sum())
             self._partitioned = without_flagged(self, self._partitioned, self.splits.detector)
-            self._dropped = samples - int(self.num_samples.sum())
+            self._num_dropped = num_samples - int(self.num_samples.sum())
 
     def _wait_for_encoder(self, source: SourceData) -> None:
         """Split a site's rows, whose features are made when the sites have agreed on an encoder."""
@@ -304,9 +305,8 @@ class FederatedDataModule(FederationView):
         # Training data are always needed: the clients' samples are known in every stage.
         needed_stages = ["fit"]
         if stage:
-            needed_stages.append(
-                str(getattr(stage, "value", stage))
-            )  # Lightning's enumeration, or a word
+            stage_name = str(getattr(stage, "value", stage))  # Lightning's enumeration, or a word
+            needed_stages.append(stage_name)
         for needed_stage in needed_stages:
             if needed_stage not in self._stages:
                 module.setup(needed_stage)
@@ -362,11 +362,7 @@ class FederatedDataModule(FederationView):
         """
         self.setup("fit")
         source = open_source(
-            self.source,
-            self._reading,
-            self._held_out,
-            self._clients,
-            joining={name: client_data},
+            self.source, self._reading, self._held_out, self._clients, joining={name: client_data}
         )
         self._partitioned = with_client(self._data, source, name, self.loader, self.labels)
         check_read_back(self._partitioned, self._has_samples_labels(source))  # raises an error

@@ -91,13 +91,13 @@ class FederatedData:
 
         The tuple is empty if samples are read one by one.
         """
-        tensors, _ = tensors_of(self.train, None, self.train_options.get("collate_fn"))
+        tensors, _ = tensors_of(self.train, collate_fn=self.train_options.get("collate_fn"))
         return tensors or ()
 
     def to_device(self, device: torch.device) -> FederatedData:
         """Return a copy whose training and validation tensors lie on ``device``."""
-        _, rows = tensors_of(self.train, indices=None)
         tensors = self.tensors()
+        _, rows = tensors_of(self.train)  # rows of a Subset, None for all
         device_data = TensorDataset(*(tensor.to(device) for tensor in tensors))
         train: Dataset[Any] = device_data
         if rows is not None:
@@ -258,7 +258,7 @@ def _with_options(
             test = preload(test, eval_collate_fn, workers)
         source = replace(source, train=train, val=val, test=test)
 
-    tensors, _ = tensors_of(source.train, None, train_options.get("collate_fn"))
+    tensors, _ = tensors_of(source.train, collate_fn=train_options.get("collate_fn"))
     if tensors is None:
         eval_batch_size = train_options["batch_size"]
     else:
@@ -405,9 +405,7 @@ def with_client(
     no_rows = rows[:0]
     new_client = {"train": rows, "val": no_rows, "test": no_rows}
     splits = replace(
-        data.splits,
-        clients=(*data.splits.clients, new_client),
-        names=(*data.client_names, name),
+        data.splits, clients=(*data.splits.clients, new_client), names=(*data.client_names, name)
     )
     check_full_batches(splits, data.train_options)
     all_labels = torch.cat([data.classes.labels, classes.labels[num_old_samples:]])
@@ -423,8 +421,8 @@ def with_client(
 
 def _have_equal_tensors(dataset: Dataset[Any], other_dataset: Dataset[Any]) -> bool:
     """Return whether two data sets read the same rows of tensors, True if one of them has no tensors."""
-    tensors, rows = tensors_of(dataset, indices=None)
-    other_tensors, other_rows = tensors_of(other_dataset, indices=None)
+    tensors, rows = tensors_of(dataset)
+    other_tensors, other_rows = tensors_of(other_dataset)
     if tensors is None or other_tensors is None:
         return True  # there is nothing to compare
 
@@ -446,7 +444,7 @@ def check_full_batches(
         if draws is None:
             sample_counts.append(len(samples))
             continue
-        client_draws = draws.among(samples)
+        client_draws = draws.restricted_to(samples)
         sample_counts.append(client_draws.count)
         num_weighted = int((client_draws.weights > 0).sum())
         # Without replacement, torch.multinomial would draw samples of weight 0 as well.
@@ -517,7 +515,7 @@ def _corrupted(
 
 def _columns(dataset: Dataset[Any], classes: Classes, collate_fn: Any) -> list[Tensor]:
     """Return a data set's samples as tensors ``[N, ...]``: inputs first, labels last if there are any."""
-    tensors, rows = tensors_of(dataset, None, collate_fn)
+    tensors, rows = tensors_of(dataset, collate_fn=collate_fn)
     if tensors is None:
         raise ConfigurationError(
             f"corruptions need tensors, and {type(dataset).__name__} has none: set preload: true."

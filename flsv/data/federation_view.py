@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -19,7 +19,7 @@ from flsv.data.loaders import Loader, TensorBatches, drawn_order
 from flsv.data.partition import Partitioner
 from flsv.data.sources.base import Reading
 from flsv.data.sources.source import source_name
-from flsv.data.splits import HELD_OUT, HeldOut, Splits
+from flsv.data.splits import HELD_OUT, HeldOut, SplitName, Splits
 from flsv.data.streams import has_streams
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.errors import ConfigurationError, listed
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 #: Largest number of classes' or clients' names that a description of a run lists.
-_LISTED = 20
+_MAX_LISTED_NAMES = 20
 
 
 class FederationView(ReadOnlyArguments, L.LightningDataModule):
@@ -48,8 +48,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     _source_name: str
     _module: L.LightningDataModule | None
     _partitioned: FederatedData | None
-    _dropped: int
-    _undecided: bool
+    _num_dropped: int
+    _is_partitioner_undecided: bool
     #: The clients whose samples :attr:`class_counts` counts, the members of a coalition. None: all.
     counted_clients: Sequence[int] | None = None
     _has_grown = False
@@ -57,11 +57,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     @property
     def num_clients(self) -> int:
         """Number of clients. Before ``setup`` it is known only if the partitioner has it as an argument."""
-        if (
-            self._partitioned is None
-            and not self._undecided
-            and self.partitioner.num_clients is not None
-        ):
+        may_ask_partitioner = self._partitioned is None and not self._is_partitioner_undecided
+        if may_ask_partitioner and self.partitioner.num_clients is not None:
             return self.partitioner.num_clients
         return len(self._data.splits.clients)
 
@@ -169,15 +166,11 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         """
         return self._data.splits.server_val
 
-    def client_indices(
-        self, client: int, split: Literal["train", "val", "test"] = "train"
-    ) -> Tensor:
+    def client_indices(self, client: int, split: SplitName = "train") -> Tensor:
         """Return the sorted indices of a client's samples in the training data, int64 ``[n]``."""
         return self._data.splits.clients[client][split]
 
-    def client_labels(
-        self, client: int, split: Literal["train", "val", "test"] = "train"
-    ) -> Tensor:
+    def client_labels(self, client: int, split: SplitName = "train") -> Tensor:
         """Return a client's labels after corruptions, int64 ``[n]``, in the order of :meth:`client_indices`."""
         return self._data.classes.labels[self.client_indices(client, split)]
 
@@ -186,11 +179,10 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
         They identify the client's data.
         """
-        tensors = []  # of each split, its indices and their labels
-        splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
+        tensors: list[Tensor] = []  # of each split, its indices and their labels
+        splits: tuple[SplitName, ...] = ("train", "val", "test")
         for split in splits:
-            tensors.append(self.client_indices(client, split))
-            tensors.append(self.client_labels(client, split))
+            tensors += [self.client_indices(client, split), self.client_labels(client, split)]
         return tensors
 
     def corrupted_samples(self, client: int) -> Tensor:
@@ -213,7 +205,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             **content_hashes(self._data.train, samples_by_client),
         }
         for part, rows_by_client in self._data.further_loaders:
-            further_samples = dict(zip(samples_by_client, rows_by_client))
+            further_samples = {str(client): rows for client, rows in enumerate(rows_by_client)}
             for name, content_hash in content_hashes(part.dataset, further_samples).items():
                 hashes[name] += f" {content_hash}"
         return hashes
@@ -231,7 +223,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     def client_loader(
         self,
         client: int,
-        split: Literal["train", "val", "test"] = "train",
+        split: SplitName = "train",
         generator: torch.Generator | None = None,
         shuffle: bool = True,
     ) -> TensorBatches | DataLoader[Any] | CombinedBatches:
@@ -269,7 +261,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._data.train_loader(clients, None if self._overfits else generator)
 
     @property
-    def why_no_order(self) -> str | None:
+    def reason_without_order(self) -> str | None:
         """Reason why a batch does not tell its samples. None if it does."""
         if self._data.combination is not None:
             return "batches of a collection of training loaders"
@@ -286,14 +278,16 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         """Return the positions of a client's training samples, int64 ``[n]``, in the order in which its loader reads
         them.
         """
-        if self.why_no_order is not None:
-            raise ConfigurationError(f"{self.why_no_order} cannot be valued sample by sample.")
+        if self.reason_without_order is not None:
+            raise ConfigurationError(
+                f"{self.reason_without_order} cannot be valued sample by sample."
+            )
         indices = self.client_indices(client)
         if self._overfits:
             return torch.arange(len(indices))
         draws = self._data.draws  # by weights, if the loader has them
         if draws is not None:
-            draws = draws.among(indices)
+            draws = draws.restricted_to(indices)
         return drawn_order(len(indices), generator, draws)
 
     @property
@@ -341,7 +335,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         if options.detector is not None:
             facts |= {
                 "splits.drop_flagged": repr(options.detector),
-                "dropped_samples": self._dropped,
+                "dropped_samples": self._num_dropped,
             }
         if reading.label is not None:
             facts |= {"labels": reading.label, "columns": repr(reading.columns)}
@@ -357,7 +351,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         for kind in ("client_names", "class_names"):
             names = getattr(self, kind)
             if names != tuple(map(str, range(len(names)))):
-                facts[kind] = listed(names, _LISTED)
+                facts[kind] = listed(names, _MAX_LISTED_NAMES)
         return facts | {
             "batch_size": self._partitioned.train_options["batch_size"],
             "num_clients": self.num_clients,

@@ -35,7 +35,7 @@ def named_groups(
     elif isinstance(groups, str):
         ids_by_sample = column(dataset, groups, "groups")
         if groups not in ("group", "groups"):
-            _, _, kind = groups.rpartition(".")  # of meta.site: site
+            kind = groups.rpartition(".")[-1]  # "meta.site" gives "site"
     else:
         ids_by_sample = groups
 
@@ -116,7 +116,7 @@ def client_names_of(values: Iterable[Any], kind: str) -> tuple[str, ...]:
     texts = list(map(str, values))
     client_ids = list(map(str, range(len(texts))))
     if kind in ("group", "site") and texts == client_ids:
-        return tuple(texts)
+        return tuple(texts)  # groups and sites called 0, 1, 2, ... keep these names
 
     names = []
     for text in texts:
@@ -127,7 +127,8 @@ def client_names_of(values: Iterable[Any], kind: str) -> tuple[str, ...]:
         names.append(name)
     if "" in names or len(set(names)) < len(names):
         raise ConfigurationError(
-            f"Clients are called {listed(values, 20, repr)}: names need a visible character, and must differ."
+            f"Clients are called {listed(values, limit=20, show=repr)}: names need a visible character, and must "
+            "differ."
         )
     return tuple(names)
 

@@ -29,13 +29,13 @@ from flsv.data.groups import column, entries, entries_of_attribute
 from flsv.utilities.errors import ConfigurationError, listed
 
 #: Letters of NumPy's kinds of dtypes (b: bool, i and u: integers, f: floats) that labels may have.
-_INTEGERS = "biu"
-_INTEGERS_AND_FLOATS = "biuf"
+_INTEGER_KINDS = "biu"
+_NUMBER_KINDS = "biuf"
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 #: The name of the only class of data without classes.
 ONE_CLASS = ("samples",)
 #: In data with at least this many samples, labels with fewer than two samples per value on average are not classes.
-_MANY = 100
+_MANY_SAMPLES = 100
 
 
 class _NoClassError(Exception):
@@ -45,7 +45,7 @@ class _NoClassError(Exception):
 def dataset_labels(dataset: Dataset[Any]) -> Tensor:
     """Return every sample's class, int64 ``[N]``, read from a stored attribute or else from each sample."""
     try:
-        return torch.from_numpy(whole_numbers(_read_labels(dataset, _INTEGERS_AND_FLOATS)))
+        return torch.from_numpy(whole_numbers(_read_labels(dataset, _NUMBER_KINDS)))
     except _NoClassError as error:
         raise ConfigurationError(_unusable(dataset, str(error))) from error
 
@@ -95,7 +95,7 @@ def _as_vector(labels: Any, dtype_kinds: str) -> np.ndarray:
         return array.reshape(len(array))
 
     description = "not numbers"
-    if array.dtype.kind in "biuf":  # truth values, integers and floating-point numbers
+    if array.dtype.kind in _NUMBER_KINDS:
         description = f"{array.dtype} numbers"
     if label_shape:
         description += f" {list(label_shape)} each"
@@ -107,20 +107,20 @@ def _stored_labels(dataset: Dataset[Any]) -> Any:
     return entries(dataset, _labels_beside_samples)
 
 
-def _labels_beside_samples(part: Dataset[Any]) -> Any:
-    if type(part) is TensorDataset:
-        columns = _parts_after_inputs(part.tensors)
+def _labels_beside_samples(dataset: Dataset[Any]) -> Any:
+    if type(dataset) is TensorDataset:
+        columns = _parts_after_inputs(dataset.tensors)
         column_index = _label_name(columns, _is_number_per_row)
         _warn_of_a_late_label(columns, _is_number_per_row)
         if column_index is None:
             return None
-        return part.tensors[column_index].cpu()
+        return dataset.tensors[column_index].cpu()
 
-    labels = entries_of_attribute(part, "targets")
+    labels = entries_of_attribute(dataset, "targets")
     if labels is None:
-        labels = entries_of_attribute(part, "labels")
+        labels = entries_of_attribute(dataset, "labels")
     # What a loader yields is the label after torchvision's target_transform.
-    target_transform = getattr(part, "target_transform", None)
+    target_transform = getattr(dataset, "target_transform", None)
     if labels is None or target_transform is None:
         return labels
     return [target_transform(label) for label in labels]
@@ -186,14 +186,15 @@ def batch_labels(batch: Any) -> Tensor | None:
     """Return the classes of a batch, int64 ``[B]``, or None unless each sample has one integer label."""
     parts = _parts_after_inputs(batch)
     try:
-        label = parts.get(_label_name(parts, _is_number_per_row))
+        name = _label_name(parts, _is_number_per_row)
     except _NoClassError:
         return None
-    if label is None or not _is_number_per_row(label):
+    labels = parts.get(name)
+    if labels is None or not _is_number_per_row(labels):
         return None
-    if label.is_floating_point() or label.dtype == torch.bool:
+    if labels.is_floating_point() or labels.dtype == torch.bool:
         return None
-    return label.detach().flatten().long()
+    return labels.detach().flatten().long()
 
 
 def label_vectors(batch: Any) -> list[Tensor]:
@@ -211,14 +212,15 @@ def stored_classes(dataset: Dataset[Any]) -> Tensor | None:
         labels = _stored_labels(dataset)
         if labels is None:
             return None
-        return torch.from_numpy(whole_numbers(_as_vector(labels, "biuf")))
+        label_vector = _as_vector(labels, _NUMBER_KINDS)
+        return torch.from_numpy(whole_numbers(label_vector))
     except _NoClassError:
         return None  # numbers to predict, or several parts that may be labels
 
 
 def whole_numbers(labels: np.ndarray) -> np.ndarray:
     """Convert labels ``[N]`` of any type to int64."""
-    if labels.dtype.kind not in "biuf":
+    if labels.dtype.kind not in _NUMBER_KINDS:
         raise _NoClassError(f"found {labels.dtype}")
     with np.errstate(invalid="ignore"):  # NaN and numbers that are too large
         classes = labels.astype(np.int64)
@@ -286,11 +288,12 @@ def class_names_of(dataset: Any) -> tuple[str, ...]:
             )
         return next(iter(names_of_parts), ())
 
-    class_numbers = getattr(dataset, "class_to_idx", None)
-    if isinstance(class_numbers, Mapping):
-        all_numbers = list(range(len(class_numbers)))
-        if sorted(class_numbers.values()) == all_numbers:
-            return tuple(map(str, sorted(class_numbers, key=class_numbers.__getitem__)))
+    index_of_class = getattr(dataset, "class_to_idx", None)
+    if isinstance(index_of_class, Mapping):
+        all_indices = list(range(len(index_of_class)))
+        if sorted(index_of_class.values()) == all_indices:
+            names_in_order = sorted(index_of_class, key=index_of_class.__getitem__)
+            return tuple(map(str, names_in_order))
     names = getattr(dataset, "classes", None) or _names_of_features(dataset)
     return tuple(map(str, names))
 
@@ -324,34 +327,43 @@ def find_classes(
     class_names: Sequence[str],
     held_out: Mapping[str, Dataset[Any] | None],
     labels: Any = None,
-    users_of_classes: Sequence[Any] = (),
+    parts_that_need_classes: Sequence[Any] = (),
 ) -> Classes:
     """Find the training samples' classes, or put all into one class.
 
-    Without classes it raises an error if one of the components ``users_of_classes`` needs them.
+    Without classes it raises an error if there are components ``parts_that_need_classes``.
     """
     try:
-        if labels is False:
-            raise _NoClassError("labels=False")
+        classes = _read_classes(train, labels, class_names, parts_that_need_classes)
         if labels is not None:
-            classes = _labels_of_user(train, labels)
             held_out = {}  # not counted: it need not have labels of the same name
-        elif users_of_classes:
-            numbers = _read_labels(train, _INTEGERS_AND_FLOATS)
-            classes = torch.from_numpy(whole_numbers(numbers))
-        else:
-            numbers = _read_labels(train, _INTEGERS)
-            classes = _numbers_as_classes(numbers, bool(class_names))
         num_classes = count_classes(classes, class_names, held_out)
     except _NoClassError as error:
-        if users_of_classes:
-            requirement = f"{users_of_classes[0]!r} needs each sample's class."
+        if parts_that_need_classes:
+            requirement = f"{parts_that_need_classes[0]!r} needs each sample's class."
             raise ConfigurationError(f"{requirement} {_unusable(train, str(error))}") from error
         # For mypy: a map-style data set has a length.
         return Classes(torch.zeros(len(train), dtype=torch.long), ONE_CLASS, str(error))  # type: ignore[arg-type]
+
     if len(class_names) != num_classes:
-        class_names = list(map(str, range(num_classes)))
+        class_names = list(map(str, range(num_classes)))  # in place of names that do not fit
     return Classes(classes, tuple(class_names))
+
+
+def _read_classes(
+    train: Dataset[Any],
+    labels: Any,
+    class_names: Sequence[str],
+    parts_that_need_classes: Sequence[Any],
+) -> Tensor:
+    """Return each training sample's class, int64 ``[N]``. Raise _NoClassError if samples have none."""
+    if labels is False:
+        raise _NoClassError("labels=False")
+    if labels is not None:
+        return _labels_of_user(train, labels)
+    if parts_that_need_classes:
+        return torch.from_numpy(whole_numbers(_read_labels(train, _NUMBER_KINDS)))
+    return _numbers_as_classes(_read_labels(train, _INTEGER_KINDS), bool(class_names))
 
 
 def _numbers_as_classes(numbers: np.ndarray, have_names: bool) -> Tensor:
@@ -359,9 +371,9 @@ def _numbers_as_classes(numbers: np.ndarray, have_names: bool) -> Tensor:
     num_distinct = len(np.unique(numbers))
     smallest = numbers.min()
     largest = int(numbers.max())
-    are_mostly_distinct = len(numbers) >= _MANY and 2 * num_distinct > len(numbers)
-    are_doubtful = are_mostly_distinct or _is_identifier(largest, num_distinct)
-    if smallest < 0 or (are_doubtful and not have_names):
+    look_like_measurements = len(numbers) >= _MANY_SAMPLES and 2 * num_distinct > len(numbers)
+    look_like_no_classes = look_like_measurements or _is_identifier(largest, num_distinct)
+    if smallest < 0 or (look_like_no_classes and not have_names):
         raise _NoClassError(
             f"the labels are {num_distinct} different numbers from {smallest} to {largest}"
         )
@@ -409,10 +421,12 @@ def positive_last(
         return tuple(names)
     if pos_label is not None:
         positive = named_class(names, pos_label)
-    elif chosen_by_rarity(names, pos_label):
-        positive = names[0] if counts[0] < counts[1] else names[1]
+    elif not chosen_by_rarity(names, pos_label):
+        return in_order(names)  # the larger number, or True, is last
+    elif counts[0] < counts[1]:
+        positive = names[0]
     else:
-        return in_order(names)
+        positive = names[1]
     other_names = [name for name in names if name != positive]
     return *other_names, positive
 
@@ -421,6 +435,7 @@ def named_class(names: Sequence[str], pos_label: Any) -> str:
     """Return the class name that equals ``pos_label``, which YAML may have read as a number or truth value."""
     if len(names) == 2:
         for name in names:
+            # A number or truth value is compared with the name as YAML reads it.
             value = name if isinstance(pos_label, str) else yaml.safe_load(name)
             if value == pos_label:
                 return name

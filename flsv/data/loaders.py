@@ -22,14 +22,7 @@ import numpy as np
 import torch
 from annotated_types import Ge
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    Sampler,
-    Subset,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, default_collate
 
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
@@ -51,7 +44,7 @@ class WeightedDraws:
     count: int
     replacement: bool
 
-    def among(self, indices: Tensor) -> WeightedDraws:
+    def restricted_to(self, indices: Tensor) -> WeightedDraws:
         """Return the draws restricted to the samples ``indices``. The epoch is shortened in proportion."""
         count = max(min(1, len(indices)), round(self.count * len(indices) / len(self.weights)))
         return WeightedDraws(self.weights[indices], count, self.replacement)
@@ -100,7 +93,8 @@ class TensorBatches:
         self.indices = torch.arange(len(self.tensors[0])) if indices is None else indices
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self.generator, self.draws = generator, draws
+        self.generator = generator
+        self.draws = draws
 
     def __len__(self) -> int:
         num_rows = len(self.indices) if self.draws is None else self.draws.count
@@ -164,6 +158,7 @@ def make_loader(
         )
     if indices is None:
         indices = torch.arange(len(dataset))  # type: ignore[arg-type]  # map-style: has a length
+    # A DataLoader draws its workers' seeds before its first order, from the global generator unless it has its own.
     worker_seed = 0
     if generator is not None:
         worker_seed = generator.initial_seed()
@@ -173,7 +168,6 @@ def make_loader(
         sampler=_RowSampler(indices, generator, draws),
         drop_last=drop_last,
         collate_fn=collate_fn or default_collate,
-        # A DataLoader draws its workers' seeds before its first order, from the global generator unless it has its own.
         generator=torch.Generator().manual_seed(worker_seed),
         **options,
     )
@@ -195,7 +189,7 @@ def loader_of_batches(
 
 def tensors_of(
     dataset: Dataset[Any],
-    indices: Tensor | None,
+    indices: Tensor | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
     """Return the tensors ``[N, ...]`` to gather batches from, and the row indices to read (None: all).
@@ -274,17 +268,17 @@ def _collated_row_by_row(
     collate_fn: Callable[[list[Any]], Any], name: str, samples: list[Any]
 ) -> tuple[Tensor, ...]:
     """Return a batch, if each of its rows is what ``collate_fn`` makes of that sample alone."""
-    singles = []  # a batch of each sample alone
+    batches_of_one = []  # each of one sample, unless the batch is known to be made row by row
     if collate_fn is not default_collate:
         try:
-            singles = [collate_fn([copy.deepcopy(sample)]) for sample in samples]
+            batches_of_one = [collate_fn([copy.deepcopy(sample)]) for sample in samples]
         except Exception as error:  # one that leaves out a sample has nothing to collate
             raise ConfigurationError(
                 f"preload: the collate_fn of {name} cannot make a batch of one sample alone ({error}). "
                 "Leave preload out, or leave out samples in the data set."
             ) from error
     batch = collate_fn(samples)
-    for fields in (batch, *singles):
+    for fields in (batch, *batches_of_one):
         is_tuple = isinstance(fields, list | tuple)
         if not is_tuple or not all(isinstance(field, Tensor) for field in fields):
             raise ConfigurationError(
@@ -292,7 +286,7 @@ def _collated_row_by_row(
             )
 
     for position, field in enumerate(batch):
-        rows = [single[position] for single in singles]
+        rows = [fields[position] for fields in batches_of_one]
         if rows and not _is_made_of(field, rows):
             raise ConfigurationError(
                 f"preload: the collate_fn of {name} makes other rows of a batch than of its samples "
@@ -313,13 +307,7 @@ def _is_made_of(field: Tensor, rows: list[Tensor]) -> bool:
 
 
 #: Types of objects that are not searched for generators: data, and objects that refer to many others.
-_CLOSED = (
-    Tensor,
-    np.ndarray,
-    L.Trainer,
-    L.LightningModule,
-    L.LightningDataModule,
-)
+_CLOSED_TYPES = (Tensor, np.ndarray, L.Trainer, L.LightningModule, L.LightningDataModule)
 
 
 class SeededLoader(DataLoader[Any]):
@@ -331,13 +319,13 @@ class SeededLoader(DataLoader[Any]):
     def _get_iterator(self) -> Any:
         random_objects = self.dataset, self.collate_fn
         seed = self.generator.initial_seed()
-        generators = find_generators(*random_objects, closed=_CLOSED)
+        generators = find_generators(*random_objects, closed=_CLOSED_TYPES)
         seed_generators(generators, seed)
 
         # Workers have copies of the generators. The user's function is replaced once by one that seeds them first.
         users_init = self.worker_init_fn
-        was_replaced = getattr(users_init, "func", None) is _seed_worker
-        if generators and self.num_workers and not was_replaced:
+        is_replaced = getattr(users_init, "func", None) is _seed_worker
+        if generators and self.num_workers and not is_replaced:
             self.worker_init_fn = partial(_seed_worker, random_objects, seed, users_init)
         return super()._get_iterator()
 
@@ -349,7 +337,7 @@ def _seed_worker(
     worker: int,
 ) -> None:
     """Seed the random generators of objects in a worker process, then call the user's ``worker_init_fn``."""
-    generators = find_generators(*random_objects, closed=_CLOSED)
+    generators = find_generators(*random_objects, closed=_CLOSED_TYPES)
     seed_generators(generators, seed, worker)
     if users_init is not None:
         users_init(worker)

@@ -26,10 +26,10 @@ from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import are_equal, is_plain
 from flsv.utilities.seeding import isolated_rngs
 
-#: Number of samples that are read of all clients together.
-SAMPLES = 512
-#: Number of samples that are read of one class of one client.
-SAMPLES_OF_A_CLASS = 8
+#: Largest number of samples that are read of all clients together.
+MAX_SAMPLES = 512
+#: Largest number of samples that are read of one class of one client.
+MAX_SAMPLES_OF_CLASS = 8
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,17 @@ class _Reader:
         """Raise ConfigurationError if a batch of a task's samples has fewer rows, or another label."""
         batches = self._batches(tasks)
         for task, batch in zip(tasks, batches, strict=True):
-            vectors = label_vectors(batch)  # each [B], of numbers that may be the labels
-            tells_its_size = bool(vectors) or batch is None
-            if tells_its_size:
-                self._check_count(task, vectors)
+            candidate_labels = label_vectors(batch)  # tensors [B]
+            has_known_size = bool(candidate_labels) or batch is None  # None: of no samples
+            if has_known_size:
+                self._check_count(task, candidate_labels)
             if self.compare_labels:
-                self._check_label(task, vectors)
+                self._check_label(task, candidate_labels)
 
     def _batches(self, tasks: list[ReadingTask]) -> Iterator[Any]:
         """Yield one batch for each task."""
         collate_fn = self.options.get("collate_fn")
-        tensors, indices = tensors_of(self.dataset, None, collate_fn)
+        tensors, indices = tensors_of(self.dataset, collate_fn=collate_fn)
         if tensors is None:
             batches = [task.rows.tolist() for task in tasks]
             loader = loader_of_batches(self.dataset, batches, self.options)
@@ -81,8 +81,9 @@ class _Reader:
     def is_random(self, rows: Tensor) -> bool:
         """Return whether samples differ when they are read again."""
         collate_fn = self.options.get("collate_fn")
-        tensors, _ = tensors_of(self.dataset, None, collate_fn)
-        if tensors is not None or len(rows) == 0:
+        tensors, _ = tensors_of(self.dataset, collate_fn=collate_fn)
+        are_stored = tensors is not None  # stored tensors are the same each time
+        if are_stored or len(rows) == 0:
             return False
         options = dict(self.options)
         if collate_fn in (None, default_collate):
@@ -93,8 +94,8 @@ class _Reader:
             batch, batch_again = loader
         return not _hold_the_same(batch, batch_again)
 
-    def _check_count(self, task: ReadingTask, vectors: list[Tensor]) -> None:
-        num_rows = max(map(len, vectors), default=0)
+    def _check_count(self, task: ReadingTask, candidate_labels: list[Tensor]) -> None:
+        num_rows = max(map(len, candidate_labels), default=0)
         if num_rows < len(task.rows):
             raise ConfigurationError(
                 f"{self._described(task)}: a batch of {len(task.rows)} samples has {num_rows} rows. "
@@ -102,14 +103,14 @@ class _Reader:
                 "data set, as with torch.utils.data.Subset."
             )
 
-    def _check_label(self, task: ReadingTask, vectors: list[Tensor]) -> None:
-        # Each vector [B] has one number per sample, and one of them has to be the label.
-        candidates = [vector for vector in vectors if _has_whole_numbers(vector)]
-        for candidate in candidates:
-            if torch.all(candidate == task.label):
-                return
+    def _check_label(self, task: ReadingTask, candidate_labels: list[Tensor]) -> None:
+        # Each tensor [B] has one number per sample, and one of them has to be the label.
+        candidates = [labels for labels in candidate_labels if _has_whole_numbers(labels)]
         if not candidates:
             return
+        for labels in candidates:
+            if torch.all(labels == task.label):
+                return
         labels_in_batch = candidates[-1].unique().tolist()  # labels are usually last
         raise ConfigurationError(
             f"{self._described(task)}: flsv has the number {task.label} for these samples, and in a "
@@ -139,10 +140,12 @@ def check_read_back(data: FederatedData, compare_labels: bool = True) -> None:
         ConfigurationError: a sample has another label, or ``collate_fn`` leaves samples out.
     """
     if data.classes.missing_reason:
-        compare_labels = False
+        compare_labels = (
+            False  # only numbers of samples can be compared, unless these cannot differ either
+        )
         has_default_collate = data.train_options.get("collate_fn") in (None, default_collate)
         if has_default_collate or has_streams(data.train):
-            return  # there is nothing to compare
+            return
 
     training_rows = {}
     for client, client_split in enumerate(data.splits.clients):
@@ -171,17 +174,13 @@ def warn_of_random_evaluation(data: FederatedData) -> None:
         owner = client_called(client, data.splits.names)
         rows_by_owner[owner] = torch.cat([client_split["val"], client_split["test"]])
     reader = _Reader(
-        data.train,
-        data.eval_options,
-        class_names=data.classes.names,
-        compare_labels=False,
+        data.train, data.eval_options, class_names=data.classes.names, compare_labels=False
     )
     owners = [owner for owner, rows in rows_by_owner.items() if len(rows) > 0]
     if not owners:
         return
-    owner = owners[0]  # all samples are read alike
-    rows = rows_by_owner[owner]
-    if reader.is_random(rows[:SAMPLES_OF_A_CLASS]):
+    owner = owners[0]  # one owner suffices, since all samples are read alike
+    if reader.is_random(rows_by_owner[owner][:MAX_SAMPLES_OF_CLASS]):
         rank_zero_warn(
             f"flsv: the validation and test samples of {owner} are training samples that were split off, and they "
             "change at random whenever they are read, by the data set's transforms or the training loader's "
@@ -206,12 +205,12 @@ def _check_held_out(data: FederatedData) -> None:
     """Compare the labels that validation and test sets store with those of their samples."""
     val_is_split_off = len(data.splits.server_val) > 0
     if isinstance(data.val, DataLoader) and not val_is_split_off:
-        _check_stored("the validation data", data.val.dataset, vars(data.val), data)
+        _check_stored_labels("the validation data", data.val.dataset, vars(data.val), data)
     if data.test is not None:
-        _check_stored("the test data", data.test, data.eval_options, data)
+        _check_stored_labels("the test data", data.test, data.eval_options, data)
 
 
-def _check_stored(
+def _check_stored_labels(
     owner: str,
     dataset: Dataset[Any],
     options: Mapping[str, Any],
@@ -220,14 +219,10 @@ def _check_stored(
     labels = stored_classes(dataset)
     if labels is None:
         return
-    reader = _Reader(
-        dataset,
-        options,
-        class_names=data.classes.names,
-        compare_labels=True,
-    )
+    reader = _Reader(dataset, options, class_names=data.classes.names, compare_labels=True)
     all_rows = torch.arange(len(labels))
-    reader.check(_reading_tasks({owner: all_rows}, labels))
+    rows_by_owner = {owner: all_rows}
+    reader.check(_reading_tasks(rows_by_owner, labels))
 
 
 def _reading_tasks(rows_by_owner: Mapping[str, Tensor], labels: Tensor) -> list[ReadingTask]:
@@ -241,20 +236,20 @@ def _reading_tasks(rows_by_owner: Mapping[str, Tensor], labels: Tensor) -> list[
     if not tasks:
         return []
 
-    # Few samples are read: at least one of a task, and SAMPLES of all together.
-    samples_of_task = max(1, SAMPLES // len(tasks))
-    samples_of_task = min(samples_of_task, SAMPLES_OF_A_CLASS)
+    # Few samples are read: at least one of a task, and at most MAX_SAMPLES of all together.
+    samples_of_task = max(1, MAX_SAMPLES // len(tasks))
+    samples_of_task = min(samples_of_task, MAX_SAMPLES_OF_CLASS)
     smaller_tasks = []
-    for task_index in _spread(len(tasks), SAMPLES):
+    for task_index in _evenly_spaced(len(tasks), MAX_SAMPLES):
         task = tasks[task_index]
-        positions = _spread(len(task.rows), samples_of_task)
+        positions = _evenly_spaced(len(task.rows), samples_of_task)
         smaller_tasks.append(replace(task, rows=task.rows[positions]))
     return smaller_tasks
 
 
-def _spread(length: int, count: int) -> list[int]:
-    """Return at most ``count`` positions, evenly spread over ``length``."""
-    positions = np.linspace(0, length - 1, min(length, count))
+def _evenly_spaced(length: int, max_count: int) -> list[int]:
+    """Return at most ``max_count`` positions, evenly spaced over ``length``."""
+    positions = np.linspace(0, length - 1, min(length, max_count))
     return positions.round().astype(int).tolist()
 
 

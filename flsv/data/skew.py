@@ -186,7 +186,9 @@ class ShardPartitioner(Partitioner):
         num_shards = self.num_clients * self.shards_per_client
         # Shuffled first: the order of a class's samples in the file must not decide which of them share a shard.
         order = shuffled(torch.arange(len(labels)), generator)
-        order = order[labels[order].argsort(stable=True)]
+        shuffled_labels = labels[order]
+        by_class = shuffled_labels.argsort(stable=True)
+        order = order[by_class]
         shards = order.tensor_split(num_shards)
         shard_order = torch.randperm(num_shards, generator=generator).tolist()
         parts = []
@@ -296,7 +298,7 @@ class ProportionPartitioner(Partitioner):
     ) -> None:
         super().__init__(len(matrix), seed)
         self.matrix = [[float(entry) for entry in row] for row in matrix]
-        # A single entry is the same for all classes, so also for the one of data without classes.
+        # A row with a single entry needs no classes: the entry is the same for each of them.
         self.needs_classes = any(len(row) != 1 for row in self.matrix)
         self.of = of
         self.sizes = sizes
@@ -427,14 +429,15 @@ def _divide_by_class(
     labels: Tensor,
     classes: Iterable[int],
     generator: Generator,
-    counts: Tensor,
+    counts_by_part: Tensor,
 ) -> list[Tensor]:
-    """Divide each class's samples, in random order, among the clients. ``counts [n, M]`` are the parts' sizes."""
+    """Divide each class's samples, in random order, among the clients. ``counts_by_part [n, M]`` are the sizes."""
     parts_by_class = []
     for label in classes:
         members = shuffled(torch.nonzero(labels == label).flatten(), generator)
-        sizes = counts[:, label].tolist()
-        parts_by_class.append(members[: sum(sizes)].split(sizes))
+        sizes = counts_by_part[:, label].tolist()
+        members_used = members[: sum(sizes)]
+        parts_by_class.append(members_used.split(sizes))
     return [torch.cat(parts) for parts in zip(*parts_by_class)]
 
 

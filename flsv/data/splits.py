@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ Part = Annotated[float, Ge(0), Lt(1), "0.1 is 10 %."]
 #: Each sample's value in a column, by the column's name.
 ColumnReader: TypeAlias = Callable[[str], Sequence[Any]]
 
+#: A client's sets of samples.
+SplitName: TypeAlias = Literal["train", "val", "test"]
 #: The held-out sets that :class:`Splits` makes.
 HELD_OUT = ("server_val", "client_val", "client_test")
 
@@ -84,9 +86,9 @@ class HeldOut:
         if self.since is not None:
             date_text = str(self.since)  # of a YAML file it may be a number or a date
             object.__setattr__(self, "since", date_text)
-            _date(date_text)
+            _date(date_text)  # raises an error if it is no date
         if self.file is not None:
-            _lines(self.file)
+            _lines(self.file)  # raises an error if the file cannot be read
 
     def __str__(self) -> str:
         if self.since is not None:
@@ -341,9 +343,8 @@ class _Division:
     def __init__(self, options: Splits, num_samples: int, column: ColumnReader | None) -> None:
         self._options = options
         self._held_out_masks: dict[str, Tensor] = {}  # bool [num_samples] by held-out set
-        self._group_numbers: Tensor | None = (
-            None  # int64 [num_samples], with one number for what belongs together
-        )
+        # int64 [num_samples], with one number for samples that belong together
+        self._group_numbers: Tensor | None = None
         self._group_names: Sequence[str] = ()
         if not options.columns:
             return
@@ -383,15 +384,15 @@ class _Division:
         if "server_val" in self._held_out_masks:
             is_held_out = self._held_out_masks["server_val"][pool]
         else:
-            number = _number(options.server_val, len(pool))
-            if number == 0 and options.server_val:
+            num_held_out = _num_held_out(options.server_val, len(pool))
+            if num_held_out == 0 and options.server_val:
                 raise ConfigurationError(
                     f"Splits(server_val={options.server_val}) of {len(pool)} samples gives no sample. Raise it, or set "
                     "it to 0 to train without validation."
                 )
             is_held_out = torch.zeros(len(pool), dtype=torch.bool)
             is_free = self._is_free(pool)
-            is_held_out[is_free] = self._is_in_first(pool[is_free], number)
+            is_held_out[is_free] = self._is_in_first(pool[is_free], num_held_out)
         training_pool = pool[~is_held_out]
         if len(training_pool) == 0:
             raise ConfigurationError(
@@ -416,12 +417,12 @@ class _Division:
                         "others have. Hold out a share or a number, or leave this client out."
                     )
             else:
-                number = _number(choice, len(samples))
+                num_held_out = _num_held_out(choice, len(samples))
                 if choice:  # a mean score over clients includes all clients
-                    number = max(1, number)
+                    num_held_out = max(1, num_held_out)
                 is_free = self._is_free(remaining)
                 is_held_out = torch.zeros(len(remaining), dtype=torch.bool)
-                is_held_out[is_free] = self._is_in_first(remaining[is_free], number)
+                is_held_out[is_free] = self._is_in_first(remaining[is_free], num_held_out)
             parts[part] = remaining[is_held_out].sort().values
             remaining = remaining[~is_held_out]
         if len(remaining) == 0:
@@ -459,24 +460,24 @@ class _Division:
             is_free &= ~is_held_out[samples]
         return is_free
 
-    def _is_in_first(self, samples: Tensor, number: int) -> Tensor:
-        """Return which samples are the first ``number``, or in the first groups that have as many, bool ``[n]``."""
+    def _is_in_first(self, samples: Tensor, num_first: int) -> Tensor:
+        """Return which samples are the first ``num_first``, or in the first groups that have as many, bool ``[n]``."""
         if self._group_numbers is None:
-            return torch.arange(len(samples)) < number
+            return torch.arange(len(samples)) < num_first
         groups = self._group_numbers[samples]
         group_sizes = torch.bincount(groups)
         # Whole groups are taken, until they have enough samples.
         first_groups = []
         num_in_groups = 0
         for group in dict.fromkeys(groups.tolist()):  # in the order of the samples
-            if num_in_groups >= number:
+            if num_in_groups >= num_first:
                 break
             first_groups.append(group)
             num_in_groups += int(group_sizes[group])
         return torch.isin(groups, torch.tensor(first_groups, dtype=torch.long))
 
 
-def _number(choice: Choice, num_samples: int) -> int:
+def _num_held_out(choice: Choice, num_samples: int) -> int:
     """Return how many of the samples a share or a number holds out."""
     if isinstance(choice, float):
         return int(choice * num_samples + 0.5)

@@ -140,13 +140,13 @@ class LoaderPart:
         self, rows: Tensor, generator: torch.Generator | None
     ) -> TensorBatches | DataLoader[Any]:
         """Return a loader of batches of ``rows``, shuffled unless ``generator`` is None."""
-        # A stream's samples are of one client, so that the first one tells.
+        # All samples of a stream belong to one client, so if the first row is of a stream, all rows are.
         part = part_of(self.dataset, row=int(rows[0]))
         if isinstance(part, StreamSamples):
             return part.loader(generator, self.options)
         draws = None
         if self.draws is not None and generator is not None:
-            draws = self.draws.among(rows)
+            draws = self.draws.restricted_to(rows)
         return make_loader(self.dataset, rows, generator=generator, draws=draws, **self.options)
 
     def base_rows(self) -> tuple[Any, Tensor]:

@@ -9,7 +9,7 @@ from sklearn import datasets
 
 from flsv.data.doubts import Doubt, SiteTable, find_doubts
 from flsv.data.sources.agreed import ColumnSummary, TableSummary
-from flsv.data.sources.summaries import frequent, moments_of_enough
+from flsv.data.sources.summaries import count_frequent, moments_of_enough
 from flsv.data.sources.summary_doubts import doubts_of_summaries
 
 
@@ -93,7 +93,7 @@ def summarize(values: pd.Series) -> ColumnSummary:
     if pd.api.types.is_numeric_dtype(values):
         moments = moments_of_enough(present.to_numpy(dtype=float), min_rows=5)
         return ColumnSummary("numbers", missing, moments=moments)
-    return ColumnSummary("categories", missing, categories=frequent(present, min_rows=5))
+    return ColumnSummary("categories", missing, categories=count_frequent(present, min_rows=5))
 
 
 LOOKS = [doubts_by_rows, doubts_without_rows]

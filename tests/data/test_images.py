@@ -11,8 +11,16 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from flsv.data import DirichletPartitioner, GroupPartitioner, load_image_data
-from flsv.data.sources.base import TORCHVISION
-from flsv.data.sources.named import CENTRES, KINDS, digits, folder, gaussians, npz, vision
+from flsv.data.sources.base import TORCHVISION_SETS
+from flsv.data.sources.named import (
+    CENTRES,
+    TORCHVISION_FACTS,
+    digits,
+    folder,
+    gaussians,
+    npz,
+    vision,
+)
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import set_up_data
 
@@ -49,7 +57,7 @@ deal = partial(set_up_data, image_size=4, server_val=0.0)
 
 
 def test_names_of_torchvision_are_those_that_can_be_loaded():
-    assert tuple(KINDS) == TORCHVISION
+    assert tuple(TORCHVISION_FACTS) == TORCHVISION_SETS
 
 
 def test_digits_holds_each_scikit_learn_digit_exactly_once():
@@ -91,7 +99,7 @@ def test_gaussians_lie_around_their_class_centers():
     ],
 )
 def test_real_images_are_complete_and_normalized(name, train, shape):
-    _, directory = KINDS[name][:2]
+    _, directory = TORCHVISION_FACTS[name][:2]
     if not os.path.isdir(os.path.join(ROOT, directory)):
         pytest.skip(f"FLSV_DATA_ROOT has no {directory}")
 

@@ -177,7 +177,7 @@ def test_integer_labels_are_classes_even_if_no_component_needs_them(kind, asking
     expected = EXPECTED_LABELS[kind]
 
     classes = find_classes(
-        WITH_CLASSES[kind], class_names=(), held_out={}, labels=None, users_of_classes=asking
+        WITH_CLASSES[kind], class_names=(), held_out={}, labels=None, parts_that_need_classes=asking
     )
 
     assert classes.labels.tolist() == expected

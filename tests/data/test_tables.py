@@ -45,7 +45,7 @@ def test_large_table_is_named_when_its_reading_begins(tmp_path, monkeypatch, cap
     path = tmp_path / "visits.csv"
     path.write_text("age,ill\n30,yes\n")
     size = path.stat().st_size
-    monkeypatch.setattr(frames, "_LARGE", size if is_large else size + 1)
+    monkeypatch.setattr(frames, "_LARGE_FILE_BYTES", size if is_large else size + 1)
 
     with caplog.at_level("INFO", "lightning.pytorch"):
         read_table_file(path)

@@ -20,7 +20,9 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import digest
 
 #: Approximately the largest number of single precision.
-LARGEST = 1e38
+LARGEST_NUMBER = 1e38
+#: Bits of a double-precision number's mantissa.
+MANTISSA_BITS = 53
 _FRACTION = re.compile(r"-?\d{1,1000}(/\d{1,1000})?")
 
 
@@ -41,14 +43,14 @@ class Moments:
     @classmethod
     def of(cls, numbers: np.ndarray) -> Moments:
         """Return the moments of finite numbers, float64 ``[N]``."""
-        # A number is mantissa * 2^(exponent - 53), and sums of whole mantissas are exact.
+        # A number is mantissa * 2^(exponent - MANTISSA_BITS), and sums of whole mantissas are exact.
         fractions, exponents = np.frexp(numbers)
-        mantissas = np.ldexp(fractions, 53).astype(np.int64)
+        mantissas = np.ldexp(fractions, MANTISSA_BITS).astype(np.int64)
         total = Fraction(0)
         squares = Fraction(0)
         for exponent in np.unique(exponents).tolist():
             integers = mantissas[exponents == exponent].tolist()
-            unit = Fraction(2) ** (exponent - 53)
+            unit = Fraction(2) ** (exponent - MANTISSA_BITS)
             total += sum(integers) * unit
             squares += sum(integer * integer for integer in integers) * unit**2
         return cls(len(numbers), total, squares)
@@ -77,11 +79,11 @@ class Moments:
         variance = self.variance
         if not variance:
             return 0.0
-        # The variance itself may be too small for a float.
+        # The variance itself may be too small for a float. Divided by 4^exponent it is near 1.
         num_bits = variance.numerator.bit_length() - variance.denominator.bit_length()
-        halvings = num_bits // 2
-        scaled_variance = variance / Fraction(4) ** halvings
-        return math.ldexp(math.sqrt(scaled_variance), halvings)
+        exponent = num_bits // 2
+        scaled_variance = variance / Fraction(4) ** exponent
+        return math.ldexp(math.sqrt(scaled_variance), exponent)
 
     @property
     def scale(self) -> float:
@@ -100,11 +102,12 @@ class Moments:
 
     @classmethod
     def from_plain(cls, plain: Any) -> Moments:
-        count, *texts = plain
-        total, squares = map(_fraction, texts)
+        count, *texts_of_sums = plain
+        total, squares = map(_fraction, texts_of_sums)
         moments = cls(_count(count), total, squares)
-        is_too_large = squares > count * Fraction(LARGEST) ** 2
-        if is_too_large or squares * count < total**2:
+        is_too_large = squares > count * Fraction(LARGEST_NUMBER) ** 2
+        is_impossible = squares * count < total**2  # by Cauchy and Schwarz
+        if is_too_large or is_impossible:
             raise ValueError("sums that no numbers have")
         return moments
 
@@ -127,10 +130,7 @@ class ColumnSummary:
     categories: Mapping[str, int] | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        plain: dict[str, Any] = {
-            "kind": self.kind,
-            "missing": self.missing,
-        }
+        plain: dict[str, Any] = {"kind": self.kind, "missing": self.missing}
         if self.moments is not None:
             plain["moments"] = self.moments.to_plain()
         if self.categories is not None:
@@ -142,7 +142,9 @@ class ColumnSummary:
         _check_names(plain, {"kind", "missing", "moments", "categories"})
         moments = plain.get("moments")
         categories = plain.get("categories")
-        if (moments is None) == (categories is None):
+        has_moments = moments is not None
+        has_categories = categories is not None
+        if has_moments == has_categories:  # one of the two is expected
             raise ValueError("neither numbers nor words")
         return cls(
             kind=_text(plain["kind"]),
@@ -173,10 +175,7 @@ class TableSummary:
         columns = {}
         for name, column in self.columns.items():
             columns[name] = column.to_plain()
-        plain: dict[str, Any] = {
-            "settings": dict(self.settings),
-            "columns": columns,
-        }
+        plain: dict[str, Any] = {"settings": dict(self.settings), "columns": columns}
         if self.classes is not None:
             plain["classes"] = dict(self.classes)
         if self.target is not None:
@@ -238,9 +237,11 @@ class ColumnCode:
         is_finite = math.isfinite(code.mean) and math.isfinite(code.scale)
         if not is_finite or code.scale <= 0:
             raise ValueError(f"{name!r}: mean {code.mean}, scale {code.scale}")
-        if (code.kind == "categories") == (categories is None):
+        should_have_categories = code.kind == "categories"
+        if should_have_categories != (categories is not None):
             raise ValueError(f"{name!r}: only columns of kind 'categories' have categories")
-        if len(set(code.categories or ())) < len(code.categories or ()):
+        names = code.categories or ()
+        if len(set(names)) < len(names):
             raise ValueError(f"{name!r}: a category twice")
         return code
 
@@ -269,18 +270,18 @@ class AgreedEncoder:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Names of the features: numbers, then each word of each column, then marks of missing values."""
-        numbers = []
-        words = []
-        marks = []
+        """Names of the features: numbers, then each category of each column, then marks of missing values."""
+        number_names = []
+        category_names = []
+        gap_names = []
         for code in self.columns:
             if code.categories is None:
-                numbers.append(code.name)
+                number_names.append(code.name)
             else:
-                words += [f"{code.name}={word}" for word in code.categories]
+                category_names += [f"{code.name}={category}" for category in code.categories]
             if code.gaps:
-                marks.append(f"{code.name} missing")
-        return (*numbers, *words, *marks)
+                gap_names.append(f"{code.name} missing")
+        return (*number_names, *category_names, *gap_names)
 
     @property
     def hash(self) -> str:

@@ -21,13 +21,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from flsv.data.groups import check_spelling
-from flsv.data.labels import (
-    class_names_of,
-    dataset_labels,
-    in_order,
-    label_column,
-    positive_last,
-)
+from flsv.data.labels import class_names_of, dataset_labels, in_order, label_column, positive_last
 from flsv.data.loaders import WeightedDraws, tensors_of
 from flsv.data.sources.table import data_root, is_columnar
 from flsv.utilities.declared import Count, checked
@@ -54,9 +48,9 @@ else:
 Datasets: TypeAlias = Mapping[str, Dataset[Any]]
 Names: TypeAlias = tuple[str, ...]
 #: Names of the data sets of torchvision.
-TORCHVISION = ("mnist", "fashion_mnist", "cifar10", "cifar100")
+TORCHVISION_SETS = ("mnist", "fashion_mnist", "cifar10", "cifar100")
 #: Names of the data sets that can be loaded by name.
-DATA_SETS = ("digits", *TORCHVISION, "gaussians")
+DATA_SETS = ("digits", *TORCHVISION_SETS, "gaussians")
 #: New number of each class by its number.
 NewNumbers: TypeAlias = dict[int, int]
 
@@ -147,7 +141,7 @@ class Reading:
         columns: options by which the other columns of a table become inputs.
         pos_label: the positive one of two classes. None: the larger number, ``True``, or else the rarer one.
         split_columns: columns by which rows are split. They are no inputs unless ``columns`` names them.
-        alone: whether the data are those of one site.
+        is_alone: whether the data are those of one site.
     """
 
     files: Files = field(default_factory=Files)
@@ -155,7 +149,7 @@ class Reading:
     group: str | None = None
     columns: Columns | None = None
     pos_label: str | bool | int | None = None
-    alone: bool = False
+    is_alone: bool = False
     split_columns: tuple[str, ...] = ()
 
 
@@ -214,7 +208,7 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
 
     Returns:
         The data set. If ``y`` are words, its attribute ``classes`` has the names of the classes and ``by_name`` is
-        True, see :func:`by_name`.
+        True, see :func:`is_numbered_by_flsv`.
 
     Raises:
         ConfigurationError: the inputs are not numbers, the place of an image's channels is not known, ``x`` and ``y``
@@ -232,11 +226,13 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         targets = y.detach().cpu().numpy()
     else:
         targets = np.asarray(y)
-    if targets.ndim == 2 and targets.shape[1] == 1 and targets.dtype.kind != "f":
+    is_integral = targets.dtype.kind in "biu"
+    is_float = targets.dtype.kind == "f"
+    if targets.ndim == 2 and targets.shape[1] == 1 and not is_float:
         targets = targets[:, 0]  # classes [N, 1] are [N]
-    if targets.dtype.kind in "biu":
+    if is_integral:
         return TensorDataset(inputs, torch.from_numpy(targets.astype(np.int64)))
-    if targets.dtype.kind == "f" and np.isfinite(targets).all():
+    if is_float and np.isfinite(targets).all():
         return TensorDataset(inputs, torch.from_numpy(targets.astype(np.float32)))
     if targets.ndim != 1 or not all(isinstance(entry, str) for entry in targets.tolist()):
         description = f"(X, y): y is {targets.dtype} {list(targets.shape)}"
@@ -296,7 +292,7 @@ def _channels_last(pixels: Tensor) -> Tensor | None:
 
 
 def one_numbering(
-    parts: Datasets,
+    client_sets: Datasets,
     held_out: Mapping[str, Dataset[Any] | None],
     pos_label: Any = None,
 ) -> tuple[dict[str, Dataset[Any]], dict[str, Dataset[Any] | None], Names]:
@@ -304,37 +300,37 @@ def one_numbering(
 
     Return the clients' data sets, the held-out ones, and the names in the order of their numbers.
     """
-    all_parts = dict(parts)
-    for name, part in held_out.items():
-        if part is not None:
-            all_parts[name] = part
-    names_by_part = {}
-    for name, part in all_parts.items():
-        names_by_part[name] = class_names_of(part)
-    common_names = _union_of_names(parts, names_by_part, pos_label)
+    all_sets = dict(client_sets)
+    for name, dataset in held_out.items():
+        if dataset is not None:
+            all_sets[name] = dataset
+    names_by_set = {}
+    for name, dataset in all_sets.items():
+        names_by_set[name] = class_names_of(dataset)
+    common_names = _union_of_names(client_sets, names_by_set, pos_label)
 
     renumbered = {}
-    for name, part in all_parts.items():
-        names = names_by_part[name]
-        if names and common_names:
-            new_numbers = _places_among(common_names, names, name)
-        elif names:  # the clients have numbers
-            new_numbers = _names_as_numbers(name, part, names)
-        elif _are_numbers(common_names):
-            new_numbers = _places_of_numbers(name, part, common_names)
+    for name, dataset in all_sets.items():
+        class_names = names_by_set[name]
+        if class_names and common_names:
+            new_numbers = _numbers_of_names(name, class_names, common_names)
+        elif class_names:  # and the clients have numbers without names
+            new_numbers = _numbers_in_names(name, dataset, class_names)
+        elif _are_numbers(common_names):  # and this data set has numbers without names
+            new_numbers = _numbers_of_labels(name, dataset, common_names)
         else:
-            _check_nameless(name, parts, names_by_part)
+            _check_meaning_is_known(name, client_sets, names_by_set)
             new_numbers = {}  # all stay
-        renumbered[name] = _renumbered(part, new_numbers, common_names, name)
+        renumbered[name] = _renumbered(dataset, new_numbers, common_names, name)
 
-    clients = {name: renumbered[name] for name in parts}
+    clients = {name: renumbered[name] for name in client_sets}
     renumbered_held_out = {name: renumbered.get(name) for name in held_out}
     return clients, renumbered_held_out, common_names
 
 
 def _union_of_names(
-    parts: Datasets,
-    names_by_part: Mapping[str, Names],
+    client_sets: Datasets,
+    names_by_set: Mapping[str, Names],
     pos_label: Any,
 ) -> Names:
     """Return the names of the clients' classes in the order of their numbers, or an empty tuple if no client has names.
@@ -343,8 +339,8 @@ def _union_of_names(
     """
     numberings: set[Any] = set()  # each has a client's class names in the order of their numbers
     clients_by_class: dict[str, list[str]] = {}
-    for client in parts:
-        class_names = names_by_part[client]
+    for client in client_sets:
+        class_names = names_by_set[client]
         if class_names:
             numberings.add(class_names)
         for class_name in class_names:
@@ -354,16 +350,16 @@ def _union_of_names(
     check_spelling(clients_by_class, "The data", owners=clients_by_class)
 
     sorted_names = in_order(clients_by_class)
-    flsv_numbers_all = all(by_name(part) for part in parts.values())
-    if not flsv_numbers_all:
+    are_all_numbered_by_flsv = all(map(is_numbered_by_flsv, client_sets.values()))
+    if not are_all_numbered_by_flsv:
         if len(numberings) == 1:
-            return numberings.pop()  # the user has numbered the classes
+            return numberings.pop()  # the user's numbering of the classes
         return sorted_names
 
     counts = dict.fromkeys(sorted_names, 0)
-    for client, part in parts.items():
-        class_counts = torch.bincount(dataset_labels(part)).tolist()
-        for class_name, count in zip(names_by_part[client], class_counts):
+    for client, dataset in client_sets.items():
+        class_counts = torch.bincount(dataset_labels(dataset)).tolist()
+        for class_name, count in zip(names_by_set[client], class_counts):
             counts[class_name] += count
     return positive_last(sorted_names, list(counts.values()), pos_label)
 
@@ -375,35 +371,35 @@ def _are_numbers(names: Sequence[str]) -> bool:
     return all(re.fullmatch(r"0|[1-9]\d*", name) for name in names)
 
 
-def _places_among(common_names: Names, names: Names, name: str) -> NewNumbers:
-    """Return ``{number: new number}`` of a data set whose classes have ``names``."""
-    unknown_names = [label for label in names if label not in common_names]
+def _numbers_of_names(name: str, class_names: Names, common_names: Names) -> NewNumbers:
+    """Return ``{number: new number}`` of the data set ``name``, whose classes have names."""
+    unknown_names = [label for label in class_names if label not in common_names]
     if unknown_names:
         raise ConfigurationError(
             f"The {name} data have classes that no client has: {listed(unknown_names, 8)}."
         )
-    return dict(enumerate(map(common_names.index, names)))
+    return {number: common_names.index(label) for number, label in enumerate(class_names)}
 
 
-def _names_as_numbers(name: str, part: Dataset[Any], names: Names) -> NewNumbers:
+def _numbers_in_names(name: str, dataset: Dataset[Any], class_names: Names) -> NewNumbers:
     """Return ``{number: new number}`` of a data set with names, where the clients have numbers without names."""
-    if _are_numbers(names):
-        return {number: int(class_name) for number, class_name in enumerate(names)}
-    if by_name(part):
+    if _are_numbers(class_names):
+        return {number: int(class_name) for number, class_name in enumerate(class_names)}
+    if is_numbered_by_flsv(dataset):
         raise ConfigurationError(
-            f"{name!r} has names for its classes ({listed(names, 8)}), and the clients have numbers: give all data "
-            "names, or all of them numbers."
+            f"{name!r} has names for its classes ({listed(class_names, 8)}), and the clients have numbers: give all "
+            "data names, or all of them numbers."
         )
-    return {}  # the user has numbered the classes
+    return {}  # the user has numbered the classes, and no number changes
 
 
-def _places_of_numbers(name: str, part: Dataset[Any], common_names: Names) -> NewNumbers:
+def _numbers_of_labels(name: str, dataset: Dataset[Any], common_names: Names) -> NewNumbers:
     """Return ``{number: new number}`` of a data set without names, whose numbers are among the common names."""
     numbers_as_names = tuple(map(str, range(len(common_names))))
     if tuple(common_names) == numbers_as_names:
         return {}
     new_numbers = {}
-    for number in dataset_labels(part).unique().tolist():
+    for number in dataset_labels(dataset).unique().tolist():
         if str(number) not in common_names:
             raise ConfigurationError(
                 f"{name!r} has the label {number}, and the classes of the others are {listed(common_names, 8)}."
@@ -412,26 +408,24 @@ def _places_of_numbers(name: str, part: Dataset[Any], common_names: Names) -> Ne
     return new_numbers
 
 
-def _check_nameless(
-    name: str,
-    parts: Datasets,
-    names_by_part: Mapping[str, Names],
+def _check_meaning_is_known(
+    name: str, client_sets: Datasets, names_by_set: Mapping[str, Names]
 ) -> None:
     """Raise ConfigurationError if others name their classes, and what this data set's numbers mean is not known."""
-    distinct_names = {names_by_part[client] for client in parts}
-    if len(distinct_names) > 1:
+    distinct_numberings = {names_by_set[client] for client in client_sets}
+    if len(distinct_numberings) > 1:
         raise ConfigurationError(
             f"{name!r} has no names for its classes, but others have: set its attribute `classes`."
         )
-    names = distinct_names.pop()
-    if names and any(map(by_name, parts.values())):
+    (class_names,) = distinct_numberings
+    if class_names and any(map(is_numbered_by_flsv, client_sets.values())):
         raise ConfigurationError(
-            f"{name!r} has numbers for its classes, and the clients have names ({listed(names, 8)}), which flsv has "
-            "numbered: give names there, too."
+            f"{name!r} has numbers for its classes, and the clients have names ({listed(class_names, 8)}), which flsv "
+            "has numbered: give names there, too."
         )
 
 
-def by_name(dataset: Dataset[Any]) -> bool:
+def is_numbered_by_flsv(dataset: Dataset[Any]) -> bool:
     """Return whether flsv itself numbered a data set's classes, by sorting their names."""
     return getattr(dataset, "by_name", False)
 
@@ -445,7 +439,7 @@ def concatenated(parts: Mapping[str, Dataset[Any]]) -> Dataset[Any]:
     columns_by_part = []
     name_by_format: dict[str, str] = {}  # a part with samples of these types and shapes
     for name, dataset in parts.items():
-        tensors, rows = tensors_of(dataset, None)
+        tensors, rows = tensors_of(dataset)
         if tensors is None:
             return ConcatDataset(datasets)
         if rows is None:
@@ -480,12 +474,10 @@ def _renumbered(
     if _has_integer_labels(dataset):
         renumbered = _with_new_numbers(dataset, new_numbers)
     elif has_unused_transform:
-        # A data set of torchvision. The original stays unchanged.
+        # A data set of torchvision. The original stays unchanged, and the transform can be pickled for workers.
         renumbered = copy.copy(dataset)
-        number_of_label = dict(new_numbers)
-        renumbered.target_transform = (
-            number_of_label.__getitem__
-        )  # which can be pickled for workers
+        new_number_of = dict(new_numbers)
+        renumbered.target_transform = new_number_of.__getitem__
     else:
         raise ConfigurationError(
             f"{name!r} has other numbers for the classes {listed(common_names, 8)}, in the order of all. The labels of "

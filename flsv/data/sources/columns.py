@@ -15,7 +15,7 @@ from annotated_types import Ge
 from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
 from flsv.data.groups import check_spelling
-from flsv.data.sources.agreed import LARGEST, AgreedEncoder
+from flsv.data.sources.agreed import LARGEST_NUMBER, AgreedEncoder
 from flsv.data.sources.frames import (
     as_texts,
     by_file,
@@ -24,13 +24,13 @@ from flsv.data.sources.frames import (
     texts_by_file,
 )
 from flsv.data.sources.notation import (
-    ambiguous_point,
     are_dates,
     column_numbers,
     date_formats,
     dated,
     other_notations,
     parsed,
+    text_with_ambiguous_point,
 )
 from flsv.data.sources.table import Table
 from flsv.utilities.declared import Count, Rules, check_argument, checked
@@ -132,30 +132,36 @@ class Columns:
 
     def __post_init__(self) -> None:
         # Columns of a DataFrame may be called by numbers.
-        self.features, self.exclude = _texts(self.features), _texts(self.exclude)
-        self.categorical, self.date_format = _texts(self.categorical), _texts(self.date_format)
+        self.features = _texts(self.features)
+        self.exclude = _texts(self.exclude)
+        self.categorical = _texts(self.categorical)
+        self.date_format = _texts(self.date_format)
         self.classes = _texts(self.classes)
-        self.dates = {str(name).strip(): how.strip() for name, how in (self.dates or {}).items()}
+        dates = self.dates or {}
+        self.dates = {str(name).strip(): origin.strip() for name, origin in dates.items()}
         if isinstance(self.gaps, Mapping):
             self.gaps = {
                 str(name).strip(): _texts(marks) or [] for name, marks in self.gaps.items()
             }
         else:
             self.gaps = _texts(self.gaps)
-        self.agreed = None if self.encoder is None else AgreedEncoder.from_plain(self.encoder)
-        has_classes = self.agreed is not None and self.agreed.classes is not None
-        if self.agreed is not None and has_classes != (self.task == "classification"):
-            raise ConfigurationError(
-                f"Columns(task={self.task!r}): its encoder has classes {self.agreed.classes}."
-            )
+
+        self.agreed: AgreedEncoder | None = None
+        if self.encoder is not None:
+            self.agreed = AgreedEncoder.from_plain(self.encoder)
+            has_classes = self.agreed.classes is not None
+            if has_classes != (self.task == "classification"):
+                raise ConfigurationError(
+                    f"Columns(task={self.task!r}): its encoder has classes {self.agreed.classes}."
+                )
 
     def __repr__(self) -> str:
         """Show all options but newer ones that have their defaults: runs are resumed only with the same text."""
-        newer = ("min_rows", "encoder")
+        hidden_at_default = ("min_rows", "encoder")
         shown = []
         for option in fields(self):
             value = getattr(self, option.name)
-            if option.name not in newer or value != option.default:
+            if option.name not in hidden_at_default or value != option.default:
                 shown.append(f"{option.name}={value!r}")
         return f"Columns({', '.join(shown)})"
 
@@ -180,7 +186,8 @@ class Columns:
         for option in fields(self):
             value = getattr(self, option.name)
             default = getattr(Columns, option.name)
-            if value not in (None, {}, default):
+            is_set = value not in (None, {}) and value != default
+            if is_set:
                 options[option.name] = value
 
         for problem in problems:
@@ -243,22 +250,27 @@ class ColumnCard:
         return {"numbers": "a number", "truth values": "0 or 1"}.get(self.kind, self.kind)
 
 
-NUMBERS, TRUTH, WORDS, DAYS = "numbers", "truth values", "categories", "days"
+#: Kinds of columns.
+NUMBERS_KIND = "numbers"
+TRUTH_KIND = "truth values"
+WORDS_KIND = "categories"
+#: Word of the option ``dates``: days since 1970.
+DAYS_SINCE_1970 = "days"
 #: Kinds of columns by the results of pandas' ``infer_dtype``.
-_KINDS = {
-    "integer": NUMBERS,
-    "floating": NUMBERS,
-    "mixed-integer-float": NUMBERS,
-    "decimal": NUMBERS,
-    "boolean": TRUTH,
-    "string": WORDS,
-    "empty": NUMBERS,
+_KIND_OF_DTYPE = {
+    "integer": NUMBERS_KIND,
+    "floating": NUMBERS_KIND,
+    "mixed-integer-float": NUMBERS_KIND,
+    "decimal": NUMBERS_KIND,
+    "boolean": TRUTH_KIND,
+    "string": WORDS_KIND,
+    "empty": NUMBERS_KIND,
 }
-_TRUTHS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
-#: Largest number of different values that may still be categories.
-FEW = 10
+_NUMBER_OF_TRUTH = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
+#: Largest number of different values that may still be categories, or marks of missing values.
+MAX_FEW_VALUES = 10
 #: Largest number of problems that a message lists.
-_LISTED = 30
+_MAX_LISTED_PROBLEMS = 30
 _LEADING_ZERO = re.compile(r"[-+]?0\d.*")
 
 
@@ -272,15 +284,15 @@ def with_gaps_as_nan(table: Table, name: str, argument: str, columns: Columns) -
     is_gap = texts.isna() | texts.isin(list(marks))
 
     # A mark that is a number marks this number in any notation: -9 also -9.0.
-    numbers_of_marks = parsed(marks)  # NaN for words
-    mark_numbers = numbers_of_marks[np.isfinite(numbers_of_marks)]
-    if len(mark_numbers) > 0:
-        is_gap |= texts.isin(_texts_of_numbers(texts, mark_numbers, columns.decimal))
+    parsed_marks = parsed(marks)  # NaN for words
+    finite_marks = parsed_marks[np.isfinite(parsed_marks)]
+    if len(finite_marks) > 0:
+        is_gap |= texts.isin(_texts_of_numbers(texts, finite_marks, columns.decimal))
 
-    holds_words = _KINDS.get(infer_dtype(column, skipna=True)) == WORDS
-    if table.typed and not holds_words:
-        return column.astype(object).mask(is_gap)
-    return texts.mask(is_gap)
+    kind = _KIND_OF_DTYPE.get(infer_dtype(column, skipna=True))
+    keeps_types = table.typed and kind != WORDS_KIND
+    values = column.astype(object) if keeps_types else texts
+    return values.mask(is_gap)
 
 
 def _texts_of_numbers(texts: pd.Series, numbers: np.ndarray, decimal: str) -> list[str]:
@@ -298,29 +310,31 @@ def _kind_and_numbers(
 ) -> tuple[str | None, pd.Series]:
     """Return a column's kind and its values as numbers, with NaN for what is not a number.
 
-    The kind is one of :data:`NUMBERS`, :data:`TRUTH` and :data:`WORDS`, or None if it is ambiguous or unusable.
+    The kind is one of :data:`NUMBERS_KIND`, :data:`TRUTH_KIND` and :data:`WORDS_KIND`, or None if it is ambiguous or
+    unusable.
     """
     if table.typed:
-        kind = _KINDS.get(infer_dtype(values, skipna=True))
+        kind = _KIND_OF_DTYPE.get(infer_dtype(values, skipna=True))
         return kind, pd.Series(parsed(values))  # truth values, too
 
     texts = values.dropna()
     if len(texts) == 0:
-        return NUMBERS, values.map(_TRUTHS)  # all are missing: NaN
-    if set(texts) <= _TRUTHS.keys():
-        return TRUTH, values.map(_TRUTHS)
+        return NUMBERS_KIND, values.map(_NUMBER_OF_TRUTH)  # all are missing: NaN
+    if set(texts) <= _NUMBER_OF_TRUTH.keys():
+        return TRUTH_KIND, values.map(_NUMBER_OF_TRUTH)
 
     numbers_by_file = []
     for texts_of_file in by_file(table, values):
         # Each file may have its own notation of numbers.
         numbers_by_file.append(column_numbers(texts_of_file, columns.decimal, columns.thousands))
     numbers = pd.Series(np.concatenate(numbers_by_file))
-    is_number = np.isfinite(numbers[values.notna()])
+    has_text = values.notna()
+    is_number = np.isfinite(numbers[has_text])
     have_leading_zeros = any(_LEADING_ZERO.fullmatch(text) for text in texts)
-    are_identifiers = is_number.all() and have_leading_zeros  # such as 007
-    if is_number.any() and not are_identifiers:
-        return NUMBERS, numbers
-    return WORDS, numbers  # which nobody reads
+    are_codes = is_number.all() and have_leading_zeros  # such as 007
+    if is_number.any() and not are_codes:
+        return NUMBERS_KIND, numbers
+    return WORDS_KIND, numbers  # nobody reads the numbers of words
 
 
 def read_columns(
@@ -346,9 +360,9 @@ def raise_problems(problems: Sequence[ColumnError], columns: Columns) -> None:
     """Raise one ConfigurationError that lists ``problems``, if there are any, and options that may help."""
     if not problems:
         return
-    lines = list(map(str, problems[:_LISTED]))
-    if len(problems) > _LISTED:
-        lines.append(f"and {len(problems) - _LISTED} more")
+    lines = list(map(str, problems[:_MAX_LISTED_PROBLEMS]))
+    if len(problems) > _MAX_LISTED_PROBLEMS:
+        lines.append(f"and {len(problems) - _MAX_LISTED_PROBLEMS} more")
     lines.append("These options may help (in Python columns={...}):")
     options = json.dumps(columns.with_remedies(problems), ensure_ascii=False)
     lines.append(f"  columns: {options}")
@@ -357,8 +371,9 @@ def raise_problems(problems: Sequence[ColumnError], columns: Columns) -> None:
 
 def _column_card(table: Table, name: str, columns: Columns) -> ColumnCard:
     kind, values = read_column(table, name, columns)
-    if kind == WORDS:
-        is_number = np.isfinite(parsed(values))
+    if kind == WORDS_KIND:
+        numbers = parsed(values)
+        is_number = np.isfinite(numbers)
         words = values.mask(is_number)  # not compared as spellings: 07 and 7 may be two codes
         places_by_word = places_of_words(table, words)
         try:
@@ -376,13 +391,13 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     values = with_gaps_as_nan(table, name, "features", columns)
     values = values.astype(object).reset_index(drop=True)
     if name in (columns.categorical or ()):
-        return WORDS, category_names(values)
+        return WORDS_KIND, category_names(values)
 
     kind, numbers = _kind_and_numbers(table, values, columns)
     has_value = values.notna()
     if kind is None:
         raise _mixed_types_error(table, name)
-    if kind == WORDS:
+    if kind == WORDS_KIND:
         if not table.typed and are_dates(values[has_value]):
             raise _dates_error(table, name, values, columns)
         _check_not_in_other_notation(table, name, values, columns)
@@ -391,8 +406,9 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     if numbers[has_value].isna().any():
         _check_not_in_other_notation(table, name, values, columns)
     if not table.typed:
-        _check_point_is_clear(table, name, values, columns)
-    numbers = numbers.mask(numbers.abs() > LARGEST)
+        _check_point_is_unambiguous(table, name, values, columns)
+    is_too_large = numbers.abs() > LARGEST_NUMBER
+    numbers = numbers.mask(is_too_large)
     is_unreadable = numbers.isna() & has_value
     if is_unreadable.any():
         raise _not_a_number_error(table, name, values[is_unreadable], numbers, columns)
@@ -406,7 +422,7 @@ def _days_since(
     columns: Columns,
 ) -> tuple[str, pd.Series]:
     start_date: Any
-    if start_name == DAYS:
+    if start_name == DAYS_SINCE_1970:
         start_date = np.datetime64(0, "D")
         start_title = "1970"
     else:
@@ -417,7 +433,7 @@ def _days_since(
     return f"days since {start_title}", days.reset_index(drop=True)
 
 
-def _check_point_is_clear(
+def _check_point_is_unambiguous(
     table: Table,
     name: str,
     values: pd.Series,
@@ -427,16 +443,17 @@ def _check_point_is_clear(
     if columns.decimal == "," or columns.thousands is not None:
         return
     for texts in texts_by_file(table, values):
-        text = ambiguous_point(texts)
+        text = text_with_ambiguous_point(texts)
         if text is None:
             continue
         rows = np.flatnonzero(values == text)
         whole_number = text.replace(".", "")
+        remedy = {"decimal": ",", "thousands": "."}
         raise ColumnError(
             f"{table.where(int(rows[0]))}: {text!r} in {name!r} is {whole_number} if the point separates thousands: "
             "all values are whole numbers below 1,000 or have three digits after a point. If it is a decimal point, "
             'say thousands: ","; if not, say as below.',
-            {"decimal": ",", "thousands": "."},
+            remedy,
         )
 
 
@@ -450,12 +467,12 @@ def _not_a_number_error(
     """Return an error about values that are not numbers in a column of numbers."""
     words = sorted({str(value) for value in wrong_values})
     has_fractions = (numbers % 1 > 0).any()
-    are_measured = has_fractions or numbers.nunique() > FEW
+    are_continuous = has_fractions or numbers.nunique() > MAX_FEW_VALUES
     remedy: dict[str, Any]  # options for the columns
-    if not are_measured:
+    if not are_continuous:
         remedy = {"categorical": [name]}
-    elif not isinstance(columns.gaps, list) and len(words) <= FEW:
-        # The words may be marks of missing values, beside those that are set.
+    elif not isinstance(columns.gaps, list) and len(words) <= MAX_FEW_VALUES:
+        # Marks are set by column, or not at all: the words may be further marks of missing values.
         marks_of_columns = columns.gaps or {}
         marks = [*marks_of_columns.get(name, ()), *words]
         remedy = {"gaps": {name: marks}}
@@ -480,7 +497,7 @@ def _mixed_types_error(table: Table, name: str) -> ColumnError:
 
     remedy: dict[str, Any]
     if path_by_type.keys() <= {"date", "datetime", "Timestamp"}:
-        remedy = {"dates": {name: DAYS}}
+        remedy = {"dates": {name: DAYS_SINCE_1970}}
     else:
         remedy = {"exclude": [name]}
     return ColumnError(
@@ -497,7 +514,7 @@ def _dates_error(table: Table, name: str, values: pd.Series, columns: Columns) -
         unclear = "whether the day or the month comes first is not clear in all tables"
         to_days = f"Set date_format, such as '%d/%m/%Y', and dates: {{{name}: days}}."
         return ColumnError(f"{sentence}, and {unclear}. {to_days}", {"exclude": [name]})
-    remedy: dict[str, Any] = {"dates": {name: DAYS}}
+    remedy: dict[str, Any] = {"dates": {name: DAYS_SINCE_1970}}
     if formats:
         remedy["date_format"] = formats
     return ColumnError(
@@ -554,11 +571,12 @@ def _dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
         rows_not_read = np.flatnonzero(dates.isna() & texts.notna()).tolist()
         if rows_not_read:
             row = rows_not_read[0]
-            remedy: dict[str, Any] = {"exclude": [name]}
+            possible_formats = None
             if are_dates(texts.dropna()):
                 possible_formats = date_formats(texts_by_file(table, texts), formats)
-                if possible_formats:
-                    remedy = {"date_format": possible_formats}
+            remedy: dict[str, Any] = {"exclude": [name]}
+            if possible_formats:
+                remedy = {"date_format": possible_formats}
             raise ColumnError(
                 f"{table.where(row)}: {texts.iloc[row]!r} in {name!r} is not a date, or an ambiguous one, in the "
                 f"formats {listed(['YYYY-MM-DD', *formats])}: set date_format.",

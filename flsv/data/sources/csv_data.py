@@ -82,9 +82,15 @@ class CSVData(L.LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        self.path, self.test_path, self.root, self.group = path, test_path, root, group
-        self.batch_size, self.seed, self.pos_label = batch_size, seed, pos_label
-        self.val_fraction, self.test_fraction = val_fraction, test_fraction
+        self.path = path
+        self.test_path = test_path
+        self.root = root
+        self.group = group
+        self.batch_size = batch_size
+        self.seed = seed
+        self.pos_label = pos_label
+        self.val_fraction = val_fraction
+        self.test_fraction = test_fraction
         self.train_set: Any = None
         self.val_set: Any = None
         self.test_set: Any = None
@@ -163,7 +169,7 @@ class CSVData(L.LightningDataModule):
         num_test = 0
         if self.test_path is None:
             num_test = int(self.test_fraction * samples + 0.5)
-        num_val = int(self.val_fraction * samples + 0.5)
+        num_val = int(self.val_fraction * samples + 0.5)  # halves are rounded up, here and above
         num_held_out = num_test + num_val
         if num_held_out > len(divisible):
             raise ConfigurationError(
@@ -213,6 +219,7 @@ class CSVData(L.LightningDataModule):
             self.group_names = tuple(map(str, np.unique(groups)))
         if classes is not None:
             self.train_set.classes = tuple(classes)
+            # Whether the positive class is the rarer one, since the user named none.
             self.train_set.by_rarity = chosen_by_rarity(classes, self.pos_label)
             self.num_classes = len(classes)
 
@@ -292,8 +299,7 @@ class TableData(CSVData):
             if table_of_tests is None:
                 table_of_tests = train.take(splits["test"])
             self.test_set.row_names = table_of_tests.row_names(
-                self.columns.exclude or (),
-                self.group,
+                self.columns.exclude or (), self.group
             )
 
 
@@ -352,7 +358,9 @@ class TextData(CSVData):
         **options: Any,
     ) -> None:
         super().__init__(path, group, **options)
-        self.text, self.label, self.max_words = text, label, max_words
+        self.text = text
+        self.label = label
+        self.max_words = max_words
 
     def encode(self, train: Table, test: Table | None) -> None:
         encoder = TableEncoder(self.columns, self.label, self.group, self.pos_label)
@@ -362,12 +370,10 @@ class TextData(CSVData):
         test_tensors = None
         if test is not None:
             test_tensors = self._tensors(encoder, encoder.rows_with_target(test))
+        tensors = self._tensors(encoder, train)
+        splits = self.split(len(train), groups)
         self.store_datasets(
-            self._tensors(encoder, train),
-            self.split(len(train), groups),
-            groups=groups,
-            test_tensors=test_tensors,
-            classes=classes,
+            tensors, splits, groups=groups, test_tensors=test_tensors, classes=classes
         )
 
     def _tensors(self, encoder: TableEncoder, table: Table) -> tuple[Tensor, Tensor]:
@@ -424,14 +430,15 @@ class CharacterData(CSVData):
         **options: Any,
     ) -> None:
         super().__init__(path, group, **options)
-        self.text, self.length = text, length
+        self.text = text
+        self.length = length
 
     def encode(self, train: Table, test: Table | None) -> None:
-        pieces, counts = self._pieces(train)  # counts: the pieces of each row
+        pieces, num_pieces_of_rows = self._cut_into_pieces(train)
         groups = self.groups_of(train)
         groups_of_pieces = None
         if groups is not None:
-            groups_of_pieces = np.repeat(groups, counts)
+            groups_of_pieces = np.repeat(groups, num_pieces_of_rows)
             lost_groups = np.setdiff1d(groups, groups_of_pieces).tolist()
             if lost_groups:
                 raise ConfigurationError(
@@ -440,12 +447,12 @@ class CharacterData(CSVData):
                 )
         test_tensors = None
         if test is not None:
-            test_pieces, _ = self._pieces(test)
+            test_pieces, _ = self._cut_into_pieces(test)
             test_tensors = (test_pieces,)
         splits = self.split(len(pieces), groups_of_pieces)
         self.store_datasets((pieces,), splits, groups=groups_of_pieces, test_tensors=test_tensors)
 
-    def _pieces(self, file: Table) -> tuple[Tensor, list[int]]:
+    def _cut_into_pieces(self, file: Table) -> tuple[Tensor, list[int]]:
         """Cut the texts into windows. Return these, int64 ``[n, length + 1]``, and each text's number of windows."""
         texts = file.column(self.text, "text")
         windows_of_texts = [windows(text, self.length) for text in texts]

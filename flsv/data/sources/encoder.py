@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 from flsv.data.groups import check_spelling, client_names_of
 from flsv.data.labels import chosen_by_rarity
-from flsv.data.sources.agreed import LARGEST, AgreedEncoder, ColumnCode, TableSummary
+from flsv.data.sources.agreed import LARGEST_NUMBER, AgreedEncoder, ColumnCode, TableSummary
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.sources.columns import (
     ColumnCard,
@@ -40,7 +40,7 @@ from flsv.data.sources.notation import parsed
 from flsv.data.sources.summaries import (
     agreed_classes,
     agreed_encoder,
-    frequent,
+    count_frequent,
     moments_of_enough,
     summarize_column,
 )
@@ -75,12 +75,12 @@ class TableEncoder:
         target: str,
         group: str | None = None,
         pos_label: Any = None,
-        alone: bool = False,
+        is_alone: bool = False,
         split_columns: Sequence[str] = (),
     ) -> None:
         columns.check_roles(target, group)
         self._split_columns = split_columns
-        self._is_alone = alone
+        self._is_alone = is_alone
         self.columns = columns
         self.target = target
         self.group = group
@@ -125,7 +125,7 @@ class TableEncoder:
         ``rows_by_client`` has the positions of each client's training rows, on which the encoder is fitted, unless the
         options have an encoder.
         """
-        # Read: `self.read` has the columns' cards then.
+        # Read the columns, whose cards are in `self.read` then.
         unreadable = self.read_table(table)
 
         # Agree on categories and scales.
@@ -161,13 +161,13 @@ class TableEncoder:
         if self.columns.agreed is None:
             return problems
 
-        kinds = {code.name: code.kind for code in self.columns.agreed.columns}
+        expected_kinds = {code.name: code.kind for code in self.columns.agreed.columns}
         for card in cards:
             has_values = card.values.notna().any()
-            if has_values and card.kind != kinds[card.name]:
+            if has_values and card.kind != expected_kinds[card.name]:
                 raise ConfigurationError(
                     f"{table.path}: {card.name!r} has {card.kind}, and the encoder that was agreed on "
-                    f"expects {kinds[card.name]}."
+                    f"expects {expected_kinds[card.name]}."
                 )
         return problems
 
@@ -178,7 +178,7 @@ class TableEncoder:
         unreadable: Mapping[str, ColumnError],
     ) -> AgreedEncoder:
         if self.columns.min_rows == 1:
-            # Since sums are exact, the clients' summaries together are that of all their rows.
+            # No summary hides small numbers of rows. Since sums are exact, all rows have one summary.
             rows_by_client = [np.concatenate(rows_by_client)]
         summaries = {}
         for client, rows in enumerate(rows_by_client):
@@ -213,13 +213,13 @@ class TableEncoder:
         classes = None
         if num_train_rows is not None and self.columns.task == "classification":
             labels = category_names(target_column)
-            classes = frequent(labels.iloc[:num_train_rows], min_rows)
+            classes = count_frequent(labels.iloc[:num_train_rows], min_rows)
 
-        target = None
+        target_moments = None
         if self.columns.standardize_target:
             numbers = self._numbers(table, target_column)[rows]
-            target = moments_of_enough(numbers, min_rows)
-        return TableSummary(self.settings(), columns, classes, target)
+            target_moments = moments_of_enough(numbers, min_rows)
+        return TableSummary(self.settings(), columns, classes, target_moments)
 
     def settings(self) -> dict[str, Any]:
         """Return the options that all clients must share, in values of JSON's types.
@@ -235,7 +235,7 @@ class TableEncoder:
 
     def _log_kinds(self, table: Table) -> None:
         names_by_kind: dict[str, list[str]] = {}
-        for card in self.read:
+        for card in self.read:  # the columns that were read
             names_by_kind.setdefault(card.kind, []).append(card.name)
         lines = [
             f"{table.path}: columns are read as (to change this: categorical, gaps and exclude in columns)"
@@ -255,7 +255,9 @@ class TableEncoder:
             labels = category_names(table.column(self.target, "target"))
             counts_by_file = {}
             for part, labels_of_file in zip(table.parts, by_file(table, labels)):
-                counts_by_file[str(part.path)] = frequent(labels_of_file, self.columns.min_rows)
+                counts_by_file[str(part.path)] = count_frequent(
+                    labels_of_file, self.columns.min_rows
+                )
             self._classes = agreed_classes(
                 counts_by_file,
                 self.columns,
@@ -298,11 +300,11 @@ class TableEncoder:
     def _numbers(self, table: Table, column: pd.Series) -> np.ndarray:
         texts = column.tolist()
         numbers = parsed(texts, self.columns.decimal, self.columns.thousands)
-        is_valid = np.abs(numbers) <= LARGEST
+        is_valid = np.abs(numbers) <= LARGEST_NUMBER
         if not is_valid.all():
-            row = int(np.argmin(is_valid))
+            first_row = int(np.argmin(is_valid))  # the first False
             raise ConfigurationError(
-                f"{table.where(row)}: {str(texts[row])!r} in {self.target!r} (target) is not a "
+                f"{table.where(first_row)}: {str(texts[first_row])!r} in {self.target!r} (target) is not a "
                 "valid number: a class, a missing value (gaps), or in another notation (decimal, "
                 "thousands)?"
             )
@@ -375,6 +377,10 @@ def _one_hot(words: pd.Series, categories: Sequence[str]) -> np.ndarray:
     return features
 
 
+#: A whole number without leading zeros: 07 stays a text.
+_INTEGER = re.compile(r"0|-?[1-9]\d*")
+
+
 def group_values(table: Table, name: str) -> np.ndarray:
     """Return each row's group ``[N]`` from the column ``name``.
 
@@ -389,7 +395,7 @@ def group_values(table: Table, name: str) -> np.ndarray:
         )
     names = list(dict.fromkeys(values))
     check_spelling(names, f"{table.path}: {name!r} (group)")
-    are_numbers = all(re.fullmatch(r"0|-?[1-9]\d*", name) for name in names)
+    are_numbers = all(_INTEGER.fullmatch(name) for name in names)
     return values.map(int if are_numbers else str).to_numpy()
 
 
@@ -418,7 +424,7 @@ def tables_source(
         reading.label,
         group=reading.group,
         pos_label=reading.pos_label,
-        alone=reading.alone,
+        is_alone=reading.is_alone,
         split_columns=reading.split_columns,
     )
     train = [encoder.rows_with_target(table) for table in tables.values()]
@@ -428,15 +434,12 @@ def tables_source(
             held_out_tables[name] = encoder.rows_with_target(table)
     groups, names = _groups(train, reading.group, tuple(tables), clients)
     table = concatenated_tables([*train, *held_out_tables.values()])
-    sizes = [
-        sum(map(len, train)),
-        *map(len, held_out_tables.values()),
-    ]
+    sizes = [sum(map(len, train)), *map(len, held_out_tables.values())]
     train_table = concatenated_tables(train)
     split_columns = {}
     for name in reading.split_columns:
         split_columns[name] = train_table.column(name, "splits").tolist()
-    if reading.alone and columns.agreed is None:
+    if reading.is_alone and columns.agreed is None:
         source = _source_without_features(encoder, table, sizes[0])
         return replace(source, split_columns=split_columns)
     classes = encoder.classes(train_table) or ()
@@ -453,10 +456,7 @@ def tables_source(
             columns_read = encoder.cards(sizes[0])
         sets: dict[str, Any] = dict(zip(held_out_tables, held_out_sets))
         for name, part in held_out_tables.items():
-            sets[name].row_names = part.row_names(
-                columns.exclude or (),
-                reading.group,
-            )
+            sets[name].row_names = part.row_names(columns.exclude or (), reading.group)
         return SourceData(
             whole,
             **sets,
@@ -499,12 +499,12 @@ def _source_without_features(encoder: TableEncoder, table: Table, num_rows: int)
 
 
 def _groups(
-    tables: Sequence[Table], group: str | None, table_names: tuple[str, ...], each_is_client: bool
+    tables: Sequence[Table], group: str | None, table_names: tuple[str, ...], are_clients: bool
 ) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Return each row's group and the groups' names: the tables if each is a client, else the column ``group``."""
+    """Return each row's group and the groups' names: the tables if these are clients, else the column ``group``."""
     table_sizes = torch.tensor([len(table) for table in tables])
     table_of_row = torch.repeat_interleave(table_sizes)  # its number, from 0
-    if each_is_client:
+    if are_clients:
         return table_of_row, table_names
     if group is None:
         return None, ()
@@ -515,7 +515,7 @@ def _groups(
     group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
     names = client_names_of(distinct_groups.tolist(), group)
 
-    # Each further table is a group of its own: table 1 gets the next number.
+    # Each further table is a group of its own: table 1 gets the next number, which is len(distinct_groups).
     table_of_further_row = table_of_row[len(group_numbers) :]
     further_numbers = table_of_further_row - 1 + len(distinct_groups)
     return torch.cat([group_numbers, further_numbers]), (*names, *table_names[1:])

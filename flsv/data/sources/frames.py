@@ -20,10 +20,10 @@ from flsv.data.sources.table import Table
 from flsv.utilities.errors import ConfigurationError, listed
 
 #: Largest number of characters of a value: the csv module's limit, 131,072, is too low for long texts.
-_LONGEST = 2**31 - 1
+_MAX_FIELD_LENGTH = 2**31 - 1
 #: Number of bytes of a file that takes seconds to read.
-_LARGE = 4_000_000
-_WITH_POINT = re.compile(r"-?(?:0|[1-9]\d*)\.(\d+)")
+_LARGE_FILE_BYTES = 4_000_000
+_NUMBER_WITH_POINT = re.compile(r"-?(?:0|[1-9]\d*)\.(\d+)")
 
 
 def concatenated_tables(tables: Sequence[Table]) -> Table:
@@ -76,17 +76,17 @@ def without_point_zero(words: Iterable[Any]) -> list[Any]:
     fraction.
     """
     words = list(words)
-    words_with_point = set()  # such as 7.0 and 7.5
+    numbers_with_point = set()  # such as 7.0 and 7.5
     for word in words:
-        if isinstance(word, str) and _WITH_POINT.fullmatch(word):
-            words_with_point.add(word)
-    all_end_in_zero = all(word.endswith(".0") for word in words_with_point)
-    if not all_end_in_zero:
+        if isinstance(word, str) and _NUMBER_WITH_POINT.fullmatch(word):
+            numbers_with_point.add(word)
+    are_all_whole = all(word.endswith(".0") for word in numbers_with_point)
+    if not are_all_whole:
         return words
 
     names = []
     for word in words:
-        if word in words_with_point:
+        if word in numbers_with_point:
             names.append(word.removesuffix(".0"))
         else:
             names.append(word)
@@ -98,9 +98,10 @@ def places_of_words(table: Table, words: pd.Series) -> dict[str, list[str]]:
     file_sizes = [len(part) for part in table.parts]
     file_numbers = np.repeat(np.arange(len(file_sizes)), file_sizes)
     occurrences = pd.DataFrame({"word": words.to_numpy(), "file": file_numbers}).dropna()
+    first_in_each_file = occurrences.drop_duplicates()  # indexed by the row
 
     places: dict[str, list[str]] = {}
-    for row, word in occurrences.drop_duplicates()["word"].items():
+    for row, word in first_in_each_file["word"].items():
         places.setdefault(word, []).append(table.where(int(row)))
     return places
 
@@ -116,9 +117,11 @@ def read_table_file(path: Path, encoding: str | None = None) -> Table:
     Parquet needs pyarrow. Values are separated by the most frequent of comma, semicolon, tab and vertical bar in the
     header.
     """
-    size = path.stat().st_size
-    if size >= _LARGE:
-        rank_zero_info(f"flsv: reading {path} ({size / 1e6:.0f} MB), a second or two a megabyte.")
+    num_bytes = path.stat().st_size
+    if num_bytes >= _LARGE_FILE_BYTES:
+        rank_zero_info(
+            f"flsv: reading {path} ({num_bytes / 1e6:.0f} MB), a second or two a megabyte."
+        )
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return _read_parquet(path)
@@ -140,18 +143,13 @@ def read_table_file(path: Path, encoding: str | None = None) -> Table:
         if len(row) != len(names):
             raise ConfigurationError(
                 f"{path}, line {line}: {len(row)} values, but the header has {len(names)} names. "
-                f"{_QUOTES.format(delimiter)}"
+                f"{_HINT_ABOUT_QUOTES.format(delimiter)}"
             )
         if [value.strip() for value in row] == names:
             raise ConfigurationError(
                 f"{path}, line {line}: the columns' names again. Remove this line."
             )
-    frame = pd.DataFrame(
-        rows[1:],
-        columns=names,
-        index=lines[1:],
-        dtype=object,
-    )
+    frame = pd.DataFrame(rows[1:], columns=names, index=lines[1:], dtype=object)
     return Table(path, frame)
 
 
@@ -169,14 +167,10 @@ def _rows_of(
     delimiter: str,
 ) -> tuple[list[int], list[list[str]]]:
     """Return the rows of a text file, with the line in which each ends. A blank line is no row."""
-    csv.field_size_limit(_LONGEST)
+    csv.field_size_limit(_MAX_FIELD_LENGTH)
     lines = []
     rows = []
-    reader = csv.reader(
-        io.StringIO(text, newline=""),
-        delimiter=delimiter,
-        strict=True,
-    )
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         for row in reader:
             if row:
@@ -184,12 +178,12 @@ def _rows_of(
                 rows.append(row)
     except csv.Error as error:
         raise ConfigurationError(
-            f"{path}, line {reader.line_num}: {error}. {_QUOTES.format(delimiter)}"
+            f"{path}, line {reader.line_num}: {error}. {_HINT_ABOUT_QUOTES.format(delimiter)}"
         ) from error
     return lines, rows
 
 
-_QUOTES = "A value that contains {!r} or a quotation mark needs quotes."
+_HINT_ABOUT_QUOTES = "A value that contains {!r} or a quotation mark needs quotes."
 
 
 def _decoded(path: Path, encoding: str | None) -> str:

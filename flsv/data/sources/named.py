@@ -35,11 +35,7 @@ def digits() -> SourceData:
 
     pixels, labels = load_pixels()
     train_pixels, test_pixels, train_labels, test_labels = train_test_split(
-        pixels,
-        labels,
-        test_size=0.2,
-        stratify=labels,
-        random_state=0,
+        pixels, labels, test_size=0.2, stratify=labels, random_state=0
     )
     return SourceData(
         _digit_images(train_pixels, train_labels),
@@ -61,9 +57,9 @@ def _digit_images(pixels: Any, labels: Any) -> TensorDataset:
     return tensor_set(images, labels)
 
 
-#: Centres of the four classes. Classes 0 and 1 lie close to one axis, classes 2 and 3 close to the other.
+#: Centres of the Gaussians' four classes. Classes 0 and 1 lie close to one axis, classes 2 and 3 close to the other.
 CENTRES = ((2.0, 0.2), (-2.0, -0.2), (0.2, 2.0), (-0.2, -2.0))
-SPREAD = 0.8
+STANDARD_DEVIATION = 0.8
 
 
 def gaussians() -> SourceData:
@@ -76,7 +72,7 @@ def gaussians() -> SourceData:
         labels = torch.arange(size) % len(CENTRES)
         noise = torch.randn(size, 2, generator=generator_for(0, "gaussians", split))
         centres = torch.tensor(CENTRES)[labels]
-        x, y = (centres + SPREAD * noise).unbind(1)
+        x, y = (centres + STANDARD_DEVIATION * noise).unbind(1)
         inputs = torch.stack([x, y, x * x, y * y, x * y], dim=1)
         sets.append(tensor_set(inputs, labels))
     train, test = sets
@@ -85,7 +81,7 @@ def gaussians() -> SourceData:
 
 # The class in torchvision.datasets, its folder, and mean and standard deviation by channel of the training pixels in
 # 0 .. 1.
-KINDS = {
+TORCHVISION_FACTS = {
     "mnist": ("MNIST", "MNIST/raw", (0.1307,), (0.3081,)),
     "fashion_mnist": ("FashionMNIST", "FashionMNIST/raw", (0.2860,), (0.3530,)),
     "cifar10": (
@@ -107,30 +103,30 @@ def vision(name: str, root: str | None, download: bool = False) -> SourceData:
     """Load a data set of torchvision, normalized by each channel's mean and deviation in training."""
     from torchvision import datasets
 
-    class_name, files, mean, std = KINDS[name]
+    class_name, folder_name, mean, std = TORCHVISION_FACTS[name]
     try:
-        torchvision_sets = []
-        sets = []
+        datasets_read = []
+        tensor_sets = []
         for is_train in (True, False):
             dataset_class = getattr(datasets, class_name)
             dataset = dataset_class(data_root(root), train=is_train, download=download)
             images = image_tensor(dataset.data, mean, std)
-            torchvision_sets.append(dataset)
-            sets.append(tensor_set(images, torch.as_tensor(dataset.targets)))
-    # Damaged files raise anything: assertions, key and type errors, ends of files.
+            datasets_read.append(dataset)
+            tensor_sets.append(tensor_set(images, torch.as_tensor(dataset.targets)))
     except Exception as error:
-        folder = data_root(root).absolute() / files
+        # Damaged files raise anything: assertions, key and type errors, ends of files.
+        folder = data_root(root).absolute() / folder_name
         raise ConfigurationError(
             f"{name} was not found, or cannot be read: looked in {folder} ({type(error).__name__}: {error}). Name the "
-            f"folder that holds it by {ROOT}; or set --data.files.download true."
+            f"folder that holds it by {SETTING_OF_ROOT}; or set --data.files.download true."
         ) from error
-    class_names = tuple(torchvision_sets[0].classes)
-    train, test = sets
+    class_names = tuple(datasets_read[0].classes)
+    train, test = tensor_sets
     return SourceData(train, test=test, class_names=class_names)
 
 
 #: Options with which the user sets the folder of the data, for messages.
-ROOT = "--data.files.root (in Python files=Files(root=...)) or $FLSV_DATA_ROOT"
+SETTING_OF_ROOT = "--data.files.root (in Python files=Files(root=...)) or $FLSV_DATA_ROOT"
 
 
 def load_image_data(
@@ -154,7 +150,7 @@ def load_image_data(
         >>> len(data.class_names), len(data.train)
         (10, 1437)
     """
-    if name in KINDS:
+    if name in TORCHVISION_FACTS:
         return vision(name, root, download)
     if name == "digits":
         return digits()
@@ -168,7 +164,8 @@ def load_image_data(
     hint = import_error_text(name) or nearest(name, DATA_SETS)
     raise ConfigurationError(
         f"No data set {name!r} was found.{hint} Known are {', '.join(DATA_SETS)}, .npz and CSV files, and folders of "
-        f"images or with data by client (looked at {looked_at(name, root)}). Name the folder that holds it by {ROOT}."
+        f"images or with data by client (looked at {looked_at(name, root)}). Name the folder that "
+        f"holds it by {SETTING_OF_ROOT}."
     )
 
 
@@ -180,9 +177,8 @@ def npz(path: Path) -> SourceData:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: np.asarray(archive[name]) for name in archive.files}
-    except (
-        Exception
-    ) as error:  # zlib's, zipfile's, numpy's or a MemoryError: the file cannot be used
+    except Exception as error:
+        # zlib's, zipfile's, numpy's or a MemoryError: the file cannot be used.
         raise ConfigurationError(
             f"{path} cannot be read as an .npz archive of plain arrays: {error}."
         ) from error
@@ -296,7 +292,7 @@ def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) ->
         [transforms.Resize((image_size, image_size)), transforms.ToTensor()]
     )
     images = ImageFolder(str(path), transform=transform, loader=read_image, allow_empty=allow_empty)
-    images.by_name = True  # as array_set does
+    images.by_name = True  # the names of classes are numbered in sorted order, as in array_set
     return images
 
 
@@ -363,10 +359,10 @@ def folder_by_client(path: Path) -> dict[str, Path]:
     tables = {entry.stem: entry for entry in _entries(path) if is_table_file(entry)}
     if "train" in folders or (not tables and has_class_folders(path)):
         return {}
-    has_one_kind = bool(tables) != bool(folders)
+    has_tables_or_folders = bool(tables) != bool(folders)  # and not both
     entries_of_folders = chain.from_iterable(map(_entries, folders.values()))
     have_images = any(_is_image(entry) for entry in entries_of_folders)
-    if not has_one_kind or have_images:
+    if not has_tables_or_folders or have_images:
         raise ConfigurationError(
             f"{path} has {listed([*tables, *folders]) or 'nothing'}, which cannot be read as a federation. What can be "
             "read: images as train/<class>/*.png and test/<class>/*.png, optionally val/<class>/*.png; as "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, compress, filterfalse
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ import pandas as pd
 #: The known thousands separators; " " includes no-break spaces.
 THOUSANDS = (".", ",", " ", "'")
 _SPACES = re.compile("[\u00a0\u202f]")
-#: A whole number with thousands separators.
-_GROUPED = {
+#: A whole number with thousands separators, by the separator.
+_GROUPED_DIGITS = {
     mark: re.compile(rf"[-+]?[1-9]\d{{0,2}}({re.escape(mark)}\d{{3}})+") for mark in THOUSANDS
 }
 #: Pairs of a decimal mark and a thousands separator.
@@ -28,8 +28,8 @@ _NOTATIONS = [
     for separator in (None, *THOUSANDS)
     if separator != mark
 ]
-_BELOW_1000 = re.compile(r"[-+]?\d{1,3}")
-_POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
+_WHOLE_BELOW_1000 = re.compile(r"[-+]?\d{1,3}")
+_NUMBER_WITH_POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
 
 
 def parsed(
@@ -53,24 +53,27 @@ def _number(
     decimal: str,
     thousands: str | None,
 ) -> float:
-    # With a decimal comma 1,5 and 1.5 are numbers. 1.500 (is it 1500?) and 1.000,5 are not, unless points separate
-    # thousands.
     try:
-        if not isinstance(value, str):
-            return float(value)
-        if "_" in value:  # Python reads 1_000 as a number, which is hardly meant in a table
-            return np.nan
-        text = value
-        if thousands is not None:
-            text = _without_separators(text, decimal, thousands)
-        if decimal == "," and "." in text:
-            separates_thousands = _GROUPED["."].fullmatch(text) is not None
-            if "," in text or separates_thousands:
-                return np.nan
-            return float(text)
-        return float(text.replace(decimal, "."))
+        if isinstance(value, str):
+            return _number_of_text(value, decimal, thousands)
+        return float(value)
     except (TypeError, ValueError):
         return np.nan
+
+
+def _number_of_text(text: str, decimal: str, thousands: str | None) -> float:
+    if "_" in text:  # Python reads 1_000 as a number, which is hardly meant in a table
+        return np.nan
+    if thousands is not None:
+        text = _without_separators(text, decimal, thousands)
+
+    # Beside decimal commas, a point that is left is decimal as in 1.5, unless it may separate thousands as in 1.500.
+    if decimal == "," and "." in text:
+        is_ambiguous = "," in text or _GROUPED_DIGITS["."].fullmatch(text) is not None
+        if is_ambiguous:
+            return np.nan
+        return float(text)
+    return float(text.replace(decimal, "."))
 
 
 def _without_separators(
@@ -82,7 +85,7 @@ def _without_separators(
     if thousands == " ":
         text = _SPACES.sub(" ", text)
     integer, mark, fraction = text.partition(decimal)
-    if not _GROUPED[thousands].fullmatch(integer):
+    if not _GROUPED_DIGITS[thousands].fullmatch(integer):
         return text
     return f"{integer.replace(thousands, '')}{mark}{fraction}"
 
@@ -99,8 +102,8 @@ def column_numbers(
     if not is_contradicted:
         return parsed(values, decimal, thousands)
 
-    # A number such as 0.5 shows that this file's points do not separate thousands. If it has commas, too, both are
-    # read as decimal marks, but for 1.500. Otherwise it is a file with decimal points.
+    # A number such as 0.5 shows that this file's points do not separate thousands. If the file has commas, too, both
+    # marks are read as decimal, and a number such as 1.500 is not read. Otherwise the file has decimal points.
     has_comma = any("," in text for text in texts)
     decimal_of_file = "," if has_comma else "."
     return parsed(values, decimal_of_file)
@@ -108,31 +111,32 @@ def column_numbers(
 
 def _has_decimal_point(text: str) -> bool:
     """Return whether a text is a number with a point that cannot separate thousands."""
-    return _POINT.fullmatch(text) is not None and not _GROUPED["."].fullmatch(text)
+    has_point = _NUMBER_WITH_POINT.fullmatch(text) is not None
+    return has_point and not _GROUPED_DIGITS["."].fullmatch(text)
 
 
-def ambiguous_point(texts: Iterable[str]) -> str | None:
+def text_with_ambiguous_point(texts: Iterable[str]) -> str | None:
     """Return a text of one file's column whose point may be decimal or separate thousands, or None.
 
     The point is ambiguous if all texts are whole numbers below 1,000 or have three digits after a point, and there are
     both.
 
     Example:
-        >>> ambiguous_point(["25.548", "873"]), ambiguous_point(["25.548", "873", "0.5"])
+        >>> text_with_ambiguous_point(["25.548", "873"]), text_with_ambiguous_point(["25.548", "873", "0.5"])
         ('25.548', None)
     """
     distinct_texts = set(texts)
-    with_point = set(filter(_GROUPED["."].fullmatch, distinct_texts))  # such as 1.234
-    below_1000 = set(filter(_BELOW_1000.fullmatch, distinct_texts))
+    with_point = set(filter(_GROUPED_DIGITS["."].fullmatch, distinct_texts))  # such as 1.234
+    below_1000 = set(filter(_WHOLE_BELOW_1000.fullmatch, distinct_texts))
     has_both = bool(with_point) and bool(below_1000)
     has_no_other = distinct_texts == with_point | below_1000
     if has_both and has_no_other:
-        return max(with_point)
+        return max(with_point)  # any of them would do
     return None
 
 
 def other_notations(
-    parts: Sequence[Sequence[str]],
+    texts_by_file: Sequence[Sequence[str]],
     decimal: str,
     thousands: str | None,
 ) -> tuple[list[str], list[dict[str, str]]]:
@@ -140,30 +144,30 @@ def other_notations(
 
     Both lists are empty if most texts are words. Several notations are returned if they give different numbers.
     """
-    texts_not_read = set[str]()
-    for texts in parts:
+    unread_texts = set[str]()
+    for texts in texts_by_file:
         is_nan = np.isnan(column_numbers(texts, decimal, thousands))
-        texts_not_read.update(compress(texts, is_nan))
-    numbers_not_read = sorted(filter(_is_number, texts_not_read))
-    words = texts_not_read.difference(numbers_not_read)
-    all_texts = set().union(*parts)
+        unread_texts.update(compress(texts, is_nan))
+    unread_numbers = sorted(text for text in unread_texts if _is_number(text))
+    words = unread_texts.difference(unread_numbers)
+    all_texts = set().union(*texts_by_file)
     are_mostly_words = len(words) > len(all_texts) / 2
-    if not numbers_not_read or are_mostly_words:
+    if not unread_numbers or are_mostly_words:
         return [], []
 
-    parts_without_words = []
-    for texts in parts:
-        parts_without_words.append([text for text in texts if text not in words])
-    notations = _fitting_notations(parts_without_words, decimal, thousands)
+    numeric_texts_by_file = []
+    for texts in texts_by_file:
+        numeric_texts_by_file.append([text for text in texts if text not in words])
+    notations = _fitting_notations(numeric_texts_by_file, decimal, thousands)
     if len(notations) == 1:
         options = {"decimal": decimal, **notations[0]}
-        if not _is_separator_certain(parts_without_words, options):
-            notations = []  # of 12.500 and 0,5 alone, the first may be 12.5
-    return numbers_not_read, notations
+        if not _is_separator_certain(numeric_texts_by_file, options):
+            notations = []  # if there are only 12.500 and 0,5, then 12.500 may be 12.5
+    return unread_numbers, notations
 
 
 def _fitting_notations(
-    parts: Sequence[Sequence[str]],
+    texts_by_file: Sequence[Sequence[str]],
     decimal: str,
     thousands: str | None,
 ) -> list[dict[str, str]]:
@@ -173,20 +177,24 @@ def _fitting_notations(
     """
     options_by_numbers: dict[tuple[float, ...], dict[str, str]] = {}
     for decimal_mark, separator in _NOTATIONS:
-        # What the user has set is not changed: only the defaults, "." and None, are.
-        if decimal not in (".", decimal_mark) or thousands not in (None, separator):
+        # Only the defaults, "." and None, may be replaced.
+        keeps_decimal = decimal in (".", decimal_mark)
+        keeps_thousands = thousands in (None, separator)
+        if not keeps_decimal or not keeps_thousands:
             continue
 
         options = {}
         if decimal_mark != decimal:
             options["decimal"] = decimal_mark
-        if separator not in (None, thousands):
+        if separator is not None and separator != thousands:
             options["thousands"] = separator
         if not options:
             continue
 
-        numbers_of_parts = [column_numbers(texts, decimal_mark, separator) for texts in parts]
-        numbers = np.concatenate(numbers_of_parts)
+        numbers_by_file = [
+            column_numbers(texts, decimal_mark, separator) for texts in texts_by_file
+        ]
+        numbers = np.concatenate(numbers_by_file)
         if not np.isnan(numbers).any():
             options_by_numbers.setdefault(tuple(numbers), options)  # the first one stays
     return list(options_by_numbers.values())
@@ -197,7 +205,9 @@ def _is_number(text: str) -> bool:
     return any(np.isfinite(parsed([text], *notation))[0] for notation in _NOTATIONS)
 
 
-def _is_separator_certain(parts: Sequence[Sequence[str]], options: Mapping[str, str]) -> bool:
+def _is_separator_certain(
+    texts_by_file: Sequence[Sequence[str]], options: Mapping[str, str]
+) -> bool:
     """Return whether the texts show that ``options["thousands"]``, if a point or comma, is a separator.
 
     A text shows this by two of them, or by one beside a decimal mark.
@@ -205,7 +215,7 @@ def _is_separator_certain(parts: Sequence[Sequence[str]], options: Mapping[str, 
     separator = options.get("thousands")
     if separator not in (".", ","):
         return True  # it cannot be a decimal mark
-    for text in chain.from_iterable(parts):
+    for text in chain.from_iterable(texts_by_file):
         num_separators = text.count(separator)
         has_decimal_mark = options["decimal"] in text
         if num_separators > 1 or (num_separators == 1 and has_decimal_mark):
@@ -213,44 +223,47 @@ def _is_separator_certain(parts: Sequence[Sequence[str]], options: Mapping[str, 
     return False
 
 
-_ISO = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?")
-_DAY = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{4}((?: \d{1,2}:\d\d(?::\d\d)?)?)")
-_TIMES = ("", " %H:%M", " %H:%M:%S")
+_ISO_DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?")
+_DAY_AND_YEAR = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{4}((?: \d{1,2}:\d\d(?::\d\d)?)?)")
+#: Formats of the time of day, by its number of colons.
+_TIME_FORMATS = ("", " %H:%M", " %H:%M:%S")
 
 
 def are_dates(texts: Iterable[str]) -> bool:
     """Return whether all texts look like dates with a four-digit year."""
-    return all(_ISO.fullmatch(text) or _DAY.fullmatch(text) for text in texts)
+    return all(_ISO_DATE.fullmatch(text) or _DAY_AND_YEAR.fullmatch(text) for text in texts)
 
 
 def date_formats(
-    parts: Iterable[Iterable[str]],
+    texts_by_file: Iterable[Iterable[str]],
     known_formats: Sequence[str] = (),
 ) -> list[str] | None:
     """Return the ``strftime`` formats of dates that are not ISO 8601, given the texts of each file.
 
     Return None if a file does not show the order of day and month.
     """
-    parts_not_iso = [list(filterfalse(_ISO.fullmatch, texts)) for texts in parts]
+    other_texts_by_file = []
+    for texts in texts_by_file:
+        other_texts_by_file.append([text for text in texts if not _ISO_DATE.fullmatch(text)])
+
     formats: list[str] = []
     for mark in (".", "/", "-"):
         orders = set()  # day first or month first, None if a file leaves it open
         numbers_of_colons: set[int] = set()  # 1 in 12:30, 2 in 12:30:00
-        for texts in parts_not_iso:
-            texts_with_mark = []
-            for text in texts:
-                after_first_number = text.lstrip("0123456789")
-                if after_first_number.startswith(mark):
-                    texts_with_mark.append(text)
-                    numbers_of_colons.add(text.count(":"))
+        for texts in other_texts_by_file:
+            # The mark follows the first number.
+            texts_with_mark = [text for text in texts if text.lstrip("0123456789").startswith(mark)]
+            numbers_of_colons.update(text.count(":") for text in texts_with_mark)
             if texts_with_mark:
                 orders.add(_day_order(texts_with_mark, mark, known_formats))
-        if None in orders or len(orders) > 1:
+        is_ambiguous = None in orders or len(orders) > 1
+        if is_ambiguous:
             return None
+
         for order in orders:
-            for num_colons, time in enumerate(_TIMES):
+            for num_colons, time_format in enumerate(_TIME_FORMATS):
                 if num_colons in numbers_of_colons:
-                    formats.append(f"{order}{time}")
+                    formats.append(f"{order}{time_format}")
     return formats
 
 
@@ -261,7 +274,7 @@ def _day_order(
 ) -> str | None:
     """Return the only order of day, month and year, separated by ``mark``, that makes all texts dates.
 
-    Return None if several orders fit, or ``known`` formats have another order.
+    Return None if no order or several orders fit, or ``known_formats`` have another order.
     """
     orders = [f"%d{mark}%m{mark}%Y"]
     if mark != ".":
@@ -269,14 +282,14 @@ def _day_order(
     column = pd.Series(texts, dtype=object)
     possible_orders = []
     for order in orders:
-        dates = dated(column, [order + time for time in _TIMES])
+        dates = dated(column, [order + time_format for time_format in _TIME_FORMATS])
         if dates.notna().all():
             possible_orders.append(order)
         elif any(known_format.startswith(order) for known_format in known_formats):
-            return None  # another column has dates in this order
-    if len(possible_orders) > 1:
+            return None  # the dates of another column exclude the order that is left
+    if len(possible_orders) != 1:
         return None
-    return next(iter(possible_orders), None)
+    return possible_orders[0]
 
 
 def dated(texts: pd.Series, formats: Sequence[str]) -> pd.Series:
@@ -286,7 +299,8 @@ def dated(texts: pd.Series, formats: Sequence[str]) -> pd.Series:
     """
     iso_texts = texts
     if formats:
-        iso_texts = texts.where(texts.isna() | texts.str.match(r"\d{4}-\d"))
+        is_iso = texts.isna() | texts.str.match(r"\d{4}-\d")
+        iso_texts = texts.where(is_iso)
     dates = pd.to_datetime(iso_texts, format="ISO8601", errors="coerce", utc=True)
     is_ambiguous = pd.Series(False, index=texts.index)
     for date_format in formats:

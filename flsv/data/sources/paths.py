@@ -53,10 +53,7 @@ def read_path(
             f"{name!r} was not found, or cannot be read: looked at {places}. Expected {kinds}."
         )
     data = load_image_data(
-        name,
-        root=files.root,
-        download=files.download,
-        image_size=files.image_size,
+        name, root=files.root, download=files.download, image_size=files.image_size
     )
     for part in (data.train, data.val, data.test):
         # The user's own validation and test data must have the same numbers of classes.

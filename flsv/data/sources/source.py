@@ -35,9 +35,9 @@ from flsv.data.sources.base import (
     Reading,
     SourceData,
     array_set,
-    by_name,
     concatenated,
     is_array,
+    is_numbered_by_flsv,
     is_pair_of_arrays,
     known_as,
     one_numbering,
@@ -46,29 +46,29 @@ from flsv.data.sources.table import Table, find_place, is_columnar
 from flsv.data.streams import LoaderPart, has_streams, stream_samples
 from flsv.utilities.errors import ConfigurationError, check_lightning
 
-KINDS = (
+READABLE_KINDS = (
     "a map-style data set, (X, y) arrays, a DataFrame, a Hugging Face data set, or the path of a CSV or Parquet "
     "file or of a folder of images, <class>/*.png"
 )
 
 
-def _loaded(name: str) -> Any:
-    """Load a function for files or tables, ``module:function``. Data in memory need none of them."""
+def _import_function(name: str) -> Any:
+    """Import a function for files or tables, ``module:function``. Data in memory need none of them."""
     return resolve_name(f"flsv.data.sources.{name}")
 
 
 def read_part(
-    source: Any, reading: Reading, description: str, whole: bool = False
+    source: Any, reading: Reading, description: str, is_whole: bool = False
 ) -> Dataset[Any] | Table | SourceData:
     """Read one data set as samples or a table.
 
-    ``description`` names it in messages. With ``whole``, it may have training and test data.
+    ``description`` names it in messages. If ``is_whole``, it may have training and test data.
     """
     try:
         part: Any
         if isinstance(source, str | Path):
-            read_path = _loaded("paths:read_path")
-            part = read_path(source, reading, is_whole=whole, kinds=KINDS)
+            read_path = _import_function("paths:read_path")
+            part = read_path(source, reading, is_whole=is_whole, kinds=READABLE_KINDS)
         else:
             part = _read_object(source, reading)
         training_samples: Any = part.train if isinstance(part, SourceData) else part
@@ -89,7 +89,7 @@ def _read_object(source: Any, reading: Reading) -> Dataset[Any] | Table:
     is_from_hugging_face = isinstance(getattr(source, "features", None), Mapping)
     is_read_by_row = is_from_hugging_face and reading.label is None
     if is_columnar(source) and not is_read_by_row:
-        frame_table = _loaded("frames:frame_table")
+        frame_table = _import_function("frames:frame_table")
         table: Table = frame_table(source)
         return table
 
@@ -100,8 +100,9 @@ def _read_object(source: Any, reading: Reading) -> Dataset[Any] | Table:
     if is_map_style and not is_collection:
         return source
     raise ConfigurationError(
-        f"a {type(source).__name__} cannot be read as samples, which have a number and a length. Expected {KINDS}. "
-        "Instead of a DataLoader give loader.dataset; of named splits give one as source, and others as val and test."
+        f"a {type(source).__name__} cannot be read as samples, which have a number and a length. Expected "
+        f"{READABLE_KINDS}. Instead of a DataLoader give loader.dataset; of named splits give one as source, and "
+        "others as val and test."
     )
 
 
@@ -134,7 +135,7 @@ def open_source(
         folder = find_place(source, reading.files.root)
     paths: dict[str, Any] = {}
     if folder is not None and folder.is_dir():
-        folder_by_client = _loaded("named:folder_by_client")
+        folder_by_client = _import_function("named:folder_by_client")
         paths = dict(folder_by_client(folder))
     if paths:
         if reading.group is not None:
@@ -163,7 +164,7 @@ def tables_source(
     clients: bool,
 ) -> SourceData:
     """Return the source of the clients' and the held-out tables."""
-    make_source = _loaded("encoder:tables_source")
+    make_source = _import_function("encoder:tables_source")
     source: SourceData = make_source(tables, held_out, reading, clients)
     return source
 
@@ -203,7 +204,7 @@ def _combined(
     parts: dict[str, Any] = {}
     for name, data in train.items():
         description = f"client {name!r}" if clients else "source"
-        parts[name] = read_part(data, reading, description, whole=not clients)
+        parts[name] = read_part(data, reading, description, is_whole=not clients)
     first_part = next(iter(parts.values()))
     if isinstance(first_part, SourceData):
         parts = {"source": first_part.train}
@@ -234,7 +235,7 @@ def _combined(
         # For mypy: a map-style data set has a length.
         sizes = torch.tensor([len(part) for part in sets.values()])  # type: ignore[arg-type]
         source = replace(source, groups=torch.repeat_interleave(sizes), group_names=tuple(sets))
-    are_sorted_names = all(map(by_name, parts.values()))
+    are_sorted_names = all(map(is_numbered_by_flsv, parts.values()))
     return replace(
         source,
         train=concatenated(sets),
@@ -246,7 +247,7 @@ def _combined(
 
 
 #: Methods of ``DataLoader``; a subclass that overrides one of them may make other batches.
-_BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
+_METHODS_OF_BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
 
 
 def module_source(module: L.LightningDataModule) -> SourceData:
@@ -372,7 +373,7 @@ def makes_own_batches(loader: DataLoader[Any]) -> bool:
     """Return whether a loader's class overrides how ``DataLoader`` makes batches."""
     classes = type(loader).__mro__
     subclasses = classes[: classes.index(DataLoader)]
-    return any(not vars(subclass).keys().isdisjoint(_BATCHES) for subclass in subclasses)
+    return any(not vars(subclass).keys().isdisjoint(_METHODS_OF_BATCHES) for subclass in subclasses)
 
 
 def _options(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -12,17 +12,14 @@ import numpy as np
 
 from flsv.data.groups import check_spelling
 from flsv.data.labels import in_order, positive_last
-from flsv.data.sources.agreed import (
-    AgreedEncoder,
-    ColumnCode,
-    ColumnSummary,
-    Moments,
-    TableSummary,
-)
-from flsv.data.sources.columns import WORDS, ColumnCard, Columns, raise_problems
+from flsv.data.sources.agreed import AgreedEncoder, ColumnCode, ColumnSummary, Moments, TableSummary
+from flsv.data.sources.columns import WORDS_KIND, ColumnCard, Columns, raise_problems
 from flsv.data.sources.frames import without_point_zero
 from flsv.data.sources.notation import parsed
 from flsv.utilities.errors import ColumnError, ConfigurationError, listed
+
+#: Numbers whose deviation is at most this share of their mean are taken to be constant.
+ROUNDING = 1e-12
 
 
 def summarize_column(
@@ -40,8 +37,8 @@ def summarize_column(
     moments = None
     categories = None
     values = values.dropna()
-    if card.kind == WORDS:
-        categories = frequent(values, min_rows)
+    if card.kind == WORDS_KIND:
+        categories = count_frequent(values, min_rows)
     else:
         moments = moments_of_enough(values.to_numpy(dtype=np.float64), min_rows)
     return ColumnSummary(
@@ -59,7 +56,7 @@ def moments_of_enough(numbers: np.ndarray, min_rows: int) -> Moments:
     return Moments.of(numbers)
 
 
-def frequent(words: Iterable[str], min_rows: int) -> dict[str, int]:
+def count_frequent(words: Iterable[str], min_rows: int) -> dict[str, int]:
     """Count words, sorted, and leave out those that occur fewer than ``min_rows`` times."""
     counts = {}
     for word, count in sorted(Counter(words).items()):
@@ -68,11 +65,11 @@ def frequent(words: Iterable[str], min_rows: int) -> dict[str, int]:
     return counts
 
 
-def _together(parts: Iterable[Moments | None]) -> Moments:
+def _sum_of_moments(moments_by_client: Iterable[Moments | None]) -> Moments:
     total = Moments()
-    for part in parts:
-        if part is not None:
-            total = total + part
+    for moments in moments_by_client:
+        if moments is not None:
+            total = total + moments
     return total
 
 
@@ -109,12 +106,7 @@ def encoder_of_sites(summaries: Mapping[str, TableSummary]) -> AgreedEncoder:
     for summary in summaries.values():
         names |= dict.fromkeys(summary.columns)
     return agreed_encoder(
-        summaries,
-        columns,
-        target=target,
-        classes=classes,
-        names=names,
-        where="the sites' tables",
+        summaries, columns, target=target, classes=classes, names=names, where="the sites' tables"
     )
 
 
@@ -150,8 +142,9 @@ def agreed_encoder(
     target_mean = 0.0
     target_scale = 1.0
     if columns.standardize_target:
-        moments = _together(summary.target for summary in summaries.values())
-        if not moments.count or moments.deviation <= 1e-12 * abs(moments.mean):
+        moments = _sum_of_moments(summary.target for summary in summaries.values())
+        is_constant = not moments.count or moments.deviation <= ROUNDING * abs(moments.mean)
+        if is_constant:
             raise ConfigurationError(
                 f"{where}: all training rows have the same {target!r} (target)."
             )
@@ -167,36 +160,30 @@ def _code(
     where: str,
 ) -> ColumnCode:
     parts = {}
-    lacking = []
+    clients_without = []
     for client, summary in summaries.items():
         if name in summary.columns:
             parts[client] = summary.columns[name]
         else:
-            lacking.append(client)
-    if lacking:
+            clients_without.append(client)
+    if clients_without:
         raise ColumnError(
-            f"{listed(lacking)}: no column {name!r}, which others have.",
+            f"{listed(clients_without)}: no column {name!r}, which others have.",
             {"exclude": [name]},
         )
     kind = _common_kind(name, parts)
     has_gaps = any(part.missing for part in parts.values())
-    if kind == WORDS:
+    if kind == WORDS_KIND:
         categories = _common_categories(name, parts, columns, where)
         return ColumnCode(name, kind, categories=tuple(categories), gaps=has_gaps)
 
-    moments = _together(part.moments for part in parts.values())
+    moments = _sum_of_moments(part.moments for part in parts.values())
     if not moments.count:
         raise ColumnError(
             f"{where}: no training row has a value of {name!r}{_of_enough_rows(columns)}.",
             {"exclude": [name]},
         )
-    return ColumnCode(
-        name,
-        kind,
-        mean=moments.mean,
-        scale=moments.scale,
-        gaps=has_gaps,
-    )
+    return ColumnCode(name, kind, mean=moments.mean, scale=moments.scale, gaps=has_gaps)
 
 
 def _common_kind(name: str, parts: Mapping[str, ColumnSummary]) -> str:
@@ -208,7 +195,7 @@ def _common_kind(name: str, parts: Mapping[str, ColumnSummary]) -> str:
         descriptions = []
         for kind in sorted(clients_by_kind):
             descriptions.append(f"{kind} at {listed(clients_by_kind[kind])}")
-        option = "categorical" if WORDS in clients_by_kind else "exclude"
+        option = "categorical" if WORDS_KIND in clients_by_kind else "exclude"
         raise ColumnError(f"{name!r} has {' and '.join(descriptions)}.", {option: [name]})
     return next(iter(clients_by_kind), "")
 
@@ -228,10 +215,11 @@ def _common_categories(
             f"{where}: no training row has a value of {name!r}{_of_enough_rows(columns)}.",
             {"exclude": [name]},
         )
-    is_word = ~np.isfinite(parsed(clients_by_word))
-    words = list(compress(clients_by_word, is_word))
+    words = list(clients_by_word)
+    is_number = np.isfinite(parsed(words))
+    texts = list(compress(words, ~is_number))
     try:
-        check_spelling(words, f"{where}: {name!r}", clients_by_word)
+        check_spelling(texts, f"{where}: {name!r}", clients_by_word)
     except ConfigurationError as error:
         raise ColumnError(str(error), {"exclude": [name]}) from error
     if len(clients_by_word) > columns.max_categories:
@@ -273,38 +261,36 @@ def agreed_classes(
     if columns.classes is None:
         names = in_order(list(counts))
         column_name = f"target {target!r}"
-        _check_number(names, counts.total(), f"{where}: {column_name}", columns)
+        _check_number_of_classes(names, counts.total(), f"{where}: {column_name}", columns)
         # Messages name the lines with each spelling, or else the tables.
         check_spelling(names, f"{where}: {column_name}", places or parts_of_class)
-        _check_joined(counts_by_part, names, column_name)
+        _check_tables_share_labels(counts_by_part, names, column_name)
     else:
         names = in_order(without_point_zero(columns.classes))
     counts_in_order = [counts[name] for name in names]
     return positive_last(names, counts_in_order, pos_label)
 
 
-def _check_number(
-    names: Sequence[str],
-    num_rows: int,
-    column_name: str,
-    columns: Columns,
+def _check_number_of_classes(
+    class_names: Sequence[str], num_rows: int, column_name: str, columns: Columns
 ) -> None:
-    most_classes = max(2, num_rows // 2)
-    if not 2 <= len(names) <= most_classes:
+    max_classes = max(2, num_rows // 2)
+    if not 2 <= len(class_names) <= max_classes:
         raise ConfigurationError(
-            f"{column_name} has {len(names)} different values{_of_enough_rows(columns)} in {num_rows} rows, "
+            f"{column_name} has {len(class_names)} different values{_of_enough_rows(columns)} in {num_rows} rows, "
             "which cannot be classes. Name another column; to predict a number, set task: "
             "regression in columns."
         )
 
 
-def _check_joined(
+def _check_tables_share_labels(
     counts_by_part: Mapping[str, Mapping[str, int]],
     names: Sequence[str],
     column_name: str,
 ) -> None:
     labels_by_part = {part: set(counts) for part, counts in counts_by_part.items()}
-    joined_labels = _joined_labels(list(labels_by_part.values()))
+    # Tables are joined to a group by the labels that they share.
+    joined_labels = _labels_of_joined_tables(list(labels_by_part.values()))
     separate_parts = []
     for part, labels in labels_by_part.items():
         if not labels <= joined_labels:
@@ -317,7 +303,7 @@ def _check_joined(
         )
 
 
-def _joined_labels(labels_by_table: Sequence[set[str]]) -> set[str]:
+def _labels_of_joined_tables(labels_by_table: Sequence[set[str]]) -> set[str]:
     """Return the labels of the first table that has some, and of all tables that share a label with these."""
     # Start with a table that has labels, and join those that share one with it.
     joined_labels = next(filter(None, labels_by_table), set())

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: Endings of table files.
-TABLES = (".csv", ".tsv", ".parquet")
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 
 
 def is_table_file(path: Any) -> bool:
     """Return whether ``path`` is the ``Path`` of a file of comma- or tab-separated values or of a Parquet file."""
-    return isinstance(path, Path) and path.suffix.lower() in TABLES and path.is_file()
+    return isinstance(path, Path) and path.suffix.lower() in TABLE_SUFFIXES and path.is_file()
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,19 @@ class Table:
         """Return a table with only the rows at the positions ``rows``."""
         return replace(self, frame=self.frame.iloc[rows])
 
-    def row_names(self, ids: Sequence[str], group: str | None) -> dict[str, list[str]]:
-        """Return the texts that identify each row, ``{title: texts}``: line, client, and the columns ``ids``."""
+    def row_names(
+        self, id_columns: Sequence[str], group_column: str | None
+    ) -> dict[str, list[str]]:
+        """Return the texts that identify each row, ``{title: texts}``: line, client, and ``id_columns``."""
         lines = self.frame.index.tolist()
-        columns_by_title = {"client": group}
-        for name in ids:
-            columns_by_title[name] = name
+        column_of_title = {"client": group_column}
+        for name in id_columns:
+            column_of_title[name] = name
 
         texts = {"line": list(map(str, lines))}
-        for title, name_of_column in columns_by_title.items():
-            if name_of_column in self.frame:
-                column = self.frame[name_of_column]
+        for title, column_name in column_of_title.items():
+            if column_name in self.frame:
+                column = self.frame[column_name]
                 texts[title] = column.astype(str).tolist()
         return texts
 
@@ -117,7 +119,7 @@ def looked_at(name: str, root: str | None) -> str:
 def is_columnar(data: Any) -> bool:
     """Return whether ``data`` is a DataFrame or has ``to_pandas()`` (polars, Arrow, Hugging Face)."""
     pandas = sys.modules.get("pandas")  # without it nobody has a DataFrame
-    # Another thread may be in the middle of importing it.
+    # Without the class, which another thread may be about to define, nothing is a DataFrame.
     if isinstance(data, getattr(pandas, "DataFrame", ())):
         return True
     has_column_names = hasattr(data, "columns") or hasattr(data, "column_names")
