@@ -80,8 +80,9 @@ def _dp_accounting() -> ModuleType:
 
 
 #: Number of entries of a vector that get their noise at a time.
-BLOCK = 2**18
-_BITS = 53
+BLOCK_SIZE = 2**18
+#: Bits of a double-precision number's mantissa.
+_MANTISSA_BITS = 53
 
 
 def add_secret_noise(
@@ -96,7 +97,7 @@ def add_secret_noise(
     # the rest of one seen where the update is 0. Here SHAKE-256 (FIPS 202) of the key gives the bits. Sums of rounded
     # numbers reveal more than sums of real ones (Mironov, CCS 2012), so noise of 53 bits is added in double
     # precision, and only the sum is rounded.
-    for number, block in enumerate(vector.split(BLOCK)):
+    for number, block in enumerate(vector.split(BLOCK_SIZE)):
         block_key = key + number.to_bytes(8, "big")
         noise = scale * _normal(len(block), block_key)
         exact_sum = block.to("cpu", torch.float64) + noise
@@ -105,15 +106,15 @@ def add_secret_noise(
 
 def _normal(count: int, key: bytes) -> Tensor:
     """Return independent standard normal numbers, float64 ``[count]``, that are determined by a secret key."""
-    pairs = (count + 1) // 2
-    random_bytes = shake_256(key).digest(16 * pairs)
+    num_pairs = (count + 1) // 2
+    random_bytes = shake_256(key).digest(16 * num_pairs)  # two words of 8 bytes for each pair
     words = torch.frombuffer(bytearray(random_bytes), dtype=torch.int64)
-    low_bits = words & (2**_BITS - 1)
-    uniform = (low_bits.double() + 0.5) * 2.0**-_BITS  # in (0, 1]
+    low_bits = words & (2**_MANTISSA_BITS - 1)
+    uniform = (low_bits.double() + 0.5) * 2.0**-_MANTISSA_BITS  # in (0, 1]
 
     # Box and Muller: two independent normal numbers from two uniform ones.
-    radius = (-2 * uniform[:pairs].log()).sqrt()
-    angle = 2 * math.pi * uniform[pairs:]
+    radius = (-2 * uniform[:num_pairs].log()).sqrt()
+    angle = 2 * math.pi * uniform[num_pairs:]
     numbers = torch.cat([radius * angle.cos(), radius * angle.sin()])
     return numbers[:count]
 
@@ -182,14 +183,14 @@ class GaussianPrivacy(PrivateUpload):
         self.noise_multiplier = noise_multiplier
         self.delta = delta
         self.max_epsilon = max_epsilon
-        of_one_round = self.epsilon(1)  # fail early if dp-accounting is broken
-        if max_epsilon is not None and of_one_round > max_epsilon:
-            noise = noise_multiplier or 0.1
-            while gaussian_epsilon(noise, 1, delta) > max_epsilon:
-                noise *= 2
+        epsilon_of_round = self.epsilon(1)  # fail early if dp-accounting is broken
+        if max_epsilon is not None and epsilon_of_round > max_epsilon:
+            sufficient_noise = noise_multiplier or 0.1
+            while gaussian_epsilon(sufficient_noise, 1, delta) > max_epsilon:
+                sufficient_noise *= 2
             raise ConfigurationError(
-                f"{self!r}: one round has epsilon = {of_one_round:.4g} already. Raise noise_multiplier, such as to "
-                f"{rounded_up(noise)}, or max_epsilon."
+                f"{self!r}: one round has epsilon = {epsilon_of_round:.4g} already. Raise noise_multiplier, such as to "
+                f"{rounded_up(sufficient_noise)}, or max_epsilon."
             )
 
     #: Updates are differences from the global model, since a client's own start point is private.
@@ -260,7 +261,7 @@ class GaussianPrivacy(PrivateUpload):
 
 
 #: Part of a warning: results from docs/results/privacy_contributions.md.
-MEASURED = (
+EFFECT_OF_NOISE = (
     "on digits and Fashion-MNIST, below epsilon = 100, SSV and FedSV ranked clients nearly at random (Spearman's "
     "correlation with the values without noise -0.2 to 0.4), CSSV and CGSV no better than numbers of samples do"
 )
@@ -277,6 +278,6 @@ def warn_of_noise(privacy: PrivateUpload, metrics: Sequence[str]) -> None:
         return
     warnings.warn(
         f"metrics {list(metrics)} are computed from noised updates (noise_multiplier={privacy.noise_multiplier:g}): "
-        f"{MEASURED}. See docs/results/privacy_contributions.md.",
+        f"{EFFECT_OF_NOISE}. See docs/results/privacy_contributions.md.",
         stacklevel=2,
     )

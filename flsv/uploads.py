@@ -217,11 +217,11 @@ def check_uploads(uploads: Sequence[Upload], personalizer: object) -> None:
         if is_placed_as_privacy and not isinstance(transformation, PrivateUpload):
             raise ConfigurationError(
                 f"{transformation!r} stands where privacy's noise does: derive it from flsv.uploads.PrivateUpload, so "
-                "that nothing else leaves a client. Other uploads have place = 2."
+                f"that nothing else leaves a client. Other uploads have place = {Upload.place}."
             )
     places = [transformation.place for transformation in uploads]
-    num_privacies = places.count(_PLACE_OF_PRIVACY)
-    if places != sorted(places) or num_privacies > 1:
+    num_private_uploads = places.count(_PLACE_OF_PRIVACY)
+    if places != sorted(places) or num_private_uploads > 1:
         raise ConfigurationError(
             f"uploads={list(uploads)}: expected attacks first, then one GaussianPrivacy, then compression, then "
             "collusion. Epsilon does not hold for noise that is added before an attack or after compression."
@@ -252,7 +252,7 @@ def upload(
     context = replace(context, start=initial_model)
     position = 0
     for reference, group in groupby(uploads, key=attrgetter("reference")):
-        # Transformations of one group change the same difference, to the model that they name.
+        # Transformations of one group change the same difference, from the model that they refer to.
         origin = initial_model if reference == "start" else global_vector
         update = vector - origin
         sent = update
@@ -326,16 +326,17 @@ class Compression(Upload):
                 "a personalizer whose models the server knows."
             )
         # With the position, two compressions of one client have errors of their own.
-        name = f"upload.{context.position}.error"
+        error_name = f"upload.{context.position}.error"
         parameters = update[: context.num_parameters]
         buffers = update[context.num_parameters :]
-        if self.error_feedback and name in context.state:
-            parameters = parameters + context.state[name]
-        path = ("compression", context.position, context.round_index, context.client)
-        compressed = self.compress(parameters, generator_for(context.seed, *path))
+        if self.error_feedback and error_name in context.state:
+            parameters = parameters + context.state[error_name]
+        generator_path = ("compression", context.position, context.round_index, context.client)
+        generator = generator_for(context.seed, *generator_path)
+        compressed = self.compress(parameters, generator)
         if self.error_feedback:
             # What is not sent in this round is added in the next.
-            context.state[name] = parameters - compressed
+            context.state[error_name] = parameters - compressed
         return torch.cat([compressed, buffers])
 
     def traffic(

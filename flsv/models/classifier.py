@@ -167,7 +167,7 @@ class ClassifierClient(ReadyClient):
         num_classes, input_shape, scheduler_interval, label_smoothing, class_weights = (
             checked.values()
         )
-        self._balanced = isinstance(class_weights, str)
+        self._is_balanced = isinstance(class_weights, str)
         if class_weights is not None and not isinstance(class_weights, str):
             class_weights = [float(weight) for weight in class_weights]
         check_argument("ClassifierClient", "network", module, nn.Module | None)
@@ -194,7 +194,7 @@ class ClassifierClient(ReadyClient):
         if (
             num_classes is not None
             and (module is not None or input_shape is not None)
-            and not self._balanced
+            and not self._is_balanced
         ):
             self._build(num_classes, self._input_shape)
 
@@ -208,16 +208,18 @@ class ClassifierClient(ReadyClient):
             )
         num_classes = agreed_with_data("num_classes", self._num_classes, datamodule)
         input_shape = agreed_with_data("input_shape", self._input_shape, datamodule)
-        needs_shape = isinstance(self.network, NotBuilt)
-        if self._balanced and num_classes is not None:
+        if self._is_balanced and num_classes is not None:
             self.class_weights = balanced_weights(datamodule, num_classes)
             self._add_hyperparameters(class_weights=self.class_weights.tolist())
+
+        needs_shape = isinstance(self.network, NotBuilt)
         if num_classes is None or (needs_shape and input_shape is None):
             missing = "num_classes" if num_classes is None else "input_shape"
             raise ConfigurationError(
                 f"ClassifierClient: {missing} is not known. Give it (such as num_classes=10, input_shape=(1, 28, 28)), "
                 f"or train with a data module that has the attribute {missing} after its setup()."
             )
+
         is_changed = (num_classes, input_shape) != (self._num_classes, self._input_shape)
         if needs_shape or is_changed:
             self._build(num_classes, input_shape)
@@ -226,12 +228,12 @@ class ClassifierClient(ReadyClient):
     def weighing_for_all(self) -> Iterator[None]:
         """Weigh classes by all clients' samples, so that the losses of coalitions' models can be compared."""
         datamodule = datamodule_of(self)
-        if not self._balanced or self.class_weights is None:
+        if not self._is_balanced or self.class_weights is None:
             yield
             return
 
         weights_in_training = self.class_weights
-        with datamodule.counting(None):
+        with datamodule.counting(None):  # of all clients
             weights_of_all = balanced_weights(datamodule, len(weights_in_training))
         self.class_weights = weights_of_all.to(weights_in_training)
         try:
@@ -310,12 +312,12 @@ class ClassifierClient(ReadyClient):
         x = batch
         if isinstance(batch, (tuple, list)):
             x = batch[0]
-        logits = _at_least_single(self(x))
+        logits = _at_least_float32(self(x))
         return logits.softmax(dim=1)
 
     def _loss(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(
-            _at_least_single(logits),
+            _at_least_float32(logits),
             y,
             weight=self.class_weights,
             label_smoothing=self._label_smoothing,
@@ -328,14 +330,14 @@ class ClassifierClient(ReadyClient):
     ) -> None:
         x, y = batch
         logits = self(x)
-        # The mean over a batch divides by its samples' weights: weighing it with them makes the epoch's mean exact.
-        weight: Tensor | int
+        # The loss of a batch is a sum divided by the samples' weights. Its weight in the epoch's mean is their sum.
+        weight_of_batch: Tensor | int
         if self.class_weights is None:
-            weight = len(y)
+            weight_of_batch = len(y)
         else:
-            weight = self.class_weights[y].sum()
+            weight_of_batch = self.class_weights[y].sum()
         loss = self._loss(logits, y)
-        self._scores(stage).update(logits, y, loss, weight)
+        self._scores(stage).update(logits, y, loss, weight_of_batch)
 
     def _scores(self, stage: str) -> EpochScores:
         if stage == "val":
@@ -353,14 +355,16 @@ class ClassifierClient(ReadyClient):
 def agreed_with_data(name: str, value: Any, datamodule: Any) -> Any:
     """Return ``value``, or the data module's attribute ``name`` if ``value`` is None. They must not differ."""
     value_of_data = getattr(datamodule, name, None)
-    if value_of_data is not None and name == "input_shape":
+    if value_of_data is None:
+        return value
+    if name == "input_shape":
         value_of_data = tuple(int(size) for size in value_of_data)
-    elif value_of_data is not None:
+    else:
         value_of_data = int(value_of_data)
 
     if value is None:
         return value_of_data
-    if value_of_data is not None and value != value_of_data:
+    if value != value_of_data:
         raise ConfigurationError(
             f"The model has {name}={value}, but the data ({type(datamodule).__name__}) has {name}={value_of_data}. "
             f"Leave the model's {name} out: then it is taken from the data."
@@ -368,7 +372,7 @@ def agreed_with_data(name: str, value: Any, datamodule: Any) -> Any:
     return value
 
 
-def _at_least_single(logits: Tensor) -> Tensor:
+def _at_least_float32(logits: Tensor) -> Tensor:
     """Convert half-precision logits to float32, since log-sum-exp in bfloat16 errs in the second digit."""
     if logits.dtype in (torch.bfloat16, torch.float16):
         return logits.float()

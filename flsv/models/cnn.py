@@ -100,14 +100,10 @@ class LeNet5(ConvNet):
         hint = ""
         if not padding:
             hint = ", pass padding=2 (network_args: {padding: 2})"
-        layers = [(5, padding)] * len(channels)
-        positions = pooled_positions("LeNet5", input_shape, layers, hint)
-        features = conv_stack(
-            channels=[input_shape[0], *channels],
-            kernel=5,
-            padding=padding,
-        )
-        num_features = channels[-1] * positions
+        layers = [(5, padding)] * len(channels)  # kernel and padding of each convolution
+        num_positions = pooled_positions("LeNet5", input_shape, layers, hint)
+        features = conv_stack(channels=[input_shape[0], *channels], kernel=5, padding=padding)
+        num_features = channels[-1] * num_positions
         classifier = dense_stack([num_features, *hidden, num_classes])
         super().__init__(features, classifier)
 
@@ -156,11 +152,11 @@ class McMahanCNN(ConvNet):
         input_shape: Shape = (1, 28, 28),
         hidden: Count = 512,
     ) -> None:
-        layers = [(5, 2)] * 2
-        positions = pooled_positions("McMahanCNN", input_shape, layers)
+        layers = [(5, 2)] * 2  # kernel and padding of each convolution
+        num_positions = pooled_positions("McMahanCNN", input_shape, layers)
         channels = [input_shape[0], 32, 64]
         features = conv_stack(channels, kernel=5, padding=2)
-        classifier = dense_stack([64 * positions, hidden, num_classes])
+        classifier = dense_stack([64 * num_positions, hidden, num_classes])
         super().__init__(features, classifier)
 
 
@@ -212,10 +208,10 @@ class ShapFedCNN(ConvNet):
         channels: Sequence[Count] = (16, 32, 64),
         hidden: Sequence[Count] = (120, 84),
     ) -> None:
-        layers = [(3, 1)] * len(channels)
-        positions = pooled_positions("ShapFedCNN", input_shape, layers)
+        layers = [(3, 1)] * len(channels)  # kernel and padding of each convolution
+        num_positions = pooled_positions("ShapFedCNN", input_shape, layers)
         features = conv_stack([input_shape[0], *channels], kernel=3, padding=1)
-        num_features = channels[-1] * positions
+        num_features = channels[-1] * num_positions
         classifier = dense_stack([num_features, *hidden, num_classes])
         super().__init__(features, classifier)
 
@@ -258,15 +254,12 @@ class ShapleyFLFashionCNN(ConvNet):
         num_classes: Classes = 10,
         input_shape: Shape = (1, 28, 28),
     ) -> None:
-        layers = [(5, 2)] * 2
-        positions = pooled_positions("ShapleyFLFashionCNN", input_shape, layers)
+        layers = [(5, 2)] * 2  # kernel and padding of each convolution
+        num_positions = pooled_positions("ShapleyFLFashionCNN", input_shape, layers)
         features = conv_stack(
-            channels=[input_shape[0], 16, 32],
-            kernel=5,
-            padding=2,
-            batch_norm=True,
+            channels=[input_shape[0], 16, 32], kernel=5, padding=2, batch_norm=True
         )
-        classifier = nn.Linear(32 * positions, num_classes)
+        classifier = nn.Linear(32 * num_positions, num_classes)
         super().__init__(features, classifier)
 
 
@@ -309,11 +302,11 @@ class ShapleyFLCifarCNN(ConvNet):
         input_shape: Shape = (3, 32, 32),
         dropout: Share = 0.2,
     ) -> None:
-        layers = [(3, 1)] * 2
-        positions = pooled_positions("ShapleyFLCifarCNN", input_shape, layers)
+        layers = [(3, 1)] * 2  # kernel and padding of each convolution
+        num_positions = pooled_positions("ShapleyFLCifarCNN", input_shape, layers)
         channels = [input_shape[0], 16, 32]
         features = conv_stack(channels, kernel=3, padding=1)
-        widths = [32 * positions, 512, num_classes]
+        widths = [32 * num_positions, 512, num_classes]
         classifier = dense_stack(widths, dropout=dropout)
         super().__init__(features, classifier)
 

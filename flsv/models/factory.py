@@ -69,21 +69,21 @@ def build_network(
         Linear(in_features=50, out_features=10, bias=True)
     """
     make = network_maker(name)
-    options = dict(kwargs)
+    options = kwargs
     if name in NETWORKS:
-        kwargs = {"input_shape": input_shape, **kwargs}
-    elif not name.startswith(_OF_TORCHVISION):
+        options = {"input_shape": input_shape, **kwargs}
+    elif not name.startswith(_TORCHVISION_PREFIX):
         channels, _, _ = image_shape(name, input_shape)
-        kwargs = {"in_chans": channels, **kwargs}
+        options = {"in_chans": channels, **kwargs}  # of timm
     elif name in _WITH_AUXILIARY_CLASSIFIERS:
-        kwargs = {"aux_logits": False, "init_weights": True, **kwargs}
+        options = {"aux_logits": False, "init_weights": True, **kwargs}
     try:
-        network = make(num_classes=num_classes, **kwargs)
+        network = make(num_classes=num_classes, **options)
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
         raise ConfigurationError(
-            f"The network {name!r} does not take all of the options {options} ({error}). Options of another network "
+            f"The network {name!r} does not take all of the options {kwargs} ({error}). Options of another network "
             "in a configuration file are left out by --model.network_args '{}'."
         ) from None
     if name not in NETWORKS:
@@ -95,13 +95,13 @@ def network_maker(name: str) -> Callable[..., nn.Module]:
     """Return the function that makes a network. Its library is imported. Raise ConfigurationError if it is unknown."""
     if name in NETWORKS:
         return NETWORKS[name]
-    if name.startswith(_OF_TORCHVISION):
+    if name.startswith(_TORCHVISION_PREFIX):
         return _torchvision_maker(name)
     return _timm_maker(name)
 
 
-_OF_TORCHVISION = "torchvision:"
-_OTHER_NETWORKS = (
+_TORCHVISION_PREFIX = "torchvision:"
+_HINT_ABOUT_NAMES = (
     f"flsv's own networks are {', '.join(NETWORKS)}; torchvision's have the prefix torchvision:"
 )
 #: Networks whose auxiliary classifiers make the output in training a tuple.
@@ -112,7 +112,7 @@ def _torchvision_maker(name: str) -> Callable[..., nn.Module]:
     """Return the function that makes one of torchvision's networks."""
     import torchvision.models
 
-    name_in_library = name.removeprefix(_OF_TORCHVISION)
+    name_in_library = name.removeprefix(_TORCHVISION_PREFIX)
     if name_in_library not in torchvision.models.list_models(module=torchvision.models):
         raise _unknown(name)
     return partial(torchvision.models.get_model, name_in_library)
@@ -131,5 +131,5 @@ def _timm_maker(name: str) -> Callable[..., nn.Module]:
 
 def _unknown(name: str) -> ConfigurationError:
     return ConfigurationError(
-        f"Unknown network {name!r}. {_OTHER_NETWORKS}, and others are timm's."
+        f"Unknown network {name!r}. {_HINT_ABOUT_NAMES}, and others are timm's."
     )

@@ -118,7 +118,7 @@ def dense_stack(
         if dropout:
             layers.append(nn.Dropout(dropout))
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
 
 
 @checked

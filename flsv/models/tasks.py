@@ -53,12 +53,13 @@ class RegressorClient(ReadyClient):
         scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
-        hidden, input_shape = check_arguments(
-            "RegressorClient", RegressorClient.__init__, locals()
-        ).values()
+        # The same arguments as plain values, in the order of the parameters.
+        checked = check_arguments("RegressorClient", RegressorClient.__init__, locals())
+        hidden, input_shape = checked.values()
         self.save_hyperparameters("hidden", "input_shape")
         self._hidden = list(hidden or [])
-        self._make_optimizer, self._make_scheduler = optimizer, scheduler
+        self._make_optimizer = optimizer
+        self._make_scheduler = scheduler
         self.network: nn.Module = NotBuilt()
         if input_shape is not None:
             self._build(input_shape)
@@ -171,10 +172,12 @@ class CharacterModel(ReadyClient):
         scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
+        # The same arguments as plain values, in the order of the parameters.
         checked = check_arguments("CharacterModel", CharacterModel.__init__, locals())
         width, hidden, layers, characters = checked.values()
         self.save_hyperparameters("width", "hidden", "layers", "characters")
-        self._make_optimizer, self._make_scheduler = optimizer, scheduler
+        self._make_optimizer = optimizer
+        self._make_scheduler = scheduler
         self.embedding = nn.Embedding(characters, width)
         self.recurrent = nn.GRU(width, hidden, layers, batch_first=True)
         self.head = nn.Linear(hidden, characters)

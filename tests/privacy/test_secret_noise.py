@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from flsv.privacy import BLOCK, GaussianPrivacy, add_secret_noise
+from flsv.privacy import BLOCK_SIZE, GaussianPrivacy, add_secret_noise
 from flsv.uploads import UploadContext
 
 KEY = bytes(range(32))
@@ -43,7 +43,7 @@ def test_secret_noise_is_box_and_muller_of_shake_256(size: int) -> None:
 
 
 def test_secret_noise_is_normal_and_independent_across_blocks_and_keys() -> None:
-    size = 2 * BLOCK + 5
+    size = 2 * BLOCK_SIZE + 5
 
     numbers = draw_noise(size)
     with_other_key = draw_noise(size, hashlib.sha256(KEY).digest())
@@ -64,7 +64,7 @@ def test_secret_noise_is_normal_and_independent_across_blocks_and_keys() -> None
         (numbers, with_other_key),
         (numbers.abs(), with_other_key.abs()),
     ]
-    for lag in (1, BLOCK // 2, BLOCK):
+    for lag in (1, BLOCK_SIZE // 2, BLOCK_SIZE):
         pairs.append((numbers[:-lag], numbers[lag:]))
 
     for a, b in pairs:
