@@ -87,7 +87,7 @@ class Pixels(Features):
         return x.flatten(1).float()
 
 
-BATCH = 256
+BATCH_SIZE = 256
 
 
 class Penultimate(Features):
@@ -136,16 +136,16 @@ def head_inputs(
         raise ConfigurationError(
             f"{name} has no linear layer: name its last with Penultimate(head=...), or choose PCA()."
         )
-    batches: list[Tensor] = []
+    inputs_by_batch: list[Tensor] = []
     layer = module.get_submodule(head_of_module.name)
-    hook = layer.register_forward_pre_hook(lambda _, inputs: batches.append(inputs[0]))
+    hook = layer.register_forward_pre_hook(lambda _, inputs: inputs_by_batch.append(inputs[0]))
     try:
-        for batch in x.split(BATCH):
+        for batch in x.split(BATCH_SIZE):
             module(batch)
     finally:
         hook.remove()
-    if batches:
-        features = torch.cat([batch.flatten(1) for batch in batches])
+    if inputs_by_batch:
+        features = torch.cat([inputs.flatten(1) for inputs in inputs_by_batch])
     else:
         features = torch.empty(0, 0)
     if len(features) != len(x):
@@ -200,18 +200,20 @@ class PCA(Features):
         """Compute mean ``[d]`` and principal axes ``[c, d]`` from the clients' moments."""
         # A client's moments: its number of finite samples, their sum [d], and the sum of their outer products [d, d].
         answers = map_clients(clients, lambda client: client.ask(_moments))
-        moments = [answer for answer in answers if answer is not None and answer[0]]
+        moments = [
+            answer for answer in answers if answer is not None and answer[0]
+        ]  # of some samples
         if not moments:
             raise ConfigurationError(
                 f"{self!r} has nothing to be fitted on: neither the server nor any client has a finite sample."
             )
-        count, total, square = moments[0]
-        for client_count, client_total, client_square in moments[1:]:
+        count, sum_of_samples, sum_of_products = moments[0]
+        for client_count, client_samples, client_products in moments[1:]:
             count = count + client_count
-            total = total + client_total
-            square = square + client_square
-        mean = total / count
-        covariance = square / count - mean[:, None] * mean
+            sum_of_samples = sum_of_samples + client_samples
+            sum_of_products = sum_of_products + client_products
+        mean = sum_of_samples / count
+        covariance = sum_of_products / count - mean[:, None] * mean
         eigenvectors = torch.linalg.eigh(covariance).eigenvectors  # columns, of ascending variance
         axes = eigenvectors.flip(1).T
         return mean, axes[:count]  # N samples lie in at most N directions
@@ -301,6 +303,7 @@ class Backbone(Features):
                 options["pretrained"] = True
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
+                # Two classes, as the head itself is not used.
                 network = build_network(self.name, 2, tuple(x.shape[1:]), **options)
             self._network = network.eval().requires_grad_(False)
         return head_inputs(self._network.to(x.device), x)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
@@ -38,7 +37,7 @@ from flsv.valuation.questions import Covariance, FirstAnswer, Rule, Verdict
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LARGEST = 100  # default number of support points, if all clients have enough samples for it
+DEFAULT_SUPPORT = 100  # number of support points, if all clients have enough samples for it
 
 
 @dataclass(frozen=True)
@@ -169,6 +168,7 @@ class FedBary(ValidatedArguments, SampleFilter):
         self.iterations = iterations
         self.label_weight = label_weight
         self.covariance = covariance
+        # The paper's letters: t places the interpolants between two measures, p is the exponent of the distance.
         self.t = t
         self.p = p
         self.calibration = calibration
@@ -183,11 +183,12 @@ class FedBary(ValidatedArguments, SampleFilter):
     def support_for(self, samples: Mapping[int, int]) -> int:
         """Return the number of support points for clients with ``{id: number of samples}``."""
         # With too many support points, a client's samples could be reconstructed.
-        support = LARGEST if self.support is None else self.support
-        sizes = [(size, client) for client, size in samples.items() if size]
+        support = DEFAULT_SUPPORT if self.support is None else self.support
+        sizes = {client: size for client, size in samples.items() if size}
         if self.allow_reconstruction or not sizes:
             return support
-        fewest_samples, smallest_client = min(sizes, key=itemgetter(0))
+        smallest_client = min(sizes, key=sizes.__getitem__)
+        fewest_samples = sizes[smallest_client]
         largest_safe_support = safe_support(fewest_samples)
         if self.support is None and largest_safe_support:
             support = min(support, largest_safe_support)
@@ -252,8 +253,8 @@ class FedBary(ValidatedArguments, SampleFilter):
                 target=target,
                 key=key,
                 seed=seed,
-                judge=judge,
-                support=support,
+                wants_verdict=judge,
+                num_points=support,
             )
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
                 values = map_clients(list(answers), run, pool.map)
@@ -330,13 +331,14 @@ class FedBary(ValidatedArguments, SampleFilter):
             raise ConfigurationError(
                 "no client has a sample that is finite, so there is nothing to value."
             )
-        num_features = {}
+        features_by_owner = {}
         for client, answer in answers.items():
-            num_features[f"client {client.id}"] = answer.features
+            features_by_owner[f"client {client.id}"] = answer.features
         if points is not None:
-            _, num_features["the server"] = points
-        if len(set(num_features.values())) > 1:
-            counts = listed(f"{name} has {count}" for name, count in num_features.items())
+            _points, num_server_features = points
+            features_by_owner["the server"] = num_server_features
+        if len(set(features_by_owner.values())) > 1:
+            counts = listed(f"{name} has {count}" for name, count in features_by_owner.items())
             raise ConfigurationError(
                 f"{self.features!r}: {counts} features. Bring all inputs to one shape."
             )
@@ -347,17 +349,18 @@ class FedBary(ValidatedArguments, SampleFilter):
         target: Tensor,
         key: object,
         seed: int,
-        judge: bool,
-        support: int,
+        wants_verdict: bool,
+        num_points: int,
     ) -> tuple[Tensor, Verdict | None]:
-        """Compute one client's distance and, with ``judge``, its samples' summary, by exchanges with the client."""
+        """Compute one client's distance and, if wanted, its samples' summary, by exchanges with the client."""
+        # The paper's letters: gamma are points that the client gets, eta points between gamma and one side's samples.
         server = TransportServer(target, t=self.t, p=self.p)
-        gamma = server.start(support, generator=generator_for(seed, "support", client.id))
+        gamma = server.start(num_points, generator=generator_for(seed, "support", client.id))
         for _ in range(self.iterations):
             eta, distance = client.ask(questions.answer, key, gamma)
             gamma = server.step(eta, distance)
         verdict = None
-        if judge:
+        if wants_verdict:
             assert server.eta is not None
             verdict = client.ask(questions.judge, key, server.eta, self, seed)
         return server.distance, verdict
@@ -490,14 +493,14 @@ def _train_only(
     return []
 
 
-MOST_PANELS = 24
+MAX_PANELS = 24
 
 
 def histograms_of(valuation: Valuation, names: Sequence[str] | None = None) -> Figure:
     """Draw a histogram of the samples' calibrated gradients for each client."""
     from matplotlib.figure import Figure
 
-    num_panels = min(len(valuation.clients), MOST_PANELS)
+    num_panels = min(len(valuation.clients), MAX_PANELS)
     columns = min(5, num_panels)
     rows = math.ceil(num_panels / columns)
     width = max(4.0, 2.3 * columns)

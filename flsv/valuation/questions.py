@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Covariance = Literal["diag", "full", "none"]
 Embed = Callable[[LocalData, Tensor], Tensor]
-BINS = 40
+NUM_BINS = 40  # of a histogram of samples' values
 
 #: Names of the rules by which samples are flagged, see :func:`flag_samples`.
 Rule = Literal["outlier", "positive"]
@@ -53,8 +53,8 @@ class Verdict:
 
     Args:
         flagged: number of flagged samples, including all samples that are not finite.
-        edges: ``[BINS + 1]``, edges of the histogram of the finite gradients, in squared feature units.
-        counts: int64 ``[BINS]``, number of samples in each bin.
+        edges: ``[NUM_BINS + 1]``, edges of the histogram of the finite gradients, in squared feature units.
+        counts: int64 ``[NUM_BINS]``, number of samples in each bin.
     """
 
     flagged: int
@@ -65,6 +65,8 @@ class Verdict:
 @dataclass(frozen=True)
 class SampleValues:
     """Values of a client's m training samples, in the order of ``local.samples()``. They stay at the client.
+
+    The client's memory has them under this class as the key.
 
     Args:
         gradients: ``[m]``, calibrated gradients in squared feature units, positive for harmful samples. Inf for a
@@ -100,11 +102,7 @@ def embed_labels(
     if valuer.label_weight == 0:
         return x, statistics
     points = label_embedding(
-        x,
-        y,
-        covariance=valuer.covariance,
-        label_weight=valuer.label_weight,
-        statistics=statistics,
+        x, y, covariance=valuer.covariance, label_weight=valuer.label_weight, statistics=statistics
     )
     return points, statistics
 
@@ -130,7 +128,7 @@ def enter(
     num_broken = int((~is_finite).sum())
     if num_broken == len(is_finite):
         gradients = torch.full((num_broken,), torch.inf)
-        reasons = (NOT_FINITE,) * num_broken
+        reasons = (REASON_OF_NOT_FINITE,) * num_broken
         local.memory[SampleValues] = SampleValues(gradients, ~is_finite, reasons)
         return FirstAnswer(samples=0, broken=num_broken)
 
@@ -179,19 +177,19 @@ def judge(
     """
     client_state: _ClientState = local.memory[key]
     is_finite = client_state.is_finite
-    values = _sample_gradients(client_state, points, valuer, seed)
+    gradients = _sample_gradients(client_state, points, valuer, seed)  # of the finite samples
     classes = None  # within which samples are compared
     if valuer.calibration == "class":
         classes = client_state.y
-        values = calibrated_by_class(values, classes)
+        gradients = calibrated_by_class(gradients, classes)
 
-    gradients = torch.full(is_finite.shape, torch.inf)
-    gradients[is_finite] = values
+    all_gradients = torch.full(is_finite.shape, torch.inf)
+    all_gradients[is_finite] = gradients
     is_flagged = ~is_finite
-    is_flagged[is_finite] = flag_samples(values, valuer.rule, classes)
-    reasons = _reasons(values, is_finite, y=classes, rule=valuer.rule)
-    local.memory[SampleValues] = SampleValues(gradients, is_flagged, reasons)
-    counts, edges = torch.histogram(values, BINS)
+    is_flagged[is_finite] = flag_samples(gradients, valuer.rule, classes)
+    reasons = _reasons(gradients, is_finite, classes=classes, rule=valuer.rule)
+    local.memory[SampleValues] = SampleValues(all_gradients, is_flagged, reasons)
+    counts, edges = torch.histogram(gradients, NUM_BINS)
     return Verdict(int(is_flagged.sum()), edges, counts.long())
 
 
@@ -201,7 +199,7 @@ def _sample_gradients(
     valuer: FedBary,
     seed: int,
 ) -> Tensor:
-    """Compute the values ``[m]`` of a client's finite samples, in random parts of at most ``valuer.chunk``."""
+    """Compute the gradients ``[m]`` of a client's finite samples, in random parts of at most ``valuer.chunk``."""
     device = client_state.device
     x = client_state.x.to(device)
     y = client_state.y.to(device)
@@ -210,12 +208,12 @@ def _sample_gradients(
     has_labels = valuer.label_weight > 0
 
     count = len(x)
-    values = torch.empty(count)
+    gradients = torch.empty(count)
     order = torch.randperm(count, generator=generator_for(seed, "parts"))
     num_parts = math.ceil(count / valuer.chunk)
     for rows in order.chunk(num_parts):
         rows_on_device = rows.to(device)
-        part_values = client_values(
+        gradients_of_part = client_values(
             x[rows_on_device],
             y[rows_on_device] if has_labels else None,
             points,
@@ -226,32 +224,33 @@ def _sample_gradients(
             label_weight=valuer.label_weight,
             statistics=statistics,
         )
-        values[rows] = part_values.cpu()
-    return values
+        gradients[rows] = gradients_of_part.cpu()
+    return gradients
 
 
-NOT_FINITE = "not finite: the sample or its features are NaN or infinite"
+REASON_OF_NOT_FINITE = "not finite: the sample or its features are NaN or infinite"
 
 
 def _reasons(
-    values: Tensor,
+    gradients: Tensor,
     is_finite: Tensor,
-    y: Tensor | None,
+    classes: Tensor | None,
     rule: str,
 ) -> tuple[str, ...]:
     """Return the reason for each sample's value as a text."""
-    peers = "the client's samples" if y is None else "its class"
-    if rule == "outlier" and len(values) > 2:
+    peers = "the client's samples" if classes is None else "its class"
+    has_deviations = rule == "outlier" and len(gradients) >= MIN_SAMPLES
+    if has_deviations:
         reasons_of_finite = []
-        for deviation in deviations(values, y).tolist():
+        for deviation in deviations(gradients, classes).tolist():
             reasons_of_finite.append(f"{deviation:.1f} deviations above the center of {peers}")
     else:
         reason = (
             f"more weight on it would move the client away from the target ({peers} as the measure)"
         )
-        reasons_of_finite = [reason] * len(values)
+        reasons_of_finite = [reason] * len(gradients)
 
-    reasons = [NOT_FINITE] * len(is_finite)
+    reasons = [REASON_OF_NOT_FINITE] * len(is_finite)
     finite_rows = is_finite.nonzero().flatten().tolist()
     for row, reason in zip(finite_rows, reasons_of_finite):
         reasons[row] = reason
@@ -277,7 +276,7 @@ def sample_values(local: LocalData) -> SampleValues:
     return local.memory[SampleValues]
 
 
-FLAGGED = "flagged.csv"
+FLAGGED_FILE = "flagged.csv"
 
 
 def write_flagged(
@@ -300,24 +299,24 @@ def write_flagged(
             client reads them.
         class_names: names of the M classes. None: the file has numbers.
     """
-    values: SampleValues | None = local.memory.get(SampleValues)
-    if values is None or len(values.why) != len(values.gradients):
+    stored_values: SampleValues | None = local.memory.get(SampleValues)
+    if stored_values is None or len(stored_values.why) != len(stored_values.gradients):
         return
     _x, y = local.samples()
     labels = y.tolist()
     rows: list[tuple[object, ...]] = [("index", "label", "score", "why")]
-    most_harmful_first = values.gradients.argsort(descending=True, stable=True)
+    most_harmful_first = stored_values.gradients.argsort(descending=True, stable=True)
     for position in most_harmful_first.tolist():
-        if not values.flagged[position]:
+        if not stored_values.flagged[position]:
             continue
         label = labels[position]
         if class_names is not None:
             label = class_names[label]
-        score = values.gradients[position].item()
-        score_text = f"{score:.6g}" if score < float("inf") else ""
-        rows.append((int(indices[position]), label, score_text, values.why[position]))
+        score = stored_values.gradients[position].item()
+        score_text = f"{score:.6g}" if score < math.inf else ""
+        rows.append((int(indices[position]), label, score_text, stored_values.why[position]))
     folder.mkdir(parents=True, exist_ok=True)
-    save_csv(folder / FLAGGED, rows)
+    save_csv(folder / FLAGGED_FILE, rows)
 
 
 def leave(local: LocalData, key: Any) -> None:
@@ -325,7 +324,10 @@ def leave(local: LocalData, key: Any) -> None:
     local.memory.pop(key, None)
 
 
-DEVIATIONS = 4.5
+#: Samples are flagged from this distance above the center on, in deviations.
+MIN_DEVIATIONS = 4.5
+#: Of fewer samples none is flagged.
+MIN_SAMPLES = 3
 
 
 @checked
@@ -364,37 +366,37 @@ def flag_samples(
     is_harmful = gradients > 0
     if rule == "positive":
         return is_harmful
-    if len(gradients) < 3:
+    if len(gradients) < MIN_SAMPLES:
         return torch.zeros_like(is_harmful)
-    above, deviation = _above_center(gradients, y)
-    is_far = above > DEVIATIONS * deviation
+    distances, deviation = _distances_from_center(gradients, y)
+    is_far = distances > MIN_DEVIATIONS * deviation
     return is_far & is_harmful
 
 
 def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
     """Compute how many deviations each gradient is above its center, see :func:`flag_samples`."""
-    above, deviation = _above_center(gradients, y)
-    return torch.where(above == 0, above, above / deviation)
+    distances, deviation = _distances_from_center(gradients, y)
+    return torch.where(distances == 0, distances, distances / deviation)
 
 
 #: A normal number's standard deviation is 1.4826 times its median distance from the mean, 1 / 0.6745.
 DEVIATION_PER_MEDIAN_DISTANCE = 1.4826
 
 
-def _above_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
+def _distances_from_center(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute each gradient minus the center (of its class) ``[m]``, and the gradients' common deviation ``[]``."""
     if y is None:
-        above = gradients - _center(gradients)
+        distances = gradients - _center(gradients)  # negative below the center
     else:
-        above = gradients.clone()
+        distances = gradients.clone()
         for label in y.unique():
             is_member = y == label
-            above[is_member] -= _center(gradients[is_member])
-    # Only gradients below the center, where harmful samples are not.
-    at_most_center = above[above <= 0]
-    # Of an even number torch's median is the lower of the two in the middle, which is the larger distance.
-    median_distance = -(at_most_center.median())
-    return above, DEVIATION_PER_MEDIAN_DISTANCE * median_distance
+            distances[is_member] -= _center(gradients[is_member])
+    # Only gradients up to the center, above which harmful samples are.
+    lower_distances = distances[distances <= 0]
+    # Of an even number torch's median is the lower of the two in the middle, so the median comes before the sign.
+    median_distance = -(lower_distances.median())
+    return distances, DEVIATION_PER_MEDIAN_DISTANCE * median_distance
 
 
 def _center(values: Tensor) -> Tensor:

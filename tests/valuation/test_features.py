@@ -11,7 +11,7 @@ from torchvision.models import squeezenet1_0
 
 from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import clients_of
-from flsv.valuation.features import BATCH, PCA, Backbone, Penultimate
+from flsv.valuation.features import BATCH_SIZE, PCA, Backbone, Penultimate
 
 # Backbones
 
@@ -170,7 +170,7 @@ def test_pca_refuses_no_samples_and_samples_of_another_size() -> None:
 def test_penultimate_equals_the_network_without_its_last_layer() -> None:
     layers = [nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 3)]
     module = nn.Sequential(*layers).eval()
-    x = torch.randn(BATCH + 5, 3, 2, 2)
+    x = torch.randn(BATCH_SIZE + 5, 3, 2, 2)
 
     by_default = Penultimate()(x, module)
     before_named_layer = Penultimate(head="1")(x, module)

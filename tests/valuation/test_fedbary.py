@@ -16,7 +16,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import FedBary, clients_of, flag_samples, sample_values, server_of
 from flsv.valuation.features import PCA, Features, Pixels
 from flsv.valuation.fedbary import draw_contributions, histograms_of
-from flsv.valuation.questions import BINS, deviations
+from flsv.valuation.questions import NUM_BINS, deviations
 
 CENTRES = 4 * torch.randn(3, 5, generator=torch.Generator().manual_seed(9))
 
@@ -319,7 +319,7 @@ def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
     shapes = {tuple(tensor.shape) for tensor in tensors}
     # Interpolants of 3 features with their class's mean and deviation, distances, a histogram; moments where there is
     # nothing at the server to fit components on.
-    expected = {(7, 9), (), (BINS,), (BINS + 1,)}
+    expected = {(7, 9), (), (NUM_BINS,), (NUM_BINS + 1,)}
     if not with_validation:
         expected |= {(5,), (5, 5)}
 
