@@ -41,7 +41,7 @@ class ClientManager:
         data: FederatedDataModule,
         space: ParameterSpace,
         store: ClientStore,
-        owners: ClientPlacement | None = None,
+        placement: ClientPlacement | None = None,
         first_client: int = 0,
         num_classes: int | None = None,
     ) -> None:
@@ -49,7 +49,7 @@ class ClientManager:
         self._data = data
         self._space = space
         self._store = store
-        self._owners = owners
+        self._placement = placement
         self._first_client = first_client
         self._num_classes = data.num_classes
         class_counts = data.class_counts
@@ -57,8 +57,8 @@ class ClientManager:
             self._num_classes = num_classes
             class_counts = _pad_classes(class_counts, num_classes)
         self._population = class_counts.sum(0)
-        self._evaluator: ModelEvaluator | None = None
-        self._evaluators: dict[ModelScore, VectorEvaluator] = {}
+        self._model_evaluator: ModelEvaluator | None = None
+        self._evaluators_by_score: dict[ModelScore, VectorEvaluator] = {}
 
         self.channel = Channel()
         self.locals = []
@@ -66,7 +66,7 @@ class ClientManager:
         for client in range(data.num_clients):
             local = self._local_data(client, class_counts[client])
             self.locals.append(local)
-            self.clients.append(Client(client, local, self.channel, owners))
+            self.clients.append(Client(client, local, self.channel, placement))
         self.server: LocalData | None = None
         if data.val_dataloader():
             self.server = self._server_data()
@@ -74,7 +74,7 @@ class ClientManager:
     def _local_data(self, client: int, class_counts: Tensor) -> LocalData:
         # The client's facts are functions, called only when they are needed.
         private = partial(self._private, client)
-        if self._owners is None:
+        if self._placement is None:
             state = partial(self._store.tensors, self._first_client + client)
         else:  # the state may be on another rank
             state = partial(self._state, client)
@@ -107,23 +107,19 @@ class ClientManager:
         self.locals[client].set_models(None, None)
         self._store.discard(self._first_client + client)
 
-    def evaluator(
-        self,
-        batches: Iterable[Any],
-        private: Private | None = None,
-    ) -> ModelEvaluator:
+    def evaluator(self, batches: Iterable[Any], private: Private | None = None) -> ModelEvaluator:
         """Make an evaluator of models ``[P]`` on batches ``(x, y)``. ``private`` holds parameters that stay at a
         client."""
-        if self._evaluator is not None:
-            return self._evaluator.on(batches, private)
-        self._evaluator = games.ModelEvaluator(
+        if self._model_evaluator is not None:
+            return self._model_evaluator.on(batches, private)
+        self._model_evaluator = games.ModelEvaluator(
             self._trainer.lightning_module,
             self._space,
             batches,
             num_classes=self._num_classes,
             context=self._trainer.strategy.precision_plugin.forward_context,
         )
-        return self._evaluator.on(None, private)
+        return self._model_evaluator.on(None, private)  # it has `batches` already
 
     def client_evaluator(
         self,
@@ -133,14 +129,15 @@ class ClientManager:
     ) -> VectorEvaluator:
         """Make a function that scores models ``[P]`` by ``performance`` on a client's split."""
         loader = self._data.client_loader(client, split, shuffle=False)
-        private = None
+        read_private = None
         if self._space.private_names:
-            private = partial(self._private, client)
+            read_private = partial(self._private, client)
         try:
-            if performance not in self._evaluators:
-                self._evaluators[performance] = self._make_evaluator(loader, performance)
+            if performance not in self._evaluators_by_score:
+                self._evaluators_by_score[performance] = self._make_evaluator(loader, performance)
+            evaluator = self._evaluators_by_score[performance]
             return games.make_evaluators.evaluator_on(
-                self._evaluators[performance], self._trainer, loader, private
+                evaluator, self._trainer, loader, private=read_private
             )
         except ConfigurationError as error:
             owner = client_called(client, self._data.client_names)
@@ -153,27 +150,21 @@ class ClientManager:
         )
         return evaluators[performance.evaluator_key]
 
-    def module(
-        self,
-        vector: Tensor,
-        private: Private | None = None,
-    ) -> nn.Module:
+    def module(self, vector: Tensor, private: Private | None = None) -> nn.Module:
         """Return a copy of the trainer's module with the weights of a model ``[P]``, in evaluation mode."""
         module_copy = games.copy_module.copy_module(self._trainer.lightning_module)
         module_copy.eval()
         module_copy.requires_grad_(False)
         self._space.write(module_copy, vector)
-        if private is None:
-            games.lent_module.put_private(module_copy, self._space, {})
-        else:
-            games.lent_module.put_private(module_copy, self._space, private())
+        private_entries = private() if private is not None else {}
+        games.lent_module.put_private(module_copy, self._space, private_entries)
         return module_copy
 
     def _state(self, client: int) -> State:
-        assert self._owners is not None
-        if not self._owners.has(client):
+        assert self._placement is not None
+        if not self._placement.has(client):
             raise RuntimeError(
-                f"what client {client} keeps is on rank {self._owners[client]}: ask the client."
+                f"what client {client} keeps is on rank {self._placement[client]}: ask the client."
             )
         return self._store.tensors(client)
 
@@ -187,11 +178,7 @@ class ClientManager:
         loader = self._data.client_loader(client, split, shuffle=False)
         return on_device(self._trainer, loader)
 
-    def _training(
-        self,
-        client: int,
-        stream: torch.Generator,
-    ) -> Iterable[Any]:
+    def _training(self, client: int, stream: torch.Generator) -> Iterable[Any]:
         loader = self._data.client_loader(client, "train", generator=stream)
         return (as_given(self._trainer, batch) for batch in loader)
 

@@ -48,7 +48,7 @@ ENGINES = {
     "vmap": "flsv.engines.vmap:VmapProcess",
 }
 #: What is imported when a run scores models.
-_SCORING = "flsv.engines.scoring"
+_SCORING_MODULE = "flsv.engines.scoring"
 
 #: Function that takes client ids and returns the server's next instructions for these clients, by client id.
 Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
@@ -101,15 +101,18 @@ class Engine:
         for client in self.manager.clients:
             client.is_private = config.is_private
 
+        # Of the fit.
         self._undo = ExitStack()
         self.has_begun = False
-        self.discarded = False
+
+        # Of the round.
+        self.is_discarded = False
         self._loader: CohortLoader | None = None
         self.updates: list[ClientUpdate] = []
-        self.broken: list[int] = []
+        self.broken_clients: list[int] = []
         self._visits: Sequence[ClientBatches] = []
         self._instructions: dict[int, Instruction] = {}
-        self._visited = 0
+        self._num_visited = 0
         self._matrix = torch.empty(0)
 
     # ---- before the first round
@@ -125,11 +128,7 @@ class Engine:
             contributions: the metrics' values ``[n]`` by name.
         """
 
-    def check(
-        self,
-        fields: Mapping[str, Mapping[str, Any]],
-        evaluating: Mapping[str, Any],
-    ) -> None:
+    def check(self, fields: Mapping[str, Mapping[str, Any]], evaluating: Mapping[str, Any]) -> None:
         """Raise ConfigurationError unless this engine can provide ``fields``, the round's attributes by metric and
         argument, and let clients evaluate models for the metrics ``evaluating``."""
 
@@ -147,7 +146,9 @@ class Engine:
         if not are_models_scored:
             return None
 
-        scoring = resolve_name(_SCORING).ScoringOfARun(
+        # Imported late: a run that scores no models does not load the module.
+        scoring_module = resolve_name(_SCORING_MODULE)
+        scoring = scoring_module.ScoringOfARun(
             trainer=self.trainer,
             data=self.data,
             space=self.space,
@@ -194,15 +195,15 @@ class Engine:
             len(self._visits), self.global_vector, self.trainer.default_root_dir
         )
         self.updates = []
-        self.broken = []
-        self._visited = 0
-        self.discarded = False
+        self.broken_clients = []
+        self._num_visited = 0
+        self.is_discarded = False
 
         self._train(batches)
-        if not self.complete:
+        if not self.is_complete:
             return False
         self.local_training.state.end_clients()
-        self._collude()
+        self._make_clients_collude()
         return True
 
     def _train(self, batches: Any) -> None:
@@ -224,18 +225,18 @@ class Engine:
 
     def _end(self) -> None:
         """Store the update of the client that has trained. A client with a model that is not finite is forgotten."""
-        client = self._visits[self._visited].client
+        client = self._visits[self._num_visited].client
         # A broken client's row is overwritten by the next client's.
-        row = self._matrix[len(self.updates)]
-        update = self.local_training.end(out=row)
+        next_free_row = self._matrix[len(self.updates)]
+        update = self.local_training.end(out=next_free_row)
         if update is None:
-            self.broken.append(client)
+            self.broken_clients.append(client)
             self.manager.forget(client)
         else:
             self.updates.append(update)
-        self._visited += 1
+        self._num_visited += 1
 
-    def _collude(self) -> None:
+    def _make_clients_collude(self) -> None:
         for attack in self._config.uploads:
             if isinstance(attack, JointUpload):
                 self._replace_updates(attack)
@@ -281,28 +282,28 @@ class Engine:
         return self.local_training.state.global_vector
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the cohort's last batch has been trained on."""
-        return self._visited == len(self._visits)
+        return self._num_visited == len(self._visits)
 
     @property
     def heard(self) -> set[int]:
         """Return the ids of the clients that have trained, finite model or not."""
         clients_with_updates = {update.client_id for update in self.updates}
-        return clients_with_updates.union(self.broken)
+        return clients_with_updates.union(self.broken_clients)
 
     @property
     def client(self) -> int | None:
         """Return the id of the client that trains now, or None after the last."""
-        if self._visited == len(self._visits):
+        if self._num_visited == len(self._visits):
             return None
-        return self._visits[self._visited].client
+        return self._visits[self._num_visited].client
 
     @property
     def place(self) -> str:
         """Return the training client's place in the cohort, such as ``"3/10"``."""
         num_visits = len(self._visits)
-        visit_number = min(self._visited + 1, num_visits)
+        visit_number = min(self._num_visited + 1, num_visits)
         return f"{visit_number}/{num_visits}"
 
     @property
@@ -349,11 +350,11 @@ class Engine:
     def discard(self) -> bool:
         """Forget an unfinished round, and return whether there was one."""
         self.store.discard()
-        if not self.has_begun or self.discarded:
+        if not self.has_begun or self.is_discarded:
             return False
         self.local_training.discard()
         self._forget()
-        self.discarded = True
+        self.is_discarded = True
         return True
 
     def _forget(self) -> None:
@@ -368,16 +369,17 @@ class Engine:
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
         """Return the scores ``[n]`` of clients' own models on their test splits, by name. ``instruct`` returns clients'
         instructions, on which these models depend."""
-        # Not the override of an engine with several processes, which collects the models of all.
-        own_models = Engine.received(self, instruct)  # all others have the global one
+        # The method of this class, since the override of SeveralRanks collects the models of all processes. Clients
+        # without an entry have the global model.
+        own_models = Engine.received(self, instruct)
         if self._config.evaluation.models == "trained":
             own_models |= self._state.trained
 
         # The module holds the last client's model afterwards.
         private_entries = self.space.read_private(self._module)
-        class_scores = resolve_name(_SCORING).class_scores
+        scoring_module = resolve_name(_SCORING_MODULE)
         scores_of_clients = []
-        for client in self._mine():
+        for client in self._clients_of_process():
             model = own_models.get(client, self._state.model())
             self.space.write(self._module, model)
             with opened(self.manager.locals[client]) as client_data:
@@ -385,7 +387,10 @@ class Engine:
             self.space.write_private(self._module, entries_of_client)
 
             test_loader = self.data.client_loader(client, "test")
-            scores_of_clients.append(class_scores(self.trainer, test_loader, self.data.num_classes))
+            client_scores = scoring_module.class_scores(
+                self.trainer, test_loader, self.data.num_classes
+            )
+            scores_of_clients.append(client_scores)
 
         # Scores [k] are NaN for clients without test samples.
         scores = {}
@@ -398,7 +403,7 @@ class Engine:
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
         """Return ``{client id: model [P]}`` of clients with an initial model other than the global one."""
         own_models = {}
-        instructions = instruct(self._mine())
+        instructions = instruct(self._clients_of_process())
         for client, instruction in instructions.items():
             with opened(self.manager.locals[client]) as client_data:
                 model = used_model(client_data, instruction, self._strategies)
@@ -414,7 +419,7 @@ class Engine:
     ) -> None:
         """Write the pictures and tables that clients have stored in a round."""
         names = client_folders(self.data.client_names)
-        for client in set(self._mine()).intersection(cohort):
+        for client in set(self._clients_of_process()).intersection(cohort):
             with opened(self.manager.locals[client]) as local:
                 write_artifacts(local, folder / names[client], round_index)
 
@@ -436,7 +441,7 @@ class Engine:
     def _prepare(self) -> None:
         """Prepare for training, before Lightning's hooks are patched."""
 
-    def _mine(self) -> Sequence[int]:
+    def _clients_of_process(self) -> Sequence[int]:
         return range(self._state.num_clients)
 
     def _batches(self) -> Any:

@@ -26,7 +26,7 @@ from flwr.serverapp import Grid, ServerApp
 from flsv.engines.remote import Packet, RemoteServer, SiteClient
 from flsv.engines.remote.deployment import answer_or_failure
 from flsv.engines.remote.messages import Reply
-from flsv.engines.remote.transport import MOST_SAMPLES
+from flsv.engines.remote.transport import MAX_SAMPLES_OF_SPLIT
 
 __all__ = ["client_app", "server_app"]
 
@@ -163,7 +163,7 @@ def server_app(
     trainer: Mapping[str, Any] | None = None,
     timeout: float = 600.0,
     wait: float = 600.0,
-    max_samples: int = MOST_SAMPLES,
+    max_samples: int = MAX_SAMPLES_OF_SPLIT,
 ) -> ServerApp:
     """Make a Flower ServerApp. The arguments are those of :class:`flsv.engines.remote.RemoteServer`.
 

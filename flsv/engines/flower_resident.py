@@ -34,11 +34,15 @@ from flwr.supercore.task_identity import TaskIdentity
 __all__ = ["resident"]
 
 #: The site's folder if its SuperNode's configuration has no entry ``folder``.
-FOLDER = "flsv-site"
+SITE_FOLDER = "flsv-site"
 #: Seconds between two checks whether the process is still needed.
-LOOK = 0.5
-_TAKEN = "another SuperNode works in this site's folder: give each SuperNode a folder of its own"
-_BROKEN = OSError, EOFError, AuthenticationError, pickle.UnpicklingError
+CHECK_SECONDS = 0.5
+#: Part of the path of an environment that Flower deletes after the message: no other process could import from it.
+_DELETED_FOLDER = "runtime-envs"
+_TAKEN_MESSAGE = (
+    "another SuperNode works in this site's folder: give each SuperNode a folder of its own"
+)
+_CONNECTION_ERRORS = OSError, EOFError, AuthenticationError, pickle.UnpicklingError
 _log = logging.getLogger(__name__)
 
 
@@ -70,11 +74,11 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
     """
 
     def answer(message: Message, context: Context) -> Message:
+        # Flower sets these in the process that it starts for the message.
         identity = [TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id]
-        # Flower deletes an environment of this name after the message: no other process could import from it.
-        is_environment_deleted = any("runtime-envs" in Path(path).parts for path in sys.path)
-        can_stay = bool(idle) and not is_environment_deleted and os.name == "posix"
-        if can_stay:
+        is_environment_deleted = any(_DELETED_FOLDER in Path(path).parts for path in sys.path)
+        can_use_resident = bool(idle) and not is_environment_deleted and os.name == "posix"
+        if can_use_resident:
             reply, state, error = _ask_resident_process(idle, app, identity, message, context)
         else:
             reply, state, error = _answer_here(app, identity, message, context)
@@ -83,11 +87,11 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
         context.state = state
         return reply
 
-    passing_app = ClientApp()
-    passing_app.train()(answer)
-    passing_app.query()(answer)
-    passing_app.evaluate()(answer)
-    return passing_app
+    forwarding_app = ClientApp()
+    forwarding_app.train()(answer)
+    forwarding_app.query()(answer)
+    forwarding_app.evaluate()(answer)
+    return forwarding_app
 
 
 def _answer_here(
@@ -95,7 +99,7 @@ def _answer_here(
 ) -> tuple[Any, Any, str | None]:
     """Let the app answer a message in this process. Return ``(reply, app's state, None)``, or ``(None, None, text)``
     after an error."""
-    # The text has only the error's class: the error's own text may hold samples, and must not reach the server.
+    # Flower's code in the app reads these, also in the resident process.
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = identity
     module_name, _, app_name = app.partition(":")
     try:
@@ -104,6 +108,7 @@ def _answer_here(
         return reply, context.state, None
     except Exception as error:
         _log.exception("the app could not answer")
+        # Only the error's class: the error's own text may hold samples, and must not reach the server.
         return None, None, f"{type(error).__name__}, the site's own log says more"
 
 
@@ -115,7 +120,7 @@ def _ask_resident_process(
     context: Context,
 ) -> Any:
     """Pass a message to the site's resident process, and return its reply. Start the process if necessary."""
-    configured_folder = context.node_config.get("folder", FOLDER)
+    configured_folder = context.node_config.get("folder", SITE_FOLDER)
     folder = Path(str(configured_folder)).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     key_file = folder / "socket.key"
@@ -138,7 +143,7 @@ def _ask_resident_process(
         if starts_process:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         while True:
-            with suppress(*_BROKEN), connect() as connection:
+            with suppress(*_CONNECTION_ERRORS), connect() as connection:
                 connection.send((app, identity, message, context))
                 return connection.recv()
             # Reached if there is no process, or it does not listen yet, or has died.
@@ -161,7 +166,7 @@ def _live() -> None:
     try:
         lock.acquire(timeout=5)  # seconds, for a process that is about to end
     except Timeout:
-        sys.exit(f"{_TAKEN}: {Path(key).parent}")
+        sys.exit(f"{_TAKEN_MESSAGE}: {Path(key).parent}")
     holder = Path(key).with_suffix(".node")  # of all processes of one SuperNode
     text_of_holder = holder.read_text() if holder.is_file() else ""
     earlier_node, _, earlier_supernode = text_of_holder.partition(" ")
@@ -169,34 +174,34 @@ def _live() -> None:
         # An error means: that SuperNode has ended, and this one takes over.
         with suppress(ProcessLookupError, PermissionError):
             os.kill(int(earlier_supernode), 0)
-            sys.exit(f"{_TAKEN}: {Path(key).parent}")
+            sys.exit(f"{_TAKEN_MESSAGE}: {Path(key).parent}")
     holder.write_text(f"{own_node} {supernode}")
     import_module(app.partition(":")[0])
     Path(address).unlink(missing_ok=True)
     umask_before = os.umask(0o177)
-    secret = Path(key).read_bytes()
-    listener = Listener(address, "AF_UNIX", authkey=secret)
+    initial_key = Path(key).read_bytes()
+    listener = Listener(address, "AF_UNIX", authkey=initial_key)
     os.umask(umask_before)
     time_of_answer = time.monotonic()  # inf while an answer is computed
 
     def exit_if_unused() -> None:
         with suppress(OSError):  # the SuperNode has ended, or the key is gone
             while time.monotonic() - time_of_answer <= idle:
-                has_new_key = Path(key).read_bytes() != secret
-                if has_new_key:  # nobody can connect with this one any more
+                has_new_key = Path(key).read_bytes() != initial_key
+                if has_new_key:  # nobody can connect with the initial key any more
                     break
                 os.kill(supernode, 0)  # raises an error if it has ended
-                time.sleep(LOOK)
+                time.sleep(CHECK_SECONDS)
         os._exit(0)
 
     threading.Thread(target=exit_if_unused, daemon=True).start()
     while True:
-        with suppress(*_BROKEN), listener.accept() as connection:
+        with suppress(*_CONNECTION_ERRORS), listener.accept() as connection:
             app, identity, message, context = connection.recv()
             if identity[2] != own_node:
                 # An error if that SuperNode has ended: the process of this one takes over.
                 os.kill(supernode, 0)
-                connection.send((None, None, _TAKEN))
+                connection.send((None, None, _TAKEN_MESSAGE))
                 continue
             time_of_answer = math.inf
             result = _answer_here(app, identity, message, context)

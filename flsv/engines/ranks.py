@@ -44,12 +44,14 @@ __all__ = ["FederatedStrategy", "ranks_of_environment", "started_by_script"]
 #: Linux's prctl option by which a process gets a signal when its parent ends.
 _PR_SET_PDEATHSIG = 1
 #: The environment variable with which a script gives its process id to the ranks that it starts.
-PARENT = "FLSV_RANKS_PARENT"
+PARENT_VARIABLE = "FLSV_RANKS_PARENT"
+#: How long ranks wait for each other, unless the user sets another time.
+WEEK_SECONDS = 7 * 86400.0
 
 
 def started_by_script() -> bool:
     """Return whether the script of rank 0 has started this process as another rank."""
-    return PARENT in os.environ and int(os.environ.get("LOCAL_RANK", 0)) > 0
+    return PARENT_VARIABLE in os.environ and int(os.environ.get("LOCAL_RANK", 0)) > 0
 
 
 def end_with_parent() -> None:
@@ -57,7 +59,7 @@ def end_with_parent() -> None:
     started = "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("LOCAL_RANK", 0)) > 0
     if started and sys.platform == "linux":  # elsewhere the process ends at its next exchange
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if started and os.environ.get(PARENT, "") not in ("", str(os.getppid())):
+    if started and os.environ.get(PARENT_VARIABLE, "") not in ("", str(os.getppid())):
         raise SystemExit("the script that has started this rank has ended already.")
 
 
@@ -87,8 +89,10 @@ class RankGroup(Ranks):
         if is_sender:
             return value
 
-        buffer = io.BytesIO(data.numpy().data)
-        sent_name, received = torch.load(buffer, map_location=self._restored, weights_only=False)
+        received_bytes = io.BytesIO(data.numpy().data)
+        sent_name, received = torch.load(
+            received_bytes, map_location=self._restore_on_device, weights_only=False
+        )
         if sent_name != exchange_name:
             self.abort("ranks are out of step")
             raise RuntimeError(
@@ -129,7 +133,7 @@ class RankGroup(Ranks):
             print(f"rank {self.rank} of {self.size} gives up: {why}.", file=sys.stderr, flush=True)
             self._group = None  # its connections are closed: the others notice
 
-    def _restored(self, storage: Any, location: str) -> Any:
+    def _restore_on_device(self, storage: Any, location: str) -> Any:
         return default_restore_location(
             storage, location if location == "cpu" else str(self._device)
         )
@@ -148,16 +152,16 @@ def meet(
     size: int,
     device: torch.device,
     start_timeout: float = 600.0,
-    timeout: float = 7 * 86400.0,
+    timeout: float = WEEK_SECONDS,
 ) -> RankGroup:
     """Connect this process with the other ranks at MASTER_ADDR and MASTER_PORT, once."""
-    patience = timedelta(seconds=start_timeout)
+    meeting_timeout = timedelta(seconds=start_timeout)
     try:
         # torchrun's store outlives restarts: the prefix keeps entries of an earlier attempt from being read.
-        attempt = f"flsv/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-        shared_store, _, _ = next(rendezvous("env://", rank, size, timeout=patience))
-        store = PrefixStore(attempt, shared_store)
-        group = ProcessGroupGloo(store, rank, size, patience)
+        prefix = f"flsv/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+        shared_store, _, _ = next(rendezvous("env://", rank, size, timeout=meeting_timeout))
+        store = PrefixStore(prefix, shared_store)
+        group = ProcessGroupGloo(store, rank, size, meeting_timeout)
     except RuntimeError as error:
         raise ConfigurationError(
             f"rank {rank} of {size} has not met the others within {start_timeout:g} s: {error}. MASTER_ADDR and "
@@ -217,10 +221,11 @@ class FederatedStrategy(ParallelStrategy):
     strategy_name = "federated"
     ranks: Ranks = ALONE
 
-    def __init__(self, threads: Count = 1, timeout: Positive = 7 * 86400.0, **kwargs: Any) -> None:
+    def __init__(self, threads: Count = 1, timeout: Positive = WEEK_SECONDS, **kwargs: Any) -> None:
         end_with_parent()
         super().__init__(**kwargs)
-        self._threads, self._timeout = threads, timeout
+        self._num_threads = threads
+        self._timeout = timeout
         self.num_nodes = 1
         self.within_round = False
         self.federation = False
@@ -276,11 +281,13 @@ class FederatedStrategy(ParallelStrategy):
 
     def _configure_launcher(self) -> None:
         environment: Any = self.cluster_environment
-        if self._size > 1:
-            if not environment.creates_processes_externally:
-                os.environ[PARENT] = str(os.getpid())  # the ranks that it starts inherit it
-            ranks_per_node = self._size // self.num_nodes
-            self._launcher = SubprocessLauncher(environment, ranks_per_node, self.num_nodes)
+        if self._size <= 1:
+            return
+        if not environment.creates_processes_externally:
+            # The ranks that this process starts inherit the variable.
+            os.environ[PARENT_VARIABLE] = str(os.getpid())
+        ranks_per_node = self._size // self.num_nodes
+        self._launcher = SubprocessLauncher(environment, ranks_per_node, self.num_nodes)
 
     def setup_environment(self) -> None:
         super().setup_environment()
@@ -290,7 +297,7 @@ class FederatedStrategy(ParallelStrategy):
         environment.set_world_size(self._size)
         rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]  # a function's attribute
         if self._size > 1:
-            torch.set_num_threads(self._threads)
+            torch.set_num_threads(self._num_threads)
             os.environ |= {
                 "MASTER_ADDR": environment.main_address,
                 "MASTER_PORT": str(environment.main_port),
@@ -330,7 +337,7 @@ class FederatedStrategy(ParallelStrategy):
         checkpoint: dict[str, Any] = {}
         if self.ranks.rank == 0:
             checkpoint = super().load_checkpoint(*args, **kwargs)
-        # On rank 0, reading the checkpoint has done this.
+        # Every rank converts its module, as reading the checkpoint has done on rank 0.
         self.precision_plugin.convert_module(self.lightning_module)  # type: ignore[arg-type]  # set by then
         return self.ranks.broadcast(0, checkpoint, "checkpoint")
 
@@ -357,9 +364,8 @@ def _check_alike(ranks: Ranks, identity: Identity) -> None:
     identities = ranks.all_gather(identity.plain(), "the federation")
     for rank, plain_identity in enumerate(identities):
         identity_of_rank = Identity(**plain_identity)
-        differences = identity.other_settings(
-            identity_of_rank, f"is {{}} on rank {ranks.rank} and {{}} on rank {rank}"
-        )
+        template = f"is {{}} on rank {ranks.rank} and {{}} on rank {rank}"
+        differences = identity.other_settings(identity_of_rank, template)
         if differences:
             raise ConfigurationError(
                 f"{'; '.join(differences)}. Start all ranks with the same configuration."

@@ -81,7 +81,7 @@ class ScoringOfARun:
             self.trainer, self.space, validation, by_server, seed=self.state.seed
         )
         for key, measure in judged.items():
-            validated[key] = self._judges(measure)
+            validated[key] = self._make_judges(measure)
         evaluator = None
         if classified:
             evaluator = self._classifier_evaluator(classified, validation)
@@ -95,7 +95,7 @@ class ScoringOfARun:
             ranks=self.ranks,
         )
 
-    def _judges(self, measure: ModelScore) -> ClientJudges:
+    def _make_judges(self, measure: ModelScore) -> ClientJudges:
         if self.clients_here:
             self._check_held_out_classes(measure, 'judges="clients"', min_samples=MIN_HELD_OUT)
         judges = ClientJudges(
@@ -127,8 +127,9 @@ class ScoringOfARun:
             component_name = type(component).__name__
             performance = getattr(component, "performance", None)
             if isinstance(performance, ModelScore):
-                if getattr(component, "judges", "server") == "clients":
-                    continue  # all clients are asked, see ClientJudges.check
+                is_judged_by_clients = getattr(component, "judges", "server") == "clients"
+                if is_judged_by_clients:
+                    continue  # ClientJudges.check asks all clients
                 self._check_held_out_classes(performance, component_name)
                 # This raises an error if the evaluator cannot be made.
                 self.manager.client_evaluator(0, "val", performance)
@@ -146,7 +147,7 @@ class ScoringOfARun:
             num_samples = len(self.data.client_indices(client, "val"))
             if num_samples < min_samples:
                 continue
-            if self.data.no_classes is None:
+            if self.data.no_classes is None:  # the data have classes
                 owner = client_called(client, self.data.client_names)
                 labels = self.data.client_labels(client, "val")
                 check_two_classes(performance.of, labels, f"{needed_by}, {owner}")
@@ -160,8 +161,8 @@ def possible_measures(
 ) -> list[str]:
     """Describe by which measures models can be scored: what validation logs, and accuracy."""
     return [
-        _values_by("what validation logs", partial(_options_for_logs, trainer, data, space)),
-        _values_by("accuracy", partial(_options_for_accuracy, trainer, data)),
+        _values_by("what validation logs", partial(_describe_logged, trainer, data, space)),
+        _values_by("accuracy", partial(_describe_accuracy, trainer, data)),
     ]
 
 
@@ -173,7 +174,7 @@ def _values_by(measures: str, describe_options: Callable[[], str]) -> str:
         return f"No values by {measures}: {error}"
 
 
-def _options_for_logs(trainer: L.Trainer, data: FederatedDataModule, space: ParameterSpace) -> str:
+def _describe_logged(trainer: L.Trainer, data: FederatedDataModule, space: ParameterSpace) -> str:
     """Name the values that a validation of the first batches logs. Raise ConfigurationError if there are none."""
     if not is_overridden("validation_step", trainer.lightning_module, L.LightningModule):
         raise ConfigurationError("there is no validation_step.")
@@ -181,10 +182,10 @@ def _options_for_logs(trainer: L.Trainer, data: FederatedDataModule, space: Para
     kept_batches = keep_batches(trainer, first_batches)
     models = ValidatedModels(trainer, space, kept_batches, names=())
     logged_names = models.logged()
-    return f"performance one of {logged_names}, with a mode."
+    return f"performance one of {logged_names}, with a mode."  # follows "Values by ...:"
 
 
-def _options_for_accuracy(trainer: L.Trainer, data: FederatedDataModule) -> str:
+def _describe_accuracy(trainer: L.Trainer, data: FederatedDataModule) -> str:
     """Describe the accuracy. Raise ConfigurationError if the module does not predict classes."""
     if data.no_classes is not None:
         raise ConfigurationError(f"{data.no_classes}.")
@@ -210,11 +211,11 @@ def try_forward(
     """Check on one batch that a trainer's module returns logits ``[B, M]``. Error messages begin with ``needed_by``."""
     module = trainer.lightning_module
     precision = trainer.strategy.precision_plugin
-    first_batch = islice(on_device(trainer, batches), 1)  # none of an empty loader
+    at_most_one_batch = islice(on_device(trainer, batches), 1)
     # The trial leaves no trace: random numbers, mode and attributes of the module are restored.
     with isolate_rng(), evaluating(module), lent(module), precision.forward_context():
         try:
-            for batch in first_batch:
+            for batch in at_most_one_batch:
                 _check_forward(module, batch, num_classes)
         except ConfigurationError as error:
             raise ConfigurationError(f"{needed_by}: {error}") from error

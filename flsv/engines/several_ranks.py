@@ -48,11 +48,12 @@ class SeveralRanks(Engine):
     ) -> None:
         self._strategy: Any = trainer.strategy
         self.ranks = ranks_of(trainer)
-        steps: LocalSteps = options[-1]
-        costs = []
-        for work, samples in zip(steps.work.values(), data.num_samples.tolist()):
-            costs.append(work.steps or work.epochs * samples)
-        self.owners = ClientPlacement(self.ranks, costs)
+        steps: LocalSteps = options[-1]  # the last argument of Engine
+        training_costs = []
+        for work, num_samples in zip(steps.work_by_client.values(), data.num_samples.tolist()):
+            cost = work.steps or work.epochs * num_samples
+            training_costs.append(cost)
+        self.placement = ClientPlacement(self.ranks, training_costs)
         share_weights(trainer.lightning_module, self.ranks)
         super().__init__(trainer, data, *options)
         self._logged: LoggedValues | None = None
@@ -60,21 +61,21 @@ class SeveralRanks(Engine):
         self._all_trained: dict[int, Tensor] | None = None
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
-        # Every rank has read all clients' states from the checkpoint. It keeps those of its own clients.
         clients = self.store.clients()
-        self.owners.bind(clients)
-        clients_of_rank = self.owners.mine(clients)
+        self.placement.bind(clients)
+        clients_of_rank = self.placement.mine(clients)
+        # Every rank has read all clients' states from the checkpoint, and keeps those of its own clients.
         self.store.keep(clients_of_rank)
         super().begin_training(buffers)
         self._logged = LoggedValues(self.trainer, self._position, self._exchange_logged, self._idle)
         self._gather()
 
     def _make_manager(self) -> ClientManager:
-        return ClientManager(self.trainer, self.data, self.space, self.store, self.owners)
+        return ClientManager(self.trainer, self.data, self.space, self.store, self.placement)
 
     def _load(self, clients: list[int]) -> CohortLoader:
-        self.owners.assign(clients)
-        clients_of_rank = self.owners.mine(clients)
+        self.placement.assign(clients)
+        clients_of_rank = self.placement.mine(clients)
         if clients_of_rank:
             return super()._load(clients_of_rank)
         # Lightning ends a fit whose loader is empty: an idle rank gets one batch, whose training is discarded.
@@ -94,27 +95,28 @@ class SeveralRanks(Engine):
     def _position(self) -> int:
         if self._idle():
             return len(self._clients)
-        return self._clients.index(self._visits[min(self._visited, len(self._visits) - 1)].client)
+        visit_index = min(self._num_visited, len(self._visits) - 1)
+        return self._clients.index(self._visits[visit_index].client)
 
     def _train(self, batches: Any) -> None:
-        # Until the clients are trained, or after an error until the fit is closed.
+        # True until the clients are trained, or after an error until the fit is closed.
         self._strategy.within_round = True
         self._clients = list(self._instructions)
         self._all_trained = None  # set by `_exchange`
         self._counts_at_start = counts_so_far(self.trainer)
         if self._idle():
-            self._train_nobody()
+            self._train_idle_batch()
         else:
             super()._train(batches)
-        if self.complete:
+        if self.is_complete:
             self._strategy.within_round = False
             self._exchange()
 
-    def _train_nobody(self) -> None:
+    def _train_idle_batch(self) -> None:
         """Pass an idle batch through Lightning's loop, as the other ranks pass theirs."""
         state = self.local_training.state
         state.begin_clients()
-        # The federation's schedules do not step on this rank's idle batch within a client.
+        # Within a client, so that the federation's schedules do not step on the idle batch.
         state.enter(self._clients[0])
         self.loop.train_epoch()
         state.leave(keep=False)
@@ -134,7 +136,7 @@ class SeveralRanks(Engine):
             updates.append(replace(update, vector=update.vector.new_empty(0)))
         part: dict[str, Any] = {
             "updates": updates,
-            "broken": self.broken,
+            "broken": self.broken_clients,
             "trained": self._models_unlike_sent() if keep_trained else {},
             "buffers": self.local_training.state.next_buffers,
             "counted": TrainingCounts() if self._idle() else counted,
@@ -202,14 +204,14 @@ class SeveralRanks(Engine):
         broken_clients = set()
         for part in parts:
             broken_clients.update(part["broken"])
-        self.broken = [client for client in self._clients if client in broken_clients]
+        self.broken_clients = [client for client in self._clients if client in broken_clients]
         if owners:
             self.local_training.state.next_buffers = parts[owners[0]]["buffers"]
 
     def settle(self) -> None:
         # All ranks learn which clients have a state; these clients stay on their rank.
         parts = self.ranks.all_gather(sorted(self.store.clients()), "clients that keep something")
-        self.owners.bind([client for part in parts for client in part])
+        self.placement.bind([client for part in parts for client in part])
         self._gather()
 
     def discard(self) -> bool:
@@ -232,15 +234,12 @@ class SeveralRanks(Engine):
         super().close()
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
-        clients_of_rank = self._mine()
+        clients_of_rank = self._clients_of_process()
         scores_of_rank = super().own_scores(instruct)  # name: [clients of this rank]
         parts = self.ranks.all_gather((clients_of_rank, scores_of_rank), "the clients' tests")
         all_scores = {}  # name: [n]
         for name in scores_of_rank:
-            all_scores[name] = torch.full(
-                (self._state.num_clients,),
-                float("nan"),
-            )
+            all_scores[name] = torch.full((self._state.num_clients,), float("nan"))
         for clients, scores in parts:
             for name, scores_of_clients in scores.items():
                 all_scores[name][clients] = scores_of_clients
@@ -274,19 +273,19 @@ class SeveralRanks(Engine):
             "from round.generator(name) only, and all ranks need processors of one kind."
         )
 
-    def _mine(self) -> list[int]:
-        return self.owners.mine(range(self._state.num_clients))
+    def _clients_of_process(self) -> list[int]:
+        return self.placement.mine(range(self._state.num_clients))
 
     def _gather(self) -> None:
         self._states: dict[int, Any] = super().kept()
-        if self.owners.bound:
+        if self.placement.bound:
             parts = self.ranks.all_gather(self._states, "what clients keep")
             if self.ranks.rank == 0:
                 self._states = _together(parts)
 
     def _exchange_logged(self, value: Any, exchange_name: str) -> list[Any]:
         # After an epoch that ended early the other ranks do not take part.
-        return [value] if self.discarded else self.ranks.all_gather(value, exchange_name)
+        return [value] if self.is_discarded else self.ranks.all_gather(value, exchange_name)
 
 
 def _together(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:

@@ -42,10 +42,10 @@ from flsv.training.batched import (
     RowTraining,
     State,
     batched_steps,
-    clip_function as clipping,
-    convert_errors as refusing,
-    deny_client_attributes as pure_step,
-    not_batched_error as refusal,
+    clip_function,
+    convert_errors,
+    deny_client_attributes,
+    not_batched_error,
 )
 from flsv.training.client_batches import ClientBatches, CohortLoader
 from flsv.training.training_step import step_arguments, training_loss
@@ -53,21 +53,20 @@ from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import global_rngs, isolated_rngs
 
-#: Number of clients that are trained at once on a CPU, and on a GPU.
-ON_CPU, ON_GPU = 50, 256
+#: Number of clients that are trained at once, if the user sets no other.
+CLIENTS_ON_CPU = 50
+CLIENTS_ON_GPU = 256
 #: Number of batches in a trial.
-BATCHES = 3
+NUM_TRIAL_BATCHES = 3
 #: Classes of torch's optimizers that step entry by entry, so that a step of stacked parameters is a step of every row.
 ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 #: Names of the hooks around a batch or an optimizer step that both modules and callbacks have, and that modules have.
 HOOKS = (
-    *(
-        "on_train_batch_start",
-        "on_train_batch_end",
-        "on_before_zero_grad",
-        "on_before_backward",
-        "on_after_backward",
-    ),
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
     "on_before_optimizer_step",
 )
 HOOKS_OF_A_MODULE = (
@@ -93,7 +92,7 @@ WATCHERS = (
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
 
-class _Begun(NamedTuple):
+class _PreparedClient(NamedTuple):
     """A client that is prepared for training as one of the batched models."""
 
     id: int
@@ -134,14 +133,15 @@ class VmapProcess(IdleEngine):
     """
 
     def __init__(self, *options: Any, chunk: Count | None = None) -> None:
-        trainer, config = options[0], options[4]
-        if why := not_batched(trainer, config.client_algorithm, config.optimizer_state):
+        trainer, _, _, _, config, *_ = options  # the arguments of Engine
+        reason = not_batched(trainer, config.client_algorithm, config.optimizer_state)
+        if reason is not None:
             raise ConfigurationError(
-                f'engine="vmap" trains many clients as one batched model, and {why}, or engine="sequential".'
+                f'engine="vmap" trains many clients as one batched model, and {reason}, or engine="sequential".'
             )
         super().__init__(*options)
         is_on_gpu = self._module.device.type == "cuda"
-        self._chunk = chunk or (ON_GPU if is_on_gpu else ON_CPU)
+        self._clients_at_once = chunk or (CLIENTS_ON_GPU if is_on_gpu else CLIENTS_ON_CPU)
         self._current_client: int | None = None
 
     @property
@@ -155,8 +155,10 @@ class VmapProcess(IdleEngine):
 
     def _prepare(self) -> None:
         # These entries are the same at all clients, so they are not stacked, and the module's own values are used.
-        self._unstacked = {*self.space.constant_names, *self.space.non_finite_names}
-        self._unused = try_rows(self.trainer, self.space, self._state.seed, self._unstacked)
+        self._shared_names = {*self.space.constant_names, *self.space.non_finite_names}
+        self._names_without_gradient = try_rows(
+            self.trainer, self.space, self._state.seed, self._shared_names
+        )
 
     def _batches(self) -> CohortLoader:
         return self._load(self._state.cohort)
@@ -164,46 +166,62 @@ class VmapProcess(IdleEngine):
     def _train(self, batches: Any) -> None:
         self._remaining_batches = iter(batches)
         # The tensors of the module that each batched model has for itself.
-        self._stacked: State = {}
+        self._stacked_tensors: State = {}
         for name, tensor in _named(self._module):
-            if name not in self._unstacked:
-                self._stacked[name] = tensor.detach()
+            if name not in self._shared_names:
+                self._stacked_tensors[name] = tensor.detach()
         # Parameters that a callback has frozen at the round's start have no gradient from here on.
         self._training = RowTraining(
             self._module,
             self.trainer.optimizers[0],
-            clipping(self.trainer),
-            self._unused,
+            clip_function(self.trainer),
+            self._names_without_gradient,
         )
-        while not self.complete:
-            end = self._visited + self._chunk
-            visits = self._visits[self._visited : end]
+        while not self.is_complete:
+            end = self._num_visited + self._clients_at_once
+            visits = self._visits[self._num_visited : end]
             clients = [self._begin_and_suspend(visit) for visit in visits]
-            self._train_rows(clients)  # adds 1 to `_visited` for each client
-        num_steps = sum(visit.batches for visit in self._visits)
+            self._train_rows(clients)  # adds 1 to `_num_visited` for each client
+        num_steps = sum(visit.num_batches for visit in self._visits)
         add_counts(self.trainer, TrainingCounts(steps=num_steps))
 
-    def _begin_and_suspend(self, visit: ClientBatches) -> _Begun:
+    def _begin_and_suspend(self, visit: ClientBatches) -> _PreparedClient:
         """Begin a client's training outside of the Trainer's loop, and return its model and batches."""
         self._current_client = visit.client
         # As in a Trainer, the first batch is transferred before the client begins and the others after it: augmentation
         # then draws the same random numbers.
-        batches = [self._next_batch()]
+        first_batch = self._next_batch()
         self._begin(visit)
-        for _ in range(visit.batches - 1):
+        batches = [first_batch]
+        for _ in range(visit.num_batches - 1):
             batches.append(self._next_batch())
         # The module now holds this client's initial model.
-        state = {name: tensor.clone() for name, tensor in self._stacked.items()}
+        state = {name: tensor.clone() for name, tensor in self._stacked_tensors.items()}
         context = self.local_training.suspend()
         self._current_client = None
-        return _Begun(visit.client, context, state, batches)
+        return _PreparedClient(visit.client, context, state, batches)
 
     def _next_batch(self) -> Any:
         return as_given(self.trainer, next(self._remaining_batches))
 
-    def _train_rows(self, clients: list[_Begun]) -> None:
+    def _train_rows(self, clients: list[_PreparedClient]) -> None:
         """Train a chunk of clients as one batched model, in halves if memory runs out."""
-        result: tuple[State, Tensor] | None = None
+        trained = self._try_to_train(clients)
+        if trained is None:  # memory has run out
+            self._train_halves(clients)
+            return
+        trained_states, losses = trained
+        for row, client in enumerate(clients):
+            self._current_client = client.id
+            # Put the client's trained model into the module, as if the Trainer had trained it.
+            tensors_of_client = [trained_states[name][row] for name in self._stacked_tensors]
+            torch._foreach_copy_(list(self._stacked_tensors.values()), tensors_of_client)
+            self.local_training.resume(client.context, losses[row])
+            self._end()  # adds 1 to `_num_visited`
+        self._current_client = None
+
+    def _try_to_train(self, clients: list[_PreparedClient]) -> tuple[State, Tensor] | None:
+        """Return the clients' trained states and mean losses, or None if memory runs out for several clients."""
         try:
             states = {}
             for name in clients[0].state:
@@ -211,26 +229,16 @@ class VmapProcess(IdleEngine):
                 states[name] = torch.stack([client.state[name] for client in clients])
             batches = [client.batches for client in clients]
             with batched_steps(self.trainer):
-                result = self._training.train(states, batches)
+                return self._training.train(states, batches)
         except RuntimeError as error:
             if not is_oom_error(error) or len(clients) == 1:
                 raise
-        if result is None:  # out of the except block: the error's traceback holds the tensors
-            self._train_halves(clients)
-            return
-        trained_states, losses = result
-        for row, client in enumerate(clients):
-            self._current_client = client.id
-            # Put the client's trained model into the module, as if the Trainer had trained it.
-            tensors_of_client = [trained_states[name][row] for name in self._stacked]
-            torch._foreach_copy_(list(self._stacked.values()), tensors_of_client)
-            self.local_training.resume(client.context, losses[row])
-            self._end()  # adds 1 to `_visited`
-        self._current_client = None
+        # The caller goes on without the error, whose traceback holds the tensors.
+        return None
 
-    def _train_halves(self, clients: list[_Begun]) -> None:
+    def _train_halves(self, clients: list[_PreparedClient]) -> None:
         half = (len(clients) + 1) // 2
-        self._chunk = half
+        self._clients_at_once = half
         garbage_collection_cuda()
         rank_zero_warn(
             f"flsv: the training of {len(clients)} clients at once ran out of memory: from here on {half} train at "
@@ -303,8 +311,9 @@ def _is_harmless(callback: L.Callback, hook: str) -> bool:
     for parent in type(callback).__mro__:
         if hook in vars(parent):
             package, _, _ = parent.__module__.partition(".")
+            is_own = package == "flsv"
             is_lightnings_watcher = package == "lightning" and issubclass(parent, WATCHERS)
-            return package == "flsv" or is_lightnings_watcher
+            return is_own or is_lightnings_watcher
     return False
 
 
@@ -312,10 +321,10 @@ def try_rows(
     trainer: L.Trainer,
     space: ParameterSpace,
     seed: int,
-    unstacked: Collection[str] = (),
+    shared_names: Collection[str] = (),
 ) -> set[str]:
     """Raise NotBatched unless a few batches give equal results batched and ordinarily. Return the names of parameters
-    without a gradient. ``unstacked`` names tensors that all batched models share."""
+    without a gradient. ``shared_names`` names tensors that all batched models share."""
     module = trainer.lightning_module
     with isolated_rngs(seed, "trial of rows"), lent(module, space):
         trial = copy_of_trainer(trainer, module)
@@ -344,14 +353,14 @@ def try_rows(
                 nudged = rounding.nudged(tensor.flatten()).view_as(tensor)
             else:
                 nudged = tensor
-            if name not in unstacked:
+            if name not in shared_names:
                 pairs[name] = torch.stack([tensor, nudged])
-        training = RowTraining(module, optimizer, clipping(trainer), unused)
+        training = RowTraining(module, optimizer, clip_function(trainer), unused)
         # The same batches have been trained on as usual: an error from now on comes from training rows.
         with (
             isolated_rngs(seed, "steps"),
             unchanged(module),
-            refusing(module, (Exception,)),
+            convert_errors(module, expected_errors=(Exception,)),
             batched_steps(trial),
         ):
             rows, mean_losses = training.train(pairs, [batches, batches])
@@ -393,16 +402,14 @@ def _first_batches(
     batches = []
     # The iterator is a generator, which Iterable.__iter__ need not be.
     with closing(iter(loader)) as iterator:  # type: ignore[type-var]
-        for batch in islice(iterator, BATCHES):
+        for batch in islice(iterator, NUM_TRIAL_BATCHES):
             batch_of_trial = as_given(trial, batch)
+            # Clones: the loader may reuse its tensors.
             batches.append(tree_map_only(Tensor, torch.clone, batch_of_trial))
     return batches
 
 
-def _one_by_one(
-    trainer: L.Trainer,
-    batches: list[Any],
-) -> tuple[list[Tensor], set[str]]:
+def _one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[list[Tensor], set[str]]:
     module = trainer.lightning_module
     optimizer = trainer.optimizers[0]
     clip_limit = trainer.gradient_clip_val
@@ -411,7 +418,7 @@ def _one_by_one(
     names_without_gradient: list[set[str]] = []
     for step, batch in enumerate(batches):
         optimizer.zero_grad()
-        with refusing(module), pure_step(module):
+        with convert_errors(module), deny_client_attributes(module):
             arguments = step_arguments(module, batch, step)
             loss = training_loss(trainer.strategy.training_step(*arguments))
         loss.backward()
@@ -424,7 +431,9 @@ def _one_by_one(
     optimizer.zero_grad()
     for names in names_without_gradient:
         if names != names_without_gradient[0]:
-            raise refusal(module, "which parameters have gradients differs from batch to batch")
+            raise not_batched_error(
+                module, "which parameters have gradients differs from batch to batch"
+            )
     return losses, names_without_gradient[0]
 
 
@@ -445,43 +454,45 @@ def _compare(
     if difference_norm <= rounding_norm:
         return  # rounding alone explains it
     largest_difference = difference.abs().max().item()
-    raise refusal(
+    raise not_batched_error(
         module,
-        f"after at most {BATCHES} batches of one client, {name!r} differs by {largest_difference:.2g} from what the "
-        f"same batches make of it one after the other, where {tolerance} is allowed (an optimizer that divides by a "
-        "gradient's size makes the rounding of a gradient that ought to be 0 as large as others, as that of a bias "
-        "before batch normalization)",
+        f"after at most {NUM_TRIAL_BATCHES} batches of one client, {name!r} differs by {largest_difference:.2g} from "
+        f"what the same batches make of it one after the other, where {tolerance} is allowed (an optimizer that "
+        "divides by a gradient's size makes the rounding of a gradient that ought to be 0 as large as others, as that "
+        "of a bias before batch normalization)",
     )
 
 
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
     """Raise NotBatched if the code within changes the module's attributes, or draws random numbers."""
-    attributes_before = dict(_attributes(module))
+    attributes_before = dict(_attribute_fingerprints(module))
     generators_before = tree_leaves(global_rngs())
     yield
     generators_after = tree_leaves(global_rngs())
     for state_before, state_after in zip(generators_before, generators_after):
         if not np.array_equal(state_before, state_after):
-            raise refusal(module, "it draws random numbers, as dropout or an augmentation does")
-    attributes_after = dict(_attributes(module))
+            raise not_batched_error(
+                module, "it draws random numbers, as dropout or an augmentation does"
+            )
+    attributes_after = dict(_attribute_fingerprints(module))
     changed_names = []
     for name in sorted(attributes_before.keys() | attributes_after.keys()):
         if attributes_before.get(name) != attributes_after.get(name):
             changed_names.append(name)
     if changed_names:
         names = ", ".join(changed_names[:3])
-        raise refusal(
+        raise not_batched_error(
             module, f"it changes what the module keeps beside parameters and buffers: {names}"
         )
 
 
-def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _attribute_fingerprints(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield ``(name, fingerprint)`` of each attribute of a module's layers. A change alters the fingerprint."""
     for prefix, layer in module.named_modules():
         for name, value in vars(layer).items():
             path = f"{prefix}.{name}" if prefix else name
-            # What is yielded differs after a change: an id after a replacement, the rest after one in place.
+            # A pair's id differs after a replacement, and its second entry after a change in place.
             if name == "_buffers":
                 yield path, {key: id(buffer) for key, buffer in value.items()}
             elif isinstance(value, Tensor):

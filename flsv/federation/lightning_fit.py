@@ -150,8 +150,8 @@ class LightningFit(Rounds):
             self.data,
             sampler=self.config.sampler,
             state=self.state,
-            work=work_by_client,
-            limit=trainer.limit_train_batches,
+            work_by_client=work_by_client,
+            limit_train_batches=trainer.limit_train_batches,
         )
         # Each is an object, the name of an attribute, and its value until the fit ends.
         self._change(

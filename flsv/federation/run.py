@@ -227,7 +227,7 @@ class FederationRun:
                 clients=self.clients,
                 server_data=engine.manager.server,
                 chances=chances,
-                broken=engine.broken,
+                broken=engine.broken_clients,
             )
         senders = {update.client_id for update in engine.updates}
         engine.leave_out(senders.difference(on_host(round.client_ids)))
@@ -240,7 +240,7 @@ class FederationRun:
         with self._warnings_once():
             round = self.server.finish(round, state)
             clients_with_updates = [update.client_id for update in engine.updates]
-            state.complete(round, [*engine.broken, *clients_with_updates])
+            state.complete(round, [*engine.broken_clients, *clients_with_updates])
             self._evaluate_clients()
         engine.end_round(state.model())
         engine.check_agreement(round, state.model(), self.metrics.contributions)

@@ -49,15 +49,15 @@ class RowTraining:
         ([1.0, 3.0], [1.0, 4.5])
     """
 
+    # The module's training_step runs under torch.func, so it must not read a tensor's values (.item()), and may change
+    # nothing in the module but buffers. The optimizer must be elementwise. Its class and options are used, and its
+    # state is not changed. Parameters in `frozen` are not trained, such as those without an entry in train's states.
+
     def __init__(
         self,
-        # Its training_step runs under torch.func, so it must not read a tensor's values (.item()), and may change
-        # nothing in the module but buffers.
         module: nn.Module,
-        # Elementwise. Its class and options are used, and its state is not changed.
         optimizer: Optimizer,
         clip: Callable[[State], None] | None = None,
-        # Names of parameters that are not trained, such as those without an entry in train's states.
         frozen: Collection[str] = (),
     ) -> None:
         self._optimizer = optimizer
@@ -67,19 +67,18 @@ class RowTraining:
             if parameter.requires_grad and name not in frozen:
                 name_of_trained[parameter] = name
 
-        self._groups: list[list[str]] = []  # the names of the trained parameters in each group
-        self._trained: set[str] = set()
+        self._names_by_group: list[list[str]] = []  # of trained parameters
+        self._trained_names: set[str] = set()
         for group in optimizer.param_groups:
-            names = [name_of_trained[p] for p in group["params"] if p in name_of_trained]
-            self._groups.append(names)
-            self._trained.update(names)
-        self._step = RowStep(module, sorted(self._trained))
+            names = []
+            for parameter in group["params"]:
+                if parameter in name_of_trained:
+                    names.append(name_of_trained[parameter])
+            self._names_by_group.append(names)
+            self._trained_names.update(names)
+        self._step = RowStep(module, sorted(self._trained_names))
 
-    def train(
-        self,
-        states: State,
-        batches: Sequence[Sequence[Any]],
-    ) -> tuple[State, Tensor]:
+    def train(self, states: State, batches: Sequence[Sequence[Any]]) -> tuple[State, Tensor]:
         """Train m models, each on its own list of batches. Return their states and mean losses ``[m]``."""
         # Each state is [m, *shape]. For a name without an entry in states all rows use the module's own, which steps
         # must not change.
@@ -96,7 +95,7 @@ class RowTraining:
             stacked = _select_models(states, indices)
 
         losses = torch.zeros(num_models, device=device)
-        optimizer = StackedOptimizer(self._optimizer, self._groups, stacked)
+        optimizer = StackedOptimizer(self._optimizer, self._names_by_group, stacked)
         for step in range(lengths[0]):
             num_active = sum(length > step for length in lengths)
             # Views of the models that have a batch left. A step changes the states and losses behind them.
@@ -124,10 +123,10 @@ class RowTraining:
         gradients: State = {}
         # Models whose batches have the same shape take one step together.
         for positions, batch in stacked_batches(batches):
-            if len(positions) == len(losses):  # all batches have one shape: no model is copied
-                all_gradients, step_losses = self._step(states, batch)
+            if len(positions) == len(batches):  # all have one shape: no model is copied
+                gradients, step_losses = self._step(states, batch)
                 losses += step_losses
-                return all_gradients
+                break
 
             indices = torch.tensor(positions, device=losses.device)
             selected_states = _select_models(states, indices)
@@ -138,7 +137,7 @@ class RowTraining:
                 if name not in gradients:
                     gradients[name] = torch.empty_like(states[name])
                 gradients[name][indices] = gradient
-            buffer_names = states.keys() - self._trained
+            buffer_names = states.keys() - self._trained_names
             for name in buffer_names:
                 states[name][indices] = selected_states[name]
         return gradients
@@ -149,9 +148,7 @@ def _select_models(states: State, index: Tensor) -> State:
     return {name: tensor.index_select(0, index) for name, tensor in states.items()}
 
 
-def stacked_batches(
-    batches: Sequence[Any],
-) -> Iterator[tuple[list[int], Any]]:
+def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
     """Stack batches of the same size, and yield the stacks with their positions.
 
     Example:
@@ -176,8 +173,8 @@ def stacked_batches(
         positions_by_shape[tuple(leaf.shape for leaf in leaves)].append(position)
 
     for positions in positions_by_shape.values():
-        same_shape = [leaves_of_batches[position] for position in positions]
-        stacked_leaves = [torch.stack(tensors) for tensors in zip(*same_shape)]
+        leaves_of_group = [leaves_of_batches[position] for position in positions]
+        stacked_leaves = [torch.stack(tensors) for tensors in zip(*leaves_of_group)]
         yield positions, tree_unflatten(stacked_leaves, structures[positions[0]])
 
 
@@ -186,19 +183,18 @@ class StackedOptimizer:
 
     def __init__(
         self,
-        like: Optimizer,
-        groups: list[list[str]],
+        template: Optimizer,
+        names_by_group: list[list[str]],
         stacked: State,
     ) -> None:
-        # groups: the names of the parameters to train, for each parameter group of like
         self._stacked = stacked
-        self._groups = groups
+        self._names_by_group = names_by_group  # of the parameters to train
         self._num_active = len(next(iter(stacked.values())))
-        self._views = self._view_first(self._num_active)
-        self._optimizer = copy.copy(like)
+        self._views = self._views_of_first(self._num_active)
+        self._optimizer = copy.copy(template)
         self._optimizer.state = defaultdict(dict)
         self._optimizer.param_groups = []
-        for group, names in zip(like.param_groups, groups):
+        for group, names in zip(template.param_groups, names_by_group):
             views = [self._views[name] for name in names]
             self._optimizer.param_groups.append({**group, "params": views})
 
@@ -211,10 +207,10 @@ class StackedOptimizer:
             view.grad = gradients[name]
         self._optimizer.step()
 
-    def _view_first(self, num_active: int) -> State:
+    def _views_of_first(self, num_active: int) -> State:
         """Return views of the trained parameters of the first ``num_active`` models, by name."""
         views = {}
-        for names in self._groups:
+        for names in self._names_by_group:
             for name in names:
                 views[name] = self._stacked[name][:num_active]
         return views
@@ -222,8 +218,8 @@ class StackedOptimizer:
     def _restrict_to_first(self, num_active: int) -> None:
         """Restrict the optimizer and its state to the first ``num_active`` models."""
         # Views of the models that still have batches take the place of the former views, with their state.
-        views = self._view_first(num_active)
-        for group, names in zip(self._optimizer.param_groups, self._groups):
+        views = self._views_of_first(num_active)
+        for group, names in zip(self._optimizer.param_groups, self._names_by_group):
             group["params"] = [views[name] for name in names]
 
         for name, former_view in self._views.items():
@@ -238,9 +234,7 @@ class StackedOptimizer:
         self._num_active = num_active
 
 
-def clip_function(
-    trainer: L.Trainer,
-) -> Callable[[State], None] | None:
+def clip_function(trainer: L.Trainer) -> Callable[[State], None] | None:
     """Return a function that clips each model's gradients ``[m, ...]`` in place, None without clipping."""
     limit: Any = trainer.gradient_clip_val
     if limit is None:
@@ -262,8 +256,8 @@ def clip(gradients: State, limit: float) -> None:
     norms = torch.stack(norms_of_parameters).norm(dim=0)  # [m]
     factors = (limit / (norms + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_
     for gradient in gradients.values():
-        ones = [1] * (gradient.ndim - 1)
-        gradient.mul_(factors.view(-1, *ones))
+        trailing_ones = [1] * (gradient.ndim - 1)
+        gradient.mul_(factors.view(-1, *trailing_ones))  # factors [m, 1, 1, ...]
 
 
 def _clip_values(gradients: State, limit: float) -> None:
@@ -305,26 +299,22 @@ class RowStep:
         ([[[1.0, 0.0]], [[1.0, 1.0]]], [1.0, 7.0])
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        trained: Collection[str],
-    ) -> None:
+    def __init__(self, module: nn.Module, trained: Collection[str]) -> None:
         self._module = module
-        self._trained = list(trained)
+        self._trained_names = list(trained)
         self._index_arguments = step_arguments(module, None, BatchIndex())[1:]
         self._training_step = _TrainingStep(module)
         self._paths = _tensor_paths(module)
 
     @cached_property
-    def _is_linear(self) -> bool:
+    def _trains_linear_layers_only(self) -> bool:
         """Return whether all trained parameters are of linear layers and autocast is off."""
         for parameter in self._module.parameters():
             # Autocast would round a product of stacked weights differently from a product of one layer's weights.
             if torch.is_autocast_enabled(parameter.device.type):
                 return False
         layers = dict(self._module.named_modules())
-        for name in self._trained:
+        for name in self._trained_names:
             layer_name = name.rpartition(".")[0]
             if type(layers[layer_name]) is not nn.Linear:
                 return False
@@ -332,44 +322,40 @@ class RowStep:
 
     @cached_property
     def _batched_loss(self) -> Any:
-        """Return :meth:`_loss_of_one` batched over models by ``vmap``, with gradients unless :attr:`_is_linear`."""
+        """Return :meth:`_loss_of_one` batched over models by ``vmap``, with gradients if other layers train, too."""
         function: Any = self._loss_of_one
-        if not self._is_linear:
+        if not self._trains_linear_layers_only:
             function = grad_and_value(function, has_aux=True)
         return vmap(function, 0, randomness="error")
 
-    def __call__(
-        self,
-        states: State,
-        batch: Any,
-    ) -> tuple[State, Tensor]:
+    def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
         """Return gradients ``[m, ...]`` and losses ``[m]`` on batches ``[m, B, ...]``, and update buffers in place."""
-        trained = [states[name] for name in self._trained]
-        untrained = {}
+        parameters = [states[name] for name in self._trained_names]
+        other_tensors = {}  # buffers, and parameters that are not trained
         for name, tensor in states.items():
-            if name not in self._trained:
-                untrained[name] = tensor
-        if self._is_linear:
-            trained = [tensor.detach().requires_grad_() for tensor in trained]
+            if name not in self._trained_names:
+                other_tensors[name] = tensor
+        if self._trains_linear_layers_only:
+            parameters = [tensor.detach().requires_grad_() for tensor in parameters]
             with torch.enable_grad():
-                losses, new_untrained = self._batched_loss(trained, untrained, batch)
+                losses, new_tensors = self._batched_loss(parameters, other_tensors, batch)
                 # Zeros for parameters that this batch has not used, as for one model after `zero_grad`.
                 gradients = torch.autograd.grad(
-                    losses.sum(), trained, allow_unused=True, materialize_grads=True
+                    losses.sum(), parameters, allow_unused=True, materialize_grads=True
                 )
         else:
-            gradients, (losses, new_untrained) = self._batched_loss(trained, untrained, batch)
+            gradients, (losses, new_tensors) = self._batched_loss(parameters, other_tensors, batch)
 
-        for name, tensor in new_untrained.items():
+        for name, tensor in new_tensors.items():
             states[name].copy_(tensor.detach())
-        return dict(zip(self._trained, gradients)), losses.detach()
+        return dict(zip(self._trained_names, gradients)), losses.detach()
 
     def _loss_of_one(
-        self, trained: list[Tensor], untrained: State, batch: Any
+        self, parameters: list[Tensor], other_tensors: State, batch: Any
     ) -> tuple[Tensor, State]:
-        """Return the loss of one model on one batch, and its tensors ``untrained``, of which buffers are updated."""
-        tensors = dict(zip(self._trained, trained))
-        for name, tensor in untrained.items():
+        """Return the loss of one model on one batch, and its ``other_tensors``, of which buffers are updated."""
+        tensors = dict(zip(self._trained_names, parameters))
+        for name, tensor in other_tensors.items():
             # Tensors that are changed in place within a torch.func transformation must be made within it.
             tensors[name] = tensor.clone()
         tensors_by_path = {}
@@ -377,23 +363,23 @@ class RowStep:
             for path in self._paths[name]:
                 tensors_by_path[path] = tensor
 
-        linear_products: AbstractContextManager[Any] = nullcontext()
-        if self._is_linear:
-            linear_products = _WeightFirst(trained)  # which changes how they are computed
+        product_order: AbstractContextManager[Any] = nullcontext()
+        if self._trains_linear_layers_only:
+            product_order = _WeightFirst(parameters)
         arguments = batch, *self._index_arguments
-        with linear_products:
-            # Tied weights are handled by `_paths`: torch would tie a layer with two names to itself, and leave stacked
-            # tensors in the module.
+        with product_order:
+            # `_paths` has every name of a tied weight. If torch tied the weights itself, stacked tensors would stay in
+            # a layer that has two names.
             outputs = functional_call(
                 self._training_step, tensors_by_path, arguments, tie_weights=False
             )
 
-        new_untrained = {}
-        for name in untrained:
+        new_tensors = {}
+        for name in other_tensors:
             # Where a step replaces a buffer, functional_call has put the new tensor into `tensors_by_path`.
             first_path = self._paths[name][0]
-            new_untrained[name] = tensors_by_path[first_path]
-        return training_loss(outputs), new_untrained
+            new_tensors[name] = tensors_by_path[first_path]
+        return training_loss(outputs), new_tensors
 
 
 class _TrainingStep(nn.Module):
@@ -407,9 +393,7 @@ class _TrainingStep(nn.Module):
         return self.module.training_step(*arguments)
 
 
-def _tensor_paths(
-    module: nn.Module,
-) -> dict[str, list[str]]:
+def _tensor_paths(module: nn.Module) -> dict[str, list[str]]:
     """Return ``{name in module: names in _TrainingStep(module)}``, several names for tied weights."""
     name_of_id = {}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -435,15 +419,16 @@ class _WeightFirst(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not nn.functional.linear or kwargs:
             return func(*args, **(kwargs or {}))
-        inputs, weight, *optional_bias = args
+        inputs, weight, *_ = args
         if id(weight) not in self._weights or inputs.ndim == 1:
             return func(*args)
 
         flat_inputs = inputs.flatten(0, -2)  # [samples, in]
-        products = weight.matmul(flat_inputs.mT).mT  # [samples, out]
+        products = weight.matmul(flat_inputs.mT).mT  # (W x^T)^T, [samples, out]
         outputs = products.unflatten(0, inputs.shape[:-1])
-        if optional_bias and optional_bias[0] is not None:
-            return outputs + optional_bias[0]
+        bias = args[2] if len(args) > 2 else None
+        if bias is not None:
+            return outputs + bias
         return outputs
 
 
@@ -463,9 +448,10 @@ def batched_steps(trainer: L.Trainer) -> Iterator[None]:
 @contextmanager
 def convert_errors(
     module: nn.Module,
-    errors: tuple[type[Exception], ...] = (),
+    expected_errors: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
-    """Convert errors of torch.func, ConfigurationErrors and ``errors`` to NotBatched, except out-of-memory errors."""
+    """Convert errors of torch.func, ConfigurationErrors and ``expected_errors`` to NotBatched, except out-of-memory
+    errors."""
     try:
         yield
     except Exception as error:
@@ -473,9 +459,9 @@ def convert_errors(
             raise
         message = str(error)
         is_about_batching = isinstance(error, ConfigurationError) or "vmap" in message
-        if not is_about_batching and not isinstance(error, errors):
-            raise  # a fault of the module's own
         if not is_about_batching:
+            if not isinstance(error, expected_errors):
+                raise  # a fault of the module's own
             message = f"{type(error).__name__}: {message}"
 
         # The other sentences of torch's messages are advice for its developers.
@@ -540,11 +526,7 @@ def _silence_metrics(module: nn.Module) -> Iterator[None]:
         patches.restore()
 
 
-def _return_first(
-    value: Any,
-    *_: Any,
-    **__: Any,
-) -> Any:
+def _return_first(value: Any, *_: Any, **__: Any) -> Any:
     return value
 
 

@@ -11,7 +11,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -35,14 +34,15 @@ Run = Callable[[bool], None]
 
 @dataclass(frozen=True)
 class ClientBatches:
-    """One client's batches of a round. ``epochs`` are the positions of its local epochs in the loader."""
+    """One client's batches of a round. ``lengths`` are those of its local epochs, ``epoch_indices`` their positions in
+    the loader."""
 
     client: int
     lengths: list[int]
-    epochs: range
+    epoch_indices: range
 
     @property
-    def batches(self) -> int:
+    def num_batches(self) -> int:
         return sum(self.lengths)
 
 
@@ -56,11 +56,15 @@ class _LocalEpoch:
     num_batches: int
 
 
+def one_epoch(client: int, num_batches: int, round_index: int) -> list[int]:
+    return [num_batches]
+
+
 class CohortLoader(Iterable[Any]):
     """Train dataloader of one round, which yields the batches of one client after the other.
 
-    ``lengths(client, batches, round_index)`` returns the number of batches of each of a client's local epochs, given
-    the number ``batches`` in its loader. The default is a single epoch."""
+    ``lengths(client, num_batches, round_index)`` returns the number of batches of each of a client's local epochs,
+    given the number in its loader."""
 
     def __init__(
         self,
@@ -69,9 +73,7 @@ class CohortLoader(Iterable[Any]):
         *,
         seed: int,
         round_index: int,
-        lengths: Callable[[int, int, int], list[int]] = lambda client, batches, round_index: [
-            batches
-        ],
+        lengths: Callable[[int, int, int], list[int]] = one_epoch,
     ) -> None:
         self.round_index = round_index
         self._seed = seed
@@ -81,22 +83,22 @@ class CohortLoader(Iterable[Any]):
         for client in cohort:
             num_earlier_epochs = len(self._epochs)
             loader_length = len(data.client_loader(client, "train"))
-            client_lengths = lengths(client, loader_length, round_index)
-            for index, num_batches in enumerate(client_lengths):
+            epoch_lengths = lengths(client, loader_length, round_index)
+            for index, num_batches in enumerate(epoch_lengths):
                 stream = shuffle_stream(seed, round_index, client, index)
                 loader = data.client_loader(client, "train", generator=stream)
                 self._epochs.append(
                     _LocalEpoch(client, index, loader=loader, num_batches=num_batches)
                 )
-            epochs = range(num_earlier_epochs, len(self._epochs))
-            self.visits.append(ClientBatches(client, client_lengths, epochs))
+            epoch_indices = range(num_earlier_epochs, len(self._epochs))
+            self.visits.append(ClientBatches(client, epoch_lengths, epoch_indices))
         self._epochs_to_yield = list(self._epochs)
 
     def train(self, visit: ClientBatches, run_epoch: Run) -> None:
         """Call ``run_epoch`` for each local epoch of a client. Meanwhile this loader yields only its batches."""
         last_epoch_of_round = self._epochs[-1]
         try:
-            for index in visit.epochs:
+            for index in visit.epoch_indices:
                 epoch = self._epochs[index]
                 self._epochs_to_yield = [epoch]  # __iter__ yields the batches of these
                 is_last_of_round = epoch is last_epoch_of_round
@@ -116,8 +118,8 @@ class CohortLoader(Iterable[Any]):
         if isinstance(dataset, Stream):
             dataset.set_epoch(self.round_index)
 
-        # The loader reads the first batch before the client begins, while the random state may be another client's (in
-        # one batched model). So its augmentation has random numbers of its own.
+        # The loader reads the first batch before the client begins. Where clients train as one batched model, the
+        # random state is another client's then. So the batch's augmentation has random numbers of its own.
         purpose = self.round_index, epoch.client, epoch.index
         with isolated_rngs(self._seed, "first batch", *purpose):
             iterator = iter(epoch.loader)
@@ -148,15 +150,15 @@ class LocalSteps:
         data: FederatedDataModule,
         sampler: ClientSampler,
         state: FederationState,
-        work: Mapping[int, LocalWork],
-        limit: float,
+        work_by_client: Mapping[int, LocalWork],
+        limit_train_batches: float,
     ) -> None:
         self._trainer = trainer
         self._data = data
         self._sampler = sampler
         self._state = state
-        self.work = work
-        self._limit = limit
+        self.work_by_client = work_by_client
+        self._limit_train_batches = limit_train_batches
         self.client: int | None = None
         self._steps_by_client: dict[int, float] = {}
         self._cohorts: list[Sequence[int]] | None = None
@@ -176,15 +178,13 @@ class LocalSteps:
 
     def max_num_steps(self) -> float:
         """Return the largest number of steps of any client, for use outside of clients' training."""
-        return max(self.num_steps(client) for client in self.work)
+        return max(self.num_steps(client) for client in self.work_by_client)
 
     def patch_step_counts(self) -> PatchedAttributes:
         """Make the trainer report the present client's number of steps and last batch. Undo it by ``restore`` of the
         result."""
         getters: dict[str, Callable[[], Any]] = {
-            "estimated_stepping_batches": partial(
-                self._count_of_present_client, self.num_steps, "estimated_stepping_batches"
-            ),
+            "estimated_stepping_batches": self._estimated_steps,
             "is_last_batch": lambda: self.last_batch,
             "global_step": self._global_step,
         }
@@ -193,21 +193,23 @@ class LocalSteps:
     def patch_batch_counts(self) -> PatchedAttributes:
         """Make a trainer without train dataloader report the present client's batches. Undo it by ``restore`` of the
         result."""
-        # A range of the batches' numbers has the length of the loader that the client would have.
+        # The range of batch indices stands in for the loader, of which Lightning and modules read the length.
         getters: dict[str, Callable[[], Any]] = {
-            "train_dataloader": self._batch_numbers,
-            "num_training_batches": lambda: len(self._batch_numbers()),
+            "train_dataloader": self._batch_indices,
+            "num_training_batches": lambda: len(self._batch_indices()),
         }
         # Each change is an object, the name of an attribute, and its new value.
         patched_trainer = property_patch(self._trainer, getters)
         no_setup = (self._trainer.fit_loop, "setup_data", lambda: None)
         changes: list[tuple[Any, str, Any]] = [patched_trainer, no_setup]
         if isinstance(self._data, FederatedDataModule):
-            changes.append((self._data, "round_loader", self._batch_numbers))
+            changes.append((self._data, "round_loader", self._batch_indices))
         return PatchedAttributes(changes)
 
-    def _batch_numbers(self) -> range:
-        # Stands in for the present client's loader, of which modules read the length.
+    def _estimated_steps(self) -> float:
+        return self._count_of_present_client(self.num_steps, "estimated_stepping_batches")
+
+    def _batch_indices(self) -> range:
         num_batches = self._count_of_present_client(
             self._count_batches, "the number of training batches"
         )
@@ -237,20 +239,16 @@ class LocalSteps:
         if name is None:
             return None
         steps_of_client = self.steps_so_far() - self.steps_before_client
-        position = name, self.steps_before_round + steps_of_client
+        position = (name, self.steps_before_round + steps_of_client)
         # With gradient accumulation not every batch is a step.
         is_new_step = steps_of_client > 0 and position != self._last_position
         self._last_position = position
-        is_due = (steps_of_client - 1) % interval == 0
+        is_due = (steps_of_client - 1) % interval == 0  # at steps 1, 1 + interval, ...
         if is_new_step and is_due:
             return position
         return None
 
-    def _count_of_present_client(
-        self,
-        count: Callable[[int], float],
-        name: str,
-    ) -> float:
+    def _count_of_present_client(self, count: Callable[[int], float], name: str) -> float:
         """Return ``count(client)`` for the client that trains now, or between clients the largest count."""
         hook = hook_of(self._trainer.lightning_module)
         if hook == CONFIGURE:
@@ -258,15 +256,18 @@ class LocalSteps:
         if self.client is not None:
             return count(self.client)
 
-        counts = [count(client) for client in self.work]
-        if hook in ("setup", "configure_model") and min(counts) != max(counts):
+        counts = [count(client) for client in self.work_by_client]
+        largest = max(counts)
+        smallest = min(counts)
+        # These hooks are not called again for each client, as configure_optimizers is.
+        if hook in ("setup", "configure_model") and smallest != largest:
             warnings.warn(
                 f"{name} was read in {hook}, where no client trains: it is that of the client with the most, "
-                f"{max(counts):g}, and others have as few as {min(counts):g}. A schedule that is to end with every "
+                f"{largest:g}, and others have as few as {smallest:g}. A schedule that is to end with every "
                 f"client's last step must read it in {CONFIGURE}.",
                 stacklevel=2,
             )
-        return max(counts)
+        return largest
 
     def _count_steps(self, client: int) -> float:
         if self._trainer.max_epochs in (None, -1):
@@ -297,8 +298,8 @@ class LocalSteps:
     ) -> list[int]:
         """Return the number of batches of each local epoch of a client in a round, given the ``batches`` in its
         loader."""
-        epoch_length = _limit_batches(batches, self._limit)
-        return self.work[client].epoch_lengths(epoch_length, self._window(round_index))
+        epoch_length = _limit_batches(batches, self._limit_train_batches)
+        return self.work_by_client[client].epoch_lengths(epoch_length, self._window(round_index))
 
     def _window(self, round_index: int) -> int:
         window = self._trainer.accumulate_grad_batches
@@ -315,7 +316,9 @@ class LocalSteps:
         """Return the cohort of a round, or all clients if it is not known in advance."""
         num_clients = self._data.num_clients
         sampler_class: Any = type(self._sampler)
-        depends_on_earlier_rounds = bool(sampler_class.saved) or self._sampler.metric is not None
+        saves_state = bool(sampler_class.saved)
+        reads_metric = self._sampler.metric is not None
+        depends_on_earlier_rounds = saves_state or reads_metric
         for method in ("begin", "end_round", "state_dict", "choose"):
             if getattr(sampler_class, method) is not getattr(ClientSampler, method):
                 depends_on_earlier_rounds = True

@@ -24,7 +24,7 @@ from flsv.utilities.object_states import ObjectState, TensorState, hidden_state_
 from flsv.utilities.reachable import GENERATORS, Part, is_opaque, walk
 
 #: Types of objects that are not a client's, or that are shared on purpose.
-CLOSED = (
+SHARED_TYPES = (
     L.Trainer,
     L.Callback,
     L.LightningDataModule,
@@ -36,7 +36,8 @@ CLOSED = (
     Metric,
     SimpleNamespace,
 )
-_SWAPPED_TYPES = (*CLOSED, *GENERATORS)
+#: Types that the trial does not compare: generators are swapped between clients.
+_SKIPPED_TYPES = (*SHARED_TYPES, *GENERATORS)
 #: Larger tensors are compared by their sums and norms.
 _MAX_COMPARED_ENTRIES = 1000
 
@@ -86,7 +87,7 @@ class EntryTrial:
         for swapped_optimizer in self._optimizers:
             values |= swapped_optimizer.hidden_values()
         return {
-            path: value for path, value in values.items() if not isinstance(value, _SWAPPED_TYPES)
+            path: value for path, value in values.items() if not isinstance(value, _SKIPPED_TYPES)
         }
 
     def _hidden_parts(self) -> Iterator[Part]:
@@ -103,11 +104,11 @@ class EntryTrial:
             if not is_opaque(layer_class):
                 roots[f"the class {layer_class.__name__}"] = layer_class
         for root_path, root in roots.items():
-            # The walk does not go into what is swapped, but yields it.
-            parts = walk(root, root_path, closed=_SWAPPED_TYPES, closed_ids=swapped_ids)
+            # The walk does not enter objects of these types and ids, but yields them.
+            parts = walk(root, root_path, closed=_SKIPPED_TYPES, closed_ids=swapped_ids)
             for path, value in parts:
-                is_swapped = id(value) in swapped_ids or isinstance(value, _SWAPPED_TYPES)
-                if not is_swapped:
+                is_skipped = id(value) in swapped_ids or isinstance(value, _SKIPPED_TYPES)
+                if not is_skipped:
                     yield path, value
 
 

@@ -94,13 +94,13 @@ class LocalTraining:
     ) -> None:
         """Load a client's model and state into the Trainer. ``lengths`` are the local epochs' numbers of batches."""
         state = self.state
-        state.begin_clients()
+        state.begin_clients()  # does something for the round's first client only
         with opened(local):  # strategies may read the client's data
             initial_model = self._initial_model(instruction, local)
             local.set_models(initial_model, None)
             state.enter(instruction.client_id, initial_model, local.private)
-            self._seed(instruction)
-            if not self._has_tried_first_client:
+            self._seed_generators(instruction)
+            if not self._has_tried_first_client:  # which objects its training changes
                 self._entry_trial = EntryTrial(self.trainer)
 
             context = ClientContext(
@@ -128,7 +128,7 @@ class LocalTraining:
             raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
         return model
 
-    def _seed(self, instruction: Instruction) -> None:
+    def _seed_generators(self, instruction: Instruction) -> None:
         """Seed the process's random generators, and the module's, for a client's training in a round."""
         purpose = "train", instruction.round_index, instruction.client_id
         seed_global_rngs(instruction.seed, *purpose)
@@ -142,7 +142,7 @@ class LocalTraining:
             return
         context = self.context
         if context.position == 0:  # transfer hooks have drawn random numbers for this batch
-            self._seed(context.instruction)
+            self._seed_generators(context.instruction)
         self._steps.last_batch = context.position + 1 == context.batches
         self._steps.is_in_batch = True
         self._optimizer_steps.begin_batch()
@@ -180,7 +180,7 @@ class LocalTraining:
         instruction = context.instruction
         self.state.enter(instruction.client_id)
         # The random numbers of the client's uploads must not depend on other clients.
-        self._seed(instruction)
+        self._seed_generators(instruction)
         # All batches are trained, with one step each. `loss` is their mean.
         context.position = context.batches
         context.num_steps = context.batches
@@ -209,11 +209,7 @@ class LocalTraining:
             self._has_tried_first_client = True
         return update
 
-    def _read_update(
-        self,
-        context: ClientContext,
-        out: Tensor | None,
-    ) -> ClientUpdate | None:
+    def _read_update(self, context: ClientContext, out: Tensor | None) -> ClientUpdate | None:
         """Read the client's model from the Trainer, and make its update. None: the model is not finite."""
         vector, trained, private_entries = self.state.read(out)
         if self._parts.is_private:  # an error would tell of the data
@@ -356,11 +352,7 @@ class LocalTraining:
             client_state[name + key] = value
         return sent_vector
 
-    def _reports(
-        self,
-        local: LocalData,
-        context: ClientContext,
-    ) -> dict[str, Tensor]:
+    def _reports(self, local: LocalData, context: ClientContext) -> dict[str, Tensor]:
         """Return the values that the client reports to the strategies, by name."""
         reported: dict[str, Tensor | float] = {}
         if self._algorithm is not None:

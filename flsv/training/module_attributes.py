@@ -84,14 +84,14 @@ class ModuleAttributes:
             if getattr(attribute.owner, attribute.name, None) is not attribute.value:
                 setattr(attribute.owner, attribute.name, attribute.value)
 
-    def write(self, values: Values, partial: bool = False) -> None:
-        """Write values from :meth:`read` into the module. Unless ``partial``, delete other plain attributes."""
+    def write(self, values: Values, keeps_others: bool = False) -> None:
+        """Write values from :meth:`read` into the module. Unless ``keeps_others``, delete other plain attributes."""
         unwritten = dict(values)
         for attribute in list(self._plain_attributes()):
             if attribute.path in unwritten:
                 _set_value(attribute, unwritten.pop(attribute.path))
-            elif attribute.path not in self._paths and not partial:
-                delattr(attribute.owner, attribute.name)  # it came after the round's start
+            elif attribute.path not in self._paths and not keeps_others:
+                delattr(attribute.owner, attribute.name)  # new since the round's start
         if not unwritten:
             return
 
@@ -101,7 +101,7 @@ class ModuleAttributes:
             owner_path, _, name = path.rpartition(".")
             if owner_path in owners:
                 setattr(owners[owner_path], name, copied(value))
-            elif value is not None and not partial:
+            elif value is not None and not keeps_others:
                 raise ConfigurationError(
                     f"{owner_path} is an object that {type(self._module).__name__} makes while a client trains, so "
                     "that another process does not have it. Make it in __init__."
@@ -117,10 +117,7 @@ class ModuleAttributes:
                 object_ids.add(id(attribute.value))
         return object_ids
 
-    def hidden_values(
-        self,
-        module_name: str,
-    ) -> Iterator[tuple[str, Any]]:
+    def hidden_values(self, module_name: str) -> Iterator[tuple[str, Any]]:
         """Yield ``(path, value)`` of the attributes that are neither plain nor objects with attributes of their own.
 
         Paths begin with ``module_name``.
@@ -134,7 +131,7 @@ class ModuleAttributes:
     def begin_round(self) -> None:
         """Take out of each list what clients other than the cohort's first have added in earlier rounds."""
         self._paths = {attribute.path for attribute in _attributes(self._module)}
-        for path, entries in self._lists():
+        for path, entries in self._lists_by_path():
             record = self._records.get(path)
             if record is None or len(entries) != record.length_at_end:
                 # The list is new, or a hook has changed it since the last round.
@@ -146,22 +143,22 @@ class ModuleAttributes:
 
     def end_client(self) -> None:
         """Remember what a client has added to each list."""
-        for path, entries in self._lists():
+        for path, entries in self._lists_by_path():
             record = self._records.setdefault(path, _Record([]))
             record.entries_of_all += entries[record.length_at_start :]
 
     def end_round(self) -> None:
         """Give each list, for hooks of the round's end, what all clients have added."""
-        for path, entries in self._lists():
+        for path, entries in self._lists_by_path():
             record = self._records.get(path)
             if record is not None:
                 # At this point the module has the lists of the cohort's first client, which the next round starts with.
                 record.entries_of_first_client = list(entries)
                 # `end_client` has added each client's entries to those of all.
                 record.length_at_end = len(record.entries_of_all)
-                entries[:] = record.entries_of_all
+                entries[:] = record.entries_of_all  # in place: the module holds this list
 
-    def with_lists_of_first_client(self, values: Values) -> Values:
+    def values_for_next_round(self, values: Values) -> Values:
         """Return ``values`` with the lists as the next round starts with them."""
         values_of_first_client = {}
         for attribute_path, value in values.items():
@@ -170,13 +167,13 @@ class ModuleAttributes:
             # The lists within the copy are changed in place.
             for path, entries in _lists_in(attribute_path, value):
                 record = self._records.get(path)
-                # Of another length, a hook has changed it since the round's end.
-                if record is not None and len(entries) == record.length_at_end:
-                    entries[:] = record.entries_of_first_client
+                if record is None or len(entries) != record.length_at_end:
+                    continue  # the list is new, or a hook has changed it since the round's end
+                entries[:] = record.entries_of_first_client
             values_of_first_client[attribute_path] = value
         return values_of_first_client
 
-    def _lists(self) -> list[tuple[str, list[Any]]]:
+    def _lists_by_path(self) -> list[tuple[str, list[Any]]]:
         """Return the lists in attributes, and in dictionaries in attributes, by path."""
         lists: list[tuple[str, list[Any]]] = []
         for attribute in _attributes(self._module):
@@ -185,15 +182,16 @@ class ModuleAttributes:
 
     def _plain_attributes(self) -> Iterator[Attribute]:
         """Yield the plain attributes, without those that share the memory of a parameter or buffer."""
-        addresses: set[int] = set()  # of the module's own tensors
+        module_addresses: set[int] = set()
         for attribute in _attributes(self._module):
             if not is_plain(attribute.value):
                 continue
             tensors = _tensors_in(attribute.value)
-            if tensors and not addresses:  # most modules have no such attribute
+            # The addresses are collected at the first need, since most modules have no attribute with tensors.
+            if tensors and not module_addresses:
                 for module_tensor in (*self._module.parameters(), *self._module.buffers()):
-                    addresses.add(_memory_address(module_tensor))
-            shares_memory = any(_memory_address(tensor) in addresses for tensor in tensors)
+                    module_addresses.add(_memory_address(module_tensor))
+            shares_memory = any(_memory_address(tensor) in module_addresses for tensor in tensors)
             if not shares_memory:
                 yield attribute
 
@@ -229,10 +227,7 @@ def loaded_values(saved: Values, device: torch.device) -> Values:
     return tree_map_only(Tensor, lambda tensor: tensor.to(device), values)
 
 
-def _lists_in(
-    path: str,
-    value: Any,
-) -> Iterator[tuple[str, list[Any]]]:
+def _lists_in(path: str, value: Any) -> Iterator[tuple[str, list[Any]]]:
     """Yield a list, or those in a dictionary and in dictionaries in it, by path."""
     if type(value) is list:
         yield path, value
@@ -250,10 +245,11 @@ def _attributes(module: nn.Module) -> Iterator[Attribute]:
 def _objects_by_path(module: nn.Module) -> ObjectsByPath:
     """Yield the module's layers without metrics, and the objects that they hold, by path."""
     visited: set[int] = set()
+    skipped_layers: set[int] = set()
     for path, layer in module.named_modules():
-        if id(layer) in visited or isinstance(layer, Metric):
-            # Its children are skipped, too, when the loop comes to them.
-            visited.update(map(id, layer.children()))
+        if id(layer) in skipped_layers or isinstance(layer, Metric):
+            # The layer's children are skipped, too, when the loop comes to them.
+            skipped_layers.update(map(id, layer.children()))
         else:
             yield path, layer
             yield from _objects_in(path, layer, visited)
@@ -277,7 +273,7 @@ def _named_values(owner: Any) -> list[tuple[str, Any]]:
     """Return an object's attributes, in ``__dict__`` and ``__slots__``."""
     attributes: dict[str, Any] = getattr(owner, "__dict__", {})
     named_values = list(attributes.items())
-    if isinstance(owner, nn.Module):
+    if isinstance(owner, nn.Module):  # layers have no slots
         return [(name, value) for name, value in named_values if name not in _LIGHTNINGS_ATTRIBUTES]
     slots = facts_of(type(owner)).slots
     for name in slots:

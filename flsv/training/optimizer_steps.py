@@ -44,8 +44,8 @@ class ClientSteps:
         self._uses_gradients = self._changes_gradients or _overrides(algorithm, "frozen_parameters")
         self._context: ClientContext | None = None
         self._handles: list[RemovableHandle] = []
-        self._depth = 0
-        self._gradients_are_seen = False
+        self._num_open_steps = 0
+        self._has_shown_gradients = False
         if self._changes_gradients:
             self._check_optimizers(trainer)
 
@@ -60,8 +60,8 @@ class ClientSteps:
 
     def begin_batch(self) -> None:
         """Forget a step that an error has interrupted."""
-        self._depth = 0
-        self._gradients_are_seen = False
+        self._num_open_steps = 0
+        self._has_shown_gradients = False
 
     def end(self) -> None:
         """Watch no steps until the next client begins."""
@@ -74,7 +74,7 @@ class ClientSteps:
     def before_lightnings_step(self, optimizer: Any) -> None:
         """Let the client algorithm change the gradients, before Lightning clips them."""
         if self._context is not None:
-            self._see_gradients(optimizer)
+            self._show_gradients(optimizer)
 
     # ---- torch's hooks
 
@@ -84,28 +84,29 @@ class ClientSteps:
         args: Any,
         kwargs: Any,
     ) -> tuple[Any, Any] | None:
+        # torch takes the step with the returned arguments, or after None with its own.
         if not self._changes_client_model(optimizer):
             return None
-        self._depth += 1  # which `_after_step` lowers
+        self._num_open_steps += 1  # which `_after_step` lowers
         self._optimizers.enter_new_optimizer(optimizer)
-        if self._depth > 1:
+        if self._num_open_steps > 1:
             return None  # a step that another optimizer's step takes
 
         closure = _closure_among(args, kwargs)
         if closure is None or not self._uses_gradients:
             # The algorithm sees the gradients that the parameters have now.
-            if not self._gradients_are_seen:
+            if not self._has_shown_gradients:
                 self._check_is_whole(optimizer)
-                self._see_gradients(optimizer)
+                self._show_gradients(optimizer)
             return None
 
-        # The closure computes the gradients, after which the algorithm sees them. The step is taken with the
-        # returned arguments.
+        # The closure computes the gradients, after which the algorithm sees them.
         wrapped_closure = self._wrap_closure(closure, optimizer)
         if "closure" in kwargs:
             return args, {**kwargs, "closure": wrapped_closure}
         optimizer_argument, _, *further_arguments = args
-        return (optimizer_argument, wrapped_closure, *further_arguments), kwargs
+        new_args = (optimizer_argument, wrapped_closure, *further_arguments)
+        return new_args, kwargs
 
     def _after_step(
         self,
@@ -113,13 +114,13 @@ class ClientSteps:
         args: Any,
         kwargs: Any,
     ) -> None:
-        if not self._changes_client_model(optimizer) or self._depth == 0:
+        if not self._changes_client_model(optimizer) or self._num_open_steps == 0:
             return
-        self._depth -= 1
-        if self._depth > 0:
+        self._num_open_steps -= 1
+        if self._num_open_steps > 0:  # a step that another optimizer's step has taken
             return
         assert self._context is not None
-        self._gradients_are_seen = False
+        self._has_shown_gradients = False
         self._context.num_steps += 1
         self._context.lr_sum += optimizer.param_groups[0]["lr"]
 
@@ -132,37 +133,39 @@ class ClientSteps:
             initial_values = [parameter.detach().clone() for parameter in parameters]
 
         def wrapped_closure() -> Any:
-            # The list is empty from the second call on, so that nothing is compared.
+            # Only the first call compares. Afterwards the list is empty, which also frees its memory.
             for initial_value, parameter in zip(initial_values, parameters):
                 if not torch.equal(initial_value, parameter):
                     raise self._unseen_gradients(
                         optimizer, "its step moves the model by gradients from before the step"
                     )
-            initial_values.clear()  # of their memory, too
+            initial_values.clear()
 
-            # Lightning's closure calls `before_lightnings_step`, which sees them.
-            self._gradients_are_seen = False
+            # Lightning's closure calls `before_lightnings_step`, which sets this to True.
+            self._has_shown_gradients = False
             loss = closure()
-            if not self._gradients_are_seen:
-                self._see_gradients(optimizer)
+            if not self._has_shown_gradients:
+                self._show_gradients(optimizer)
             return loss
 
         return wrapped_closure
 
     # ---- the client algorithm
 
-    def _see_gradients(self, optimizer: Any) -> None:
+    def _show_gradients(self, optimizer: Any) -> None:
         """Let the client algorithm change the gradients of a step."""
         context = self._context
         algorithm = self._algorithm
         assert context is not None
-        self._gradients_are_seen = True
+        self._has_shown_gradients = True
         context.optimizer = optimizer
         if algorithm is None or not self._uses_gradients:
             return
         context.epoch = context.position // context.epoch_batches
 
-        trained_parameters = [p for p in parameters_of(optimizer) if p.grad is not None]
+        trained_parameters = [
+            parameter for parameter in parameters_of(optimizer) if parameter.grad is not None
+        ]
         for parameter in algorithm.frozen_parameters(context, trained_parameters):
             parameter.grad = None
         if not self._changes_gradients:
@@ -223,7 +226,7 @@ def _closure_among(args: Any, kwargs: Any) -> Closure | None:
     if "closure" in kwargs:
         closure = kwargs["closure"]
     elif len(args) > 1:
-        closure = args[1]
+        closure = args[1]  # as in step(closure)
     if callable(closure):
         return closure
     return None

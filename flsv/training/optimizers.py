@@ -40,30 +40,26 @@ class Optimizers:
         self._trainer = trainer
         self._policy = policy
         self._schedules = Schedules(trainer, steps)
-        self._swapped = find_optimizers(trainer)
-        _check_optimizers(trainer, policy, self._swapped)
+        self._swapped_optimizers = find_optimizers(trainer)
+        _check_optimizers(trainer, policy, self._swapped_optimizers)
         self._stored: Mapping[str, Any] = {}
         self._scaler: Any = None
         self._initial_scale: dict[str, Any] | None = None
-        scaler = getattr(getattr(trainer, "precision_plugin", None), "scaler", None)
+        precision_plugin = getattr(trainer, "precision_plugin", None)
+        scaler = getattr(precision_plugin, "scaler", None)
         if scaler is not None and scaler.is_enabled():
             self._scaler = scaler
             self._initial_scale = dict(scaler.state_dict())
 
-    def enter(
-        self,
-        client: int,
-        stored: Mapping[str, Any],
-    ) -> None:
+    def enter(self, client: int, stored: Mapping[str, Any]) -> None:
         """Load a client's schedules, options, optimizer state and loss scale, as :meth:`leave` returned them."""
         self._stored = stored
-        for swapped in self._swapped:
+        for swapped in self._swapped_optimizers:
             swapped.store_federation_options()
-        # Schedulers set the options that a client's first step has. Its stored options overwrite them.
+        # The schedules first: they set options that the client's stored options then overwrite.
         pace = stored.get("pace") or {}
-        scheduler_states = pace.get("schedulers")
-        self._schedules.load(client, scheduler_states)
-        for swapped in self._swapped:
+        self._schedules.load(client, pace.get("schedulers"))
+        for swapped in self._swapped_optimizers:
             self._enter_optimizer(swapped)
 
         if self._scaler is not None:
@@ -77,21 +73,23 @@ class Optimizers:
         if self._is_swapped(optimizer):
             return
         self._add_new_optimizers()
-        if not self._is_swapped(optimizer):
+        if not self._is_swapped(optimizer):  # it was not among the new ones
             if self._policy == "persist":
                 raise ConfigurationError(
                     f"{type(optimizer).__name__} steps, and neither the module nor an optimizer holds it in an "
                     "attribute, so that clients cannot keep its state. Hold it in an attribute of the module, or set "
                     'FederatedLoop(optimizer_state="reset").'
                 )
-            self._swapped.append(SwappedOptimizer(f"{UNNAMED} {id(optimizer)}", optimizer))
-        for swapped in self._swapped:
+            self._swapped_optimizers.append(
+                SwappedOptimizer(f"{UNNAMED} {id(optimizer)}", optimizer)
+            )
+        for swapped in self._swapped_optimizers:
             if not swapped.is_entered:
                 swapped.store_federation_options()
                 self._enter_optimizer(swapped)
 
     def _is_swapped(self, optimizer: Any) -> bool:
-        return any(swapped.optimizer is optimizer for swapped in self._swapped)
+        return any(swapped.optimizer is optimizer for swapped in self._swapped_optimizers)
 
     def leave(self) -> dict[str, Any]:
         """Restore the federation's optimizers, and return the state that the client keeps."""
@@ -100,7 +98,7 @@ class Optimizers:
             client_state["loss_scale"] = dict(self._scaler.state_dict())
             self._scaler.load_state_dict(self._initial_scale)  # until the next client enters
 
-        entered = [swapped for swapped in self._swapped if swapped.is_entered]
+        entered = [swapped for swapped in self._swapped_optimizers if swapped.is_entered]
         if self._policy == "persist":
             client_state["optimizer"] = {swapped.name: swapped.state() for swapped in entered}
         options_by_name = {}
@@ -114,27 +112,24 @@ class Optimizers:
             client_state["pace"] = {"schedulers": scheduler_states, "options": options_by_name}
 
         for swapped in entered:
-            if self._schedules.steps_by_round(swapped.optimizer):
-                swapped.leave(options_by_round=SCHEDULED)
+            if self._schedules.has_round_scheduler(swapped.optimizer):
+                swapped.leave(scheduled_names=SCHEDULED)
             else:
-                swapped.leave(options_by_round=set())
+                swapped.leave(scheduled_names=set())
         # An optimizer without a name is found again at its next first step.
-        self._swapped = [
-            swapped for swapped in self._swapped if not swapped.name.startswith(UNNAMED)
+        self._swapped_optimizers = [
+            swapped for swapped in self._swapped_optimizers if not swapped.name.startswith(UNNAMED)
         ]
         return client_state
 
     def _client_options(self, swapped: SwappedOptimizer) -> Options:
-        is_by_round = self._schedules.steps_by_round(swapped.optimizer)
+        is_by_round = self._schedules.has_round_scheduler(swapped.optimizer)
         return swapped.client_options(scheduled=not is_by_round, policy=self._policy)
 
-    def move_states(
-        self,
-        states: Mapping[str, StoredState],
-    ) -> dict[str, StoredState]:
+    def move_states(self, states: Mapping[str, StoredState]) -> dict[str, StoredState]:
         """Return a client's optimizer states from a checkpoint on the optimizers' device."""
         moved_states = dict(states)
-        for swapped in self._swapped:
+        for swapped in self._swapped_optimizers:
             if swapped.name in states:
                 moved_states[swapped.name] = swapped.move_state(states[swapped.name])
         return moved_states
@@ -150,20 +145,20 @@ class Optimizers:
 
     def outer_optimizer_of(self, optimizer: Any) -> Any | None:
         """Return the optimizer that holds ``optimizer`` in an attribute, or None."""
-        for swapped in self._swapped:
+        for swapped in self._swapped_optimizers:
             if swapped.optimizer is optimizer:
                 return swapped.outer_optimizer
         return None
 
     def _add_new_optimizers(self) -> None:
         """Add the optimizers that the trainer, its optimizers or its module hold, and that are not yet known."""
-        swapped_by_name = {swapped.name: swapped for swapped in self._swapped}
+        swapped_by_name = {swapped.name: swapped for swapped in self._swapped_optimizers}
         for swapped in find_optimizers(self._trainer):
-            earlier = swapped_by_name.get(swapped.name)
+            namesake = swapped_by_name.get(swapped.name)
             # An optimizer that the module makes anew takes the place of its last one.
-            if earlier is None or earlier.optimizer is not swapped.optimizer:
+            if namesake is None or namesake.optimizer is not swapped.optimizer:
                 swapped_by_name[swapped.name] = swapped
-        self._swapped = list(swapped_by_name.values())
+        self._swapped_optimizers = list(swapped_by_name.values())
 
     def _enter_optimizer(self, swapped: SwappedOptimizer) -> None:
         states = self._stored.get("optimizer") or {}
@@ -190,46 +185,42 @@ class Schedules:
         self._check_schedulers()
         self._schedulers_by_length: dict[float, _SchedulersOfLength] = {}
         self._attributes = [vars(scheduler) for scheduler in self._schedulers]
-        self._federation_states: list[Any] | None = None
-        self._round_states: list[Any] | None = None
+        self._states_before_client: list[Any] | None = None
+        self._round_states_before_client: list[Any] | None = None
 
-    def steps_by_round(self, optimizer: Optimizer) -> bool:
+    def has_round_scheduler(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer's scheduler steps once per round."""
         return any(scheduler.optimizer is optimizer for scheduler in self._round_schedulers)
 
-    def load(
-        self,
-        client: int,
-        states: dict[int, Any] | None,
-    ) -> None:
+    def load(self, client: int, states: dict[int, Any] | None) -> None:
         """Set the schedulers to the client's last ``states``, or without these to its first step."""
         # A module with manual optimization steps its schedulers itself, and may step those of rounds within a client.
         if not self._trainer.lightning_module.automatic_optimization:
-            self._round_states = _copy_states(self._round_schedulers)
+            self._round_states_before_client = _copy_states(self._round_schedulers)
         if not self._schedulers:
             return
 
-        # Both are restored when the client leaves.
-        self._federation_states = _copy_states(self._schedulers)
-        schedulers_of_length = self._schedulers_for(client)
-        if schedulers_of_length is not None:
-            schedulers_of_length.enter(self._schedulers)
+        # `leave` restores these states.
+        self._states_before_client = _copy_states(self._schedulers)
+        client_schedulers = self._schedulers_for(client)
+        if client_schedulers is not None:
+            client_schedulers.load_into(self._schedulers)
         for index, state in (states or {}).items():
             self._schedulers[index].load_state_dict(deepcopy(state))
 
     def leave(self) -> dict[int, Any]:
         """Return the client's scheduler states, and reset the schedulers."""
         self._check_round_schedulers()
-        if self._federation_states is None:
+        if self._states_before_client is None:
             return {}
         client_states = _copy_states(self._schedulers)
         for scheduler, attributes, state in zip(
-            self._schedulers, self._attributes, self._federation_states
+            self._schedulers, self._attributes, self._states_before_client
         ):
-            # `load` may have given it the attributes of another scheduler.
+            # `load` may have given the scheduler the attributes of another one.
             scheduler.__dict__ = attributes
             scheduler.load_state_dict(deepcopy(state))
-        self._federation_states = None
+        self._states_before_client = None
         return dict(enumerate(client_states))
 
     def _schedulers_for(self, client: int) -> _SchedulersOfLength | None:
@@ -248,7 +239,7 @@ class Schedules:
 
     def _check_schedulers(self) -> None:
         for scheduler in self._schedulers:
-            if self.steps_by_round(scheduler.optimizer):
+            if self.has_round_scheduler(scheduler.optimizer):
                 raise ConfigurationError(
                     "one optimizer has a scheduler that steps per batch and one that steps per round: the learning "
                     "rate would belong to the client and to the federation at once. Chain them in one scheduler "
@@ -263,10 +254,10 @@ class Schedules:
 
     def _check_round_schedulers(self) -> None:
         """Check that a client's training has not stepped a scheduler that steps once per round."""
-        if self._round_states is None:
+        if self._round_states_before_client is None:
             return
-        round_states = self._round_states
-        self._round_states = None
+        round_states = self._round_states_before_client
+        self._round_states_before_client = None
         for scheduler, state in zip(self._round_schedulers, round_states):
             if not are_equal(scheduler.state_dict(), state):
                 raise ConfigurationError(
@@ -285,11 +276,12 @@ class _SchedulersOfLength:
         indices: list[int],
         steps: LocalSteps,
     ) -> None:
-        batches_told = steps.patch_batch_counts()
+        # Schedulers may ask the trainer for its number of batches.
+        batch_counts = steps.patch_batch_counts()
         try:
             self._optimizers, schedulers = new_optimizers(trainer)
         finally:
-            batches_told.restore()
+            batch_counts.restore()
         self._fit_optimizers = trainer.optimizers
         self._initial_options: list[Options] = []  # what these schedulers have set, by optimizer
         for optimizer in self._optimizers:
@@ -303,7 +295,7 @@ class _SchedulersOfLength:
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
 
-    def enter(self, fit_schedulers: list[Any]) -> None:
+    def load_into(self, fit_schedulers: list[Any]) -> None:
         """Overwrite the fit's schedulers with those of this set, at their first step."""
         for optimizer, fit_optimizer, options_of_groups in zip(
             self._optimizers, self._fit_optimizers, self._initial_options
@@ -316,8 +308,7 @@ class _SchedulersOfLength:
             fit_schedulers, self._schedulers, self._initial_states
         ):
             scheduler.load_state_dict(deepcopy(initial_state))
-            # The trainer's object stays, and from here on shares one dictionary of attributes with the other. In it the
-            # optimizer is the trainer's.
+            # From here on both schedulers share one dictionary of attributes, with the trainer's optimizer in it.
             fit_optimizer = fit_scheduler.optimizer
             fit_scheduler.__dict__ = vars(scheduler)
             fit_scheduler.optimizer = fit_optimizer
@@ -354,20 +345,22 @@ class OptimizerOptions:
     def __init__(self, trainer: L.Trainer) -> None:
         self._optimizers = trainer.optimizers
         self._options: Options = []
-        kinds = []
+        optimizer_descriptions = []
         for optimizer in trainer.optimizers:
             self._options += options_of(optimizer.param_groups)
-            kinds.append(f"{type(optimizer).__name__} ({len(optimizer.param_groups)} groups)")
+            optimizer_descriptions.append(
+                f"{type(optimizer).__name__} ({len(optimizer.param_groups)} groups)"
+            )
 
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        self._schedulers = [type(scheduler).__name__ for scheduler in schedulers]
-        options_to_compare = list(self._options)
-        options_to_compare += [scheduler.state_dict() for scheduler in schedulers]
+        self._scheduler_names = [type(scheduler).__name__ for scheduler in schedulers]
+        scheduler_states = [scheduler.state_dict() for scheduler in schedulers]
+        options_to_compare = [*self._options, *scheduler_states]
         texts = []
         for options in options_to_compare:
             texts.append({name: _option_text(value) for name, value in options.items()})
         self.configured_options: dict[str, Any] = {
-            "kinds": ", ".join(kinds + self._schedulers),
+            "kinds": ", ".join(optimizer_descriptions + self._scheduler_names),
             "options": texts,
         }
 
@@ -379,7 +372,7 @@ class OptimizerOptions:
                 "which cannot continue from the saved state. Resume with the same optimizers and schedulers. Their "
                 "options, such as the learning rate, may change."
             )
-        if not self._schedulers:
+        if not self._scheduler_names:
             return
 
         changes = []
@@ -393,8 +386,8 @@ class OptimizerOptions:
                     changes.append(change)
         if changes:
             raise ConfigurationError(
-                f"{', '.join(changes)}: with {self._schedulers[0]}, the learning rate depends on the rounds before and "
-                "cannot be changed on resume. Resume with the options that the run was started with."
+                f"{', '.join(changes)}: with {self._scheduler_names[0]}, the learning rate depends on the rounds "
+                "before and cannot be changed on resume. Resume with the options that the run was started with."
             )
 
     def apply(self, saved: dict[str, Any]) -> None:

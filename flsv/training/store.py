@@ -76,7 +76,8 @@ class ClientStore:
         """Keep the staged state of all clients."""
         for client, staged in self._staged.items():
             state = {**self._committed.pop(client, {}), **staged}
-            if not state.get(TENSORS):
+            has_tensors = bool(state.get(TENSORS))
+            if not has_tensors:  # an empty dictionary is not kept
                 state.pop(TENSORS, None)
             if state:
                 self._committed[client] = state

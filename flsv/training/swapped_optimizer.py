@@ -54,8 +54,8 @@ class SwappedOptimizer:
         self.optimizer = optimizer
         self.outer_optimizer = outer_optimizer
         self.is_entered = False
-        held_values = _attributes_of(optimizer).values()
-        self._is_unwrapped = outer_optimizer is None and not any(map(is_optimizer, held_values))
+        holds_optimizer = any(map(is_optimizer, _attributes_of(optimizer).values()))
+        self._is_unwrapped = outer_optimizer is None and not holds_optimizer
         self._configured_attributes = self._plain_attributes()
 
     @property
@@ -72,7 +72,7 @@ class SwappedOptimizer:
         values = {}
         for name, value in _attributes_of(self.optimizer).items():
             inner_optimizers: list[SwappedOptimizer] = []
-            _collect_optimizers(name, value, self.optimizer, inner_optimizers)
+            _collect_optimizers(name, value, self.optimizer, collected=inner_optimizers)
             if not is_plain(value) and not inner_optimizers:
                 values[f"{self.name}.{name}"] = value
         return values
@@ -92,21 +92,17 @@ class SwappedOptimizer:
         state = self.optimizer.state
         state.clear()
         if stored is None:
-            self._put_attributes(self._configured_attributes)
+            self._set_attributes(self._configured_attributes)
         else:
-            state.update(_by_parameter(self.optimizer, stored["state"]))
-            self._put_attributes(stored["attributes"])
+            state.update(_state_by_parameter(self.optimizer, stored["state"]))
+            self._set_attributes(stored["attributes"])
         self.optimizer.zero_grad()
 
     def state(self) -> StoredState:
         """Return the state for the client to keep, without copies of ``state``."""
-        return {"state": _by_index(self.optimizer), "attributes": self._plain_attributes()}
+        return {"state": _state_by_index(self.optimizer), "attributes": self._plain_attributes()}
 
-    def client_options(
-        self,
-        scheduled: bool,
-        policy: Policy,
-    ) -> Options:
+    def client_options(self, scheduled: bool, policy: Policy) -> Options:
         """Return the options that the client's training has changed, in this round or before."""
         changed_options: Options = []
         for index, options in enumerate(options_of(self._groups)):
@@ -119,39 +115,39 @@ class SwappedOptimizer:
                 else:
                     belongs_to_client = policy == "persist"
                 has_changed_before = name in stored_options
-                is_as_at_entry = name in options_at_entry and are_equal(
-                    options_at_entry[name], value
-                )
-                has_changed = has_changed_before or not is_as_at_entry
+                is_new = name not in options_at_entry
+                has_changed_now = is_new or not are_equal(options_at_entry[name], value)
+                has_changed = has_changed_before or has_changed_now
                 if belongs_to_client and has_changed:
                     changed[name] = value
             changed_options.append(changed)
         return changed_options
 
-    def leave(self, options_by_round: set[str]) -> None:
+    def leave(self, scheduled_names: set[str]) -> None:
         """Restore the federation's state and options, but not those that schedulers set once a round."""
         self.is_entered = False
         self.optimizer.state.clear()
-        self._put_attributes(self._configured_attributes)
+        self._set_attributes(self._configured_attributes)
         for group, federation_options in zip(self._groups, self._federation_options):
             client_only_names = group.keys() - federation_options.keys() - {"params"}
             for name in client_only_names:
                 del group[name]
-            # The group keeps the scheduler's values.
-            for name in options_by_round & federation_options.keys():
-                del federation_options[name]
-            set_options(group, federation_options)
+            options_to_restore = {}  # the group keeps the scheduler's values
+            for name, value in federation_options.items():
+                if name not in scheduled_names:
+                    options_to_restore[name] = value
+            set_options(group, options_to_restore)
 
     def move_state(self, stored: StoredState) -> StoredState:
         """Return a client's state from a checkpoint on the parameters' device."""
         optimizer = self.optimizer
-        first_parameter = parameters_of(optimizer)[0]
-        move = partial(_move, device=first_parameter.device)
+        device = parameters_of(optimizer)[0].device
+        move = partial(_move, device=device)
         if self._is_unwrapped:
             # torch moves what it loads. Read it back, and leave the optimizer without state.
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": stored["state"], "param_groups": groups})
-            state = _by_index(optimizer)
+            state = _state_by_index(optimizer)
             optimizer.state = defaultdict(dict)
         else:  # load_state_dict of a wrapper loads the state of the optimizer that it holds
             state = tree_map_only(Tensor, move, stored["state"])
@@ -166,9 +162,10 @@ class SwappedOptimizer:
                 attributes[name] = copied(value)
         return attributes
 
-    def _put_attributes(self, values: Mapping[str, Any]) -> None:
+    def _set_attributes(self, values: Mapping[str, Any]) -> None:
         for name, value in _attributes_of(self.optimizer).items():
-            if name not in values and is_plain(value):
+            is_new = name not in values
+            if is_new and is_plain(value):
                 delattr(self.optimizer, name)
         for name, value in values.items():
             current_value = getattr(self.optimizer, name, None)
@@ -181,11 +178,13 @@ def find_optimizers(trainer: L.Trainer) -> list[SwappedOptimizer]:
     # Each call below appends what it finds.
     optimizers: list[SwappedOptimizer] = []
     for index, optimizer in enumerate(trainer.optimizers):
-        _collect_optimizers(f"optimizers.{index}", optimizer, None, optimizers)
+        _collect_optimizers(
+            f"optimizers.{index}", optimizer, outer_optimizer=None, collected=optimizers
+        )
     for prefix, layer in trainer.lightning_module.named_modules():
         path = f"module.{prefix}" if prefix else "module"
         for name, value in _attributes_of(layer).items():
-            _collect_optimizers(f"{path}.{name}", value, None, optimizers)
+            _collect_optimizers(f"{path}.{name}", value, outer_optimizer=None, collected=optimizers)
     return optimizers
 
 
@@ -232,23 +231,23 @@ def _collect_optimizers(
     name: str,
     value: Any,
     outer_optimizer: Any | None,
-    optimizers: list[SwappedOptimizer],
+    collected: list[SwappedOptimizer],
 ) -> None:
-    """Add a value of an attribute if it is an optimizer, and the optimizers that it holds."""
+    """Append the value of an attribute if it is an optimizer, and the optimizers that it holds, to ``collected``."""
     if isinstance(value, dict):
         for key, entry in value.items():
-            _collect_optimizers(f"{name}.{key}", entry, outer_optimizer, optimizers)
+            _collect_optimizers(f"{name}.{key}", entry, outer_optimizer, collected)
     elif isinstance(value, list | tuple):
         for index, entry in enumerate(value):
-            _collect_optimizers(f"{name}.{index}", entry, outer_optimizer, optimizers)
+            _collect_optimizers(f"{name}.{index}", entry, outer_optimizer, collected)
     elif isinstance(value, LightningOptimizer):
-        _collect_optimizers(name, value.optimizer, outer_optimizer, optimizers)
+        _collect_optimizers(name, value.optimizer, outer_optimizer, collected)
     elif is_optimizer(value):
-        if any(swapped.optimizer is value for swapped in optimizers):
+        if any(swapped.optimizer is value for swapped in collected):
             return
-        optimizers.append(SwappedOptimizer(name, value, outer_optimizer))
+        collected.append(SwappedOptimizer(name, value, outer_optimizer))
         for attribute, entry in _attributes_of(value).items():
-            _collect_optimizers(f"{name}.{attribute}", entry, value, optimizers)
+            _collect_optimizers(f"{name}.{attribute}", entry, value, collected)
 
 
 @cache
@@ -290,7 +289,7 @@ def _move(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def _by_index(optimizer: Any) -> State:
+def _state_by_index(optimizer: Any) -> State:
     """Return an optimizer's state with the parameters' indices as keys, without copies."""
     index_of_parameter = {}
     for index, parameter in enumerate(parameters_of(optimizer)):
@@ -304,7 +303,7 @@ def _by_index(optimizer: Any) -> State:
     return state
 
 
-def _by_parameter(optimizer: Any, stored: State) -> State:
+def _state_by_parameter(optimizer: Any, stored: State) -> State:
     """Copy a client's stored state with the optimizer's parameters as keys."""
     parameters = dict(enumerate(parameters_of(optimizer)))
     state = {}

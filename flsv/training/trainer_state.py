@@ -18,7 +18,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.training.client_batches import LocalSteps
-from flsv.training.entry_trial import CLOSED
+from flsv.training.entry_trial import SHARED_TYPES
 from flsv.training.module_attributes import (
     Attribute,
     ModuleAttributes,
@@ -59,11 +59,14 @@ class TrainerState:
         self._store = store
         self._steps = steps
         self._optimizers = Optimizers(trainer, policy, steps)
+        # States from a checkpoint are moved to the optimizers' device.
         store.convert("optimizer", self._optimizers.move_states)
-        self._outside_vector = NonVectorState(self.module, space.non_finite_names)
+        self._non_vector_state = NonVectorState(self.module, space.non_finite_names)
         self._constants = space.constants(self.module)
+        self._buffers: State | None = None
+        self._next_objects: list[Attribute] | None = None
         #: Random generators to which the module and its optimizers refer.
-        self.generators = find_generators(self.module, trainer.optimizers, closed=CLOSED)
+        self.generators = find_generators(self.module, trainer.optimizers, closed=SHARED_TYPES)
         self._generator_states: list[ObjectState] = []
         self._is_in_round = False
         self._client: int | None = None
@@ -87,24 +90,24 @@ class TrainerState:
         """Store a copy of the clients' initial model, which hooks may have changed."""
         self.space.check(self.module)
         self._steps.steps_before_round = self._steps.steps_so_far()
-        self._outside_vector.attributes.begin_round()
-        self._state_at_start = self._outside_vector.read()
+        self._non_vector_state.attributes.begin_round()
+        self._state_at_start = self._non_vector_state.read()
         vector = self.space.read(self.module)
         if torch.equal(vector, self._state_before_round.vector):
             self.global_vector = self._state_before_round.vector  # one copy in memory
         else:  # a hook has changed the model
             self.global_vector = vector
-        self._constant_norms_and_sums = _norms_and_sums(self._constants.values())
+        self._constants_at_start = _norms_and_sums(self._constants.values())
         # `begin_clients` reads the counters that clients start with: transfer hooks may still change them.
-        self._buffers: State | None = None
-        self._next_objects: list[Attribute] | None = None
+        self._buffers = None
+        self._next_objects = None
         self.next_buffers = None
 
     def begin_clients(self) -> None:
         """Copy the counters and masks that are not in the vector, before the first client trains."""
         if self._buffers is None:
-            self._buffers = self._outside_vector.read()
-            self._objects = self._outside_vector.attributes.objects()
+            self._buffers = self._non_vector_state.read()
+            self._objects = self._non_vector_state.attributes.objects()
             for generator in self.generators:
                 self._generator_states.extend(states_of(generator))
 
@@ -112,20 +115,20 @@ class TrainerState:
         """Restore the copied counters and masks, and the generators, after the last client's training."""
         self._restore_generators()
         if self._buffers is not None:
-            self._outside_vector.attributes.restore_objects(self._objects)
-            self._outside_vector.write(self._buffers)
+            self._non_vector_state.attributes.restore_objects(self._objects)
+            self._non_vector_state.write(self._buffers)
 
     def end_round(self, vector: Tensor) -> None:
         """Write the next global model ``vector [P]`` into the module."""
         if self._next_objects is not None:
-            self._outside_vector.attributes.restore_objects(self._next_objects)
+            self._non_vector_state.attributes.restore_objects(self._next_objects)
         # What is not in the vector: integer buffers and attributes.
-        if self.next_buffers is None:  # no client's were kept
-            state_outside_vector = self._state_at_start
+        if self.next_buffers is None:  # no client's counters and masks were kept
+            non_vector = self._state_at_start
         else:
-            state_outside_vector = self.next_buffers
-        self._write(vector, state_outside_vector, self._private)
-        self._outside_vector.attributes.end_round()
+            non_vector = self.next_buffers
+        self._write(_ModuleState(vector, non_vector, self._private))
+        self._non_vector_state.attributes.end_round()
         self.global_vector = vector
         self._is_in_round = False
 
@@ -133,7 +136,7 @@ class TrainerState:
         """Restore the state from before the round."""
         self.leave(keep=False)
         self._restore_generators()
-        self._write(*self._state_before_round)
+        self._write(self._state_before_round)
 
     def _restore_generators(self) -> None:
         for state in self._generator_states:
@@ -150,35 +153,32 @@ class TrainerState:
     ) -> None:
         """Load a client's optimizer state into the Trainer, and ``model [P]`` with its ``private`` parameters into the
         module. Without ``model`` the module keeps its weights."""
-        # The module: objects before the tensors within them, and the global model's private parameters for a client
-        # without own ones.
         if model is not None:
             self.begin_clients()
             assert self._buffers is not None
-            self._outside_vector.attributes.restore_objects(self._objects)
+            # Objects come before the tensors within them.
+            self._non_vector_state.attributes.restore_objects(self._objects)
+            # A client without private parameters of its own has those of the global model.
             private_parameters = {**self._private, **(private or {})}
-            self._write(model, self._buffers, private_parameters)
+            self._write(_ModuleState(model, self._buffers, private_parameters))
 
-        # Steps and optimizers.
         self._client = client
         self._steps.client = client
         self._steps.steps_before_client = self._steps.steps_so_far()
         self._optimizers.enter(client, self._store.committed(client))
 
-    def read(
-        self,
-        out: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def read(self, out: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the model ``[P]`` to send (in ``out``), the trained model, and the parameters that stay at the
         client."""
-        self._outside_vector.check()
-        self._outside_vector.attributes.end_client()
+        self._non_vector_state.check()
+        self._non_vector_state.attributes.end_client()
         vector = self.space.read(self.module, out=out)
         private_entries = self.space.read_private(self.module)
         self._check_constants()
         trained_model = vector
-        module_has_upload = self._optimizers.write_upload()  # in place of the trained weights
-        if module_has_upload:
+        # An optimizer may overwrite the module's trained weights by those to send.
+        is_overwritten = self._optimizers.write_upload()
+        if is_overwritten:
             trained_model = vector.clone()
             self.space.read(self.module, out=vector)
         # What follows reads the module, and must not see the client's private parameters.
@@ -195,8 +195,8 @@ class TrainerState:
     def keep_buffers(self) -> None:
         """Store the first client's counters and masks, which the next global model gets."""
         if self.next_buffers is None:
-            self.next_buffers = self._outside_vector.read()
-            self._next_objects = self._outside_vector.attributes.objects()
+            self.next_buffers = self._non_vector_state.read()
+            self._next_objects = self._non_vector_state.attributes.objects()
 
     def leave(self, keep: bool) -> None:
         """Restore the federation's optimizers, schedules and scale. With ``keep`` stage the client's in the store."""
@@ -217,8 +217,9 @@ class TrainerState:
         if self._is_in_round:  # the module now has a client's
             state = self._state_before_round.non_vector
         else:
-            state = self._outside_vector.read()
-        attributes = self._outside_vector.attributes.with_lists_of_first_client(state["attributes"])
+            state = self._non_vector_state.read()
+        # After a round each list holds what all clients have added.
+        attributes = self._non_vector_state.attributes.values_for_next_round(state["attributes"])
         return {
             "buffers": state["buffers"],
             "attributes": saved_values(attributes),
@@ -226,7 +227,7 @@ class TrainerState:
 
     def restore(self, buffers: State) -> None:
         """Write the counters and masks in ``buffers`` into the module."""
-        self._outside_vector.resume(buffers)
+        self._non_vector_state.resume(buffers)
 
     def global_state_dict(self) -> dict[str, Any]:
         """Return the ``state_dict`` of the global model from before the round."""
@@ -237,9 +238,9 @@ class TrainerState:
             for tensor in (*self.module.parameters(), *self.module.buffers()):
                 if not tensor.is_inference():
                     version_guards.enter_context(_unsafe_preserve_version_counter(tensor))
-            self._write(*self._state_before_round)
+            self._write(self._state_before_round)
             state_dict = {name: value.clone() for name, value in self.module.state_dict().items()}
-            self._write(*client_state)
+            self._write(client_state)
         return state_dict
 
     def _check_constants(self) -> None:
@@ -247,7 +248,7 @@ class TrainerState:
         if not self._constants:
             return
         norms_and_sums = _norms_and_sums(self._constants.values())
-        is_changed = (norms_and_sums != self._constant_norms_and_sums).any(0).tolist()
+        is_changed = (norms_and_sums != self._constants_at_start).any(0).tolist()  # per tensor
         changed_names = list(compress(self._constants, is_changed))
         if changed_names:
             raise ConfigurationError(
@@ -260,15 +261,15 @@ class TrainerState:
     def _read(self) -> _ModuleState:
         return _ModuleState(
             vector=self.space.read(self.module),
-            non_vector=self._outside_vector.read(),
+            non_vector=self._non_vector_state.read(),
             private=self.space.read_private(self.module),
         )
 
     @torch.no_grad()
-    def _write(self, vector: Tensor, non_vector: State, private: dict[str, Tensor]) -> None:
-        self.space.write(self.module, vector)
-        self._outside_vector.write(non_vector)
-        self.space.write_private(self.module, private)
+    def _write(self, state: _ModuleState) -> None:
+        self.space.write(self.module, state.vector)
+        self._non_vector_state.write(state.non_vector)
+        self.space.write_private(self.module, state.private)
 
 
 @torch.no_grad()
@@ -276,9 +277,11 @@ def _norms_and_sums(tensors: Iterable[Tensor]) -> Tensor:
     """Return the tensors' norms and sums ``[2, n]``, by which a later change is detected."""
     float_tensors = []
     for tensor in tensors:
-        if not tensor.is_floating_point():  # only real numbers are compared
-            tensor = tensor.new_zeros(1, dtype=torch.float32)
-        float_tensors.append(tensor)
+        if tensor.is_floating_point():
+            float_tensors.append(tensor)
+        else:  # only real numbers are compared
+            placeholder = tensor.new_zeros(1, dtype=torch.float32)
+            float_tensors.append(placeholder)
     if not float_tensors:
         return torch.empty(2, 0)
     norms = torch.stack([norm.double() for norm in torch._foreach_norm(float_tensors)])
@@ -291,18 +294,14 @@ class NonVectorState:
 
     The next global model takes those of the cohort's first client, since averages of counters have no meaning."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        infinite: Collection[str] = (),
-    ) -> None:
+    def __init__(self, module: nn.Module, non_finite_names: Collection[str] = ()) -> None:
         self._module = module
         tensors: dict[str, Tensor] = dict(module.named_parameters())
         tensors.update(module.named_buffers())
-        self._infinite = []
-        for name in infinite:
-            copy = tensors[name].detach().clone()
-            self._infinite.append((name, tensors[name], copy))
+        self._non_finite_tensors = []
+        for name in non_finite_names:
+            initial_tensor = tensors[name].detach().clone()
+            self._non_finite_tensors.append((name, tensors[name], initial_tensor))
         self.attributes = ModuleAttributes(module)
 
     def read(self) -> State:
@@ -316,22 +315,22 @@ class NonVectorState:
         }
 
     @torch.no_grad()
-    def write(self, state: State, partial: bool = False) -> None:
-        """Write tensors from :meth:`read` into the module. Unless ``partial``, delete attributes that hold other
+    def write(self, state: State, keeps_others: bool = False) -> None:
+        """Write tensors from :meth:`read` into the module. Unless ``keeps_others``, delete attributes that hold other
         tensors."""
         self._write_buffers(state["buffers"])
-        self.attributes.write(state["attributes"], partial)
+        self.attributes.write(state["attributes"], keeps_others)
 
     def resume(self, state: State) -> None:
         """Write tensors from a checkpoint into the module."""
         device = _device_of(self._module)
         attributes = loaded_values(state["attributes"], device)
-        self.write({"buffers": state["buffers"], "attributes": attributes}, partial=True)
+        self.write({"buffers": state["buffers"], "attributes": attributes}, keeps_others=True)
 
     def check(self) -> None:
         """Check that entries that were infinite or NaN at the start have not changed."""
         changed_names = []
-        for name, tensor, initial_tensor in self._infinite:
+        for name, tensor, initial_tensor in self._non_finite_tensors:
             if not _are_equal(tensor, initial_tensor):
                 changed_names.append(name)
         if changed_names:
@@ -343,12 +342,12 @@ class NonVectorState:
 
     def _write_buffers(self, state: Mapping[str, Tensor | None]) -> None:
         unwritten = dict(state)
-        for name, layer, name_in_layer, buffer in list(self._buffers()):
-            if name not in state:  # training has made it
+        for name, layer, name_in_layer, buffer in list(self._buffers()):  # the loop deletes buffers
+            if name not in state:  # training has made this buffer
                 delattr(layer, name_in_layer)
                 continue
             value = unwritten.pop(name)
-            if buffer is None or value is None or not _have_one_format(buffer, value):
+            if buffer is None or value is None or not _have_same_format(buffer, value):
                 layer._buffers[name_in_layer] = self._copy(value)
             else:
                 buffer.copy_(value)
@@ -384,7 +383,7 @@ def _can_be_averaged(buffer: Tensor) -> bool:
     return buffer.is_floating_point() or buffer.is_complex()
 
 
-def _have_one_format(tensor: Tensor, other_tensor: Tensor) -> bool:
+def _have_same_format(tensor: Tensor, other_tensor: Tensor) -> bool:
     return tensor.shape == other_tensor.shape and tensor.dtype == other_tensor.dtype
 
 

@@ -32,10 +32,10 @@ class Conversation:
         self.question: Packet | None = None
         self.result: Any = None
         self.error: BaseException | None = None
-        self._answer: Reply | None = None
+        self._reply: Reply | None = None
         self._is_ended = False
-        self._may_go_on = threading.Semaphore(0)
-        self._stands_still = threading.Semaphore(0)
+        self._may_resume = threading.Semaphore(0)
+        self._is_paused = threading.Semaphore(0)
         context = contextvars.copy_context()
         grad_mode = torch.is_grad_enabled()
         inference_mode = torch.is_inference_mode_enabled()
@@ -44,8 +44,8 @@ class Conversation:
         else:
             device = -1  # none
 
-        def run() -> None:
-            self._may_go_on.acquire()
+        def run_in_thread() -> None:
+            self._may_resume.acquire()
             try:
                 with (
                     torch.cuda.device(device),
@@ -60,27 +60,27 @@ class Conversation:
                 self.error = error
             finally:
                 self.question = None
-                self._stands_still.release()
+                self._is_paused.release()
 
-        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread = threading.Thread(target=run_in_thread, daemon=True)
         self.thread.start()
 
     def go_on(self, answer: Reply | None = None) -> None:
         """Hand over an answer, and let the thread run up to its next question or its end."""
-        self._answer = answer
-        self._may_go_on.release()
-        self._stands_still.acquire()
+        self._reply = answer
+        self._may_resume.release()
+        self._is_paused.acquire()
 
     def ask(self, question: Packet) -> Reply:
         """Ask a question, in the conversation's thread."""
         if self._is_ended:
             raise Ended
         self.question = question
-        self._stands_still.release()
-        self._may_go_on.acquire()
+        self._is_paused.release()
+        self._may_resume.acquire()
         if self._is_ended:
             raise Ended
-        answer = self._answer
+        answer = self._reply
         assert answer is not None
         return answer
 
@@ -88,7 +88,7 @@ class Conversation:
         """Leave the conversation where it is."""
         self._is_ended = True
         if self.thread.is_alive():
-            self._may_go_on.release()
+            self._may_resume.release()
         self.thread.join()
 
 
@@ -114,10 +114,10 @@ class Conversations:
             )
         return conversation.ask(packet)
 
-    def hold(self, talk: Callable[[Client], T], clients: Sequence[Client]) -> list[T]:
+    def hold_conversations(self, talk: Callable[[Client], T], clients: Sequence[Client]) -> list[T]:
         """Return ``[talk(client) for client in clients]``. Each ``talk`` may ask its own client only."""
-        sites = {client.id for client in clients}
-        is_repeated = len(sites) < len(clients)
+        client_ids = {client.id for client in clients}
+        is_repeated = len(client_ids) < len(clients)
         is_within_another = threading.current_thread() in self._running
         if len(clients) < 2 or is_repeated or is_within_another:
             return [talk(client) for client in clients]
@@ -137,7 +137,7 @@ class Conversations:
 
     def _take_turns(self, conversations: Mapping[int, Conversation]) -> None:
         # Without an answer each conversation begins.
-        answers: Mapping[int, Reply | None] = dict.fromkeys(conversations, None)
+        answers: Mapping[int, Reply | None] = dict.fromkeys(conversations)
         while answers:
             for site, answer in answers.items():
                 conversation = conversations[site]
@@ -148,9 +148,10 @@ class Conversations:
 
             questions = {}
             for site, conversation in conversations.items():
-                if conversation.question is not None:
-                    questions[site] = conversation.question
-                    conversation.question = None
+                question = conversation.question
+                conversation.question = None
+                if question is not None:
+                    questions[site] = question
             answers = {}
             if questions:
                 replies = self._exchange(questions)

@@ -21,7 +21,7 @@ from flsv.engines.remote.run_status import run_status
 from flsv.engines.remote.site import Site
 from flsv.engines.remote.transport import (
     ENCODER_FILE,
-    MOST_SAMPLES,
+    MAX_SAMPLES_OF_SPLIT,
     Directory,
     RemoteData,
     Transport,
@@ -78,7 +78,7 @@ class RemoteServer:
     trainer: Mapping[str, Any] | None = None
     timeout: float = 600.0
     wait: float = 600.0
-    max_samples: int = MOST_SAMPLES
+    max_samples: int = MAX_SAMPLES_OF_SPLIT
 
     def serve(self, transport: Transport, run: str) -> None:
         """Run all rounds that are left. ``run`` is the network's name of the run.
@@ -103,7 +103,7 @@ class RemoteServer:
         last_checkpoint = folder / "checkpoints" / "last.ckpt"
         is_resumed = last_checkpoint.is_file()
         if not is_resumed:
-            # They belong to another run.
+            # Files of another run.
             book.unlink(missing_ok=True)
             book.with_name(ENCODER_FILE).unlink(missing_ok=True)
         directory = Directory(
@@ -132,10 +132,11 @@ class RemoteServer:
             server_data = None
             # Lightning would warn of the empty list of loaders in every round.
             warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
+        sizes = [directory.sizes[number] for number in range(len(self.sites))]
         data = RemoteData(
             self.sites,
-            [directory.sizes[site] for site in range(len(self.sites))],
-            self.num_classes,
+            sizes,
+            num_classes=self.num_classes,
             class_names=self.class_names,
             server_data=server_data,
         )
@@ -201,12 +202,12 @@ class SiteClient:
             policy = SitePolicy()
         if self._site is None:
             self._site = Site(
-                self.make_module,
-                partial(self.make_datamodule, node),
-                self.make_loop,
-                Path(str(node.get("folder", SITE_FOLDER))),
-                self.trainer,
-                self.questions,
+                module=self.make_module,
+                data=partial(self.make_datamodule, node),
+                settings=self.make_loop,
+                folder=Path(str(node.get("folder", SITE_FOLDER))),
+                trainer=self.trainer,
+                questions=self.questions,
             )
         self._site.policy = policy
         return self._site.answer(packet, sender)

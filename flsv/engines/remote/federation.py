@@ -6,7 +6,7 @@ import secrets
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,8 +40,8 @@ from flsv.engines.engine import Instruct
 from flsv.engines.idle_engine import IdleEngine
 from flsv.engines.remote.conversations import Conversations
 from flsv.engines.remote.messages import (
-    GARBLED,
-    LOSS,
+    GARBLED_REPLY_ERRORS,
+    TRAINING_LOSS,
     BadReply,
     Packet,
     check_done,
@@ -62,7 +62,7 @@ from flsv.uploads import JointUpload
 from flsv.utilities.errors import ConfigurationError
 
 #: Largest number of optimizer steps per sample that a site may report for a module without automatic optimization.
-STEPS_BY_HAND = 1000
+MAX_STEPS_PER_SAMPLE = 1000
 
 
 def check_deployment(
@@ -84,7 +84,7 @@ def check_deployment(
         )
     # What needs class counts, numbers of steps or samples, or a performance that cannot be sent.
     _check_strategies(config.strategies)
-    _check_metrics(config, fields, evaluating)
+    _check_metrics(config, metric_names=fields, evaluating_metrics=evaluating)
 
 
 def _check_strategies(strategies: Mapping[str, Strategy]) -> None:
@@ -109,19 +109,19 @@ def _check_strategies(strategies: Mapping[str, Strategy]) -> None:
 
 def _check_metrics(
     config: FederationConfig,
-    fields: Mapping[str, Mapping[str, Any]],
-    evaluating: Mapping[str, Any],
+    metric_names: Iterable[str],
+    evaluating_metrics: Mapping[str, Any],
 ) -> None:
-    for name, metric in evaluating.items():
+    for name, metric in evaluating_metrics.items():
         if getattr(metric, "judges", None) == "clients":
-            continue  # it is tried when all is ready
+            continue  # its evaluation is tried when all is ready
         performance = getattr(metric, "performance", "accuracy")
         if not isinstance(performance, str):
             raise ConfigurationError(
                 f"the metric {name!r} lets sites measure models by {performance!r}, which cannot be sent to "
                 'them. Use performance="accuracy", "balanced_accuracy" or "negative_loss".'
             )
-    for name in fields:
+    for name in metric_names:
         if "answers" in needs_of(config.metrics.get(name)):
             raise ConfigurationError(
                 f"the metric {name!r} asks clients about their samples, which a deployment does not give. Leave "
@@ -143,19 +143,26 @@ class RemoteFederation(IdleEngine):
     clients_here = False
 
     def __init__(self, directory: Directory, *options: Any) -> None:
-        trainer, data, state, _, config, *_ = options
+        trainer, data, state, _, config, *_ = options  # the arguments of Engine
         state.run = state.run or secrets.token_hex(8)
-        # A batch has at least one sample; a module with manual optimization may step several times per batch.
-        steps_of_batch = 1 if trainer.lightning_module.automatic_optimization else STEPS_BY_HAND
+        # A module with manual optimization may step several times per batch.
+        is_automatic = trainer.lightning_module.automatic_optimization
+        steps_of_batch = 1 if is_automatic else MAX_STEPS_PER_SAMPLE
 
-        def most_steps(site: int, samples: int) -> int:
+        def max_steps(site: int, num_samples: int) -> int:
             work = config.work_of(directory.names[site])
-            return (work.steps or work.epochs * samples) * steps_of_batch
+            max_batches = work.steps or work.epochs * num_samples  # of one sample or more
+            return max_batches * steps_of_batch
 
         num_classes = data.num_classes if data.no_classes is None else None
         reports = expected_reports(config)
         self.sites_of = lambda run_state: RemoteSites(
-            directory, run_state, trainer.max_epochs or 1, most_steps, reports, num_classes
+            directory,
+            run_state,
+            rounds=trainer.max_epochs or 1,
+            max_steps=max_steps,
+            reports=reports,
+            num_classes=num_classes,
         )
         self._remote = self.sites_of(state)
         super().__init__(*options)
@@ -176,9 +183,10 @@ class RemoteFederation(IdleEngine):
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
         personalizer = self._strategies.get("personalizer")
-        state = self._state.for_strategies()
         if personalizer is None:
             return {}
+        # The server knows these models, so that no instructions are needed.
+        state = self._state.for_strategies()
         own_models = {}
         for client in range(state.num_clients):
             model = personalizer.used(client, state)
@@ -207,8 +215,8 @@ class RemoteFederation(IdleEngine):
         """Let the sites train, and store their updates, the clients without one, and the matrix of models."""
         global_vector = self.global_vector
         device = global_vector.device
-        updates, self.broken = self._remote.train(self._instructions, device, self.space)
-        if not updates and not self.broken:
+        updates, self.broken_clients = self._remote.train(self._instructions, device, self.space)
+        if not updates and not self.broken_clients:
             raise RuntimeError(
                 "no site sent a model in this round. Start them again and then this server: it goes on from its last "
                 "checkpoint."
@@ -234,7 +242,7 @@ class RemoteFederation(IdleEngine):
         self._remote.count({update.client_id for update in self.updates}.difference(clients))
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
-        scores = self._remote.score_own_models(instruct(self._mine()))
+        scores = self._remote.score_own_models(instruct(self._clients_of_process()))
         no_scores = dict.fromkeys(OWN_SCORES, float("nan"))
         rows = [scores.get(client, no_scores) for client in range(self._state.num_clients)]
         return {name: torch.tensor([row[name] for row in rows]) for name in OWN_SCORES}
@@ -263,7 +271,7 @@ class RemoteSites:
         directory: Directory,
         state: FederationState,
         rounds: int,
-        most_steps: Callable[[int, int], int],
+        max_steps: Callable[[int, int], int],  # (site, number of samples) -> steps in a round
         reports: Mapping[str, Numbers | None] = MappingProxyType({}),
         num_classes: int | None = None,
     ) -> None:
@@ -271,11 +279,11 @@ class RemoteSites:
         self.conversations = Conversations(directory.exchange)
         self._state = state
         self._rounds = rounds
-        self._most_steps = most_steps
+        self._max_steps = max_steps
         self._num_classes = num_classes
-        self._reports = reports
-        self._majority_reports: str | None = None
-        self._withheld: set[tuple[int, str]] = set()
+        self._expected_reports = reports
+        self._majority_report: str | None = None
+        self._withheld_names: set[tuple[int, str]] = set()
         self._accepted_visits: dict[int, str] = {}
         self._visits_of_round: dict[int, str] = {}
         self._last_answers: dict[int, _LastAnswer] = {}
@@ -306,9 +314,9 @@ class RemoteSites:
         replies = self.directory.exchange(self.packets(instructions))
         updates, broken = self.updates(replies, device, space)
         seconds = time.monotonic() - start_time
-        num_sites = f"{len(updates)} of {len(instructions)} sites"
+        sites_with_updates = f"{len(updates)} of {len(instructions)} sites"
         rank_zero_info(
-            f"flsv: round {self._state.round_index + 1}: {num_sites} in {seconds:.1f} s."
+            f"flsv: round {self._state.round_index + 1}: {sites_with_updates} in {seconds:.1f} s."
         )
         return updates, broken
 
@@ -349,7 +357,7 @@ class RemoteSites:
         for site in accepted_sites:
             if replies[site].plain.get("lost"):  # type: ignore[union-attr]  # a Packet: its update was read
                 self._warn(site, "no longer held what it kept, and went on from nothing", "", when)
-            self._warn_of_withheld(site, replies[site], [LOSS])
+            self._warn_of_withheld(site, replies[site], [TRAINING_LOSS])
         return [finite_updates[site] for site in accepted_sites], broken
 
     def _read_update(
@@ -357,7 +365,7 @@ class RemoteSites:
     ) -> tuple[ClientUpdate | None, str]:
         """Return a site's update, and the name of its training (visit). An update that is not finite is None."""
         num_samples = self.directory.sizes[site]["train"]
-        max_steps = self._most_steps(site, num_samples)
+        max_steps = self._max_steps(site, num_samples)
         update = read_update(reply, site, space, device, num_samples, max_steps)
         if update is None:  # its model is not finite
             return None, ""
@@ -366,9 +374,9 @@ class RemoteSites:
         return update, read_visit(reply)
 
     def _check_report(self, name: str, value: Tensor) -> None:
-        if name not in self._reports:
+        if name not in self._expected_reports:
             raise BadReply(f"it reports {name!r:.40}, which nobody asks for")
-        expected = self._reports[name]
+        expected = self._expected_reports[name]
         if expected is None:  # any shape, but finite numbers
             expected = Numbers(value.dtype, tuple(value.shape))
         try:
@@ -384,19 +392,19 @@ class RemoteSites:
         highest_count = max(counts.values(), default=0)
         most_frequent = {report for report, count in counts.items() if count == highest_count}
         if len(most_frequent) == 1:
-            (self._majority_reports,) = most_frequent
+            (self._majority_report,) = most_frequent
 
-        if self._majority_reports in most_frequent:
-            expected = self._majority_reports
-            expectation = expected
+        if self._majority_report in most_frequent:
+            expected_report = self._majority_report
+            others_report = expected_report
         else:
-            expected = None
+            expected_report = None
             alternatives = " or ".join(sorted(most_frequent))
-            expectation = f"do not agree: {alternatives}"
+            others_report = f"do not agree: {alternatives}"
         faults = {}
         for site, report in reports.items():
-            if report != expected:
-                faults[site] = f"it reports {report}, the others {expectation}"
+            if report != expected_report:
+                faults[site] = f"it reports {report}, the others {others_report}"
         return faults
 
     def ask(
@@ -427,7 +435,7 @@ class RemoteSites:
         reply = self.conversations.ask(site, packet)
         try:
             answer, visit = read_answer(reply, expected)
-        except GARBLED as error:
+        except GARBLED_REPLY_ERRORS as error:
             raise NoAnswer(self._note(site, f"did not answer {name}", fault_of(error))) from error
         visits[site] = visit
         self._last_answers[site] = _LastAnswer(visits, visit_before)
@@ -475,7 +483,7 @@ class RemoteSites:
                     raise BadReply(f"its scores are {scores_of_site}")
                 scores[site] = scores_of_site
                 self._warn_of_withheld(site, reply, OWN_SCORES)
-            except GARBLED as error:
+            except GARBLED_REPLY_ERRORS as error:
                 self._warn(site, "has not tested its model", fault_of(error))
         return scores
 
@@ -486,8 +494,8 @@ class RemoteSites:
         # One warning in a run for each site and name.
         new_names = []
         for name in names:
-            if name in withheld and (site, name) not in self._withheld:
-                self._withheld.add((site, name))
+            if name in withheld and (site, name) not in self._withheld_names:
+                self._withheld_names.add((site, name))
                 new_names.append(name)
         if new_names:
             self._warn(site, f"does not tell {', '.join(new_names)}", "its policy does not let it")
@@ -555,7 +563,7 @@ class RemoteClient(Client):
     def map_conversations(
         self, conversation: Callable[[Client], T], clients: Sequence[Client]
     ) -> list[T]:
-        return self._remote.conversations.hold(conversation, clients)
+        return self._remote.conversations.hold_conversations(conversation, clients)
 
     def take_back(self) -> None:
         self._remote.take_back(self.id)

@@ -20,12 +20,17 @@ from flsv.core.state import GLOBAL_MODEL
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import digest
 
-START, OTHER, REPORT = "start", "told/", "report/"
+#: Names of a packet's tensors: of the initial model, and prefixes for other tensors of an instruction and for reports.
+START_NAME = "start"
+OTHER_PREFIX = "told/"
+REPORT_PREFIX = "report/"
 #: Name of an update's training loss in a site's policy.
-LOSS = "training_loss"
-_PLAIN = (str, int, float, bool, type(None))
+TRAINING_LOSS = "training_loss"
+#: Largest number of characters of a site's error in a message.
+_MAX_REASON_LENGTH = 600
+_PLAIN_TYPES = (str, int, float, bool, type(None))
 #: Types of tensors of numbers; operations on tensors of any other type, which only hold bits, raise errors.
-_NUMBERS = (
+_NUMBER_TYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool,
     torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
 )  # fmt: skip
@@ -54,10 +59,9 @@ class Packet:
                 f"a packet has a kind and named values, this one {self.kind!r:.40}, {self.plain!r:.40}."
             )
         for name, tensor in self.tensors.items():
-            dense = (
-                isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
-            )
-            if not isinstance(name, str) or not dense or tensor.dtype not in _NUMBERS:
+            is_strided = isinstance(tensor, Tensor) and tensor.layout == torch.strided
+            is_dense = is_strided and not tensor.is_meta
+            if not isinstance(name, str) or not is_dense or tensor.dtype not in _NUMBER_TYPES:
                 raise ValueError(f"{name!r:.40} is no dense tensor of numbers.")
 
     @cached_property
@@ -85,7 +89,7 @@ class Refused(ConfigurationError):
 
 
 #: Errors that reading a reply with unexpected content may raise, :class:`BadReply` among them.
-GARBLED = KeyError, TypeError, ValueError, OverflowError, RuntimeError
+GARBLED_REPLY_ERRORS = KeyError, TypeError, ValueError, OverflowError, RuntimeError
 
 
 def fault_of(error: Exception) -> str:
@@ -112,9 +116,9 @@ def instruction_packet(
     }
     tensors = {}
     for name, tensor in instruction.tensors.items():
-        tensors[OTHER + name] = tensor
+        tensors[OTHER_PREFIX + name] = tensor
     if instruction.start is not None:
-        tensors[START] = instruction.start
+        tensors[START_NAME] = instruction.start
     return Packet(kind, plain, on_cpu(tensors))
 
 
@@ -123,10 +127,10 @@ def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
     start_model = None
     other_tensors = {}
     for name, tensor in packet.tensors.items():
-        if name == START:
+        if name == START_NAME:
             start_model = tensor.to(device)
-        elif name.startswith(OTHER):
-            other_tensors[name.removeprefix(OTHER)] = tensor.to(device)
+        elif name.startswith(OTHER_PREFIX):
+            other_tensors[name.removeprefix(OTHER_PREFIX)] = tensor.to(device)
     plain = packet.plain
     return Instruction(
         round_index=plain["round"],
@@ -147,7 +151,7 @@ def check_request(packet: Packet) -> None:
         checked_int(plain, "client", maximum=clients - 1)
         if plain["classes"] is not None:
             checked_int(plain, "classes", maximum=float("inf"), minimum=1)
-    except GARBLED as error:
+    except GARBLED_REPLY_ERRORS as error:
         raise Refused(f"it cannot train as it is asked: {error!s:.200}") from error
     model = global_model(read_instruction(packet))
     if model is None or not bool(model.isfinite().all()):
@@ -166,7 +170,7 @@ def update_packet(
     state. ``withheld``: scores that it does not report."""
     plain = {
         "samples": update.num_samples,
-        "loss": float("nan") if LOSS in withheld else update.loss,
+        "loss": float("nan") if TRAINING_LOSS in withheld else update.loss,
         "steps": update.num_steps,
         "traffic": list(update.traffic or Traffic(0, 0.0)),
         "lost": lost,
@@ -175,7 +179,7 @@ def update_packet(
     }
     tensors = {}
     for name, value in update.reports.items():
-        tensors[REPORT + name] = value
+        tensors[REPORT_PREFIX + name] = value
     tensors["vector"] = update.vector
     return Packet("update", plain, on_cpu(tensors))
 
@@ -212,7 +216,7 @@ def check_done(reply: Reply) -> Packet:
     if isinstance(reply, str):
         raise BadReply(reply)
     if reply.kind == "failed":
-        reason = f"{reply.plain.get('error')!s:.600}"
+        reason = str(reply.plain.get("error"))[:_MAX_REASON_LENGTH]
         if reply.plain.get("unwilling") is True:
             raise Unwilling(reason)
         raise BadReply(reason)
@@ -225,29 +229,29 @@ def read_update(
     space: ParameterSpace,
     device: torch.device,
     samples: int,
-    most_steps: int,
+    max_steps: int,
 ) -> ClientUpdate | None:
     """Read a site's update from its reply. Check it against the announced number of ``samples`` and the limit
-    ``most_steps``. None: its model is not finite."""
+    ``max_steps``. None: its model is not finite."""
     if packet.kind == "broken":
         return None
     plain = packet.plain
-    most_numbers = 2 * space.size + 64
+    max_numbers = 2 * space.size + 64
     try:
         vector = packet.tensors["vector"]
         sent = checked_int(plain, "samples", maximum=float("inf"))
-        steps = checked_int(plain, "steps", most_steps)
+        steps = checked_int(plain, "steps", max_steps)
         loss = float(plain["loss"])
         numbers, size = plain["traffic"]
-        num_numbers = checked_int({"traffic": numbers}, "traffic", most_numbers)
+        num_numbers = checked_int({"traffic": numbers}, "traffic", max_numbers)
         traffic = Traffic(num_numbers, float(size))
-    except GARBLED as error:
+    except GARBLED_REPLY_ERRORS as error:
         raise BadReply(fault_of(error)) from error
     if sent != samples:
         raise BadReply(
             f"it has trained on {sent} samples and had announced {samples}: start this server again"
         )
-    if abs(loss) > LARGEST_NUMBER or not 0 <= traffic.bytes <= 16 * most_numbers:
+    if abs(loss) > LARGEST_NUMBER or not 0 <= traffic.bytes <= 16 * max_numbers:
         raise BadReply(f"its numbers cannot be: loss {loss}, {traffic}")
     if vector.shape != (space.size,) or not vector.is_floating_point():
         raise BadReply(
@@ -257,8 +261,8 @@ def read_update(
     vector = vector.detach().to(device, space.dtype)
     reports = {}
     for name, tensor in packet.tensors.items():
-        if name.startswith(REPORT):
-            reports[name.removeprefix(REPORT)] = tensor.detach().to(device)
+        if name.startswith(REPORT_PREFIX):
+            reports[name.removeprefix(REPORT_PREFIX)] = tensor.detach().to(device)
     for tensor in (vector, *reports.values()):
         if not tensor.isfinite().all():
             return None
@@ -300,7 +304,7 @@ def checked_int(
     maximum: float,
     minimum: int = 0,
 ) -> int:
-    """Return the value ``plain[name]`` if it is a whole number from ``least`` to ``most``.
+    """Return the value ``plain[name]`` if it is a whole number from ``minimum`` to ``maximum``.
 
     Example:
         >>> checked_int({"steps": 3}, "steps", maximum=3)
@@ -336,7 +340,7 @@ def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:
 
 def _pack_into(tensors: dict[str, Tensor], value: Any) -> Any:
     # Tensors of the value are added to `tensors`, and numbered in this order.
-    if isinstance(value, _PLAIN):
+    if isinstance(value, _PLAIN_TYPES):
         return value
     name = str(len(tensors))
     if isinstance(value, Tensor):
@@ -345,9 +349,11 @@ def _pack_into(tensors: dict[str, Tensor], value: Any) -> Any:
     if isinstance(value, torch.Generator):
         tensors[name] = value.get_state()
         return {"generator": name}
-    if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
-        pairs = [[key, _pack_into(tensors, part)] for key, part in value.items()]
-        return {"dict": pairs}
+    if isinstance(value, Mapping):
+        has_plain_keys = all(isinstance(key, str | int) for key in value)
+        if has_plain_keys:
+            pairs = [[key, _pack_into(tensors, part)] for key, part in value.items()]
+            return {"dict": pairs}
     if type(value) in (list, tuple):
         parts = [_pack_into(tensors, part) for part in value]
         return {type(value).__name__: parts}
@@ -359,7 +365,7 @@ def _pack_into(tensors: dict[str, Tensor], value: Any) -> Any:
 
 def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Restore a value from the plain values and tensors of :func:`pack`."""
-    if isinstance(plain, _PLAIN):
+    if isinstance(plain, _PLAIN_TYPES):
         return plain
     if isinstance(plain, Mapping) and len(plain) == 1:
         # A dict of one entry: what the value was, and of what it is made.

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from annotated_types import Gt, Lt
 from filelock import FileLock
 
-from flsv.engines.remote.messages import GARBLED, Refused, checked_int
+from flsv.engines.remote.messages import GARBLED_REPLY_ERRORS, Refused, checked_int
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.declared import Count, checked
@@ -88,11 +88,7 @@ class SitePolicy:
                 f"its policy {path} cannot be read: {error}. It may have {names}"
             ) from error
 
-    def check_question(
-        self,
-        question: str,
-        app_questions: Sequence[str] = (),
-    ) -> None:
+    def check_question(self, question: str, app_questions: Sequence[str] = ()) -> None:
         """Raise Refused unless the server may request ``question``, one of flsv's own or of ``app_questions``."""
         self.check_listed(question)
         if question not in {*QUESTIONS, *app_questions}:
@@ -102,8 +98,8 @@ class SitePolicy:
         """Raise Refused if the policy lists questions, and not this one."""
         if self.questions is None:
             return
-        permitted = {_lasting(name) for name in self.questions}
-        if _lasting(question) not in permitted:
+        permitted = {_name_without_module(name) for name in self.questions}
+        if _name_without_module(question) not in permitted:
             raise Refused(f"its policy does not let it answer {question!r:.120}")
 
     def withheld(self, names: Iterable[str]) -> list[str]:
@@ -132,20 +128,25 @@ class SitePolicy:
         """Add the privacy loss of one more update to the total in the file ``ledger``."""
         # Called before each training, also if it repeats an earlier one or fails later.
         # Gaussian mechanisms with noise multipliers sigma_i compose to one with (sum_i 1 / sigma_i^2)^(-1/2).
-        square_of_update = sum(noise.noise_multiplier**-2 for noise in self.noise(uploads))
-        if square_of_update == 0:  # there is no noise
-            square_of_update = math.inf
-        with FileLock(f"{ledger}.lock"):  # other processes of the site count in it, too
-            updates, squares = _read_ledger(ledger)
-            squares += square_of_update
-            epsilon = gaussian_epsilon(squares**-0.5, 1, self.delta)
+        inverse_square = sum(noise.noise_multiplier**-2 for noise in self.noise(uploads))
+        if inverse_square == 0:  # there is no noise
+            inverse_square = math.inf
+        with FileLock(f"{ledger}.lock"):  # other processes of the site count in the ledger, too
+            updates, sum_of_inverse_squares = _read_ledger(ledger)
+            sum_of_inverse_squares += inverse_square
+            composed_multiplier = sum_of_inverse_squares**-0.5
+            epsilon = gaussian_epsilon(composed_multiplier, rounds=1, delta=self.delta)
             if self.max_epsilon is not None and epsilon > self.max_epsilon:
                 raise Refused(
                     f"its policy wants max_epsilon={self.max_epsilon:g}, and with one more update after {updates} it "
                     f"would be {epsilon:.3g}"
                 )
             with replacing(ledger) as file:
-                entries = {"updates": updates + 1, "squares": squares, "epsilon": epsilon}
+                entries = {
+                    "updates": updates + 1,
+                    "squares": sum_of_inverse_squares,
+                    "epsilon": epsilon,
+                }
                 file.write(json.dumps(entries).encode())
 
 
@@ -153,7 +154,7 @@ def _read_ledger(ledger: Path) -> tuple[int, float]:
     # The number of updates so far, and their sum of 1 / noise_multiplier^2.
     if not ledger.is_file():
         return 0, 0.0
-    with suppress(*GARBLED):
+    with suppress(*GARBLED_REPLY_ERRORS):  # after such an error the ledger cannot be read
         entries = json.loads(ledger.read_text())
         if entries["squares"] >= 0:  # not NaN
             updates = checked_int(entries, "updates", math.inf)
@@ -164,6 +165,6 @@ def _read_ledger(ledger: Path) -> tuple[int, float]:
     )
 
 
-def _lasting(question: str) -> str:
+def _name_without_module(question: str) -> str:
     """Shorten ``"flsv.module:function"`` to ``"flsv:function"``, since flsv's modules change between versions."""
     return re.sub(r"^flsv\.[\w.]*:", "flsv:", question)

@@ -17,10 +17,7 @@ class Stopped(Exception):
 
 
 @contextmanager
-def run_status(
-    folder: Path,
-    run: str | None = None,
-) -> Iterator[Callable[[str | None], None]]:
+def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str | None], None]]:
     """Write a run's status into ``status.json``, and yield a function that adds an explanation to it.
 
     Example:
@@ -38,12 +35,12 @@ def run_status(
 
     start_time = datetime.now(UTC)
 
-    def write(status: str, why: str | None = None) -> None:
+    def write_status(status: str, why: str | None = None) -> None:
         path = folder / "status.json"
         earlier_text = ""
         if path.is_file():
             earlier_text = path.read_text()
-        # A run that an operator has stopped keeps this status. The words are looked for, whatever is in the file.
+        # A run that an operator has stopped keeps this status. The file may hold anything, so it is not parsed.
         is_run_stopped = '"stopped"' in earlier_text and f'"{run}"' in earlier_text
         if run is not None and is_run_stopped:
             return
@@ -60,21 +57,20 @@ def run_status(
 
     reasons: list[str | None] = [None]
 
-    def running(why: str | None) -> None:
+    def report(why: str | None) -> None:
         reasons.append(why)
-        write("running", why)
+        write_status("running", why)
 
     try:
-        write("running")
-        yield running
-        write("finished", reasons[-1])
+        write_status("running")
+        yield report
+        write_status("finished", reasons[-1])
     except Stopped as error:
-        write("stopped", str(error))
+        write_status("stopped", str(error))
         raise
-    except (
-        Exception
-    ) as error:  # not the SystemExit with which Flower ends an app whose SuperLink is gone
-        write("failed", f"{type(error).__name__}: {error}")
+    # Not the SystemExit with which Flower ends an app whose SuperLink is gone.
+    except Exception as error:
+        write_status("failed", f"{type(error).__name__}: {error}")
         raise
     finally:
         lock.release()

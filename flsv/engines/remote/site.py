@@ -30,7 +30,7 @@ from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import (
-    LOSS,
+    TRAINING_LOSS,
     Packet,
     Refused,
     check_request,
@@ -67,8 +67,8 @@ from flsv.utilities.seeding import seed_global_rngs
 _log = logging.getLogger(__name__)
 #: File in the site's folder with the privacy loss of its updates so far.
 LEDGER = "privacy.json"
-_QUIET: dict[str, Any] = {"num_sanity_val_steps": 0, "limit_val_batches": 0}
-_QUIET |= dict.fromkeys(
+_QUIET_TRAINER_OPTIONS: dict[str, Any] = {"num_sanity_val_steps": 0, "limit_val_batches": 0}
+_QUIET_TRAINER_OPTIONS |= dict.fromkeys(
     ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
 )
 
@@ -112,7 +112,7 @@ class Site:
         federation = settings()
         self._config = federation.config
         self._trainer_options = dict(trainer or {})
-        self._limit = self._trainer_options.pop("limit_train_batches", 1.0)
+        self._limit_train_batches = self._trainer_options.pop("limit_train_batches", 1.0)
         self._questions = questions
         self._upload_seed = upload_seed
         self._secret = own_secret(folder)
@@ -120,11 +120,7 @@ class Site:
 
         site_data = data()
         if not isinstance(site_data, FederatedDataModule):
-            site_data = FederatedDataModule(
-                site_data,
-                OneClient(),
-                splits=Splits(server_val=0.0),
-            )
+            site_data = FederatedDataModule(site_data, OneClient(), splits=Splits(server_val=0.0))
         self._data = site_data
         self._configured_encoder = site_data.encoder
         site_data.prepare_data()
@@ -170,7 +166,7 @@ class Site:
 
     def _hello(self, packet: Packet) -> Packet:
         self.policy.noise(self._config.uploads)  # both raise an error if the policy refuses
-        self.policy.check_told(self._needed())
+        self.policy.check_told(self._needed_reports())
         data: Any = self._data
         sizes = {split: len(data.client_indices(0, split)) for split in ("train", "val", "test")}
         return Packet("hello", {"sizes": sizes, "table": state_of_table(data)})
@@ -179,11 +175,11 @@ class Site:
         self.policy.check_listed(TABLE_SUMMARY)
         return packet_of_summary(table_summary(self._data, self.policy.min_rows))
 
-    def _needed(self) -> list[str]:
+    def _needed_reports(self) -> list[str]:
         report_names: list[str] = []
         metrics = self._config.metrics.values()
         if any("losses" in needs_of(metric) for metric in metrics):
-            report_names.append(LOSS)
+            report_names.append(TRAINING_LOSS)
         for strategy in self._config.strategies.values():
             report_names += strategy.reports
         return report_names
@@ -191,11 +187,9 @@ class Site:
     def _train(self, packet: Packet) -> Packet:
         memory = SiteMemory(self._folder, packet.plain["run"])
         state = memory.after(packet.plain["counted"])
-        secret: bytes | int
-        if self._upload_seed is None:
+        secret: bytes | int | None = self._upload_seed
+        if secret is None:
             secret = visit_secret(self._secret, packet, state)
-        else:
-            secret = self._upload_seed
         if self._config.is_private:
             check_request(packet)
 
@@ -205,9 +199,9 @@ class Site:
             site_state=state or {},
             config=self._config,
             upload_secret=secret,
-            limit=self._limit,
+            limit_train_batches=self._limit_train_batches,
         )
-        self.policy.check_told(self._needed())
+        self.policy.check_told(self._needed_reports())
         self.policy.spend(self._config.uploads, self._folder / LEDGER)
         trainer = self._trainer(packet, packet.plain["rounds"], visit)
         module = self._make_module()
@@ -223,14 +217,14 @@ class Site:
         name = packet.digest.hex()
         memory.keep(name, visit.site_state, [packet.plain["counted"]])
         return update_packet(
-            update, name, lost=state is None, withheld=self.policy.withheld([LOSS])
+            update, name, lost=state is None, withheld=self.policy.withheld([TRAINING_LOSS])
         )
 
     def _private_update(
         self, trainer: L.Trainer, module: L.LightningModule, visit: SiteVisit, loader: CohortLoader
     ) -> ClientUpdate | None:
         """Train, and return the noised update, or noise alone if there is none, whatever has happened."""
-        # Whether it fails, and how, may depend on single samples. Nothing but the update may tell.
+        # That training failed, or how, may depend on single samples. So only the noised update leaves the site.
         handler_before = signal.getsignal(signal.SIGINT)
         try:
             trainer.fit(module, loader)
@@ -251,7 +245,7 @@ class Site:
         site_state = self._state_for(packet)
         withheld = self.policy.withheld(OWN_SCORES)
         if len(withheld) == len(OWN_SCORES):
-            self.policy.check_told(OWN_SCORES)  # refuses: nothing is left to report
+            self.policy.check_told(OWN_SCORES)  # raises Refused: nothing is left to report
         scores = self._within_fit(packet, partial(self._score_own_model, packet, site_state))
         scores.update(dict.fromkeys(withheld, float("nan")))
         return Packet("tested", {**scores, "withheld": withheld})
@@ -261,7 +255,7 @@ class Site:
     ) -> dict[str, float]:
         module = trainer.lightning_module
         instruction = read_instruction(packet)
-        space, _, local = opened_state(trainer, self._data, self._config, packet, site_state)
+        space, _, local = restore_state(trainer, self._data, self._config, packet, site_state)
         with opened(local):  # the site's data may be read
             model = used_model(local, instruction, self._config.strategies)
             assert model is not None
@@ -272,26 +266,27 @@ class Site:
         return plain_scores(class_scores)
 
     def _ask(self, packet: Packet) -> Packet:
-        name = packet.plain["question"]  # "module:function"
-        self.policy.check_question(name, self._questions)
-        module_name, _, function_name = name.partition(":")
+        question_name = packet.plain["question"]  # "module:function"
+        self.policy.check_question(question_name, self._questions)
+        module_name, _, function_name = question_name.partition(":")
         question = getattr(importlib.import_module(module_name), function_name)
+        # The score that an answer tells: the question's argument, or else what QUESTIONS lists.
         args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
-        bound_arguments = inspect.signature(question).bind(None, *args, **kwargs)  # None: its data
+        bound_arguments = inspect.signature(question).bind(None, *args, **kwargs)  # None: the data
         bound_arguments.apply_defaults()
-        # The score that an answer tells: the question's argument, or else what is listed of the question.
-        score = bound_arguments.arguments.get("performance")
-        if score is None:
-            score = QUESTIONS.get(name)
-        if score is not None:
-            self.policy.check_told([score])
+        told_score = bound_arguments.arguments.get("performance")
+        if told_score is None:
+            told_score = QUESTIONS.get(question_name)
+        if told_score is not None:
+            self.policy.check_told([told_score])
 
         site_state = self._state_for(packet)
         call = partial(self._call_question, packet, question, site_state)
         answer, tensors = pack(self._within_fit(packet, call))
         visit = packet.digest.hex()
         memory = SiteMemory(self._folder, packet.plain["run"])
-        memory.keep(visit, site_state, earlier=memory.all())  # the server may take this answer back
+        # The earlier states stay, since the server may discard this answer.
+        memory.keep(visit, site_state, visits_to_keep=memory.load_all())
         return Packet("answer", {"answer": answer, "visit": visit}, on_cpu(tensors))
 
     def _call_question(
@@ -302,13 +297,14 @@ class Site:
         trainer: L.Trainer,
     ) -> Any:
         # What the question has changed is written into `site_state`.
-        _, _, local = opened_state(trainer, self._data, self._config, packet, site_state)
+        _, _, local = restore_state(trainer, self._data, self._config, packet, site_state)
         arguments = unpack(packet.plain["arguments"], packet.tensors)
         args, kwargs = move_data_to_device(arguments, trainer.lightning_module.device)
         with opened(local):
             answer = question(local, *args, **kwargs)
-            tensors = {name: tensor.cpu() for name, tensor in local.state.items()}
-            site_state["store"] = {**site_state.get("store", {}), TENSORS: tensors}
+            store = dict(site_state.get("store", {}))
+            store[TENSORS] = {name: tensor.cpu() for name, tensor in local.state.items()}
+            site_state["store"] = store
         return answer
 
     def _within_fit(self, packet: Packet, compute: Callable[[L.Trainer], Any]) -> Any:
@@ -324,19 +320,21 @@ class Site:
         return results[0]
 
     def _trainer(self, packet: Packet, rounds: int, callback: L.Callback) -> L.Trainer:
-        options = {**_QUIET, **self._trainer_options}
+        options = {**_QUIET_TRAINER_OPTIONS, **self._trainer_options}
         options["callbacks"] = [*options.get("callbacks", []), callback]
         options["max_epochs"] = rounds
         trainer = L.Trainer(**options)
         if rounds:
-            progress = trainer.fit_loop.epoch_progress.current  # hooks see the round as the epoch
+            # Hooks see the round as the epoch: all counters of epochs are set to it.
+            progress = trainer.fit_loop.epoch_progress.current
             for counter_name in vars(progress):
                 setattr(progress, counter_name, packet.plain["round"])
         return trainer
 
     def _state_for(self, packet: Packet) -> SiteState:
         """Return the saved state from which this site continues, as the server requests."""
-        state = SiteMemory(self._folder, packet.plain["run"]).after(packet.plain["counted"])
+        memory = SiteMemory(self._folder, packet.plain["run"])
+        state = memory.after(packet.plain["counted"])  # the visit that the server has accepted
         if state is None:
             raise LookupError(
                 "this site no longer holds what it kept of the round that it is asked about."
@@ -344,7 +342,7 @@ class Site:
         return dict(state)
 
 
-def opened_state(
+def restore_state(
     trainer: L.Trainer,
     data: FederatedDataModule,
     config: FederationConfig,
@@ -388,7 +386,8 @@ class NumberedData:
     """Wrapper of a site's data module that gives its client the site's id. Random draws depend on it."""
 
     def __init__(self, data: FederatedDataModule, num_clients: int) -> None:
-        self._data, self.num_clients = data, num_clients
+        self._data = data
+        self.num_clients = num_clients
 
     def client_loader(self, client: int, *args: Any, **kwargs: Any) -> Any:
         return self._data.client_loader(0, *args, **kwargs)
@@ -404,15 +403,17 @@ class SiteVisit(L.Callback, Rounds):
         site_state: SiteState,
         config: FederationConfig,
         upload_secret: bytes | int,
-        limit: float = 1.0,
+        limit_train_batches: float = 1.0,
     ) -> None:
         self._packet = packet
         self._instruction = read_instruction(packet)
-        self._seconds = packet.plain.get("seconds", float("inf"))
-        self._began = time.monotonic()
+        self._time_limit = packet.plain.get("seconds", float("inf"))
+        self._start_time = time.monotonic()
         self._num_clients = packet.plain["clients"]
-        self._numbered: Any = NumberedData(data, self._num_clients)
-        self._data, self._config, self._limit = data, config, limit
+        self._numbered_data: Any = NumberedData(data, self._num_clients)
+        self._data = data
+        self._config = config
+        self._limit_train_batches = limit_train_batches
         # The site's state after an earlier round, empty if there is none.
         self.site_state = site_state
         self._upload_secret = upload_secret
@@ -425,14 +426,14 @@ class SiteVisit(L.Callback, Rounds):
             seed=instruction.seed,
             num_clients=self._num_clients,
         )
-        strategies: Mapping[str, Any] = self._config.strategies
+        sampler: Any = self._config.strategies["sampler"]
         site_name = self._packet.plain.get("name", "")
         work_by_client = {instruction.client_id: self._config.work_of(site_name)}
         self._steps = LocalSteps(
-            trainer, self._numbered, strategies["sampler"], state, work_by_client, self._limit
+            trainer, self._numbered_data, sampler, state, work_by_client, self._limit_train_batches
         )
         self._loader = CohortLoader(
-            self._numbered,
+            self._numbered_data,
             [instruction.client_id],
             seed=instruction.seed,
             round_index=instruction.round_index,
@@ -486,14 +487,13 @@ class SiteVisit(L.Callback, Rounds):
         return int.from_bytes(digest_of_secret[:8], "little") >> 1, self._upload_secret
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        steps = self._steps
-        steps.client = self._instruction.client_id
+        self._steps.client = self._instruction.client_id
         self._loop = FederatedFitLoop(trainer, rounds=self)
-        self._steps_told = steps.patch_step_counts()
-        self._batches_told = steps.patch_batch_counts()
+        self._step_counts = self._steps.patch_step_counts()
+        self._batch_counts = self._steps.patch_batch_counts()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._batches_told.restore()
+        self._batch_counts.restore()
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
@@ -506,14 +506,14 @@ class SiteVisit(L.Callback, Rounds):
             exception.add_note(f"flsv: {note}")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._batches_told.restore()
-        self._steps_told.restore()
+        self._batch_counts.restore()
+        self._step_counts.restore()
         self._loop.give_back()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._data.warn_of_growth()
         self._forward_schedules(trainer)
-        space, self._store, self._holder = opened_state(
+        space, self._store, self._local_data = restore_state(
             trainer, self._data, self._config, self._packet, self.site_state
         )
         for transformation in self._config.uploads:
@@ -537,11 +537,11 @@ class SiteVisit(L.Callback, Rounds):
         self._loop.begin(training.begin_batch, self._end_batch)
 
         if self._has_lost_its_model():
-            with opened(self._holder) as local:
+            with opened(self._local_data) as local:
                 local.state[OWN_MODEL] = space.read(pl_module)
         (visit,) = self._loader.visits
         num_samples = int(self._data.num_samples[0])
-        training.begin(instruction, self._holder, num_samples, visit.lengths)
+        training.begin(instruction, self._local_data, num_samples, visit.lengths)
 
     def _has_lost_its_model(self) -> bool:
         """Return whether the server sends no model, since this site should have its own, and it is gone."""
@@ -554,12 +554,12 @@ class SiteVisit(L.Callback, Rounds):
         self._training.begin_step(optimizer)
 
     def _end_batch(self, loss: Tensor | None) -> None:
-        if time.monotonic() - self._began > self._seconds:
-            raise Refused(f"it has stopped, not ready after {self._seconds} s")
+        if time.monotonic() - self._start_time > self._time_limit:
+            raise Refused(f"it has stopped, not ready after {self._time_limit} s")
         self._training.end_batch(loss)
 
     def round(self) -> None:
-        (visit,) = self._loader.visits
+        (visit,) = self._loader.visits  # a site trains one client
         self._loader.train(visit, self._loop.train_epoch)
         if self._training.is_trained:
             self._end_training()
@@ -575,15 +575,15 @@ class SiteVisit(L.Callback, Rounds):
         self._store.commit()
         self._store.to("cpu")
         client_id = self._instruction.client_id
-        with opened(self._holder) as local:  # the site's data may be read
+        with opened(self._local_data) as local:  # the site's data may be read
             has_sent_trained_model = local.sent is local.model
-            sent = None if has_sent_trained_model else local.sent
+            other_sent_model = None if has_sent_trained_model else local.sent
             self.site_state = {
                 "store": self._store.state_dict().get(client_id, {}),
                 "buffers": trainer_state.buffers(),
                 "start": local.start,
                 "trained": local.model,
-                "sent": sent,
+                "sent": other_sent_model,
                 "who": [client_id, self._num_clients, self._instruction.round_index],
             }
 

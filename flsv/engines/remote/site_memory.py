@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -38,32 +39,32 @@ class SiteMemory:
         if not is_name:
             raise ConfigurationError(f"{run!r:.80} names no run: expected 16 hexadecimal digits.")
         run_folder = folder / "runs" / run
+        run_folder.mkdir(parents=True, exist_ok=True)
         self._path = run_folder / "state.pt"
-        self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def after(self, visit: str | None) -> SiteState | None:
         """Return the state after the training ``visit``. Empty if ``visit`` is None, None if it was deleted."""
         if visit is None:
             return {}
-        states = self.all()
+        states = self.load_all()
         return states.get(visit)
 
     def keep(
         self,
         visit: str,
         state: SiteState,
-        earlier: Any,
+        visits_to_keep: Container[str | None],
     ) -> None:
-        """Save the ``state`` after a training. Delete all others but those named in ``earlier``."""
+        """Save the ``state`` after a training. Delete all others but those of ``visits_to_keep``."""
         states = {}
-        for name, stored_state in self.all().items():
-            if name in earlier:
-                states[name] = stored_state
+        for stored_visit, stored_state in self.load_all().items():
+            if stored_visit in visits_to_keep:
+                states[stored_visit] = stored_state
         states[visit] = state
         with replacing(self._path, private=True) as file:
             torch.save(states, file)
 
-    def all(self) -> dict[str, SiteState]:
+    def load_all(self) -> dict[str, SiteState]:
         """Return all saved states, ``{visit: state}``."""
         if not self._path.is_file():
             return {}

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from flsv.data import FederatedDataModule
 from flsv.data.sources.agreed import AgreedEncoder, TableSummary
 from flsv.engines.remote.messages import (
-    GARBLED,
+    GARBLED_REPLY_ERRORS,
     BadReply,
     Packet,
     Refused,
@@ -48,11 +48,11 @@ def table_summary(data: FederatedDataModule, min_rows: int) -> TableSummary:
         raise Refused(
             "its table cannot be read. Its own log names the columns, and options of columns that help"
         ) from error
-    told_rows = summary.settings["columns"]["min_rows"]
-    if told_rows < min_rows:
+    summary_min_rows = summary.settings["columns"]["min_rows"]
+    if summary_min_rows < min_rows:
         raise Refused(
             f"its policy lets it tell of {min_rows} rows and more (min_rows), and its columns have "
-            f"min_rows={told_rows}. Set columns: {{min_rows: {min_rows}}} everywhere"
+            f"min_rows={summary_min_rows}. Set columns: {{min_rows: {min_rows}}} everywhere"
         )
     return summary
 
@@ -72,8 +72,9 @@ def take_encoder(
     encoder = None
     if plain is not None:
         encoder = AgreedEncoder.from_plain(plain)
-    if configured is not None:  # it is used already
-        if encoder not in (None, configured):
+    if configured is not None:  # the data module has this encoder already
+        is_another = encoder is not None and encoder != configured
+        if is_another:
             raise Refused("its columns have another encoder than the server's")
         return
     if private and (encoder is not None or data.needs_encoder):
@@ -151,9 +152,10 @@ def summaries_of_replies(
     summaries = {}
     for site, reply in replies.items():
         try:
-            summary = TableSummary.from_plain(check_done(reply).plain["summary"])
+            content = check_done(reply).plain
+            summary = TableSummary.from_plain(content["summary"])
             _check_rows(summary, num_rows[site])
-        except GARBLED as error:
+        except GARBLED_REPLY_ERRORS as error:
             raise ConfigurationError(
                 f"site {site!r} has not told of its table: {fault_of(error)}. All sites are needed to agree on an "
                 "encoder. Mend it, and start this server again."

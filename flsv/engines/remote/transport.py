@@ -30,7 +30,7 @@ from flsv.data.sources.agreed import AgreedEncoder
 from flsv.data.splits import FederatedSplits
 from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import (
-    GARBLED,
+    GARBLED_REPLY_ERRORS,
     Packet,
     Refused,
     Reply as Reply,
@@ -55,10 +55,13 @@ from flsv.utilities.errors import ConfigurationError
 #: A number on Flower, a name on NVFlare.
 Address = Any
 #: Seconds between two log lines about the sites for which the server waits.
-PAUSE = 15.0
+REPORT_SECONDS = 15.0
 #: Largest number of samples of a site in a split, unless the operator sets another one.
-MOST_SAMPLES = 10**8
-_SPLITS = {"train": 1, "val": 0, "test": 0}
+MAX_SAMPLES_OF_SPLIT = 10**8
+#: Smallest number of samples that a site may announce.
+_MIN_SAMPLES_BY_SPLIT = {"train": 1, "val": 0, "test": 0}
+#: A reply's place holds this text for a site that was not reached.
+_AWAY = "it is away"
 
 
 class Transport(Protocol):
@@ -106,7 +109,7 @@ class Directory:
         timeout: float = 600.0,
         wait: float = 600.0,
         say: Callable[[str | None], None] = lambda text: None,
-        max_samples: int = MOST_SAMPLES,
+        max_samples: int = MAX_SAMPLES_OF_SPLIT,
     ) -> None:
         if max_samples < 1:
             raise ConfigurationError(
@@ -118,22 +121,22 @@ class Directory:
         self.timeout = timeout
         self.wait = wait
         self._transport = transport
-        self._ours = ours
-        self._book = book
-        self._say = say
+        self._server_agreement = ours
+        self._sizes_file = book
+        self._report_waiting = say
         self._max_samples = max_samples
-        self.sizes = self._read_book()
+        self.sizes = self._read_sizes()
 
         self._encoder_file = book.with_name(ENCODER_FILE)
         self.encoder = read_encoder(self._encoder_file)
         self.encoder_hash: str | None = None
         self._table_states: dict[int, str | None] = {}
         self._addresses: dict[int, Address] = {}
-        self._greeted: set[int] = set()
-        self._wrong: dict[str, str] = {}
+        self._greeted_sites: set[int] = set()
+        self._fault_by_name: dict[str, str] = {}
 
-    def _read_book(self) -> dict[int, dict[str, int]]:
-        book = self._book
+    def _read_sizes(self) -> dict[int, dict[str, int]]:
+        book = self._sizes_file
         if not book.is_file():
             return {}
         sizes = {}
@@ -153,12 +156,13 @@ class Directory:
     def gather(self) -> None:
         """Wait until every site has announced its numbers of samples, and let sites with tables agree on an encoder."""
         deadline = time.monotonic() + self.wait
-        with self._awaiting(self._unsized, len(self.names)):
+        with self._awaiting(self._sites_without_sizes, count=len(self.names)):
             present = self.refresh(strict=True)
-            while not present or self._unsized():
+            while not present or self._sites_without_sizes():
                 if time.monotonic() > deadline:
-                    missing = [self.names[site] for site in self._unsized()]
-                    faults = " ".join(self._wrong.values())
+                    # All sites have sizes in the file if none is missing: then no site can be reached.
+                    missing = [self.names[site] for site in self._sites_without_sizes()]
+                    faults = " ".join(self._fault_by_name.values())
                     raise RuntimeError(
                         f"sites {missing or self.names} have not come within {self.wait:g} s. "
                         f"{faults} Start them, or leave them out of sites=[...]. One whose log "
@@ -177,7 +181,7 @@ class Directory:
         rank_zero_info(f"flsv: {message}.")
         self._agree_on_encoder()
 
-    def _unsized(self) -> list[int]:
+    def _sites_without_sizes(self) -> list[int]:
         return [site for site in range(len(self.names)) if site not in self.sizes]
 
     def _agree_on_encoder(self) -> None:
@@ -192,7 +196,7 @@ class Directory:
             summaries = summaries_of_replies(replies, num_rows)
             self.encoder = agree_on_encoder(summaries, num_rows, self._encoder_file.parent)
             # Greet all sites anew: each message carries the encoder.
-            self._greeted.clear()
+            self._greeted_sites.clear()
             self.refresh(strict=True)
             self._check_states()
         if self.encoder is not None:
@@ -203,9 +207,9 @@ class Directory:
 
     def _summaries(self) -> dict[str, Reply]:
         packets = {}
-        for site in self._greeted:
+        for site in self._greeted_sites:
             packets[site] = Packet("agree", {"client": site, "question": TABLE_SUMMARY})
-        replies: dict[str, Reply] = dict.fromkeys(self.names, "it is away")
+        replies: dict[str, Reply] = dict.fromkeys(self.names, _AWAY)
         seconds = max(self.timeout, self.wait)
         for site, reply in self._send(packets, seconds):
             replies[self.names[site]] = reply
@@ -214,7 +218,7 @@ class Directory:
     def _check_states(self) -> None:
         """Check that the tables of all sites that have been greeted are encoded alike."""
         states = {}
-        for site in sorted(self._greeted):
+        for site in sorted(self._greeted_sites):
             states[self.names[site]] = self._table_states[site]
         check_states(states)
         self.encoder_hash = next(iter(states.values()), None)
@@ -230,13 +234,13 @@ class Directory:
             seconds = self.timeout
         greetings = {}
         for site in self._addresses:
-            if site not in self._greeted:
+            if site not in self._greeted_sites:
                 greetings[site] = Packet("hello", {"client": site})
         for site, reply in self._send(greetings, seconds):
             self._take_greeting(site, reply, strict)
         present = {}
         for site, address in self._addresses.items():
-            if site in self._greeted:
+            if site in self._greeted_sites:
                 present[site] = address
         return present
 
@@ -248,22 +252,22 @@ class Directory:
         def sites_without_reply() -> list[int]:
             return [site for site in packets if site not in replies]
 
-        with self._awaiting(sites_without_reply, len(packets)):
+        with self._awaiting(sites_without_reply, count=len(packets)):
             # If no site can be reached, because all are being restarted, wait for the first one.
             present = self.refresh()
             while not present and time.monotonic() < deadline:
                 time.sleep(min(0.5, self.wait))
                 present = self.refresh()
-            sent = {site: packets[site] for site in packets if site in present}
-            for site, reply in self._send(sent, self.timeout):
+            sent_packets = {site: packets[site] for site in packets if site in present}
+            for site, reply in self._send(sent_packets, self.timeout):
                 replies[site] = reply
 
         # A text in a reply's place says why there is none.
         for site in sites_without_reply():
-            if site in sent:
+            if site in sent_packets:
                 replies[site] = f"no reply within {self.timeout:g} s"
             else:
-                replies[site] = "it is away"
+                replies[site] = _AWAY
         return {site: replies[site] for site in packets}
 
     @contextmanager
@@ -272,13 +276,13 @@ class Directory:
         is_done = threading.Event()
 
         def report_until_done() -> None:
-            while not is_done.wait(PAUSE):
+            while not is_done.wait(REPORT_SECONDS):
                 missing = missing_sites()
                 if missing:
                     names = ", ".join(self.names[site] for site in missing)
                     words = f"{count - len(missing)} of {count} sites, waiting for {names}"
                     rank_zero_info(f"flsv: {words}.")
-                    self._say(words)
+                    self._report_waiting(words)
 
         thread = threading.Thread(target=report_until_done, daemon=True)
         thread.start()
@@ -287,11 +291,11 @@ class Directory:
         finally:
             is_done.set()
             thread.join()
-            self._say(None)
+            self._report_waiting(None)
 
     def _send(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
         """Send packets with the server's settings added, and yield each site's reply."""
-        settings: dict[str, Any] = {"agreement": self._ours}
+        settings: dict[str, Any] = {"agreement": self._server_agreement}
         if self.encoder is not None:
             settings["encoder"] = self.encoder.to_plain()
         site_at_address = {}
@@ -320,7 +324,8 @@ class Directory:
                 self._warn(
                     name, f"two nodes are registered as {name!r}: one of them is left alone."
                 )
-            if site not in addresses or address == self._addresses.get(site):
+            is_former_address = address == self._addresses.get(site)
+            if site not in addresses or is_former_address:
                 addresses[site] = address
         return addresses
 
@@ -330,41 +335,42 @@ class Directory:
             plain = check_done(reply).plain
             sizes = _sizes(plain["sizes"], self._max_samples)
             table_state = read_state(plain)
-        except GARBLED as error:  # the site is greeted again later
+        # An Unwilling error is one of these. Any site with an error is greeted again later.
+        except GARBLED_REPLY_ERRORS as error:
             if strict and isinstance(error, Unwilling):
                 raise ConfigurationError(
                     f"site {name!r} cannot take part: {error}. Mend it, and start this server again."
                 ) from error
             self._warn(name, f"site {name!r} has not said what it has: {fault_of(error)}.")
         else:
-            self._greeted.add(site)
+            self._greeted_sites.add(site)
             self._table_states[site] = table_state
-            self._wrong.pop(name, None)
+            self._fault_by_name.pop(name, None)
             earlier_sizes = self.sizes.get(site)
             self.sizes[site] = sizes
             if earlier_sizes is not None and earlier_sizes != sizes:
                 change = f"site {name!r} has {sizes} samples now and had {earlier_sizes}"
                 warnings.warn(f"{change}: values from here on are of its new data.", stacklevel=3)
-            self._write_book()
+            self._write_sizes()
 
-    def _write_book(self) -> None:
+    def _write_sizes(self) -> None:
         sizes_by_name = {}
         for site, sizes in sorted(self.sizes.items()):
             sizes_by_name[self.names[site]] = sizes
-        with replacing(self._book) as file:
+        with replacing(self._sizes_file) as file:
             file.write(json.dumps(sizes_by_name).encode())
 
     def _warn(self, name: str, words: str) -> None:
-        if self._wrong.get(name) != words:
-            self._wrong[name] = words
+        if self._fault_by_name.get(name) != words:
+            self._fault_by_name[name] = words
             warnings.warn(words, stacklevel=3)
 
 
 def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
-    """Read a site's number of samples in each split, and check that it is at most ``most``."""
+    """Read a site's number of samples in each split, and check that it is at most ``max_samples``."""
     sizes = {}
-    for split, minimum in _SPLITS.items():
-        sizes[split] = checked_int(plain, split, float("inf"), minimum)
+    for split, minimum in _MIN_SAMPLES_BY_SPLIT.items():
+        sizes[split] = checked_int(plain, split, maximum=float("inf"), minimum=minimum)
     largest_split = max(sizes, key=sizes.__getitem__)
     if sizes[largest_split] > max_samples:
         raise Unwilling(
@@ -415,13 +421,14 @@ def _sources() -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
 
-def check_agreement(facts: Mapping[str, str], servers: Mapping[str, Any]) -> None:
+def check_agreement(facts_of_site: Mapping[str, str], facts_of_server: Mapping[str, Any]) -> None:
     """Raise Refused unless a site's :func:`agreement` equals the server's."""
-    for fact, value in servers.items():
-        if facts.get(fact) != value:
+    for name, value in facts_of_server.items():
+        if facts_of_site.get(name) != value:
+            # The server's log puts the site's name before this text.
             raise Refused(
-                f"it and the server differ in {fact}: {facts.get(fact)!r} there, {value!r} here. Start both from the "
-                "same version, module and settings"
+                f"it and the server differ in {name}: {facts_of_site.get(name)!r} there, {value!r} here. Start both "
+                "from the same version, module and settings"
             )
 
 
@@ -454,26 +461,30 @@ class RemoteData(FederatedDataModule):
         self.names = tuple(names)
         self._sizes = list(sizes)
         self._server_data = server_data
-        missing_reason = None
+        reason_without_classes = None
         if not num_classes and not class_names:
-            missing_reason = "the server was told no num_classes"
+            reason_without_classes = "the server was told no num_classes"
         if not class_names:
-            class_names = list(map(str, range(num_classes or 0))) or ["samples"]
+            class_numbers = [str(number) for number in range(num_classes or 0)]
+            class_names = class_numbers or ["samples"]
 
         # The samples are at the sites: only their numbers matter here.
         splits = []
         for site_sizes in sizes:
-            splits.append({split: _stand_ins(size) for split, size in site_sizes.items()})
-        labels = _stand_ins(max(max(site_sizes.values()) for site_sizes in sizes))
+            splits.append({split: _placeholders(size) for split, size in site_sizes.items()})
+        largest_split = max(max(site_sizes.values()) for site_sizes in sizes)
+        labels = _placeholders(largest_split)
+        no_server_indices = torch.arange(0)
+        is_unchanged = torch.zeros(1, dtype=torch.bool)
         self._partitioned = FederatedData(
             train=TensorDataset(labels),
             val=None,
             test=None,
-            splits=FederatedSplits(torch.arange(0), tuple(splits), self.names),
-            classes=Classes(labels, tuple(class_names), missing_reason),
+            splits=FederatedSplits(no_server_indices, tuple(splits), self.names),
+            classes=Classes(labels, tuple(class_names), reason_without_classes),
             train_options={},
             eval_options={},
-            is_changed=torch.zeros(1, dtype=torch.bool).expand(len(labels)),
+            is_changed=is_unchanged.expand(len(labels)),
         )
 
     def take_encoder(self, encoder: AgreedEncoder | None, encoder_hash: str | None) -> None:
@@ -572,7 +583,7 @@ class RemoteData(FederatedDataModule):
         return f"RemoteData({', '.join(self.names)})"
 
 
-def _stand_ins(count: int) -> Tensor:
+def _placeholders(count: int) -> Tensor:
     return torch.zeros(1, dtype=torch.long).expand(count)
 
 

@@ -118,11 +118,7 @@ class ClientContext:
         views = self.space.unflatten(vector)
         return [views[self._names[parameter]].to(parameter.dtype) for parameter in parameters]
 
-    def flat(
-        self,
-        parameters: Sequence[Tensor],
-        tensors: Sequence[Tensor | None],
-    ) -> Tensor:
+    def flat(self, parameters: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> Tensor:
         """Write one tensor per parameter, such as its gradient, into a new vector ``[num_parameters]``.
 
         Args:
@@ -181,22 +177,19 @@ class ClientContext:
     def _endless_batches(self, name: str) -> Iterator[Any]:
         seed = self.instruction.seed
         # What the random numbers are for: the same words give the same numbers.
-        purpose = name, self.instruction.round_index, self.instruction.client_id
+        purpose = (name, self.instruction.round_index, self.instruction.client_id)
         for epoch in count():
             generator = generator_for(seed, *purpose, epoch)
             batches = iter(self.local.batches(generator))
-            for index in count():
-                with isolated_rngs(seed, *purpose, epoch, index):  # random numbers of augmentation
+            for batch_index in count():
+                # Augmentation draws random numbers.
+                with isolated_rngs(seed, *purpose, epoch, batch_index):
                     next_batch = next(batches, _END)
                 if next_batch is _END:
                     break
                 yield next_batch
 
-    def step(
-        self,
-        model: Tensor,
-        batch: Any,
-    ) -> tuple[Tensor, Tensor]:
+    def step(self, model: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         """Compute the loss of ``model`` on a batch, and its gradient with respect to the model.
 
         ``training_step`` runs with ``model`` written into the client's module. Afterwards the module's parameters,

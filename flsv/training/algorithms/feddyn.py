@@ -113,18 +113,15 @@ class FedDynServer(Aggregator):
         cohort_size = len(round)
         return torch.full((cohort_size,), 1 / cohort_size, dtype=torch.float64)
 
-    def aggregate(
-        self,
-        round: Round,
-        contributions: Contributions,
-    ) -> tuple[Tensor, Tensor]:
+    def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         vector, weights = super().aggregate(round, contributions)  # the mean of the cohort's models
         num_parameters = round.space.num_parameters
         cohort_update = round.matrix.combine(weights, num_parameters)
         # Clients outside the cohort count as updates of zero.
         mean_update = cohort_update * (len(round) / self._num_clients)
 
-        self._next_shift = self._shift.to(mean_update) - mean_update  # h / alpha, [P]
+        # In terms of the shift h / alpha [P]: shift <- shift - mean update, then x <- mean model - shift.
+        self._next_shift = self._shift.to(mean_update) - mean_update
         vector[:num_parameters] -= self._next_shift
         return vector, weights
 

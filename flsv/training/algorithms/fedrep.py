@@ -50,6 +50,7 @@ class FedRep(ClientAlgorithm):
         self.resume(federation)
 
     def resume(self, federation: FederationInfo) -> None:
+        # Nothing is restored: a resumed run is checked as a new one.
         if not federation.space.private_names:
             raise ConfigurationError(
                 f'{self!r} trains the part that a client keeps, and all is shared. Set FederatedLoop(share=["!head"]), '

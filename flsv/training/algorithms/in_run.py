@@ -111,10 +111,12 @@ class InRunValues(ClientAlgorithm):
         # The gradient of the last global model, which all clients of a round are sent.
         self._model_of_gradient: Tensor | None = None
         self._gradient: Tensor | None = None
-        self._ghost: GhostProducts | None = None
+        self._ghost_products: GhostProducts | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        process_state = dict.fromkeys(("_evaluator", "_model_of_gradient", "_gradient", "_ghost"))
+        process_state = dict.fromkeys(
+            ("_evaluator", "_model_of_gradient", "_gradient", "_ghost_products")
+        )
         return {**vars(self), **process_state}
 
     # ---- at the server
@@ -126,6 +128,7 @@ class InRunValues(ClientAlgorithm):
         self.bind_evaluator(None)
         in_run_metrics = []
         for metric in federation.metrics.values():
+            # `loss` is the metric's argument, `measured_by` the measure that the metric made of it.
             is_of_a_loss = hasattr(metric, "measured_by")
             if is_of_a_loss and VALUES in fields_of(metric).values():
                 in_run_metrics.append(metric)
@@ -183,28 +186,28 @@ class InRunValues(ClientAlgorithm):
                 names.append(name)
         reference_gradient = context.received(GRADIENT)  # [P], the server's
         gradients = context.entries(reference_gradient, shared_parameters)  # a tensor a parameter
-        self._ghost = GhostProducts(context.module, dict(zip(names, gradients)))
+        self._ghost_products = GhostProducts(context.module, dict(zip(names, gradients)))
 
         # Of the round.
-        self._rates: list[float] = []  # the learning rate of each step
-        self._watched: list[_WatchedBatch] = []
+        self._learning_rates: list[float] = []  # the learning rate of each step
+        self._watched_batches: list[_WatchedBatch] = []
         self._products: list[Tensor] = []
-        self._position = 0  # of the next batch
+        self._batch_position = 0  # the next batch's
 
         # Of the epoch: the samples and classes of its batches, the order of its samples, and how many were read.
         self._batches: list[tuple[Tensor, Tensor]] = []
-        self._order = torch.empty(0, dtype=torch.long)
-        self._num_read = 0
+        self._sample_order = torch.empty(0, dtype=torch.long)
+        self._num_samples_read = 0
 
         # Every n-th step is watched, beginning with another one in each round.
         period = min(self.every, max(context.batches, 1))
-        self._offset = context.instruction.round_index % period
+        self._first_watched_step = context.instruction.round_index % period
         self._num_watched_steps = 0
         no_classes = torch.full((context.samples,), UNSEEN)
         self._sample_classes = context.state.get(CLASSES, no_classes).cpu()
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
-        assert self._ghost is not None
+        assert self._ghost_products is not None
         classes = batch_labels(batch)
         if classes is None and self._loss == "negative_loss":
             raise ConfigurationError(
@@ -218,13 +221,13 @@ class InRunValues(ClientAlgorithm):
         classes = classes.clone()
         self._batches.append((samples, classes))
 
-        is_watched = (context.num_steps - self._offset) % self.every == 0
+        is_watched = (context.num_steps - self._first_watched_step) % self.every == 0
         if is_watched:
-            self._ghost.watch(batch_size)
-            step = len(self._rates)
-            self._watched.append(_WatchedBatch(step, samples, classes))
+            self._ghost_products.watch(batch_size)
+            step = len(self._learning_rates)
+            self._watched_batches.append(_WatchedBatch(step, samples, classes))
         else:
-            self._ghost.watch(None)
+            self._ghost_products.watch(None)
 
     def gradients(
         self,
@@ -232,65 +235,67 @@ class InRunValues(ClientAlgorithm):
         parameters: list[Tensor],
         gradients: list[Tensor],
     ) -> None:
-        assert self._ghost is not None
+        assert self._ghost_products is not None
         group = context.optimizer.param_groups[0]
-        self._rates.append(float(group["lr"]))
+        self._learning_rates.append(float(group["lr"]))
         self._momentum = float(group["momentum"])
-        is_watched = self._ghost.samples is not None
+        is_watched = self._ghost_products.batch_size is not None
         if not is_watched:
             return
         # The first watched step shows whether the products can be computed for this module.
         if self._num_watched_steps == 0:
-            self._products.append(self._ghost.take())
+            self._products.append(self._ghost_products.take())
             self._check_products(context, parameters, gradients)
         self._num_watched_steps += 1
 
     def leave_client(self, context: ClientContext) -> None:
-        if self._ghost is not None:
-            self._ghost.remove()
+        if self._ghost_products is not None:
+            self._ghost_products.remove()
 
     def end_client(self, context: ClientContext) -> dict[str, Tensor]:
         self._check_sample_classes(context)
-        assert self._ghost is not None
-        self._products.append(self._ghost.take())  # of all watched samples since the first step
-        self._ghost = None
+        assert self._ghost_products is not None
+        # The products of all watched samples since the first step.
+        self._products.append(self._ghost_products.take())
+        self._ghost_products = None
         no_values = torch.zeros(context.samples, dtype=torch.float64)
-        sample_values = context.state.get(VALUES, no_values).cpu()
+        total_values = context.state.get(VALUES, no_values).cpu()  # over rounds, by sample
         # The values and classes of this round's watched samples, in the order of their batches.
-        self._values = torch.empty(0, dtype=torch.float64)
-        self._classes = torch.empty(0, dtype=torch.long)
-        if self._watched:
-            samples = torch.cat([batch.samples for batch in self._watched])
-            classes = torch.cat([batch.classes for batch in self._watched])
+        self._watched_values = torch.empty(0, dtype=torch.float64)
+        self._watched_classes = torch.empty(0, dtype=torch.long)
+        if self._watched_batches:
+            samples = torch.cat([batch.samples for batch in self._watched_batches])
+            classes = torch.cat([batch.classes for batch in self._watched_batches])
             products = torch.cat(self._products).cpu()
-            self._classes = classes.cpu()
-            self._values = self._sample_factors() * products
-            sample_values = sample_values.index_add(0, samples, self._values)
-        context.state[VALUES] = sample_values
+            self._watched_classes = classes.cpu()
+            self._watched_values = self._sample_factors() * products
+            total_values = total_values.index_add(0, samples, self._watched_values)
+        context.state[VALUES] = total_values
         context.state[CLASSES] = self._sample_classes
-        self._watched = []
+        self._watched_batches = []
         self._products = []
         return {}
 
     def _sample_factors(self) -> Tensor:
         """Return how far the gradient of each watched sample moves the final model, float64."""
         # The watched steps stand for all steps.
-        steps_per_watched_step = len(self._rates) / max(self._num_watched_steps, 1)
-        factors = step_weights(self._rates, self._momentum) * steps_per_watched_step
+        steps_per_watched_step = len(self._learning_rates) / max(self._num_watched_steps, 1)
+        factors = step_weights(self._learning_rates, self._momentum) * steps_per_watched_step
         # Batches without a step after them have moved nothing.
-        factors_by_step = torch.cat([factors, factors.new_zeros(1)])
+        step_factors = torch.cat([factors, factors.new_zeros(1)])
 
         sample_factors = []
-        for batch in self._watched:
-            factor = factors_by_step[batch.step]
+        for batch in self._watched_batches:
+            factor = step_factors[batch.step]
             sample_factors.append(factor.expand(len(batch.samples)))
         return torch.cat(sample_factors)
 
     def report(self, local: LocalData) -> Mapping[str, Tensor | float]:
+        # Data without classes: all samples count as class 0.
         if self._loss != "negative_loss" and local.num_classes == 1:
-            self._classes = torch.zeros_like(self._classes)
-        out_of_range = (self._classes < 0) | (self._classes >= local.num_classes)
-        wrong_classes = self._classes[out_of_range]
+            self._watched_classes = torch.zeros_like(self._watched_classes)
+        out_of_range = (self._watched_classes < 0) | (self._watched_classes >= local.num_classes)
+        wrong_classes = self._watched_classes[out_of_range]
         if len(wrong_classes):
             raise ConfigurationError(
                 f"{self!r} values samples by class: a training batch holds class {int(wrong_classes[0])}, and the data "
@@ -299,24 +304,24 @@ class InRunValues(ClientAlgorithm):
         # The values of samples stay at the client. The server gets their sums over classes.
         keep_artifact(local, VALUES, partial(_values_as_csv, local.state[VALUES]))
         no_values = torch.zeros(local.num_classes, dtype=torch.float64)
-        values_by_class = no_values.index_add(0, self._classes, self._values)
+        values_by_class = no_values.index_add(0, self._watched_classes, self._watched_values)
         return {VALUES: values_by_class}
 
     def _next_samples(self, context: ClientContext, count: int) -> Tensor:
         """Return the indices ``[count]`` of the next batch's samples."""
-        epoch, position_in_epoch = divmod(self._position, context.epoch_batches)
+        epoch, position_in_epoch = divmod(self._batch_position, context.epoch_batches)
         if position_in_epoch == 0:
             self._check_sample_classes(context)
             instruction = context.instruction
             stream = shuffle_stream(
                 instruction.seed, instruction.round_index, instruction.client_id, epoch
             )
-            self._order = context.local.order(stream)
-            self._num_read = 0
-        self._position += 1
-        end = self._num_read + count
-        samples = self._order[self._num_read : end]
-        self._num_read = end
+            self._sample_order = context.local.order(stream)
+            self._num_samples_read = 0
+        self._batch_position += 1
+        end = self._num_samples_read + count
+        samples = self._sample_order[self._num_samples_read : end]
+        self._num_samples_read = end
         if len(samples) != count:
             raise ConfigurationError(
                 f"client {context.instruction.client_id} trains on more samples in an epoch than its "
@@ -364,8 +369,9 @@ class InRunValues(ClientAlgorithm):
         module: Any = context.module
         sample_products = self._products[0]
         sum_of_products = float(sample_products.sum())
-        rounding = rounding_of(module.trainer).number
-        tolerance = _TOLERANCE * float(sample_products.abs().sum()) + rounding * largest_product
+        sum_tolerance = _TOLERANCE * float(sample_products.abs().sum())
+        rounding_tolerance = rounding_of(module.trainer).number * largest_product
+        tolerance = sum_tolerance + rounding_tolerance
         is_equal = abs(sum_of_products - gradient_product) <= tolerance  # False for NaN
         if not is_equal:
             raise ConfigurationError(
@@ -407,46 +413,42 @@ _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 class GhostProducts:
     """Hooks that compute the inner product of a reference vector with each sample's part of a batch's gradient."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        reference: Mapping[str, Tensor],
-    ) -> None:
+    def __init__(self, module: nn.Module, reference: Mapping[str, Tensor]) -> None:
         check_layers(module, set(reference))
-        self.samples: int | None = None
+        self.batch_size: int | None = None  # of the next batch, None if it is not watched
         self._device: torch.device | None = None
         parameters = list(module.parameters())
         if parameters:
             self._device = parameters[0].device
         self._products: list[Tensor] = []
         # Each watched layer, its name, and its twin: a copy that has the reference's entries as parameters.
-        self._watched: list[tuple[nn.Module, str, nn.Module]] = []
+        self._watched_layers: list[tuple[nn.Module, str, nn.Module]] = []
         self._handles: list[RemovableHandle] = []
 
-        entries_of_parameter = {}
+        reference_of_parameter = {}
         for name, parameter in module.named_parameters():
             if name in reference and parameter.requires_grad:
-                entries_of_parameter[parameter] = reference[name]
+                reference_of_parameter[parameter] = reference[name]
         for name, layer in module.named_modules():
-            entries = {}
+            layer_reference = {}  # None for a parameter without entries
             for parameter_name, layer_parameter in layer._parameters.items():
                 if layer_parameter is not None:
-                    entries[parameter_name] = entries_of_parameter.get(layer_parameter)
-            if any(entry is not None for entry in entries.values()):
-                twin = _copy_with(layer, entries)
-                self._watched.append((layer, name, twin))
+                    layer_reference[parameter_name] = reference_of_parameter.get(layer_parameter)
+            if any(entries is not None for entries in layer_reference.values()):
+                twin = _copy_with_reference(layer, layer_reference)
+                self._watched_layers.append((layer, name, twin))
 
-    def watch(self, samples: int | None) -> None:
-        """Compute products for the next batch, which has ``samples`` samples. With None compute none."""
-        self.samples = samples
-        if samples is None:  # a hook that does nothing costs, too
+    def watch(self, batch_size: int | None) -> None:
+        """Compute products for the next batch, which has ``batch_size`` samples. With None compute none."""
+        self.batch_size = batch_size
+        if batch_size is None:  # a hook that does nothing costs, too
             self.remove()
             return
-        products = torch.zeros(samples, dtype=torch.float64, device=self._device)
+        products = torch.zeros(batch_size, dtype=torch.float64, device=self._device)
         self._products.append(products)
         if self._handles:
             return
-        for layer, name, twin in self._watched:
+        for layer, name, twin in self._watched_layers:
             hook = self._hook(name, twin)
             self._handles.append(layer.register_forward_hook(hook, with_kwargs=True))
 
@@ -463,11 +465,7 @@ class GhostProducts:
             handle.remove()
         self._handles = []
 
-    def _hook(
-        self,
-        name: str,
-        twin: nn.Module,
-    ) -> Callable[..., None]:
+    def _hook(self, name: str, twin: nn.Module) -> Callable[..., None]:
         """Return the forward hook for the layer ``name``. ``twin`` has the reference as parameters."""
 
         def hook(
@@ -476,10 +474,10 @@ class GhostProducts:
             kwargs: Any,
             output: Any,
         ) -> None:
-            batch_size = self.samples
+            batch_size = self.batch_size
             if batch_size is None or not torch.is_grad_enabled() or not output.requires_grad:
                 return  # a pass that is not watched, or has no gradient
-            if len(output) != batch_size or not batch_size:
+            if batch_size == 0 or len(output) != batch_size:
                 raise ConfigurationError(
                     f"layer {name!r} gives {len(output)} rows for a batch of {batch_size} samples, so that rows cannot "
                     "be assigned to samples. In-run values need layers whose first dimension is the batch."
@@ -509,10 +507,10 @@ def _add_products(
 
 def check_layers(module: nn.Module, names: set[str]) -> None:
     """Check that every layer separates the gradients of a batch's samples."""
-    name_of_parameter = {}
+    name_of_trained = {}
     for parameter_name, parameter in module.named_parameters():
         if parameter_name in names and parameter.requires_grad:
-            name_of_parameter[parameter] = parameter_name
+            name_of_trained[parameter] = parameter_name
 
     for layer_name, layer in module.named_modules():
         if isinstance(layer, _BATCH_NORM) and layer.training:
@@ -524,12 +522,13 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
         if reason is None:
             continue
         for parameter in layer.parameters(recurse=False):
-            if parameter in name_of_parameter:  # an unsupported layer may be frozen
-                supported = ", ".join(layer_class.__name__ for layer_class in LAYERS)
-                raise ConfigurationError(
-                    f"parameter {name_of_parameter[parameter]!r} is {type(layer).__name__}'s, {reason}. In-run values "
-                    f"know {supported}. Use these, or freeze it (requires_grad = False)."
-                )
+            if parameter not in name_of_trained:  # an unsupported layer may be frozen
+                continue
+            supported = ", ".join(layer_class.__name__ for layer_class in LAYERS)
+            raise ConfigurationError(
+                f"parameter {name_of_trained[parameter]!r} is {type(layer).__name__}'s, {reason}. In-run values "
+                f"know {supported}. Use these, or freeze it (requires_grad = False)."
+            )
 
 
 def _has_plain_steps(optimizer: Any) -> bool:
@@ -558,10 +557,7 @@ def _unsupported_reason(layer: nn.Module) -> str | None:
     return None
 
 
-def _copy_with(
-    layer: nn.Module,
-    reference: dict[str, Tensor | None],
-) -> nn.Module:
+def _copy_with_reference(layer: nn.Module, reference: dict[str, Tensor | None]) -> nn.Module:
     """Copy a layer, with the entries of ``reference``, or zeros for None, in place of its parameters."""
     new_parameters = {}
     for name, entries in reference.items():

@@ -70,7 +70,7 @@ class PerFedAvg(ClientAlgorithm):
         inner_step = -self.alpha * inner_gradient
         meta_gradient = _gradient_at(context, model, inner_step, next(further_batches))
 
-        if self.hessian == "free":
+        if self.hessian == "free":  # "first_order" leaves the Hessian out
             # H g = (grad f(w + delta g) - grad f(w - delta g)) / (2 delta)
             batch = next(further_batches)
             offset = self.delta * meta_gradient

@@ -123,18 +123,18 @@ class MoreauSGD(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
             # theta <- theta - lr (grad f(theta) + lamda (theta - w))
-            for group, thetas, ws in self._groups():
-                gradients = [theta.grad for theta in thetas if theta.grad is not None]
-                step = torch._foreach_sub(thetas, ws)
+            for group, personal_weights, shared_weights in self._groups():
+                gradients = [theta.grad for theta in personal_weights if theta.grad is not None]
+                step = torch._foreach_sub(personal_weights, shared_weights)
                 torch._foreach_mul_(step, group["lamda"])
                 torch._foreach_add_(step, gradients)
                 torch._foreach_mul_(step, group["lr"])
-                torch._foreach_sub_(thetas, step)
+                torch._foreach_sub_(personal_weights, step)
 
         # w <- w - outer_lr lamda (w - theta)
-        for group, thetas, ws in self._groups():
+        for group, personal_weights, shared_weights in self._groups():
             outer_step = group["outer_lr"] * group["lamda"]
-            torch._foreach_lerp_(ws, thetas, outer_step)
+            torch._foreach_lerp_(shared_weights, personal_weights, outer_step)
         return loss
 
     @torch.no_grad()
@@ -146,15 +146,15 @@ class MoreauSGD(torch.optim.Optimizer):
                     theta.copy_(self.state[theta]["shared"])
 
     def _groups(self) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
-        """Yield each parameter group with its trained parameters and their shared weights."""
+        """Yield each parameter group with its trained parameters (theta) and their shared weights (w)."""
         for group in self.param_groups:
-            thetas = [theta for theta in group["params"] if theta.grad is not None]
-            if not thetas:
+            personal_weights = [theta for theta in group["params"] if theta.grad is not None]
+            if not personal_weights:
                 continue
-            ws = []
-            for theta in thetas:
+            shared_weights = []
+            for theta in personal_weights:
                 state = self.state[theta]
                 if not state:  # w begins at the model that the client was sent
                     state["shared"] = theta.clone()
-                ws.append(state["shared"])
-            yield group, thetas, ws
+                shared_weights.append(state["shared"])
+            yield group, personal_weights, shared_weights

@@ -107,8 +107,8 @@ class SCAFFOLD(ClientAlgorithm):
         if context.lr_sum != 0:
             # c_i <- c_i - c + (x - y_i) / (K lr), with x the model that the client started from, and y_i the one that
             # it sends.
-            path = context.start[:num_parameters] - context.sent[:num_parameters]
-            mean_gradient = path / context.lr_sum
+            descent = context.start[:num_parameters] - context.sent[:num_parameters]  # x - y_i
+            mean_gradient = descent / context.lr_sum  # K lr
             variate = context.state[VARIATE] + mean_gradient
             context.state[VARIATE] = variate - context.received(VARIATE)
         return {RATES: context.lr_sum}

@@ -131,7 +131,7 @@ def make_sites(folder: Path, reply: Packet) -> RemoteSites:
         directory,
         state,
         rounds=1,
-        most_steps=lambda site, samples: samples,
+        max_steps=lambda site, samples: samples,
         num_classes=NUM_CLASSES,
     )
 

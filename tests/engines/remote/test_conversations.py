@@ -65,7 +65,7 @@ def test_questions_of_one_step_are_one_exchange() -> None:
     exchange = Echoes()
     conversations = Conversations(exchange)
     talk = partial(replies_of_client, conversations, [2, 0, 1])
-    replies = conversations.hold(talk, make_clients(3))
+    replies = conversations.hold_conversations(talk, make_clients(3))
 
     assert replies == [["0.0", "0.1"], [], ["2.0"]]
     assert exchange.sites_of_exchanges == [[0, 2], [0]]
@@ -75,7 +75,7 @@ def test_a_question_outside_of_conversations_is_an_exchange_of_its_own() -> None
     exchange = Echoes()
     conversations = Conversations(exchange)
     assert conversations.ask(1, make_question("alone")) == "alone"
-    assert conversations.hold(lambda client: client.id, make_clients(1)) == [0]
+    assert conversations.hold_conversations(lambda client: client.id, make_clients(1)) == [0]
     assert exchange.sites_of_exchanges == [[1]]
 
 
@@ -93,10 +93,10 @@ def test_an_error_ends_all_conversations_and_is_raised() -> None:
             ended.append(client.id)
 
     with pytest.raises(KeyError, match="client 1"):
-        conversations.hold(talk, make_clients(3))
+        conversations.hold_conversations(talk, make_clients(3))
 
     assert sorted(ended) == [0, 1, 2]
-    assert conversations.hold(lambda client: client.id, make_clients(2)) == [0, 1]
+    assert conversations.hold_conversations(lambda client: client.id, make_clients(2)) == [0, 1]
 
 
 def test_a_failed_exchange_ends_all_conversations() -> None:
@@ -105,7 +105,9 @@ def test_a_failed_exchange_ends_all_conversations() -> None:
 
     conversations = Conversations(fail)
     with pytest.raises(ConnectionError, match="away"):
-        conversations.hold(partial(replies_of_client, conversations, [1, 1]), make_clients(2))
+        conversations.hold_conversations(
+            partial(replies_of_client, conversations, [1, 1]), make_clients(2)
+        )
 
 
 def test_a_conversation_that_goes_on_after_its_end_is_ended_again() -> None:
@@ -120,7 +122,7 @@ def test_a_conversation_that_goes_on_after_its_end_is_ended_again() -> None:
             conversations.ask(client.id, make_question("once more"))
 
     with pytest.raises(KeyError, match="client 1"):
-        conversations.hold(talk, make_clients(2))
+        conversations.hold_conversations(talk, make_clients(2))
 
 
 def test_another_site_is_not_asked_within_a_conversation() -> None:
@@ -130,7 +132,7 @@ def test_another_site_is_not_asked_within_a_conversation() -> None:
         conversations.ask(1 - client.id, make_question("for the other"))
 
     with pytest.raises(RuntimeError, match="site 1 was asked within a conversation with site 0"):
-        conversations.hold(talk, make_clients(2))
+        conversations.hold_conversations(talk, make_clients(2))
 
 
 def test_a_client_that_is_named_twice_is_asked_twice() -> None:
@@ -138,7 +140,7 @@ def test_a_client_that_is_named_twice_is_asked_twice() -> None:
     conversations = Conversations(exchange)
     client, other_client = make_clients(2)
     talk = partial(replies_of_client, conversations, [1, 1])
-    replies = conversations.hold(talk, [client, other_client, client])
+    replies = conversations.hold_conversations(talk, [client, other_client, client])
 
     assert replies == [["0.0"], ["1.0"], ["0.0"]]
 
@@ -151,10 +153,10 @@ def test_conversations_compute_as_their_caller_does() -> None:
         return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     with torch.no_grad():
-        without_gradients = conversations.hold(autograd_modes, clients)
+        without_gradients = conversations.hold_conversations(autograd_modes, clients)
     with torch.inference_mode():
-        in_inference = conversations.hold(autograd_modes, clients)
-    with_gradients = conversations.hold(autograd_modes, clients)
+        in_inference = conversations.hold_conversations(autograd_modes, clients)
+    with_gradients = conversations.hold_conversations(autograd_modes, clients)
 
     assert without_gradients == [(False, False)] * 2
     assert in_inference == [(False, True)] * 2

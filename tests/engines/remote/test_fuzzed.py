@@ -189,7 +189,7 @@ def make_sites(
         directory,
         state,
         rounds=1,
-        most_steps=lambda site, samples: samples,
+        max_steps=lambda site, samples: samples,
         reports={"change": None},
     )
 
