@@ -31,7 +31,7 @@ from flsv.engines.remote.transport import MAX_SAMPLES_OF_SPLIT
 __all__ = ["client_app", "server_app"]
 
 #: Seconds between two checks for replies.
-POLL = 0.25
+POLL_SECONDS = 0.25
 #: ``{kind of packet: Flower's type of the message}``.
 MESSAGE_TYPES = {
     "hello": "query",
@@ -82,7 +82,7 @@ class GridTransport:
             plain = {**packet.plain, "seconds": seconds}
             content = to_record(Packet(packet.kind, plain, packet.tensors))
             message_type = MESSAGE_TYPES[packet.kind]
-            messages.append(Message(content, node, message_type, ttl=seconds + POLL))
+            messages.append(Message(content, node, message_type, ttl=seconds + POLL_SECONDS))
 
         message_ids = self._grid.push_messages(messages)
         unanswered_nodes = dict(zip(message_ids, packets))
@@ -94,7 +94,7 @@ class GridTransport:
                 node = unanswered_nodes.pop(message.metadata.reply_to_message_id)
                 yield node, _reply(message)
             if unanswered_nodes and not is_last_look:
-                time.sleep(POLL)
+                time.sleep(POLL_SECONDS)
 
 
 def _reply(message: Message) -> Reply:

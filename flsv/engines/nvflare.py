@@ -46,9 +46,9 @@ __all__ = ["FlsvController", "FlsvExecutor"]
 fobs.register(TensorDecomposer)
 
 #: Seconds between two questions of an idle site for a task, and between two checks for replies.
-POLL = 0.2
+POLL_SECONDS = 0.2
 #: Seconds that a site whose process has ended may take to come back before it counts as gone.
-GRACE = 10.0
+GRACE_SECONDS = 10.0
 #: Files of a site's owner, in the folder ``local`` of the site's workspace.
 NODE_FILE = "flsv-node.toml"
 POLICY_FILE = "flsv-site.toml"
@@ -120,10 +120,10 @@ class NvflareTransport:
         missing = set(packets)
         try:
             for site, packet in packets.items():
-                timed = replace(packet, plain={**packet.plain, "seconds": seconds})
+                packet_with_limit = replace(packet, plain={**packet.plain, "seconds": seconds})
                 task = Task(
                     name=packet.kind,
-                    data=to_shareable(timed),
+                    data=to_shareable(packet_with_limit),
                     timeout=int(seconds) + 1,
                     result_received_cb=partial(_receive, replies, site),
                 )
@@ -135,7 +135,7 @@ class NvflareTransport:
                 # Replies that came in time are read even if the server itself is late.
                 is_last_look = time.monotonic() >= deadline
                 try:
-                    site, reply = replies.get(block=not is_last_look, timeout=POLL)
+                    site, reply = replies.get(block=not is_last_look, timeout=POLL_SECONDS)
                 except queue.Empty:
                     if is_last_look:
                         break
@@ -163,9 +163,9 @@ def _receive(
 ) -> None:
     result = client_task.result
     client_task.result = None  # only one copy of a model stays in memory
-    code = result.get_return_code(ReturnCode.OK)
-    if code != ReturnCode.OK:
-        replies.put((site, f"NVFlare: {code}"))
+    return_code = result.get_return_code(ReturnCode.OK)
+    if return_code != ReturnCode.OK:
+        replies.put((site, f"NVFlare: {return_code}"))
         return
     try:
         replies.put((site, from_shareable(result)))
@@ -190,7 +190,7 @@ class FlsvController(Controller):  # type: ignore[misc]  # untyped where nvflare
     """
 
     def __init__(self, server: str) -> None:
-        super().__init__(task_check_period=POLL)
+        super().__init__(task_check_period=POLL_SECONDS)
         self.server = server
 
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
@@ -200,8 +200,8 @@ class FlsvController(Controller):  # type: ignore[misc]  # untyped where nvflare
         job.set_app_packages([*job.job.app_packages, "flsv"])
         job.add_params(
             {
-                "server": {"task_request_interval": POLL},
-                "dead_client_grace_period": GRACE,
+                "server": {"task_request_interval": POLL_SECONDS},
+                "dead_client_grace_period": GRACE_SECONDS,
             },
             ctx,
         )

@@ -61,7 +61,7 @@ NUM_TRIAL_BATCHES = 3
 #: Classes of torch's optimizers that step entry by entry, so that a step of stacked parameters is a step of every row.
 ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 #: Names of the hooks around a batch or an optimizer step that both modules and callbacks have, and that modules have.
-HOOKS = (
+STEP_HOOKS = (
     "on_train_batch_start",
     "on_train_batch_end",
     "on_before_zero_grad",
@@ -69,8 +69,8 @@ HOOKS = (
     "on_after_backward",
     "on_before_optimizer_step",
 )
-HOOKS_OF_A_MODULE = (
-    *HOOKS,
+MODULE_HOOKS = (
+    *STEP_HOOKS,
     "backward",
     "optimizer_step",
     "optimizer_zero_grad",
@@ -263,7 +263,10 @@ def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str
     optimizer: Any = trainer.optimizers[0]
     kind = type(optimizer)
     if kind.__name__ not in ELEMENTWISE or not kind.__module__.startswith("torch.optim"):
-        return f"{kind.__name__} is not known to allow one step of many models. Use one of {', '.join(ELEMENTWISE)}"
+        supported = ", ".join(ELEMENTWISE)
+        return (
+            f"{kind.__name__} is not known to allow one step of many models. Use one of {supported}"
+        )
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return f"{kind.__name__} has hooks around its steps, which would see no client's step. Leave them out"
     accumulates = trainer.accumulate_grad_batches != 1
@@ -285,7 +288,7 @@ def _obstacle_in_module(module: L.LightningModule) -> str | None:
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             return f"{name}, an embedding with max_norm, changes its weight in its forward pass. Leave max_norm out"
-    hooks = [hook for hook in HOOKS_OF_A_MODULE if is_overridden(hook, module, L.LightningModule)]
+    hooks = [hook for hook in MODULE_HOOKS if is_overridden(hook, module, L.LightningModule)]
     if hooks:
         name = type(module).__name__
         return f"{name} defines {', '.join(hooks)}, which would see no client's batches or steps. Leave it out"
@@ -295,7 +298,7 @@ def _obstacle_in_module(module: L.LightningModule) -> str | None:
 def _obstacle_in_callbacks(trainer: L.Trainer) -> str | None:
     """Return which callback prevents batched training, with a remedy, or None."""
     for callback in callbacks_of(trainer):
-        hooks = [hook for hook in HOOKS if not _is_harmless(callback, hook)]
+        hooks = [hook for hook in STEP_HOOKS if not _is_harmless(callback, hook)]
         if hooks:
             name = type(callback).__name__
             return f"{name} defines {', '.join(hooks)}, which would see no client's batches. Leave it out"

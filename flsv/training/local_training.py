@@ -311,10 +311,7 @@ class LocalTraining:
 
     def _upload_context(self, instruction: Instruction, local: LocalData) -> UploadContext:
         """Return what the uploads know of a client's model."""
-        if self.upload_seed is None:
-            seed = instruction.seed
-        else:
-            seed = self.upload_seed
+        seed = instruction.seed if self.upload_seed is None else self.upload_seed
         return UploadContext(
             client=instruction.client_id,
             num_clients=self._num_clients,

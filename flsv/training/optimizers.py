@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from flsv._lightning.patches import new_optimizers
 from flsv.training.client_batches import LocalSteps
 from flsv.training.swapped_optimizer import (
-    SCHEDULED,
+    SCHEDULED_OPTIONS,
     Options,
     StoredState,
     SwappedOptimizer,
@@ -28,7 +28,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import are_equal
 
 #: Beginning of the names of optimizers that no attribute holds.
-UNNAMED = "unnamed optimizer"
+UNNAMED_PREFIX = "unnamed optimizer"
 
 
 class Optimizers:
@@ -81,7 +81,7 @@ class Optimizers:
                     'FederatedLoop(optimizer_state="reset").'
                 )
             self._swapped_optimizers.append(
-                SwappedOptimizer(f"{UNNAMED} {id(optimizer)}", optimizer)
+                SwappedOptimizer(f"{UNNAMED_PREFIX} {id(optimizer)}", optimizer)
             )
         for swapped in self._swapped_optimizers:
             if not swapped.is_entered:
@@ -112,13 +112,13 @@ class Optimizers:
             client_state["pace"] = {"schedulers": scheduler_states, "options": options_by_name}
 
         for swapped in entered:
-            if self._schedules.has_round_scheduler(swapped.optimizer):
-                swapped.leave(scheduled_names=SCHEDULED)
-            else:
-                swapped.leave(scheduled_names=set())
+            is_by_round = self._schedules.has_round_scheduler(swapped.optimizer)
+            swapped.leave(scheduled_names=SCHEDULED_OPTIONS if is_by_round else set())
         # An optimizer without a name is found again at its next first step.
         self._swapped_optimizers = [
-            swapped for swapped in self._swapped_optimizers if not swapped.name.startswith(UNNAMED)
+            swapped
+            for swapped in self._swapped_optimizers
+            if not swapped.name.startswith(UNNAMED_PREFIX)
         ]
         return client_state
 
@@ -287,7 +287,7 @@ class _SchedulersOfLength:
         for optimizer in self._optimizers:
             options_of_groups = []
             for group in optimizer.param_groups:
-                options = {name: deepcopy(group[name]) for name in SCHEDULED & group.keys()}
+                options = {name: deepcopy(group[name]) for name in SCHEDULED_OPTIONS & group.keys()}
                 options_of_groups.append(options)
             self._initial_options.append(options_of_groups)
         self._schedulers = [schedulers[index] for index in indices]

@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_map_only
 from flsv.utilities.plain_values import are_equal, copied, is_plain
 
 #: Names of the options of a parameter group that learning-rate schedulers (torch's and timm's) change.
-SCHEDULED = {"lr", "initial_lr", "max_lr", "min_lr", "lr_scale", "weight_decay", "betas"}
-SCHEDULED |= {"momentum", "base_momentum", "max_momentum"}
+SCHEDULED_OPTIONS = {"lr", "initial_lr", "max_lr", "min_lr", "lr_scale", "weight_decay", "betas"}
+SCHEDULED_OPTIONS |= {"momentum", "base_momentum", "max_momentum"}
 #: Options of an optimizer: one ``{option: value}`` per parameter group.
 Group = dict[str, Any]
 Options = list[Group]
@@ -110,7 +110,7 @@ class SwappedOptimizer:
             stored_options = _options_of_group(self._stored_options, index)
             changed = {}
             for name, value in options.items():
-                if name in SCHEDULED:
+                if name in SCHEDULED_OPTIONS:
                     belongs_to_client = scheduled
                 else:
                     belongs_to_client = policy == "persist"

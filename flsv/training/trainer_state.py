@@ -58,9 +58,9 @@ class TrainerState:
         self.space = space
         self._store = store
         self._steps = steps
-        self._optimizers = Optimizers(trainer, policy, steps)
+        self.optimizers = Optimizers(trainer, policy, steps)
         # States from a checkpoint are moved to the optimizers' device.
-        store.convert("optimizer", self._optimizers.move_states)
+        store.convert("optimizer", self.optimizers.move_states)
         self._non_vector_state = NonVectorState(self.module, space.non_finite_names)
         self._constants = space.constants(self.module)
         self._buffers: State | None = None
@@ -71,11 +71,6 @@ class TrainerState:
         self._is_in_round = False
         self._client: int | None = None
         self.next_buffers: State | None = None
-
-    @property
-    def optimizers(self) -> Optimizers:
-        """Return the optimizers, which are swapped between clients."""
-        return self._optimizers
 
     # ---- a round
 
@@ -165,7 +160,7 @@ class TrainerState:
         self._client = client
         self._steps.client = client
         self._steps.steps_before_client = self._steps.steps_so_far()
-        self._optimizers.enter(client, self._store.committed(client))
+        self.optimizers.enter(client, self._store.committed(client))
 
     def read(self, out: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the model ``[P]`` to send (in ``out``), the trained model, and the parameters that stay at the
@@ -177,7 +172,7 @@ class TrainerState:
         self._check_constants()
         trained_model = vector
         # An optimizer may overwrite the module's trained weights by those to send.
-        is_overwritten = self._optimizers.write_upload()
+        is_overwritten = self.optimizers.write_upload()
         if is_overwritten:
             trained_model = vector.clone()
             self.space.read(self.module, out=vector)
@@ -202,7 +197,7 @@ class TrainerState:
         """Restore the federation's optimizers, schedules and scale. With ``keep`` stage the client's in the store."""
         if self._client is None:
             return
-        client_state = self._optimizers.leave()
+        client_state = self.optimizers.leave()
         if keep:
             self._store.stage(self._client, client_state)
         self._client = None

@@ -225,7 +225,7 @@ class RemoteFederation(IdleEngine):
             folder = self.trainer.default_root_dir
             self._matrix = empty_rows(len(updates), global_vector, folder)
         else:
-            self._matrix = self._matrix[:0]
+            self._matrix = self._matrix[:0]  # no models
 
         # Only one copy of each vector stays in memory: a row of the matrix.
         self.updates = []

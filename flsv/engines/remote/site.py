@@ -66,7 +66,7 @@ from flsv.utilities.seeding import seed_global_rngs
 
 _log = logging.getLogger(__name__)
 #: File in the site's folder with the privacy loss of its updates so far.
-LEDGER = "privacy.json"
+LEDGER_FILE = "privacy.json"
 _QUIET_TRAINER_OPTIONS: dict[str, Any] = {"num_sanity_val_steps": 0, "limit_val_batches": 0}
 _QUIET_TRAINER_OPTIONS |= dict.fromkeys(
     ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
@@ -202,7 +202,7 @@ class Site:
             limit_train_batches=self._limit_train_batches,
         )
         self.policy.check_told(self._needed_reports())
-        self.policy.spend(self._config.uploads, self._folder / LEDGER)
+        self.policy.spend(self._config.uploads, self._folder / LEDGER_FILE)
         trainer = self._trainer(packet, packet.plain["rounds"], visit)
         module = self._make_module()
         loader = visit.loader(trainer)

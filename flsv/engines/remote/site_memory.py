@@ -46,8 +46,7 @@ class SiteMemory:
         """Return the state after the training ``visit``. Empty if ``visit`` is None, None if it was deleted."""
         if visit is None:
             return {}
-        states = self.load_all()
-        return states.get(visit)
+        return self.load_all().get(visit)
 
     def keep(
         self,

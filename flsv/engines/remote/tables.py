@@ -29,7 +29,7 @@ TABLE_SUMMARY = "flsv.engines.remote.tables:table_summary"
 ENCODER_FILE = "encoder.json"
 DOUBTS_FILE = "doubts.csv"
 #: What a site says of its table before there is an encoder.
-WAITS = "waits"
+NO_ENCODER = "waits"
 
 
 def table_summary(data: FederatedDataModule, min_rows: int) -> TableSummary:
@@ -68,10 +68,10 @@ def take_encoder(
     Raises:
         Refused: that fails, with a reason that names no value, or the site's updates are ``private``.
     """
-    plain = packet.plain.get("encoder")
+    plain_encoder = packet.plain.get("encoder")
     encoder = None
-    if plain is not None:
-        encoder = AgreedEncoder.from_plain(plain)
+    if plain_encoder is not None:
+        encoder = AgreedEncoder.from_plain(plain_encoder)
     if configured is not None:  # the data module has this encoder already
         is_another = encoder is not None and encoder != configured
         if is_another:
@@ -94,9 +94,9 @@ def take_encoder(
 
 
 def state_of_table(data: FederatedDataModule) -> str | None:
-    """Return the hash of the encoder of a site's table, :data:`WAITS` without one, or None if there is no table."""
+    """Return the hash of the encoder of a site's table, :data:`NO_ENCODER` without one, or None without a table."""
     if data.needs_encoder:
-        return WAITS
+        return NO_ENCODER
     if data.encoder is None:
         return None
     return data.encoder.hash
@@ -125,7 +125,7 @@ def check_states(states: Mapping[str, str | None]) -> None:
     for state, sites in sites_by_state.items():
         if state is None:
             description = "no table"
-        elif state == WAITS:
+        elif state == NO_ENCODER:
             description = "a table without an encoder"
         else:
             description = f"a table with encoder {state}"

@@ -41,8 +41,8 @@ from flsv.engines.remote.messages import (
 )
 from flsv.engines.remote.tables import (
     ENCODER_FILE as ENCODER_FILE,
+    NO_ENCODER,
     TABLE_SUMMARY,
-    WAITS,
     agree_on_encoder,
     check_states,
     read_encoder,
@@ -187,7 +187,7 @@ class Directory:
     def _agree_on_encoder(self) -> None:
         """Let all sites tell about their tables, make one encoder of it, and let all take that."""
         self._check_states()
-        is_encoder_awaited = WAITS in self._table_states.values()
+        is_encoder_awaited = NO_ENCODER in self._table_states.values()
         if is_encoder_awaited and self.encoder is None:
             replies = self._summaries()
             num_rows = {}

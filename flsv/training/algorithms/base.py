@@ -19,7 +19,7 @@ from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for, isolated_rngs
 
-_END = object()
+_END_OF_BATCHES = object()
 
 
 class ClientContext:
@@ -184,8 +184,8 @@ class ClientContext:
             for batch_index in count():
                 # Augmentation draws random numbers.
                 with isolated_rngs(seed, *purpose, epoch, batch_index):
-                    next_batch = next(batches, _END)
-                if next_batch is _END:
+                    next_batch = next(batches, _END_OF_BATCHES)
+                if next_batch is _END_OF_BATCHES:
                     break
                 yield next_batch
 

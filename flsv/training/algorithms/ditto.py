@@ -20,7 +20,7 @@ from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.utilities.declared import NonNegative, Positive
 from flsv.utilities.errors import ConfigurationError
 
-PERSONAL = "ditto_model"
+PERSONAL_MODEL = "ditto_model"
 
 
 class Ditto(ClientAlgorithm):
@@ -48,7 +48,7 @@ class Ditto(ClientAlgorithm):
         Ditto()
     """
 
-    uses = PERSONAL
+    uses = PERSONAL_MODEL
 
     def __init__(self, lamda: NonNegative = 0.1, lr: Positive = 0.01) -> None:
         self.lamda = lamda
@@ -65,8 +65,8 @@ class Ditto(ClientAlgorithm):
     resume = begin
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
-        personal_model = context.own_model(PERSONAL)
+        personal_model = context.own_model(PERSONAL_MODEL)
         _, gradient = context.step(personal_model, batch)
-        cut = context.num_parameters
-        drift = personal_model[:cut] - context.start[:cut]
-        personal_model[:cut] -= self.lr * (gradient + self.lamda * drift)
+        num_parameters = context.num_parameters
+        drift = personal_model[:num_parameters] - context.start[:num_parameters]
+        personal_model[:num_parameters] -= self.lr * (gradient + self.lamda * drift)

@@ -24,7 +24,7 @@ from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 
-GRADIENT = "feddyn_gradient"
+CLIENT_GRADIENT = "feddyn_gradient"
 
 
 class FedDyn(ClientAlgorithm):
@@ -56,9 +56,9 @@ class FedDyn(ClientAlgorithm):
         check_sides(federation)
 
     def begin_client(self, context: ClientContext) -> None:
-        if GRADIENT not in context.state:
+        if CLIENT_GRADIENT not in context.state:
             parameters = context.start[: context.num_parameters]
-            context.state[GRADIENT] = torch.zeros_like(parameters)
+            context.state[CLIENT_GRADIENT] = torch.zeros_like(parameters)
 
     @torch.no_grad()
     def gradients(
@@ -70,14 +70,14 @@ class FedDyn(ClientAlgorithm):
         initial_entries = context.entries(context.start, parameters)
         drift = torch._foreach_sub(parameters, initial_entries)
         torch._foreach_add_(gradients, drift, alpha=self.alpha)
-        stored_gradients = context.entries(context.state[GRADIENT], parameters)
+        stored_gradients = context.entries(context.state[CLIENT_GRADIENT], parameters)
         torch._foreach_sub_(gradients, stored_gradients)
 
     def end_client(self, context: ClientContext) -> dict[str, Tensor]:
         assert context.sent is not None
         num_parameters = context.num_parameters
         update = context.sent[:num_parameters] - context.start[:num_parameters]
-        context.state[GRADIENT] = context.state[GRADIENT] - self.alpha * update
+        context.state[CLIENT_GRADIENT] = context.state[CLIENT_GRADIENT] - self.alpha * update
         return {}
 
 

@@ -45,16 +45,17 @@ from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import shuffle_stream
 
-GRADIENT, VALUES = "validation_gradient", "in_run_values"
+VALIDATION_GRADIENT = "validation_gradient"
+IN_RUN_VALUES = "in_run_values"
 #: Key in the client's state of a tensor with each training sample's class, as it was in the sample's last batch.
-CLASSES = "in_run_classes"
+IN_RUN_CLASSES = "in_run_classes"
 #: Stands for the class of a sample that was in no batch so far.
-UNSEEN = torch.iinfo(torch.long).min
+UNSEEN_CLASS = torch.iinfo(torch.long).min
 #: Stands for the class of a sample in a batch without classes.
 NO_CLASS = -1
 #: Tolerated rounding error between the sum of a step's products and the product of g with the step's gradient, relative
 #: to the sum of the products' sizes.
-_TOLERANCE = 1e-2
+_RELATIVE_TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ class InRunValues(ClientAlgorithm):
     """
 
     reads_order = True
-    sends = (GRADIENT,)
-    reports = (VALUES,)
+    sends = (VALIDATION_GRADIENT,)
+    reports = (IN_RUN_VALUES,)
 
     def __init__(self, every: Count = 1) -> None:
         self.every = every
@@ -130,7 +131,7 @@ class InRunValues(ClientAlgorithm):
         for metric in federation.metrics.values():
             # `loss` is the metric's argument, `measured_by` the measure that the metric made of it.
             is_of_a_loss = hasattr(metric, "measured_by")
-            if is_of_a_loss and VALUES in fields_of(metric).values():
+            if is_of_a_loss and IN_RUN_VALUES in fields_of(metric).values():
                 in_run_metrics.append(metric)
         losses = dict.fromkeys(metric.loss for metric in in_run_metrics)
         if len(losses) > 1:
@@ -172,7 +173,7 @@ class InRunValues(ClientAlgorithm):
             self._model_of_gradient = global_model
             gradient = self._evaluator.gradient(global_model, loss=self._loss)
             self._gradient = gradient.to(global_model)
-        return {GRADIENT: self._gradient}
+        return {VALIDATION_GRADIENT: self._gradient}
 
     # ---- at a client
 
@@ -184,7 +185,7 @@ class InRunValues(ClientAlgorithm):
             if parameter.requires_grad and context.is_shared(parameter):
                 shared_parameters.append(parameter)
                 names.append(name)
-        reference_gradient = context.received(GRADIENT)  # [P], the server's
+        reference_gradient = context.received(VALIDATION_GRADIENT)  # [P], the server's
         gradients = context.entries(reference_gradient, shared_parameters)  # a tensor a parameter
         self._ghost_products = GhostProducts(context.module, dict(zip(names, gradients)))
 
@@ -203,8 +204,8 @@ class InRunValues(ClientAlgorithm):
         period = min(self.every, max(context.batches, 1))
         self._first_watched_step = context.instruction.round_index % period
         self._num_watched_steps = 0
-        no_classes = torch.full((context.samples,), UNSEEN)
-        self._sample_classes = context.state.get(CLASSES, no_classes).cpu()
+        no_classes = torch.full((context.samples,), UNSEEN_CLASS)
+        self._sample_classes = context.state.get(IN_RUN_CLASSES, no_classes).cpu()
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
         assert self._ghost_products is not None
@@ -259,7 +260,7 @@ class InRunValues(ClientAlgorithm):
         self._products.append(self._ghost_products.take())
         self._ghost_products = None
         no_values = torch.zeros(context.samples, dtype=torch.float64)
-        total_values = context.state.get(VALUES, no_values).cpu()  # over rounds, by sample
+        total_values = context.state.get(IN_RUN_VALUES, no_values).cpu()  # over rounds, by sample
         # The values and classes of this round's watched samples, in the order of their batches.
         self._watched_values = torch.empty(0, dtype=torch.float64)
         self._watched_classes = torch.empty(0, dtype=torch.long)
@@ -270,8 +271,8 @@ class InRunValues(ClientAlgorithm):
             self._watched_classes = classes.cpu()
             self._watched_values = self._sample_factors() * products
             total_values = total_values.index_add(0, samples, self._watched_values)
-        context.state[VALUES] = total_values
-        context.state[CLASSES] = self._sample_classes
+        context.state[IN_RUN_VALUES] = total_values
+        context.state[IN_RUN_CLASSES] = self._sample_classes
         self._watched_batches = []
         self._products = []
         return {}
@@ -302,10 +303,10 @@ class InRunValues(ClientAlgorithm):
                 f"have classes 0 .. {local.num_classes - 1}."
             )
         # The values of samples stay at the client. The server gets their sums over classes.
-        keep_artifact(local, VALUES, partial(_values_as_csv, local.state[VALUES]))
+        keep_artifact(local, IN_RUN_VALUES, partial(_values_as_csv, local.state[IN_RUN_VALUES]))
         no_values = torch.zeros(local.num_classes, dtype=torch.float64)
         values_by_class = no_values.index_add(0, self._watched_classes, self._watched_values)
-        return {VALUES: values_by_class}
+        return {IN_RUN_VALUES: values_by_class}
 
     def _next_samples(self, context: ClientContext, count: int) -> Tensor:
         """Return the indices ``[count]`` of the next batch's samples."""
@@ -338,7 +339,7 @@ class InRunValues(ClientAlgorithm):
         classes = torch.cat([batch_classes for _, batch_classes in self._batches]).cpu()
         self._batches = []
         stored_classes = self._sample_classes[samples]
-        is_changed = (stored_classes != UNSEEN) & (stored_classes != classes)
+        is_changed = (stored_classes != UNSEEN_CLASS) & (stored_classes != classes)
         if is_changed.any():
             position = int(is_changed.int().argmax())
             raise ConfigurationError(
@@ -357,7 +358,7 @@ class InRunValues(ClientAlgorithm):
     ) -> None:
         """Check that the samples' products in the first step sum to the product of the whole gradient and the
         vector."""
-        reference = context.entries(context.received(GRADIENT), parameters)
+        reference = context.entries(context.received(VALIDATION_GRADIENT), parameters)
         gradient_product = 0.0
         largest_product = 0.0  # if all gradients had the direction of the reference
         for gradient, reference_entries in zip(gradients, reference):
@@ -369,7 +370,7 @@ class InRunValues(ClientAlgorithm):
         module: Any = context.module
         sample_products = self._products[0]
         sum_of_products = float(sample_products.sum())
-        sum_tolerance = _TOLERANCE * float(sample_products.abs().sum())
+        sum_tolerance = _RELATIVE_TOLERANCE * float(sample_products.abs().sum())
         rounding_tolerance = rounding_of(module.trainer).number * largest_product
         tolerance = sum_tolerance + rounding_tolerance
         is_equal = abs(sum_of_products - gradient_product) <= tolerance  # False for NaN
@@ -390,7 +391,7 @@ def _values_as_csv(sample_values: Tensor) -> str:
 
 
 #: Layers that are linear in their parameters, and whose output for a sample depends on this sample only.
-LAYERS: tuple[type[nn.Module], ...] = (
+LINEAR_LAYERS: tuple[type[nn.Module], ...] = (
     nn.Linear,
     nn.Conv1d,
     nn.Conv2d,
@@ -524,7 +525,7 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
         for parameter in layer.parameters(recurse=False):
             if parameter not in name_of_trained:  # an unsupported layer may be frozen
                 continue
-            supported = ", ".join(layer_class.__name__ for layer_class in LAYERS)
+            supported = ", ".join(layer_class.__name__ for layer_class in LINEAR_LAYERS)
             raise ConfigurationError(
                 f"parameter {name_of_trained[parameter]!r} is {type(layer).__name__}'s, {reason}. In-run values "
                 f"know {supported}. Use these, or freeze it (requires_grad = False)."
@@ -546,7 +547,7 @@ def _unsupported_reason(layer: nn.Module) -> str | None:
     """Return why a layer's per-sample products cannot be computed, as a clause of a message, or None."""
     if isinstance(layer, _BATCH_NORM):
         return None  # in evaluation mode: linear, with constant statistics
-    if not isinstance(layer, LAYERS):
+    if not isinstance(layer, LINEAR_LAYERS):
         return "for which there is no ghost product"
     if isinstance(layer, _INSTANCE_NORM) and layer.track_running_stats:
         return "whose track_running_stats=True changes buffers in every pass"

@@ -31,7 +31,8 @@ from flsv.training.algorithms.base import ClientAlgorithm, ClientContext, is_pla
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
-VARIATE, RATES = "control_variate", "learning_rate_sum"
+VARIATE = "control_variate"
+LEARNING_RATE_SUM = "learning_rate_sum"
 
 
 class SCAFFOLD(ClientAlgorithm):
@@ -59,7 +60,7 @@ class SCAFFOLD(ClientAlgorithm):
     """
 
     sends = (VARIATE,)
-    reports = (RATES,)
+    reports = (LEARNING_RATE_SUM,)
     saved = ("_variate",)
 
     def begin(self, federation: FederationInfo) -> None:
@@ -111,11 +112,11 @@ class SCAFFOLD(ClientAlgorithm):
             mean_gradient = descent / context.lr_sum  # K lr
             variate = context.state[VARIATE] + mean_gradient
             context.state[VARIATE] = variate - context.received(VARIATE)
-        return {RATES: context.lr_sum}
+        return {LEARNING_RATE_SUM: context.lr_sum}
 
     def end_round(self, round: Round) -> None:
         updates = round.client_updates  # [k, P]
-        lr_sums = round.reports[RATES].to(updates)[:, None]  # [k, 1]
+        lr_sums = round.reports[LEARNING_RATE_SUM].to(updates)[:, None]  # [k, 1]
         variate = self._variate.to(updates)  # [P]
         # A sum that is 0 or less does not explain a move: the gradient becomes infinite, and is left out below.
         non_negative_sums = lr_sums.clamp_min(0)

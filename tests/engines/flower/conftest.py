@@ -10,4 +10,4 @@ def as_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("task_id", "run_id", "node_id"):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
-    monkeypatch.setattr("flsv.engines.flower.POLL", 0.02)
+    monkeypatch.setattr("flsv.engines.flower.POLL_SECONDS", 0.02)

@@ -15,7 +15,7 @@ from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet, SitePolicy
 from flsv.engines.remote.messages import Refused
-from flsv.engines.remote.site import LEDGER
+from flsv.engines.remote.site import LEDGER_FILE
 from flsv.metrics import (
     ContributionEstimation,
     ContributionMetric,
@@ -301,7 +301,7 @@ def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path: Path) -> N
 
     assert loop.participations.tolist() == [2, 3, 3]
 
-    ledger = json.loads((tmp_path / "sites" / "Boston" / LEDGER).read_text())
+    ledger = json.loads((tmp_path / "sites" / "Boston" / LEDGER_FILE).read_text())
     assert ledger["updates"] == 2
     assert ledger["epsilon"] == pytest.approx(epsilon_of_two)
 
@@ -314,7 +314,7 @@ def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path: Path) -> N
 
 def test_privacy_loss_of_updates_with_different_noise_is_summed(tmp_path: Path) -> None:
     policy = SitePolicy(max_epsilon=100.0)
-    ledger = tmp_path / LEDGER
+    ledger = tmp_path / LEDGER_FILE
     for multiplier in (1.0, 2.0, 2.0):
         policy.spend([GaussianPrivacy(1.0, multiplier)], ledger)
 
@@ -329,7 +329,7 @@ def test_update_without_noise_is_refused_by_a_policy_of_epsilon(tmp_path: Path) 
     policy = SitePolicy(max_epsilon=100.0)
 
     with pytest.raises(Refused, match="without noise"):
-        policy.spend([GaussianPrivacy(1.0, 0.0)], tmp_path / LEDGER)
+        policy.spend([GaussianPrivacy(1.0, 0.0)], tmp_path / LEDGER_FILE)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_update_without_noise_is_refused_by_a_policy_of_epsilon(tmp_path: Path) 
 )
 def test_damaged_ledger_is_refused(tmp_path: Path, damaged: str) -> None:
     policy = SitePolicy(max_epsilon=100.0)
-    ledger = tmp_path / LEDGER
+    ledger = tmp_path / LEDGER_FILE
     ledger.write_text(damaged)
 
     with pytest.raises(
@@ -360,18 +360,18 @@ def test_max_epsilon_counts_what_was_spent_before_it_was_set(tmp_path: Path) -> 
 
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        free.spend(noise, tmp_path / folder / LEDGER)
-        free.spend(noise, tmp_path / folder / LEDGER)
+        free.spend(noise, tmp_path / folder / LEDGER_FILE)
+        free.spend(noise, tmp_path / folder / LEDGER_FILE)
 
-    limited.spend(noise, tmp_path / "a" / LEDGER)
-    ledger = json.loads((tmp_path / "a" / LEDGER).read_text())
+    limited.spend(noise, tmp_path / "a" / LEDGER_FILE)
+    ledger = json.loads((tmp_path / "a" / LEDGER_FILE).read_text())
 
     assert ledger["updates"] == 3
     assert ledger["epsilon"] == pytest.approx(gaussian_epsilon(1.0, 3))
 
-    free.spend([], tmp_path / "b" / LEDGER)
+    free.spend([], tmp_path / "b" / LEDGER_FILE)
     with pytest.raises(Refused, match="with one more update after 3 it would be inf"):
-        limited.spend(noise, tmp_path / "b" / LEDGER)
+        limited.spend(noise, tmp_path / "b" / LEDGER_FILE)
 
 
 def spend_repeatedly(ledger: Path, times: int) -> None:
@@ -380,7 +380,7 @@ def spend_repeatedly(ledger: Path, times: int) -> None:
 
 
 def test_two_processes_on_one_ledger_lose_no_count(tmp_path: Path) -> None:
-    ledger = tmp_path / LEDGER
+    ledger = tmp_path / LEDGER_FILE
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=spend_repeatedly, args=(ledger, 40)) for _ in range(2)]
 
