@@ -558,7 +558,7 @@ class SiteVisit(L.Callback, Rounds):
             raise Refused(f"it has stopped, not ready after {self._time_limit} s")
         self._training.end_batch(loss)
 
-    def round(self) -> None:
+    def run_round(self) -> None:
         (visit,) = self._loader.visits  # a site trains one client
         self._loader.train(visit, self._loop.train_epoch)
         if self._training.is_trained:
