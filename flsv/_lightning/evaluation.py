@@ -40,7 +40,7 @@ def on_device(
     """Yield the batches ``(x, y)`` as validation gets them, on the module's device."""
     for batch in batches:
         with validating(trainer):
-            batch = as_given(trainer, batch, dataloader_idx)
+            batch = as_module_input(trainer, batch, dataloader_idx)
         is_sequence = isinstance(batch, (tuple, list))
         if not is_sequence or len(batch) != 2:
             form = f"{len(batch)} parts" if is_sequence else type(batch).__name__
@@ -51,7 +51,7 @@ def on_device(
         yield x, y
 
 
-def as_given(
+def as_module_input(
     trainer: L.Trainer,
     batch: Any,
     dataloader_idx: int = 0,
@@ -118,7 +118,7 @@ def count_answers(
             counts.update(module(x), y)
 
 
-def free_cached(device: torch.device) -> None:
+def free_cached_memory(device: torch.device) -> None:
     """Release the memory that torch holds on a device without using it."""
     backend: Any = getattr(torch, device.type, None)
     if hasattr(backend, "empty_cache"):
@@ -132,14 +132,12 @@ _TRANSFER_HOOKS = (
 )
 
 
-class KeptBatches:
+class StoredBatches:
     """Batches of one validation loader, read once and stored."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         # Clones: a slice of a data set would carry the whole data set into every copy.
-        self._batches = []
-        for batch in batches:
-            self._batches.append(apply_to_collection(batch, Tensor, torch.clone))
+        self._batches = [apply_to_collection(batch, Tensor, torch.clone) for batch in batches]
 
     def __iter__(self) -> Iterator[Any]:
         return map(copy.deepcopy, self._batches)
@@ -154,7 +152,7 @@ class KeptBatches:
 
 
 @torch.inference_mode(False)
-def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
+def store_batches(trainer: L.Trainer, loaders: Any) -> list[StoredBatches]:
     """Read and store the batches of one or several validation loaders."""
     has_hooks = _has_transfer_hooks(trainer)
     device = trainer.lightning_module.device
@@ -166,10 +164,10 @@ def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
         if has_limit and sized_len(loader) is None:  # the loader may be infinite
             limited_loader = islice(loader, limit)
         if has_hooks:  # the hooks move batches themselves
-            stored_loaders.append(KeptBatches(limited_loader))
+            stored_loaders.append(StoredBatches(limited_loader))
         else:
             moved_batches = (move_data_to_device(batch, device) for batch in limited_loader)
-            stored_loaders.append(KeptBatches(moved_batches))
+            stored_loaders.append(StoredBatches(moved_batches))
 
     _check_copies(stored_loaders)
     has_batches = any(len(stored_loader) > 0 for stored_loader in stored_loaders)
@@ -188,7 +186,7 @@ def _has_transfer_hooks(trainer: L.Trainer) -> bool:
     return False
 
 
-def _check_copies(stored_loaders: Sequence[KeptBatches]) -> None:
+def _check_copies(stored_loaders: Sequence[StoredBatches]) -> None:
     """Raise ConfigurationError if a loader's first batch cannot be copied."""
     try:
         for stored_loader in stored_loaders:
@@ -204,7 +202,7 @@ class ValidationRun:
     """Validation of a module on batches that are already stored."""
 
     def __init__(
-        self, trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]
+        self, trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[StoredBatches]
     ) -> None:
         self._trainer = trainer
         self.module = module
@@ -237,12 +235,8 @@ class ValidationRun:
         with validating(self._trainer), torch.no_grad():
             for loader_index, loader in enumerate(self._loaders):
                 for batch_index, batch in enumerate(loader):
-                    batch = precision.convert_input(batch)
-                    batch = self.module._on_before_batch_transfer(batch, loader_index)
-                    batch = self._trainer_copy.strategy.batch_to_device(
-                        batch, dataloader_idx=loader_index
-                    )
-                    hook_arguments = OrderedDict(batch=batch, batch_idx=batch_index)
+                    module_input = as_module_input(self._trainer_copy, batch, loader_index)
+                    hook_arguments = OrderedDict(batch=module_input, batch_idx=batch_index)
                     if has_several_loaders:
                         hook_arguments["dataloader_idx"] = loader_index
                     step_arguments = self._loop._build_step_args_from_hook_kwargs(
@@ -259,7 +253,7 @@ class _Loop(_EvaluationLoop):
     weighted_values: dict[str, list[tuple[Tensor, float]]]
 
     def __init__(
-        self, trainer: L.Trainer, loaders: Sequence[KeptBatches], inference_mode: bool
+        self, trainer: L.Trainer, loaders: Sequence[StoredBatches], inference_mode: bool
     ) -> None:
         super().__init__(
             trainer,

@@ -24,7 +24,7 @@ from flsv._lightning.patches import Patch, PatchedAttributes, is_loop
 from flsv.utilities.errors import ConfigurationError
 
 #: Key of the values, by scheduler, for which plateau schedulers have not been stepped.
-_PLATEAU_VALUES = "plateau_values"
+_PLATEAU_KEY = "plateau_values"
 
 
 class Rounds:
@@ -204,7 +204,7 @@ class FederatedFitLoop(_FitLoop):
         """Return Lightning's progress between rounds. It may be ahead of the hooks that have run."""
         if self.is_in_round:
             state = deepcopy(self._progress_between_rounds)
-            state["state_dict"].pop(_PLATEAU_VALUES, None)  # they have been stepped
+            state["state_dict"].pop(_PLATEAU_KEY, None)  # they have been stepped
             return state
         loop = deepcopy(super().state_dict(*args, **kwargs))
         # What has begun counts as done: between two rounds nothing is left to repeat.
@@ -224,11 +224,11 @@ class FederatedFitLoop(_FitLoop):
             values = self._values_for_plateaus()
         else:
             values = self._plateau_values
-        return {**super().on_save_checkpoint(), _PLATEAU_VALUES: values}
+        return {**super().on_save_checkpoint(), _PLATEAU_KEY: values}
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         super().on_load_checkpoint(state_dict)
-        self._plateau_values = state_dict.get(_PLATEAU_VALUES, {})
+        self._plateau_values = state_dict.get(_PLATEAU_KEY, {})
 
     def _values_for_plateaus(self) -> dict[int, Tensor]:
         """Return the value for which each plateau scheduler is stepped when Lightning closes the epoch."""

@@ -21,7 +21,7 @@ from flsv.utilities.errors import ConfigurationError
 Patch = tuple[Any, str, Any]
 """An object, the name of an attribute, and the attribute's new value."""
 
-CONFIGURE = "configure_optimizers"
+CONFIGURE_HOOK = "configure_optimizers"
 #: In the place of the original value: the instance has none, and its class has a method of this name.
 _INHERITED = object()
 

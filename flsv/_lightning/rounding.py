@@ -97,7 +97,7 @@ ROUNDINGS = {
     "bf16": Rounding(2**-8, 1e-2, 0.1),
     "bf16 weights": Rounding(2**-8, 5e-2, 0.3),
 }
-_BY_PRECISION = {
+_ARITHMETIC_BY_PRECISION = {
     "64-true": "float64",
     "32-true": "float32",
     "16-mixed": "half",
@@ -115,7 +115,7 @@ def rounding_of(trainer: L.Trainer) -> Rounding:
 
 def arithmetic_of(precision: Any, device: torch.device) -> str:
     """Return the arithmetic that a trainer computes in, a key of :data:`ROUNDINGS`."""
-    name = _BY_PRECISION.get(precision, "bf16 weights")
+    name = _ARITHMETIC_BY_PRECISION.get(precision, "bf16 weights")
     if name == "float32" and device.type == "cuda" and tf32_of():
         return "TF32"
     return name

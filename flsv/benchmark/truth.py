@@ -36,7 +36,7 @@ from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import UtilityStore
 from flsv.scores.performance import performance_of
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.forks import cores, why_not_fork
+from flsv.utilities.forks import num_cores, why_not_fork
 from flsv.utilities.own_files import own_folder
 from flsv.utilities.seeding import isolated_rngs
 from flsv.utilities.supervisor import supervise, supervise_fresh
@@ -233,7 +233,7 @@ def _train(
         run = supervise
     processes = FitsInProcesses(
         lambda request: partial(work_in_new_federation, request),
-        cores(),
+        num_cores(),
         run=run,
     )
     training = CoalitionTraining(

@@ -33,7 +33,7 @@ from flsv.results.terminal import print_table
 from flsv.results.text import format_numbers, percent, with_intervals
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.csv_files import save_table
-from flsv.utilities.display import BRACKETS
+from flsv.utilities.display import BRACKETS_NOTE
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.result_file import ResultFile
 
@@ -162,7 +162,7 @@ def _show(summary: DataFrame) -> None:
             title += ". Do not base payments on these values"
         columns = _shown_columns(rows, has_shares=metric in payable)
         print_table(title, rows["client_name"].tolist(), columns)
-    print(BRACKETS)
+    print(BRACKETS_NOTE)
 
 
 def _shown_columns(rows: DataFrame, has_shares: bool) -> dict[str, list[str]]:

@@ -65,9 +65,9 @@ from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.declared import Count, checked
-from flsv.utilities.display import BRACKETS
+from flsv.utilities.display import BRACKETS_NOTE
 from flsv.utilities.errors import ConfigurationError, listed
-from flsv.utilities.forks import cores
+from flsv.utilities.forks import num_cores
 
 #: A training is ended after ``LIMIT_IN_RUN_TIMES`` times the run's seconds, plus ``EXTRA_SECONDS``.
 LIMIT_IN_RUN_TIMES = 20
@@ -231,7 +231,7 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
         f"with {name}: {summary.title} {float(with_client.mean()):.4g} after {float(without.mean()):.4g}, a gain of "
         f"{gain}"
     )
-    print(BRACKETS)
+    print(BRACKETS_NOTE)
     return path
 
 
@@ -249,9 +249,9 @@ def _processes(
 ) -> FitsInProcesses:
     """Return an object that trains coalitions in child processes."""
     if jobs is None:
-        jobs = cores() if summary.on_cpu else 1
+        jobs = num_cores() if summary.on_cpu else 1
     if threads is None:
-        cores_per_job = cores() // jobs
+        cores_per_job = num_cores() // jobs
         threads = max(1, min(torch.get_num_threads(), cores_per_job))
 
     def task(request: FitOrder | Prediction) -> Callable[[], Any]:
@@ -314,7 +314,7 @@ def _show(rows: DataFrame, record: Mapping[str, Any]) -> None:
 
     title = f"{rows['by'].iloc[0]}, by retraining ({basis.origin})"
     print_table(title, rows["client_name"].tolist(), columns)
-    print(BRACKETS)
+    print(BRACKETS_NOTE)
     if verdict.reasons:
         print(verdict.text)
 

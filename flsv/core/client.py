@@ -81,7 +81,7 @@ class Channel:
             traffic: the message's size in transit, if it is compressed.
         """
         if traffic is None:
-            traffic = measured(content)
+            traffic = traffic_of(content)
         if traffic.numbers and not self._is_muted:
             self.messages.append(Message(client, direction, name, traffic))
 
@@ -141,7 +141,7 @@ class Channel:
         return totals
 
 
-def measured(content: Any) -> Traffic:
+def traffic_of(content: Any) -> Traffic:
     """Return the uncompressed size of all tensors in ``content``."""
     total = Traffic()
     for tensor in _tensors(content):

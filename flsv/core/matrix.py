@@ -88,7 +88,7 @@ def memory_bytes() -> int:
     return min(machine_bytes, int(limit))
 
 
-def _common(starts: Sequence[Tensor]) -> Tensor | None:
+def _common_model(starts: Sequence[Tensor]) -> Tensor | None:
     """Return the one tensor that all ``starts`` are. None: they differ, or there are none."""
     if len(starts) == 0:
         return None
@@ -121,7 +121,7 @@ class ClientMatrix:
     ) -> None:
         self.rows = rows
         self.starts = starts
-        self._common_start = _common(starts)
+        self._common_start = _common_model(starts)
         if block_bytes is None:
             block_bytes = self._suitable_block_bytes()
         self._block_bytes = block_bytes

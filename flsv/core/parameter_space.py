@@ -101,10 +101,8 @@ class ParameterSpace:
 
         self.non_finite_names = self._frozen_not_finite(float_state)
         self._excluded = self._private_set.union(self._constant_set, self.non_finite_names)
-        shared = {}
-        for name, tensor in float_state.items():
-            if name not in self._excluded:
-                shared[name] = tensor
+        entries = float_state.items()
+        shared = {name: tensor for name, tensor in entries if name not in self._excluded}
         if self._excluded and not shared:
             raise ConfigurationError(
                 f"private={list(private)} leaves nothing of the module to share."
@@ -254,10 +252,7 @@ class ParameterSpace:
         return descriptions
 
     def _shared_tensors(self, module: nn.Module) -> list[Tensor]:
-        tensors = []
-        for name, tensor in _float_state(module):
-            if name not in self._excluded:
-                tensors.append(tensor)
+        tensors = [tensor for name, tensor in _float_state(module) if name not in self._excluded]
         if len(tensors) != len(self.names):  # a callback changed the module after the round's check
             self.check(module)  # raises an error that names the tensors
         return tensors
@@ -453,10 +448,8 @@ def sharing(
         return Sharing(set(), set())
 
     state = dict(named_state(module))
-    frozen = set()
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            frozen.add(name)
+    parameters = module.named_parameters()
+    frozen = {name for name, parameter in parameters if not parameter.requires_grad}
 
     excluded: set[str] = set()
     if not isinstance(share, str) and callable(share):

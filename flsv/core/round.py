@@ -49,9 +49,7 @@ class TrainedCoalitions:
         masks: Tensor,
     ) -> Callable[[int, Tensor], None]:
         """Return a function ``(i, out)`` that writes the model of coalition ``masks[i]``, bool ``[n]``, to ``out``."""
-        row_by_mask = {}
-        for row, mask in enumerate(self.masks.tolist()):
-            row_by_mask[tuple(mask)] = row
+        row_by_mask = {tuple(mask): row for row, mask in enumerate(self.masks.tolist())}
         rows = [row_by_mask[tuple(mask)] for mask in masks.tolist()]
         return lambda index, out: self.build(rows[index], out)
 
@@ -521,11 +519,7 @@ declare_answer(started_from, _model_of_the_round)
 
 def _cached_names() -> list[str]:
     """Return the names of the attributes that a round computes when they are first asked for."""
-    names = []
-    for name, value in vars(Round).items():
-        if isinstance(value, cached_property):
-            names.append(name)
-    return names
+    return [name for name, value in vars(Round).items() if isinstance(value, cached_property)]
 
 
 _CACHED_NAMES = _cached_names()

@@ -191,10 +191,7 @@ class FederationState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of all fields that a checkpoint does not store elsewhere."""
-        state = {}
-        for name in self._saved():
-            state[name] = _copied(getattr(self, name))
-        return state
+        return {name: _copied(getattr(self, name)) for name in self._saved()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in self._saved():

@@ -93,10 +93,7 @@ class Component(ValidatedArguments, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the next round needs, by default the :attr:`saved` attributes."""
-        state = {}
-        for name in self.saved:
-            state[name.lstrip("_")] = _shallow_copy(getattr(self, name))
-        return state
+        return {name.lstrip("_"): _shallow_copy(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""

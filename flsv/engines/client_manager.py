@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flsv import games
-from flsv._lightning.evaluation import all_on_device, as_given, on_device
+from flsv._lightning.evaluation import all_on_device, as_module_input, on_device
 from flsv.core import Channel, Client, ClientPlacement, LocalData, Split, State
 from flsv.core.local_data import Prefixed
 from flsv.core.parameter_space import ParameterSpace
@@ -180,7 +180,7 @@ class ClientManager:
 
     def _training(self, client: int, stream: torch.Generator) -> Iterable[Any]:
         loader = self._data.client_loader(client, "train", generator=stream)
-        return (as_given(self._trainer, batch) for batch in loader)
+        return (as_module_input(self._trainer, batch) for batch in loader)
 
     def _validation(self, split: Split) -> Iterable[Any]:
         if split != "val":

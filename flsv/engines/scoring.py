@@ -21,9 +21,9 @@ from flsv._lightning.evaluation import (
     all_on_device,
     count_answers,
     evaluating,
-    keep_batches,
     list_loaders,
     on_device,
+    store_batches,
 )
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import FederationState, Ranks
@@ -179,7 +179,7 @@ def _describe_logged(trainer: L.Trainer, data: FederatedDataModule, space: Param
     if not is_overridden("validation_step", trainer.lightning_module, L.LightningModule):
         raise ConfigurationError("there is no validation_step.")
     first_batches = [islice(loader, 1) for loader in list_loaders(data.val_dataloader())]
-    kept_batches = keep_batches(trainer, first_batches)
+    kept_batches = store_batches(trainer, first_batches)
     models = ValidatedModels(trainer, space, kept_batches, names=())
     logged_names = models.logged()
     return f"performance one of {logged_names}, with a mode."  # follows "Values by ...:"

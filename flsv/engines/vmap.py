@@ -29,7 +29,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from flsv._lightning.evaluation import as_given, copy_of_trainer
+from flsv._lightning.evaluation import as_module_input, copy_of_trainer
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.private import ATTRIBUTES_OF_MODULES
 from flsv._lightning.rounding import rounding_of
@@ -202,7 +202,7 @@ class VmapProcess(IdleEngine):
         return _PreparedClient(visit.client, context, state, batches)
 
     def _next_batch(self) -> Any:
-        return as_given(self.trainer, next(self._remaining_batches))
+        return as_module_input(self.trainer, next(self._remaining_batches))
 
     def _train_rows(self, clients: list[_PreparedClient]) -> None:
         """Train a chunk of clients as one batched model, in halves if memory runs out."""
@@ -406,7 +406,7 @@ def _first_batches(
     # The iterator is a generator, which Iterable.__iter__ need not be.
     with closing(iter(loader)) as iterator:  # type: ignore[type-var]
         for batch in islice(iterator, NUM_TRIAL_BATCHES):
-            batch_of_trial = as_given(trial, batch)
+            batch_of_trial = as_module_input(trial, batch)
             # Clones: the loader may reuse its tensors.
             batches.append(tree_map_only(Tensor, torch.clone, batch_of_trial))
     return batches

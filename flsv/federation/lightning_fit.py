@@ -201,7 +201,7 @@ class LightningFit(Rounds):
             metrics=self.metrics,
             state=self.state,
             engine=engine,
-            rounds=trainer.max_epochs,
+            max_rounds=trainer.max_epochs,
         )
         self.federation = federation
         federation.server.strategies += self.extension.strategies(federation, module, self._weights)
@@ -218,7 +218,7 @@ class LightningFit(Rounds):
             trainer,
             federation,
             run_state,
-            files=self._writes_files,
+            writes_files=self._writes_files,
             lines_on_coalitions=lines_on_coalitions,
         )
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-_ARGUMENTS = tuple(field.name for field in fields(FederationConfig))
+_ARGUMENT_NAMES = tuple(field.name for field in fields(FederationConfig))
 
 
 class FederatedLoop(ReadOnlyArguments, L.Callback):
@@ -157,7 +157,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             engine=engine,
         )
         self.config = config
-        for name in _ARGUMENTS:
+        for name in _ARGUMENT_NAMES:
             if name != "metrics":  # the property returns the live metrics
                 setattr(self, name, getattr(config, name))
 
@@ -172,7 +172,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         for update_filter in config.filters:
             update_filter.check(personalizer, list(self.contribution_metrics.evaluating))
         self._reset()
-        self._read_only = frozenset(_ARGUMENTS)
+        self._read_only = frozenset(_ARGUMENT_NAMES)
 
     @cached_property
     def _described(self) -> dict[str, str]:
@@ -200,7 +200,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """
         copied_arguments = {}
         functions = {}
-        for name in _ARGUMENTS:
+        for name in _ARGUMENT_NAMES:
             if name in changes:
                 continue
             if name in ("engine", "share"):  # functions are not copied

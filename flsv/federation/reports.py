@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 
 #: What is imported when a run scores models.
-_LEARNING = "flsv.federation.learning"
+_LEARNING_MODULE = "flsv.federation.learning"
 #: Names by which modules log the accuracy of a validation.
-_ACCURACY = re.compile(r"(val|valid|validation)[_/. -]?acc(uracy)?(_epoch)?", re.IGNORECASE)
+_ACCURACY_NAME = re.compile(r"(val|valid|validation)[_/. -]?acc(uracy)?(_epoch)?", re.IGNORECASE)
 #: Largest difference of two accuracies that rounding explains.
-_TOLERANCE = 1e-4
+_ACCURACY_TOLERANCE = 1e-4
 
 
 class RunReports:
@@ -62,7 +62,7 @@ class RunReports:
         federation: FederationRun,
         run_state: RunState,
         *,
-        files: bool,
+        writes_files: bool,
         lines_on_coalitions: Callable[[], list[str]],
     ) -> None:
         self._trainer: Any = trainer  # Any: Lightning does not declare all attributes
@@ -86,12 +86,12 @@ class RunReports:
         earlier_csv = run_state.csv
         run_state.csv = None
         self.sinks: list[Sink] = []
-        if files and trainer.is_global_zero:
+        if writes_files and trainer.is_global_zero:
             csv = self._open_csv(folder / CONTRIBUTIONS, earlier_csv)
             run_state.csv = str(csv.path.resolve())
             record = self._record(run_state.identity.plain(), settings)
             self.sinks += [csv, Record(folder, record, self._events)]
-        if files:
+        if writes_files:
             self.sinks.append(ClientPictures(federation.engine, folder / "clients"))
         self.sinks += self._loggers(settings)
 
@@ -100,7 +100,7 @@ class RunReports:
             trainer,
             self._data.client_names,
             prints_table,
-            files=files,
+            files=writes_files,
             progress=self._progress,
         )
         self._monitored = Monitored(trainer, self._metrics)
@@ -299,7 +299,7 @@ class RunReports:
             return  # there is nothing to report or to check
 
         # This raises an error if a measure is not defined.
-        initial_scores = resolve_name(_LEARNING).untrained_scores(self._federation)
+        initial_scores = resolve_name(_LEARNING_MODULE).untrained_scores(self._federation)
         if self._reports_learning:
             self._state.start.update(initial_scores)
 
@@ -309,7 +309,7 @@ class RunReports:
             rank_zero_info(f"flsv: {self._trial_summary()}")
         learning: dict[str, Any] = {}
         if self._reports_learning:
-            learning = resolve_name(_LEARNING).learning_record(self._federation)
+            learning = resolve_name(_LEARNING_MODULE).learning_record(self._federation)
             self._warn_of_other_accuracies(learning)
         result = self._result(learning)
 
@@ -337,8 +337,8 @@ class RunReports:
             return
         accuracy = accuracies[0]  # the same for all metrics
         for name, logged_value in self._logged_numbers().items():
-            differs = abs(logged_value - accuracy) > _TOLERANCE
-            if _ACCURACY.fullmatch(name) and differs:
+            differs = abs(logged_value - accuracy) > _ACCURACY_TOLERANCE
+            if _ACCURACY_NAME.fullmatch(name) and differs:
                 rank_zero_warn(
                     f"flsv: the module logs {name} = {logged_value:.4f} of the last model, and clients are valued "
                     f"by its accuracy of {accuracy:.4f}: the share of validation samples whose largest output of "

@@ -47,13 +47,13 @@ class FederationRun:
         metrics: ContributionMetrics,
         state: FederationState,
         engine: Engine,
-        rounds: int | None,
+        max_rounds: int | None,
     ) -> None:
         self.config = config
         self.metrics = metrics
         self.state = state
         self.engine = engine
-        self.rounds = rounds
+        self.max_rounds = max_rounds
         self.has_evaluated_clients = False
         self.is_at_server = False
         self.space = engine.space
@@ -255,7 +255,7 @@ class FederationRun:
                 state.trained[client] = model.clone()
 
         num_rounds = state.round_index + 1
-        is_last_round = num_rounds == self.rounds or bool(self.why_budget_is_spent())
+        is_last_round = num_rounds == self.max_rounds or bool(self.why_budget_is_spent())
         if evaluation.every > 0:
             self.has_evaluated_clients = is_last_round or num_rounds % evaluation.every == 0
         else:

@@ -1,7 +1,7 @@
 r"""Confidence intervals for Shapley values of trained coalitions, from one seed or several.
 
 The intervals are for the mean over many seeds. Reports explain them by
-:data:`~flsv.utilities.display.BRACKETS`. For several seeds see :func:`interval_over_seeds`.
+:data:`~flsv.utilities.display.BRACKETS_NOTE`. For several seeds see :func:`interval_over_seeds`.
 
 **One seed.** Four parts of the difference between seeds can be estimated from one. With n clients and G the sum of all
 positive values, the standard error of the value of client i is
@@ -31,7 +31,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from flsv.utilities.display import LEVEL
+from flsv.utilities.display import INTERVAL_LEVEL
 
 
 def half_width(variance: Tensor, degrees_of_freedom: Tensor, level: float) -> Tensor:
@@ -165,7 +165,7 @@ def interval_over_seeds(
 def seed_covariance(
     values: Tensor,
     half_widths: Tensor,
-    level: float = LEVEL,
+    level: float = INTERVAL_LEVEL,
 ) -> Tensor:
     """Compute the covariance ``[n, n]`` of mean values over seeds.
 

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 
 from flsv.functional.allocation import proportions
 from flsv.utilities.choices import Negatives
-from flsv.utilities.display import LEVEL
+from flsv.utilities.display import INTERVAL_LEVEL
 
 #: Number of joint draws. The ends of an interval then vary by a fiftieth of its width.
 DRAWS = 10_000
@@ -132,7 +132,7 @@ def draw_values(
 def joint_intervals(
     values: Tensor,
     errors: Sequence[ValueErrors],
-    level: float = LEVEL,
+    level: float = INTERVAL_LEVEL,
 ) -> tuple[Tensor, Tensor]:
     """Compute the ends ``[n]`` of the values' intervals, as percentiles of :func:`draw_values`.
 
@@ -175,7 +175,7 @@ def joint_shares(
     values: Tensor,
     errors: Sequence[ValueErrors],
     negatives: Negatives = "zero",
-    level: float = LEVEL,
+    level: float = INTERVAL_LEVEL,
     draws: int = DRAWS,
     generator: Generator | None = None,
 ) -> JointShares:

@@ -9,7 +9,7 @@ import lightning as L
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv._lightning.evaluation import KeptBatches, keep_batches, on_device
+from flsv._lightning.evaluation import StoredBatches, on_device, store_batches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.validated_models import ValidatedModels
@@ -45,7 +45,7 @@ def make_evaluators(
         return {}
 
     with isolated_rngs(seed, "utility batches"):
-        batches = keep_batches(trainer, loaders)
+        batches = store_batches(trainer, loaders)
     evaluators: dict[Hashable, VectorEvaluator] = {}
 
     # The metrics that ask for each logged value.
@@ -91,7 +91,7 @@ def evaluator_on(
     """Return an evaluator like ``evaluator`` for the batches of ``loader``. ``private`` returns the state-dict entries
     that model vectors do not contain.
     """
-    batches = keep_batches(trainer, loader)
+    batches = store_batches(trainer, loader)
     if isinstance(evaluator, ModelEvaluator):
         return evaluator.on(_pairs(trainer, batches, "what clients are asked for"), private)
     assert isinstance(evaluator, ValidatedModels)
@@ -99,7 +99,7 @@ def evaluator_on(
 
 
 def _pairs(
-    trainer: L.Trainer, loaders: list[KeptBatches], asking: str
+    trainer: L.Trainer, loaders: list[StoredBatches], asking: str
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the loaders' batches as pairs ``(x, y)``, as the module gets them in validation."""
     try:

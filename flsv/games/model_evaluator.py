@@ -17,7 +17,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchmetrics import Metric
 
-from flsv._lightning.evaluation import evaluating, free_cached
+from flsv._lightning.evaluation import evaluating, free_cached_memory
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.lent_module import (
     LentModule,
@@ -272,7 +272,7 @@ class ModelEvaluator(VectorEvaluator):
                 first_row = rows.stop
             else:
                 # By now the failed chunk's tensors are gone: an exception keeps them alive while it is handled.
-                free_cached(self.device)
+                free_cached_memory(self.device)
                 self.chunk = len(rows) // 2
 
     def _try_to_score(self, build: Build, rows: range, sums: Sums) -> bool:

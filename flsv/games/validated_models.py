@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
 
-from flsv._lightning.evaluation import KeptBatches, ValidationRun, logged_number
+from flsv._lightning.evaluation import StoredBatches, ValidationRun, logged_number
 from flsv._lightning.rounding import rounding_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.lent_module import lent, put_private, scoring_tried
@@ -34,7 +34,7 @@ class ValidatedModels(VectorEvaluator):
     Args:
         trainer: the fit's trainer, with its module on its device.
         space: the map between the module's state and vectors ``[P]``.
-        loaders: the validation batches, see :func:`flsv._lightning.evaluation.keep_batches`.
+        loaders: the validation batches, see :func:`flsv._lightning.evaluation.store_batches`.
         names: names of the logged values that are the scores, as in ``trainer.callback_metrics`` after a validation.
         derived: those of ``names`` whose gradients are needed, too.
         asking: ``{name: metrics}``, the metrics that need the value logged under a name, for messages.
@@ -49,7 +49,7 @@ class ValidatedModels(VectorEvaluator):
         self,
         trainer: L.Trainer,
         space: ParameterSpace,
-        loaders: Sequence[KeptBatches],
+        loaders: Sequence[StoredBatches],
         *,
         names: Sequence[str],
         derived: Sequence[str] = (),
@@ -67,13 +67,13 @@ class ValidatedModels(VectorEvaluator):
 
     def on(
         self,
-        loaders: Sequence[KeptBatches],
+        loaders: Sequence[StoredBatches],
         private: Callable[[], Mapping[str, Tensor]] | None = None,
     ) -> ValidatedModels:
         """Make an evaluator that computes the same scores on other batches.
 
         Args:
-            loaders: the other batches, from :func:`flsv._lightning.evaluation.keep_batches`.
+            loaders: the other batches, from :func:`flsv._lightning.evaluation.store_batches`.
             private: function that returns ``{name: tensor}``, the state-dict entries that vectors do not contain. None:
                 those of the fit's module.
         """

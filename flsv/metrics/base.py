@@ -21,7 +21,7 @@ from flsv.core.vocabulary import NEEDS
 from flsv.scores import OWN_SCORES
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, ValidatedArguments
-from flsv.utilities.display import LEVEL, html_table
+from flsv.utilities.display import INTERVAL_LEVEL, html_table
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
@@ -327,7 +327,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         return {}
 
     def intervals(
-        self, level: float = LEVEL, value: Tensor | None = None
+        self, level: float = INTERVAL_LEVEL, value: Tensor | None = None
     ) -> tuple[Tensor, Tensor] | None:
         """Return the ends ``[num_clients]`` of intervals for the mean values over many seeds. By default
         None: the spread over the rounds of one run does not show how far another seed's values are.

@@ -28,7 +28,7 @@ from flsv.scores.performance import Judges, Mode
 from flsv.utilities.choices import Verify
 from flsv.utilities.csv_files import numbers_text
 from flsv.utilities.declared import Count
-from flsv.utilities.display import LEVEL
+from flsv.utilities.display import INTERVAL_LEVEL
 from flsv.utilities.host_copies import to_host
 
 #: How often values are computed in a run by default, if their performance is not one of the cheap ones.
@@ -546,7 +546,7 @@ class ShadowShapley(MeasuredMetric):
         return value if self.per_class else value.squeeze(-1)
 
     def intervals(
-        self, level: float = LEVEL, value: Tensor | None = None
+        self, level: float = INTERVAL_LEVEL, value: Tensor | None = None
     ) -> tuple[Tensor, Tensor] | None:
         """Compute the ends ``[num_clients]`` of intervals for the mean values over many seeds.
 

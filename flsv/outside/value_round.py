@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 
-from flsv._lightning.evaluation import KeptBatches, all_on_device
+from flsv._lightning.evaluation import StoredBatches, all_on_device
 from flsv._lightning.private import attach, detach_fabric, unwrapped
 from flsv.configuration.federation_config import named_head
 from flsv.core import VOCABULARY, Round
@@ -526,7 +526,7 @@ def games_outside_fit(
     if isinstance(loader, list | tuple):
         are_loaders = all(isinstance(part, DataLoader) for part in loader)
         if not are_loaders:
-            loader = KeptBatches(loader)  # Lightning takes a list for several loaders
+            loader = StoredBatches(loader)  # Lightning takes a list for several loaders
     lightning_module: L.LightningModule
     if isinstance(module, L.LightningModule):
         if loss is not None:

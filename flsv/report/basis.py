@@ -26,7 +26,7 @@ from flsv.results.verdict import (
 )
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN, number_or_nan
-from flsv.utilities.display import CLIENTS
+from flsv.utilities.display import CLIENTS_PREFIX
 from flsv.utilities.errors import ConfigurationError
 
 #: Name of the values by retraining.
@@ -289,7 +289,7 @@ def basis_of_retrained(
             "alone_only": row.get("trainings") == "singles",
             "ranks_only": row.get("trainings") == "leave-one-out",
             "seeds": seeds,
-            "judged": row["by"].startswith(CLIENTS),
+            "judged": row["by"].startswith(CLIENTS_PREFIX),
             "alone": _column(rows, "alone"),
             "together": _number(row.get("together")),
             "accuracy": _number(row.get("together")),

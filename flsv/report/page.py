@@ -42,7 +42,7 @@ from flsv.utilities.arguments import client_number
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN, save_table
-from flsv.utilities.display import BRACKETS
+from flsv.utilities.display import BRACKETS_NOTE
 from flsv.utilities.errors import ConfigurationError
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
@@ -417,10 +417,10 @@ def _sentences_on_intervals(basis: Basis | None, shares: Shares | None) -> str:
         return str(WORDS["no_brackets"])
     sentences: Mapping[str, str] = WORDS["brackets"]
     if basis.interval_with_other_cases is None:
-        return f"{sentences['seeds']} {BRACKETS} {sentences['cases_not_counted']}"
+        return f"{sentences['seeds']} {BRACKETS_NOTE} {sentences['cases_not_counted']}"
     if shares is not None:
         return sentences["cases"]
-    return f"{sentences['seeds']} {BRACKETS} {sentences['column']}"
+    return f"{sentences['seeds']} {BRACKETS_NOTE} {sentences['column']}"
 
 
 def _fractions_moved(run: Run, basis: Basis, shares: Shares | None) -> dict[str, float]:

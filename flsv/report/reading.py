@@ -39,7 +39,7 @@ from flsv.results.run_table import (
 )
 from flsv.results.text import known_mean, shares_in
 from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_int, read_rows
-from flsv.utilities.display import LEVEL, client_label
+from flsv.utilities.display import INTERVAL_LEVEL, client_label
 from flsv.utilities.errors import ConfigurationError, listed
 
 
@@ -392,7 +392,7 @@ def seed_summary(
     return DataFrame(rows, columns=[*SUMMARY_COLUMNS])
 
 
-def mean_half_width(deviation: float, count: int, level: float = LEVEL) -> float:
+def mean_half_width(deviation: float, count: int, level: float = INTERVAL_LEVEL) -> float:
     """Compute half the width of a mean's t-interval of confidence ``level``.
 
     The mean is of ``count`` values with the standard ``deviation``. NaN for a single value.

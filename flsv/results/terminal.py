@@ -30,7 +30,7 @@ from flsv.results.text import (
     shares_in,
     with_intervals,
 )
-from flsv.utilities.display import BRACKETS, shortened_name
+from flsv.utilities.display import BRACKETS_NOTE, shortened_name
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -104,7 +104,7 @@ def _payment_sentences(result: RunResult, metric: str, num_clients: int) -> list
     values, low, high = last_intervals(result.table, metric, num_clients)
     has_intervals = not all(map(math.isnan, low))
     if has_intervals:
-        lines.append(BRACKETS)
+        lines.append(BRACKETS_NOTE)
     verdict = _verdict(result, metric, values, low, high)
     verdict = verdict.without(_ANSWERED_BY_RETRAINING)
     if verdict.reasons:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from flsv.utilities.display import CLIENTS
+from flsv.utilities.display import CLIENTS_PREFIX
 
 NO_NUMBER = "\N{EN DASH}"
 #: Gain below which much more of a payment went to the wrong clients in trials.
@@ -193,7 +193,7 @@ def describe_change(game: Mapping[str, Any]) -> str:
     initial_text = performance(measure, game["start"])
     final_text = performance(measure, game["end"])
     title = titled(measure)
-    if not measure.startswith(CLIENTS):  # otherwise it names their validation sets
+    if not measure.startswith(CLIENTS_PREFIX):  # otherwise it names their validation sets
         title += " on the validation set"
 
     sentence = f"{title}: from {initial_text} to {final_text}"
@@ -210,7 +210,7 @@ def is_small_gain(measure: str, values: Iterable[float]) -> bool:
         >>> is_small_gain("accuracy", [0.1]), is_small_gain("negative_loss", [0.1])
         (True, False)
     """
-    name, _, _ = measure.removeprefix(CLIENTS).partition(" of ")
+    name, _, _ = measure.removeprefix(CLIENTS_PREFIX).partition(" of ")
     is_title = name in WORDS["titles"] and name != "negative_loss"
     if name != "accuracy" and not is_title:
         return False

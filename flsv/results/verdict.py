@@ -16,7 +16,7 @@ from flsv.results.round_result import RunResult
 from flsv.results.text import WORDS, is_small_gain, percent
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN, parse_numbers
-from flsv.utilities.display import LEVEL
+from flsv.utilities.display import INTERVAL_LEVEL
 
 #: Where the utilities of coalitions come from: all were trained, outputs or scores of some were predicted, or no
 #: coalition was trained.
@@ -183,7 +183,7 @@ def _is_like_majority(facts: PaymentFacts) -> bool:
     margin = 0.0
     if facts.cases:
         deviation = math.sqrt(facts.majority * (1 - facts.majority) / facts.cases)
-        margin = float(t_quantile(LEVEL)) * deviation
+        margin = float(t_quantile(INTERVAL_LEVEL)) * deviation
     return facts.accuracy <= facts.majority + margin
 
 
@@ -203,9 +203,9 @@ def value_errors(
         widths = torch.tensor(upper_bounds) - torch.tensor(lower_bounds)
         half_widths = widths.double() / 2
         if degrees_of_freedom is None:
-            quantile = t_quantile(LEVEL)
+            quantile = t_quantile(INTERVAL_LEVEL)
         else:
-            quantile = t_quantile(LEVEL, degrees_of_freedom)
+            quantile = t_quantile(INTERVAL_LEVEL, degrees_of_freedom)
         stderr = half_widths / quantile
         seed_covariance = stderr.square().diag()
     errors_by_source = [ValueErrors(seed_covariance, degrees_of_freedom)]

@@ -53,7 +53,7 @@ from flsv.sampling import FullParticipation
 from flsv.scores.performance import is_logged
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError, listed
-from flsv.utilities.forks import cores
+from flsv.utilities.forks import num_cores
 
 #: Number of a run's first rounds that the coalition of all clients trains again, to check the training of coalitions.
 VERIFIED_ROUNDS = 2
@@ -373,7 +373,7 @@ class CoalitionPlan(RunExtension):
         run_seconds = time.time() - self._beginning.first_round_time
         if run.trainer.strategy.root_device.type == "cpu":
             num_trained = len(masks) - 2  # without the empty and the full coalition
-            jobs = max(1, min(cores(), num_trained))
+            jobs = max(1, min(num_cores(), num_trained))
         else:  # an accelerator trains one at a time
             jobs = 1
         seconds = run_seconds * equivalent_runs(masks, self._cohort) / jobs

@@ -35,7 +35,7 @@ from flsv.retraining.fit_order import FitOrder, FitResult
 from flsv.retraining.readings import Reading
 from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
-from flsv.utilities.forks import cores, quiet_fork, why_not_fork
+from flsv.utilities.forks import num_cores, quiet_fork, why_not_fork
 from flsv.utilities.own_files import no_writes, own_folder, own_view
 from flsv.utilities.supervisor import (
     POLL_S,
@@ -120,7 +120,7 @@ class ForkedFits:
         limit_s = limit_since(self.start_time)
         try:
             with ended_by_sigterm() as raise_if_terminated:
-                request = pickle.dumps((orders, folder, cores(), limit_s))
+                request = pickle.dumps((orders, folder, num_cores(), limit_s))
                 self._pipe.send_bytes(request)
                 while missing:
                     while not self._pipe.poll(POLL_S):

@@ -43,7 +43,7 @@ from flsv.retraining.readings import Reading, reduced
 from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
 from flsv.utilities.errors import listed
-from flsv.utilities.forks import cores
+from flsv.utilities.forks import num_cores
 from flsv.utilities.own_files import own_folder
 from flsv.utilities.reachable import PLAIN_TYPES, walk
 from flsv.utilities.supervisor import (
@@ -77,7 +77,7 @@ class FreshFits(FitsInProcesses):
     ) -> None:
         device = trainer.strategy.root_device.type
         if device == "cpu" and ranks_of(trainer).size == 1:
-            jobs = cores()
+            jobs = num_cores()
         else:
             jobs = 1
         self._process = FreshProcess()

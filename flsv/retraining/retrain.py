@@ -59,7 +59,7 @@ from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import NAN, numbers_text
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, check_lightning
-from flsv.utilities.forks import cores, why_not_fork
+from flsv.utilities.forks import num_cores, why_not_fork
 from flsv.utilities.own_files import own_folder
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_default
 from flsv.utilities.supervisor import ForksOrFresh, by_workers, supervise_by_joblib, supervise_fresh
@@ -155,7 +155,7 @@ def retrain(
     device = trainer.strategy.root_device
     no_fork = why_not_fork(device)
     if jobs is None:
-        jobs = cores() if no_fork is None or device.type == "cpu" else 1
+        jobs = num_cores() if no_fork is None or device.type == "cpu" else 1
     run: Any
     if by_workers():
         run = supervise_by_joblib

@@ -43,7 +43,7 @@ from torchmetrics import Metric
 
 from flsv.scores.class_scores import CLASS_SCORES, ClassScore
 from flsv.utilities.choices import Judges as Judges
-from flsv.utilities.display import CLIENTS
+from flsv.utilities.display import CLIENTS_PREFIX
 from flsv.utilities.errors import ConfigurationError
 
 Mode = Literal["min", "max"]
@@ -90,7 +90,7 @@ class ModelScore:
             name = self.of
         else:
             name = type(self.of).__name__
-        return f"{CLIENTS}{name}" if self.judged else name
+        return f"{CLIENTS_PREFIX}{name}" if self.judged else name
 
     @property
     def by_class(self) -> bool:

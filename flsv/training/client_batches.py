@@ -17,7 +17,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
-from flsv._lightning.patches import CONFIGURE, PatchedAttributes, callbacks_of, property_patch
+from flsv._lightning.patches import CONFIGURE_HOOK, PatchedAttributes, callbacks_of, property_patch
 from flsv._lightning.private import hook_of
 from flsv.core import FederationState
 from flsv.core.state import LocalWork
@@ -251,7 +251,7 @@ class LocalSteps:
     def _count_of_present_client(self, count: Callable[[int], float], name: str) -> float:
         """Return ``count(client)`` for the client that trains now, or between clients the largest count."""
         hook = hook_of(self._trainer.lightning_module)
-        if hook == CONFIGURE:
+        if hook == CONFIGURE_HOOK:
             self.length_was_read = True
         if self.client is not None:
             return count(self.client)
@@ -264,7 +264,7 @@ class LocalSteps:
             warnings.warn(
                 f"{name} was read in {hook}, where no client trains: it is that of the client with the most, "
                 f"{largest:g}, and others have as few as {smallest:g}. A schedule that is to end with every "
-                f"client's last step must read it in {CONFIGURE}.",
+                f"client's last step must read it in {CONFIGURE_HOOK}.",
                 stacklevel=2,
             )
         return largest

@@ -14,11 +14,11 @@ from pathlib import Path
 MAX_ROWS = 20
 
 #: Confidence level of the intervals in the reports.
-LEVEL = 0.9
+INTERVAL_LEVEL = 0.9
 #: The promise of these intervals, in the words that all reports use.
-BRACKETS = "The brackets hold the mean over many seeds in about 9 of 10 cases."
+BRACKETS_NOTE = "The brackets hold the mean over many seeds in about 9 of 10 cases."
 #: Beginning of a performance's title if the clients judge the models.
-CLIENTS = "clients' "
+CLIENTS_PREFIX = "clients' "
 #: Largest number of characters of a name in a chart.
 MAX_NAME_LENGTH = 24
 

@@ -86,13 +86,13 @@ def _fork_differentiates() -> bool:
         os._exit(1)
 
 
-def cores() -> int:
+def num_cores() -> int:
     """Return the number of processor cores that this process may use."""
-    num_cores = os.cpu_count() or 1
+    num_shared_cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        num_cores = len(os.sched_getaffinity(0))
+        num_shared_cores = len(os.sched_getaffinity(0))
     num_local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return max(1, num_cores // num_local_processes)
+    return max(1, num_shared_cores // num_local_processes)
 
 
 class _ProcessStatus(NamedTuple):

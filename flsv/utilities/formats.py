@@ -17,7 +17,7 @@ READABLE_CHECKPOINTS = range(1, CHECKPOINT_FORMAT + 1)
 #: Packages that a run's numbers depend on.
 PACKAGES = ("flsv", "torch", "lightning")
 #: The beginning of a setting's name that tells a package's version.
-VERSION_OF = "version of "
+VERSION_PREFIX = "version of "
 
 
 def package_versions() -> dict[str, str]:
@@ -62,15 +62,15 @@ def check_format(
 
 def version_settings() -> dict[str, str]:
     """Return ``{"version of ...": version}`` of what a run's numbers depend on."""
-    return {f"{VERSION_OF}{name}": number for name, number in package_versions().items()}
+    return {f"{VERSION_PREFIX}{name}": number for name, number in package_versions().items()}
 
 
 def stored_package_versions(settings: Mapping[str, str]) -> dict[str, str]:
     """Return ``{package: version}`` from settings that :func:`version_settings` is among."""
     stored = {}
     for name, value in settings.items():
-        if name.startswith(VERSION_OF):
-            stored[name.removeprefix(VERSION_OF)] = value
+        if name.startswith(VERSION_PREFIX):
+            stored[name.removeprefix(VERSION_PREFIX)] = value
     return stored
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 #: The numbers of tensors that have been copied, by tensor.
-_NUMBERS: Any = WeakIdKeyDictionary()
+_NUMBERS_BY_TENSOR: Any = WeakIdKeyDictionary()
 
 
 def to_host(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -41,7 +41,7 @@ def copied(tensors: Iterable[Tensor]) -> list[Tensor]:
     originals = list(tensors)
     copies = to_host(originals)
     for original, copy in zip(originals, copies):
-        _NUMBERS[original] = copy.tolist()
+        _NUMBERS_BY_TENSOR[original] = copy.tolist()
     return copies
 
 
@@ -49,13 +49,13 @@ def from_host(numbers: Sequence[float], device: torch.device) -> Tensor:
     """Copy numbers to a device, as a tensor ``[k]``, and remember them for :func:`on_host`."""
     host_tensor = torch.tensor(numbers)
     device_tensor = host_tensor.to(device)
-    _NUMBERS[device_tensor] = host_tensor.tolist()
+    _NUMBERS_BY_TENSOR[device_tensor] = host_tensor.tolist()
     return device_tensor
 
 
 def on_host(tensor: Tensor) -> list[Any]:
     """Return the numbers in a tensor ``[k]``, without a transfer if they are remembered."""
-    numbers = _NUMBERS.get(tensor)
+    numbers = _NUMBERS_BY_TENSOR.get(tensor)
     if numbers is None:
         return tensor.tolist()
     return list(numbers)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 #: Types of values that nothing can change.
-CONSTANTS = (
+CONSTANT_TYPES = (
     bool,
     int,
     float,
@@ -28,7 +28,7 @@ CONSTANTS = (
     torch.device,
 )
 #: Types of collections other than dictionaries.
-COLLECTIONS = (list, tuple, set, frozenset, deque)
+COLLECTION_TYPES = (list, tuple, set, frozenset, deque)
 
 #: Constants that are saved as they are.
 _SAVED_AS_THEY_ARE = (bool, int, float, complex, str, type(None))
@@ -40,7 +40,7 @@ def is_plain(value: Any) -> bool:
     """Return whether a value is a constant, a tensor, an array or a collection of plain values.
 
     Parameters, and other leaves that require a gradient, are not plain: a copy is another one."""
-    if type(value) in CONSTANTS:  # mostly, and fast. Subclasses follow at the end
+    if type(value) in CONSTANT_TYPES:  # mostly, and fast. Subclasses follow at the end
         return True
     if isinstance(value, Tensor):
         is_parameter = isinstance(value, nn.Parameter)
@@ -51,14 +51,14 @@ def is_plain(value: Any) -> bool:
 
     if isinstance(value, dict):
         return all(map(is_plain, value.values()))
-    if isinstance(value, COLLECTIONS):
+    if isinstance(value, COLLECTION_TYPES):
         return all(map(is_plain, value))
-    return isinstance(value, CONSTANTS)
+    return isinstance(value, CONSTANT_TYPES)
 
 
 def copied(value: Any) -> Any:
     """Copy a plain value, down to its tensors. The keys of a dictionary are not copied."""
-    if isinstance(value, CONSTANTS):
+    if isinstance(value, CONSTANT_TYPES):
         return value
     if isinstance(value, Tensor):
         return value.detach().clone()

@@ -112,7 +112,7 @@ _CLOSED_TYPES = (ModuleType, CodeType, FrameType, TracebackType, weakref.ref, IO
 _COLLECTIONS = (list, tuple, deque, set, frozenset)
 _EXACT_COLLECTIONS = frozenset({*_COLLECTIONS, dict})
 #: Collections of more entries are tested for plain data.
-_NUM_MANY = 1000
+_MAX_UNTESTED_ENTRIES = 1000
 #: Number of levels of inner collections that are tested.
 _NUM_LEVELS = 4
 
@@ -232,7 +232,7 @@ def is_plain_data(value: Any, num_levels: int = _NUM_LEVELS) -> bool:
 
     It takes some 0.1 s for a million entries.
     """
-    return len(value) > _NUM_MANY and _are_all_plain(value, num_levels)
+    return len(value) > _MAX_UNTESTED_ENTRIES and _are_all_plain(value, num_levels)
 
 
 def _are_all_plain(entries: Any, num_levels: int) -> bool:

@@ -13,7 +13,7 @@ from flsv.utilities.atomic_files import append, replacing, whole_lines
 from flsv.utilities.csv_files import Cell, csv_text, parse_int, read_rows
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.formats import (
-    VERSION_OF,
+    VERSION_PREFIX,
     stored_package_versions,
     version_changes,
     warn_of_versions,
@@ -124,7 +124,7 @@ class ResultFile:
         for name in {**stored_settings, **settings}:
             value = settings.get(name)
             stored_value = stored_settings.get(name)
-            if value != stored_value and not name.startswith(VERSION_OF):
+            if value != stored_value and not name.startswith(VERSION_PREFIX):
                 differences.append(f"{name} is {value} and was {stored_value}")
         return differences
 

@@ -165,7 +165,9 @@ class FreshProcess:
         """Run tasks as the function :func:`supervise` does."""
         if self._child is None:
             self._link, link_of_child = Pipe()
-            self._child = _Child(None, _command(), None, answer_pipe=link_of_child.fileno())
+            self._child = _Child(
+                name=None, task=_command(), limit_s=None, answer_pipe=link_of_child.fileno()
+            )
             link_of_child.close()
         child = self._child
         names = {}
@@ -227,7 +229,7 @@ def _run_at_worker(
 ) -> Any:
     # In a process of its own, so that the worker's path and folder stay for what others run there.
     command = _command(partial(_run_in, folder, task), path)
-    (answer_with_name,) = supervise([(name, command)], 1, limit_s)
+    (answer_with_name,) = supervise([(name, command)], jobs=1, limit_s=limit_s)
     return answer_with_name
 
 
@@ -236,7 +238,7 @@ def _run_in(folder: str, task: Callable[[], Any]) -> Any:
     return task()
 
 
-_FRESH = (
+_FRESH_PROGRAM = (
     "import sys; sys.path[:] = {}; from flsv.utilities.supervisor import run_fresh; run_fresh()"
 )
 
@@ -246,7 +248,7 @@ def _command(
 ) -> tuple[Sequence[str], bytes]:
     """Return command and input of a fresh process that runs ``task``, or else forks for each task that it receives."""
     # It imports flsv from where this process has it.
-    program = _FRESH.format(list(import_path or sys.path))
+    program = _FRESH_PROGRAM.format(list(import_path or sys.path))
     task_bytes = b"" if task is None else cloudpickle.dumps(task)
     return [sys.executable, "-c", program], task_bytes
 

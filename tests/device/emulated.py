@@ -230,10 +230,10 @@ def import_in_fresh_processes(
         supervisor,
     )  # only here: the device is registered before flsv is imported
 
-    program = supervisor._FRESH  # of a fresh process, which imports flsv and then its task
+    program = supervisor._FRESH_PROGRAM  # of a fresh process, which imports flsv and then its task
     if name in program:
         return
     program_with_import = program.replace(
         "from flsv.utilities", f"import {name}\nfrom flsv.utilities"
     )
-    replace(supervisor, "_FRESH", program_with_import)
+    replace(supervisor, "_FRESH_PROGRAM", program_with_import)

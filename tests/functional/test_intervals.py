@@ -10,7 +10,7 @@ from torch import Tensor
 from flsv.benchmark import federation, names, truth_table
 from flsv.functional.intervals import SEED_DEVIATION, SEED_DEVIATION_WITH_UNTRAINED, one_seed_stderr
 from flsv.metrics import ShadowShapley
-from flsv.utilities.display import BRACKETS
+from flsv.utilities.display import BRACKETS_NOTE
 
 
 def test_one_seed_stderr_adds_the_errors_of_fit_seeds_untrained_models_and_last_rounds() -> None:
@@ -90,4 +90,4 @@ def test_sentence_on_interval_brackets_is_the_same_in_docs_and_docstring() -> No
     page = (root / "docs/howto/look.md").read_text(encoding="utf-8")
     for text in (page, str(ShadowShapley.__doc__)):
         words = " ".join(text.split())
-        assert BRACKETS.removeprefix("The brackets ").rstrip(".") in words  # it may go on
+        assert BRACKETS_NOTE.removeprefix("The brackets ").rstrip(".") in words  # it may go on

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flsv import Reporting
-from flsv._lightning.evaluation import keep_batches
+from flsv._lightning.evaluation import store_batches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.games import ValidatedModels
@@ -125,11 +125,11 @@ def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -
                 def __iter__(self) -> Any:
                     return itertools.repeat(next(iter(data.val_dataloader())))
 
-            endless = keep_batches(trainer, Endless())
+            endless = store_batches(trainer, Endless())
             assert [len(loader) for loader in endless] == [trainer.limit_val_batches]
 
             space = ParameterSpace(pl_module)
-            batches = keep_batches(trainer, data.val_dataloader())
+            batches = store_batches(trainer, data.val_dataloader())
             evaluate = ValidatedModels(trainer, space, batches, names=["val_loss"])
             model = space.read(pl_module)
             vectors = torch.stack([model * scale for scale in (1.0, 0.5, 2.0, 1.0)])
@@ -217,7 +217,7 @@ def test_gradient_of_a_logged_value_equals_difference_quotients(tmp_path: Path, 
     class Probe(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
             space = ParameterSpace(module)
-            batches = keep_batches(trainer, data.val_dataloader())
+            batches = store_batches(trainer, data.val_dataloader())
             evaluate = ValidatedModels(
                 trainer,
                 space,

@@ -23,7 +23,7 @@ from flsv.report.html import bar_cells
 from flsv.results.text import NO_NUMBER, WORDS, format_number, shares_in
 from flsv.results.verdict import REASONS_ABOUT_ALL_VALUES
 from flsv.utilities.csv_files import NAN
-from flsv.utilities.display import BRACKETS
+from flsv.utilities.display import BRACKETS_NOTE
 from helpers.pages import text_of_page
 from helpers.runs import (
     NAMES,
@@ -255,7 +255,7 @@ def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path: Path) -> None
         rf"\| Lyon \| {mean_of_lyon} \[.*\| Boston \| {mean_of_boston}", front, re.DOTALL
     )
     assert "Source of the values: sv, mean of 3 runs; seeds 0, 1 and 2, 3 of 5 rounds." in front
-    assert BRACKETS in front
+    assert BRACKETS_NOTE in front
     # From 0.25 by the sum of the mean values: 0.2 + 0.4 + 0.05.
     assert "accuracy on the validation set: from 25.0 % to 90.0 %" in front
 
@@ -363,7 +363,7 @@ def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path: P
     # Brackets hold the mean over many seeds, and these do not.
     front, _, _ = page.partition("\nAppendix\n")
     assert "[" not in front
-    assert BRACKETS not in page
+    assert BRACKETS_NOTE not in page
 
 
 def test_every_metric_has_caveats_for_the_report() -> None:

@@ -17,7 +17,7 @@ from flsv.metrics import ClassSpecificShapley, CumulativeShapley, ShadowShapley
 from flsv.results.round_result import RunResult
 from flsv.results.run_table import Numbers, frame, round_rows
 from flsv.results.terminal import print_contributions, print_table, shown_clients
-from flsv.utilities.display import BRACKETS
+from flsv.utilities.display import BRACKETS_NOTE
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.models import Plain, network
@@ -177,8 +177,8 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
         "value",
         "share",
     ]
-    assert BRACKETS not in text
-    assert BRACKETS in said(
+    assert BRACKETS_NOTE not in text
+    assert BRACKETS_NOTE in said(
         Numbers(
             "value",
             values,

@@ -24,7 +24,7 @@ from flsv.functional.joint_shares import (
     joint_shares,
     shares_of_draws,
 )
-from flsv.utilities.display import LEVEL
+from flsv.utilities.display import INTERVAL_LEVEL
 
 #: An estimate of the values, and the errors that a payer knows of.
 Estimate = tuple[Tensor, list[ValueErrors]]
@@ -127,7 +127,7 @@ def moved_alone(
 ) -> tuple[Tensor, Tensor]:
     """The ends of shares if one value is moved and all others stay."""
     variances = torch.stack([source.covariance.diagonal() for source in errors]).sum(0)
-    half_widths = float(t_quantile(LEVEL)) * variances.sqrt()
+    half_widths = float(t_quantile(INTERVAL_LEVEL)) * variances.sqrt()
     interval_ends = []
     for sign in (-1, 1):
         moved = values + sign * torch.diag(half_widths)
