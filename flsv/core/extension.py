@@ -24,15 +24,15 @@ class EndedRun:
     # A FederatedDataModule.
     data: Any
     seed: int
-    # Into which an extension writes its results.
+    # The folder into which an extension writes its results, if any.
     folder: Path | None
-    # What these results depend on.
+    # The settings that the results depend on.
     settings: Mapping[str, str]
     # Whether results that are already in the folder belong to the run.
     resumed: bool
     # [n], the clients' weights in the federation's average.
     weights: Tensor
-    # flsv.games.CoalitionGames
+    # The CoalitionGames of flsv.games.
     games: Any
 
 

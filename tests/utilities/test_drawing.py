@@ -42,11 +42,11 @@ def picture_files(folder: Path) -> list[str]:
 def test_figures_with_any_client_or_class_name_are_drawn(tmp_path):
     count = len(NAMES)
     partition, _ = plot_partition(torch.ones(3, count, dtype=torch.long), NAMES)
-    by_class, _ = plot_contributions(torch.rand(3, count), class_names=NAMES)
+    by_class, _ = plot_contributions(torch.rand(3, count), column_names=NAMES)
     figures = [partition, by_class]
     for name in NAMES:
         figure, _ = plot_contributions(
-            torch.rand(3, 2), name=name, class_names=["a", "b"], columns=name
+            torch.rand(3, 2), name=name, column_names=["a", "b"], kind_of_columns=name
         )
         figures.append(figure)
 
