@@ -116,7 +116,7 @@ class NvflareTransport:
     ) -> Iterator[tuple[Address, Reply]]:
         deadline = time.monotonic() + seconds
         replies: queue.SimpleQueue[tuple[Address, Reply]] = queue.SimpleQueue()
-        tasks: list[Task] = []
+        tasks = []
         missing = set(packets)
         try:
             for site, packet in packets.items():

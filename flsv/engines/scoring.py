@@ -5,7 +5,7 @@ A run that scores no models does not load this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -61,8 +61,8 @@ class ScoringOfARun:
     ) -> CoalitionGames | None:
         """Make the object that scores coalitions' models by ``measures``, ``{metric: performance}``, if any. Try the
         evaluations that clients will run."""
-        judged: dict[Hashable, ModelScore] = {}
-        by_server: dict[str, Any] = {}
+        judged = {}
+        by_server = {}
         classified = []
         for name, measure in measures.items():
             if isinstance(measure, ModelScore) and measure.judged:

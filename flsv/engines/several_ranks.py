@@ -289,7 +289,7 @@ class SeveralRanks(Engine):
 
 
 def _together(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:
-    merged: dict[int, Any] = {}
+    merged = {}
     for part in parts:
         merged.update(part)
     return dict(sorted(merged.items()))

@@ -417,8 +417,8 @@ def _one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[list[Tensor], s
     optimizer = trainer.optimizers[0]
     clip_limit = trainer.gradient_clip_val
     clip_algorithm = trainer.gradient_clip_algorithm or GradClipAlgorithmType.NORM
-    losses: list[Tensor] = []
-    names_without_gradient: list[set[str]] = []
+    losses = []
+    names_without_gradient = []
     for step, batch in enumerate(batches):
         optimizer.zero_grad()
         with convert_errors(module), deny_client_attributes(module):

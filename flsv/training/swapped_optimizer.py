@@ -104,7 +104,7 @@ class SwappedOptimizer:
 
     def client_options(self, scheduled: bool, policy: Policy) -> Options:
         """Return the options that the client's training has changed, in this round or before."""
-        changed_options: Options = []
+        changed_options = []
         for index, options in enumerate(options_of(self._groups)):
             options_at_entry = _options_of_group(self._options_at_entry, index)
             stored_options = _options_of_group(self._stored_options, index)

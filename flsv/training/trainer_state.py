@@ -215,10 +215,7 @@ class TrainerState:
             state = self._non_vector_state.read()
         # After a round each list holds what all clients have added.
         attributes = self._non_vector_state.attributes.values_for_next_round(state["attributes"])
-        return {
-            "buffers": state["buffers"],
-            "attributes": saved_values(attributes),
-        }
+        return {"buffers": state["buffers"], "attributes": saved_values(attributes)}
 
     def restore(self, buffers: State) -> None:
         """Write the counters and masks in ``buffers`` into the module."""
@@ -304,10 +301,7 @@ class NonVectorState:
         buffers = {}
         for name, _, _, buffer in self._buffers():
             buffers[name] = None if buffer is None else buffer.clone()
-        return {
-            "buffers": buffers,
-            "attributes": self.attributes.read(),
-        }
+        return {"buffers": buffers, "attributes": self.attributes.read()}
 
     @torch.no_grad()
     def write(self, state: State, keeps_others: bool = False) -> None:

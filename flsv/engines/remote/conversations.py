@@ -80,9 +80,8 @@ class Conversation:
         self._may_resume.acquire()
         if self._is_ended:
             raise Ended
-        answer = self._reply
-        assert answer is not None
-        return answer
+        assert self._reply is not None
+        return self._reply
 
     def end(self) -> None:
         """Leave the conversation where it is."""
@@ -122,7 +121,7 @@ class Conversations:
         if len(clients) < 2 or is_repeated or is_within_another:
             return [talk(client) for client in clients]
 
-        conversations: dict[int, Conversation] = {}
+        conversations = {}
         try:
             for client in clients:
                 conversation = Conversation(client.id, partial(talk, client))

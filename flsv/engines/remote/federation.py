@@ -331,10 +331,10 @@ class RemoteSites:
         self, replies: Mapping[int, Reply], device: torch.device, space: ParameterSpace
     ) -> tuple[list[ClientUpdate], list[int]]:
         """Read updates from the sites' replies to :meth:`packets`, and return them as :meth:`train` does."""
-        finite_updates: dict[int, ClientUpdate] = {}
-        broken: list[int] = []  # whose model is not finite
+        finite_updates = {}
+        broken = []  # whose model is not finite
         visits: dict[int, str] = {}  # by which a site finds the state that it has stored
-        faults: dict[int, str] = {}
+        faults = {}
         for site, reply in replies.items():
             try:
                 packet = check_done(reply)
@@ -473,7 +473,7 @@ class RemoteSites:
         packets = {}
         for site, instruction in models.items():
             packets[site] = instruction_packet(instruction, self._run_info(site), kind="test")
-        scores: dict[int, dict[str, float]] = {}
+        scores = {}
         for site, reply in self.directory.exchange(packets).items():
             try:
                 plain = check_done(reply).plain

@@ -312,7 +312,7 @@ class Directory:
 
     def _sites_at(self, nodes: Mapping[Address, str]) -> dict[int, Address]:
         # `nodes` holds each address's registered name.
-        addresses: dict[int, Address] = {}
+        addresses = {}
         for address, name in nodes.items():
             if name not in self.names:
                 self._warn(
