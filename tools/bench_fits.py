@@ -166,7 +166,7 @@ class PartTimer:
 
         from flsv._lightning.fit_loop import FederatedFitLoop
         from flsv.games import ModelEvaluator, ValidatedModels
-        from flsv.retraining.after_the_run import AfterTheRun
+        from flsv.retraining.after_the_run import TrainingAfterTheRun
         from flsv.utilities import supervisor
 
         self._time(FederatedFitLoop, "train_epoch", "training")
@@ -174,7 +174,7 @@ class PartTimer:
         for evaluator in (ModelEvaluator, ValidatedModels):
             self._time(evaluator, "live", "scoring")
             self._time(evaluator, "evaluate", "scoring")
-        self._time(AfterTheRun, "_complete", "prediction")
+        self._time(TrainingAfterTheRun, "_complete", "prediction")
 
         program: Any = supervisor
         program._send = self._reporting(program._send)

@@ -26,11 +26,11 @@ from flsv.functional.shapley.game import MAX_EXACT_PLAYERS
 from flsv.games.members import members_of
 from flsv.retraining.fit_order import FitOrder
 from flsv.retraining.fits_in_processes import (
-    UTILITY,
+    UTILITY_NAME,
     Federation as Retrainable,
     FitsInProcesses,
     Prediction,
-    work_on,
+    process_request,
 )
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import UtilityStore
@@ -110,7 +110,7 @@ def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
         raise ConfigurationError(
             f"there is no truth of {federation.name} ({path}): make it, {command}"
         )
-    store = UtilityStore(path, [UTILITY], truth_settings(federation, folder))
+    store = UtilityStore(path, [UTILITY_NAME], truth_settings(federation, folder))
     if not store.seeds:
         raise ConfigurationError(
             f"{path} holds no coalition yet. Go on with the command that makes it, {command}."
@@ -158,7 +158,7 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
             f"limit is {MAX_CLIENTS} clients."
         )
     path = folder / f"{federation.name}.csv"
-    store = UtilityStore(path, [UTILITY], truth_settings(federation, folder))
+    store = UtilityStore(path, [UTILITY_NAME], truth_settings(federation, folder))
     masks = all_coalitions(num_clients)
     num_trained = 0
     for seed in seeds:
@@ -194,7 +194,7 @@ def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> Tensor
     Raises:
         ConfigurationError: a training failed.
     """
-    store = UtilityStore(None, [UTILITY])
+    store = UtilityStore(None, [UTILITY_NAME])
     _train(federation, masks, seed, store)
     return store.table(seed, masks)[:, 0]
 
@@ -226,7 +226,7 @@ def _train(
                 data=data,
                 measure=measure,
             )
-            return work_on(request, retrainable, str(folder))
+            return process_request(request, retrainable, str(folder))
 
     run: Any = supervise_fresh
     if why_not_fork() is None:

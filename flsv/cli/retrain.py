@@ -57,7 +57,7 @@ from flsv.results.terminal import print_table
 from flsv.results.text import joined, percent, with_intervals
 from flsv.retraining.fit_order import FitOrder, FitResult
 from flsv.retraining.fits_in_processes import FitsInProcesses, Prediction
-from flsv.retraining.retrain import SEEDS, Retrained, copy_from_run, stored_outputs, train_seeds
+from flsv.retraining.retrain import NUM_SEEDS, Retrained, copy_from_run, stored_outputs, train_seeds
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import UtilityStore
 from flsv.scores.performance import Judges
@@ -118,7 +118,7 @@ def retrain(
                 run,
                 names=[summary.by] if len(names) == 1 else names,
                 output_names=outputs,
-                seeds=range(summary.seed, summary.seed + (seeds or SEEDS)),
+                seeds=range(summary.seed, summary.seed + (seeds or NUM_SEEDS)),
                 num_rounds=summary.rounds,
             )
         processes = _processes(summary, jobs, threads, _limit_s(summary, changes))
@@ -187,7 +187,7 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
 
         everybody = tuple(range(len(summary.clients)))
         with_joining = (*everybody, len(everybody))
-        seeds = list(range(summary.seed, summary.seed + (options.seeds or SEEDS)))
+        seeds = list(range(summary.seed, summary.seed + (options.seeds or NUM_SEEDS)))
         scores = []
         for seed in seeds:
             results: dict[Any, Any] = dict(training.fits([everybody, with_joining], seed))

@@ -28,9 +28,9 @@ from flsv.results.record import read_record
 from flsv.results.text import joined
 from flsv.retraining.coalition_refusals import check_draws, sampler_of
 from flsv.retraining.fit_order import FitOrder
-from flsv.retraining.fits_in_processes import Federation, Prediction, work_on
+from flsv.retraining.fits_in_processes import Federation, Prediction, process_request
 from flsv.retraining.train_fits import Proof
-from flsv.retraining.utility_store import LAST, column_name
+from flsv.retraining.utility_store import LAST_ROUND_KEY, column_name
 from flsv.sampling import FullParticipation
 from flsv.scores.performance import (
     CLASSIFICATION,
@@ -150,7 +150,7 @@ class RunSummary:
     @property
     def order(self) -> FitOrder:
         """Return the order to train all clients with the run's seed."""
-        last_round = LAST if self.rounds is None else self.rounds - 1
+        last_round = LAST_ROUND_KEY if self.rounds is None else self.rounds - 1
         return FitOrder(
             members=tuple(range(len(self.clients))),
             seed=self.seed,
@@ -390,7 +390,7 @@ def train(summary: RunSummary, request: FitOrder | Prediction, threads: int) -> 
         measure=summary.question.measure,
         participation=summary.question.participation,
     )
-    return work_on(request, federation, str(summary.folder))
+    return process_request(request, federation, str(summary.folder))
 
 
 def run_in_children(

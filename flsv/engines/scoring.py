@@ -34,7 +34,7 @@ from flsv.engines.client_manager import ClientManager
 from flsv.games import CoalitionGames, ModelEvaluator, ValidatedModels
 from flsv.games.judges import MIN_HELD_OUT, ClientJudges
 from flsv.games.lent_module import lent
-from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
+from flsv.games.make_evaluators import LOGGED_VALUE_ADVICE, make_evaluators
 from flsv.games.output_metric import check_two_classes, needs_two_classes
 from flsv.games.validation_batches import checked_logits, checked_pair, no_forward
 from flsv.scores import ModelScore
@@ -113,7 +113,7 @@ class ScoringOfARun:
         try:
             return self.manager.evaluator(all_on_device(self.trainer, validation))
         except ConfigurationError as error:
-            raise ConfigurationError(f"metrics {metrics}: {error}{BY_A_LOGGED_VALUE}") from error
+            raise ConfigurationError(f"metrics {metrics}: {error}{LOGGED_VALUE_ADVICE}") from error
 
     def _try_evaluations(self, components: Sequence[Any]) -> None:
         """Try on the first client the evaluations that clients will run for ``components``, metrics and strategies."""
@@ -231,4 +231,4 @@ def _check_forward(
         logits = module(x)
     except Exception as error:
         raise no_forward(module, x, error) from error
-    checked_logits(logits, y, num_classes, or_more=True)
+    checked_logits(logits, y, num_classes, allow_more_columns=True)

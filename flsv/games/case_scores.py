@@ -17,16 +17,16 @@ from flsv.games.model_evaluator import ModelEvaluator
 from flsv.scores.performance import ModelScore
 
 #: Number of samples of the validation samples, drawn with replacement, for a measure that is no mean over samples.
-RESAMPLES = 20
+NUM_RESAMPLES = 20
 #: The most scores of resampled validation samples: each takes milliseconds.
-MOST_RESAMPLED = 1500
+MAX_RESAMPLED_SCORES = 1500
 
 
 @dataclass(frozen=True, eq=False)
 class CaseScores:
     """Utilities of models on parts of the validation samples.
 
-    A measure that is a mean over samples has one for each sample. Any other has one for each of :data:`RESAMPLES`
+    A measure that is a mean over samples has one for each sample. Any other has one for each of :data:`NUM_RESAMPLES`
     samples of them, drawn with replacement (a bootstrap).
     """
 
@@ -59,7 +59,7 @@ class CaseScores:
             The covariance, float64. None if it would take too long, or a score is not finite.
         """
         num_clients = trained.shape[1]
-        is_expensive = self.is_resampled and RESAMPLES * 2**num_clients > MOST_RESAMPLED
+        is_expensive = self.is_resampled and NUM_RESAMPLES * 2**num_clients > MAX_RESAMPLED_SCORES
         if num_clients > MAX_PREDICTED_PLAYERS or is_expensive:
             return None
 
@@ -142,7 +142,7 @@ def _metric_case_scores(
     measure: ModelScore,
     labels: Tensor,
 ) -> CaseScores | None:
-    metric = measure.of
+    metric = measure.of  # or the name of a value that the module logs
     if not isinstance(metric, Metric):
         return None
     power = _power_of_error(metric)
@@ -182,11 +182,11 @@ def _resampled(
         strata = labels
     else:
         strata = torch.zeros(len(labels), dtype=torch.int64)
-    resamples = [_resample(strata, generator) for _ in range(RESAMPLES)]
+    resamples = [_resample(strata, generator) for _ in range(NUM_RESAMPLES)]
 
     def score(outputs: Tensor) -> Tensor:
-        # [c, RESAMPLES], the metric of each model on each resample of the validation samples
-        values = torch.empty(len(outputs), RESAMPLES, dtype=torch.float64)
+        # [c, NUM_RESAMPLES], the metric of each model on each resample of the validation samples
+        values = torch.empty(len(outputs), NUM_RESAMPLES, dtype=torch.float64)
         for model, model_outputs in enumerate(outputs):
             for column, rows in enumerate(resamples):
                 value = evaluator.metric_of_outputs(model_outputs[rows], labels[rows])

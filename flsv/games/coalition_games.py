@@ -54,13 +54,15 @@ class CoalitionGames:
     ) -> None:
         self.evaluator = evaluator
         self.server_lr = server_lr
-        self._validated = validated or {}
+        self._evaluators_by_key = validated or {}
         self._ranks = ranks
         self._round: Round | None = None
-        # The model and its gradient, by the name of the loss.
-        self._gradients: dict[Hashable, tuple[Tensor, Tensor]] = {}
-        self._slopes: dict[Hashable, Tensor] = {}
-        self._tables: dict[Hashable, CoalitionTable] = {}
+        # {variant of the loss: (model, its gradient)}, see _loss_variant.
+        self._gradient_by_variant: dict[Hashable, tuple[Tensor, Tensor]] = {}
+        # {variant of the loss: slopes along the round's updates}
+        self._slopes_by_variant: dict[Hashable, Tensor] = {}
+        # {key of the evaluator, None for the classifiers': scores of the round's coalitions}
+        self._tables_by_evaluator: dict[Hashable, CoalitionTable] = {}
         self._evaluations_of_earlier_rounds = 0
         self._evaluations_without_table = 0
 
@@ -81,7 +83,7 @@ class CoalitionGames:
     def total_evaluations(self) -> int:
         """Sum of :attr:`evaluations` over this fit's rounds so far."""
         total = self._evaluations_of_earlier_rounds + self._evaluations_without_table
-        for table in self._tables.values():
+        for table in self._tables_by_evaluator.values():
             total += table.evaluations
         return total
 
@@ -92,19 +94,19 @@ class CoalitionGames:
     def end(self) -> None:
         """Forget the current round, and release its vectors."""
         self._change_round(None)
-        self._gradients = {}
+        self._gradient_by_variant = {}
 
     def _change_round(self, round: Round | None) -> None:
         self._evaluations_of_earlier_rounds = self.total_evaluations
         self._evaluations_without_table = 0
         self._round = round
-        self._tables = {}
-        self._slopes = {}
+        self._tables_by_evaluator = {}
+        self._slopes_by_variant = {}
 
     def evaluator_of(self, metric: str | ModelScore) -> Any:
         """Return the evaluator that computes the performance measure ``metric``."""
         if isinstance(metric, ModelScore):
-            return self._validated[metric.evaluator_key]
+            return self._evaluators_by_key[metric.evaluator_key]
         if self.evaluator is None:
             raise RuntimeError(
                 f"CoalitionGames: nothing here evaluates classifiers, so there is no {metric!r}."
@@ -125,15 +127,15 @@ class CoalitionGames:
             key = metric.evaluator_key
         evaluator = self.evaluator_of(metric)
         # Games whose metrics have one evaluator share a table: no coalition is evaluated twice.
-        if key not in self._tables:
-            self._tables[key] = CoalitionTable(self.round, evaluator, self._ranks)
+        if key not in self._tables_by_evaluator:
+            self._tables_by_evaluator[key] = CoalitionTable(self.round, evaluator, self._ranks)
         return CoalitionUtility(
             self.round,
             evaluator,
             metric=metric,
             weighting=weighting,
             server_lr=self.server_lr,
-            table=self._tables[key],
+            table=self._tables_by_evaluator[key],
         )
 
     def table_of(self, round: Round, metric: str | ModelScore) -> CoalitionTable:
@@ -142,7 +144,7 @@ class CoalitionGames:
         The table's evaluations count in :attr:`evaluations`.
         """
         table = CoalitionTable(round, self.evaluator_of(metric))
-        self._tables[object()] = table
+        self._tables_by_evaluator[object()] = table
         return table
 
     def utility_of_models(
@@ -187,13 +189,13 @@ class CoalitionGames:
         """
         variant = _loss_variant(loss, balanced)
         # The last gradient of each variant is kept with the vector at which it was taken.
-        if variant in self._gradients:
-            last_vector, last_gradient = self._gradients[variant]
+        if variant in self._gradient_by_variant:
+            last_vector, last_gradient = self._gradient_by_variant[variant]
             if last_vector is vector:
                 return last_gradient
 
         gradient = self.evaluator_of(loss).gradient(vector, variant)
-        self._gradients[variant] = vector, gradient
+        self._gradient_by_variant[variant] = vector, gradient
         return gradient
 
     def slopes(self, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
@@ -201,10 +203,10 @@ class CoalitionGames:
         :meth:`gradient` at the global model.
         """
         variant = _loss_variant(loss, balanced)
-        if variant not in self._slopes:
+        if variant not in self._slopes_by_variant:
             gradient = self.gradient(self.round.global_vector, balanced, loss)
-            self._slopes[variant] = self.round.matrix.dot(gradient).cpu()
-        return self._slopes[variant]
+            self._slopes_by_variant[variant] = self.round.matrix.dot(gradient).cpu()
+        return self._slopes_by_variant[variant]
 
 
 def _loss_variant(loss: str | ModelScore, balanced: bool) -> str | bool:

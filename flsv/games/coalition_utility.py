@@ -29,7 +29,7 @@ class Renormalized(NamedTuple):
 
 
 #: A sum of weights that differs from 1 by at most this much counts as 1.
-_ROUNDING = 1e-12
+_WEIGHT_TOLERANCE = 1e-12
 
 Weighting = Literal["uniform", "samples"] | Tensor | Renormalized
 
@@ -45,11 +45,11 @@ class CoalitionModels:
     ) -> None:
         self._round = round
         self._server_lr = server_lr
-        self._normalized = not isinstance(weighting, Tensor)
+        self._is_normalized = not isinstance(weighting, Tensor)
         self._weights = _client_weights(round, weighting)
         # Equal for two objects of one round if each coalition has the same model in both.
         weight_bytes = self._weights.numpy().tobytes()
-        self.key = (self._normalized, server_lr, weight_bytes)
+        self.key = (self._is_normalized, server_lr, weight_bytes)
 
     def weights(self, masks: Tensor) -> tuple[Tensor, Tensor]:
         """Return the clients' weights in K coalitions: for parameters and for buffers, float64 ``[K, k]`` each."""
@@ -61,9 +61,8 @@ class CoalitionModels:
 
         divisor = torch.where(total > 0, total, 1.0)  # no NaN for a coalition without weight
         shares = member_weights / divisor[:, None]
-        if self._normalized:
-            return self._server_lr * shares, shares  # buffers are only averaged
-        return self._server_lr * member_weights, shares
+        parameter_weights = shares if self._is_normalized else member_weights
+        return self._server_lr * parameter_weights, shares  # buffers are only averaged
 
     def builder(self, masks: Tensor) -> Build:
         """Return a function ``build(i, out)`` that writes the model of coalition ``masks[i]`` into ``out [P]``."""
@@ -75,8 +74,8 @@ class CoalitionModels:
         started_from_global = all(model is global_model for model in initial_models)
 
         client_models = self._round.client_vectors  # [k, P]
-        parameters = client_models[:, :num_parameters].T
-        buffers = client_models[:, num_parameters:].T
+        client_parameters = client_models[:, :num_parameters].T
+        client_buffers = client_models[:, num_parameters:].T
 
         exact_weights, exact_shares = self.weights(masks)  # [K, k]
         parameter_weights = exact_weights.to(global_model)
@@ -91,11 +90,12 @@ class CoalitionModels:
                 out.copy_(global_model)
                 return
 
-            # sum_i w_i x_i
+            # sum_i w_i x_i, with x_i the clients' models
             out_parameters = out[:num_parameters]
-            torch.mv(parameters, parameter_weights[index], out=out_parameters)
+            torch.mv(client_parameters, parameter_weights[index], out=out_parameters)
 
-            # + x - sum_i w_i s_i, which is (1 - sum_i w_i) x if all started from x
+            # + x - sum_i w_i s_i, with x the global model and s_i the models from which the clients started. This is
+            # (1 - sum_i w_i) x if all started from x.
             global_parameters = global_model[:num_parameters]
             weight_of_global_model = weights_of_global_model[index]
             if not started_from_global:
@@ -103,11 +103,11 @@ class CoalitionModels:
                 for weight, model in zip(exact_weights[index].tolist(), initial_models):
                     if weight:
                         out_parameters.sub_(model[:num_parameters], alpha=weight)
-            elif abs(weight_of_global_model) > _ROUNDING:
+            elif abs(weight_of_global_model) > _WEIGHT_TOLERANCE:
                 out_parameters.add_(global_parameters, alpha=weight_of_global_model)
 
             if num_parameters < len(out):
-                torch.mv(buffers, buffer_weights[index], out=out[num_parameters:])
+                torch.mv(client_buffers, buffer_weights[index], out=out[num_parameters:])
 
         return build
 
@@ -164,12 +164,12 @@ class CoalitionTable:
         self.evaluator = evaluator
         self._ranks = ALONE if evaluator.asks_clients else ranks
         # Each coalition's row of the scores.
-        self._rows: dict[CoalitionKey, int] = {}
+        self._row_by_coalition: dict[CoalitionKey, int] = {}
         self._scores: Scores | None = None
 
     @property
     def evaluations(self) -> int:
-        return len(self._rows)
+        return len(self._row_by_coalition)
 
     def scores(self, models: CoalitionModels, masks: Tensor) -> Scores:
         """Return the scores of the K coalitions in ``masks``, bool ``[K, k]`` on the CPU.
@@ -183,7 +183,7 @@ class CoalitionTable:
             weighting_key = models.key if has_members else None
             keys.append((weighting_key, mask_key))
 
-        new_positions = first_positions(keys, self._rows)  # {key: position in masks}
+        new_positions = first_positions(keys, self._row_by_coalition)  # {key: position in masks}
         new_masks = masks[list(new_positions.values())]
         if len(new_masks) or self._scores is None:
             build = models.builder(new_masks)
@@ -194,9 +194,9 @@ class CoalitionTable:
                 self._scores = Scores.cat([self._scores, new_scores])
             # Stored last: after an error the coalitions can be evaluated again.
             for key in new_positions:
-                self._rows[key] = len(self._rows)
+                self._row_by_coalition[key] = len(self._row_by_coalition)
 
-        rows = [self._rows[key] for key in keys]
+        rows = [self._row_by_coalition[key] for key in keys]
         return self._scores[torch.tensor(rows, dtype=torch.int64)]
 
     def evaluate(self, build: Build, count: int) -> Scores:
@@ -328,11 +328,11 @@ def utility_of(scores: Scores, metric: Measure) -> Tensor:
     return torch.stack(columns, 1)  # [K, C]
 
 
-def check_untrained(asking: str, measure: Measure, scores: Scores) -> None:
+def check_untrained(requester: str, measure: Measure, scores: Scores) -> None:
     """Raise ConfigurationError if the untrained model's score or outputs are not finite, so that no value would be."""
-    is_defined = bool(utility_of(scores, measure).isfinite().all())
+    tensors = [utility_of(scores, measure)]
     if scores.outputs is not None:
-        is_defined = is_defined and bool(scores.outputs.isfinite().all())
-    if not is_defined:
+        tensors.append(scores.outputs)
+    if not all(tensor.isfinite().all() for tensor in tensors):
         name = measure if isinstance(measure, str | ModelScore) else ", ".join(measure)
-        raise undefined_untrained(asking, name, scores.outputs)
+        raise undefined_untrained(requester, name, scores.outputs)

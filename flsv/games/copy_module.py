@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from types import CellType, FunctionType
@@ -21,19 +21,18 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 def copy_module(module: AnyModule) -> AnyModule:
     """Make a deep copy of a module, without ``torch.compile``. It shares the original's optimizer factories."""
-    # deepcopy's memo, {id(original): copy}: an object that stands for itself is shared.
+    # deepcopy's memo, {id(original): copy}. A factory is entered as its own copy, so that both modules share it.
     memo: dict[int, Any] = {}
     for layer in module.modules():
         for value in vars(layer).values():
-            if isinstance(value, partial) and _makes_objects(value):
+            if isinstance(value, partial) and _is_factory(value):
                 memo[id(value)] = value
 
     # Copy, and fill the memo.
-    part_ids: set[int] = set()
-    for part in (*module.modules(), *module.parameters(), *module.buffers()):
-        part_ids.add(id(part))
+    parts = (*module.modules(), *module.parameters(), *module.buffers())
+    part_ids = set(map(id, parts))
     try:
-        with _OutputsDetached():
+        with _CloningGraphTensors():
             module_copy = deepcopy_with_closures(module, module.modules(), part_ids, memo)
     except Exception as error:
         attributes = ", ".join(_attributes_named_in(error, module))
@@ -84,11 +83,12 @@ def deepcopy_with_closures(
         for cell, cell_copy in zip(cells, cell_copies):
             with suppress(ValueError):  # a cell may be empty
                 contents = cell.cell_contents
+                # Contents that were not copied are shared.
                 cell_copy.cell_contents = memo.get(id(contents), contents)
     return value_copy
 
 
-class _OutputsDetached(TorchFunctionMode):
+class _CloningGraphTensors(TorchFunctionMode):
     """Mode in which ``copy.deepcopy`` clones tensors of an autograd graph, which torch refuses to copy."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -107,23 +107,30 @@ def _copy_closures(
     parts.
     """
     # The cells are filled later, when the parts to which they refer have been copied.
+    for function in _functions_in(values):
+        if function in function_copies:
+            continue
+        # A function is copied if it may use a part of the module, itself or by a function that it calls. Others are
+        # shared.
+        contents = _contents_of_cells(function)
+        called_functions = [content for content in contents if isinstance(content, FunctionType)]
+        refers_to_part = any(id(content) in part_ids for content in contents)
+        if called_functions or refers_to_part:
+            function_copies[function] = _with_empty_cells(function)
+            _copy_closures(called_functions, part_ids, function_copies)
+
+
+def _functions_in(values: Iterable[Any]) -> Iterator[FunctionType]:
+    """Yield the functions among a layer's attributes, in its hooks, in partials, and before ``torch.compile``."""
     for value in values:
         if isinstance(value, dict):  # a layer's hooks
-            _copy_closures(value.values(), part_ids, function_copies)
+            yield from _functions_in(value.values())
         elif isinstance(value, partial):
-            bound_values = [value.func, *value.args, *value.keywords.values()]
-            _copy_closures(bound_values, part_ids, function_copies)
-        elif isinstance(value, FunctionType) and value not in function_copies:
+            yield from _functions_in([value.func, *value.args, *value.keywords.values()])
+        elif isinstance(value, FunctionType):
+            yield value
             uncompiled = getattr(value, "_torchdynamo_orig_callable", None)
-            _copy_closures([uncompiled], part_ids, function_copies)
-
-            # A function is copied if it may use a part of the module. Others are shared.
-            contents = _contents_of_cells(value)
-            functions = [content for content in contents if isinstance(content, FunctionType)]
-            refers_to_part = any(id(content) in part_ids for content in contents)
-            if functions or refers_to_part:
-                function_copies[value] = _with_empty_cells(value)
-                _copy_closures(functions, part_ids, function_copies)
+            yield from _functions_in([uncompiled])  # of None there are none
 
 
 def _contents_of_cells(function: FunctionType) -> list[Any]:
@@ -149,7 +156,7 @@ def _with_empty_cells(function: FunctionType) -> FunctionType:
 
 
 # The command line's factories refer to its parser, which would take longer to copy than a small module.
-def _makes_objects(factory: partial[Any]) -> bool:
+def _is_factory(factory: partial[Any]) -> bool:
     """Return whether a ``partial`` constructs objects: it wraps a class, or jsonargparse made it."""
     if isinstance(factory.func, type):
         return True
@@ -163,23 +170,26 @@ def _uncompile(
     memo: dict[int, Any],
 ) -> None:
     """Remove from a layer's copy what ``torch.compile`` has added."""
-    attributes = vars(layer_copy)  # changes of it change the copy
-    attributes.pop("_compiled_call_impl", None)  # layer.compile()
-    if isinstance(layer_copy, OptimizedModule):  # torch.compile(layer), around the layer
+    attributes = vars(layer_copy)  # to change them is to change the copy
+    # layer.compile() has set this attribute.
+    attributes.pop("_compiled_call_impl", None)
+    # torch.compile(layer) has put this module around the layer.
+    if isinstance(layer_copy, OptimizedModule):
         attributes["forward"] = layer_copy._orig_mod.__call__
         return
     forget_compilation(attributes)
 
-    # layer.forward = torch.compile(layer.forward), or another method
+    # The program has set layer.forward = torch.compile(layer.forward), or another method.
     for name, value in vars(layer).items():
-        is_submodule = isinstance(value, nn.Module)  # a layer of its own
-        if name not in attributes or is_submodule:
+        is_forgotten = name not in attributes
+        is_submodule = isinstance(value, nn.Module)  # it is among the layers itself
+        if is_forgotten or is_submodule:
             continue
         uncompiled = getattr(value, "_torchdynamo_orig_callable", None)
-        if uncompiled is None:
+        if uncompiled is None:  # nothing has compiled this attribute
             continue
         if _is_frame_of_dynamo(uncompiled):
-            uncompiled = uncompiled.__wrapped__
+            uncompiled = uncompiled.__wrapped__  # the function of torch in the frame
         attributes[name] = copy.deepcopy(uncompiled, memo)  # a method is bound to the copy
 
 

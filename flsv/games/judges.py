@@ -45,14 +45,14 @@ from flsv.utilities.errors import ConfigurationError
 #: The fewest held-out samples of a class, or in total, on which a client reports.
 MIN_HELD_OUT = 5
 #: The most bytes of models that are sent to a client at a time.
-MOST_BYTES = 2**28
+MAX_BYTES_OF_MODELS = 2**28
 #: The fewest judges, and the fewest coalitions, with which :func:`unlike_others` compares judges.
 MIN_JUDGES = 4
 MIN_COALITIONS = 4
-UNLIKE = "judges coalitions as no other client does"
-_LEFT_OUT = "Coalitions are judged without it in this round."
+UNLIKE_OTHERS_NOTE = "judges coalitions as no other client does"
+_LEFT_OUT_NOTICE = "Coalitions are judged without it in this round."
 #: The most numbers of a model with which clients predict coalitions' outputs.
-MOST_KEPT = 2**22
+MAX_ENTRIES_TO_PREDICT = 2**22
 
 
 @cache
@@ -83,7 +83,7 @@ def _judgments(
 
 
 def _form_of_counts(client: AnsweringClient, rows: tuple[int, ...]) -> Numbers:
-    """Return what counts of correctly classified samples are, after a row of held-out samples."""
+    """Return the form of counts of correctly classified samples, which follow a row of held-out samples."""
     assert client.num_classes is not None
     num_held_out = client.num_samples["val"]
     num_columns = client.num_classes + 1  # the last is the sum over rare classes
@@ -92,15 +92,15 @@ def _form_of_counts(client: AnsweringClient, rows: tuple[int, ...]) -> Numbers:
         shape=(*rows, num_columns),
         lowest=0,
         highest=num_held_out,
-        rule=partial(_fit_held_out_samples, num_held_out),
+        rule=partial(_are_within_held_out_samples, num_held_out),
     )
 
 
-def _fit_held_out_samples(num_held_out: int, counts: Tensor) -> bool:
+def _are_within_held_out_samples(num_held_out: int, counts: Tensor) -> bool:
     support = counts[..., :1, :]  # row 0: the held-out samples of each class
     are_within_support = (counts <= support).all()
-    are_held_out = (support.sum(-1) <= num_held_out).all()
-    return bool(are_within_support & are_held_out)
+    is_support_held_out = (support.sum(-1) <= num_held_out).all()
+    return bool(are_within_support & is_support_held_out)
 
 
 def judge(
@@ -178,7 +178,7 @@ def judge_coalitions(
     answers = []
     for counts in (counts_by_interpolation, counts_by_ensemble):
         answers.append(_without_rare_classes(scores.support, counts))
-    return torch.stack(answers)
+    return torch.stack(answers)  # [2, 1 + 2^n, M + 1]
 
 
 declare_answer(judge_coalitions, _judgments)
@@ -214,8 +214,9 @@ def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, T
         >>> hits / held_out
         tensor([[1.0000, 0.1667]], dtype=torch.float64)
     """
-    counts = torch.stack([*answers]).double()  # [clients, 1 + K, M + 1]
-    held_out_samples = counts[:, 0].sum(1)  # row 0 has those of each class
+    # [clients, 1 + K, M + 1]: row 0 has the held-out samples, the last column the sum over rare classes.
+    counts = torch.stack([*answers]).double()
+    held_out_samples = counts[:, 0].sum(1)  # [clients]
     # A client that claims more held-out samples than it has training samples counts for no more than these.
     factors = (samples / held_out_samples.clamp(min=1)).clamp(max=1)  # [clients]
     counts *= factors[:, None, None]
@@ -285,7 +286,7 @@ class ClientJudges(VectorEvaluator):
         self.space = space
         self._measure = measure
         self._device = device
-        self._note = note
+        self._note_event = note
         self._data = data
 
         sizes = [len(data.client_indices(client.id, "val")) for client in clients]
@@ -294,35 +295,40 @@ class ClientJudges(VectorEvaluator):
                 f'judges="clients": no client holds out {MIN_HELD_OUT} samples. Set '
                 "FederatedDataModule(splits=Splits(client_val=0.2)), or a larger one."
             )
-        self._held_out = torch.tensor(sizes)
-        self._clients = []
-        for client in clients:
-            if self._held_out[client.id] >= MIN_HELD_OUT:
-                self._clients.append(client)
-        # Each client's last answer, by its id, as judge returns it.
+        # Numbers of held-out samples, int64 [n]: the clients come in the order of their ids.
+        self._held_out_counts = torch.tensor(sizes)
+        self._clients = [
+            client for client in clients if self._held_out_counts[client.id] >= MIN_HELD_OUT
+        ]
+        # {client's id: its last answer}, as judge returns it.
         self.answers: dict[int, Tensor] = {}
-        self._judge = partial(judge, **_question_arguments(measure))
+        self._question = partial(judge, **_question_arguments(measure))
 
     def check(self, model: Tensor) -> None:
         """Let all clients score one model ``[P]`` before training, to find errors early."""
         support = None
         with warnings.catch_warnings(record=True) as recorded_warnings, suppress(NoAnswer):
             warnings.simplefilter("always")
-            scores = self(model[None])  # which also fills self.answers
+            scores = self(model[None])  # the call also sets self.answers
             support = scores.support
-        client_ids = [client.id for client in self._clients]
-        silent_ids = [client_id for client_id in client_ids if client_id not in self.answers]
+        self._check_all_answered([str(warning.message) for warning in recorded_warnings])
+        if support is not None:
+            self._check_all_classes_judged(support)
+
+    def _check_all_answered(self, messages: list[str]) -> None:
+        silent_ids = [client.id for client in self._clients if client.id not in self.answers]
         if silent_ids:
-            messages = [str(warning.message) for warning in recorded_warnings]
-            reasons = " ".join(message for message in messages if message.endswith(_LEFT_OUT))
+            reasons = " ".join(
+                message for message in messages if message.endswith(_LEFT_OUT_NOTICE)
+            )
             raise ConfigurationError(
                 f'judges="clients": clients {silent_ids} do not judge models. {reasons}'
             )
-        if support is not None and not support.all():
-            unjudged = []
-            for class_index, class_name in enumerate(self._data.class_names):
-                if support[class_index] == 0:
-                    unjudged.append(class_name)
+
+    def _check_all_classes_judged(self, support: Tensor) -> None:
+        class_names = self._data.class_names
+        unjudged = [name for name, count in zip(class_names, support) if count == 0]
+        if unjudged:
             raise ConfigurationError(
                 f'judges="clients": nobody can judge the classes {unjudged}: no client holds out {MIN_HELD_OUT} '
                 f"samples of one of them, or {MIN_HELD_OUT} of classes that it has fewer of. Let clients hold out "
@@ -330,13 +336,15 @@ class ClientJudges(VectorEvaluator):
             )
 
     @property
-    def predicts(self) -> bool:
+    def can_predict(self) -> bool:
         """Return whether the clients can predict the outputs of coalitions that were not trained."""
         # Clients have the private part of the run's model, not that of each coalition's.
         if self.space.private_names:
             return False
-        num_clients = len(self._held_out)
-        is_cheap = self.space.size <= MOST_KEPT and num_clients <= MAX_PREDICTED_PLAYERS
+        num_clients = len(self._held_out_counts)
+        is_cheap = (
+            self.space.size <= MAX_ENTRIES_TO_PREDICT and num_clients <= MAX_PREDICTED_PLAYERS
+        )
         return self._measure.by_class and is_cheap
 
     def predict(
@@ -348,8 +356,8 @@ class ClientJudges(VectorEvaluator):
         """Let clients predict all coalitions' outputs and score them. Return the utilities by interpolation and by an
         ensemble, ``[2^n, 2]`` or ``[2^n, 2, M]``.
         """
-        ask = partial(self._predicted, models.to(self._device), trained, weights)
-        answers = map_clients(self._clients, ask)
+        tensors = [models.to(self._device), trained, weights]
+        answers = map_clients(self._clients, partial(self._answer, judge_coalitions, tensors))
         counts_by_client: dict[int, Tensor] = {}
         for client, answer in zip(self._clients, answers):
             if answer is not None:
@@ -360,25 +368,13 @@ class ClientJudges(VectorEvaluator):
         num_samples = self._data.num_samples[list(counts_by_client)]
         utilities = []
         # Each client's counts are by interpolation first, then by an ensemble.
-        for predicted_counts in zip(*counts_by_client.values()):
-            hits, held_out = hits_by_class(predicted_counts, num_samples)
+        counts_by_method = zip(*counts_by_client.values())
+        for counts_of_clients in counts_by_method:
+            hits, held_out = hits_by_class(counts_of_clients, num_samples)
             scores = Scores({"correct": hits}, held_out)
             score = scores.value(self._measure.name)
             utilities.append(self._measure.utility(score))
         return torch.stack(utilities, 1)
-
-    def _predicted(
-        self,
-        models: Tensor,
-        trained: Tensor,
-        weights: Tensor,
-        client: Client,
-    ) -> Tensor | None:
-        try:
-            return client.ask(judge_coalitions, models, trained, weights).cpu()
-        except NoAnswer as reason:
-            warnings.warn(f"{reason} {_LEFT_OUT}", stacklevel=2)
-            return None
 
     def evaluate(
         self,
@@ -390,7 +386,7 @@ class ClientJudges(VectorEvaluator):
         for :meth:`predict`.
         """
         bytes_per_model = self.space.size * self.space.dtype.itemsize
-        chunk_size = max(1, MOST_BYTES // bytes_per_model)
+        chunk_size = max(1, MAX_BYTES_OF_MODELS // bytes_per_model)
         chunks_of_models: list[Tensor] = []
         chunks_of_answers: list[list[Tensor | None]] = []
         for first_row in range(0, max(count, 1), chunk_size):
@@ -402,7 +398,7 @@ class ClientJudges(VectorEvaluator):
             )
             for row, model in zip(rows, models):
                 build(row, model)
-            answers = map_clients(self._clients, partial(self._ask, models))
+            answers = map_clients(self._clients, partial(self._answer, self._question, [models]))
             chunks_of_models.append(models)
             chunks_of_answers.append(answers)
 
@@ -414,7 +410,7 @@ class ClientJudges(VectorEvaluator):
             raise NoAnswer("no client has judged the coalitions' models.")
 
         scores = self._scores()
-        if keep and self.predicts:
+        if keep and self.can_predict:
             return replace(scores, outputs=torch.cat(chunks_of_models).cpu())
         return scores
 
@@ -425,11 +421,14 @@ class ClientJudges(VectorEvaluator):
             chunks = [chunks[0], *(chunk[1:] for chunk in chunks[1:])]
         return torch.cat(chunks)
 
-    def _ask(self, models: Tensor, client: Client) -> Tensor | None:
+    def _answer(
+        self, question: Callable[..., Tensor], tensors: list[Tensor], client: Client
+    ) -> Tensor | None:
+        """Return a client's answer, or None, with a warning, if it gives none."""
         try:
-            return client.ask(self._judge, models).cpu()
+            return client.ask(question, *tensors).cpu()
         except NoAnswer as reason:
-            warnings.warn(f"{reason} {_LEFT_OUT}", stacklevel=2)
+            warnings.warn(f"{reason} {_LEFT_OUT_NOTICE}", stacklevel=2)
             return None
 
     def _scores(self) -> Scores:
@@ -438,21 +437,23 @@ class ClientJudges(VectorEvaluator):
         if self._measure.by_class:
             hits, held_out = hits_by_class(answers, self._data.num_samples[judges])
             scores = Scores({"correct": hits}, held_out)
+
+            # To compare the judges, each one's mean accuracy over its classes.
             counts = torch.stack(answers).double()  # [judges, 1 + K, M + 1], row 0: all samples
             accuracies = counts[:, 1:] / counts[:, :1]  # NaN where a judge has no samples
             opinions = accuracies.nanmean(-1)  # [judges, K]
         else:
-            opinions = torch.stack(answers)
-            num_samples = torch.minimum(self._held_out, self._data.num_samples)
+            opinions = torch.stack(answers)  # [judges, K]
+            num_samples = torch.minimum(self._held_out_counts, self._data.num_samples)
             weights = num_samples[judges].double()
             mean_utilities = (weights / weights.sum()) @ opinions  # [K]
-            # Clients report utilities: the measure's values, or their negatives, which this converts back.
+            # Utilities are the measure's values, or their negatives. The same function converts them back.
             values = self._measure.utility(mean_utilities)
             scores = Scores({self._measure.name: values})
 
         # A suspicious judge is reported. Its scores still count.
         for position in unlike_others(opinions):
-            self._note(judges[position], UNLIKE)
+            self._note_event(judges[position], UNLIKE_OTHERS_NOTE)
         return scores
 
 
@@ -460,9 +461,9 @@ def _question_arguments(measure: ModelScore) -> dict[str, Any]:
     """Return the arguments ``performance`` and ``mode`` with which clients are asked for a measure."""
     if measure.by_class:
         return {}
-    if measure.called:  # a name of flsv, which knows its mode
+    if measure.called:  # a name of flsv's, from which the client also knows the mode
         return {"performance": measure.called, "mode": None}
-    if isinstance(measure.of, str):
+    if isinstance(measure.of, str):  # the name of a logged value
         return {"performance": measure.of, "mode": measure.mode}
     # A metric, which cannot be sent to a site.
     return {"performance": ModelScore(measure.of, measure.mode)}

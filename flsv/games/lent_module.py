@@ -22,11 +22,12 @@ from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.object_states import ObjectState, VersionState, hidden_state_of, states_of
 from flsv.utilities.reachable import Part, walk
 
-#: Types of objects that a module only reads, or of which only some parts are states, see :func:`_reachable`.
-_CLOSED = (Dataset, DataLoader, L.LightningDataModule, L.Trainer)
-_CLOSED_DATA = (Dataset, DataLoader, FederatedData, L.Trainer, nn.Module)
+#: Types of objects that a walk from a module, or from a data module, does not enter: evaluating a model only reads
+#: them, or :func:`_reachable` lists their parts that are states.
+_NOT_ENTERED_TYPES = (Dataset, DataLoader, L.LightningDataModule, L.Trainer)
+_NOT_ENTERED_IN_DATA = (Dataset, DataLoader, FederatedData, L.Trainer, nn.Module)
 #: Number of entries from which a data module's tensor is data, which are not copied.
-_MANY = 1000
+_MAX_COPIED_ENTRIES = 1000
 
 
 class LentModule:
@@ -42,50 +43,51 @@ class LentModule:
         module: nn.Module,
         space: ParameterSpace | None = None,
     ) -> None:
-        self._gradients = []
+        # (parameter, requires_grad, gradient)
+        self._gradient_states = []
         for parameter in module.parameters():
-            self._gradients.append((parameter, parameter.requires_grad, parameter.grad))
+            self._gradient_states.append((parameter, parameter.requires_grad, parameter.grad))
         self._states: list[ObjectState] = []
         constant_ids = _constant_ids(module, space)
         for path, value in _reachable(module):
-            if not _is_only_compared(path, value, constant_ids):
+            if not _is_left_uncopied(path, value, constant_ids):
                 self._states.extend(states_of(value))
 
     def restore(self) -> None:
         """Set everything back to its state at construction."""
         for state in self._states:
             state.restore()
-        for parameter, requires_grad, gradient in self._gradients:
+        for parameter, requires_grad, gradient in self._gradient_states:
             parameter.requires_grad = requires_grad
             parameter.grad = gradient
 
 
 @contextmanager
-def scoring_tried(
+def refusing_lasting_changes(
     module: nn.Module,
     space: ParameterSpace | None = None,
-    asking: str = "a metric",
+    requester: str = "a metric",
 ) -> Iterator[None]:
     """Compare everything that scoring can change before and after the context, in which models are scored.
 
     Args:
         module: the module in which they are scored.
         space: the map between the module and vectors.
-        asking: name of what needs the scores, for messages.
+        requester: name of what needs the scores, for messages.
 
     Raises:
         ConfigurationError: something has changed, and was not restored. The message names it.
     """
-    states, not_compared = _compared_states(module, space)
-    if not_compared:
-        names = listed(not_compared)
+    states, uncomparable_paths = _compared_states(module, space)
+    if uncomparable_paths:
+        names = listed(uncomparable_paths)
         rank_zero_info(f"flsv: whether scoring changes {names} is unknown: it cannot be pickled.")
     yield
 
     changes = _changed_names(states)
     if changes:
         raise ConfigurationError(
-            f"{asking}: scoring a model changes {listed(changes)} of {type(module).__name__}, "
+            f"{requester}: scoring a model changes {listed(changes)} of {type(module).__name__}, "
             "which cannot be restored: the run would train otherwise because it is measured. Keep this state in an "
             "attribute that holds numbers, tensors, lists or random generators, or leave it alone in validation."
         )
@@ -98,27 +100,27 @@ def noted_changes(module: nn.Module, space: ParameterSpace | None = None) -> Ite
     Objects that cannot be compared are among them.
     """
     changes: list[str] = []
-    states, not_compared = _compared_states(module, space, closed=(Metric,))
+    states, uncomparable_paths = _compared_states(module, space, skipped_types=(Metric,))
     yield changes
-    changes += [*not_compared, *_changed_names(states)]
+    changes += [*uncomparable_paths, *_changed_names(states)]
 
 
 def _compared_states(
     module: nn.Module,
     space: ParameterSpace | None,
-    closed: tuple[type, ...] = (),
+    skipped_types: tuple[type, ...] = (),
 ) -> tuple[list[tuple[str, ObjectState]], list[str]]:
     """Return the states of everything that scoring can change, and names of what cannot be compared.
 
-    Objects of the types ``closed`` and their parts are left out.
+    Objects of the ``skipped_types`` and their parts are left out.
     """
     constant_ids = _constant_ids(module, space)
     states: list[tuple[str, ObjectState]] = []
-    not_compared = []
-    for path, value in _reachable(module, closed):
-        if isinstance(value, closed):
+    uncomparable_paths = []
+    for path, value in _reachable(module, skipped_types):
+        if isinstance(value, skipped_types):
             continue
-        if isinstance(value, Tensor) and _is_only_compared(path, value, constant_ids):
+        if isinstance(value, Tensor) and _is_left_uncopied(path, value, constant_ids):
             states.append((path, VersionState(value)))  # without a copy
             continue
         for state in states_of(value):  # those of an object's tensors, lists, and the like
@@ -126,11 +128,11 @@ def _compared_states(
         try:
             hidden_state = hidden_state_of(value)
         except Exception:  # whatever an object's own __reduce__ raises
-            not_compared.append(path.removeprefix("."))
+            uncomparable_paths.append(path.removeprefix("."))
         else:
             if hidden_state is not None:
                 states.append((path, hidden_state))
-    return states, not_compared
+    return states, uncomparable_paths
 
 
 def _changed_names(states: list[tuple[str, ObjectState]]) -> list[str]:
@@ -148,37 +150,38 @@ def _constant_ids(module: nn.Module, space: ParameterSpace | None) -> set[int]:
     return set(map(id, space.constants(module).values()))
 
 
-def _is_only_compared(path: str, value: Any, constant_ids: set[int]) -> bool:
+def _is_left_uncopied(path: str, value: Any, constant_ids: set[int]) -> bool:
     """Return whether a tensor is not copied: it is constant, a gradient, or data."""
     if not isinstance(value, Tensor):
         return False
     if path.startswith(".datamodule"):
-        return value.numel() > _MANY
+        return value.numel() > _MAX_COPIED_ENTRIES
     is_gradient = path.endswith(".grad")
     is_constant = id(value) in constant_ids
     return is_gradient or is_constant or is_lazy(value)
 
 
-def _reachable(module: nn.Module, closed: tuple[type, ...] = ()) -> Iterator[Part]:
+def _reachable(module: nn.Module, skipped_types: tuple[type, ...] = ()) -> Iterator[Part]:
     """Yield ``(path, object)`` of everything that evaluating a model can change.
 
-    Objects of the types ``closed`` are not entered.
+    Objects of the ``skipped_types`` are not entered, except in the data module.
     """
+    not_entered = (*_NOT_ENTERED_TYPES, *skipped_types)
     trainer = trainer_of(module)
     if trainer is None:
-        yield from walk(module, "module", closed=(*_CLOSED, *closed))
+        yield from walk(module, "module", closed=not_entered)
         return
 
     # The namespaces give paths their first names, such as "optimizers" and "datamodule".
-    run = SimpleNamespace(
+    run_root = SimpleNamespace(
         module=module,
         optimizers=trainer.optimizers,
         schedulers=trainer.lr_scheduler_configs,
         progress=progress_of(trainer),
     )
-    yield from walk(run, closed=(*_CLOSED, *closed))
-    data = SimpleNamespace(datamodule=getattr(trainer, "datamodule", None))
-    yield from walk(data, closed=_CLOSED_DATA)
+    yield from walk(run_root, closed=not_entered)
+    data_root = SimpleNamespace(datamodule=getattr(trainer, "datamodule", None))
+    yield from walk(data_root, closed=_NOT_ENTERED_IN_DATA)
 
 
 @contextmanager

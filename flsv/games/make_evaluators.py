@@ -19,7 +19,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
 #: The end of an error about a module whose outputs cannot be scored.
-BY_A_LOGGED_VALUE = (
+LOGGED_VALUE_ADVICE = (
     " Or measure by a value that validation_step logs, of any batches and outputs: performance='val_loss', mode='min' "
     "of a game; a loss is named by loss=... of GradientAgreement."
 )
@@ -72,7 +72,7 @@ def make_evaluators(
             evaluators[measure.evaluator_key] = ModelEvaluator(
                 trainer.lightning_module,
                 space,
-                _pairs(trainer, batches, name),
+                _inputs_and_labels(trainer, batches, name),
                 metric=measure.of,
                 context=trainer.strategy.precision_plugin.forward_context,
                 seed=seed,
@@ -93,13 +93,15 @@ def evaluator_on(
     """
     batches = store_batches(trainer, loader)
     if isinstance(evaluator, ModelEvaluator):
-        return evaluator.on(_pairs(trainer, batches, "what clients are asked for"), private)
+        return evaluator.on(
+            _inputs_and_labels(trainer, batches, "what clients are asked for"), private
+        )
     assert isinstance(evaluator, ValidatedModels)
     return evaluator.on(batches, private)
 
 
-def _pairs(
-    trainer: L.Trainer, loaders: list[StoredBatches], asking: str
+def _inputs_and_labels(
+    trainer: L.Trainer, loaders: list[StoredBatches], requester: str
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the loaders' batches as pairs ``(x, y)``, as the module gets them in validation."""
     try:
@@ -107,5 +109,5 @@ def _pairs(
             yield from on_device(trainer, loader, index)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"{asking}: a torchmetrics metric is given forward(x) and y. {error}"
+            f"{requester}: a torchmetrics metric is given forward(x) and y. {error}"
         ) from error

@@ -25,7 +25,7 @@ from flsv.games.lent_module import (
     module_device,
     named_dtypes,
     put_private,
-    scoring_tried,
+    refusing_lasting_changes,
 )
 from flsv.games.output_metric import (
     OutputForm,
@@ -56,9 +56,10 @@ Backend = Literal["auto", "vmap", "serial"]
 
 # Activations of larger batches pass 32 MB, beyond which the C library returns memory to the system after every layer:
 # LeNet5 takes twice as long on batches of 2,000. On batches of 25 it takes 1.2 times as long.
-_CPU_BATCH = 256
-#: Number and scale of the random models whose outputs show whether a module returns logits or probabilities.
-_DRAWS, _SCALE = 8, 3.0
+_CPU_BATCH_SIZE = 256
+#: Number and scale of the random models that show whether outputs are logits, and scales for fractions and bounds.
+_NUM_RANDOM_MODELS, _WEIGHT_SCALE = 8, 3.0
+_SMALL_WEIGHT_SCALE, _LARGE_WEIGHT_SCALE = 0.1 * _WEIGHT_SCALE, 10 * _WEIGHT_SCALE
 
 
 @checked
@@ -135,9 +136,9 @@ class ModelEvaluator(VectorEvaluator):
         self._module = module
         self._seed = seed
         self._context = context or nullcontext
-        self._asking = asking
-        self._private: Callable[[], Mapping[str, Tensor]] | None = None
-        self._dtypes = named_dtypes(module)
+        self._requester = asking
+        self._read_private: Callable[[], Mapping[str, Tensor]] | None = None
+        self._dtype_by_name = named_dtypes(module)
         self._read(batches)
 
         # One copy of the metric for each model of a chunk.
@@ -152,7 +153,7 @@ class ModelEvaluator(VectorEvaluator):
         if is_tried and not self._metrics and self.backend == "serial":
             self.form = OutputForm(classifies=True)  # a trial could find nothing else
         else:
-            self._check_runs(is_tried)
+            self._check_forward(is_tried)
 
     def _check_labels(self) -> None:
         """Check that the labels are of two classes if the metric compares classes."""
@@ -161,15 +162,15 @@ class ModelEvaluator(VectorEvaluator):
             if not isinstance(labels, Tensor) or labels.is_floating_point():
                 return  # the metric says what it takes
 
-        are_masks = labels_of_batches[0].ndim > 1
+        has_label_per_pixel = labels_of_batches[0].ndim > 1
         all_labels = torch.cat([labels.flatten() for labels in labels_of_batches])
-        for metric in self._metrics:
-            takes_masks = not isinstance(metric.metric, ClassScore)
-            if takes_masks or not are_masks:
-                check_two_classes(metric.metric, all_labels, self._asking)
+        for output_metric in self._metrics:
+            takes_pixel_labels = not isinstance(output_metric.metric, ClassScore)
+            if takes_pixel_labels or not has_label_per_pixel:
+                check_two_classes(output_metric.metric, all_labels, self._requester)
 
     def _read(self, batches: Iterable[Any]) -> None:
-        size = _CPU_BATCH if self.device.type == "cpu" else None
+        size = _CPU_BATCH_SIZE if self.device.type == "cpu" else None
         self._batches, self._support = read_batches(
             batches, self.device, num_classes=self.num_classes, size=size
         )
@@ -187,7 +188,7 @@ class ModelEvaluator(VectorEvaluator):
                 those of the original module.
         """
         evaluator = copy(self)
-        evaluator._private = private
+        evaluator._read_private = private
         if batches is not None:
             evaluator._read(batches)
             evaluator._check_labels()
@@ -205,37 +206,37 @@ class ModelEvaluator(VectorEvaluator):
             keep: whether the scores also hold the models' outputs, if :attr:`form` is not None.
         """
         sums = self._sums(count, keep)
-        with self._lent() as state:
+        with self._borrowed_module() as state:
             if self.backend == "serial":
-                self._score_one_by_one(state, build, count, sums)
+                for index in range(count):
+                    self._load(state, build, index)
+                    self._score(range(index, index + 1), self._loaded_outputs, sums)
             else:
                 self._load_private()
                 self._score_in_chunks(build, count, sums)
-        return sums.scores(self._support, bool(self._metrics))
+        return sums.scores(self._support, has_metric=bool(self._metrics))
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def live(self, module: nn.Module, keep: bool = False) -> Scores:
         """Compute the scores of the module as it is, see :meth:`VectorEvaluator.live`."""
         sums = self._sums(1, keep)
-        with self._lent():
+        with self._borrowed_module():
             self._score(range(1), self._loaded_outputs, sums)
-        return sums.scores(self._support, bool(self._metrics))
+        return sums.scores(self._support, has_metric=bool(self._metrics))
 
     def _sums(self, count: int, keep: bool = False) -> Sums:
         return Sums(
             count,
             self.num_classes,
-            batches=len(self._batches),
+            num_batches=len(self._batches),
             device=self.device,
-            form=self.form if keep else None,
+            output_form=self.form if keep else None,
         )
 
     @contextmanager
-    def _lent(self, *path: str) -> Iterator[LentModule]:
-        """Put the module into evaluation mode, yield a snapshot of its state, and restore it at the end. ``path``
-        selects the random numbers.
-        """
+    def _borrowed_module(self, *path: str) -> Iterator[LentModule]:
+        """Yield a snapshot of the module in evaluation mode, and restore it. ``path`` selects the random numbers."""
         with (
             evaluating(self._module),
             lent(self._module, self.space) as state,
@@ -247,13 +248,8 @@ class ModelEvaluator(VectorEvaluator):
 
     def _load_private(self) -> None:
         """Load the state-dict entries that vectors do not contain, if ``private`` was passed to :meth:`on`."""
-        if self._private is not None:
-            put_private(self._module, self.space, self._private())
-
-    def _score_one_by_one(self, state: LentModule, build: Build, count: int, sums: Sums) -> None:
-        for index in range(count):
-            self._load(state, build, index)
-            self._score(range(index, index + 1), self._loaded_outputs, sums)
+        if self._read_private is not None:
+            put_private(self._module, self.space, self._read_private())
 
     def _load(self, state: LentModule, build: Build, index: int) -> None:
         """Write model ``index`` into the module, and restore the module's other state."""
@@ -276,9 +272,7 @@ class ModelEvaluator(VectorEvaluator):
                 self.chunk = len(rows) // 2
 
     def _try_to_score(self, build: Build, rows: range, sums: Sums) -> bool:
-        """Score the models with the indices ``rows`` into ``sums``. Return False if two or more do not fit into
-        memory.
-        """
+        """Score the models ``rows`` into ``sums``. Return False if two or more do not fit into memory."""
         try:
             outputs_of_models = self._stacked_outputs(build, rows)
             self._score(rows, outputs_of_models, sums)
@@ -299,7 +293,8 @@ class ModelEvaluator(VectorEvaluator):
         assert self.form is not None
         cpu = torch.device("cpu")
         num_models = len(outputs)
-        sums = Sums(num_models, self.num_classes, batches=len(self._batches), device=cpu)
+        num_batches = len(self._batches)
+        sums = Sums(num_models, self.num_classes, num_batches=num_batches, device=cpu)
         labels_of_batches = [labels.cpu() for _, labels in self._batches]
         batch_sizes = [len(labels) for labels in labels_of_batches]
         outputs_of_batches = outputs.split(batch_sizes, dim=1)  # [c, B, ...] each
@@ -315,9 +310,10 @@ class ModelEvaluator(VectorEvaluator):
             for row in range(num_models):
                 metric = self._metrics[0].clone(cpu)
                 for batch_outputs, labels in zip(outputs_of_batches, labels_of_batches):
-                    metric.update(self.form.outputs(batch_outputs[row]), labels)
+                    model_outputs = self.form.outputs(batch_outputs[row])
+                    metric.update(model_outputs, labels)
                 sums.metric[row] = metric.value()
-        return sums.scores(self._support, bool(self._metrics))
+        return sums.scores(self._support, has_metric=bool(self._metrics))
 
     def metric_of_outputs(self, outputs: Tensor, labels: Tensor) -> float:
         """Compute the metric of one model's ``outputs [V, ...]``, in the form :attr:`form`, for V labels."""
@@ -393,14 +389,11 @@ class ModelEvaluator(VectorEvaluator):
     @torch.inference_mode(False)
     @torch.no_grad()
     def check_logits(self, asking: str) -> None:
-        """Raise ConfigurationError if a classifier's outputs are probabilities, whose cross-entropy says little.
-
-        ``asking`` is the name of what needs the loss.
-        """
-        first_inputs, _ = self._batches[0]
-        with self._lent("utility") as state:
-            outputs_of_models = list(self._outputs_of_random_models(state, first_inputs, _SCALE))
-        if all(are_probabilities(outputs) for outputs in outputs_of_models):
+        """Raise ConfigurationError if a classifier's outputs are probabilities. ``asking`` is what needs the loss."""
+        x, _ = self._batches[0]
+        with self._borrowed_module("utility") as state:
+            outputs_of_models = list(self._outputs_of_random_models(state, x, _WEIGHT_SCALE))
+        if all(map(are_probabilities, outputs_of_models)):
             raise ConfigurationError(
                 f"{asking}: {type(self._module).__name__}.forward gives probabilities, and negative_loss is the "
                 "cross-entropy of logits. Leave the softmax to the loss, or name a loss that validation logs."
@@ -416,10 +409,10 @@ class ModelEvaluator(VectorEvaluator):
         shape = len(rows), self.space.size
         vectors = torch.empty(shape, dtype=self.space.dtype, device=self.device)
         for row, index in enumerate(rows):
-            build(index, vectors[row])
+            build(index, vectors[row])  # writes into the row
         stacked_state = {}  # [c, ...] by name
         for name, tensor in self.space.unflatten(vectors).items():
-            stacked_state[name] = tensor.to(self._dtypes[name])
+            stacked_state[name] = tensor.to(self._dtype_by_name[name])
 
         def outputs_of_models(x: Any) -> Tensor:
             def outputs_of_model(state: dict[str, Tensor]) -> Any:
@@ -457,8 +450,8 @@ class ModelEvaluator(VectorEvaluator):
                 losses[:, position] = batch_losses
             for metric, model_outputs in zip(metrics, batch_outputs):
                 metric.update(model_outputs, y)
-            if sums.form is not None:
-                logits = sums.form.logits(batch_outputs, y)
+            if sums.output_form is not None:
+                logits = sums.output_form.logits(batch_outputs, y)
                 predicted_from.append(logits.float().cpu())
 
         if predicted_from:
@@ -466,14 +459,14 @@ class ModelEvaluator(VectorEvaluator):
         for metric, row in zip(metrics, rows):
             sums.metric[row] = metric.value()
 
-    def _check_runs(self, is_tried: bool) -> None:
+    def _check_forward(self, is_tried: bool) -> None:
         """Run a forward pass, and the metric on all batches, to find errors early."""
         change_check: AbstractContextManager[None] = nullcontext()
         if not is_tried:
-            change_check = scoring_tried(self._module, self.space, self._asking)
+            change_check = refusing_lasting_changes(self._module, self.space, self._requester)
         try:
             with change_check:
-                self._find_form_by_trial()
+                self._try_forward()
         except Exception as error:
             if isinstance(error, ConfigurationError) or is_oom_error(error):
                 raise
@@ -482,12 +475,12 @@ class ModelEvaluator(VectorEvaluator):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _find_form_by_trial(self) -> None:
+    def _try_forward(self) -> None:
         # Sets the form of the outputs, whether a metric gets probabilities, and the backend, if vmap fails.
         x, y = self._batches[0]
         current_model = self.space.read(self._module)
         build = row_builder(current_model[None])
-        with self._lent("utility") as state:
+        with self._borrowed_module("utility") as state:
             if self.num_classes is not None:
                 if isinstance(x, Tensor):  # one sample is enough
                     x = x[:1]
@@ -495,22 +488,27 @@ class ModelEvaluator(VectorEvaluator):
                 with self._context():
                     checked_logits(self._module(x), y, self.num_classes)
                 self.form = OutputForm(classifies=True)
-            for metric in self._metrics:
-                gives_logits = self._gives_logits(state, x)
-                metric.gives_logits = wants_probabilities(metric.metric) and gives_logits
-                self._load(state, build, 0)
-                self._set_form(metric.metric, gives_logits)
-                if self.form is not None and not self.form.classifies:
-                    bounded = self._has_bound(state, x)
-                    small_outputs = self._outputs_of_random_models(state, x, 0.1 * _SCALE)
-                    self.form = self.form.in_range(bounded, small_outputs)
+            for output_metric in self._metrics:
+                self._find_form(output_metric, state, build, x)
             if self.backend == "vmap":
                 self._try_vmap(build, x)
 
+    def _find_form(
+        self, output_metric: OutputMetric, state: LentModule, build: Build, x: Any
+    ) -> None:
+        metric = output_metric.metric
+        gives_logits = self._gives_logits(state, x)
+        output_metric.converts_logits = wants_probabilities(metric) and gives_logits
+        self._load(state, build, 0)
+        self._set_form(metric, gives_logits)
+        # Class numbers are no form: between two of them lies another class.
+        if self.form is not None and not self.form.classifies:
+            is_bounded = self._has_bound(state, x)
+            small_outputs = self._outputs_of_random_models(state, x, _SMALL_WEIGHT_SCALE)
+            self.form = self.form.if_fractional(is_bounded, small_outputs)
+
     def _set_form(self, metric: Metric, gives_logits: bool) -> None:
-        """Score the loaded model, and set :attr:`form` if the outputs of all batches are numbers of one shape a sample.
-        Class numbers are no form: between two of them lies another class.
-        """
+        """Score the loaded model. Set :attr:`form` if all batches' outputs are numbers of one shape a sample."""
         batch_shapes: list[Any] = []  # [B, ...] of each batch, None if its outputs are no numbers
 
         def outputs_with_recorded_shape(x: Any) -> Any:
@@ -519,24 +517,25 @@ class ModelEvaluator(VectorEvaluator):
             batch_shapes.append(outputs.shape[1:] if is_number else None)
             return outputs
 
-        self._score(range(1), outputs_with_recorded_shape, self._sums(1))  # only for the shapes
+        # Not for the scores, but for the shapes, and to find errors of the metric on all batches.
+        self._score(range(1), outputs_with_recorded_shape, self._sums(1))
 
         first_shape = batch_shapes[0]
         for batch_shape, (_, labels) in zip(batch_shapes, self._batches):
             if batch_shape is None or not isinstance(labels, Tensor):
                 return
-            has_output_of_each_label = len(labels) == batch_shape[0]
-            has_first_shape = batch_shape[1:] == first_shape[1:]
-            if not has_output_of_each_label or not has_first_shape:
+            has_output_per_label = len(labels) == batch_shape[0]
+            has_first_sample_shape = batch_shape[1:] == first_shape[1:]
+            if not has_output_per_label or not has_first_sample_shape:
                 return
-        _, first_labels = self._batches[0]
-        self.form = OutputForm.of(metric, first_shape, first_labels, gives_logits=gives_logits)
+        _, y = self._batches[0]
+        self.form = OutputForm.for_metric(metric, first_shape, y, gives_logits=gives_logits)
 
     def _try_vmap(self, build: Build, x: Any) -> None:
         try:
             with self._context():
-                outputs_of_models = self._stacked_outputs(build, range(1))
-                outputs_of_models(x)
+                outputs_of_one_model = self._stacked_outputs(build, range(1))
+                outputs_of_one_model(x)
         except Exception as error:
             if is_oom_error(error):
                 raise
@@ -549,8 +548,8 @@ class ModelEvaluator(VectorEvaluator):
 
     def _has_bound(self, state: LentModule, x: Any) -> bool:
         """Return whether no output passes some bound, however large the parameters are."""
-        lowest, highest = self._range_of_outputs(state, x, _SCALE)
-        lowest_of_larger, highest_of_larger = self._range_of_outputs(state, x, 10 * _SCALE)
+        lowest, highest = self._range_of_outputs(state, x, _WEIGHT_SCALE)
+        lowest_of_larger, highest_of_larger = self._range_of_outputs(state, x, _LARGE_WEIGHT_SCALE)
         if _is_below(lowest, lowest_of_larger):
             return True
         return _is_below(-highest, -highest_of_larger)
@@ -568,7 +567,7 @@ class ModelEvaluator(VectorEvaluator):
 
     def _gives_logits(self, state: LentModule, x: Any) -> bool:
         """Return whether the module's outputs are logits: with random parameters a number is outside [0, 1]."""
-        batches_of_outputs = self._outputs_of_random_models(state, x, _SCALE)
+        batches_of_outputs = self._outputs_of_random_models(state, x, _WEIGHT_SCALE)
         return any(map(beyond_probabilities, batches_of_outputs))
 
     def _outputs_of_random_models(
@@ -578,16 +577,16 @@ class ModelEvaluator(VectorEvaluator):
         scale: float,
     ) -> Iterator[Any]:
         """Yield outputs of models whose parameters are normal random numbers of the standard deviation ``scale``."""
-        current_vector = self.space.read(self._module)  # whose buffers stay
+        current_vector = self.space.read(self._module)
         num_parameters = self.space.num_parameters
         generator = torch.Generator().manual_seed(0)
 
         def write_random_model(_: int, out: Tensor) -> None:
-            out.copy_(current_vector)
+            out.copy_(current_vector)  # its buffers stay
             parameters = scale * torch.randn(num_parameters, generator=generator)
             out[:num_parameters] = parameters.to(out)
 
-        for index in range(_DRAWS):
+        for index in range(_NUM_RANDOM_MODELS):
             self._load(state, write_random_model, index)
             with self._context():
                 outputs = self._module(x)

@@ -20,7 +20,7 @@ from torchmetrics.classification import (
     MulticlassStatScores,
 )
 
-from flsv.games.validation_batches import kind_of
+from flsv.games.validation_batches import description_of
 from flsv.games.vector_evaluator import loss_dtype
 from flsv.scores.class_scores import ClassScore, class_1_probabilities
 from flsv.scores.likelihood import MeanLogLikelihood
@@ -28,11 +28,13 @@ from flsv.utilities.errors import ConfigurationError
 
 _CLASSIFICATION_MODULE = "torchmetrics.classification"
 #: Names of torchmetrics metrics that compare classes: of one class they are 0 or NaN.
-_COMPARES_CLASSES = re.compile(
+_CLASS_COMPARING_NAMES = re.compile(
     "AUROC|LogAUC|ROC|AveragePrecision|PrecisionRecallCurve|At[FS]|EER|MatthewsCorrCoef|CohenKappa"
 )
+#: The distance of neighbouring numbers of a type, up to which they can show that outputs have fractions.
+_LARGEST_STEP = 0.125
 #: The least probability whose logarithm is taken.
-TINY = 1e-6
+MIN_PROBABILITY = 1e-6
 
 
 class OutputMetric:
@@ -46,15 +48,16 @@ class OutputMetric:
     def __init__(
         self,
         metric: Metric,
-        asking: str,
+        requester: str,
         device: torch.device,
-        gives_logits: bool = False,
+        # Whether the outputs are logits, which the metric gets as probabilities.
+        converts_logits: bool = False,
     ) -> None:
         self.metric = metric.clone().to(device)
         self.metric.sync_on_compute = False  # evaluated in this process only
         self.metric.reset()
-        self.gives_logits = gives_logits
-        self._asking = asking
+        self.converts_logits = converts_logits
+        self._requester = requester
         self._device = device
         self._last_batch = ""
 
@@ -62,14 +65,14 @@ class OutputMetric:
         """Return a copy that has seen no batch, on the same or another device."""
         return OutputMetric(
             self.metric,
-            self._asking,
-            device or self._device,
-            gives_logits=self.gives_logits,
+            requester=self._requester,
+            device=device or self._device,
+            converts_logits=self.converts_logits,
         )
 
     def update(self, outputs: Any, y: Any) -> None:
         """Add a batch, with half-precision outputs in single precision and a last dimension of 1 dropped."""
-        self._last_batch = f"{kind_of(outputs)}, with y {kind_of(y)}"
+        self._last_batch = f"{description_of(outputs)}, with y {description_of(y)}"
         if isinstance(outputs, Tensor) and isinstance(y, Tensor):
             if outputs.dtype in (torch.bfloat16, torch.float16):
                 outputs = outputs.float()
@@ -78,9 +81,9 @@ class OutputMetric:
                 outputs = outputs.squeeze(-1)
             elif y.shape == (*outputs.shape, 1):
                 y = y.squeeze(-1)
-            if self.gives_logits:
+            if self.converts_logits:
                 outputs = _probabilities(self.metric, outputs, y)
-            if _kind(self.metric) == "Binary":
+            if _task_of(self.metric) == "Binary":
                 outputs = class_1_probabilities(outputs, y)
         try:
             self.metric.update(outputs, y)
@@ -106,7 +109,7 @@ class OutputMetric:
 
     def _refused(self, error: Exception) -> ConfigurationError:
         return ConfigurationError(
-            f"{self._asking}: {type(self.metric).__name__} does not take what forward gives, {self._last_batch}: "
+            f"{self._requester}: {type(self.metric).__name__} does not take what forward gives, {self._last_batch}: "
             f"{error} Log the value in validation_step, and give its name as performance."
         )
 
@@ -118,15 +121,15 @@ class OutputForm:
     # A regression's outputs stay as they are.
     classifies: bool
     # Whether a sample has one number, for the positive class.
-    single: bool = False
+    has_one_output: bool = False
     gives_logits: bool = True
     # Whether outputs are log-probabilities of the labels. The classes are then "another" and "the label".
-    of_labels: bool = False
+    are_label_likelihoods: bool = False
     # Whether a regression's outputs have a bound, as rates and shares have, which no prediction may pass.
-    bounded: bool = False
+    is_bounded: bool = False
 
     @staticmethod
-    def of(
+    def for_metric(
         metric: Metric,
         shape: tuple[int, ...],
         y: Tensor,
@@ -134,55 +137,57 @@ class OutputForm:
     ) -> OutputForm:
         """Find the form of a batch's outputs of the shape ``[B, ...]``."""
         if isinstance(metric, MeanLogLikelihood):
-            return OutputForm(classifies=True, of_labels=True)
-        shapes_of_single_outputs = (y.shape, (*y.shape, 1))
+            return OutputForm(classifies=True, are_label_likelihoods=True)
+        shapes_of_one_output = (y.shape, (*y.shape, 1))
         return OutputForm(
-            classifies=_kind(metric) is not None,
-            single=shape in shapes_of_single_outputs,
+            classifies=_task_of(metric) is not None,
+            has_one_output=shape in shapes_of_one_output,
             gives_logits=gives_logits,
         )
 
-    def in_range(self, bounded: bool, examples: Iterable[Tensor]) -> OutputForm | None:
+    def if_fractional(self, is_bounded: bool, examples: Iterable[Tensor]) -> OutputForm | None:
         """Return this form with its bound. None if all ``examples`` are whole numbers: predictions lie between."""
         numbers = torch.cat([outputs.flatten() for outputs in examples])
-        # Of larger numbers the type has hardly any fractions, float32 from 2^20 on.
-        largest = 0.125 / torch.finfo(numbers.dtype).eps
-        small_numbers = numbers[numbers.abs() < largest]
+        # From here on numbers of this type are whole or have few fractions, so that whole ones say nothing: eps is the
+        # distance of numbers at 1. In float32 the limit is 2^20.
+        limit = _LARGEST_STEP / torch.finfo(numbers.dtype).eps
+        small_numbers = numbers[numbers.abs() < limit]
         are_whole = len(small_numbers) > 0 and torch.equal(small_numbers, small_numbers.round())
-        if are_whole:
+        if are_whole:  # the outputs are class numbers
             return None
-        return replace(self, bounded=bounded)
+        return replace(self, is_bounded=is_bounded)
 
     def logits(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Convert outputs ``[c, B, ...]`` of c models to this form."""
+        # Outputs are [c, B] or [c, B, 1] with one number for a sample, else [c, B, M, ...] for M classes.
         if outputs.shape[1:] == (*y.shape, 1):
             outputs = outputs.squeeze(-1)
         if not self.classifies:
             return outputs
-        if self.of_labels:  # log-likelihoods of the labels
-            log_p = outputs.float().clamp(max=-TINY)
+        if self.are_label_likelihoods:
+            log_p = outputs.float().clamp(max=-MIN_PROBABILITY)
             log_1_minus_p = (-log_p.expm1()).log()
-            return torch.stack([log_1_minus_p, log_p], -1)
-        if self.single:
+            return torch.stack([log_1_minus_p, log_p], -1)  # [c, B, 2]
+        if self.has_one_output:
             if not self.gives_logits:
-                outputs = outputs.logit(TINY)
+                outputs = outputs.logit(eps=MIN_PROBABILITY)
             return torch.stack([torch.zeros_like(outputs), outputs], -1)  # [c, B, 2]
         if not self.gives_logits:
-            outputs = outputs.clamp_min(TINY).log()
-        return outputs.movedim(2, -1)  # from [c, B, M, ...]
+            outputs = outputs.clamp_min(MIN_PROBABILITY).log()
+        return outputs.movedim(2, -1)  # [c, B, ..., M]
 
     def outputs(self, logits: Tensor) -> Tensor:
-        """Convert one model's predicted logits ``[B, ...]`` back to outputs."""
+        """Convert one model's predicted logits ``[B, ..., M]`` back to outputs."""
         if not self.classifies:
             return logits
-        if self.of_labels:
+        if self.are_label_likelihoods:  # of [another label, the label]
             return logits.log_softmax(-1)[..., 1]
-        if self.single:
+        if self.has_one_output:  # [class 0, class 1] becomes one number
             log_odds = logits[..., 1] - logits[..., 0]
             return log_odds if self.gives_logits else log_odds.sigmoid()
         if not self.gives_logits:
             logits = logits.softmax(-1)
-        return logits.movedim(-1, 1)
+        return logits.movedim(-1, 1)  # [B, M, ...]
 
 
 def wants_probabilities(metric: Metric) -> bool:
@@ -190,7 +195,7 @@ def wants_probabilities(metric: Metric) -> bool:
     compares_largest_outputs = isinstance(
         metric, MulticlassStatScores | MulticlassConfusionMatrix | MulticlassExactMatch
     )
-    return _kind(metric) is not None and not compares_largest_outputs
+    return _task_of(metric) is not None and not compares_largest_outputs
 
 
 def scores_class_1(metric: Metric) -> bool:
@@ -203,15 +208,15 @@ def scores_class_1(metric: Metric) -> bool:
     if isinstance(metric, ClassScore):
         return metric.name != "auroc"
     symmetric = ("BinaryAUROC", "BinaryAccuracy")
-    return _kind(metric) == "Binary" and type(metric).__name__ not in symmetric
+    return _task_of(metric) == "Binary" and type(metric).__name__ not in symmetric
 
 
 def needs_two_classes(metric: Any) -> bool:
     """Return whether a metric compares classes, so that it is undefined for labels of one class."""
     if isinstance(metric, ClassScore):
         return True
-    is_of_classes = isinstance(metric, Metric) and _kind(metric) in ("Binary", "Multiclass")
-    return is_of_classes and _COMPARES_CLASSES.search(type(metric).__name__) is not None
+    is_of_classes = isinstance(metric, Metric) and _task_of(metric) in ("Binary", "Multiclass")
+    return is_of_classes and _CLASS_COMPARING_NAMES.search(type(metric).__name__) is not None
 
 
 def check_two_classes(metric: Any, labels: Tensor, owner: str) -> None:
@@ -244,27 +249,29 @@ def are_probabilities(outputs: Tensor) -> bool:
     return not beyond_probabilities(outputs) and bool(are_one.all())
 
 
-def _kind(metric: Metric) -> str | None:
-    """Return a metric's kind: "Binary", "Multilabel", "Multiclass", "Classes" (a :class:`ClassScore`), or None."""
+def _task_of(metric: Metric) -> str | None:
+    """Return a metric's task: "Binary", "Multilabel", "Multiclass", "Classes" (a :class:`ClassScore`), or None."""
     if isinstance(metric, ClassScore):
         return "Classes"
     metric_class = type(metric)
     if not metric_class.__module__.startswith(_CLASSIFICATION_MODULE):
         return None
-    for kind in ("Binary", "Multilabel", "Multiclass"):
-        if metric_class.__name__.startswith(kind):
-            return kind
+    for task in ("Binary", "Multilabel", "Multiclass"):
+        if metric_class.__name__.startswith(task):
+            return task
     return None
 
 
 def _probabilities(metric: Metric, logits: Tensor, y: Tensor) -> Tensor:
-    kind = _kind(metric)
-    if not logits.is_floating_point() or kind is None:
+    task = _task_of(metric)
+    if not logits.is_floating_point() or task is None:
         return logits
     has_class_columns = logits.ndim == y.ndim + 1
-    if kind == "Multiclass":
-        return logits.softmax(1) if has_class_columns else logits  # else these are class numbers
-    if kind == "Multilabel" or not has_class_columns:
+    if task == "Multiclass":
+        if not has_class_columns:
+            return logits  # class numbers
+        return logits.softmax(1)
+    if task == "Multilabel" or not has_class_columns:
         return logits.sigmoid()
     # In float64, probabilities close to 1 stay distinct, which metrics of rankings need.
     return logits.to(loss_dtype(logits.device)).softmax(1)

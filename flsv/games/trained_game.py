@@ -32,13 +32,14 @@ class OutputScore:
 
     # From outputs [c, V, ...] to utilities [c] or [c, M].
     score: Callable[[Tensor], Tensor]
+    # Whether the outputs are logits.
     logits: bool
     # The clients, if they predict and score. Models [T, P] then take the outputs' place.
     judges: ClientJudges | None = None
     # Whether predicted outputs stay between those of the trained coalitions.
-    bounded: bool = False
-    # Its scores case by case. None: they are not known.
-    cases: CaseScores | None = None
+    is_bounded: bool = False
+    # The performance measure case by case. None: it is not known.
+    scores_by_case: CaseScores | None = None
 
     def shapley(
         self,
@@ -49,12 +50,10 @@ class OutputScore:
     ) -> PredictedValues:
         """Compute Shapley values, with the arguments of :func:`flsv.functional.predicted_shapley`."""
         if self.judges is None:
-            score: Callable[[Tensor], Tensor]
-            if self.bounded:
+            score = self.score
+            if self.is_bounded:
                 has_members = trained.any(1)
                 score = partial(self._score_within, outputs[has_members])
-            else:
-                score = self.score
             return predicted_shapley(
                 trained,
                 utilities,
@@ -88,16 +87,16 @@ class OutputScore:
         """Compute the covariance ``[n, n]`` of values between draws of as many validation samples, from outputs
         ``[s, T, V, ...]`` of s seeds. None if it is not known.
         """
-        if self.cases is None:
+        if self.scores_by_case is None:
             return None
-        return self.cases.covariance(
-            trained, outputs, weights, logits=self.logits, bounded=self.bounded
+        return self.scores_by_case.covariance(
+            trained, outputs, weights, logits=self.logits, bounded=self.is_bounded
         )
 
     @staticmethod
-    def of(evaluator: Any, measure: Measure) -> OutputScore | None:
+    def for_evaluator(evaluator: Any, measure: Measure) -> OutputScore | None:
         """Return the score of the outputs that ``evaluator`` keeps, by ``measure``. None if it keeps no outputs."""
-        if isinstance(evaluator, ClientJudges) and evaluator.predicts:
+        if isinstance(evaluator, ClientJudges) and evaluator.can_predict:
             # The judges predict outputs at the clients, so that what they return are scores already.
             return OutputScore(lambda scores: scores, logits=True, judges=evaluator)
         if not isinstance(evaluator, ModelEvaluator) or evaluator.form is None:
@@ -109,11 +108,15 @@ class OutputScore:
             scores = evaluator.score_outputs(outputs, losses=needs_losses)
             return utility_of(scores, measure)
 
-        cases = None
+        scores_by_case = None
         if isinstance(measure, str | ModelScore):
-            cases = case_scores(evaluator, measure)
-        form = evaluator.form
-        return OutputScore(score, form.classifies, bounded=form.bounded, cases=cases)
+            scores_by_case = case_scores(evaluator, measure)
+        return OutputScore(
+            score,
+            logits=evaluator.form.classifies,
+            is_bounded=evaluator.form.is_bounded,
+            scores_by_case=scores_by_case,
+        )
 
 
 class TrainedGame:
@@ -125,42 +128,42 @@ class TrainedGame:
         evaluator: Any,
         measure: str | ModelScore,
     ) -> None:
-        self._trained = trained
+        self._coalitions = trained
         self._evaluator = evaluator
         self._measure = measure
-        self.output_score = OutputScore.of(evaluator, measure)
+        self.output_score = OutputScore.for_evaluator(evaluator, measure)
         # [K, V, ...], of the last call's coalitions.
         self.outputs: Tensor | None = None
 
     @property
     def weights(self) -> Tensor | None:
         """The clients' weights ``[n]`` in the federation's average."""
-        return self._trained.weights
+        return self._coalitions.weights
 
     def __call__(self, masks: Tensor) -> Tensor:
         """Return coalitions' utilities, ``[J]`` or ``[J, M]``. NaN for the full coalition if it is scored later."""
-        if self._trained.before is not None and not self._evaluator.asks_clients:
-            untrained_scores = self._trained.before(self._measure)
+        score_before_training = self._coalitions.before
+        if score_before_training is not None and not self._evaluator.asks_clients:
+            # The empty coalition has been scored. The full one is scored at the end of the round.
+            untrained_scores = score_before_training(self._measure)
             if self.output_score is not None:
-                self.outputs = _followed_by_nan(untrained_scores.outputs)
-            return _followed_by_nan(utility_of(untrained_scores, self._measure))
+                self.outputs = _with_nan_row(untrained_scores.outputs)
+            return _with_nan_row(utility_of(untrained_scores, self._measure))
 
-        build = self._trained.builder(masks)
-        if self.output_score is None:
-            scores = self._evaluator.evaluate(build, len(masks))
-        else:
-            scores = self._evaluator.evaluate(build, len(masks), keep=True)
+        build = self._coalitions.builder(masks)
+        keeps_outputs = self.output_score is not None
+        scores = self._evaluator.evaluate(build, len(masks), keep=keeps_outputs)
         self.outputs = scores.outputs
         return utility_of(scores, self._measure)
 
 
-def _followed_by_nan(empty_coalition: Tensor) -> Tensor:
-    """Append NaN, for the full coalition, to what is known of the empty one."""
-    return torch.cat([empty_coalition, torch.full_like(empty_coalition, torch.nan)])
+def _with_nan_row(row_of_empty: Tensor) -> Tensor:
+    """Append NaN, for the full coalition, to the row of the empty one."""
+    return torch.cat([row_of_empty, torch.full_like(row_of_empty, torch.nan)])
 
 
 #: The number of untrained models that are evaluated.
-UNTRAINED = 8
+NUM_UNTRAINED_MODELS = 8
 
 
 def untrained_models(

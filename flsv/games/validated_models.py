@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from flsv._lightning.evaluation import StoredBatches, ValidationRun, logged_number
 from flsv._lightning.rounding import rounding_of
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.lent_module import lent, put_private, scoring_tried
+from flsv.games.lent_module import lent, put_private, refusing_lasting_changes
 from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
 from flsv.utilities.errors import ConfigurationError, nearest
 from flsv.utilities.seeding import isolated_rngs
@@ -57,13 +57,13 @@ class ValidatedModels(VectorEvaluator):
         seed: int = 0,
     ) -> None:
         self.space = space
-        self._names = list(dict.fromkeys(names))
-        self._derived = derived
-        self._asking = asking or {}
+        self._value_names = list(dict.fromkeys(names))
+        self._names_with_gradient = derived
+        self._requesters = asking or {}
         self._trainer = trainer
         self._loaders = loaders
         self._seed = seed
-        self._private: Callable[[], Mapping[str, Tensor]] = dict
+        self._read_private: Callable[[], Mapping[str, Tensor]] = dict
 
     def on(
         self,
@@ -79,7 +79,7 @@ class ValidatedModels(VectorEvaluator):
         """
         evaluator = copy(self)
         evaluator._loaders = loaders
-        evaluator._private = private or dict
+        evaluator._read_private = private or dict
         return evaluator
 
     @torch.no_grad()
@@ -95,16 +95,16 @@ class ValidatedModels(VectorEvaluator):
             build: ``build(i, out)`` writes model i's vector into ``out [P]``.
             count: K, the number of models.
         """
-        values_by_name: dict[str, list[float]] = {name: [] for name in self._names}
+        values_by_name: dict[str, list[float]] = {name: [] for name in self._value_names}
         vector = torch.empty(
             self.space.size, dtype=self.space.dtype, device=self._trainer.strategy.root_device
         )
         for index in range(count):
             build(index, vector)
             with self._validation(vector) as run:
-                numbers = self._numbers(run.logged())
+                named_values = self._named_values(run.logged())
             for name, values in values_by_name.items():
-                values.append(numbers[name])
+                values.append(named_values[name])
 
         scores = {}
         for name, values in values_by_name.items():
@@ -122,9 +122,8 @@ class ValidatedModels(VectorEvaluator):
             logged_values = run.logged()
 
         scores = {}
-        numbers = self._numbers(logged_values)
-        for name, number in numbers.items():
-            scores[name] = torch.tensor([number]).double()
+        for name, value in self._named_values(logged_values).items():
+            scores[name] = torch.tensor([value]).double()
         return Scores(scores)
 
     def logged(self) -> list[str]:
@@ -155,10 +154,10 @@ class ValidatedModels(VectorEvaluator):
         """
         module = self._trainer.lightning_module
         vector = self.space.read(module)
-        metric_names = ", ".join(dict.fromkeys(self._asking.values()))  # each once
-        with scoring_tried(module, self.space, metric_names or "a utility"):
+        requesters = ", ".join(dict.fromkeys(self._requesters.values()))  # each once
+        with refusing_lasting_changes(module, self.space, requesters or "a utility"):
             scores = self(vector[None])
-        for name in self._derived:
+        for name in self._names_with_gradient:
             logged_value = float(scores.value(name))
             self._check_gradient(name, vector, logged_value)
 
@@ -174,20 +173,20 @@ class ValidatedModels(VectorEvaluator):
         ):
             if vector is not None:
                 self.space.write(module, vector)
-                put_private(module, self.space, self._private())
+                put_private(module, self.space, self._read_private())
             yield ValidationRun(self._trainer, module, self._loaders)
 
-    def _numbers(self, logged: Mapping[str, Any]) -> dict[str, float]:
-        for name in self._names:
-            if name not in logged:
-                asking = self._asking.get(name, "a utility")
+    def _named_values(self, logged_values: Mapping[str, Any]) -> dict[str, float]:
+        for name in self._value_names:
+            if name not in logged_values:
+                requester = self._requesters.get(name, "a utility")
                 module_name = type(self._trainer.lightning_module).__name__
                 raise ConfigurationError(
-                    f"{asking}: {module_name} logs no {name!r} when it validates.{nearest(name, logged)} It logs "
-                    f"{sorted(logged)}. Name one of those, or log it in validation_step: self.log({name!r}, value). "
-                    "What callbacks log does not count."
+                    f"{requester}: {module_name} logs no {name!r} when it validates.{nearest(name, logged_values)} It "
+                    f"logs {sorted(logged_values)}. Name one of those, or log it in validation_step: self.log("
+                    f"{name!r}, value). What callbacks log does not count."
                 )
-        return {name: logged_number(name, logged) for name in self._names}
+        return {name: logged_number(name, logged_values) for name in self._value_names}
 
     def _derive(self, vector: Tensor, name: str) -> tuple[Tensor, Tensor]:
         """Return the value that ``validation_step`` logs under ``name``, and its gradient ``[P']``."""
@@ -199,18 +198,18 @@ class ValidatedModels(VectorEvaluator):
         # Closed, or an error would leave its contexts entered.
         with self._validation(vector) as run, closing(run.steps()) as steps:
             parameters = self._trainable_parameters(run.module)
-            for arguments, loader in steps:
+            for arguments, loader_index in steps:
                 with torch.enable_grad():
                     logged_values = []
-                    for value, weight in _values_of_step(run.module, name, arguments, loader):
+                    for value, weight in _values_of_step(run.module, name, arguments, loader_index):
                         logged_values.append((torch.as_tensor(value).sum(), weight))
 
                 for value, weight in logged_values:
                     if not value.requires_grad:
                         raise ConfigurationError(
-                            f"{self._asking.get(name, 'a metric')} asks for the gradient of {name!r}, which is logged "
-                            "without its graph, as .item(), .detach() and no_grad leave it. Let validation_step log "
-                            "the loss itself, or take a metric that evaluates models instead."
+                            f"{self._requesters.get(name, 'a metric')} asks for the gradient of {name!r}, which is "
+                            "logged without its graph, as .item(), .detach() and no_grad leave it. Let validation_step "
+                            "log the loss itself, or take a metric that evaluates models instead."
                         )
                     gradients = torch.autograd.grad(value, parameters, materialize_grads=True)
                     flat_gradient = torch.cat([tensor.flatten() for tensor in gradients])
@@ -231,46 +230,47 @@ class ValidatedModels(VectorEvaluator):
         self,
         name: str,
         model: Tensor,
-        logged: float,
+        logged_value: float,
     ) -> None:
-        """Raise unless the value that is differentiated equals ``logged``, the number that Lightning logs."""
+        """Raise unless the value that is differentiated equals ``logged_value``, which Lightning logs."""
         value, _ = self._derive(model, name)
-        derived = float(value)
-        tolerance = rounding_of(self._trainer).number * max(1.0, abs(logged))
-        is_equal = abs(derived - logged) <= tolerance  # False for NaN
+        step_value = float(value)
+        relative_tolerance = rounding_of(self._trainer).number
+        tolerance = relative_tolerance * max(1.0, abs(logged_value))
+        is_equal = abs(step_value - logged_value) <= tolerance  # False for NaN
         if not is_equal:
             raise ConfigurationError(
-                f"{self._asking.get(name, 'a metric')} asks for the gradient of {name!r}. What validation_step "
-                f"logs averages to {derived:.6g}, and the trainer logs {logged:.6g}: hooks around the step have a part "
-                "in it. Log the loss in validation_step, or take a metric that evaluates models instead."
+                f"{self._requesters.get(name, 'a metric')} asks for the gradient of {name!r}. What validation_step "
+                f"logs averages to {step_value:.6g}, and the trainer logs {logged_value:.6g}: hooks around the step "
+                "have a part in it. Log the loss in validation_step, or take a metric that evaluates models instead."
             )
 
 
 def _values_of_step(
     module: L.LightningModule,
-    name: str,
+    wanted_name: str,
     arguments: tuple[Any, ...],
-    loader: int | None,
+    loader_index: int | None,
 ) -> list[tuple[Any, float]]:
-    """Return ``(value, batch size)`` for each value that ``validation_step`` logs under ``name``."""
-    values: list[tuple[Any, float]] = []
+    """Return ``(value, batch size)`` for each value that ``validation_step`` logs under ``wanted_name``."""
+    values_and_weights: list[tuple[Any, float]] = []
     batch = arguments[0]
 
     # It is called in place of self.log(...).
     def record_value(*args: Any, **kwargs: Any) -> None:
-        no_self = None
-        log_call = _SIGNATURE_OF_LOG.bind(no_self, *args, **kwargs)
+        log_call = _SIGNATURE_OF_LOG.bind(None, *args, **kwargs)  # None for self
         log_call.apply_defaults()
         log_arguments = log_call.arguments
         logged_name = log_arguments["name"]
         possible_names = [logged_name]
-        if loader is not None and log_arguments["add_dataloader_idx"]:
-            possible_names.append(f"{logged_name}/dataloader_idx_{loader}")
-        if name in possible_names:
-            batch_size = log_arguments["batch_size"]
-            if batch_size is None:
-                batch_size = extract_batch_size(batch)
-            values.append((log_arguments["value"], float(batch_size)))
+        if loader_index is not None and log_arguments["add_dataloader_idx"]:
+            possible_names.append(f"{logged_name}/dataloader_idx_{loader_index}")
+        if wanted_name not in possible_names:
+            return
+        batch_size = log_arguments["batch_size"]
+        if batch_size is None:
+            batch_size = extract_batch_size(batch)
+        values_and_weights.append((log_arguments["value"], float(batch_size)))
 
     # The attribute hides the method for the time of one step.
     attributes = vars(module)
@@ -279,4 +279,4 @@ def _values_of_step(
         module.validation_step(*arguments)
     finally:
         del attributes["log"]
-    return values
+    return values_and_weights

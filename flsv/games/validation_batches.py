@@ -85,7 +85,7 @@ def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
     x, y = batch
     if not _are_classes(y):
         raise ConfigurationError(
-            f"the labels of a validation batch are {kind_of(y)}, expected integer classes [B]."
+            f"the labels of a validation batch are {description_of(y)}, expected integer classes [B]."
         )
     if isinstance(x, Tensor) and len(x) != len(y):
         raise ConfigurationError(f"a validation batch has {len(x)} inputs and {len(y)} labels.")
@@ -109,27 +109,25 @@ def _are_classes(y: Any) -> bool:
 def checked_logits(
     logits: Any,
     y: Tensor,
-    classes: int,
-    or_more: bool = False,
+    num_classes: int,
+    allow_more_columns: bool = False,
 ) -> Tensor:
-    """Return ``logits``. Raise ConfigurationError unless they are ``[B, classes]``, or with ``or_more`` have more
-    columns.
+    """Return ``logits``. Raise ConfigurationError unless they are ``[B, num_classes]``, or have more columns that are
+    allowed.
     """
     if isinstance(logits, Tensor) and logits.ndim == 2:
         num_rows, num_columns = logits.shape
-        if or_more:
-            has_classes = num_columns >= classes
-        else:
-            has_classes = num_columns == classes
-        if num_rows == len(y) and has_classes:
+        has_more_columns = num_columns > num_classes
+        has_columns = num_columns == num_classes or (allow_more_columns and has_more_columns)
+        if num_rows == len(y) and has_columns:
             return logits
     raise ConfigurationError(
-        f"the module's forward gives {kind_of(logits)} for {len(y)} samples of {classes} classes; expected logits "
-        f"[{len(y)}, {classes}]."
+        f"the module's forward gives {description_of(logits)} for {len(y)} samples of {num_classes} classes; expected "
+        f"logits [{len(y)}, {num_classes}]."
     )
 
 
-def kind_of(value: Any) -> str:
+def description_of(value: Any) -> str:
     """Describe a tensor by dtype and shape, any other object by its type."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)}"
@@ -140,5 +138,5 @@ def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationErro
     """Return the error for a module whose ``forward(x)`` raised ``error``."""
     return ConfigurationError(
         f"{type(module).__name__}.forward(x) ends in {type(error).__name__}: {str(error).rstrip('.')}. It is called "
-        f"with the first part of a validation batch, {kind_of(x)}: let it take that, and give the logits [B, M]."
+        f"with the first part of a validation batch, {description_of(x)}: let it take that, and give the logits [B, M]."
     )

@@ -66,8 +66,8 @@ class Scores:
         if name == "accuracy":
             num_correct = correct.sum(-1)
             return num_correct.double() / self.support.sum()
-        num_samples = self.support.clamp(min=1)
-        per_class_accuracy = correct.double() / num_samples
+        divisors = self.support.clamp(min=1)  # no division by 0
+        per_class_accuracy = correct.double() / divisors
         if name == "per_class_accuracy":
             return per_class_accuracy
         # balanced accuracy, over the classes that have samples
@@ -76,9 +76,7 @@ class Scores:
 
     def __getitem__(self, rows: Tensor) -> Scores:
         """Select the scores of the models with the indices ``rows``."""
-        selected = {}
-        for name, values in self.values.items():
-            selected[name] = values[rows]
+        selected = {name: values[rows] for name, values in self.values.items()}
         return Scores(selected, self.support)
 
     @staticmethod
@@ -134,34 +132,35 @@ class Sums:
 
     def __init__(
         self,
-        models: int,
-        classes: int | None,
-        batches: int,
+        num_models: int,
+        num_classes: int | None,
+        num_batches: int,
         device: torch.device,
-        form: Any = None,
+        # The OutputForm of the outputs that are kept. None: none are.
+        output_form: Any = None,
     ) -> None:
-        self.form = form
-        # Outputs of chunks of models, by the chunk's first row.
+        self.output_form = output_form
+        # {first row: outputs of a chunk of models}
         self.outputs: dict[int, Tensor] = {}
         self.correct = torch.zeros(
-            (models, classes or 0),
+            (num_models, num_classes or 0),
             dtype=torch.int64,
             device=device,
         )
         # A column per batch: in whatever order batches are evaluated, the columns are summed in one order.
         self.losses = torch.zeros(
-            (models, batches),
+            (num_models, num_batches),
             dtype=loss_dtype(device),
             device=device,
         )
-        self.metric = torch.zeros(models, dtype=torch.float64)
+        self.metric = torch.zeros(num_models, dtype=torch.float64)
 
     def scores(
         self,
         support: Tensor | None,
         has_metric: bool,
     ) -> Scores:
-        """Return all models' scores, with ``"metric"`` if ``has_metric``."""
+        """Return all models' scores, with ``"metric"`` if ``has_metric``. ``support`` has each class's samples."""
         values = {}
         if has_metric:
             values["metric"] = self.metric
@@ -172,7 +171,7 @@ class Sums:
             for column in losses.double().unbind(1):
                 loss = loss + column
             values["correct"] = correct
-            values["loss"] = loss / support.sum()
+            values["loss"] = loss / support.sum()  # the mean over all samples
 
         outputs = None
         if self.outputs:  # by the first row of each chunk of models

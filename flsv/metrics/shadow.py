@@ -20,7 +20,7 @@ from flsv.core import Round
 from flsv.functional import few_coalitions_shapley
 from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
 from flsv.functional.shapley.predicted_outputs import PredictedValues, has_complete_sizes
-from flsv.games.trained_game import UNTRAINED, OutputScore, TrainedGame
+from flsv.games.trained_game import NUM_UNTRAINED_MODELS, OutputScore, TrainedGame
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.design import NUM_RECENT_ROUNDS, Coalitions, spread_rounds
 from flsv.metrics.coalitions.value import MeasuredMetric
@@ -234,7 +234,10 @@ class ShadowShapley(MeasuredMetric):
         if self._build_untrained is not None:
             # For the next update.
             self._score_untrained = partial(
-                round.games.utility_of_models, self._build_untrained, UNTRAINED, self.measured_by
+                round.games.utility_of_models,
+                self._build_untrained,
+                NUM_UNTRAINED_MODELS,
+                self.measured_by,
             )
         return round.games.trained(round.trained, self.measured_by)
 
@@ -246,7 +249,9 @@ class ShadowShapley(MeasuredMetric):
             )
         # Utilities of untrained models, and the values after the last rounds; NaN where they are not known.
         self.add_state(
-            "starts", torch.full((UNTRAINED, width), float("nan")).double(), dist_reduce_fx=latest
+            "starts",
+            torch.full((NUM_UNTRAINED_MODELS, width), float("nan")).double(),
+            dist_reduce_fx=latest,
         )
         self.add_state(
             "recent",

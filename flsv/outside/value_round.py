@@ -26,7 +26,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.data.groups import client_called
 from flsv.games import CoalitionGames
 from flsv.games.lent_module import module_device
-from flsv.games.make_evaluators import BY_A_LOGGED_VALUE, make_evaluators
+from flsv.games.make_evaluators import LOGGED_VALUE_ADVICE, make_evaluators
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.metrics import ContributionMetric, PartialFederatedShapley
 from flsv.results.rows import numbers_of, overall
@@ -555,7 +555,7 @@ def games_outside_fit(
                 lightning_module, space, batches, num_classes=num_classes
             )
         except ConfigurationError as error:
-            raise ConfigurationError(f"{error}{BY_A_LOGGED_VALUE}") from error
+            raise ConfigurationError(f"{error}{LOGGED_VALUE_ADVICE}") from error
         _check_loss(evaluator_or_none, measures)
     validated = make_evaluators(trainer, space, loader, measures)
     return CoalitionGames(evaluator_or_none, validated=validated)

@@ -1,4 +1,4 @@
-"""AfterTheRun: trains coalitions when a run has ended, for metrics that need their models.
+"""TrainingAfterTheRun: trains coalitions when a run has ended, for metrics that need their models.
 
 SavedBeginning holds the state before the run's fit, from which they are trained.
 """
@@ -29,16 +29,16 @@ from flsv.retraining.forked_fits import ForkedFits, why_not_by_forks
 from flsv.retraining.fresh_fits import FreshFits, pickled_fit
 from flsv.retraining.readings import file_time
 from flsv.retraining.train_fits import CoalitionTraining, Proof, Unproved
-from flsv.retraining.utility_store import COALITIONS, UtilityStore, column_name
+from flsv.retraining.utility_store import COALITIONS_FILE, UtilityStore, column_name
 from flsv.scores.performance import CLASSIFICATION, ModelScore
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import digest
 from flsv.utilities.supervisor import ChildFailed
 
 #: Seconds between two log lines about the trainings' progress.
-PAUSE = 10.0
-#: The most numbers of outputs that are kept if all coalitions are trained. Only errors are computed from them then.
-MOST_OUTPUTS = 2**24
+PAUSE_SECONDS = 10.0
+#: The most entries of outputs that are stored if all coalitions are trained. Only errors are computed from them then.
+MAX_STORED_OUTPUTS = 2**24
 
 
 def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
@@ -65,11 +65,10 @@ class SavedBeginning:
     def __init__(self) -> None:
         self.forks: ForkedFits | None = None
         self._fresh_fits: FreshFits | None = None
-        # Makes them of a pickled fit.
+        # Makes `_fresh_fits` from a pickled fit.
         self._make_fresh_fits: Any = None
-        # Why there is no fork.
+        # The reasons for which there is no fork, and no pickled fit.
         self.why_no_fork: str | None = None
-        # Why there is no pickled fit.
         self.why_not_pickled = ""
 
     def __bool__(self) -> bool:
@@ -92,7 +91,8 @@ class SavedBeginning:
         )
         pickle_fit = partial(pickled_fit, trainer, module, environment=dict(os.environ))
         if self.why_no_fork is None:
-            # It forks a process that waits here, and from which the coalitions' processes are forked after the run.
+            # The constructor forks a process that waits in it. After the run the coalitions' processes are forked from
+            # that one, and in them the constructor returns, too.
             self.forks = ForkedFits(trainer, module, measures, pickle_fit)
             return self.forks.is_in_coalition_process
 
@@ -103,12 +103,13 @@ class SavedBeginning:
             )
             return False
         try:
-            self._fresh_fits = self._make_fresh_fits(pickle_fit())
+            fit = pickle_fit()
+            self._fresh_fits = self._make_fresh_fits(fit)
         except Exception as error:  # reported when it is known that coalitions will be trained
             self.why_not_pickled = f"{type(error).__name__}: {error}"
         return False
 
-    def begin_training(self) -> None:
+    def note_first_round(self) -> None:
         """Note that the run's first round begins."""
         self.first_round_time = file_time()
 
@@ -136,24 +137,24 @@ class SavedBeginning:
         impossible.
         """
         forks = self.forks
-        self.forks = None
         if forks is None:
             return None
-        # The fit as it was at the beginning, which only the waiting fork still has.
-        pickled = forks.pickled()
+        self.forks = None
+        # Only the waiting fork still has the fit as it was at the beginning.
+        fit = forks.pickled_fit()
         forks.close()
         self.why_no_fork = f"forks have failed ({reason})"
-        if isinstance(pickled, ChildFailed):
-            self.why_not_pickled = f"{pickled}"
+        if isinstance(fit, ChildFailed):
+            self.why_not_pickled = str(fit)
             return None
         rank_zero_info(
             f"flsv: coalitions are trained in fresh processes, since {self.why_no_fork}."
         )
-        self._fresh_fits = self._make_fresh_fits(pickled)
+        self._fresh_fits = self._make_fresh_fits(fit)
         return self._fresh_fits
 
 
-class AfterTheRun:
+class TrainingAfterTheRun:
     """Training of coalitions after a run, for metrics that need the coalitions' models."""
 
     def __init__(
@@ -161,16 +162,17 @@ class AfterTheRun:
         metrics: Mapping[str, ShadowShapley],
         masks: Tensor,
         beginning: SavedBeginning,
-        initial: dict[str, Any],
+        # The state_dict from which the coalitions are trained.
+        initial_state: dict[str, Any],
         # The run's model after the round that the coalition of all clients must reach.
         checked_model: Tensor | None,
-        # Names of what the run's first validation has changed. Later training may depend on it.
+        # Names of what the run's first validation has changed, on which later training may depend.
         validation_changes: Sequence[str] = (),
     ) -> None:
         self._metrics = dict(metrics)
         self._masks = masks
         self._beginning = beginning
-        self._initial = initial
+        self._initial_state = initial_state
         self._checked_model = checked_model
         self._validation_changes = validation_changes
         rounds = set()
@@ -195,7 +197,7 @@ class AfterTheRun:
         if any(_is_scored_by_clients(metric, run) for metric in self._metrics.values()):
             trained_coalitions.append(())
 
-        training = self._training(run)
+        training = self._make_training(run)
         start_time = time.monotonic()
         try:
             with _Progress(run.trainer, len(trained_coalitions)) as progress:
@@ -208,7 +210,7 @@ class AfterTheRun:
             return {}
         except ConfigurationError as error:  # the federation itself is trained
             rank_zero_warn(
-                f"{', '.join(self._metrics)}: there are no values. {error}{self._remedy(error)}"
+                f"{', '.join(self._metrics)}: there are no values. {error}{self._advice_after_failure(error)}"
             )
             return {}
         seconds = time.monotonic() - start_time
@@ -221,7 +223,7 @@ class AfterTheRun:
                 values_by_round[index][name] = values
         return values_by_round
 
-    def _training(self, run: EndedRun) -> CoalitionTraining:
+    def _make_training(self, run: EndedRun) -> CoalitionTraining:
         """Return the training of coalitions by fits from the run's initial state. It first trains all clients, and
         compares this with the run's model after the checked round.
         """
@@ -232,7 +234,7 @@ class AfterTheRun:
             members=tuple(range(num_clients)),
             seed=run.seed,
             rounds=tuple(self._rounds),
-            initial=self._initial,
+            initial=self._initial_state,
             validates=bool(self._validation_changes) or not is_checked,
             run_time=(self._beginning.first_round_time, file_time()),
         )
@@ -255,14 +257,14 @@ class AfterTheRun:
             order,
             num_samples=run.data.num_samples.tolist(),
             proof=proof,
-            replacement=self._beginning.switch_to_fresh_processes,
+            make_replacement=self._beginning.switch_to_fresh_processes,
         )
 
     def _make_store(self, run: EndedRun, measures_with_outputs: set[str]) -> UtilityStore:
         ranks = ranks_of(run.trainer)
         path = None
         if run.folder is not None:
-            path = run.folder / COALITIONS
+            path = run.folder / COALITIONS_FILE
             if ranks.rank == 0 and not run.resumed:
                 # It belongs to an earlier run, maybe with another module.
                 path.unlink(missing_ok=True)
@@ -273,7 +275,7 @@ class AfterTheRun:
             rounds=self._rounds,
             ranks=ranks,
             outputs=measures_with_outputs,
-            anew=True,
+            anew=True,  # a resumed run's file with other settings is replaced
         )
 
     def _output_score(self, metric: ShadowShapley, run: EndedRun) -> OutputScore | None:
@@ -286,12 +288,13 @@ class AfterTheRun:
         num_coalitions, num_clients = self._masks.shape
         are_all_trained = num_coalitions == 2**num_clients
         if are_all_trained:
+            # No outputs are predicted. The values' errors are still computed from them, if that is cheap.
             outputs_per_coalition = metric.outputs[:, 0].numel()
-            are_too_many = num_coalitions * outputs_per_coalition > MOST_OUTPUTS
-            if metric.per_class or are_too_many:
+            num_outputs = num_coalitions * outputs_per_coalition
+            if metric.per_class or num_outputs > MAX_STORED_OUTPUTS:
                 return None
         evaluator = run.games.evaluator_of(metric.measured_by)
-        return OutputScore.of(evaluator, metric.measured_by)
+        return OutputScore.for_evaluator(evaluator, metric.measured_by)
 
     def _complete(
         self,
@@ -333,7 +336,8 @@ class AfterTheRun:
         outputs = torch.stack(outputs_by_coalition, 1)  # [rounds, K - 2, ...]
         return metric.complete(self._masks, utilities, outputs, run.weights, score)
 
-    def _remedy(self, error: ConfigurationError) -> str:
+    def _advice_after_failure(self, error: ConfigurationError) -> str:
+        """Return how the warning of an error goes on: what was tried, and what helps."""
         if not isinstance(error, Unproved):
             why_not_fresh = ""
             reason = self._beginning.why_not_pickled
@@ -364,7 +368,7 @@ def _is_scored_by_clients(metric: ShadowShapley, run: EndedRun) -> bool:
 
 
 class _Progress:
-    """Progress of the trainings: a bar if the Trainer shows bars, else a line every :data:`PAUSE` seconds."""
+    """Progress of the trainings: a bar if the Trainer shows bars, else a line every :data:`PAUSE_SECONDS`."""
 
     def __init__(self, trainer: L.Trainer, total: int) -> None:
         shows_bars = trainer.progress_bar_callback is not None and ranks_of(trainer).rank == 0
@@ -381,7 +385,7 @@ class _Progress:
     def __call__(self, text: str) -> None:
         """Note that one more coalition is trained."""
         self._bar.update()
-        is_due = time.monotonic() - self._line_time > PAUSE
+        is_due = time.monotonic() - self._line_time > PAUSE_SECONDS
         if is_due and not self._shows_bar:
             self._line_time = time.monotonic()
             rank_zero_info(f"flsv: {text} are trained.")

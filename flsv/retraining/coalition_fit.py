@@ -37,7 +37,7 @@ from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_refusals import check_scored
 from flsv.retraining.fit_order import FitModels, FitOrder, FitResult
 from flsv.retraining.readings import ChangedFiles, OmittedValidation, become_stand_in
-from flsv.retraining.utility_store import LAST
+from flsv.retraining.utility_store import LAST_ROUND_KEY
 from flsv.sampling import ClientSampler
 from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
@@ -46,13 +46,13 @@ from flsv.utilities.plain_values import digest
 
 def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
     """Change a FederatedLoop in place to draw clients by the sampler ``cohort`` and to print nothing. Return it."""
-    # Other metrics would only cost time. The sampler, which may use one, is replaced.
+    # Only metrics that strategies read are worth their time. The sampler's is not: the sampler is replaced.
     metrics_in_use = set()
     for role, strategy in loop.strategies.items():
         if role != "sampler":
             metrics_in_use.add(strategy.metric)
     metrics = {name: metric for name, metric in loop.metrics.items() if name in metrics_in_use}
-    return become(
+    return change_in_place(
         loop,
         sampler=cohort,
         seed=seed,
@@ -62,7 +62,7 @@ def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
     )
 
 
-def become(loop: Any, **changes: Any) -> Any:
+def change_in_place(loop: Any, **changes: Any) -> Any:
     """Change a FederatedLoop's arguments in place, since callbacks and modules may refer to it. Return the loop."""
     # The object stays, since others hold it, and gets the attributes of a new loop.
     attributes = vars(loop)
@@ -79,15 +79,16 @@ class GlobalModelScoring(L.Callback):
         self,
         data: FederatedDataModule,
         measures: Sequence[Measure],
-        # None: the module keeps its weights, which are stored.
-        initial: dict[str, Any] | None,
-        # After which the model is scored, ascending. Training ends with the last. None: once, after training.
+        # The state_dict with which the module starts. None: the module keeps its weights, which are stored.
+        initial_state: dict[str, Any] | None,
+        # The rounds after which the model is scored, ascending. Training ends with the last one. None: the model is
+        # scored once, after training.
         rounds: Sequence[int] | None = None,
         scores_untrained: bool = True,
     ) -> None:
         self._data = data
         self._measures = measures
-        self.initial = initial
+        self.initial_state = initial_state
         self._rounds = rounds
         self._scores_untrained = scores_untrained
         # The scores before the first round and after rounds, in the order of measures.
@@ -98,14 +99,14 @@ class GlobalModelScoring(L.Callback):
         self.has_ended = False
         # [2, P], the model that was scored last, and the initial one.
         self.models = torch.empty(0)
-        # Spent on evaluations.
-        self.seconds = 0.0
+        self.evaluation_seconds = 0.0
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.initial is None:
-            self.initial = copy.deepcopy(pl_module.state_dict())
+        if self.initial_state is None:
+            self.initial_state = copy.deepcopy(pl_module.state_dict())
         else:
-            pl_module.load_state_dict(self.initial, strict=False)  # frozen weights may be left out
+            # Frozen weights may be left out.
+            pl_module.load_state_dict(self.initial_state, strict=False)
         loop: Any = trainer.fit_loop
         strategy: Any = trainer.strategy
         # The model is scored after Lightning's own end of a round or of training.
@@ -148,16 +149,16 @@ class GlobalModelScoring(L.Callback):
             self.untrained_scores = self._scores_of(pl_module)
             for measure, scores in zip(self._measures, self.untrained_scores):
                 check_untrained("retraining", measure, scores)
-        self.seconds += time.perf_counter() - start_time
+        self.evaluation_seconds += time.perf_counter() - start_time
 
     def _end_round(self, trainer: L.Trainer) -> None:
         round_index = trainer.current_epoch - 1
-        rounds = self._rounds or ()
-        if round_index == rounds[-1]:  # scored after all hooks at the end of training
+        assert self._rounds is not None
+        if round_index == self._rounds[-1]:  # scored after all hooks at the end of training
             self.has_ended = True
             trainer.should_stop = True
             trainer.fit_loop.min_epochs = 0
-        elif round_index in rounds:
+        elif round_index in self._rounds:
             module = trainer.lightning_module
             with model_of_validation(trainer, module):
                 self._score(module, round_index)
@@ -179,7 +180,7 @@ class GlobalModelScoring(L.Callback):
 
         self.scores_by_round[round_index] = self._scores_of(module)
         self.scored_round = round_index
-        self.seconds += time.perf_counter() - start_time
+        self.evaluation_seconds += time.perf_counter() - start_time
 
 
 def make_evaluator(
@@ -234,22 +235,26 @@ class CoalitionScoring(GlobalModelScoring):
         if not order.scores_rounds:
             measures = {}
         self._measures_by_name = measures
-        # A classifier's outputs are scored once for all performances.
-        self._scored: dict[str, ModelScore | None] = {}
+        # A classifier's outputs are scored once for all its measures, by the accuracy's evaluator.
+        scored_measures: dict[str, str | ModelScore] = {}
         for name, measure in measures.items():
-            self._scored[name] = measure if isinstance(measure, ModelScore) else None
-        self._scored_measures = list(dict.fromkeys(self._scored.values()))
+            scored_measures[name] = measure if isinstance(measure, ModelScore) else "accuracy"
+        distinct_measures = list(dict.fromkeys(scored_measures.values()))
+        # {measure's name: index of its scores}
+        self._positions: dict[str, int] = {}
+        for name, measure in scored_measures.items():
+            self._positions[name] = distinct_measures.index(measure)
         super().__init__(
             data,
-            [measure or "accuracy" for measure in self._scored_measures],
-            dict(order.initial or {}),
-            order.rounds,
+            distinct_measures,
+            initial_state=dict(order.initial or {}),
+            rounds=order.rounds,
             scores_untrained=order.scores_untrained,
         )
         self._order = order
         self._omission = OmittedValidation()
         # After training: the module's weights, and the model of the loop. None until then.
-        self.delivered: Tensor | None = None
+        self.final_vector: Tensor | None = None
         self._global_model: Tensor | None = None
         # The scores of the last finite model, if training ended without another one.
         self._last_scores: list[Scores] = []
@@ -259,12 +264,16 @@ class CoalitionScoring(GlobalModelScoring):
         self._rounding = rounding_of(trainer)
         if not self._order.validates:
             self._omission.begin(trainer, pl_module)
-        if self._order.nudged:  # all weights are changed by as much as rounding does
-            with torch.no_grad():
-                for parameter in pl_module.parameters():
-                    if parameter.is_floating_point():
-                        nudged_values = self._rounding.nudged(parameter.flatten())
-                        parameter.copy_(nudged_values.view_as(parameter))
+        if self._order.nudged:
+            self._nudge_weights(pl_module)
+
+    @torch.no_grad()
+    def _nudge_weights(self, module: L.LightningModule) -> None:
+        """Change all weights by as much as rounding does."""
+        for parameter in module.parameters():
+            if parameter.is_floating_point():
+                nudged_values = self._rounding.nudged(parameter.flatten())
+                parameter.copy_(nudged_values.view_as(parameter))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -287,17 +296,16 @@ class CoalitionScoring(GlobalModelScoring):
 
     def deliver(self, trainer: L.Trainer) -> None:
         """Store and score the module's weights after all hooks at the end of training."""
-        module = trainer.lightning_module
-        loop: Any = find_loop(callbacks_of(trainer))
-        self.delivered = self.space.read(module).clone()
-        self._global_model = loop.state.model()
-
         last_round = self._order.rounds[-1]
         if not self.has_ended:
             raise RuntimeError(
                 f"the fit has ended after {trainer.current_epoch} of {last_round + 1} rounds: a callback "
                 "or a hook stops it"
             )
+        module = trainer.lightning_module
+        loop: Any = find_loop(callbacks_of(trainer))
+        self.final_vector = self.space.read(module).clone()
+        self._global_model = loop.state.model()
         self._score(module, last_round)
 
     def result(self) -> FitResult:
@@ -313,19 +321,19 @@ class CoalitionScoring(GlobalModelScoring):
             if self.untrained_scores:
                 untrained_utilities[name] = self._utility(self.untrained_scores, name)
 
-        models = None
+        fit_models = None
         if self._order.returns_models:
-            models = self._fit_models()
-            expected_hash = self._order.expected_hash
-            if expected_hash is not None and digest(models.trained).hex() == expected_hash:
-                models = None  # nothing is left to compare
+            fit_models = self._fit_models()
+            trained_hash = digest(fit_models.trained).hex()
+            if trained_hash == self._order.expected_hash:
+                fit_models = None  # nothing is left to compare
         _scored_model, initial_model = self.models.cpu()
         return FitResult(
             utilities=utilities,
             untrained=untrained_utilities,
             start_hash=digest(initial_model).hex(),
-            outputs=self._outputs(scores_of_rounds),
-            models=models,
+            outputs=self._concatenated_outputs(scores_of_rounds),
+            models=fit_models,
             rounding=self._rounding,
         )
 
@@ -333,11 +341,9 @@ class CoalitionScoring(GlobalModelScoring):
         """Return the models before and after training. Without a finite one, that which was scored last."""
         # From a checkpoint the fit delivers what the module holds at its end, otherwise the server's last model.
         scored_model, initial_model = self.models.cpu()
-        if self._order.checkpoint is not None and self.delivered is not None:
-            trained_model = self.delivered
-        elif self._order.checkpoint is None and self._global_model is not None:
-            trained_model = self._global_model
-        else:  # the fit has ended early
+        has_checkpoint = self._order.checkpoint is not None
+        trained_model = self.final_vector if has_checkpoint else self._global_model
+        if trained_model is None:  # the fit has ended early
             trained_model = scored_model
         return FitModels(initial=initial_model, trained=trained_model.cpu())
 
@@ -351,23 +357,19 @@ class CoalitionScoring(GlobalModelScoring):
             scores_of_rounds.append(scores)
         return scores_of_rounds
 
-    def _outputs(self, scores_of_rounds: Sequence[list[Scores]]) -> dict[str, Tensor]:
-        outputs = {}
-        for name, measure in self._scored.items():
-            position = self._scored_measures.index(measure)
-            outputs_of_rounds = []
-            for scores in scores_of_rounds:
-                outputs_of_round = scores[position].outputs
-                if outputs_of_round is not None:
-                    outputs_of_rounds.append(outputs_of_round)
+    def _concatenated_outputs(self, scores_of_rounds: Sequence[list[Scores]]) -> dict[str, Tensor]:
+        outputs_by_name = {}
+        for name, position in self._positions.items():
+            possible_outputs = [scores[position].outputs for scores in scores_of_rounds]
+            outputs_of_rounds = [outputs for outputs in possible_outputs if outputs is not None]
             is_complete = len(outputs_of_rounds) == len(scores_of_rounds)
             if is_complete:
-                outputs[name] = torch.cat(outputs_of_rounds)
-        return outputs
+                outputs_by_name[name] = torch.cat(outputs_of_rounds)
+        return outputs_by_name
 
     def _utility(self, scores: list[Scores], name: str) -> Tensor:
-        position = self._scored_measures.index(self._scored[name])
-        return utility_of(scores[position], self._measures_by_name[name])[0].cpu()
+        scores_of_model = scores[self._positions[name]]
+        return utility_of(scores_of_model, self._measures_by_name[name])[0].cpu()
 
 
 def prepare_coalition_fit(
@@ -376,13 +378,13 @@ def prepare_coalition_fit(
     measures: Mapping[str, str | ModelScore],
     order: FitOrder,
     folder: str | None,
-    end: Callable[[], Any] = lambda: None,
+    on_end: Callable[[], Any] = lambda: None,
 ) -> CoalitionScoring:
     """Prepare an unfitted Trainer to train the coalition in ``order``. Return the callback with the result. Callbacks
-    write into ``folder`` if it is set. ``end`` is called when the result is complete.
+    write into ``folder`` if it is set. ``on_end`` is called when the result is complete.
     """
     data.counted_clients = order.members
-    if order.rounds == (LAST,):
+    if order.rounds == (LAST_ROUND_KEY,):
         num_rounds = int(trainer.max_epochs or 0)
         order = replace(order, rounds=(num_rounds - 1,))
     scoring = CoalitionScoring(data, measures, order)
@@ -406,7 +408,7 @@ def prepare_coalition_fit(
 
     def deliver_and_end() -> None:
         scoring.deliver(trainer)
-        end()
+        on_end()
 
     # The strategy's hook runs after those of the callbacks and of the module.
     untyped_trainer.strategy.on_train_end = deliver_and_end
@@ -431,24 +433,27 @@ def only_watches_the_run(callback: L.Callback) -> bool:
     """
     if not isinstance(callback, WATCHERS):
         return False
-    # Does a class of the program, or the object itself, replace a method of Lightning's class? Of a bar or a summary
+    # A class of the program, or the object itself, must replace no method of Lightning's class. Of a bar or a summary
     # only the hooks count, which are the methods of every callback: what it shows is its own affair.
     lightning_class = _class_of_lightning(callback)
-    if issubclass(lightning_class, (ModelSummary, ProgressBar)):
-        lightning_class = L.Callback
+    is_display = issubclass(lightning_class, (ModelSummary, ProgressBar))
+    checked_class = L.Callback if is_display else lightning_class
 
-    program_classes = []
     for parent in type(callback).__mro__:
-        if not parent.__module__.startswith(("lightning.", "flsv.")):
-            program_classes.append(parent)
-    for owner in (*program_classes, callback):
-        for name, value in vars(owner).items():
-            replaces_method = callable(value) and callable(getattr(lightning_class, name, None))
-            is_special = name.startswith("__")
-            is_of_loop = owner is callback and _is_of_flsv(value)
-            if replaces_method and not is_special and not is_of_loop:
-                return False
-    return True
+        is_of_program = not parent.__module__.startswith(("lightning.", "flsv."))
+        if is_of_program and _replacements(parent, checked_class):
+            return False
+    return all(map(_is_of_flsv, _replacements(callback, checked_class)))
+
+
+def _replacements(owner: Any, lightning_class: type) -> list[Any]:
+    """Return what a class or an object has in place of a class's methods, except of special ones."""
+    replacements = []
+    for name, value in vars(owner).items():
+        replaces_method = callable(value) and callable(getattr(lightning_class, name, None))
+        if replaces_method and not name.startswith("__"):
+            replacements.append(value)
+    return replacements
 
 
 def _is_of_flsv(method: Any) -> bool:
@@ -457,11 +462,11 @@ def _is_of_flsv(method: Any) -> bool:
     if isinstance(method, partial):
         wrapped_methods = [argument for argument in method.args if callable(argument)]
         method = method.func
-    has_program_method = not all(
+    wraps_no_program_method = all(
         _module_of(wrapped_method).startswith(("lightning.", "flsv."))
         for wrapped_method in wrapped_methods
     )
-    return _module_of(method).startswith("flsv.") and not has_program_method
+    return _module_of(method).startswith("flsv.") and wraps_no_program_method
 
 
 def _module_of(method: Any) -> str:
@@ -493,4 +498,4 @@ def train_alone(
     seconds = time.perf_counter() - start_time
     if scoring.scored_round is None:
         raise RuntimeError("a trainer made for a coalition trained nothing: is its max_epochs 0?")
-    return seconds - scoring.seconds
+    return seconds - scoring.evaluation_seconds

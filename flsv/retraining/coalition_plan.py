@@ -35,7 +35,7 @@ from flsv.metrics.coalitions.design import (
     equivalent_runs,
 )
 from flsv.metrics.shadow import ShadowShapley
-from flsv.retraining.after_the_run import AfterTheRun, SavedBeginning, measures_of
+from flsv.retraining.after_the_run import SavedBeginning, TrainingAfterTheRun, measures_of
 from flsv.retraining.coalition_fit import only_watches_the_run
 from flsv.retraining.coalition_refusals import (
     check_scored,
@@ -56,9 +56,12 @@ from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.forks import num_cores
 
 #: Number of a run's first rounds that the coalition of all clients trains again, to check the training of coalitions.
-VERIFIED_ROUNDS = 2
+NUM_VERIFIED_ROUNDS = 2
 #: Seconds that the process of a coalition takes beside training, about.
 PROCESS_SECONDS = 0.2
+#: Errors in percent of shares from clients alone, and from all coalitions: means over eight federations in which no two
+#: clients have a class in common.
+_ERROR_OF_SINGLES, _ERROR_OF_ALL = 24, 16
 
 
 class CoalitionPlan(RunExtension):
@@ -69,7 +72,8 @@ class CoalitionPlan(RunExtension):
         self._coalitions: Coalitions = ()
         self._max_fits = 0.0
         if metrics:
-            self._coalitions = next(iter(metrics.values())).trains
+            first_metric = next(iter(metrics.values()))
+            self._coalitions = first_metric.trains
             self._max_fits = min(metric.max_fits for metric in metrics.values())
         if any(metric.trains != self._coalitions for metric in metrics.values()):
             raise ConfigurationError(
@@ -84,8 +88,7 @@ class CoalitionPlan(RunExtension):
         """Make the plan for a loop's metrics. It does nothing if no metric needs trained coalitions."""
         retraining_metrics: Any = {}
         for name, metric in config.metrics.items():
-            coalitions = attribute_of(metric, "trains")
-            if coalitions is not None:
+            if attribute_of(metric, "trains") is not None:
                 retraining_metrics[name] = metric
         if retraining_metrics:
             check_settings(config)
@@ -95,16 +98,16 @@ class CoalitionPlan(RunExtension):
         """Forget the coalitions' models of an earlier fit."""
         self.close()
         self._beginning = SavedBeginning()
-        self._initial: dict[str, Any] | None = None
-        self._frozen: dict[str, Tensor] = {}
+        self._initial_state: dict[str, Any] | None = None
+        self._frozen_parameters: dict[str, Tensor] = {}
         # The run's model after the round that the coalition of all clients must reach.
         self._checked_model: Tensor | None = None
         self._sites: CoalitionsAtSites | None = None
-        # Of a checkpoint, for the sites.
-        self._loaded_sites: dict[str, Any] | None = None
+        # The state of `_sites` in a checkpoint.
+        self._saved_sites: dict[str, Any] | None = None
         self._trains_at_sites = False
         self._seed = 0
-        self._cohort: float | None = None
+        self._mean_cohort_size: float | None = None
         # Whether no two clients have a class in common, as far as the server may know.
         self._shares_no_class = False
         # Names of what the run's first validation has changed.
@@ -114,11 +117,11 @@ class CoalitionPlan(RunExtension):
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs."""
         if self._sites is None:
-            state_of_sites = self._loaded_sites
+            state_of_sites = self._saved_sites
         else:
             state_of_sites = self._sites.state_dict()
-        return {
-            "initial": self._initial,
+        return {  # by the keys of checkpoints
+            "initial": self._initial_state,
             "first": self._checked_model,
             "checked_round": self._beginning.checked_round,
             "sites": state_of_sites,
@@ -126,9 +129,9 @@ class CoalitionPlan(RunExtension):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that ``state_dict`` returned."""
-        self._initial = state["initial"]
+        self._initial_state = state["initial"]
         self._checked_model = state["first"]
-        self._loaded_sites = state["sites"]
+        self._saved_sites = state["sites"]
         self._beginning.checked_round = state.get("checked_round", 0)
 
     # ---- before the first round
@@ -158,16 +161,16 @@ class CoalitionPlan(RunExtension):
         self._share = config.share
         if self._trains_at_sites:
             check_shared(config, module)
-        self._cohort = checked_mean_cohort(config.sampler, self.masks, data.num_clients)
+        self._mean_cohort_size = checked_mean_cohort(config.sampler, self.masks, data.num_clients)
         may_count_classes = not self._trains_at_sites and not config.is_private
         self._shares_no_class = may_count_classes and _shares_no_class(data.class_counts)
 
         trained, frozen = _initial_state(module, config)
-        if self._initial is None:
+        if self._initial_state is None:
             # Coalitions have the frozen weights of the process from which they are forked.
-            self._initial = copy.deepcopy(trained)
+            self._initial_state = copy.deepcopy(trained)
         else:  # of a resumed run, whose frozen weights are the checkpoint's
-            self._frozen = frozen
+            self._frozen_parameters = frozen
 
         for metric in self._metrics.values():
             metric.await_training(after_the_run=not self._trains_at_sites)
@@ -186,7 +189,7 @@ class CoalitionPlan(RunExtension):
         """Return the K coalitions, bool ``[K, n]``, the empty and the full one first."""
         design = self._coalitions
         if design == "auto":
-            design = design_within(self._max_fits, num_clients, self._cohort)
+            design = design_within(self._max_fits, num_clients, self._mean_cohort_size)
         return coalition_masks(design, num_clients)
 
     def strategies(
@@ -195,22 +198,23 @@ class CoalitionPlan(RunExtension):
         """Make the strategies that give metrics the models of the empty and the full coalition. If sites train
         coalitions, also those of all others. ``weights()`` returns the clients' weights in the average.
         """
-        if self._initial is None or not self._metrics:
+        if self._initial_state is None or not self._metrics:
             return []
         space = run.space
         for metric in self._metrics.values():
-            build_untrained = untrained_models(module, self._initial, space, self._seed)
+            build_untrained = untrained_models(module, self._initial_state, space, self._seed)
             metric.compare_starts(build_untrained)
+
         with lent(module, space):
-            module.load_state_dict(self._initial, strict=False)
+            module.load_state_dict(self._initial_state, strict=False)
             untrained_model = space.read(module)
         self._valued_models = _ValuedModels(self, space, untrained_model, weights)
         if not self._trains_at_sites:
             return [self._valued_models]
 
-        untrained_info = replace(run.info(), global_vector=untrained_model)
+        info_of_untrained = replace(run.info(), global_vector=untrained_model)
         self._sites = CoalitionsAtSites(
-            self.masks(run.state.num_clients), untrained_info, run.engine, self._loaded_sites
+            self.masks(run.state.num_clients), info_of_untrained, run.engine, self._saved_sites
         )
         return [self._sites, self._valued_models]
 
@@ -221,7 +225,7 @@ class CoalitionPlan(RunExtension):
         if not self._metrics:
             return
         self._games = games
-        self._beginning.begin_training()
+        self._beginning.note_first_round()
         if not self._trains_at_sites:
             self._check_and_score_untrained(games, module)
         self._log_plan(num_clients, games)
@@ -232,41 +236,45 @@ class CoalitionPlan(RunExtension):
             evaluator = games.evaluator_of(measure)
             check_scored(f"metric {name!r}", self._share, module, evaluator, measure)
         if self._valued_models is not None:
-            self._valued_models.score_untrained(module, self._initial, games, measures)
+            self._valued_models.score_untrained(module, self._initial_state, games, measures)
             space = self._valued_models.space
-            # Appends to `_validation_changes` later.
+            # The observer fills `_validation_changes`, at the run's first validation.
             observe_first_validation(module.trainer, space, self._validation_changes)
 
     def _log_plan(self, num_clients: int, games: Any) -> None:
         masks = self.masks(num_clients)
         metric_names = ", ".join(self._metrics)
         coalitions = _coalitions_in_words(masks)
-        how_trained = self._place_in_words(masks)
-        estimation = self._estimation_in_words(masks, games)
+        how_trained = self._training_in_words(masks)
+        estimation = self._sentence_on_untrained(masks, games)
         rank_zero_info(f"flsv: {metric_names}: {coalitions} {how_trained}.{estimation}")
 
-    def _place_in_words(self, masks: Tensor) -> str:
+    def _training_in_words(self, masks: Tensor) -> str:
         if self._trains_at_sites:
             return "trained by the sites, beside the run"
-        process = ""
-        if self._beginning.why_no_fork is not None:
-            process = f" in a fresh process, since {self._beginning.why_no_fork},"
-        cost = self._cost(masks)
-        return f"trained after the run, each by a fit of its own,{process} which costs {cost}"
+        how_trained = "trained after the run, each by a fit of its own"
+        reason = self._beginning.why_no_fork
+        if reason is not None:
+            how_trained += f", in a fresh process, since {reason}"
+        return f"{how_trained}, which costs {self._cost(masks)}"
 
-    def _estimation_in_words(self, masks: Tensor, games: Any) -> str:
-        are_all_trained = len(masks) == 2 ** masks.shape[1]
+    def _sentence_on_untrained(self, masks: Tensor, games: Any) -> str:
+        """Say how the scores of the coalitions are computed that are not trained."""
+        num_clients = masks.shape[1]
+        are_all_trained = len(masks) == 2**num_clients
         if are_all_trained:
             return ""
         if not has_complete_sizes(masks):
             return " The others' scores are estimated: to predict outputs, train each client alone and whole sizes."
         measures = [metric.measured_by for metric in self._metrics.values()]
-        output_scores = []  # None where outputs cannot be predicted
+        output_scores = []  # of the measures by which outputs can be predicted
         for measure in measures:
-            output_scores.append(OutputScore.of(games.evaluator_of(measure), measure))
-        if all(output_scores):
+            output_score = OutputScore.for_evaluator(games.evaluator_of(measure), measure)
+            if output_score is not None:
+                output_scores.append(output_score)
+        if len(output_scores) == len(measures):
             bound = ""
-            if any(score.bounded for score in output_scores if score is not None):
+            if any(score.is_bounded for score in output_scores):
                 bound = ", between those of the trained coalitions, since forward's have a bound"
             return f" The others' outputs are predicted{bound}."
         if any(is_logged(measure) for measure in measures):
@@ -279,8 +287,8 @@ class CoalitionPlan(RunExtension):
         )
 
     def _cost(self, masks: Tensor) -> str:
-        fits = equivalent_runs(masks, self._cohort)
-        return f"{fits:.3g} more fit{'s' * (fits != 1)} and {len(masks) - 2} models' validations"
+        num_fits = equivalent_runs(masks, self._mean_cohort_size)
+        return f"{num_fits:.3g} more fit{'s' * (num_fits != 1)} and {len(masks) - 2} models' validations"
 
     def summary_lines(self, num_clients: int) -> list[str]:
         """Return lines to print after a run: how coalitions were trained, or why metrics have no values yet."""
@@ -304,10 +312,10 @@ class CoalitionPlan(RunExtension):
         are_all_trained = len(masks) == 2**num_clients
         are_singles = all(int(mask.sum()) == 1 for mask in inner_masks)
         if self._shares_no_class and are_singles and not are_all_trained:
-            # The errors of shares are means over eight such federations.
             lines.append(
                 f"{metric_names}: no two clients have a class in common, so each alone knows nothing of the others'. "
-                "Such shares were 24 % off, and by all coalitions 16 %. coalitions: both trains all but one, too."
+                f"Such shares were {_ERROR_OF_SINGLES} % off, and by all coalitions {_ERROR_OF_ALL} %. coalitions: "
+                "both trains all but one, too."
             )
         return lines
 
@@ -321,9 +329,8 @@ class CoalitionPlan(RunExtension):
         self._scored_round = index if skips_scored else None
 
         for metric in self._metrics.values():
-            last_valued_round = metric.valued[-1:]  # none, or one
-            was_valued_in_round = index in last_valued_round
-            if not was_valued_in_round:
+            last_valued_round = metric.valued[-1:].tolist()  # none, or one
+            if last_valued_round != [index]:
                 continue
             measure = metric.measured_by
             evaluator = self._games.evaluator_of(measure)
@@ -333,7 +340,7 @@ class CoalitionPlan(RunExtension):
             outputs = None
             if scores.outputs is not None:
                 outputs = scores.outputs[0]
-            utility = utility_of(scores, measure)[0]
+            utility = utility_of(scores, measure)[0]  # of the only model
             metric.deliver(utility, outputs)
 
     # ---- after the last round
@@ -349,7 +356,7 @@ class CoalitionPlan(RunExtension):
         """Train the coalitions if metrics need them, and return the metrics' values, ``{round: {metric: values}}``."""
         if not self.has_missing_values:
             return {}
-        assert self._initial is not None
+        assert self._initial_state is not None
         pending = {}
         for name, metric in self._metrics.items():
             if metric.pending is not None:
@@ -359,11 +366,11 @@ class CoalitionPlan(RunExtension):
         rank_zero_info(
             f"flsv: coalitions are trained now, {self._time_in_words(run, masks)}.{self._validation_in_words(run)}"
         )
-        trainings = AfterTheRun(
+        trainings = TrainingAfterTheRun(
             pending,
             masks,
             beginning=self._beginning,
-            initial=self._initial | self._frozen,
+            initial_state=self._initial_state | self._frozen_parameters,
             checked_model=self._checked_model,
             validation_changes=self._validation_changes,
         )
@@ -373,21 +380,22 @@ class CoalitionPlan(RunExtension):
         run_seconds = time.time() - self._beginning.first_round_time
         if run.trainer.strategy.root_device.type == "cpu":
             num_trained = len(masks) - 2  # without the empty and the full coalition
-            jobs = max(1, min(num_cores(), num_trained))
+            num_jobs = max(1, min(num_cores(), num_trained))
         else:  # an accelerator trains one at a time
-            jobs = 1
-        seconds = run_seconds * equivalent_runs(masks, self._cohort) / jobs
+            num_jobs = 1
+        num_fits = equivalent_runs(masks, self._mean_cohort_size)
+        seconds = run_seconds * num_fits / num_jobs
         return f"in about {seconds:.1f} s and {PROCESS_SECONDS} s a process"
 
     def _validation_in_words(self, run: EndedRun) -> str:
         """Say why coalitions run the module's own validation beside flsv's scoring, if they do."""
-        # The names of all by which a validation may change the training that follows.
         trainer = run.trainer
-        callbacks_of_training = []
-        for callback in callbacks_of(trainer):
-            if not only_watches_the_run(callback):
-                callbacks_of_training.append(callback)
-        causes = validation_hooks(trainer.lightning_module, callbacks_of_training)
+        callbacks = callbacks_of(trainer)
+        training_callbacks = [
+            callback for callback in callbacks if not only_watches_the_run(callback)
+        ]
+        # The names of what may make a validation change the training after it.
+        causes = validation_hooks(trainer.lightning_module, training_callbacks)
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau:
                 causes.append(type(config.scheduler).__name__)
@@ -401,7 +409,7 @@ class CoalitionPlan(RunExtension):
     def keep_checked_model(self, round: Round) -> None:
         """Store the run's model after a round, which the coalition of all clients must reach."""
         verifies_all = any(metric.verify == "all" for metric in self._metrics.values())
-        is_checked = verifies_all or round.round_index < VERIFIED_ROUNDS
+        is_checked = verifies_all or round.round_index < NUM_VERIFIED_ROUNDS
         if is_checked and not self._trains_at_sites and round.server_vector is not None:
             self._beginning.checked_round = round.round_index
             self._checked_model = round.server_vector.cpu().clone()
@@ -418,17 +426,17 @@ def _initial_state(
     module: L.LightningModule, config: FederationConfig
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the module's ``state_dict`` in two parts: what training may change, and frozen parameters."""
-    constant_names = sharing(config.share, module, config.head).constant
-    frozen_ids = set()
-    for name, parameter in module.named_parameters():
-        if name in constant_names:
-            frozen_ids.add(id(parameter))
+    frozen_parameters = sharing(config.share, module, config.head).constant
+    frozen_ids = {
+        id(parameter) for name, parameter in module.named_parameters() if name in frozen_parameters
+    }
 
     # A parameter that layers share has several names in the state dict.
-    frozen_names = set()
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if id(parameter) in frozen_ids:
-            frozen_names.add(name)
+    frozen_names = {
+        name
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if id(parameter) in frozen_ids
+    }
 
     trained: dict[str, Tensor] = {}
     frozen: dict[str, Tensor] = {}
@@ -491,14 +499,16 @@ class _ValuedModels(Strategy):
         if round.trained is not None:  # all coalitions, which sites train
             coalitions = round.trained
         else:  # the empty and the full coalition
-            masks = torch.tensor([[False], [True]]).expand(-1, len(weights))  # [2, n]
+            empty_and_full = torch.tensor([[False], [True]])
+            masks = empty_and_full.expand(-1, len(weights))  # [2, n]
             coalitions = models_of(
                 masks, empty=self._untrained_model, full=self._full_model, inner_models=()
             )
         coalitions = replace(coalitions, weights=weights)
         if not self._untrained_scores:
             return coalitions
-        score_before_training = self._untrained_scores.__getitem__  # of a measure, can be pickled
+        # Returns the scores by a measure. As a method of a dictionary it can be pickled.
+        score_before_training = self._untrained_scores.__getitem__
         return replace(coalitions, before=score_before_training)
 
     def is_full_model(self, module: L.LightningModule) -> bool:

@@ -19,9 +19,9 @@ from flsv.utilities.choices import Participation
 from flsv.utilities.errors import ConfigurationError
 
 #: Number of other values of the part that clients keep, with which :func:`check_scored` scores a module.
-TRIALS = 4
+NUM_PRIVATE_TRIALS = 4
 #: Advice in error messages, for runs whose base configuration on the command line has the metric.
-WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
+HOW_TO_DO_WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
 
 
 def check_settings(config: FederationConfig) -> None:
@@ -29,7 +29,7 @@ def check_settings(config: FederationConfig) -> None:
     reason = _reason_to_refuse(config)
     if reason is not None:
         raise ConfigurationError(
-            f"ShadowShapley trains a model for each of many coalitions, and {reason}, or {WITHOUT}."
+            f"ShadowShapley trains a model for each of many coalitions, and {reason}, or {HOW_TO_DO_WITHOUT}."
         )
 
 
@@ -41,7 +41,7 @@ def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
     if private_names:
         raise ConfigurationError(
             f"ShadowShapley trains a model for each of many coalitions, and with share={config.share!r} "
-            f"{min(private_names)!r} and others stay at the sites. Share all that is trained, or {WITHOUT}."
+            f"{min(private_names)!r} and others stay at the sites. Share all that is trained, or {HOW_TO_DO_WITHOUT}."
         )
 
 
@@ -59,7 +59,7 @@ def check_scored(
     state = dict(named_state(module))
     generator = torch.Generator().manual_seed(0)
 
-    def scored() -> list[Tensor]:
+    def score_module() -> list[Tensor]:
         scores = evaluator.live(module, keep=True)
         tensors = [utility_of(scores, measure)]
         if scores.outputs is not None:
@@ -69,12 +69,12 @@ def check_scored(
     with lent(module), torch.no_grad():
         # Initial weights of 0, as LoRA's, would hide the part behind them.
         for name, value in state.items():
-            _change(value, generator, is_private=name in private_names)
-        expected = scored()
-        for _ in range(TRIALS):
+            _change_at_random(value, generator, is_private=name in private_names)
+        expected = score_module()
+        for _ in range(NUM_PRIVATE_TRIALS):
             for name in private_names:
-                _change(state[name], generator, is_private=True)
-            for changed, unchanged in zip(scored(), expected):
+                _change_at_random(state[name], generator, is_private=True)
+            for changed, unchanged in zip(score_module(), expected):
                 if not torch.allclose(unchanged, changed, rtol=1e-5, atol=1e-7, equal_nan=True):
                     raise ConfigurationError(
                         f"{metric_name} scores models on the server's validation set, and with share={share!r} a part "
@@ -84,7 +84,7 @@ def check_scored(
                     )
 
 
-def _change(value: Tensor, generator: torch.Generator, is_private: bool) -> None:
+def _change_at_random(value: Tensor, generator: torch.Generator, is_private: bool) -> None:
     """Change a tensor of a module in place, at random. An integer one that is shared may be an index, and stays."""
     noise = torch.rand(value.shape, generator=generator).to(value.device)
     if value.is_floating_point():
@@ -104,7 +104,7 @@ def checked_mean_cohort(
         return float(sampler.inclusion_probabilities(num_clients, {}).sum())
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"ShadowShapley trains each of many coalitions alone, and {error} Or {WITHOUT}."
+            f"ShadowShapley trains each of many coalitions alone, and {error} Or {HOW_TO_DO_WITHOUT}."
         ) from None
 
 

@@ -27,14 +27,14 @@ from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import generator_for
 
 #: The least distance of a client's own model to the federation's, as a fraction of the way that training moved it.
-NEAR = 0.1
+MIN_RELATIVE_DISTANCE = 0.1
 
 
 def doubtful_own_models(
     own_models: Tensor,
-    initial: Tensor,
-    model: Tensor,
-    updates: Tensor,
+    initial_model: Tensor,
+    federation_model: Tensor,
+    update_sums: Tensor,
 ) -> dict[int, str]:
     """Find clients whose own model was probably not trained by them alone.
 
@@ -45,9 +45,9 @@ def doubtful_own_models(
 
     Args:
         own_models: ``[n, P]``, the models of n clients alone.
-        initial: ``[P]``, the initial model.
-        model: ``[P]``, the federation's model that clients were sent last.
-        updates: ``[n, P]``, the sums of the clients' updates in the federation so far.
+        initial_model: ``[P]``, the initial model.
+        federation_model: ``[P]``, the federation's model that clients were sent last.
+        update_sums: ``[n, P]``, the sums of the clients' updates in the federation so far.
 
     Returns:
         ``{client: reason}``. With fewer than three clients, and for a client without an update, only the first check
@@ -59,16 +59,16 @@ def doubtful_own_models(
         >>> doubtful_own_models(torch.stack([own[0], own[0], model]), torch.zeros(3), model, own)
         {1: "its own model moves as client 0's updates do", 2: "its own model is the federation's"}
     """
-    moves = own_models - initial  # [n, P]
-    distances = (own_models - model).norm(dim=1)  # [n], to the federation's model
-    is_near = distances < NEAR * moves.norm(dim=1)
+    moves = own_models - initial_model  # [n, P]
+    distances_to_federation = (own_models - federation_model).norm(dim=1)  # [n]
+    is_near = distances_to_federation < MIN_RELATIVE_DISTANCE * moves.norm(dim=1)
     near_clients = is_near.nonzero().flatten().tolist()
     reasons = dict.fromkeys(near_clients, "its own model is the federation's")
     if len(own_models) < 3:
         return reasons
 
-    cosines = _cosines(moves, updates)  # [n, n]
-    has_update = updates.norm(dim=1) > 0
+    cosines = _cosines(moves, update_sums)  # [n, n]
+    has_update = update_sums.norm(dim=1) > 0
     clients_with_updates = has_update.nonzero().flatten().tolist()
     for client in clients_with_updates:
         reason = _reason_by_direction(client, cosines)
@@ -79,9 +79,10 @@ def doubtful_own_models(
 
 def _reason_by_direction(client: int, cosines: Tensor) -> str:
     """Return why a client's move is probably not its own, empty if it may be."""
-    cosines_of_client = cosines[client]  # [n], its move with each client's updates
+    # cosines [n, n]: a row for the move of each client's own model, a column for each client's updates
+    cosines_of_client = cosines[client]  # [n]
     is_other = torch.arange(len(cosines)) != client
-    cosines_of_others = cosines[is_other]  # [n - 1, n], the others' moves
+    cosines_of_others = cosines[is_other]  # [n - 1, n]
     typical_cosines = cosines_of_others.median(0).values
     agreement = cosines_of_client - typical_cosines  # [n]
 
@@ -101,14 +102,15 @@ def _cosines(moves: Tensor, updates: Tensor) -> Tensor:
 
 
 #: The largest distance of a client's own model to its first update, which is the same training, as a part of its way.
-SAME = 0.01
+MAX_RELATIVE_DIFFERENCE = 0.01
 
 
 def check_at_sites(config: FederationConfig) -> None:
     """Raise ConfigurationError if the aggregator reads a metric that evaluates models, which coalitions at sites
     cannot.
     """
-    metrics = ContributionMetrics(_metric_of_aggregator(config), check_names(config.strategies))
+    reported_names = check_names(config.strategies)
+    metrics = ContributionMetrics(_metric_of_aggregator(config), reported_names)
     evaluating_names = [*metrics.game_metrics, *metrics.evaluating, *metrics.peer_metrics]
     if evaluating_names:
         distinct_names = list(dict.fromkeys(evaluating_names))
@@ -135,14 +137,14 @@ class CoalitionsAtSites(Strategy):
     ) -> None:
         self._engine = engine
         self._masks = masks
-        self._initial = federation.global_vector.clone()
+        self._initial_model = federation.global_vector.clone()
         # Whether updates come whole, without an upload that changes them.
         self._are_updates_whole = not federation.uploads
         self._run = FederationState()
         if saved is None:
-            saved = {
+            saved = {  # by the keys of checkpoints
                 "left": None,
-                "moved": torch.zeros(federation.num_clients, len(self._initial)),
+                "moved": torch.zeros(federation.num_clients, len(self._initial_model)),
                 "coalitions": {},
             }
         # The run's model after its last round, None before the first.
@@ -153,7 +155,7 @@ class CoalitionsAtSites(Strategy):
         for index, mask in enumerate(trained_masks(masks)):
             coalition = _Coalition(
                 mask.nonzero().flatten().tolist(),
-                replace(federation, global_vector=self._initial),
+                replace(federation, global_vector=self._initial_model),
                 sites_of=engine.sites_of,
                 saved=saved["coalitions"].get(index),
             )
@@ -164,7 +166,7 @@ class CoalitionsAtSites(Strategy):
         states = {}
         for index, coalition in enumerate(self._coalitions):
             states[index] = coalition.state_dict()
-        return {
+        return {  # by the keys of checkpoints
             "left": self._last_model,
             "moved": self._update_sums,
             "coalitions": states,
@@ -177,7 +179,7 @@ class CoalitionsAtSites(Strategy):
     def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
         self._updates = updates
         self._clients = clients
-        self._absent = {*self._run.cohort} - self._engine.heard
+        self._absent_clients = {*self._run.cohort} - self._engine.heard
 
     def end_round(self, round: Round) -> None:
         self._check_unchanged(round)
@@ -186,7 +188,7 @@ class CoalitionsAtSites(Strategy):
             warnings.simplefilter("ignore")
             packets_by_coalition = []
             for coalition in self._coalitions:
-                packets = coalition.instruct(self._run, self._absent, self._clients)
+                packets = coalition.instruct(self._run, self._absent_clients, self._clients)
                 packets_by_coalition.append(packets)
             replies_by_coalition = self._exchange(packets_by_coalition)
             for coalition, replies in zip(self._coalitions, replies_by_coalition):
@@ -206,7 +208,7 @@ class CoalitionsAtSites(Strategy):
             )
 
     def _exchange(self, packets_by_coalition: list[dict[int, Packet]]) -> list[dict[int, Any]]:
-        # For each coalition, {site: packet}, which this empties, and {site: reply}.
+        # Returns {site: reply} for each coalition. Takes its packets, {site: packet}, out of their dictionary.
         replies_by_coalition: list[dict[int, Any]] = [{} for _ in packets_by_coalition]
         while any(packets_by_coalition):
             # A site trains one model at a time, so each gets one packet of the next coalition that has one for it.
@@ -238,9 +240,9 @@ class CoalitionsAtSites(Strategy):
             client = update.client_id
             step = (update.vector - global_model).nan_to_num(0.0, 0.0, 0.0)
             self._update_sums[client] += step
-            client_model = alone[client].sent.get(client, update.vector)
+            client_model = alone[client].sent_models.get(client, update.vector)
             distance = (client_model - update.vector).norm()
-            if is_same_training and distance > SAME * step.norm():
+            if is_same_training and distance > MAX_RELATIVE_DIFFERENCE * step.norm():
                 self._run.note(client, "its own model is not its first update")
         if not round.round_index:
             return
@@ -250,9 +252,9 @@ class CoalitionsAtSites(Strategy):
             client_models.append(alone[client].state.model())
         reasons = doubtful_own_models(
             torch.stack(client_models),
-            self._initial.to(global_model),
-            model=global_model,
-            updates=self._update_sums,
+            self._initial_model.to(global_model),
+            federation_model=global_model,
+            update_sums=self._update_sums,
         )
         for client, reason in reasons.items():
             self._run.note(client, reason)
@@ -260,7 +262,7 @@ class CoalitionsAtSites(Strategy):
     def coalition_models(self, round: Round) -> TrainedCoalitions:
         assert round.server_vector is not None
         models = [coalition.state.model() for coalition in self._coalitions]
-        return models_of(self._masks, self._initial, round.server_vector, models)
+        return models_of(self._masks, self._initial_model, round.server_vector, models)
 
 
 class _Coalition:
@@ -274,8 +276,8 @@ class _Coalition:
         saved: Mapping[str, Any] | None,
     ) -> None:
         self.members = members
-        # {client: model [P]}, of the last round.
-        self.sent: dict[int, Tensor] = {}
+        # {client: the model [P] that it sent in the last round}
+        self.sent_models: dict[int, Tensor] = {}
 
         roles: Mapping[str, Any] = federation.strategies
         self._sampler: ClientSampler = roles["sampler"].among(members)
@@ -323,7 +325,8 @@ class _Coalition:
 
     def state_dict(self) -> dict[str, Any]:
         parts = [part.state_dict() for part in self._parts]
-        state = {**self.state.state_dict(), "incidents": []}  # the run's state has them
+        state = self.state.state_dict()
+        state["incidents"] = []  # they are saved with the run's state
         return {
             "parts": parts,
             "metrics": self._metrics.state_dict(),
@@ -333,17 +336,17 @@ class _Coalition:
 
     def instruct(
         self,
-        run: FederationState,
+        run_state: FederationState,
         absent: set[int],
         clients: Sequence[Client],
     ) -> dict[int, Packet]:
         """Begin a round of the coalition. Return the messages to its sites that are not ``absent``."""
         state = self.state
         self._clients = clients
-        state.round_index = run.round_index
-        state.incidents = run.incidents
+        state.round_index = run_state.round_index
+        state.incidents = run_state.incidents
         if not state.run:  # an id of the coalition's run, for which sites have a separate state
-            state.run = digest([run.run, self.members]).hex()[:16]
+            state.run = digest([run_state.run, self.members]).hex()[:16]
 
         contributions = self._metrics.with_priors()
         cohort = cohort_of(
@@ -357,7 +360,7 @@ class _Coalition:
         )
         state.cohort = [client for client in cohort if client not in absent]
         # Each client's probability to be drawn, computed if it is needed.
-        self._chances = partial(
+        self._drawing_chances = partial(
             chances_of, self._sampler, state.num_clients, contributions, state.round_index, cohort
         )
         self._instructions = self._server.instruct(state.cohort, state)
@@ -370,34 +373,35 @@ class _Coalition:
         """
         server = self._server
         device = self.state.model().device
+        # In the order of the instructions, whatever the order of the replies.
         replies_in_order = {site: replies[site] for site in self._instructions}
         updates, broken_clients = self.sites.updates(replies_in_order, device, server.space)
-        self.sent = {update.client_id: update.vector for update in updates}
-        server.send(self._instructions)
+        self.sent_models = {update.client_id: update.vector for update in updates}
+        server.send(self._instructions)  # counted: the packets have been sent already
         if updates:
             try:
                 self._finish(updates, broken_clients, round)
             except NoModel:  # the coalition's model stays
-                self.sites.discard()
+                self.sites.discard()  # nor do the sites' states of this round count
         self.sites.commit()
         if round.channel is not None:
             round.channel.messages += server.channel.messages
 
-    def _finish(self, updates: Any, broken_clients: Any, round: Round) -> None:
-        coalition_round = self._server.receive(
+    def _finish(self, updates: list[ClientUpdate], broken_clients: list[int], round: Round) -> None:
+        received_round = self._server.receive(
             updates,
             torch.stack([update.vector for update in updates]),
             instructions=self._instructions,
             state=self.state,
             clients=self._clients,
             server_data=round.server_data,
-            chances=self._chances,
+            chances=self._drawing_chances,
             broken=broken_clients,
         )
-        accepted_clients = set(coalition_round.client_ids.tolist())
+        accepted_clients = set(received_round.client_ids.tolist())
         self.sites.count(accepted_clients)  # the sites' states count from here on
-        finished_round = self._server.finish(coalition_round, self.state)
-        clients_that_trained = [*broken_clients, *self.sent]
+        finished_round = self._server.finish(received_round, self.state)
+        clients_that_trained = [*broken_clients, *self.sent_models]
         self.state.complete(finished_round, clients_that_trained)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from flsv._lightning.rounding import ROUNDINGS, Rounding
 from flsv.games.members import Members
 from flsv.retraining.readings import Reading
-from flsv.retraining.utility_store import LAST, Row
+from flsv.retraining.utility_store import LAST_ROUND_KEY, Row
 from flsv.utilities.supervisor import ChildFailed
 
 
@@ -22,8 +22,9 @@ class FitOrder:
 
     members: Members
     seed: int
-    # After which the model is scored, ascending. The fit ends with the last. LAST: the last that the Trainer plans.
-    rounds: tuple[int, ...] = (LAST,)
+    # The rounds after which the model is scored, ascending. The fit ends with the last one. LAST_ROUND_KEY stands for
+    # the last round that the Trainer plans.
+    rounds: tuple[int, ...] = (LAST_ROUND_KEY,)
     # The state_dict with which the module starts. None: its own weights.
     initial: Mapping[str, Any] | None = None
     # Whether the weights are then nudged, see Rounding.nudged.
@@ -55,7 +56,7 @@ class FitModels:
     # The global model after the last round. With a checkpoint to compare with, the module's weights at the end, which
     # differ from it if, for example, a callback averages weights.
     trained: Tensor
-    # Of the order's checkpoint.
+    # The model in the order's checkpoint.
     checkpoint: Tensor | None = None
 
 
@@ -63,32 +64,32 @@ class FitModels:
 class FitResult:
     """Scores from training one coalition, and perhaps its models."""
 
-    # By performance, after each of the order's r rounds, [r], or by class [r, M].
+    # {performance: utilities after each of the order's r rounds}, [r], or by class [r, M].
     utilities: Mapping[str, Tensor]
-    # By performance, before the first round, or empty if it was not scored.
+    # {performance: utility before the first round}, empty if the model was not scored.
     untrained: Mapping[str, Tensor]
     # A hash of the model before training.
     start_hash: str
-    # By performance, after each of the r rounds, [r, V, ...].
+    # {performance: outputs after each of the r rounds}, [r, V, ...].
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     models: FitModels | None = None
     rounding: Rounding = ROUNDINGS["float32"]
 
     def rows(self, rounds: Sequence[int]) -> dict[int, Row]:
         """Return the utilities by round, where ``rounds`` are the names of the order's rounds."""
-        utilities_by_round: dict[int, Row] = {}
+        rows_by_round: dict[int, Row] = {}
         for position, round_index in enumerate(rounds):
-            utilities_by_round[round_index] = [
-                _numbers(utility[position]) for utility in self.utilities.values()
+            rows_by_round[round_index] = [
+                _as_floats(utility[position]) for utility in self.utilities.values()
             ]
-        return utilities_by_round
+        return rows_by_round
 
     def untrained_row(self) -> Row:
         """Return the utilities before the first round, empty if they were not computed."""
-        return [_numbers(utility) for utility in self.untrained.values()]
+        return [_as_floats(utility) for utility in self.untrained.values()]
 
 
-def _numbers(utility: Tensor) -> list[float]:
+def _as_floats(utility: Tensor) -> list[float]:
     return utility.view(-1).tolist()
 
 

@@ -21,7 +21,7 @@ from flsv.games.coalition_utility import Measure
 from flsv.games.trained_game import OutputScore
 from flsv.retraining.coalition_fit import (
     GlobalModelScoring,
-    become,
+    change_in_place,
     coalition_loop,
     only_watches_the_run,
     prepare_coalition_fit,
@@ -37,7 +37,7 @@ from flsv.utilities.own_files import own_view
 from flsv.utilities.supervisor import ChildFailed, supervise
 
 #: Name of the performance measure in a fit's result, if there is only one.
-UTILITY = "utility"
+UTILITY_NAME = "utility"
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class Federation:
     participation: Participation = "drawn"
 
 
-def work_on(
+def process_request(
     request: FitOrder | Prediction, federation: Federation, folder: str
 ) -> FitResult | Predicted | ConfigurationError:
     """Process a request in this process. Return its result, or the ConfigurationError that it raised. The fit writes
@@ -89,7 +89,7 @@ def work_on(
     if federation.participation == "all":
         for callback in callbacks_of(federation.trainer):
             if is_loop(callback):
-                become(callback, sampler=FullParticipation())  # replaces its sampler in place
+                change_in_place(callback, sampler=FullParticipation())
     # A ConfigurationError is no failure of the process. It is returned, so that the caller raises it.
     try:
         if isinstance(request, Prediction):
@@ -108,7 +108,7 @@ def _train(order: FitOrder, federation: Federation, folder: str) -> FitResult:
         checkpoint: Any = torch.load(order.checkpoint, map_location="cpu", weights_only=True)
         run_state = checkpoint["state_dict"]
     if order.save_as is None:
-        _write_apart(trainer, folder)
+        _redirect_writes(trainer, folder)
 
     scoring = prepare_coalition_fit(
         trainer,
@@ -134,11 +134,11 @@ def _train(order: FitOrder, federation: Federation, folder: str) -> FitResult:
 def _measures_of(federation: Federation) -> dict[str, Any]:
     measure = federation.measure
     if isinstance(measure, str | ModelScore):
-        return {UTILITY: measure}
+        return {UTILITY_NAME: measure}
     return {name: name for name in measure}
 
 
-def _write_apart(trainer: L.Trainer, folder: str) -> None:
+def _redirect_writes(trainer: L.Trainer, folder: str) -> None:
     """Redirect this process's writes to memory, so that no coalition reads what another one has written."""
     view = tempfile.mkdtemp(dir=folder)
     with suppress(OSError):  # where a system gives a process no view of files of its own
@@ -156,7 +156,7 @@ def _predict(prediction: Prediction, federation: Federation) -> Predicted:
             training_callbacks.append(callback)
 
     quiet_loop = coalition_loop(loop, loop.config.sampler, prediction.seed)
-    callbacks[:] = [evaluator, *training_callbacks, quiet_loop]
+    callbacks[:] = [evaluator, *training_callbacks, quiet_loop]  # the trainer's own list
     trainer.loggers = []
     # The evaluator ends this fit before training: it only sets up the module and the data.
     trainer.fit(federation.module, federation.data)
@@ -181,7 +181,7 @@ class _Evaluator(GlobalModelScoring):
         """
         (evaluator,) = self._evaluators
         (measure,) = self._measures
-        output_score = OutputScore.of(evaluator, measure)
+        output_score = OutputScore.for_evaluator(evaluator, measure)
         assert output_score is not None
         # The empty coalition's outputs, of this process's untrained model, only matter for the covariance.
         empty_outputs = torch.zeros_like(prediction.outputs[:, :1])
@@ -200,7 +200,7 @@ class _Evaluator(GlobalModelScoring):
         num_clients = len(weights)
         covariances = []
         for name in measures:
-            score = OutputScore.of(evaluator, name)
+            score = OutputScore.for_evaluator(evaluator, name)
             assert score is not None
             covariance = score.case_covariance(prediction.masks, outputs, weights)
             if covariance is None:
@@ -220,16 +220,17 @@ class FitsInProcesses:
 
     def __init__(
         self,
-        # Makes what a child process calls for a request.
-        task: Callable[[FitOrder | Prediction], Callable[[], Any]],
+        # Returns what a child process calls for a request.
+        make_task: Callable[[FitOrder | Prediction], Callable[[], Any]],
         # The most processes at once.
-        jobs: int = 1,
+        num_jobs: int = 1,
         # After so many seconds a process is ended.
         limit_s: float | None = None,
+        # Runs tasks in child processes, as `supervise` does.
         run: Callable[..., Iterator[tuple[Any, Any]]] = supervise,
     ) -> None:
-        self._task = task
-        self._jobs = jobs
+        self._make_task = make_task
+        self._num_jobs = num_jobs
         self._limit_s = limit_s
         self._supervise = run
 
@@ -237,16 +238,16 @@ class FitsInProcesses:
         self, orders: Sequence[FitOrder]
     ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed | Reading]]:
         """Train the coalitions, and yield each order with its result or error. Raise its ConfigurationError."""
-        tasks = [(index, self._task(order)) for index, order in enumerate(orders)]
-        for index, result in self._supervise(tasks, self._jobs, self._limit_s):
+        tasks = [(index, self._make_task(order)) for index, order in enumerate(orders)]
+        for index, result in self._supervise(tasks, self._num_jobs, self._limit_s):
             if isinstance(result, ConfigurationError):
                 raise result
             yield orders[index], result
 
     def predict(self, prediction: Prediction) -> Predicted:
         """Compute, in a child process, the clients' values that ``prediction`` requests."""
-        tasks = [(0, self._task(prediction))]
-        answers = list(self._supervise(tasks, self._jobs, self._limit_s))
+        tasks = [(0, self._make_task(prediction))]
+        answers = list(self._supervise(tasks, self._num_jobs, self._limit_s))
         _, answer = answers[0]  # of the only task
         if isinstance(answer, ConfigurationError):
             raise answer

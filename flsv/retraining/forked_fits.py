@@ -47,9 +47,10 @@ from flsv.utilities.supervisor import (
     supervise,
 )
 
-#: A coalition's fit is ended after ``LONGER`` times the seconds that the run took until then, plus ``SECONDS``.
-LONGER = 20
-SECONDS = 120
+#: A coalition's fit is ended after ``TIME_LIMIT_FACTOR`` times the seconds that the run took until then, plus
+#: ``EXTRA_SECONDS``.
+TIME_LIMIT_FACTOR = 20
+EXTRA_SECONDS = 120
 
 
 def why_not_by_forks(trainer: L.Trainer) -> str | None:
@@ -78,14 +79,14 @@ class ForkedFits:
         # Whether this process is a fork whose Trainer has become a coalition's.
         self.is_in_coalition_process = False
         self.start_time = time.monotonic()
-        # Of the process that waits for orders. 0 in that process, and after its end.
-        self._waiting_id = quiet_fork()
-        if self._waiting_id:
+        # The id of the fork that waits for orders. 0 in the fork itself, and after its end.
+        self._waiting_process_id = quiet_fork()
+        if self._waiting_process_id:  # this is the run's process
             pipe_of_fork.close()
             return
         try:
             self._pipe.close()
-            order = self._wait(pipe_of_fork)
+            order = self._wait_for_order(pipe_of_fork)  # it returns in a coalition's process only
             self._prepare_trainer(trainer, module, measures, order)
             self.is_in_coalition_process = True
         except BaseException as error:
@@ -108,7 +109,7 @@ class ForkedFits:
             for index, result in self._ask([*orders], str(folder)):
                 yield orders[index], result
 
-    def pickled(self) -> bytes | ChildFailed:
+    def pickled_fit(self) -> bytes | ChildFailed:
         """Return the pickled Trainer and module in their state at the beginning of the fit, or the error."""
         answers = list(self._ask([None], folder=""))
         _, pickled_fit = answers[0]
@@ -116,33 +117,34 @@ class ForkedFits:
 
     def _ask(self, orders: list[FitOrder | None], folder: str) -> Iterator[tuple[int, Any]]:
         """Send orders to the waiting process, and yield ``(index, answer)``. None requests the pickled fit."""
-        missing = set(range(len(orders)))  # indices of orders without an answer
+        unanswered = set(range(len(orders)))  # indices of orders
         limit_s = limit_since(self.start_time)
         try:
             with ended_by_sigterm() as raise_if_terminated:
                 request = pickle.dumps((orders, folder, num_cores(), limit_s))
                 self._pipe.send_bytes(request)
-                while missing:
+                while unanswered:
                     while not self._pipe.poll(POLL_S):
                         raise_if_terminated()
                     index, result = pickle.loads(self._pipe.recv_bytes())
-                    missing.discard(index)
+                    unanswered.discard(index)
                     if ends_all(index, result):
-                        missing.clear()
+                        unanswered.clear()
                     yield index, result
         except (EOFError, OSError):
             self.close()
             failure = ChildFailed("the process that waited at the fit's beginning has been ended")
-            while missing:
-                yield missing.pop(), failure
+            while unanswered:
+                yield unanswered.pop(), failure
         finally:
-            if missing:
+            # The caller has stopped early, and the pipe would still bring answers.
+            if unanswered:
                 self.close()
 
     def close(self) -> None:
         """End the waiting forked process and the trainings in it."""
-        process_id = self._waiting_id
-        self._waiting_id = 0
+        process_id = self._waiting_process_id
+        self._waiting_process_id = 0
         if process_id == 0:  # it has been closed before
             return
         self._pipe.close()
@@ -153,26 +155,29 @@ class ForkedFits:
 
     # ---- in the process that waits
 
-    def _wait(self, pipe: Connection) -> FitOrder:
+    def _wait_for_order(self, pipe: Connection) -> FitOrder:
         """Wait for orders, and fork this process for each. Return the order, but only in the fork."""
         try:
             while True:
-                orders, self._folder, jobs, limit_s = pickle.loads(pipe.recv_bytes())
-                tasks = []
-                for index, order in enumerate(orders):
-                    task = partial(self._start, order)
-                    tasks.append((index, task))
-                # Each task begins in a fork. There `_start` sets `_order` and raises ContinueInChild, which leaves this
-                # loop.
-                with closing(supervise(tasks, jobs, limit_s)) as answers:
-                    for index, result in answers:
-                        pipe.send_bytes(pickle.dumps((index, result)))
-                        if ends_all(index, result):
-                            break
-        except ContinueInChild:
+                self._answer_request(pipe)
+        except ContinueInChild:  # this is the fork of one order, which `_start` has set
             return self._order
         except BaseException:
             os._exit(1)
+
+    def _answer_request(self, pipe: Connection) -> None:
+        request = pickle.loads(pipe.recv_bytes())
+        orders, self._folder, num_jobs, limit_s = request
+        tasks = []
+        for index, order in enumerate(orders):
+            task = partial(self._start, order)
+            tasks.append((index, task))
+        # Each task begins in a fork, where `_start` raises ContinueInChild, which leaves this function.
+        with closing(supervise(tasks, num_jobs, limit_s)) as answers:
+            for index, result in answers:
+                pipe.send_bytes(pickle.dumps((index, result)))
+                if ends_all(index, result):
+                    break
 
     def _start(self, order: FitOrder | None) -> bytes:
         if order is None:
@@ -197,6 +202,7 @@ class ForkedFits:
         untyped_trainer: Any = trainer
         data: FederatedDataModule = untyped_trainer.datamodule
 
+        # Called at the end of training, when `scoring` is set.
         def send_result_and_exit() -> None:
             exit_with_answer(scoring.result())
 
@@ -206,7 +212,7 @@ class ForkedFits:
             measures=measures,
             order=order,
             folder=folder,
-            end=send_result_and_exit,
+            on_end=send_result_and_exit,
         )
         callbacks_of(trainer).insert(0, _ExitOnError(scoring))
         let_callbacks_log(trainer)
@@ -225,7 +231,7 @@ def ends_all(index: int, result: Any) -> bool:
 
 def limit_since(start_time: float) -> float:
     """Return a coalition fit's time limit in seconds. ``start_time`` is when the run started."""
-    return SECONDS + LONGER * (time.monotonic() - start_time)
+    return EXTRA_SECONDS + TIME_LIMIT_FACTOR * (time.monotonic() - start_time)
 
 
 def isolate_files(trainer: L.Trainer, root: str) -> str | None:
@@ -254,7 +260,6 @@ class _ExitOnError(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        # `answer` and `fail` end this process.
         if isinstance(exception, NoModel):  # the last finite model counts
             self._scoring.on_exception(trainer, pl_module, exception)
             exit_with_answer(self._scoring.result())

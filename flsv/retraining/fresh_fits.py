@@ -54,11 +54,18 @@ from flsv.utilities.supervisor import (
 )
 
 #: Environment variables of a process itself.
-_OF_THE_PROCESS = (ANSWER_PIPE_VARIABLE, "PL_GLOBAL_SEED", "PL_SEED_WORKERS")
+_PROCESS_VARIABLES = (ANSWER_PIPE_VARIABLE, "PL_GLOBAL_SEED", "PL_SEED_WORKERS")
 #: Attributes of classes that Python sets.
-_OF_PYTHON = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl"}
+_PYTHON_ATTRIBUTES = {
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__module__",
+    "__annotations__",
+    "_abc_impl",
+}
 #: Types of values that are the same objects in all modules, or have no state.
-_WITHOUT_STATE = (*PLAIN_TYPES, tuple, frozenset, Enum, FunctionType, type, ModuleType)
+_STATELESS_TYPES = (*PLAIN_TYPES, tuple, frozenset, Enum, FunctionType, type, ModuleType)
 
 
 class FreshFits(FitsInProcesses):
@@ -75,11 +82,13 @@ class FreshFits(FitsInProcesses):
         # When the run has begun.
         start_time: float,
     ) -> None:
+        self._start_time = start_time
+        self._folder = ""  # of the files of a call of train
         device = trainer.strategy.root_device.type
         if device == "cpu" and ranks_of(trainer).size == 1:
-            jobs = num_cores()
+            num_jobs = num_cores()
         else:
-            jobs = 1
+            num_jobs = 1
         self._process = FreshProcess()
         run: Any
         if device == "cuda":
@@ -87,12 +96,10 @@ class FreshFits(FitsInProcesses):
         else:
             run = self._process.supervise
 
-        def task(order: Any) -> Any:
+        def make_task(order: Any) -> Any:
             return partial(_train, fit, dict(measures), self._folder, order)
 
-        super().__init__(task, jobs, run=run)
-        self._start_time = start_time
-        self._folder = ""
+        super().__init__(make_task, num_jobs, run=run)
 
     def train(
         self, orders: Sequence[FitOrder]
@@ -127,14 +134,14 @@ def pickled_fit(
 
     # The fit's own objects, with references to the program's values in place of copies.
     file = io.BytesIO()
-    pickler = _Pickler(file, trainer, names=program.names_by_id())
+    pickler = _Pickler(file, trainer, variables=program.variables_by_id())
     pickler.dump((trainer, *parts))
     pickled_parts = file.getvalue()
 
     surroundings = None
     if environment is not None:
         surroundings = Surroundings(dict(environment), os.getcwd())
-    # `unpickled_fit` restores the first three before it unpickles the parts, which stay bytes until then.
+    # The parts stay bytes until `unpickled_fit` has restored what comes before them.
     return pickle.dumps((surroundings, torch_settings(), pickled_state, pickled_parts))
 
 
@@ -152,39 +159,40 @@ def unpickled_fit(data: bytes) -> tuple[Any, ...]:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickler that omits the profiler and a strategy of several ranks. Loggers and observing callbacks are pickled as
-    stand-ins, and globals of the program by their ``names``.
+    stand-ins, and values of the program by their ``variables``.
     """
 
     def __init__(
         self,
         file: io.BytesIO,
         trainer: L.Trainer,
-        names: Mapping[int, Name],
+        variables: Mapping[int, Variable],
     ) -> None:
         super().__init__(file)
         untyped_trainer: Any = trainer
-        self._instead: dict[int, Any] = {}
-        for object_id, name in names.items():
-            self._instead[object_id] = (Name.value, (name,))
-        self._instead[id(untyped_trainer.profiler)] = (PassThroughProfiler, ())
+        # {id of an object: how it is pickled}, as __reduce__ returns it
+        self._reduced_by_id: dict[int, Any] = {}
+        for object_id, variable in variables.items():
+            self._reduced_by_id[object_id] = (Variable.value, (variable,))
+        self._reduced_by_id[id(untyped_trainer.profiler)] = (PassThroughProfiler, ())
         for logger in trainer.loggers:
-            self._instead[id(logger)] = reduced(logger)
+            self._reduced_by_id[id(logger)] = reduced(logger)
         for callback in callbacks_of(trainer):
             if only_watches_the_run(callback):
-                self._instead[id(callback)] = reduced(callback)
+                self._reduced_by_id[id(callback)] = reduced(callback)
 
         strategy = trainer.strategy
         if isinstance(strategy, FederatedStrategy):  # each rank trains its coalitions by itself
-            parts = (
+            arguments = (
                 strategy.root_device,
                 strategy.accelerator,
-                None,
+                None,  # no plugin for checkpoints
                 strategy.precision_plugin,
             )
-            self._instead[id(strategy)] = (SingleDeviceStrategy, parts)
+            self._reduced_by_id[id(strategy)] = (SingleDeviceStrategy, arguments)
 
     def reducer_override(self, value: Any) -> Any:
-        return self._instead.get(id(value)) or super().reducer_override(value)
+        return self._reduced_by_id.get(id(value)) or super().reducer_override(value)
 
 
 def _train(
@@ -204,7 +212,7 @@ def _train(
 
 
 @dataclass(frozen=True)
-class Name:
+class Variable:
     """Place of a value: a module, and the path of an attribute in it, such as ``"Options.rate"``."""
 
     module: str
@@ -231,7 +239,7 @@ class Name:
         owner_path, _, attribute = self.path.rpartition(".")
         owner: Any
         if owner_path:  # such as a class of the module
-            owner = Name(self.module, owner_path).value()
+            owner = Variable(self.module, owner_path).value()
         else:
             owner = sys.modules[self.module]
         setattr(owner, attribute, value)
@@ -246,39 +254,39 @@ class ProgramState:
     """
 
     def __init__(self, *parts: Any) -> None:
-        modules = _modules_from(_defining_modules(parts))
-        self._names: list[Name] = []
-        for module_name in modules:
-            self._names += _names_in(sys.modules[module_name], module_name)
-        self._names += _options_of_libraries(modules)
-        self._replaced = _replaced_in_libraries()
+        module_names = _modules_from(_defining_modules(parts))
+        self._variables: list[Variable] = []
+        for module_name in module_names:
+            self._variables += _variables_in(sys.modules[module_name], module_name)
+        self._variables += _options_of_libraries(module_names)
+        self._replaced_functions = _replaced_in_libraries()
 
-    def names_by_id(self) -> dict[int, Name]:
-        """Return the name of each object that may change, by its id, so that a fit refers to it by name."""
-        names = {}
-        for name in self._names:
-            value = name.value()
-            if not isinstance(value, _WITHOUT_STATE):
-                names[id(value)] = name
-        return names
+    def variables_by_id(self) -> dict[int, Variable]:
+        """Return the variable of each object that may change, by its id, so that a fit refers to it by name."""
+        variables = {}
+        for variable in self._variables:
+            value = variable.value()
+            if not isinstance(value, _STATELESS_TYPES):
+                variables[id(value)] = variable
+        return variables
 
     def pickled(self) -> tuple[bytes, list[str]]:
         """Return the values for :func:`restore_program`, and the names of those that cannot be pickled."""
-        descriptions: dict[Name, str] = {}
+        descriptions: dict[Variable, str] = {}
         not_pickled = []
-        for name in [*self._names, *self._replaced]:
-            value = name.value()
+        for variable in [*self._variables, *self._replaced_functions]:
+            value = variable.value()
             try:
                 description = _described(value)
                 cloudpickle.dumps(value)  # only to see whether it can be pickled
             except Exception:  # whatever an object's own __reduce__ raises
-                not_pickled.append(str(name))
+                not_pickled.append(str(variable))
             else:
-                descriptions[name] = description
+                descriptions[variable] = description
 
         # The values are pickled together, since they may share parts, and apart from their descriptions, since a
         # process that has the same values does not unpickle them.
-        values = [name.value() for name in descriptions]
+        values = [variable.value() for variable in descriptions]
         pickled_values = cloudpickle.dumps(values)
         pickled_state = cloudpickle.dumps((descriptions, pickled_values))
         return pickled_state, not_pickled
@@ -286,19 +294,19 @@ class ProgramState:
 
 def restore_program(pickled_state: bytes) -> None:
     """Set the values that differ in this process."""
-    # `pickled_values` are bytes, which are unpickled only if a value is another one here.
     descriptions, pickled_values = pickle.loads(pickled_state)
-    changed_names = []
-    for name, description in descriptions.items():
-        if name.description() != description:
-            changed_names.append(name)
-    if not changed_names:
+    changed_variables = []
+    for variable, description in descriptions.items():
+        if variable.description() != description:
+            changed_variables.append(variable)
+    if not changed_variables:
         return
-    values = pickle.loads(pickled_values)  # in the order of descriptions
-    value_by_name = dict(zip(descriptions, values))
-    for name in changed_names:
-        if name.module in sys.modules:  # not if its import has failed
-            name.set(value_by_name[name])
+    # Unpickled only now, since it may be slow.
+    values = pickle.loads(pickled_values)
+    value_by_variable = dict(zip(descriptions, values))
+    for variable in changed_variables:
+        if variable.module in sys.modules:  # not if its import has failed
+            variable.set(value_by_variable[variable])
 
 
 def torch_settings() -> dict[str, Any]:
@@ -334,7 +342,7 @@ class Surroundings:
     def restore(self) -> None:
         """Give this process exactly these environment variables, except its own, and the folder."""
         environment = dict(self.environment)
-        for name in _OF_THE_PROCESS:  # this process's values stay, or their absence
+        for name in _PROCESS_VARIABLES:  # this process's values stay, or their absence
             if name in os.environ:
                 environment[name] = os.environ[name]
             else:
@@ -391,17 +399,17 @@ def _functions_of(value: Any) -> list[FunctionType]:
     return [function for function in candidates if isinstance(function, FunctionType)]
 
 
-def _names_in(module: ModuleType, module_name: str) -> Iterator[Name]:
-    for name, value in _attributes_of(module, module_name):
-        is_of_python = name.path.startswith("__")
+def _variables_in(module: ModuleType, module_name: str) -> Iterator[Variable]:
+    for variable, value in _attributes_of(module, module_name):
+        is_of_python = variable.path.startswith("__")
         if not is_of_python and not isinstance(value, ModuleType):
-            yield name
+            yield variable
 
 
-def _options_of_libraries(modules: Sequence[str]) -> Iterator[Name]:
-    """Yield the names of public plain values in libraries' modules and classes to which a program's modules refer."""
+def _options_of_libraries(module_names: Sequence[str]) -> Iterator[Variable]:
+    """Yield the public plain values in libraries' modules and classes to which a program's modules refer."""
     libraries: dict[str, ModuleType] = {}
-    for module_name in ("__main__", *modules):
+    for module_name in ("__main__", *module_names):
         module_globals = vars(sys.modules[module_name])
         for value in list(module_globals.values()):
             if isinstance(value, ModuleType) and not _is_of_program(value):
@@ -410,36 +418,36 @@ def _options_of_libraries(modules: Sequence[str]) -> Iterator[Name]:
     for module_name, library in libraries.items():
         if sys.modules.get(module_name) is not library:  # it could not be found by its name
             continue
-        for name, value in _attributes_of(library, module_name):
-            _, _, attribute = name.path.rpartition(".")
+        for variable, value in _attributes_of(library, module_name):
+            _, _, attribute = variable.path.rpartition(".")
             is_public = not attribute.startswith("_")
             if is_public and type(value) in PLAIN_TYPES:
-                yield name
+                yield variable
 
 
-def _replaced_in_libraries() -> list[Name]:
-    """Return the names under which libraries' modules and classes hold functions of the program."""
-    names = []
+def _replaced_in_libraries() -> list[Variable]:
+    """Return the attributes of libraries' modules and classes that hold functions of the program."""
+    variables = []
     for module_name, module in list(sys.modules.items()):
         is_library = isinstance(module, ModuleType) and not _is_of_program(module)
         if not is_library or module_name == "__main__":
             continue
-        for name, value in _attributes_of(module, module_name):
+        for variable, value in _attributes_of(module, module_name):
             if _is_function_of_program(value):
-                names.append(name)
-    return names
+                variables.append(variable)
+    return variables
 
 
-def _attributes_of(module: ModuleType, module_name: str) -> Iterator[tuple[Name, Any]]:
+def _attributes_of(module: ModuleType, module_name: str) -> Iterator[tuple[Variable, Any]]:
     for attribute, value in list(vars(module).items()):
-        yield Name(module_name, attribute), value
-        # isinstance would ask the value itself, and deprecated ones warn of every question.
+        yield Variable(module_name, attribute), value
+        # isinstance also reads value.__class__, at which deprecated objects warn.
         is_class = issubclass(type(value), type)
         if not is_class or value.__module__ != module_name:  # an imported class is another module's
             continue
         for class_attribute, class_value in list(vars(value).items()):
-            if class_attribute not in _OF_PYTHON:
-                yield Name(module_name, f"{attribute}.{class_attribute}"), class_value
+            if class_attribute not in _PYTHON_ATTRIBUTES:
+                yield Variable(module_name, f"{attribute}.{class_attribute}"), class_value
 
 
 def _is_function_of_program(value: Any) -> bool:

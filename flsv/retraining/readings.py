@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -35,22 +35,30 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.supervisor import exit_with_answer
 
 #: Packages that may ask a stand-in without using what it would know.
-_ASKING = ("lightning", "flsv")
+_ASKING_PACKAGES = ("lightning", "flsv")
 #: Packages between a reader and what it reads, whose functions are not named as the reader.
-_BETWEEN = {*_ASKING, "torch", *sys.stdlib_module_names}
+_INTERMEDIATE_PACKAGES = {*_ASKING_PACKAGES, "torch", *sys.stdlib_module_names}
 #: What is wrong with reading a callback or a logger.
-_WATCHING = "which only watches the run or ends it, and coalitions in fresh processes lack it"
-_LOGGING = "but coalitions log nothing"
+_WHY_NO_CALLBACK = (
+    "which only watches the run or ends it, and coalitions in fresh processes lack it"
+)
+_WHY_NO_LOGGER = "but coalitions log nothing"
 #: Attributes with a logger's folders, and where a stand-in has them.
-_FOLDERS = {
+_FOLDER_ATTRIBUTES = {
     "log_dir": "_stand_in_log_dir",
     "save_dir": "_stand_in_save_dir",
 }
 #: Special methods of numbers, texts and collections that hold, get or set something, and use no value.
-_HOLDS = {"__getitem__", "__setitem__", "__delitem__", "__class_getitem__", "__getnewargs__"}
+_HOLDING_METHODS = {
+    "__getitem__",
+    "__setitem__",
+    "__delitem__",
+    "__class_getitem__",
+    "__getnewargs__",
+}
 #: Special methods of all objects that use a value.
-_COMPARES = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
-_SHOWS = {"__hash__", "__str__", "__repr__", "__format__", "__fspath__"}
+_COMPARING_METHODS = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
+_SHOWING_METHODS = {"__hash__", "__str__", "__repr__", "__format__", "__fspath__"}
 
 
 @dataclass(frozen=True)
@@ -88,15 +96,18 @@ def become_stand_in(original: L.Callback | Logger, folder: str | None = None) ->
     """
     # The object stays, since others may hold it, and gets another class.
     original_class: Any = type(original)
-    is_stand_in = "stand_in" in vars(original_class)
     if isinstance(original, Logger):
         vars(original).update(_folders_of(original, folder))
-    if is_stand_in:
+    if _is_stand_in_class(original_class):
         return
     if isinstance(original, Logger):
         original.__class__ = _logger_stand_in_class(original_class)
     else:
         original.__class__ = _callback_stand_in_class(original_class)
+
+
+def _is_stand_in_class(some_class: type) -> bool:
+    return "stand_in" in vars(some_class)
 
 
 def reduced(original: L.Callback | Logger) -> tuple[Any, ...]:
@@ -110,7 +121,7 @@ def reduced(original: L.Callback | Logger) -> tuple[Any, ...]:
 
 def reader_name() -> str:
     """Return the name and place of the function by which the present value is read."""
-    frame = _reading_frame(_BETWEEN)
+    frame = _reading_frame(_INTERMEDIATE_PACKAGES)
     code = frame.f_code
     file_name = os.path.basename(code.co_filename)
     return f"{code.co_qualname} ({file_name}, line {frame.f_lineno})"
@@ -138,7 +149,7 @@ def package_of(frame: FrameType) -> str:
 
 def _folders_of(logger: Logger, folder: str | None) -> dict[str, str | None]:
     folders = {}  # by the names of the stand-in's attributes
-    for name, stand_in_name in _FOLDERS.items():
+    for name, stand_in_name in _FOLDER_ATTRIBUTES.items():
         logger_folder = getattr(logger, name)
         if logger_folder is None or folder is None:
             folders[stand_in_name] = logger_folder
@@ -157,10 +168,10 @@ def _unpickled_stand_in(make_class: Any, original_class: type, attributes: dict[
 def _is_read_by_libraries(name: str, frame: FrameType) -> bool:
     """Return whether an attribute is read by Lightning, by flsv, or by Python itself."""
     is_special = name.startswith("__") and name != "__dict__"
-    return is_special or package_of(frame) in _ASKING
+    return is_special or package_of(frame) in _ASKING_PACKAGES
 
 
-def _idle(base: type, stand_in: Any, name: str) -> Any:
+def _attribute_without_state(base: type, stand_in: Any, name: str) -> Any:
     """Return an attribute of an object of class ``base`` that has no state."""
     attribute = inspect.getattr_static(base, name)
     if hasattr(attribute, "__get__"):
@@ -171,68 +182,69 @@ def _idle(base: type, stand_in: Any, name: str) -> Any:
 @cache
 def _callback_stand_in_class(callback_class: type[L.Callback]) -> type[L.Callback]:
     # It is the __getattribute__ of the class that stands for a callback in a coalition's process.
-    def read(stand_in: Any, name: str) -> Any:
+    def get_attribute(stand_in: Any, name: str) -> Any:
         reading_frame = sys._getframe(1)
 
-        # The training depends on the callback: answer ends this process.
+        # The training depends on the callback: `exit_with_answer` ends this process with the reader's name.
         if not _is_read_by_libraries(name, reading_frame):
             attribute = f"{callback_class.__name__}.{name}"
             has_original = not object.__getattribute__(stand_in, "_stand_in_is_unpickled")
             exit_with_answer(
-                Reading(reader_name(), attribute, _WATCHING, can_take_part=has_original)
+                Reading(reader_name(), attribute, _WHY_NO_CALLBACK, can_take_part=has_original)
             )
 
-        # Hooks do nothing. Python and flsv read the stand-in itself, and libraries None.
+        # Hooks do nothing. Python and flsv get the stand-in's own attributes, libraries get None.
         is_special = name.startswith("__")
-        if not is_special and hasattr(L.Callback, name):
-            return _idle(L.Callback, stand_in, name)
+        is_hook = not is_special and hasattr(L.Callback, name)
+        if is_hook:
+            return _attribute_without_state(L.Callback, stand_in, name)
         if is_special or package_of(reading_frame) == "flsv":
             return object.__getattribute__(stand_in, name)
         return None
 
-    return _stand_in_class(callback_class, read, make_class=_callback_stand_in_class)
+    return _stand_in_class(callback_class, get_attribute, make_class=_callback_stand_in_class)
 
 
 @cache
 def _logger_stand_in_class(logger_class: type[Logger]) -> type[Logger]:
-    def read(stand_in: Any, name: str) -> Any:
+    def get_attribute(stand_in: Any, name: str) -> Any:
         if name.startswith("__"):
             return object.__getattribute__(stand_in, name)
-        if name in _FOLDERS:
-            return object.__getattribute__(stand_in, _FOLDERS[name])
+        if name in _FOLDER_ATTRIBUTES:
+            return object.__getattribute__(stand_in, _FOLDER_ATTRIBUTES[name])
         is_method = inspect.isfunction(vars(Logger).get(name))
-        if is_method:
-            return _idle(DummyLogger, stand_in, name)
-        is_read_by_libraries = _is_read_by_libraries(name, sys._getframe(1))
-        if is_read_by_libraries and name in ("name", "version"):
-            return _idle(DummyLogger, stand_in, name)
+        is_title = name in ("name", "version")
+        if is_method or (is_title and _is_read_by_libraries(name, sys._getframe(1))):
+            return _attribute_without_state(DummyLogger, stand_in, name)
         # It answers only if its value is used, since modules log for others to read.
         return _Nothing(f"{logger_class.__name__}.{name}")
 
-    return _stand_in_class(logger_class, read, make_class=_logger_stand_in_class)
+    return _stand_in_class(logger_class, get_attribute, make_class=_logger_stand_in_class)
 
 
-def _stand_in_class(original_class: type, read: Any, make_class: Any) -> Any:
-    """Return a subclass of ``original_class`` whose attributes ``read`` gives."""
+def _stand_in_class(
+    original_class: type,
+    get_attribute: Callable[[Any, str], Any],
+    make_class: Callable[[Any], type],
+) -> Any:
+    """Return a subclass of ``original_class`` whose attributes ``get_attribute`` returns."""
 
-    def reduce(stand_in: Any, protocol: Any) -> Any:
+    def reduce(stand_in: Any, _protocol: Any) -> Any:
         # Pickle has no name for a class made at run time: the other process makes it anew.
         attributes = vars(stand_in)
-        folders = {}
-        for name in _FOLDERS.values():
-            if name in attributes:
-                folders[name] = attributes[name]
+        names = _FOLDER_ATTRIBUTES.values()
+        folders = {name: attributes[name] for name in names if name in attributes}
         return _unpickled_stand_in, (make_class, original_class, folders)
 
     class_attributes = {
         "__module__": original_class.__module__,
         "__qualname__": original_class.__qualname__,
-        "__getattribute__": read,
+        "__getattribute__": get_attribute,
         "__reduce_ex__": reduce,
         "stand_in": True,
         "_stand_in_is_unpickled": False,
     }
-    metaclass = type(original_class)
+    metaclass = type(original_class)  # a class of another one could not inherit
     return metaclass(original_class.__name__, (original_class,), class_attributes)
 
 
@@ -240,18 +252,18 @@ class _Nothing:
     """What a logger would give. It may be called, entered and set, and tells who uses it as a value."""
 
     def __init__(self, attribute: str) -> None:
-        vars(self)["_what"] = attribute
+        vars(self)["_stand_in_source"] = attribute
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Nothing(f"{self._what}.{name}")
+        return _Nothing(f"{self._stand_in_source}.{name}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _Nothing(f"{self._what}()")
+        return _Nothing(f"{self._stand_in_source}()")
 
     def __getitem__(self, key: Any) -> Any:
-        return _Nothing(f"{self._what}[{key!r}]")
+        return _Nothing(f"{self._stand_in_source}[{key!r}]")
 
     def __setattr__(self, name: str, value: Any) -> None:
         pass
@@ -271,8 +283,8 @@ class _Nothing:
 
 def _using(name: str) -> Any:
     def use(nothing: Any, *args: Any) -> NoReturn:
-        attribute = vars(nothing)["_what"]
-        exit_with_answer(Reading(reader_name(), attribute, _LOGGING))
+        attribute = vars(nothing)["_stand_in_source"]
+        exit_with_answer(Reading(reader_name(), attribute, _WHY_NO_LOGGER))
 
     use.__name__ = name
     return use
@@ -288,24 +300,24 @@ def _special_methods(kind: type) -> set[str]:
 
 
 for _kind in (bool, int, float, str, bytes, list, dict, set):
-    _uses = _special_methods(_kind) - _HOLDS
-    for _name in _uses | _COMPARES | _SHOWS:
+    _uses = _special_methods(_kind) - _HOLDING_METHODS
+    for _name in _uses | _COMPARING_METHODS | _SHOWING_METHODS:
         setattr(_Nothing, _name, _using(_name))
 
 
 #: What is wrong with reading such a file.
-_CHANGED = "which the run has changed since its first round"
-#: Folders whose files are no files, except :data:`_SHARED_MEMORY`.
-_DEVICES = ("/proc/", "/sys/", "/dev/")
-_SHARED_MEMORY = "/dev/shm/"
+_WHY_NO_CHANGED_FILE = "which the run has changed since its first round"
+#: Folders whose files are no files, except :data:`_SHARED_MEMORY_FOLDER`.
+_DEVICE_FOLDERS = ("/proc/", "/sys/", "/dev/")
+_SHARED_MEMORY_FOLDER = "/dev/shm/"
 #: Packages whose listings of folders choose a new name.
 _NAMING_PACKAGES = ("lightning", "flsv")
-#: Number of frames from `_list` to the code that lists a folder, over _check_event and __call__.
+#: Number of frames from `_check_listing` to the code that lists a folder, over _check_event and __call__.
 _FRAMES_TO_LISTING = 3
 #: Longest time between two ticks of a kernel, at 100 a second.
 _TICK_SECONDS = 0.01
-_READS = ("sqlite3.connect", "mmap.__new__")
-_LISTINGS = ("os.listdir", "os.scandir")
+_READING_EVENTS = ("sqlite3.connect", "mmap.__new__")
+_LISTING_EVENTS = ("os.listdir", "os.scandir")
 
 
 def file_time() -> float:
@@ -319,9 +331,9 @@ def file_time() -> float:
 class ChangedFiles:
     """Audit hook that ends this process if it reads a file that was changed between two times."""
 
-    def __init__(self, since: float, until: float) -> None:
-        self._since = since
-        self._until = until
+    def __init__(self, start_time: float, end_time: float) -> None:
+        self._start_time = start_time
+        self._end_time = end_time
         # For each file that this process has opened only to write: whether nothing of the run is in it.
         self._is_clean: dict[str, bool] = {}
         self._is_looking = False
@@ -330,7 +342,9 @@ class ChangedFiles:
         """Check the files that are open, and from now on those that are opened."""
         for path in sorted(set(_paths_open_to_read())):  # a library's file is mapped in parts
             if self._is_changed(path):
-                exit_with_answer(Reading("an open file or memory map", repr(path), _CHANGED))
+                exit_with_answer(
+                    Reading("an open file or memory map", repr(path), _WHY_NO_CHANGED_FILE)
+                )
         sys.addaudithook(self)
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -343,14 +357,14 @@ class ChangedFiles:
             self._is_looking = False
 
     def _check_event(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open":
+        if event == "open":  # of (name, mode, flags)
             name = arguments[0]
             flags = arguments[2]
-            self._open(name, flags)
-        elif event in _READS:
-            self._read(_path(arguments[0]))
-        elif event in _LISTINGS:
-            self._list(_path(arguments[0] or "."))
+            self._note_opened(name, flags)
+        elif event in _READING_EVENTS:
+            self._check_read(_path(arguments[0]))
+        elif event in _LISTING_EVENTS:
+            self._check_listing(_path(arguments[0] or "."))
         elif event == "os.remove":
             self._is_clean[_path(arguments[0])] = True
         elif event == "os.rename":
@@ -358,7 +372,7 @@ class ChangedFiles:
             target = _path(arguments[1])
             self._is_clean[target] = not self._has_parts_of_the_run(source)
 
-    def _open(self, name: Any, flags: Any) -> None:
+    def _note_opened(self, name: Any, flags: Any) -> None:
         path = _path(name)
         if not isinstance(flags, int) or path.endswith(".pyc"):
             return
@@ -370,13 +384,13 @@ class ChangedFiles:
         elif is_only_written:
             self._is_clean[path] = not self._has_parts_of_the_run(path)
         else:
-            self._read(path)
+            self._check_read(path)
 
-    def _read(self, path: str) -> None:
+    def _check_read(self, path: str) -> None:
         if self._has_parts_of_the_run(path):
-            exit_with_answer(Reading(reader_name(), repr(path), _CHANGED))
+            exit_with_answer(Reading(reader_name(), repr(path), _WHY_NO_CHANGED_FILE))
 
-    def _list(self, folder: str) -> None:
+    def _check_listing(self, folder: str) -> None:
         listing_code = sys._getframe(_FRAMES_TO_LISTING).f_code
         if listing_code.co_filename.startswith("<frozen"):  # an import
             return
@@ -385,7 +399,7 @@ class ChangedFiles:
         # Whoever lists a folder may depend on each file's presence.
         with suppress(OSError):
             for name in os.listdir(folder):
-                self._read(os.path.join(folder, name))
+                self._check_read(os.path.join(folder, name))
 
     def _has_parts_of_the_run(self, path: str) -> bool:
         is_clean = self._is_clean.get(path)
@@ -395,7 +409,7 @@ class ChangedFiles:
 
     def _may_be_changed(self, folder: str) -> bool:
         try:
-            return os.stat(folder).st_ctime >= self._since and not _is_device(folder)
+            return os.stat(folder).st_ctime >= self._start_time and not _is_device(folder)
         except OSError:
             return False
 
@@ -406,11 +420,11 @@ class ChangedFiles:
             return False
         if stat.S_ISDIR(status.st_mode) or _is_device(path):
             return False
-        return self._since <= status.st_ctime <= self._until
+        return self._start_time <= status.st_ctime <= self._end_time
 
 
 def _is_device(path: str) -> bool:
-    return path.startswith(_DEVICES) and not path.startswith(_SHARED_MEMORY)
+    return path.startswith(_DEVICE_FOLDERS) and not path.startswith(_SHARED_MEMORY_FOLDER)
 
 
 def _path(name: Any) -> str:
@@ -425,17 +439,21 @@ def _path(name: Any) -> str:
 
 
 def _paths_open_to_read() -> Iterator[str]:
+    # Open files.
     descriptors = Path("/proc/self/fd")  # only Linux has these lists
     if not descriptors.is_dir():
         return
     for descriptor in descriptors.iterdir():
         with suppress(OSError):
             information = Path("/proc/self/fdinfo", descriptor.name)
+            # One line is "flags:", then the flags in octal.
             _, _, after_label = information.read_text().partition("flags:")
             flags = int(after_label.split()[0], base=8)
             is_only_read = flags & os.O_ACCMODE == os.O_RDONLY
             if is_only_read:
                 yield os.readlink(descriptor)
+
+    # Memory maps.
     for line in Path("/proc/self/maps").read_text().splitlines():
         # address, permissions, offset, device, inode and, if it maps a file, path
         fields = line.split(maxsplit=5)
@@ -444,11 +462,11 @@ def _paths_open_to_read() -> Iterator[str]:
 
 
 #: Packages whose hooks and reads are known not to depend on a validation, unless a scheduler does.
-_KNOWN = ("lightning", "pytorch_lightning", "flsv")
+_PACKAGES_WITH_KNOWN_READS = ("lightning", "pytorch_lightning", "flsv")
 #: Packages whose modules' hooks are known.
-_KNOWN_MODULES = ("flsv", "lightning", "pytorch_lightning", "torch", "builtins")
-_PREFIXES = ("on_validation_", "on_sanity_check_")
-_WHY = "which coalitions lack if they do not validate"
+_PACKAGES_WITH_KNOWN_HOOKS = ("flsv", "lightning", "pytorch_lightning", "torch", "builtins")
+_HOOK_PREFIXES = ("on_validation_", "on_sanity_check_")
+_WHY_NO_VALIDATION = "which coalitions lack if they do not validate"
 
 
 class OmittedValidation:
@@ -466,12 +484,11 @@ class OmittedValidation:
         if has_validation_hook(trainer, module):
             return
         connector = connector_of_logged_values(trainer)
-        self._patches = PatchedAttributes(
-            [
-                *no_validation_patches(trainer),
-                (connector, "__class__", _TellingConnector),
-            ]
-        )
+        patches = [
+            *no_validation_patches(trainer),
+            (connector, "__class__", _ConnectorReportingReaders),
+        ]
+        self._patches = PatchedAttributes(patches)
 
     def end_if_scheduled(self, trainer: L.Trainer) -> None:
         """Run validations again if a scheduler steps by a logged value. It is called before the first round."""
@@ -504,58 +521,56 @@ def stop_observing(trainer: L.Trainer) -> None:
 
 def has_validation_hook(trainer: L.Trainer, module: L.LightningModule) -> bool:
     """Return whether the module or a callback has a hook of validation that is not of flsv or an idle one."""
-    callbacks = []
-    for callback in callbacks_of(trainer):
-        if "stand_in" not in vars(type(callback)):
-            callbacks.append(callback)
-    return bool(validation_hooks(module, callbacks))
+    callbacks = callbacks_of(trainer)
+    originals = [callback for callback in callbacks if not _is_stand_in_class(type(callback))]
+    return bool(validation_hooks(module, originals))
 
 
 def validation_hooks(module: L.LightningModule, callbacks: Sequence[L.Callback]) -> list[str]:
     """List the hooks of validation that training may depend on, such as ``"Net.on_validation_end"``."""
-    hooks = _hooks_of(module, L.LightningModule, _KNOWN_MODULES)
+    hooks = _hooks_of(module, L.LightningModule, _PACKAGES_WITH_KNOWN_HOOKS)
     for callback in callbacks:
         hooks += _hooks_of(callback, L.Callback, ("flsv", "builtins"))
     return hooks
 
 
-def _hooks_of(owner: Any, base: type, idle_packages: tuple[str, ...]) -> list[str]:
+def _hooks_of(owner: Any, lightning_base: type, idle_packages: tuple[str, ...]) -> list[str]:
     attributes = set(vars(owner))
     for parent in type(owner).__mro__:
         package, _, _ = parent.__module__.partition(".")
-        if parent is not base and package not in idle_packages:
+        if parent is not lightning_base and package not in idle_packages:
             attributes.update(vars(parent))
 
-    hooks = []
-    for name in sorted(attributes):
-        if name.startswith(_PREFIXES):
-            hooks.append(f"{type(owner).__name__}.{name}")
-    return hooks
+    class_name = type(owner).__name__
+    hook_names = [name for name in sorted(attributes) if name.startswith(_HOOK_PREFIXES)]
+    return [f"{class_name}.{name}" for name in hook_names]
 
 
-class _TellingConnector(LoggerConnector):
+class _ConnectorReportingReaders(LoggerConnector):
     """Holder of logged values that ends this process with the name of who reads them."""
 
     @property
     def callback_metrics(self) -> Any:
-        _tell(sys._getframe(1), "callback_metrics")
+        _report_reader(sys._getframe(1), "callback_metrics")
         return super().callback_metrics
 
     @property
     def logged_metrics(self) -> Any:
-        _tell(sys._getframe(1), "logged_metrics")
+        _report_reader(sys._getframe(1), "logged_metrics")
         return super().logged_metrics
 
     @property
     def progress_bar_metrics(self) -> Any:
-        _tell(sys._getframe(1), "progress_bar_metrics")
+        _report_reader(sys._getframe(1), "progress_bar_metrics")
         return super().progress_bar_metrics
 
 
-def _tell(frame: FrameType, name: str) -> None:
+def _report_reader(frame: FrameType, name: str) -> None:
     """Answer with the reader's name, unless Lightning or flsv reads."""
     is_property = frame.f_code.co_name == name and frame.f_back is not None
     reading_frame: Any = frame.f_back if is_property else frame
-    if package_of(reading_frame) not in _KNOWN:
-        reading = Reading(reader_name(), f"trainer.{name}", _WHY, needs_validation=True)
+    if package_of(reading_frame) not in _PACKAGES_WITH_KNOWN_READS:
+        reading = Reading(
+            reader_name(), f"trainer.{name}", _WHY_NO_VALIDATION, needs_validation=True
+        )
         exit_with_answer(reading)

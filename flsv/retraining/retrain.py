@@ -38,18 +38,18 @@ from flsv.results.verdict import Source
 from flsv.retraining.coalition_refusals import check_draws, sampler_of
 from flsv.retraining.fit_order import FitOrder
 from flsv.retraining.fits_in_processes import (
-    UTILITY,
+    UTILITY_NAME,
     Federation,
     FitsInProcesses,
     Predicted,
     Prediction,
-    work_on,
+    process_request,
 )
 from flsv.retraining.fresh_fits import pickled_fit, unpickled_fit
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import (
-    COALITIONS,
-    LAST,
+    COALITIONS_FILE,
+    LAST_ROUND_KEY,
     UtilityStore,
     read_outputs,
     utilities_after_run,
@@ -65,11 +65,11 @@ from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_def
 from flsv.utilities.supervisor import ForksOrFresh, by_workers, supervise_by_joblib, supervise_fresh
 
 #: Options of ``flsv retrain`` whose coalitions only rank the clients if outputs are not predicted.
-RANKING_ONLY = ("singles", "leave-one-out")
+RANKING_DESIGNS = ("singles", "leave-one-out")
 #: Default number of seeds.
-SEEDS = 3
+NUM_SEEDS = 3
 #: The most clients of whose coalitions, if all are trained, the outputs are kept.
-MOST_WITH_OUTPUTS = 7
+MAX_CLIENTS_WITH_OUTPUTS = 7
 
 
 @checked
@@ -81,7 +81,7 @@ def retrain(
     *,
     metric: str | Metric = "accuracy",
     mode: Mode | None = None,
-    seeds: Count = SEEDS,
+    seeds: Count = NUM_SEEDS,
     judges: Judges = "server",
     participation: Participation = "drawn",
     jobs: Count | None = None,
@@ -165,14 +165,14 @@ def retrain(
     else:
         run = ForksOrFresh(_say)
 
-    work = partial(_work, _Parts(trainer, module, data), measure, participation)
+    work = partial(_process_with_seed, _Parts(trainer, module, data), measure, participation)
     processes = FitsInProcesses(lambda request: partial(work, request), jobs, run=run)
     training = CoalitionTraining(
         processes,
         FitOrder(members=(), seed=first_seed),
         num_samples=data.num_samples.tolist(),
     )
-    store = UtilityStore(None, [UTILITY], outputs=stored_outputs(masks, measure))
+    store = UtilityStore(None, [UTILITY_NAME], outputs=stored_outputs(masks, measure))
     retrained = train_seeds(
         training,
         processes.predict,
@@ -186,7 +186,7 @@ def retrain(
     return DataFrame(columns | retrained.values())
 
 
-def _work(
+def _process_with_seed(
     make_parts: Callable[[], tuple[Any, Any, Any]],
     measure: Measure,
     participation: Participation,
@@ -200,7 +200,7 @@ def _work(
         else:
             module = module_or_factory()
         federation = Federation(trainer, module, data, measure, participation)
-        return work_on(request, federation, str(folder))
+        return process_request(request, federation, str(folder))
 
 
 class _Parts:
@@ -274,7 +274,7 @@ class Retrained:
     def rank_only(self) -> bool:
         """Return whether values can only rank the clients, since their amounts are too inaccurate."""
         # The other coalitions would change the amounts by a third.
-        return self.design in RANKING_ONLY and self.source == "scores"
+        return self.design in RANKING_DESIGNS and self.source == "scores"
 
     @property
     def source(self) -> Source:
@@ -285,58 +285,57 @@ class Retrained:
 
     def values_by_seed(
         self,
-        measure: int,
+        measure_index: int,
         seeds: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
-        """Compute each seed's values ``[s, n]`` by one performance ``measure``, and the standard error ``[n]`` of their
+        """Compute each seed's values ``[s, n]`` by one performance measure, and the standard error ``[n]`` of their
         mean that comes from coalitions that were not trained.
         """
         rows = [self.seeds.index(seed) for seed in seeds]
         are_all_trained = len(self.masks) == 2 ** self.masks.shape[1]
         if self.predicted is None or are_all_trained:
-            utilities = self.utilities[rows, :, measure]  # [s, K]
+            utilities = self.utilities[rows, :, measure_index]  # [s, K]
             estimate = few_coalitions_shapley(self.masks, utilities.T)
-            return estimate.values.T, estimate.stderr.mean(1)
+            return estimate.values.T, estimate.stderr.mean(1)  # from [n, s]
 
-        values = self.predicted.values[rows, :, measure]  # [s, n]
-        disagreement = self.predicted.disagreement[rows, :, measure].mean(0)
+        values = self.predicted.values[rows, :, measure_index]  # [s, n]
+        disagreement = self.predicted.disagreement[rows, :, measure_index].mean(0)  # [n]
         return values, prediction_stderr(disagreement)
 
     def values(
         self,
-        measure: int = 0,
-        without: int | None = None,
+        measure_index: int = 0,
+        excluded_seed: int | None = None,
     ) -> dict[str, list[float]]:
-        """Compute clients' values, interval ends and shares by one performance ``measure``, ``{column: [n]}``.
-        ``without`` is a seed to leave out.
-        """
-        seeds = [seed for seed in self.seeds if seed != without]
-        values_by_seed, stderr = self.values_by_seed(measure, seeds)  # [s, n] and [n]
-        values = values_by_seed.mean(0)
+        """Compute clients' values, interval ends and shares by one performance measure, ``{column: [n]}``."""
+        seeds = [seed for seed in self.seeds if seed != excluded_seed]
+        values_by_seed, stderr = self.values_by_seed(measure_index, seeds)  # [s, n] and [n]
+        mean_values = values_by_seed.mean(0)
         half_widths = interval_over_seeds(values_by_seed, stderr)
         if self.rank_only:
-            shares = [NAN] * len(values)
+            shares = [NAN] * len(mean_values)
         else:
-            shares = shares_in(values.tolist())
+            shares = shares_in(mean_values.tolist())
         return {
-            "value": values.tolist(),
-            "low": (values - half_widths).tolist(),
-            "high": (values + half_widths).tolist(),
+            "value": mean_values.tolist(),
+            "low": (mean_values - half_widths).tolist(),
+            "high": (mean_values + half_widths).tolist(),
             "share": shares,
         }
 
-    def covariances(self, measure: int) -> dict[str, list[str]]:
+    def covariance_columns(self, measure_index: int) -> dict[str, list[str]]:
         """Return the rows of the values' covariances, ``{column: [n]}``, between seeds and between validation samples.
         Each is left out if it is not known.
         """
-        values_by_seed, stderr = self.values_by_seed(measure, self.seeds)
+        values_by_seed, stderr = self.values_by_seed(measure_index, self.seeds)
         half_widths = interval_over_seeds(values_by_seed, stderr)
+        # {column: covariance [n, n]}
         covariances = {SEED_COVARIANCE: seed_covariance(values_by_seed, half_widths)}
         if self.predicted is not None:
-            covariances[CASE_COVARIANCE] = self.predicted.case_covariance[measure]
+            covariances[CASE_COVARIANCE] = self.predicted.case_covariance[measure_index]
 
         texts_by_column = {}
-        for name, covariance in covariances.items():  # [n, n], a row for each client
+        for name, covariance in covariances.items():
             if covariance.isfinite().all():
                 texts_by_column[name] = [numbers_text(row) for row in covariance.tolist()]
         return texts_by_column
@@ -349,10 +348,10 @@ class Retrained:
         """Return :meth:`values` by ``metric``, with their covariances, and columns of the shares by each other measure
         in ``names`` and without each seed.
         """
-        measure = names.index(metric)
-        columns: dict[str, list[Any]] = {**self.values(measure)}
+        measure_index = names.index(metric)
+        columns: dict[str, list[Any]] = {**self.values(measure_index)}
         num_clients = self.masks.shape[1]  # masks [K, n]: the members of K coalitions
-        utilities = self.utilities[:, :, measure].mean(0)  # [K], over seeds
+        utilities = self.utilities[:, :, measure_index].mean(0)  # [K], over seeds
         has_all_clients = self.masks.all(1)
         together = float(utilities[has_all_clients])
         columns["together"] = [together] * num_clients
@@ -367,7 +366,7 @@ class Retrained:
         if self.rank_only:
             return columns
 
-        columns.update(self.covariances(measure))
+        columns.update(self.covariance_columns(measure_index))
         is_finite = self.utilities.isfinite().all(1).all(0)  # [C], by measure
         if len(names) > 1:
             for position, name in enumerate(names):
@@ -375,7 +374,8 @@ class Retrained:
                     columns[f"{BY_SCORE}{name}"] = self.values(position)["share"]
         if len(self.seeds) > 1:
             for seed in self.seeds:
-                columns[f"{WITHOUT_SEED}{seed}"] = self.values(measure, without=seed)["share"]
+                values = self.values(measure_index, excluded_seed=seed)
+                columns[f"{WITHOUT_SEED}{seed}"] = values["share"]
         return columns
 
 
@@ -384,21 +384,22 @@ def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
     # Other coalitions' outputs are predicted only from whole layers, and not many can be kept.
     num_clients = masks.shape[1]
     are_all_trained = len(masks) == 2**num_clients
-    are_too_many = are_all_trained and num_clients > MOST_WITH_OUTPUTS
+    are_too_many = are_all_trained and num_clients > MAX_CLIENTS_WITH_OUTPUTS
     if are_too_many or not has_complete_sizes(masks):
         return ()
-    if isinstance(measure, str):
-        return (UTILITY,)
-    if not isinstance(measure, ModelScore):
-        return measure[:1]  # names of measures, all of the same outputs: stored once, for the first
+    if isinstance(measure, ModelScore) and not _has_outputs(measure, are_all_trained):
+        return ()
+    if isinstance(measure, str | ModelScore):
+        return (UTILITY_NAME,)
+    # The names of several measures, all of the same outputs, which are stored once, for the first.
+    return measure[:1]
 
-    if measure.judged:  # clients evaluate the models, and may predict outputs
-        has_outputs = measure.by_class and not are_all_trained
-    else:
-        has_outputs = not is_logged(measure)
-    if has_outputs:
-        return (UTILITY,)
-    return ()
+
+def _has_outputs(measure: ModelScore, are_all_trained: bool) -> bool:
+    # Clients that judge models only have outputs to predict those of untrained coalitions.
+    if measure.judged:
+        return measure.by_class and not are_all_trained
+    return not is_logged(measure)
 
 
 def copy_from_run(
@@ -412,19 +413,18 @@ def copy_from_run(
     """Copy from a run's folder into the store the utilities, by the measures ``names``, and outputs of coalitions that
     were trained at the run's end.
     """
-    outputs_folder = run_folder / Path(COALITIONS).stem
+    outputs_folder = run_folder / Path(COALITIONS_FILE).stem
     for seed in seeds:
         utilities_by_members = utilities_after_run(run_folder, names, seed, num_rounds)
         for members, utilities in utilities_by_members.items():
-            is_stored = not store.missing(seed, [members])
-            if is_stored:
+            if not store.missing(seed, [members]):
                 continue
-            outputs_of_run = read_outputs(outputs_folder, seed, members)  # [rounds, ...] by name
+            outputs_of_run = read_outputs(outputs_folder, seed, members)  # {name: [rounds, ...]}
+            # The store has the outputs of the last round only, by its own names.
             last_outputs = [outputs_of_rounds[-1:] for outputs_of_rounds in outputs_of_run.values()]
-            # The store's names of outputs, which may differ from the run's.
             outputs = dict(zip(output_names, last_outputs))
-            row = [[utility] for utility in utilities]
-            store.add(seed, members, rows={LAST: row}, outputs=outputs)
+            row = [[utility] for utility in utilities]  # one number by each measure
+            store.add(seed, members, rows={LAST_ROUND_KEY: row}, outputs=outputs)
 
 
 def train_seeds(
@@ -445,7 +445,7 @@ def train_seeds(
         design = "both"
     masks = few_coalitions(training.num_clients, design)
     coalitions = members_of(masks)
-    num_seeds = num_seeds or SEEDS
+    num_seeds = num_seeds or NUM_SEEDS
     seeds = list(range(first_seed, first_seed + num_seeds))
     for seed in seeds:
         training.train(coalitions, seed, store, say)

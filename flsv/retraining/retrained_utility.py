@@ -131,14 +131,13 @@ class RetrainedUtility:
                 f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}."
             )
         coalitions = members_of(masks.cpu())
-        missing = []
-        for members in dict.fromkeys(coalitions):
-            if members not in self.scores:
-                missing.append(members)
-        fitted = [members for members in missing if members]
-        if missing and not fitted:
-            fitted = [(0,)]  # the empty coalition's model is the initial one of any training
-        self._train_all(fitted)
+        distinct_coalitions = dict.fromkeys(coalitions)
+        missing = [members for members in distinct_coalitions if members not in self.scores]
+        coalitions_to_train = [members for members in missing if members]
+        if missing and not coalitions_to_train:
+            # The empty coalition's model is the initial one of any training.
+            coalitions_to_train = [(0,)]
+        self._train_all(coalitions_to_train)
 
         utilities = [utility_of(self.scores[members], self.metric) for members in coalitions]
         return torch.cat(utilities)
@@ -190,7 +189,7 @@ class RetrainedUtility:
         scoring = GlobalModelScoring(
             self.data,
             measures=[self.metric],
-            initial=self.initial,
+            initial_state=self.initial,
             scores_untrained=not has_untrained_score,
         )
 
@@ -203,10 +202,10 @@ class RetrainedUtility:
             )
 
         self.seconds[members] = seconds
-        # Scores of the one measure.
+        # Each list has the scores by the one measure.
         if scoring.untrained_scores:
             (self.scores[EMPTY],) = scoring.untrained_scores
         assert scoring.scored_round is not None
         (self.scores[members],) = scoring.scores_by_round[scoring.scored_round]
-        self.initial = scoring.initial
+        self.initial = scoring.initial_state
         self.model = scoring.models

@@ -71,7 +71,7 @@ def _clients(members: Members) -> str:
     return f"client{plural} {joined(map(str, members))}"
 
 
-class _Retry(Exception):
+class _ChangedOrders(Exception):
     """Error: coalitions must be trained by orders with these changes. The message says why."""
 
     def __init__(self, message: str, **changes: Any) -> None:
@@ -85,13 +85,13 @@ class CoalitionTraining:
     def __init__(
         self,
         trainer: CoalitionTrainer,
-        # Of which each coalition gets a copy with its members.
+        # Each coalition gets a copy of it with its members.
         order: FitOrder,
-        # [n], of the clients.
+        # The clients' numbers of samples, [n].
         num_samples: Sequence[int],
         proof: Proof | None = None,
-        # Makes another trainer if this one failed for the reason, or returns None.
-        replacement: Callable[[str], CoalitionTrainer | None] = lambda reason: None,
+        # Makes another trainer after this one has failed for a reason, or returns None.
+        make_replacement: Callable[[str], CoalitionTrainer | None] = lambda reason: None,
     ) -> None:
         self._trainer = trainer
         self._order = order
@@ -99,7 +99,7 @@ class CoalitionTraining:
         self._everybody = tuple(range(len(num_samples)))
         self._proof = proof
         self._is_proved = proof is None
-        self._replacement = replacement
+        self._make_replacement = make_replacement
 
     @property
     def num_clients(self) -> int:
@@ -129,12 +129,12 @@ class CoalitionTraining:
                 continue
             start_hashes.add(result.start_hash)
             _check_starts(start_hashes)
+            # The fit of one client may only stand in for the empty coalition.
             if members in missing:
                 store.add(seed, members, result.rows(store.rounds), result.outputs)
-            is_empty_missing = EMPTY in missing and bool(store.missing(seed, [EMPTY]))
-            if is_empty_missing and result.untrained:
-                untrained_row = result.untrained_row()
-                untrained_rows = dict.fromkeys(store.rounds, untrained_row)
+            needs_empty_row = EMPTY in missing and bool(store.missing(seed, [EMPTY]))
+            if needs_empty_row and result.untrained:
+                untrained_rows = dict.fromkeys(store.rounds, result.untrained_row())
                 store.add(seed, EMPTY, untrained_rows)
             say(store.progress(seed, coalitions))
         store.sort()
@@ -158,8 +158,8 @@ class CoalitionTraining:
         for members, rank in zip(coalitions, rank_of_coalition):
             coalitions_by_rank[rank].append(members)
         coalitions_of_rank = coalitions_by_rank[ranks.rank]
-        most_coalitions = max(len(coalitions_of_one) for coalitions_of_one in coalitions_by_rank)
-        # One at a time, so that a kill loses no more.
+        most_coalitions = max(map(len, coalitions_by_rank))
+        # One coalition at a time, so that a kill loses no more.
         for position in range(most_coalitions):
             next_coalition = coalitions_of_rank[position : position + 1]  # empty if none is left
             fit_next = partial(self.fits, next_coalition, seed)
@@ -169,50 +169,50 @@ class CoalitionTraining:
         self, coalitions: Sequence[Members], seed: int
     ) -> Iterator[tuple[Members, FitResult | ChildFailed]]:
         """Train coalitions, and yield each with its result or error."""
-        # {members: why its process was killed}. An attempt removes those with a result.
+        # {members: why its process was killed, None without one}. Those with a result are removed.
         missing: dict[Members, ChildFailed | None] = dict.fromkeys(coalitions)
-        unproved: FitsFailed | None = None
+        failed_proof: FitsFailed | None = None
         while missing:
             try:
-                yield from self._attempt(missing, seed)
-                unproved = None
-            except _Retry as retry:  # with other orders, by the same trainer
+                yield from self._train_missing(missing, seed)
+                failed_proof = None
+            except _ChangedOrders as retry:  # with other orders, by the same trainer
                 self._change_orders(retry)
                 continue
             except FitsFailed as error:
-                if unproved is None:  # the first trainer's says more
-                    unproved = error
+                if failed_proof is None:  # the first trainer's says more
+                    failed_proof = error
 
             # What forks cannot do, fresh processes may.
             if missing:
-                reason = f"{_first_failure(missing, unproved)}"
-                replacement = self._replacement(reason)
+                reason = str(_first_failure(missing, failed_proof))
+                replacement = self._make_replacement(reason)
                 if replacement is None:
                     break
                 self._trainer = replacement
                 self._is_proved = self._proof is None
         # No trainer is left.
-        if unproved is not None:
-            raise unproved
+        if failed_proof is not None:
+            raise failed_proof
         for members, failure in missing.items():
-            yield members, failure or _first_failure(missing, unproved)
+            yield members, failure or _first_failure(missing, failed_proof)
 
-    def _change_orders(self, retry: _Retry) -> None:
+    def _change_orders(self, retry: _ChangedOrders) -> None:
         """Train by changed orders from now on, after another proof."""
         rank_zero_info(f"flsv: {retry}.")
         self._order = replace(self._order, **retry.changes)
         if self._proof is not None:
-            order = replace(self._proof.order, **retry.changes)
-            self._proof = replace(self._proof, order=order)
+            order_of_proof = replace(self._proof.order, **retry.changes)
+            self._proof = replace(self._proof, order=order_of_proof)
             self._is_proved = False
 
-    def _attempt(
+    def _train_missing(
         self, missing: dict[Members, ChildFailed | None], seed: int
     ) -> Iterator[tuple[Members, FitResult | ChildFailed]]:
         """Train coalitions, and yield each with its result or error. It is removed from ``missing``, unless its process
         was killed.
         """
-        # A proof is the fit that must reach the run's own model. It is left out if it has done so, or has another seed.
+        # The proof is a fit that must reach the run's own model. It is left out if it has done so, or has another seed.
         proof = self._proof
         has_other_seed = proof is not None and proof.order.seed != seed
         if self._is_proved or has_other_seed:
@@ -220,38 +220,33 @@ class CoalitionTraining:
 
         orders = self._orders([*missing], seed, proof)
         checked_results = self._checked(orders, proof)
-        for order, result in _once_proved(checked_results, proof):
+        for order, result in _held_until_proved(checked_results, proof):
             is_proof = proof is not None and order is proof.order
             if is_proof:
-                self._is_proved = True  # no result comes before it has reached the model
+                self._is_proved = True  # no result comes before the proof has reached the model
             if isinstance(result, ChildFailed) and result.killed:
-                missing[order.members] = result  # another trainer may do it
+                missing[order.members] = result  # another trainer may train this coalition
                 continue
-            # A proof may have no scores: then it only returns its model.
-            is_coalition = order.scores_rounds
-            if is_coalition:
+            # A proof without scores only returns its model, and is no coalition's result.
+            if order.scores_rounds:
                 missing.pop(order.members, None)
                 yield order.members, result
 
     def _orders(
         self, coalitions: Sequence[Members], seed: int, proof: Proof | None
     ) -> list[FitOrder]:
-        orders = []
-        if proof is None:
-            trains_everybody = False
-            is_untrained_scored = False
-        else:
-            orders.append(proof.order)
-            # A proof trains all clients. Without scores it is no result of theirs.
-            trains_everybody = proof.order.scores_rounds
-            is_untrained_scored = proof.order.scores_untrained
+        # The proof trains all clients. If it is scored, it is the grand coalition's fit.
+        orders = [] if proof is None else [proof.order]
+        is_grand_scored = proof is not None and proof.order.scores_rounds
+        is_untrained_scored = proof is not None and proof.order.scores_untrained
 
         # The grand coalition comes first, as the dearest.
         smaller_coalitions = [members for members in coalitions if members != self._everybody]
-        grand_coalition = [members for members in coalitions if members == self._everybody]
-        for members in (*grand_coalition, *smaller_coalitions):
-            if trains_everybody and members == self._everybody:
-                continue
+        if self._everybody in coalitions and not is_grand_scored:
+            coalitions_to_train = [self._everybody, *smaller_coalitions]
+        else:
+            coalitions_to_train = smaller_coalitions
+        for members in coalitions_to_train:
             order = replace(
                 self._order,
                 members=members,
@@ -286,25 +281,27 @@ class CoalitionTraining:
             elif not order.validates:
                 reason = "without them the first rounds come to another model"
             elif self._trainer.is_reentrant:
-                self._prove(proof, result)
+                self._check_proof(proof, result)
                 yield order, result
             else:
                 doubted = result
         if reason:  # the trainer trains nothing else any more
-            raise _Retry(f"coalitions are trained with validations: {reason}", validates=True)
+            raise _ChangedOrders(
+                f"coalitions are trained with validations: {reason}", validates=True
+            )
         if doubted is not None and proof is not None:
-            self._prove(proof, doubted)
+            self._check_proof(proof, doubted)
             yield proof.order, doubted
 
-    def _prove(self, proof: Proof | None, result: FitResult) -> None:
+    def _check_proof(self, proof: Proof | None, result: FitResult) -> None:
         """Raise Unproved unless rounding explains the proof's difference from the run's model."""
         assert proof is not None
         models, run_model = _models_of(proof, result)
         train_again = partial(self._trained_again, proof.order)
-        distance = difference(models, run_model, train_again, result.rounding)
+        distance = difference_from_run(models, run_model, train_again, result.rounding)
         if distance is not None:
-            percent = f"{100 * distance:.2g} % of the way that training went lie between them"
-            raise Unproved(proof.message.format(percent))
+            description = f"{100 * distance:.2g} % of the way that training went lie between them"
+            raise Unproved(proof.message.format(description))
 
     def _trained_again(self, order: FitOrder, nudged: bool) -> FitModels | None:
         """Train by ``order`` again, from slightly changed weights if ``nudged``. None on failure."""
@@ -335,7 +332,7 @@ def _deviates(proof: Proof, result: FitResult) -> bool:
     )
 
 
-def difference(
+def difference_from_run(
     models: FitModels,
     run_model: Tensor,
     train_again: Callable[..., FitModels | None],
@@ -356,24 +353,25 @@ def difference(
         if repeated is None or nudged is None:
             return None
         path_length = (models.trained - models.initial).double().norm()
-        tolerance = max(rounding.run_tolerance, rounding.steps) * path_length
+        relative_tolerance = max(rounding.run_tolerance, rounding.steps)
+        tolerance = relative_tolerance * path_length
         repetition_error = (repeated.trained - models.trained).double().norm()
         if repetition_error > tolerance:  # something other than rounding differs
             return None
         return nudged.trained - nudged.initial
 
-    # It trains again only if the models are further apart than its fixed tolerance.
+    # This trains again only if the models are further apart than a fixed tolerance.
     return rounding.unexplained_distance(
-        models.trained, run_model, models.initial, nudged_displacement
+        models.trained, run_model, models.initial, nudged=nudged_displacement
     )
 
 
 def _raise_for(reading: Reading, order: FitOrder) -> NoReturn:
-    """Raise _Retry if a coalition can train with what it has read, else ReadingRefused."""
+    """Raise _ChangedOrders if a coalition can train with what it has read, else ReadingRefused."""
     if reading.needs_validation:
-        raise _Retry(f"coalitions are trained with validations: {reading}", validates=True)
+        raise _ChangedOrders(f"coalitions are trained with validations: {reading}", validates=True)
     if reading.can_take_part and not order.watched:
-        raise _Retry(
+        raise _ChangedOrders(
             f"coalitions are trained with all callbacks: {reading}", watched=True, validates=True
         )
     raise ReadingRefused(reading)
@@ -403,13 +401,16 @@ def _check_starts(start_hashes: set[str]) -> None:
         )
 
 
-def _once_proved(results: Iterable[Trained], proof: Proof | None) -> Iterator[Trained]:
+def _held_until_proved(results: Iterable[Trained], proof: Proof | None) -> Iterator[Trained]:
     """Yield pairs of order and result as soon as the proof has succeeded. Raise FitsFailed if it fails."""
+    if proof is None:
+        yield from results
+        return
     waiting_results: list[Trained] = []
-    is_proved = proof is None
+    is_proved = False
     for order, result in results:
         waiting_results.append((order, result))
-        if proof is not None and order is proof.order:
+        if order is proof.order:
             if isinstance(result, ChildFailed):
                 raise FitsFailed({order.members: result})
             is_proved = True  # a deviating model has raised by now
@@ -419,11 +420,12 @@ def _once_proved(results: Iterable[Trained], proof: Proof | None) -> Iterator[Tr
 
 
 def _first_failure(
-    missing: Mapping[Members, ChildFailed | None], unproved: FitsFailed | None
+    missing: Mapping[Members, ChildFailed | None], failed_proof: FitsFailed | None
 ) -> ChildFailed:
-    failures: list[Any] = [*missing.values()]  # None for a coalition that was not tried
-    if unproved is not None:
-        failures += unproved.failed.values()
+    # None for a coalition that was not tried.
+    failures: list[ChildFailed | None] = list(missing.values())
+    if failed_proof is not None:
+        failures += failed_proof.failed.values()
     for failure in failures:
         if failure is not None:
             return failure

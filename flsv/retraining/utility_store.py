@@ -19,9 +19,9 @@ from flsv.utilities.csv_files import Cell, parse_float, parse_int, read_rows
 from flsv.utilities.result_file import ResultFile, members_text, read_members
 
 #: File in a run's folder with the utilities of the coalitions that were trained after the run.
-COALITIONS = "coalitions.csv"
+COALITIONS_FILE = "coalitions.csv"
 #: The index under which utilities after training are stored if a store has no rounds.
-LAST = -1
+LAST_ROUND_KEY = -1
 #: A coalition's utilities after a round, by each performance: one number, or one for each class.
 Row = Sequence[Sequence[float]]
 #: A coalition's outputs, [R, V, ...] after each of R rounds, by performance.
@@ -43,7 +43,7 @@ class UtilityStore:
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "game.csv"
-        >>> UtilityStore(path, ["accuracy"], {"rounds": 5}).add(0, (0, 2), {LAST: [[0.75]]})
+        >>> UtilityStore(path, ["accuracy"], {"rounds": 5}).add(0, (0, 2), {LAST_ROUND_KEY: [[0.75]]})
         >>> print(path.read_text())
         # {"rounds": "5"}
         seed,coalition,accuracy
@@ -55,13 +55,14 @@ class UtilityStore:
         self,
         path: Path | None,
         names: Sequence[str],
-        # All that the utilities depend on, except the seed. A file with others is refused, or replaced if anew.
+        # All on which the utilities depend, except the seed. A file with other settings is refused, or with `anew`
+        # replaced.
         settings: Mapping[str, Any] | None = None,
         *,
-        # After which each coalition has utilities.
-        rounds: Sequence[int] = (LAST,),
+        # The rounds after which each coalition has utilities.
+        rounds: Sequence[int] = (LAST_ROUND_KEY,),
         ranks: Ranks = ALONE,
-        # The performances of which outputs are stored, in a folder beside the file.
+        # Names of the performances whose outputs are stored, in a folder beside the file.
         outputs: Collection[str] = (),
         anew: bool = False,
     ) -> None:
@@ -69,8 +70,8 @@ class UtilityStore:
         self.ranks = ranks
         self.rounds = tuple(rounds)
         self._measures_with_outputs = frozenset(outputs)
-        self._rows: dict[Training, dict[int, Row]] = {}
-        self._outputs: dict[Training, Outputs] = {}
+        self._rows_by_training: dict[Training, dict[int, Row]] = {}
+        self._outputs_by_training: dict[Training, Outputs] = {}
         self._file: ResultFile | None = None
         self._outputs_folder: Path | None = None
 
@@ -79,8 +80,10 @@ class UtilityStore:
             if outputs:
                 self._outputs_folder = path.with_suffix("")
             self._read_back(self._file)
-        stored = self._rows, self._outputs
-        self._rows, self._outputs = ranks.broadcast(0, stored, "the stored trainings")
+        # All ranks take what the first one has read.
+        trainings = self._rows_by_training, self._outputs_by_training
+        trainings = ranks.broadcast(0, trainings, "the stored trainings")
+        self._rows_by_training, self._outputs_by_training = trainings
 
     def _open(
         self,
@@ -92,12 +95,11 @@ class UtilityStore:
             "seed": parse_int,
             "coalition": read_members,
         }
-        # The rows of one training, which begin with its seed and coalition, are read only if they are complete.
-        if self.rounds == (LAST,):
-            num_key_columns = 0  # each row is a training
-        else:
+        has_rounds = self.rounds != (LAST_ROUND_KEY,)
+        # Rows with the same key, a training's seed and coalition, are read only if all are there.
+        num_key_columns = 2 if has_rounds else 0
+        if has_rounds:
             columns["round"] = parse_int
-            num_key_columns = 2
         for name in self.names:
             columns[name] = _parse_numbers
         return ResultFile(
@@ -111,14 +113,14 @@ class UtilityStore:
     def _read_back(self, file: ResultFile) -> None:
         for cells in file.rows:
             training = cells["seed"], cells["coalition"]
-            round_index = cells.get("round", LAST)
-            rows = self._rows.setdefault(training, {})
+            round_index = cells.get("round", LAST_ROUND_KEY)
+            rows = self._rows_by_training.setdefault(training, {})
             rows[round_index] = [cells[name] for name in self.names]
 
-        for training in self._rows:
+        for training in self._rows_by_training:
             outputs = self._read_outputs(*training)
             if outputs:
-                self._outputs[training] = outputs
+                self._outputs_by_training[training] = outputs
 
     def _read_outputs(self, seed: int, members: Members) -> Outputs:
         """Read a coalition's outputs. Empty: the file is missing or of other rounds."""
@@ -134,16 +136,12 @@ class UtilityStore:
     @property
     def seeds(self) -> list[int]:
         """Return the seeds with utilities, ascending."""
-        seeds = {seed for seed, _ in self._rows}
-        return sorted(seeds)
+        return sorted({seed for seed, _ in self._rows_by_training})
 
     def coalitions(self, seed: int) -> set[Members]:
         """Return the coalitions that have utilities for a seed."""
-        coalitions = set()
-        for stored_seed, members in self._rows:
-            if stored_seed == seed:
-                coalitions.add(members)
-        return coalitions
+        trainings = self._rows_by_training
+        return {members for stored_seed, members in trainings if stored_seed == seed}
 
     def missing(
         self,
@@ -151,28 +149,26 @@ class UtilityStore:
         coalitions: Sequence[Members],
     ) -> list[Members]:
         """Return the distinct ``coalitions`` that lack utilities after at least one round."""
-        missing = []
-        for members in dict.fromkeys(coalitions):
-            if not self._is_complete(seed, members):
-                missing.append(members)
-        return missing
+        distinct_coalitions = dict.fromkeys(coalitions)
+        return [members for members in distinct_coalitions if not self._is_complete(seed, members)]
 
     def _is_complete(self, seed: int, members: Members) -> bool:
-        rows = self._rows.get((seed, members), {})
-        if not rows.keys() >= {*self.rounds}:
+        row_by_round = self._rows_by_training.get((seed, members), {})
+        has_all_rounds = row_by_round.keys() >= set(self.rounds)
+        if not has_all_rounds:
             return False
         if not members:
             return True
-        outputs = self._outputs.get((seed, members), {})
+        outputs = self._outputs_by_training.get((seed, members), {})
         return outputs.keys() >= self._measures_with_outputs
 
     def outputs(self, seed: int, members: Members, name: str) -> Tensor:
         """Return a coalition's outputs ``[R, V, ...]`` after each of R rounds, or raise KeyError."""
-        return self._outputs[seed, members][name]
+        return self._outputs_by_training[seed, members][name]
 
     def last_outputs(self, seed: int, members: Members) -> Tensor | None:
         """Return a coalition's outputs ``[V, ...]`` after the last round, or None."""
-        outputs = self._outputs.get((seed, members), {})
+        outputs = self._outputs_by_training.get((seed, members), {})
         for outputs_of_rounds in outputs.values():
             return outputs_of_rounds[-1]
         return None
@@ -186,14 +182,14 @@ class UtilityStore:
 
     def rows(self, seed: int, members: Members) -> list[Row]:
         """Return a coalition's utilities after each round, or raise KeyError."""
-        rows = self._rows[seed, members]
+        rows = self._rows_by_training[seed, members]
         return [rows[round_index] for round_index in self.rounds]
 
     def table(self, seed: int, masks: Tensor) -> Tensor:
         """Return K coalitions' utilities after training by C performances, float64 ``[K, C]``, or raise KeyError."""
         utilities = []
         for members in members_of(masks):
-            row = self._rows[seed, members][LAST]
+            row = self._rows_by_training[seed, members][LAST_ROUND_KEY]
             utilities.append([utility for (utility,) in row])  # one number of each measure
         return torch.tensor(utilities, dtype=torch.float64)
 
@@ -212,14 +208,15 @@ class UtilityStore:
             for name in outputs.keys() & self._measures_with_outputs:
                 stored_outputs[name] = outputs[name]
         if stored_outputs:
-            self._outputs[seed, members] = stored_outputs
+            self._outputs_by_training[seed, members] = stored_outputs
             self._write_outputs(seed, members)
 
-        stored_rows = self._rows.setdefault((seed, members), {})
+        stored_rows = self._rows_by_training.setdefault((seed, members), {})
         stored_rows.update(rows)
-        are_finite = all(_is_finite(row) for row in rows.values())
+        # What is not finite is computed again by the next command.
+        are_finite = all(map(_is_finite, rows.values()))
         if self._file is not None and are_finite:
-            self._file.add(_cells(seed, members, rows))
+            self._file.add(_csv_rows(seed, members, rows))
 
     def _write_outputs(self, seed: int, members: Members) -> None:
         folder = self._outputs_folder
@@ -227,41 +224,38 @@ class UtilityStore:
             return
         folder.mkdir(exist_ok=True)
         with replacing(folder / outputs_file(seed, members)) as file:
-            torch.save(self._outputs[seed, members], file)
+            torch.save(self._outputs_by_training[seed, members], file)
 
     def sort(self) -> None:
         """Write the file with sorted rows, whatever the order in which trainings ended."""
-        if self._file is None or not self._rows:
+        if self._file is None or not self._rows_by_training:
             return
         lines = []
-        for seed, members in sorted(self._rows, key=_position):
-            rows = self._rows[seed, members]
-            finite_rows = {}
-            for round_index in sorted(rows):
-                if _is_finite(rows[round_index]):
-                    finite_rows[round_index] = rows[round_index]
-            lines += _cells(seed, members, finite_rows)
+        for seed, members in sorted(self._rows_by_training, key=_sort_key):
+            rows = self._rows_by_training[seed, members]
+            finite_rows = {index: row for index, row in sorted(rows.items()) if _is_finite(row)}
+            lines += _csv_rows(seed, members, finite_rows)
         self._file.replace(lines)
 
 
-def _cells(
+def _csv_rows(
     seed: int,
     members: Members,
     rows: Mapping[int, Row],
 ) -> list[list[object]]:
     lines = []  # one for each round
-    for round_index, row in rows.items():
+    for round_index, utilities in rows.items():
         line: list[object] = [seed, members_text(members)]
-        if round_index != LAST:
+        if round_index != LAST_ROUND_KEY:
             line.append(round_index)
-        for utility in row:
+        for utility in utilities:
             numbers = [repr(float(number)) for number in utility]  # several, if per class
             line.append(" ".join(numbers))
         lines.append(line)
     return lines
 
 
-def _position(training: Training) -> tuple[int, int, Members]:
+def _sort_key(training: Training) -> tuple[int, int, Members]:
     seed, members = training
     return seed, len(members), members
 
@@ -307,7 +301,7 @@ def utilities_after_run(
     """Read the utilities, by the measures ``names``, of the coalitions that were trained after a run, after
     ``num_rounds`` rounds. Empty if there are none.
     """
-    path = run_folder / COALITIONS
+    path = run_folder / COALITIONS_FILE
     if not path.is_file() or not num_rounds:
         return {}
     lines = whole_lines(path)

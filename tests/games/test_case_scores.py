@@ -49,7 +49,7 @@ def make_evaluator_and_score(
         num_classes=CLASSES,
         **options,
     )
-    score = OutputScore.of(evaluator, measure)  # type: ignore[arg-type]
+    score = OutputScore.for_evaluator(evaluator, measure)  # type: ignore[arg-type]
 
     assert score is not None
 
@@ -133,7 +133,7 @@ def test_values_of_the_cases_average_to_the_predicted_values() -> None:
     outputs = make_outputs(masks)
     evaluator, score = make_evaluator_and_score("balanced_accuracy")
 
-    assert score.cases is not None
+    assert score.scores_by_case is not None
 
     sizes = torch.tensor([3.0, 2.0, 1.0])
     utilities = score.score(outputs)
@@ -148,10 +148,10 @@ def test_values_of_the_cases_average_to_the_predicted_values() -> None:
 
     by_case = case_values(
         masks,
-        score.cases.score(outputs),
+        score.scores_by_case.score(outputs),
         outputs,
         sizes,
-        score.cases.score,
+        score.scores_by_case.score,
         logits=True,
     )
 
@@ -172,7 +172,7 @@ def test_errors_of_a_regression_have_the_standard_error_of_a_mean(
     module = nn.Linear(2, 1)
     measure: Any = performance_of("test", metric, None)  # type: ignore[arg-type]
     evaluator = ModelEvaluator(module, ParameterSpace(module), batches, metric=measure.of)
-    score = OutputScore.of(evaluator, measure)
+    score = OutputScore.for_evaluator(evaluator, measure)
     assert score is not None
 
     # Two clients who add the same: together they predict 0, else 1.
@@ -212,11 +212,11 @@ def test_a_measure_that_is_no_mean_over_samples_is_resampled() -> None:
         batches,
         metric=measure.of,
     )  # type: ignore[union-attr]
-    score = OutputScore.of(evaluator, measure)
+    score = OutputScore.for_evaluator(evaluator, measure)
 
     assert score is not None
-    assert score.cases is not None
-    assert score.cases.is_resampled
+    assert score.scores_by_case is not None
+    assert score.scores_by_case.is_resampled
 
     noise = torch.randn(
         400,

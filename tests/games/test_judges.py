@@ -19,7 +19,7 @@ from flsv.games import judges
 from flsv.games.judges import (
     MIN_HELD_OUT as LEAST,
     MIN_JUDGES as JUDGES,
-    UNLIKE,
+    UNLIKE_OTHERS_NOTE,
     hits_by_class,
     judge,
     judge_coalitions,
@@ -258,7 +258,7 @@ def judge_or_lie(local: LocalData, models: Tensor, **options: Any) -> Tensor:
 
 @pytest.mark.parametrize(
     ("judge_models", "expected_events"),
-    [(judge, []), (judge_or_lie, [(LIAR, UNLIKE)])],
+    [(judge, []), (judge_or_lie, [(LIAR, UNLIKE_OTHERS_NOTE)])],
     ids=["honest", "opposite"],
 )
 def test_client_whose_scores_differ_from_all_others_is_recorded_as_an_event(
@@ -266,7 +266,7 @@ def test_client_whose_scores_differ_from_all_others_is_recorded_as_an_event(
 ) -> None:
     assert len(CLIENTS) >= JUDGES
     monkeypatch.setattr(judges, "judge", judge_models)
-    monkeypatch.setattr(judges, "MOST_BYTES", 1)  # a question for each model
+    monkeypatch.setattr(judges, "MAX_BYTES_OF_MODELS", 1)  # a question for each model
     metrics = {"sv": PartialFederatedShapley(judges="clients")}
     federated = make_loop(metrics, aggregator=FedAvg("uniform"))
     client_data = with_setup(make_data())

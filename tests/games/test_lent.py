@@ -17,7 +17,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR
 
 from flsv import FederatedDataModule, FederatedLoop, Reporting, value_round
-from flsv.games.lent_module import lent, scoring_tried
+from flsv.games.lent_module import lent, refusing_lasting_changes
 from flsv.metrics import CumulativeShapley, PartialFederatedShapley, ShadowShapley
 from flsv.utilities.errors import ConfigurationError
 
@@ -271,7 +271,7 @@ def test_tables_and_read_only_views_can_be_compared(caplog: pytest.LogCaptureFix
     module.table = pandas.DataFrame(columns)
     caplog.set_level("INFO", "lightning.pytorch")
 
-    with scoring_tried(module):
+    with refusing_lasting_changes(module):
         pass
     assert "is unknown" not in caplog.text
 

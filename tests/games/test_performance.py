@@ -508,7 +508,7 @@ def test_outputs_with_a_bound_are_known_before_training(kind: str) -> None:
     scores_models = make_evaluator(net, measure, [(x, x.sum(1))])
 
     assert scores_models.form is not None
-    assert scores_models.form.bounded == (kind not in WITHOUT_A_BOUND)
+    assert scores_models.form.is_bounded == (kind not in WITHOUT_A_BOUND)
 
 
 class Rounded(nn.Module):
@@ -541,7 +541,7 @@ def test_predicted_outputs_are_such_that_forward_could_give(kind: str) -> None:
     # By the factor rates are far apart, so that a linear prediction would be below 0.
     scores = scores_models(3 * vectors, keep=True)
     utilities = -scores.value("metric")
-    output_score = OutputScore.of(scores_models, measure)
+    output_score = OutputScore.for_evaluator(scores_models, measure)
 
     assert output_score is not None
     assert scores.outputs is not None

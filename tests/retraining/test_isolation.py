@@ -349,8 +349,8 @@ class NeverEndsOfClient1(Base):
 def test_coalition_that_never_ends_is_named_also_of_a_fresh_process(
     folder_of_user: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("flsv.retraining.forked_fits.SECONDS", 30)
-    monkeypatch.setattr("flsv.retraining.forked_fits.LONGER", 0)
+    monkeypatch.setattr("flsv.retraining.forked_fits.EXTRA_SECONDS", 30)
+    monkeypatch.setattr("flsv.retraining.forked_fits.TIME_LIMIT_FACTOR", 0)
     caplog.set_level("INFO", "lightning.pytorch")
 
     with pytest.warns(

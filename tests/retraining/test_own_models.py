@@ -11,7 +11,11 @@ from torch import Tensor
 
 from flsv.aggregation import FedAvg
 from flsv.core import Strategy
-from flsv.retraining.coalitions_at_sites import NEAR, CoalitionsAtSites, doubtful_own_models
+from flsv.retraining.coalitions_at_sites import (
+    MIN_RELATIVE_DISTANCE,
+    CoalitionsAtSites,
+    doubtful_own_models,
+)
 from flsv.sampling import FullParticipation
 from flsv.testing.metric import Rounds
 from helpers.part_cases import make_federation_info
@@ -165,8 +169,8 @@ def test_distance_to_the_federations_model_is_compared_with_the_models_own_way()
         own_models[0] = model + share_of_path * path_length * direction
         return 0 in doubtful_own_models(own_models[:2], initial, model, updates[:2])
 
-    assert is_doubtful_at(0.9 * NEAR)
-    assert not is_doubtful_at(1.2 * NEAR)
+    assert is_doubtful_at(0.9 * MIN_RELATIVE_DISTANCE)
+    assert not is_doubtful_at(1.2 * MIN_RELATIVE_DISTANCE)
 
 
 def test_two_clients_are_not_compared_with_each_other() -> None:

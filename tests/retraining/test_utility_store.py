@@ -13,7 +13,7 @@ from flsv.functional import few_coalitions
 from flsv.games.members import Members, members_of
 from flsv.retraining.fit_order import FitOrder, FitResult
 from flsv.retraining.train_fits import CoalitionTraining, FitsFailed
-from flsv.retraining.utility_store import LAST, UtilityStore
+from flsv.retraining.utility_store import LAST_ROUND_KEY, UtilityStore
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.supervisor import ChildFailed
 
@@ -132,7 +132,7 @@ def test_file_does_not_depend_on_the_order_in_which_trainings_end(tmp_path: Path
     reversed_path = tmp_path / "reversed.csv"
     store = make_store(reversed_path)
     for members in reversed(ALL_COALITIONS):
-        store.add(seed=0, members=members, rows={LAST: [[utility_of_members(members)]]})
+        store.add(seed=0, members=members, rows={LAST_ROUND_KEY: [[utility_of_members(members)]]})
     store.sort()
 
     assert reversed_path.read_bytes() == path.read_bytes()
