@@ -102,12 +102,7 @@ class Upload(ValidatedArguments, ABC):
         unchanged.
         """
 
-    def traffic(
-        self,
-        before: Traffic,
-        sent: Tensor,
-        context: UploadContext,
-    ) -> Traffic:
+    def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
         """Return the size of the update ``sent [P]`` in transmission. By default ``before``.
 
         Args:
@@ -117,12 +112,7 @@ class Upload(ValidatedArguments, ABC):
         """
         return before
 
-    def tell(
-        self,
-        name: str,
-        value: float,
-        context: UploadContext,
-    ) -> float:
+    def tell(self, name: str, value: float, context: UploadContext) -> float:
         """Return the number that the client reports instead of the true ``value``. By default ``value``.
 
         Args:
@@ -181,11 +171,7 @@ class JointUpload(Upload):
 
     @abstractmethod
     def sent(
-        self,
-        cohort: Sequence[int],
-        updates: Tensor,
-        num_clients: int,
-        round_index: int,
+        self, cohort: Sequence[int], updates: Tensor, num_clients: int, round_index: int
     ) -> dict[int, Tensor]:
         """Compute the updates that clients of a cohort send in place of their own.
 
@@ -267,10 +253,7 @@ def upload(
 
 
 def sanitize_report(
-    uploads: Sequence[Upload],
-    context: UploadContext,
-    name: str,
-    value: float,
+    uploads: Sequence[Upload], context: UploadContext, name: str, value: float
 ) -> float:
     """Return the number that a client reports instead of ``value``, by :meth:`Upload.tell` of all ``uploads``.
 
@@ -339,12 +322,7 @@ class Compression(Upload):
             context.state[error_name] = parameters - compressed
         return torch.cat([compressed, buffers])
 
-    def traffic(
-        self,
-        before: Traffic,
-        sent: Tensor,
-        context: UploadContext,
-    ) -> Traffic:
+    def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
         buffers = len(sent) - context.num_parameters
         whole = Traffic(buffers, float(buffers * sent.element_size()))
         return self.size(context.num_parameters, sent.element_size()) + whole

@@ -262,12 +262,8 @@ class FederationConfig:
         return ", ".join(assignments)
 
     def state_dict(self) -> dict[str, Any]:
-        strategies = {}
-        for role, strategy in self.strategies.items():
-            strategies[role] = strategy.state_dict()
-        filters = {}
-        for part in self.filters:
-            filters[type(part).__name__] = part.state_dict()
+        strategies = {role: strategy.state_dict() for role, strategy in self.strategies.items()}
+        filters = {type(part).__name__: part.state_dict() for part in self.filters}
         return {"strategies": strategies, "filters": filters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

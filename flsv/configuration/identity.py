@@ -78,11 +78,7 @@ class Identity:
             differences.append(f"other samples or labels for {owners}")
         return differences
 
-    def other_settings(
-        self,
-        reference: Identity,
-        template: str = "is {} and was {}",
-    ) -> list[str]:
+    def other_settings(self, reference: Identity, template: str = "is {} and was {}") -> list[str]:
         """Describe each setting that differs from ``reference`` by ``template``."""
         differences = []
         all_settings = {**reference.settings, **self.settings}
@@ -110,10 +106,7 @@ class Identity:
         return " and ".join(texts)
 
 
-def settings_of(
-    config: FederationConfig,
-    metrics: Mapping[str, Metric],
-) -> dict[str, str]:
+def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict[str, str]:
     """Describe a federation's arguments that determine its results, ``{option: text}``."""
     values: dict[str, Any] = {role: getattr(config, role) for role in ROLES}
     values["uploads"] = config.uploads
@@ -291,10 +284,7 @@ def sample_hashes(data: FederatedDataModule) -> dict[str, str]:
     return hashes
 
 
-def _leaves(
-    value: Any,
-    name: str,
-) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _leaves(item, f"{name}.{key}")
@@ -315,10 +305,7 @@ def _title_of_owner(name: str) -> str:
 
 
 def hyperparameters(
-    config: FederationConfig,
-    metrics: Mapping[str, Metric],
-    data: FederatedDataModule,
-    seed: int,
+    config: FederationConfig, metrics: Mapping[str, Metric], data: FederatedDataModule, seed: int
 ) -> dict[str, Any]:
     """Return a run's hyper-parameters for loggers, as a flat dictionary."""
     parameters: dict[str, Any] = {

@@ -50,12 +50,7 @@ class Combination:
         return ", ".join([f"{1 + len(self.further)}, {mode_of(self.template)}", *batch_sizes])
 
     def with_options(
-        self,
-        options: Splits,
-        *,
-        groups: str | None,
-        keeps_groups: bool,
-        has_corruptions: bool,
+        self, options: Splits, *, groups: str | None, keeps_groups: bool, has_corruptions: bool
     ) -> Combination:
         """Return these loaders with what their samples are dealt by.
 
@@ -105,11 +100,7 @@ class Combination:
         return rows_by_loader
 
     def _owners(
-        self,
-        part: LoaderPart,
-        splits: FederatedSplits,
-        client_names: Sequence[str],
-        position: int,
+        self, part: LoaderPart, splits: FederatedSplits, client_names: Sequence[str], position: int
     ) -> Tensor:
         """Return the client that has each sample of a loader, int64 ``[N]``."""
         owners = self._owners_in_first_loader(part, splits)
@@ -193,8 +184,8 @@ class CombinedBatches:
     ) -> None:
         self._template = template
         self._loaders = []
-        for position, make in enumerate(makers):
-            self._loaders.append(_Passes(make, generator, position))
+        for position, make_loader in enumerate(makers):
+            self._loaders.append(_Passes(make_loader, generator, position))
 
     def __len__(self) -> int:
         lengths = map(len, self._loaders)
@@ -215,14 +206,16 @@ class CombinedBatches:
 class _Passes:
     """A loader, each pass of which is shuffled anew."""
 
-    def __init__(self, make: MakeLoader, generator: torch.Generator | None, position: int) -> None:
-        self._make = make
+    def __init__(
+        self, make_loader: MakeLoader, generator: torch.Generator | None, position: int
+    ) -> None:
+        self._make_loader = make_loader
         self._generator = generator
         self._loader_position = position
         self._num_passes = 0
 
     def __len__(self) -> int:
-        return len(self._make(self._generator))
+        return len(self._make_loader(self._generator))
 
     def __iter__(self) -> Iterator[Any]:
         generator = self._generator
@@ -231,7 +224,7 @@ class _Passes:
             seed = generator.initial_seed()
             generator = generator_for(seed, "pass", self._loader_position, self._num_passes)
         self._num_passes += 1
-        return iter(self._make(generator))
+        return iter(self._make_loader(generator))
 
 
 def combination_of(

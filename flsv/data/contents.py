@@ -31,10 +31,7 @@ _ROWS_AT_ONCE = 1024  # samples that are checked at a time
 _PLAIN_TYPES = (bool, int, float, complex, str, bytes)
 
 
-def content_hashes(
-    dataset: Dataset[Any],
-    holders: Mapping[str, Tensor],
-) -> dict[str, str]:
+def content_hashes(dataset: Dataset[Any], holders: Mapping[str, Tensor]) -> dict[str, str]:
     """Return ``{participant: hash}`` of the samples at the indices in ``holders``. docs/reliability.md says what is
     hashed.
     """

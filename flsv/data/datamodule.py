@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from flsv.data.sources.agreed import AgreedEncoder, TableSummary
     from flsv.data.sources.columns import Columns, GivenColumns
 
-_SPLITS, _FILES, _LOADER = Splits(), Files(), Loader()
+_DEFAULT_SPLITS = Splits()
+_DEFAULT_FILES = Files()
+_DEFAULT_LOADER = Loader()
 
 
 class FederatedDataModule(FederationView):
@@ -133,10 +135,10 @@ class FederatedDataModule(FederationView):
         pos_label: str | bool | int | None = None,
         groups: str | list[int] | list[str] | None = None,
         columns: GivenColumns = None,
-        splits: Splits = _SPLITS,
+        splits: Splits = _DEFAULT_SPLITS,
         corruptions: list[Corruption] | None = None,
-        files: Files = _FILES,
-        loader: Loader = _LOADER,
+        files: Files = _DEFAULT_FILES,
+        loader: Loader = _DEFAULT_LOADER,
     ) -> None:
         super().__init__()
         check = partial(check_argument, type(self).__name__)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 #: Smallest default size of batches of tensors in an evaluation. They cost no time to make.
-LEAST_EVAL_BATCH_SIZE = 256
+MIN_EVAL_BATCH_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def partition_data(
     source, train_options, eval_options = _with_options(source, loader, batch_size)
     check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
     check_full_batches(splits, train_options, source.draws)
-    train, labels_after_corruption, is_changed = _corrupted(
+    train, labels_after_corruption, is_changed = _apply_corruptions(
         source.train, classes, splits, corruptions, train_options.get("collate_fn")
     )
 
@@ -262,7 +262,7 @@ def _with_options(
     if tensors is None:
         eval_batch_size = train_options["batch_size"]
     else:
-        eval_batch_size = max(train_options["batch_size"], LEAST_EVAL_BATCH_SIZE)
+        eval_batch_size = max(train_options["batch_size"], MIN_EVAL_BATCH_SIZE)
     eval_options.setdefault("batch_size", eval_batch_size)
     if loader.eval_batch_size:
         eval_options["batch_size"] = loader.eval_batch_size
@@ -348,9 +348,7 @@ def _check_streams(source: SourceData, partitioner: Partitioner, options: Splits
 
 
 def data_without_encoder(
-    source: SourceData,
-    partitioner: Partitioner,
-    options: Splits,
+    source: SourceData, partitioner: Partitioner, options: Splits
 ) -> FederatedData:
     """Split the rows of one site's table, which have no features before the sites agree on an encoder."""
     classes = find_classes(source.train, source.class_names, {})
@@ -466,7 +464,7 @@ def check_full_batches(
         )
 
 
-def _corrupted(
+def _apply_corruptions(
     dataset: Dataset[Any],
     classes: Classes,
     splits: FederatedSplits,

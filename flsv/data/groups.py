@@ -62,7 +62,7 @@ def _has_gaps(ids: np.ndarray) -> bool:
     return any(entry is None or entry != entry for entry in ids)  # NaN is not equal to itself
 
 
-_NUMBER = re.compile(r"[-+]?\d+([.]\d+)?")
+_NUMBER_PATTERN = re.compile(r"[-+]?\d+([.]\d+)?")
 
 
 def client_called(client: int, names: Sequence[str] = (), noun: str = "client") -> str:
@@ -122,7 +122,7 @@ def client_names_of(values: Iterable[Any], kind: str) -> tuple[str, ...]:
     for text in texts:
         printable = "".join(character if character.isprintable() else " " for character in text)
         name = " ".join(printable.split())
-        if _NUMBER.fullmatch(name):
+        if _NUMBER_PATTERN.fullmatch(name):
             name = f"{kind} {name}"
         names.append(name)
     if "" in names or len(set(names)) < len(names):

@@ -47,7 +47,7 @@ def dataset_labels(dataset: Dataset[Any]) -> Tensor:
     try:
         return torch.from_numpy(whole_numbers(_read_labels(dataset, _NUMBER_KINDS)))
     except _NoClassError as error:
-        raise ConfigurationError(_unusable(dataset, str(error))) from error
+        raise ConfigurationError(_message_of_no_labels(dataset, str(error))) from error
 
 
 def _read_labels(dataset: Dataset[Any], dtype_kinds: str) -> np.ndarray:
@@ -132,7 +132,7 @@ def label_column(dataset: TensorDataset) -> int | None:
     try:
         return _label_name(parts, _is_number_per_row)
     except _NoClassError as error:
-        raise ConfigurationError(_unusable(dataset, str(error))) from error
+        raise ConfigurationError(_message_of_no_labels(dataset, str(error))) from error
 
 
 def _label_of(sample: Any) -> Any:
@@ -341,7 +341,9 @@ def find_classes(
     except _NoClassError as error:
         if parts_that_need_classes:
             requirement = f"{parts_that_need_classes[0]!r} needs each sample's class."
-            raise ConfigurationError(f"{requirement} {_unusable(train, str(error))}") from error
+            raise ConfigurationError(
+                f"{requirement} {_message_of_no_labels(train, str(error))}"
+            ) from error
         # For mypy: a map-style data set has a length.
         return Classes(torch.zeros(len(train), dtype=torch.long), ONE_CLASS, str(error))  # type: ignore[arg-type]
 
@@ -380,7 +382,7 @@ def _numbers_as_classes(numbers: np.ndarray, have_names: bool) -> Tensor:
     return torch.from_numpy(numbers.astype(np.int64))
 
 
-def _unusable(dataset: Dataset[Any], why: str) -> str:
+def _message_of_no_labels(dataset: Dataset[Any], why: str) -> str:
     return (
         f"No class labels in {type(dataset).__name__}: {why}. One whole number per sample is needed, as an attribute "
         "`targets`, as the second element of each sample, or as labels=[...]."

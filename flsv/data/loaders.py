@@ -213,10 +213,7 @@ class _RowSampler(Sampler[int]):
     """
 
     def __init__(
-        self,
-        rows: Tensor,
-        generator: torch.Generator | None,
-        draws: WeightedDraws | None,
+        self, rows: Tensor, generator: torch.Generator | None, draws: WeightedDraws | None
     ) -> None:
         self.rows = rows
         self.generator = generator

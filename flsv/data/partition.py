@@ -62,11 +62,7 @@ class Partitioner(ValidatedArguments, ABC):
 
     @abstractmethod
     def partition(
-        self,
-        labels: Tensor,
-        num_classes: int,
-        groups: Tensor | None,
-        generator: Generator,
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
     ) -> Sequence[Tensor]:
         """Return the indices of each client's samples, in any order. No index may occur twice. Samples may stay unused.
 
@@ -133,7 +129,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_MOST_LEGEND_ENTRIES = 20
+_MAX_LEGEND_ENTRIES = 20
 
 
 def plot_partition(
@@ -167,7 +163,7 @@ def plot_partition(
     height = min(max(2.5, 1.2 + 0.26 * num_clients), 16)
     figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.add_subplot()
-    has_legend = num_classes <= _MOST_LEGEND_ENTRIES
+    has_legend = num_classes <= _MAX_LEGEND_ENTRIES
     colors: Sequence[Any]
     if num_classes <= len(PALETTE):
         colors = PALETTE[:num_classes]
@@ -214,11 +210,7 @@ class IIDPartitioner(Partitioner):
     needs_classes = False
 
     def partition(
-        self,
-        labels: Tensor,
-        num_classes: int,
-        groups: Tensor | None,
-        generator: Generator,
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
     ) -> list[Tensor]:
         order = shuffled(torch.arange(len(labels)), generator)
         return list(order.tensor_split(self.num_clients))
@@ -252,11 +244,7 @@ class GroupPartitioner(Partitioner):
         self.seed = seed
 
     def partition(
-        self,
-        labels: Tensor,
-        num_classes: int,
-        groups: Tensor | None,
-        generator: Generator,
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
     ) -> list[Tensor]:
         if groups is None:
             raise ConfigurationError(
@@ -304,10 +292,6 @@ class OneClient(Partitioner):
         self.seed = seed
 
     def partition(
-        self,
-        labels: Tensor,
-        num_classes: int,
-        groups: Tensor | None,
-        generator: Generator,
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
     ) -> list[Tensor]:
         return [torch.arange(len(labels))]

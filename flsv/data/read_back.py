@@ -211,10 +211,7 @@ def _check_held_out(data: FederatedData) -> None:
 
 
 def _check_stored_labels(
-    owner: str,
-    dataset: Dataset[Any],
-    options: Mapping[str, Any],
-    data: FederatedData,
+    owner: str, dataset: Dataset[Any], options: Mapping[str, Any], data: FederatedData
 ) -> None:
     labels = stored_classes(dataset)
     if labels is None:

@@ -53,20 +53,10 @@ class ReadyClient(L.LightningModule):
     _make_scheduler: LRSchedulerCallable | None
     _scheduler_interval = "epoch"
 
-    def validation_step(
-        self,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._score("val", batch)
 
-    def test_step(
-        self,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._score("test", batch)
 
     def configure_optimizers(self) -> Any:
@@ -241,11 +231,7 @@ class ClassifierClient(ReadyClient):
         finally:
             self.class_weights = weights_in_training
 
-    def _build(
-        self,
-        num_classes: int,
-        input_shape: tuple[int, ...] | None,
-    ) -> None:
+    def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
         """Build the network, or check an existing one's output, and create the scores."""
         check_argument("ClassifierClient", "num_classes", num_classes, Classes)
         if isinstance(self.network, NotBuilt):
@@ -275,11 +261,7 @@ class ClassifierClient(ReadyClient):
         """Compute logits ``[B, M]`` of a batch ``[B, *input_shape]``."""
         return self.network(x)
 
-    def training_step(
-        self,
-        batch: tuple[Tensor, Tensor],
-        batch_idx: int,
-    ) -> Tensor:
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the mean cross-entropy of the batch, a scalar."""
         # Nothing is logged: self.log takes longer than the step of a small network. The loop averages the returned
         # losses.
@@ -302,12 +284,7 @@ class ClassifierClient(ReadyClient):
         """Log ``test_loss``, ``test_accuracy``, ``test_balanced_accuracy`` and, if it is defined, ``test_auroc``."""
         self._log_scores("test")
 
-    def predict_step(
-        self,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> Tensor:
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Return class probabilities ``[B, M]`` for a batch, whose labels, if any, are ignored."""
         x = batch
         if isinstance(batch, (tuple, list)):
@@ -323,11 +300,7 @@ class ClassifierClient(ReadyClient):
             label_smoothing=self._label_smoothing,
         )
 
-    def _score(
-        self,
-        stage: str,
-        batch: tuple[Tensor, Tensor],
-    ) -> None:
+    def _score(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:
         x, y = batch
         logits = self(x)
         # The loss of a batch is a sum divided by the samples' weights. Its weight in the epoch's mean is their sum.

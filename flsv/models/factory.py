@@ -43,12 +43,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 
 
 @checked
-def build_network(
-    name: str,
-    num_classes: Classes,
-    input_shape: Shape,
-    **kwargs: Any,
-) -> nn.Module:
+def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs: Any) -> nn.Module:
     """Build a classifier by its name in :data:`NETWORKS`, torchvision or timm.
 
     Args:

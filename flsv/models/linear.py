@@ -41,10 +41,7 @@ def image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, int
 
 
 def pooled_positions(
-    network: str,
-    input_shape: Sequence[int],
-    layers: Sequence[tuple[int, int]],
-    hint: str = "",
+    network: str, input_shape: Sequence[int], layers: Sequence[tuple[int, int]], hint: str = ""
 ) -> int:
     """Return height times width of the output of convolutions with 2x2 max-pooling.
 
@@ -71,10 +68,7 @@ def pooled_positions(
 
 
 def check_output(
-    network: nn.Module,
-    name: str,
-    num_classes: int,
-    input_shape: Sequence[int],
+    network: nn.Module, name: str, num_classes: int, input_shape: Sequence[int]
 ) -> None:
     """Raise ConfigurationError unless ``network`` returns logits ``[2, num_classes]`` for two samples."""
     like = torch.empty(0)
@@ -108,10 +102,7 @@ def check_output(
         )
 
 
-def dense_stack(
-    widths: Sequence[int],
-    dropout: float = 0.0,
-) -> nn.Sequential:
+def dense_stack(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
     """Build linear layers of these widths, with ReLU between them and dropout before each."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
@@ -147,11 +138,7 @@ class SoftmaxRegression(nn.Module):
         torch.Size([5, 10])
     """
 
-    def __init__(
-        self,
-        num_classes: Classes = 10,
-        input_shape: Shape = (1, 28, 28),
-    ) -> None:
+    def __init__(self, num_classes: Classes = 10, input_shape: Shape = (1, 28, 28)) -> None:
         super().__init__()
         num_inputs = flat_size("SoftmaxRegression", input_shape)
         self.classifier = nn.Linear(num_inputs, num_classes)

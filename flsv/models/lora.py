@@ -42,11 +42,7 @@ def freeze_a(module: nn.Module) -> int:
 
 
 def add_lora(
-    network: nn.Module,
-    rank: int,
-    alpha: float,
-    targets: Sequence[str] | str,
-    **kwargs: Any,
+    network: nn.Module, rank: int, alpha: float, targets: Sequence[str] | str, **kwargs: Any
 ) -> nn.Module:
     """Insert LoRA layers into a network, in place, and freeze all other parameters.
 
@@ -100,11 +96,7 @@ class LoRAClient(ClassifierClient):
         self.targets = targets
         super().__init__(**kwargs)
 
-    def _build(
-        self,
-        num_classes: int,
-        input_shape: tuple[int, ...] | None,
-    ) -> None:
+    def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
         super()._build(num_classes, input_shape)
         layers = dict(self.network.named_modules())
         if any(name.endswith("lora_A") for name in layers):

@@ -92,11 +92,7 @@ class _ClientState:
     device: torch.device
 
 
-def embed_labels(
-    x: Tensor,
-    y: Tensor,
-    valuer: FedBary,
-) -> tuple[Tensor, ClassStatistics]:
+def embed_labels(x: Tensor, y: Tensor, valuer: FedBary) -> tuple[Tensor, ClassStatistics]:
     """Append coordinates that represent the labels to the samples' features. Also return the classes' statistics."""
     statistics = class_statistics(x, y, covariance=valuer.covariance)
     if valuer.label_weight == 0:
@@ -107,12 +103,7 @@ def embed_labels(
     return points, statistics
 
 
-def enter(
-    local: LocalData,
-    key: Any,
-    embed: Embed,
-    valuer: FedBary,
-) -> FirstAnswer:
+def enter(local: LocalData, key: Any, embed: Embed, valuer: FedBary) -> FirstAnswer:
     """Compute the features of a client's samples, and store them in the client's memory under ``key``."""
     if local.class_counts.sum() == 0:
         return FirstAnswer(samples=0, broken=0)
@@ -154,23 +145,13 @@ def enter(
     )
 
 
-def answer(
-    local: LocalData,
-    key: Any,
-    gamma: Tensor,
-) -> tuple[Tensor, Tensor]:
+def answer(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:
     """Compute, at the client, interpolants between its data and the server's points ``gamma``, and their distance."""
     client_state: _ClientState = local.memory[key]
     return client_state.transport_client.answer(gamma)
 
 
-def judge(
-    local: LocalData,
-    key: Any,
-    points: Tensor,
-    valuer: FedBary,
-    seed: int,
-) -> Verdict:
+def judge(local: LocalData, key: Any, points: Tensor, valuer: FedBary, seed: int) -> Verdict:
     """Value a client's samples against the server's ``points``, store the values at the client, and summarize them.
 
     ``key`` is the key of the client's state, stored by :func:`enter`.
@@ -194,10 +175,7 @@ def judge(
 
 
 def _sample_gradients(
-    client_state: _ClientState,
-    points: Tensor,
-    valuer: FedBary,
-    seed: int,
+    client_state: _ClientState, points: Tensor, valuer: FedBary, seed: int
 ) -> Tensor:
     """Compute the gradients ``[m]`` of a client's finite samples, in random parts of at most ``valuer.chunk``."""
     device = client_state.device
@@ -232,10 +210,7 @@ REASON_OF_NOT_FINITE = "not finite: the sample or its features are NaN or infini
 
 
 def _reasons(
-    gradients: Tensor,
-    is_finite: Tensor,
-    classes: Tensor | None,
-    rule: str,
+    gradients: Tensor, is_finite: Tensor, classes: Tensor | None, rule: str
 ) -> tuple[str, ...]:
     """Return the reason for each sample's value as a text."""
     peers = "the client's samples" if classes is None else "its class"
@@ -280,10 +255,7 @@ FLAGGED_FILE = "flagged.csv"
 
 
 def write_flagged(
-    local: LocalData,
-    folder: Path,
-    indices: Tensor,
-    class_names: Sequence[str] | None = None,
+    local: LocalData, folder: Path, indices: Tensor, class_names: Sequence[str] | None = None
 ) -> None:
     """Write a client's flagged samples to ``flagged.csv`` in its folder.
 
@@ -331,11 +303,7 @@ MIN_SAMPLES = 3
 
 
 @checked
-def flag_samples(
-    gradients: Tensor,
-    rule: Rule = "outlier",
-    y: Tensor | None = None,
-) -> Tensor:
+def flag_samples(gradients: Tensor, rule: Rule = "outlier", y: Tensor | None = None) -> Tensor:
     """Flag samples by their calibrated gradients.
 
     ``"positive"`` is the rule of Li et al. (FedBary, CVPR 2024, section 4.3) and flags gradients above 0. Calibrated

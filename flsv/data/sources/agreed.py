@@ -23,7 +23,7 @@ from flsv.utilities.plain_values import digest
 LARGEST_NUMBER = 1e38
 #: Bits of a double-precision number's mantissa.
 MANTISSA_BITS = 53
-_FRACTION = re.compile(r"-?\d{1,1000}(/\d{1,1000})?")
+_FRACTION_PATTERN = re.compile(r"-?\d{1,1000}(/\d{1,1000})?")
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,7 @@ class TableSummary:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the summary as values of JSON's types."""
-        columns = {}
-        for name, column in self.columns.items():
-            columns[name] = column.to_plain()
+        columns = {name: column.to_plain() for name, column in self.columns.items()}
         plain: dict[str, Any] = {"settings": dict(self.settings), "columns": columns}
         if self.classes is not None:
             plain["classes"] = dict(self.classes)
@@ -291,9 +289,7 @@ class AgreedEncoder:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the encoder as values of JSON's types, as ``Columns(encoder=...)`` takes them."""
-        columns = {}
-        for code in self.columns:
-            columns[code.name] = code.to_plain()
+        columns = {code.name: code.to_plain() for code in self.columns}
         return {
             "columns": columns,
             "classes": None if self.classes is None else list(self.classes),
@@ -323,7 +319,7 @@ class AgreedEncoder:
 
 
 def _fraction(text: Any) -> Fraction:
-    if not isinstance(text, str) or not _FRACTION.fullmatch(text):
+    if not isinstance(text, str) or not _FRACTION_PATTERN.fullmatch(text):
         raise ValueError(f"{text!r:.80} is no sum")
     return Fraction(text)
 

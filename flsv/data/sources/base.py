@@ -292,9 +292,7 @@ def _channels_last(pixels: Tensor) -> Tensor | None:
 
 
 def one_numbering(
-    client_sets: Datasets,
-    held_out: Mapping[str, Dataset[Any] | None],
-    pos_label: Any = None,
+    client_sets: Datasets, held_out: Mapping[str, Dataset[Any] | None], pos_label: Any = None
 ) -> tuple[dict[str, Dataset[Any]], dict[str, Dataset[Any] | None], Names]:
     """Give each class name the same number in all data sets.
 
@@ -304,9 +302,7 @@ def one_numbering(
     for name, dataset in held_out.items():
         if dataset is not None:
             all_sets[name] = dataset
-    names_by_set = {}
-    for name, dataset in all_sets.items():
-        names_by_set[name] = class_names_of(dataset)
+    names_by_set = {name: class_names_of(dataset) for name, dataset in all_sets.items()}
     common_names = _union_of_names(client_sets, names_by_set, pos_label)
 
     renumbered = {}
@@ -321,7 +317,7 @@ def one_numbering(
         else:
             _check_meaning_is_known(name, client_sets, names_by_set)
             new_numbers = {}  # all stay
-        renumbered[name] = _renumbered(dataset, new_numbers, common_names, name)
+        renumbered[name] = _renumber(dataset, new_numbers, common_names, name)
 
     clients = {name: renumbered[name] for name in client_sets}
     renumbered_held_out = {name: renumbered.get(name) for name in held_out}
@@ -329,9 +325,7 @@ def one_numbering(
 
 
 def _union_of_names(
-    client_sets: Datasets,
-    names_by_set: Mapping[str, Names],
-    pos_label: Any,
+    client_sets: Datasets, names_by_set: Mapping[str, Names], pos_label: Any
 ) -> Names:
     """Return the names of the clients' classes in the order of their numbers, or an empty tuple if no client has names.
 
@@ -459,12 +453,7 @@ def concatenated(parts: Mapping[str, Dataset[Any]]) -> Dataset[Any]:
     return TensorDataset(*map(torch.cat, zip(*columns_by_part)))
 
 
-def _renumbered(
-    dataset: Any,
-    new_numbers: NewNumbers,
-    common_names: Names,
-    name: str,
-) -> Any:
+def _renumber(dataset: Any, new_numbers: NewNumbers, common_names: Names, name: str) -> Any:
     """Return a data set whose classes have other numbers, ``{number: new number}``."""
     if all(number == new_number for number, new_number in new_numbers.items()):
         return dataset

@@ -27,9 +27,9 @@ from flsv.data.sources.notation import (
     are_dates,
     column_numbers,
     date_formats,
-    dated,
     other_notations,
-    parsed,
+    parse_dates,
+    parse_numbers,
     text_with_ambiguous_point,
 )
 from flsv.data.sources.table import Table
@@ -284,7 +284,7 @@ def with_gaps_as_nan(table: Table, name: str, argument: str, columns: Columns) -
     is_gap = texts.isna() | texts.isin(list(marks))
 
     # A mark that is a number marks this number in any notation: -9 also -9.0.
-    parsed_marks = parsed(marks)  # NaN for words
+    parsed_marks = parse_numbers(marks)  # NaN for words
     finite_marks = parsed_marks[np.isfinite(parsed_marks)]
     if len(finite_marks) > 0:
         is_gap |= texts.isin(_texts_of_numbers(texts, finite_marks, columns.decimal))
@@ -301,7 +301,7 @@ def _texts_of_numbers(texts: pd.Series, numbers: np.ndarray, decimal: str) -> li
     for text in texts.dropna().unique():
         if not _LEADING_ZERO.fullmatch(text):  # 007 is no number
             distinct_texts.append(text)
-    is_one_of_numbers = np.isin(parsed(distinct_texts, decimal), numbers)
+    is_one_of_numbers = np.isin(parse_numbers(distinct_texts, decimal), numbers)
     return list(compress(distinct_texts, is_one_of_numbers))
 
 
@@ -315,7 +315,7 @@ def _kind_and_numbers(
     """
     if table.typed:
         kind = _KIND_OF_DTYPE.get(infer_dtype(values, skipna=True))
-        return kind, pd.Series(parsed(values))  # truth values, too
+        return kind, pd.Series(parse_numbers(values))  # truth values, too
 
     texts = values.dropna()
     if len(texts) == 0:
@@ -338,9 +338,7 @@ def _kind_and_numbers(
 
 
 def read_columns(
-    table: Table,
-    names: Sequence[str],
-    columns: Columns,
+    table: Table, names: Sequence[str], columns: Columns
 ) -> tuple[list[ColumnCard], dict[str, ColumnError]]:
     """Read the columns ``names`` of all concatenated tables.
 
@@ -372,7 +370,7 @@ def raise_problems(problems: Sequence[ColumnError], columns: Columns) -> None:
 def _column_card(table: Table, name: str, columns: Columns) -> ColumnCard:
     kind, values = read_column(table, name, columns)
     if kind == WORDS_KIND:
-        numbers = parsed(values)
+        numbers = parse_numbers(values)
         is_number = np.isfinite(numbers)
         words = values.mask(is_number)  # not compared as spellings: 07 and 7 may be two codes
         places_by_word = places_of_words(table, words)
@@ -416,10 +414,7 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
 
 
 def _days_since(
-    table: Table,
-    name: str,
-    start_name: str,
-    columns: Columns,
+    table: Table, name: str, start_name: str, columns: Columns
 ) -> tuple[str, pd.Series]:
     start_date: Any
     if start_name == DAYS_SINCE_1970:
@@ -434,10 +429,7 @@ def _days_since(
 
 
 def _check_point_is_unambiguous(
-    table: Table,
-    name: str,
-    values: pd.Series,
-    columns: Columns,
+    table: Table, name: str, values: pd.Series, columns: Columns
 ) -> None:
     """Raise ColumnError if a point may separate thousands, and no option says what it does."""
     if columns.decimal == "," or columns.thousands is not None:
@@ -458,11 +450,7 @@ def _check_point_is_unambiguous(
 
 
 def _not_a_number_error(
-    table: Table,
-    name: str,
-    wrong_values: pd.Series,
-    numbers: pd.Series,
-    columns: Columns,
+    table: Table, name: str, wrong_values: pd.Series, numbers: pd.Series, columns: Columns
 ) -> ColumnError:
     """Return an error about values that are not numbers in a column of numbers."""
     words = sorted({str(value) for value in wrong_values})
@@ -567,7 +555,7 @@ def _dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
         dates = pd.to_datetime(values, utc=True)
     else:
         texts = as_texts(values)
-        dates = dated(texts, formats)
+        dates = parse_dates(texts, formats)
         rows_not_read = np.flatnonzero(dates.isna() & texts.notna()).tolist()
         if rows_not_read:
             row = rows_not_read[0]

@@ -311,12 +311,12 @@ def _rows_by_group(rows: np.ndarray, groups: np.ndarray | None) -> list[np.ndarr
     return [rows[group_of_row == group] for group in np.unique(group_of_row)]
 
 
-_WORD = re.compile(r"\w+")
+_WORD_PATTERN = re.compile(r"\w+")
 
 
 def hashed_words(text: str, max_words: int) -> list[int]:
     """Hash a text's first ``max_words`` words to their CRC-32 in UTF-8, in 1 .. 2^32 - 1."""
-    words = _WORD.findall(unicodedata.normalize("NFKC", text).casefold())[:max_words]
+    words = _WORD_PATTERN.findall(unicodedata.normalize("NFKC", text).casefold())[:max_words]
     return [zlib.crc32(word.encode()) or 1 for word in words]
 
 

@@ -36,7 +36,7 @@ from flsv.data.sources.frames import (
     concatenated_tables,
     places_of_words,
 )
-from flsv.data.sources.notation import parsed
+from flsv.data.sources.notation import parse_numbers
 from flsv.data.sources.summaries import (
     agreed_classes,
     agreed_encoder,
@@ -131,7 +131,7 @@ class TableEncoder:
         # Agree on categories and scales.
         self.agreed = self.columns.agreed
         if self.agreed is None:
-            self.agreed = self._fitted(table, rows_by_client, unreadable)
+            self.agreed = self._fit_encoder(table, rows_by_client, unreadable)
         raise_problems(list(unreadable.values()), self.columns)
         self._log_kinds(table)
 
@@ -171,7 +171,7 @@ class TableEncoder:
                 )
         return problems
 
-    def _fitted(
+    def _fit_encoder(
         self,
         table: Table,
         rows_by_client: Sequence[np.ndarray],
@@ -299,7 +299,7 @@ class TableEncoder:
 
     def _numbers(self, table: Table, column: pd.Series) -> np.ndarray:
         texts = column.tolist()
-        numbers = parsed(texts, self.columns.decimal, self.columns.thousands)
+        numbers = parse_numbers(texts, self.columns.decimal, self.columns.thousands)
         is_valid = np.abs(numbers) <= LARGEST_NUMBER
         if not is_valid.all():
             first_row = int(np.argmin(is_valid))  # the first False
@@ -444,10 +444,10 @@ def tables_source(
         return replace(source, split_columns=split_columns)
     classes = encoder.classes(train_table) or ()
 
-    def found(samples_by_client: Sequence[Tensor] | None) -> SourceData:
+    def make_source(samples_by_client: Sequence[Tensor] | None) -> SourceData:
         rows_by_client = None
         columns_read: tuple[ColumnCard, ...] = ()
-        fitted: Callable[..., SourceData] | None = found
+        fitted: Callable[..., SourceData] | None = make_source
         if samples_by_client is not None:
             rows_by_client = [samples.numpy() for samples in samples_by_client]
             fitted = None
@@ -475,9 +475,9 @@ def tables_source(
     by_rarity = chosen_by_rarity(classes, reading.pos_label)
     if columns.agreed is not None:
         by_rarity = False
-        return found([])
+        return make_source([])
     # The training rows, and so the scale of numbers, are not known yet; no component reads numbers before they are.
-    return found(None)
+    return make_source(None)
 
 
 def _with_owner(table: Table, client: str) -> Table:

@@ -222,7 +222,8 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
     images = arrays[f"{split}_images"]
     labels = np.atleast_1d(arrays[f"{split}_labels"])
     has_label_per_image = labels.size == len(labels) == len(images)
-    if not has_label_per_image or labels.dtype.kind not in "biu":
+    has_whole_numbers = labels.dtype.kind in "biu"
+    if not has_label_per_image or not has_whole_numbers:
         description = f"{labels.dtype} {list(labels.shape)} for {len(images)} images"
         raise ConfigurationError(
             f"{path}: {split}_labels are {description}: one whole number each, not multi-label."

@@ -32,7 +32,7 @@ _WHOLE_BELOW_1000 = re.compile(r"[-+]?\d{1,3}")
 _NUMBER_WITH_POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
 
 
-def parsed(
+def parse_numbers(
     values: Iterable[Any],
     decimal: str = ".",
     thousands: str | None = None,
@@ -95,18 +95,20 @@ def column_numbers(
     decimal: str,
     thousands: str | None,
 ) -> np.ndarray:
-    """Convert one file's column to numbers as :func:`parsed` does, unless a value contradicts a decimal comma."""
+    """Convert one file's column to numbers as :func:`parse_numbers` does, unless a value contradicts a decimal
+    comma.
+    """
     texts = [value for value in values if isinstance(value, str)]
     has_decimal_points = any(_has_decimal_point(text) for text in texts)
     is_contradicted = decimal == "," and has_decimal_points
     if not is_contradicted:
-        return parsed(values, decimal, thousands)
+        return parse_numbers(values, decimal, thousands)
 
     # A number such as 0.5 shows that this file's points do not separate thousands. If the file has commas, too, both
     # marks are read as decimal, and a number such as 1.500 is not read. Otherwise the file has decimal points.
     has_comma = any("," in text for text in texts)
     decimal_of_file = "," if has_comma else "."
-    return parsed(values, decimal_of_file)
+    return parse_numbers(values, decimal_of_file)
 
 
 def _has_decimal_point(text: str) -> bool:
@@ -202,7 +204,7 @@ def _fitting_notations(
 
 def _is_number(text: str) -> bool:
     """Return whether a text is a number in any notation."""
-    return any(np.isfinite(parsed([text], *notation))[0] for notation in _NOTATIONS)
+    return any(np.isfinite(parse_numbers([text], *notation))[0] for notation in _NOTATIONS)
 
 
 def _is_separator_certain(
@@ -282,7 +284,7 @@ def _day_order(
     column = pd.Series(texts, dtype=object)
     possible_orders = []
     for order in orders:
-        dates = dated(column, [order + time_format for time_format in _TIME_FORMATS])
+        dates = parse_dates(column, [order + time_format for time_format in _TIME_FORMATS])
         if dates.notna().all():
             possible_orders.append(order)
         elif any(known_format.startswith(order) for known_format in known_formats):
@@ -292,7 +294,7 @@ def _day_order(
     return possible_orders[0]
 
 
-def dated(texts: pd.Series, formats: Sequence[str]) -> pd.Series:
+def parse_dates(texts: pd.Series, formats: Sequence[str]) -> pd.Series:
     """Convert texts to dates in UTC, with NaT for what is not a date or is ambiguous.
 
     A text is ambiguous if ``formats`` give different dates.

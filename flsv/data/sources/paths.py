@@ -21,10 +21,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def read_path(
-    source: str | Path,
-    reading: Reading,
-    is_whole: bool,
-    kinds: str,
+    source: str | Path, reading: Reading, is_whole: bool, kinds: str
 ) -> Dataset[Any] | Table | SourceData:
     """Read a table file or a folder of images by class.
 

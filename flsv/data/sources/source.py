@@ -118,7 +118,7 @@ def open_source(
     ``held_out`` has the user's validation and test data, ``joining`` a client to add.
     """
     if clients is not None:
-        return _combined(clients, held_out, reading, clients=True, joining=joining)
+        return _combine_sets(clients, held_out, reading, clients=True, joining=joining)
     check_lightning(source)
     if isinstance(source, L.LightningDataModule):
         if joining:
@@ -144,7 +144,7 @@ def open_source(
             )
         held_out_paths = {name: paths.pop(name, None) for name in ("val", "test")}
         held_out = _merge_held_out(held_out, held_out_paths)
-        return _combined(paths, held_out, reading, clients=True, joining=joining)
+        return _combine_sets(paths, held_out, reading, clients=True, joining=joining)
 
     # A list may name the training data and the test data.
     is_list = isinstance(source, list | tuple) and not is_pair_of_arrays(source)
@@ -154,7 +154,7 @@ def open_source(
     else:
         train = source
         held_out = _merge_held_out(held_out, {})
-    return _combined({"source": train}, held_out, reading, joining=joining)
+    return _combine_sets({"source": train}, held_out, reading, joining=joining)
 
 
 def tables_source(
@@ -191,7 +191,7 @@ def source_name(source: Any) -> str:
     return ", ".join(type(part).__name__ for part in parts)
 
 
-def _combined(
+def _combine_sets(
     train: Mapping[str, Any],
     held_out: Mapping[str, Any],
     reading: Reading,
@@ -266,7 +266,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         train = _part_of_loader(loaders, name)
     val, eval_options = None, train.options
     val_loaders = (
-        _single(module.val_dataloader()) if is_overridden("val_dataloader", module) else None
+        _only_loader(module.val_dataloader()) if is_overridden("val_dataloader", module) else None
     )
     if (
         isinstance(val_loaders, DataLoader)
@@ -308,7 +308,7 @@ def _part_of_loader(loader: Any, name: str) -> LoaderPart:
     options = _options(loader)
     if isinstance(loader.dataset, IterableDataset):
         return LoaderPart(stream_samples(loader.dataset), options)
-    indices, draws = _drawn_by(loader, name)
+    indices, draws = _indices_and_draws(loader, name)
     return LoaderPart(loader.dataset, options, indices=indices, draws=draws)
 
 
@@ -325,7 +325,9 @@ def _check_combined(loaders: CombinedLoader, parts: list[LoaderPart], name: str)
         )
 
 
-def _drawn_by(loader: DataLoader[Any], name: str) -> tuple[Tensor | None, WeightedDraws | None]:
+def _indices_and_draws(
+    loader: DataLoader[Any], name: str
+) -> tuple[Tensor | None, WeightedDraws | None]:
     """Return the indices to which a training loader's sampler is restricted, and its weighted draws.
 
     Either is None if the sampler has none.
@@ -362,7 +364,7 @@ def _drawn_by(loader: DataLoader[Any], name: str) -> tuple[Tensor | None, Weight
     return None, None
 
 
-def _single(loaders: Any) -> Any:
+def _only_loader(loaders: Any) -> Any:
     """Return the only loader of a list, or None if the list is empty. Return anything else unchanged."""
     if isinstance(loaders, list | tuple) and len(loaders) <= 1:
         return loaders[0] if loaders else None

@@ -15,18 +15,14 @@ from flsv.data.labels import in_order, positive_last
 from flsv.data.sources.agreed import AgreedEncoder, ColumnCode, ColumnSummary, Moments, TableSummary
 from flsv.data.sources.columns import WORDS_KIND, ColumnCard, Columns, raise_problems
 from flsv.data.sources.frames import without_point_zero
-from flsv.data.sources.notation import parsed
+from flsv.data.sources.notation import parse_numbers
 from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 
 #: Numbers whose deviation is at most this share of their mean are taken to be constant.
 ROUNDING = 1e-12
 
 
-def summarize_column(
-    card: ColumnCard,
-    rows: np.ndarray,
-    min_rows: int,
-) -> ColumnSummary:
+def summarize_column(card: ColumnCard, rows: np.ndarray, min_rows: int) -> ColumnSummary:
     """Return what a client tells about a column, ``rows`` being the positions of its training rows."""
     values = card.values.iloc[rows]
     num_missing = int(values.isna().sum())
@@ -154,10 +150,7 @@ def agreed_encoder(
 
 
 def _code(
-    name: str,
-    summaries: Mapping[str, TableSummary],
-    columns: Columns,
-    where: str,
+    name: str, summaries: Mapping[str, TableSummary], columns: Columns, where: str
 ) -> ColumnCode:
     parts = {}
     clients_without = []
@@ -201,10 +194,7 @@ def _common_kind(name: str, parts: Mapping[str, ColumnSummary]) -> str:
 
 
 def _common_categories(
-    name: str,
-    parts: Mapping[str, ColumnSummary],
-    columns: Columns,
-    where: str,
+    name: str, parts: Mapping[str, ColumnSummary], columns: Columns, where: str
 ) -> list[str]:
     clients_by_word: dict[str, list[str]] = {}
     for client, part in parts.items():
@@ -216,7 +206,7 @@ def _common_categories(
             {"exclude": [name]},
         )
     words = list(clients_by_word)
-    is_number = np.isfinite(parsed(words))
+    is_number = np.isfinite(parse_numbers(words))
     texts = list(compress(words, ~is_number))
     try:
         check_spelling(texts, f"{where}: {name!r}", clients_by_word)
@@ -284,9 +274,7 @@ def _check_number_of_classes(
 
 
 def _check_tables_share_labels(
-    counts_by_part: Mapping[str, Mapping[str, int]],
-    names: Sequence[str],
-    column_name: str,
+    counts_by_part: Mapping[str, Mapping[str, int]], names: Sequence[str], column_name: str
 ) -> None:
     labels_by_part = {part: set(counts) for part, counts in counts_by_part.items()}
     # Tables are joined to a group by the labels that they share.

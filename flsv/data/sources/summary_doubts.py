@@ -35,10 +35,6 @@ class _SiteColumn:
     summary: ColumnSummary
     num_rows: int
 
-    @property
-    def missing_share(self) -> float:
-        return self.summary.missing / self.num_rows
-
 
 def doubts_of_summaries(
     summaries: Mapping[str, TableSummary],
@@ -106,7 +102,7 @@ def _doubts_of_column(name: str, columns: Mapping[str, _SiteColumn]) -> Iterator
 def _missing(column: _SiteColumn, other_columns: Sequence[_SiteColumn]) -> Iterator[Finding]:
     missing_rows = sum(other_column.summary.missing for other_column in other_columns)
     all_rows = sum(other_column.num_rows for other_column in other_columns)
-    share = column.missing_share
+    share = column.summary.missing / column.num_rows
     usual_share = missing_rows / all_rows
     difference = share - usual_share
     if difference > MAX_MISSING_DIFFERENCE:
