@@ -133,7 +133,7 @@ class FedAvgM(ServerOptimizer):
 
 
 #: Number of entries that :class:`AdaptiveServer` updates at a time, to bound the memory of intermediate results.
-PIECE = 2**20
+ENTRIES_PER_PIECE = 2**20
 
 
 class FedAdam(ServerOptimizer):
@@ -233,7 +233,7 @@ class AdaptiveServer(Optimizer):
 
         # In pieces, so that intermediate results do not need the memory of a model.
         tensors = (parameter, gradient, state["m"], state["v"])
-        pieces = [torch.atleast_1d(tensor).split(PIECE) for tensor in tensors]
+        pieces = [torch.atleast_1d(tensor).split(ENTRIES_PER_PIECE) for tensor in tensors]
         for x, g, m, v in zip(*pieces):
             # m <- beta1 m - (1 - beta1) g
             m.lerp_(-g, 1 - group["beta1"])

@@ -14,15 +14,15 @@ from torch import Tensor
 
 #: Columns per block: on a CPU few, so that a block fits the cache; on other devices many, since each block costs a
 #: kernel launch.
-_BLOCK = 2**16
-_DEVICE_BLOCK = 2**22
+_COLUMNS_PER_BLOCK = 2**16
+_COLUMNS_PER_DEVICE_BLOCK = 2**22
 
 
 def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Find the columns in which all rows ``[k, P]`` are equal. Yield ``(slice of columns, mask)``, block by block."""
     length = rows.shape[1]
     on_device = rows.device.type != "cpu"
-    width = _DEVICE_BLOCK if on_device else _BLOCK
+    width = _COLUMNS_PER_DEVICE_BLOCK if on_device else _COLUMNS_PER_BLOCK
     for begin in range(0, length, width):
         end = min(begin + width, length)
         block = slice(begin, end)

@@ -16,28 +16,28 @@ from torch.linalg import vector_norm
 
 #: The number of entries converted to float64 at a time: on an accelerator, and on a CPU, where they have to fit the
 #: cache.
-BLOCK = 1 << 20
-CPU_BLOCK = 1 << 18
+ENTRIES_PER_BLOCK = 1 << 20
+ENTRIES_PER_CPU_BLOCK = 1 << 18
 
 
 def distances(points: Tensor, origin: Tensor) -> Tensor:
     """Compute Euclidean distances of points ``[k, P]`` from an origin, float64 ``[k]``. The origin is ``[P]``, or
     ``[k, P]``.
     """
-    count, length = points.shape
+    num_points, length = points.shape
     # A block is as many whole rows as fit, or a piece of one row, so that memory is read in its order. One buffer is
     # used for all blocks: allocating thousands would fragment the heap by as much as a second matrix.
     block_size = _block_size(points)
     row_size = max(1, length)
     num_rows = max(1, block_size // row_size)
     width = min(block_size, row_size)
-    num_rows = min(num_rows, max(1, count))
+    num_rows = min(num_rows, max(1, num_points))
     scratch = points.new_empty(num_rows, width, dtype=torch.float64)
 
     is_double = points.dtype == torch.float64
-    total = points.new_zeros(count, dtype=torch.float64)
+    total_lengths = points.new_zeros(num_points, dtype=torch.float64)
     origins = origin.expand_as(points)
-    for top in range(0, count, num_rows):
+    for top in range(0, num_points, num_rows):
         rows = slice(top, top + num_rows)
         for begin in range(0, length, width):
             columns = slice(begin, begin + width)
@@ -49,9 +49,9 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
 
             lengths = _lengths(steps, is_double)
             # The pieces of a row are at right angles to each other.
-            lengths_so_far = total[rows]
+            lengths_so_far = total_lengths[rows]
             torch.hypot(lengths_so_far, lengths, out=lengths_so_far)
-    return total
+    return total_lengths
 
 
 def all_finite(vector: Tensor) -> bool:
@@ -68,8 +68,8 @@ def all_finite(vector: Tensor) -> bool:
 def _block_size(points: Tensor) -> int:
     """Return how many entries of ``points`` to convert to float64 at a time."""
     if points.device.type == "cpu":
-        return CPU_BLOCK
-    return BLOCK
+        return ENTRIES_PER_CPU_BLOCK
+    return ENTRIES_PER_BLOCK
 
 
 def _lengths(steps: Tensor, scale: bool) -> Tensor:
@@ -84,13 +84,13 @@ def _lengths(steps: Tensor, scale: bool) -> Tensor:
 
 def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
     """Compute sum_i weights_i points_i, float64 ``[P]``, for points ``[k, P]``. Weights are not normalized."""
-    count, length = points.shape
+    num_points, length = points.shape
     weights = weights.double()
     mean = points.new_empty(length, dtype=torch.float64)
     # A block of columns [k, width] at a time is converted to float64, in the same memory.
-    max_width = _block_size(points) // max(1, count)
+    max_width = _block_size(points) // max(1, num_points)
     width = max(1, min(max_width, length))
-    buffer = points.new_empty(count, width, dtype=torch.float64)
+    buffer = points.new_empty(num_points, width, dtype=torch.float64)
     for begin in range(0, length, width):
         columns = slice(begin, begin + width)
         block = points[:, columns]

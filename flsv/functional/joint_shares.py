@@ -20,7 +20,7 @@ from flsv.utilities.choices import Negatives
 from flsv.utilities.display import INTERVAL_LEVEL
 
 #: Number of joint draws. The ends of an interval then vary by a fiftieth of its width.
-DRAWS = 10_000
+NUM_DRAWS = 10_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ def covariance_over_cases(
 def draw_values(
     values: Tensor,
     errors: Sequence[ValueErrors],
-    draws: int = DRAWS,
+    draws: int = NUM_DRAWS,
     generator: Generator | None = None,
 ) -> Tensor:
     """Draw values together: the values ``[n]`` plus an error from each source, float64 ``[draws, n]``.
@@ -176,7 +176,7 @@ def joint_shares(
     errors: Sequence[ValueErrors],
     negatives: Negatives = "zero",
     level: float = INTERVAL_LEVEL,
-    draws: int = DRAWS,
+    draws: int = NUM_DRAWS,
     generator: Generator | None = None,
 ) -> JointShares:
     """Compute intervals of shares from joint draws of the values.

@@ -524,6 +524,7 @@ def _settings(metric: Metric) -> dict[str, Any]:
     numbers, texts, dictionaries, dataclasses and None are included.
     """
     plain_types = (int, float, str, dict, type(None))
+    # `fold` is an attribute of coalition metrics: how rounds are combined.
     names = [*inspect.signature(type(metric)).parameters, "fold"]
     settings = {}
     for name in names:

@@ -99,7 +99,10 @@ class ClassSpecificShapley(ContributionMetric):
         head: str | None = None,
         **kwargs: Any,
     ) -> None:
-        self.momentum, self.source, self.weighting, self.head = momentum, source, weighting, head
+        self.momentum = momentum
+        self.source = source
+        self.weighting = weighting
+        self.head = head
         super().__init__(num_clients, num_classes, **kwargs)
 
     @property

@@ -68,10 +68,11 @@ class GradientShapley(ContributionMetric):
         loss: str | None = None,
         **kwargs: Any,
     ) -> None:
-        self.momentum, self.loss = momentum, loss
+        self.momentum = momentum
+        self.loss = loss
         #: The performance measure of models, see :meth:`flsv.Round.play`.
         self.measured_by = loss_measure(self, loss)
-        super().__init__(num_clients, None, **kwargs)
+        super().__init__(num_clients, num_classes=None, **kwargs)
 
     rows_of_clients: Sequence[str] = ("gradient_products",)
 

@@ -63,7 +63,7 @@ class FedAMP(UploadKeeper):
         Row i has the weights of all models in client i's start point. It sums to 1.
         """
         points = parameters.double()
-        distances = torch.cdist(points, points, compute_mode=_EXACT)  # [m, m]
+        distances = torch.cdist(points, points, compute_mode=_EXACT_MODE)  # [m, m]
         similarities = torch.exp(-(distances**2) / self.sigma)
         weights_of_others = self.alpha / self.sigma * similarities
         weights_of_others.fill_diagonal_(0)
@@ -128,4 +128,4 @@ class HeurFedAMP(FedAMP):
 
 
 # Distances are computed from differences of entries: with inner products, small distances would be lost in rounding.
-_EXACT = "donot_use_mm_for_euclid_dist"
+_EXACT_MODE = "donot_use_mm_for_euclid_dist"

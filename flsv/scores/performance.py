@@ -51,7 +51,7 @@ Mode = Literal["min", "max"]
 CLASSIFICATION = ("accuracy", "balanced_accuracy", "negative_loss")
 #: Measures that clients, if they score models, report class by class.
 BY_CLASS = ("balanced_accuracy", "per_class_accuracy")
-_NAMES = (*CLASSIFICATION, *CLASS_SCORES)
+_PERFORMANCE_NAMES = (*CLASSIFICATION, *CLASS_SCORES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,6 +296,6 @@ torchmetrics metric (in YAML by its class_path).
         raise ConfigurationError(
             f"{owner_name}({argument}={performance!r}): a value that the module logs in validation_step needs a mode "
             "beside it: mode: max if more of it is better, mode: min if less is. If no logged value is meant, expected "
-            f"one of {_NAMES}, or a torchmetrics metric (in YAML by its class_path)."
+            f"one of {_PERFORMANCE_NAMES}, or a torchmetrics metric (in YAML by its class_path)."
         )
     return ModelScore(performance, mode)

@@ -291,7 +291,7 @@ def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(
         return [point.detach() for point in points]
 
     whole = stepped()
-    monkeypatch.setattr("flsv.aggregation.fedopt.PIECE", 3)
+    monkeypatch.setattr("flsv.aggregation.fedopt.ENTRIES_PER_PIECE", 3)
 
     assert all(map(torch.equal, stepped(), whole))
 

@@ -12,7 +12,7 @@ from flsv.functional.common_entries import keep_common
 def test_averages_keep_entries_that_all_models_share(
     monkeypatch: pytest.MonkeyPatch, rows: int, block: int
 ) -> None:
-    monkeypatch.setattr(module, "_BLOCK", block)
+    monkeypatch.setattr(module, "_COLUMNS_PER_BLOCK", block)
     integers = torch.randint(
         0,
         3,

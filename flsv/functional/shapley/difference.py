@@ -108,8 +108,8 @@ class _Strata:
             count=1, num_players=num_sizes, generator=self.generator
         )
         sizes = order_of_sizes[:num_drawn_sizes]
-        with_base, with_other = self.draw_coalitions(sizes)
-        self.add(sizes, with_base, with_other)
+        coalitions_with_base, coalitions_with_other = self.draw_coalitions(sizes)
+        self.add(sizes, coalitions_with_base, coalitions_with_other)
 
         if num_drawn_sizes == num_sizes and num_inner_sizes > 0:
             self._draw_inner_sizes(num_inner_sizes, sample_cost)
@@ -127,17 +127,17 @@ class _Strata:
                 generator=self.generator,
             )
             sizes = permutations.flatten() + 1  # each inner size once in a pass
-            with_base, with_other = self.draw_coalitions(sizes)
+            coalitions_with_base, coalitions_with_other = self.draw_coalitions(sizes)
             coalitions = torch.cat(
-                [with_base, with_other], dim=1
+                [coalitions_with_base, coalitions_with_other], dim=1
             )  # [R, 2 (n - 1), n], a row per sample
             # The first samples, whose coalitions the rest of the budget can evaluate.
             num_affordable = self.game.affordable(coalitions)
             if num_affordable:
                 self.add(
                     sizes=sizes[:num_affordable],
-                    with_base=with_base[:num_affordable],
-                    with_other=with_other[:num_affordable],
+                    coalitions_with_base=coalitions_with_base[:num_affordable],
+                    coalitions_with_other=coalitions_with_other[:num_affordable],
                 )
             num_samples += num_affordable
             if num_affordable < len(sizes):
@@ -164,18 +164,18 @@ class _Strata:
 
         # The base player gets the first column: S + base and S + i, both [R, n - 1, n].
         base_is_absent = torch.zeros_like(members[:, :, :1])
-        with_base = torch.cat([~base_is_absent, members], dim=2)
-        with_other = torch.cat([base_is_absent, members | is_own_column], dim=2)
-        return with_base, with_other
+        coalitions_with_base = torch.cat([~base_is_absent, members], dim=2)
+        coalitions_with_other = torch.cat([base_is_absent, members | is_own_column], dim=2)
+        return coalitions_with_base, coalitions_with_other
 
     def add(
         self,
         sizes: Tensor,
-        with_base: Tensor,
-        with_other: Tensor,
+        coalitions_with_base: Tensor,
+        coalitions_with_other: Tensor,
     ) -> None:
         """Evaluate drawn coalitions, and add the estimated Shapley values to the samples of their size."""
-        coalitions = torch.stack([with_base, with_other])  # [2, R, n - 1, n]
+        coalitions = torch.stack([coalitions_with_base, coalitions_with_other])  # [2, R, n - 1, n]
         base_utilities, other_utilities = self.game(coalitions)
         other_differences = base_utilities - other_utilities  # [R, n - 1, M]
         base_difference = torch.zeros_like(other_differences[:, :1])

@@ -54,7 +54,7 @@ from flsv.utilities.choices import Which as Which
 from flsv.utilities.declared import NonNegative, checked
 
 #: The parts whose sum is the kernel of the Gaussian process.
-PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
+KERNEL_PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
 #: The largest ridge penalty to fit, if the noise allows it: a noise variance in units of the variance of one part of
 #: the kernel.
 MAX_LIKELY_PENALTY = 1.0
@@ -275,7 +275,7 @@ def _kernel_of_parts(masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     kernel = torch.full((num_coalitions, num_coalitions), CONSTANT_VARIANCE).double()
     values = torch.zeros(num_coalitions, num_players).double()
     prior_variances = torch.zeros(num_players).double()
-    for part in PARTS:
+    for part in KERNEL_PARTS:
         matrix = gram(part, masks, masks)
         # Each part has unit variance over the coalitions, as in surrogate_shapley.
         variance = matrix.diagonal().mean() - matrix.mean()

@@ -82,15 +82,15 @@ def first_positions(
 def evaluate(utility: Utility, masks: Tensor) -> Tensor:
     """Evaluate coalitions by one call of ``utility``, and check the result's shape and finiteness."""
     values = torch.as_tensor(utility(masks)).detach()
-    count = len(masks)
-    if values.ndim not in (1, 2) or len(values) != count:
+    num_coalitions = len(masks)
+    if values.ndim not in (1, 2) or len(values) != num_coalitions:
         raise ValueError(
             f"utility(masks) returned shape {tuple(values.shape)} for masks of shape {tuple(masks.shape)}; expected "
-            f"[{count}] or [{count}, M]: one utility, or M of them, per row of masks."
+            f"[{num_coalitions}] or [{num_coalitions}, M]: one utility, or M of them, per row of masks."
         )
     is_finite = torch.isfinite(values)
     if not is_finite.all():
-        is_valid = is_finite.reshape(count, -1).all(dim=1)
+        is_valid = is_finite.reshape(num_coalitions, -1).all(dim=1)
         row = int((~is_valid).nonzero()[0])
         members = masks[row].nonzero().flatten().tolist()
         raise ValueError(

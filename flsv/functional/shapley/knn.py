@@ -12,7 +12,7 @@ from flsv.functional.distances import squared_distances
 from flsv.functional.transport.cost import check_labeled
 from flsv.utilities.declared import Count, checked
 
-CHUNK_ENTRIES = 8_000_000
+ENTRIES_PER_CHUNK = 8_000_000
 
 
 @checked
@@ -58,7 +58,7 @@ def knn_shapley(
     """
     check_labeled(x, y, x2, y2)
     m = len(x)
-    num_rows = max(1, CHUNK_ENTRIES // m)
+    num_rows = max(1, ENTRIES_PER_CHUNK // m)
     validation_samples = torch.arange(len(x2), device=x.device)
     total = x.new_zeros(m, dtype=torch.float64)
     for rows in validation_samples.split(num_rows):

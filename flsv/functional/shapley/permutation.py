@@ -75,7 +75,8 @@ class Moments:
         return (variance / self.count).sqrt()
 
 
-_MAX_BATCH = 2**16  # coalitions per batch
+_COALITIONS_PER_BATCH = 2**16
+_MIN_BATCH = 8  # groups of orders
 
 
 def marginals_along(
@@ -201,65 +202,64 @@ def permutation_shapley(
     max_groups = (max_orders + group_size - 1) // group_size  # rounded up
     moments, num_distinct = _sample_orders(game, group_size, max_groups, generator, truncation)
     stderr = moments.stderr
-    is_one_sample = (
-        num_distinct < 2 and num_players > 2
-    )  # repeats of a group are no further samples
+    # Repeats of a group are no further samples.
+    is_one_sample = num_distinct < 2 and num_players > 2
     if is_one_sample:
         stderr = torch.full_like(stderr, torch.nan)
     return game.estimate(moments.mean, stderr)
 
 
 def _sample_orders(
-    run: Sampling,
-    group: int,
+    game: Sampling,
+    group_size: int,
     max_groups: int,
     generator: Generator | None,
     truncation: float | None,
 ) -> tuple[Moments, int]:
-    """Sample up to ``max_groups`` groups of ``group`` orders within the budget. Return the moments of the groups'
-    means, and how many groups are distinct.
+    """Sample up to ``max_groups`` groups of orders within the budget. Return the moments of the groups' means, and how
+    many groups are distinct.
     """
     moments = Moments()
     distinct_orders = set[tuple[int, ...]]()
-    num_players = run.num_players
-    cost_of_group = max(group * (num_players - 1), 1)
-    max_batch = max(_MAX_BATCH // cost_of_group, 1)
-    affordable = 0
-    run.empty_and_grand()
+    num_players = game.num_players
+    cost_of_group = max(group_size * (num_players - 1), 1)
+    max_batch = max(_COALITIONS_PER_BATCH // cost_of_group, 1)
+    num_affordable = 0
+    game.empty_and_grand()
     while moments.count < max_groups:
         # As many groups as the budget suffices for even if all their coalitions are new, and then some to try.
-        safe = max_groups
-        if run.budget < 2**num_players:
-            safe = run.left // cost_of_group
-        batch = max(safe, 2 * affordable, 8)
-        batch = min(batch, max_groups - moments.count, max_batch)
-        orders = random_permutations(batch, num_players, generator)
-        if group == 2:
+        num_safe = max_groups
+        if game.budget < 2**num_players:
+            num_safe = game.left // cost_of_group
+        batch_size = max(num_safe, 2 * num_affordable, _MIN_BATCH)
+        batch_size = min(batch_size, max_groups - moments.count, max_batch)
+        orders = random_permutations(batch_size, num_players, generator)
+        if group_size == 2:
             orders = torch.stack([orders, orders.flip(1)], dim=1).flatten(0, 1)
 
-        affordable = batch
-        if batch > safe:
-            coalitions = prefixes(orders).view(batch, -1, num_players)
-            affordable = run.affordable(coalitions)
-        if affordable:
-            affordable_orders = orders[: affordable * group]
-            samples = marginals_along(run, affordable_orders, truncation)
-            samples = samples.view(-1, group, *samples.shape[1:])
+        num_affordable = batch_size
+        if batch_size > num_safe:
+            coalitions = prefixes(orders).view(batch_size, -1, num_players)
+            num_affordable = game.affordable(coalitions)
+        if num_affordable > 0:
+            affordable_orders = orders[: num_affordable * group_size]
+            samples = marginals_along(game, affordable_orders, truncation)
+            samples = samples.view(-1, group_size, *samples.shape[1:])
             moments.add(samples.mean(dim=1))
-            distinct_orders |= _representatives(affordable_orders, group)
+            distinct_orders |= _representatives(affordable_orders, group_size)
         # Without truncation the number of evaluations is exact: the first pair beyond the budget ends the sampling.
-        if affordable == 0 or (truncation is None and affordable < batch):
+        if num_affordable == 0 or (truncation is None and num_affordable < batch_size):
             break
     return moments, len(distinct_orders)
 
 
 def _representatives(
     orders: Tensor,
-    group: int,
+    group_size: int,
 ) -> set[tuple[int, ...]]:
     """Return an order for each group. Of a pair, that which begins with the lower player stands for both."""
-    representatives = orders[::group]
-    if group == 2:
+    representatives = orders[::group_size]
+    if group_size == 2:
         is_ascending = representatives[:, :1] <= representatives[:, -1:]
         representatives = representatives.where(is_ascending, representatives.flip(1))
     return set(map(tuple, representatives.tolist()))
@@ -315,33 +315,39 @@ def gtg_shapley(
         >>> gtg_shapley(flat, 4).values, gtg_shapley(flat, 4).evaluations
         (tensor([0., 0., 0., 0.]), 2)
     """
-    game = Sampling("gtg_shapley", utility, num_players, budget, num_players + 1)
+    game = Sampling(
+        "gtg_shapley",
+        utility,
+        num_players=num_players,
+        budget=budget,
+        minimum=num_players + 1,
+    )
     empty, grand = game.empty_and_grand()
-    size = torch.maximum(grand.abs(), empty.abs())
+    magnitude = torch.maximum(grand.abs(), empty.abs())
     if round_truncation is not None:
-        is_small = (grand - empty).abs() <= round_truncation * size
+        is_small = (grand - empty).abs() <= round_truncation * magnitude
         if is_small.all():
             zeros = torch.zeros(num_players, len(grand), dtype=torch.float64)
             return game.estimate(zeros, torch.full_like(zeros, torch.nan))
 
     tolerance = None
     if truncation is not None:
-        tolerance = truncation * size
+        tolerance = truncation * magnitude
     cost_of_cycle = max(num_players * (num_players - 1), 1)
     samples = torch.empty(0, num_players, len(grand), dtype=torch.float64)
     leaders = torch.empty(0, dtype=torch.int64)
     while len(samples) < game.budget:  # more orders than evaluations only repeat coalitions
-        cycles = 1
+        num_cycles = 1
         if convergence is None:
-            cycles = max(game.left // cost_of_cycle, 1)
-        orders = _guided_orders(num_players, cycles, generator)
-        affordable = game.affordable(prefixes(orders))
-        if affordable:
-            affordable_orders = orders[:affordable]
+            num_cycles = max(game.left // cost_of_cycle, 1)
+        orders = _guided_orders(num_players, num_cycles, generator)
+        num_affordable = game.affordable(prefixes(orders))
+        if num_affordable > 0:
+            affordable_orders = orders[:num_affordable]
             marginals = marginals_along(game, affordable_orders, tolerance)
             samples = torch.cat([samples, marginals])
             leaders = torch.cat([leaders, affordable_orders[:, 0]])
-        if affordable < len(orders) and (affordable == 0 or truncation is None):
+        if num_affordable < len(orders) and (num_affordable == 0 or truncation is None):
             break
         if convergence is not None and _converged(samples, convergence):
             break
@@ -350,16 +356,16 @@ def gtg_shapley(
 
 def _guided_orders(
     num_players: int,
-    cycles: int,
+    num_cycles: int,
     generator: Generator | None,
 ) -> Tensor:
-    """Draw orders int ``[cycles * n, n]`` in which every player is first once per cycle."""
-    # In a cycle of n orders each player leads once: leaders [cycles * n, 1].
-    leaders = random_permutations(cycles, num_players, generator).view(-1, 1)
-    count = len(leaders)
-    permutations = random_permutations(count, num_players, generator)
+    """Draw orders int ``[num_cycles * n, n]`` in which every player is first once per cycle."""
+    # In a cycle of n orders each player leads once: leaders [num_cycles * n, 1].
+    leaders = random_permutations(num_cycles, num_players, generator).view(-1, 1)
+    num_orders = len(leaders)
+    permutations = random_permutations(num_orders, num_players, generator)
     is_follower = permutations != leaders
-    followers = permutations[is_follower].view(count, num_players - 1)
+    followers = permutations[is_follower].view(num_orders, num_players - 1)
     return torch.cat([leaders, followers], dim=1)
 
 

@@ -176,7 +176,7 @@ class Layer:
 
     size: int
     capacity: int
-    minimum: int
+    min_num_pairs: int
     num_sizes: int
     masks: Tensor
     keys: set[int | bytes] = field(default_factory=set)
@@ -196,7 +196,7 @@ class PairedSample:
         self.generator = generator
         sizes = range(1, num_players // 2 + 1)
         self.layers = [self._empty_layer(size) for size in sizes]
-        self.minimum = sum(layer.minimum for layer in self.layers)
+        self.min_num_pairs = sum(layer.min_num_pairs for layer in self.layers)
         self.capacity = sum(layer.capacity for layer in self.layers)
 
     def _empty_layer(self, size: int) -> Layer:
@@ -210,13 +210,13 @@ class PairedSample:
             num_sizes = 2
             num_pairs = num_coalitions
         if size == 1:
-            minimum = num_pairs  # all
+            min_num_pairs = num_pairs  # all
         else:
-            minimum = min(_MIN_PAIRS, num_pairs)
+            min_num_pairs = min(_MIN_PAIRS, num_pairs)
         return Layer(
             size=size,
             capacity=num_pairs,
-            minimum=minimum,
+            min_num_pairs=min_num_pairs,
             num_sizes=num_sizes,
             masks=torch.empty(0, self.num_players, dtype=torch.bool),
         )
@@ -227,6 +227,7 @@ class PairedSample:
         for layer, count in zip(self.layers, counts, strict=True):
             if count == layer.capacity:
                 self._add(layer, self._shuffled_coalitions(layer.size), count)
+                continue
             while len(layer.masks) < count:
                 num_draws = count - len(layer.masks) + _SPARE_DRAWS
                 sizes = torch.full((num_draws,), layer.size)
@@ -242,7 +243,7 @@ class PairedSample:
         # With m draws a layer of size s adds 1 / (s (n - s) m) to the variance. The sum over layers is least if m is in
         # proportion to the root of 1 / (s (n - s)). So the next pair goes to the layer that has the fewest for this
         # weight.
-        counts = [layer.minimum for layer in self.layers]
+        counts = [layer.min_num_pairs for layer in self.layers]
         weights = []
         for layer in self.layers:
             product = layer.size * (self.num_players - layer.size)
@@ -540,7 +541,7 @@ def surrogate_shapley(
         utility,
         num_players=num_players,
         budget=budget,
-        minimum=2 + 2 * sample.minimum,
+        minimum=2 + 2 * sample.min_num_pairs,
     )
     if game.can_evaluate_all or num_players <= 2:
         return exact_shapley(utility, num_players)

@@ -26,19 +26,21 @@ from flsv.functional.transport.cost import (
 from flsv.utilities.declared import NonNegative, Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
-BLOCK_BYTES = 64 * 2**20
-MAX_BYTES = 800 * 2**20
-STAGE_ITERATIONS = 20
-LAST_ITERATIONS = 5000
-BLOCK = 20  # iterations between two checks of the error, since each check waits for the device
-TOLERANCE = 1e-4  # largest error of potentials, in eps; the error is estimated from the marginals' relative error
-MOST_OMEGA = 1.99
-FARTHEST = 200.0  # largest logarithm of a scaling, so that its exponential stays finite
+BYTES_PER_BLOCK = 64 * 2**20
+MAX_COST_BYTES = 800 * 2**20
+ITERATIONS_PER_STAGE = 20
+MAX_FINAL_ITERATIONS = 5000
+ITERATIONS_PER_CHECK = (
+    20  # iterations between two checks of the error, since each check waits for the device
+)
+MAX_ERROR = 1e-4  # largest error of potentials, in eps; the error is estimated from the marginals' relative error
+MAX_OMEGA = 1.99
+MAX_LOG_SCALING = 200.0  # largest logarithm of a scaling, so that its exponential stays finite
 SMALLEST_EPS = (
     1e-5  # relative to the largest cost; with a smaller eps, float32 potentials are rounding errors
 )
 TINY = 1e-300
-NO_MASS = 1e-200  # smaller masses count as 0: products with them would be denormal numbers, which are slow
+MIN_MASS = 1e-200  # smaller masses count as 0: products with them would be denormal numbers, which are slow
 #: A stage's result: the logarithms of the row and the column scalings, ``[m]`` and ``[m2]``, the number of iterations,
 #: and the remaining error in eps. ``Finish`` is a function from a plan and the largest number of iterations to it.
 Finished = tuple[Tensor, Tensor, int, float]
@@ -129,12 +131,12 @@ def _potentials(
     while stage_eps > final_eps:
         f, g = _half_step(relative_cost, f, g, stage_eps)
         _fill_plan(plan, relative_cost, f, g, stage_eps)
-        u, v, _, _ = _scale_both(plan, STAGE_ITERATIONS)
+        u, v, _, _ = _scale_both(plan, ITERATIONS_PER_STAGE)
         f = f + stage_eps * u
         g = g + stage_eps * v
         stage_eps = max(stage_eps * scaling, final_eps)
 
-    iterations_left = LAST_ITERATIONS
+    iterations_left = MAX_FINAL_ITERATIONS
     while True:
         f, g = _half_step(relative_cost, f, g, final_eps)
         _fill_plan(plan, relative_cost, f, g, final_eps)
@@ -142,12 +144,12 @@ def _potentials(
         f = f + final_eps * u
         g = g + final_eps * v
         iterations_left -= steps
-        if error < TOLERANCE or iterations_left <= 0:
+        if error < MAX_ERROR or iterations_left <= 0:
             break
-    if error >= TOLERANCE:
+    if error >= MAX_ERROR:
         warnings.warn(
-            f"The transport's potentials have not settled after {LAST_ITERATIONS} iterations: they may be off by "
-            f"{error:.0e} eps, where {TOLERANCE:.0e} is aimed at. The regularization, {final_eps:.1e} of the largest "
+            f"The transport's potentials have not settled after {MAX_FINAL_ITERATIONS} iterations: they may be off by "
+            f"{error:.0e} eps, where {MAX_ERROR:.0e} is aimed at. The regularization, {final_eps:.1e} of the largest "
             "cost, is too small for them: raise eps (blur), or bring the features to a smaller scale.",
             stacklevel=4,
         )
@@ -161,9 +163,9 @@ def _potentials(
 def _check_size(cost: Tensor) -> None:
     """Raise ConfigurationError if a cost matrix takes too much memory."""
     bytes_per_entry = cost.element_size()
-    if cost.numel() * bytes_per_entry > MAX_BYTES:
-        max_mib = MAX_BYTES // 2**20
-        max_samples = math.isqrt(MAX_BYTES // bytes_per_entry)
+    if cost.numel() * bytes_per_entry > MAX_COST_BYTES:
+        max_mib = MAX_COST_BYTES // 2**20
+        max_samples = math.isqrt(MAX_COST_BYTES // bytes_per_entry)
         raise ConfigurationError(
             f"{cost.shape[0]} samples against {cost.shape[1]}: the cost matrix takes more than {max_mib} MiB. Value "
             f"the samples in random parts of at most {max_samples}."
@@ -192,7 +194,7 @@ def _fill_plan(
     """Write exp((f_i + g_j - cost_ij) / eps) into the plan."""
     torch.sub(g, cost, out=plan).add_(f[:, None])
     plan.div_(eps).exp_()
-    plan.masked_fill_(plan < NO_MASS, 0.0)
+    plan.masked_fill_(plan < MIN_MASS, 0.0)
 
 
 def _scale_both(plan: Tensor, iterations: int) -> Finished:
@@ -204,7 +206,7 @@ def _scale_both(plan: Tensor, iterations: int) -> Finished:
     column_factors = plan.new_ones(m2)
     steps = 0
     error = math.inf
-    while steps < iterations and error >= TOLERANCE:
+    while steps < iterations and error >= MAX_ERROR:
         row_means = (plan @ column_factors / m2).clamp(min=TINY)
         column_means = (row_factors @ plan / m).clamp(min=TINY)
         error = float((row_factors * row_means - 1).abs().mean())
@@ -223,20 +225,20 @@ def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:
     u = plan.new_zeros(m)
     v = plan.new_zeros(m2)
     omega = 1.0
-    max_omega = MOST_OMEGA
+    max_omega = MAX_OMEGA
     previous_step = math.inf
     error = math.inf
     steps = 0
     while steps < iterations:
         u_of_start, v_of_start = u, v
-        for _ in range(BLOCK):
+        for _ in range(ITERATIONS_PER_CHECK):
             columns = u.exp() @ plan / m
             down = -columns.clamp(min=TINY).log() - v
             v = v + omega * down
             rows = plan @ v.exp() / m2
             across = -rows.clamp(min=TINY).log() - u
             u = u + omega * across
-        steps += BLOCK
+        steps += ITERATIONS_PER_CHECK
         step = float(across.abs().mean() + down.abs().mean())
         if not math.isfinite(step):
             # Far from the limit, over-relaxation can diverge; omega = 1 never does.
@@ -247,13 +249,13 @@ def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:
             continue
 
         # The remaining steps are a geometric series.
-        rate = (step / previous_step) ** (1 / BLOCK)
+        rate = (step / previous_step) ** (1 / ITERATIONS_PER_CHECK)
         rate = max(rate, omega - 1)
         error = math.inf
         if rate < 1:
             error = step / (1 - rate)
         farthest = max(float(u.abs().max()), float(v.abs().max()))
-        if error < TOLERANCE or farthest > FARTHEST:
+        if error < MAX_ERROR or farthest > MAX_LOG_SCALING:
             break
         if omega - 1 < rate < 1:
             omega = _faster_omega(omega, rate, max_omega)
@@ -272,7 +274,7 @@ def _faster_omega(omega: float, rate: float, max_omega: float) -> float:
 def _soft_minimum(cost: Tensor, potential: Tensor, eps: float) -> Tensor:
     """Compute the soft minimum over j of cost_ij - potential_j for each row i."""
     num_columns = cost.shape[1]
-    num_rows = max(1, BLOCK_BYTES // (cost.element_size() * num_columns))
+    num_rows = max(1, BYTES_PER_BLOCK // (cost.element_size() * num_columns))
     parts = []
     for block in cost.split(num_rows):
         exponents = (potential - block) / eps

@@ -192,7 +192,7 @@ def interpolate_along(
 # plans need not be optimal: from a widely spread gamma, the protocol ends in some pairing of P and Q that no iteration
 # improves. From nearly a single point, eta_P and eta_Q are small copies of P and Q in all iterations, so that their
 # optimal plan is that of P and Q. A spread of 0 would leave ties.
-SPREAD = 1e-4
+INITIAL_SPREAD = 1e-4
 #: Place of the points that both ends answer with: of two answers, each has gone half of the way.
 HALFWAY = 0.5
 
@@ -320,7 +320,7 @@ class TransportServer:
         noise = torch.randn(support, num_features, generator=generator, dtype=self._x.dtype)
         noise = noise.to(self._x.device)
         deviations = self._x.std(0, unbiased=False)
-        self.gamma = self._x.mean(0) + SPREAD * noise * deviations
+        self.gamma = self._x.mean(0) + INITIAL_SPREAD * noise * deviations
         return self.gamma
 
     def step(self, eta: Tensor, distance: Tensor) -> Tensor:
@@ -501,7 +501,7 @@ def wasserstein_barycenter(
     noise = torch.randn(support, clients[0].dim, generator=generator)
     gammas = []
     for client in clients:
-        gamma, _ = client.answer(SPREAD * noise)
+        gamma, _ = client.answer(INITIAL_SPREAD * noise)
         gammas.append(gamma)
     center = _initial_center(gammas, shares, support, generator)
     distances = center.new_full((len(clients),), torch.nan)

@@ -25,36 +25,40 @@ DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
 }
 
 
-def design_within(max_fits: float, num_clients: int, cohort: float | None = None) -> Which:
+def design_within(
+    max_fits: float, num_clients: int, clients_per_round: float | None = None
+) -> Which:
     """Choose the coalitions to train: those that give the most accurate values at the cost of at most ``max_fits``
-    training runs of the whole federation. ``cohort`` is the number of clients in a round.
+    training runs of the whole federation. ``clients_per_round`` is the number of clients in a round.
     """
     for design, sizes in DESIGNS.items():
-        if _cost_of(sizes(num_clients), num_clients, cohort) <= max_fits:
+        if _cost_of(sizes(num_clients), num_clients, clients_per_round) <= max_fits:
             return design
     return "singles"
 
 
-def _cost_of(sizes: Iterable[int], num_clients: int, cohort: float | None) -> float:
+def _cost_of(sizes: Iterable[int], num_clients: int, clients_per_round: float | None) -> float:
     """Compute the cost of all coalitions of these sizes, in training runs of the whole federation."""
-    clients_in_a_round = num_clients if cohort is None else cohort
-    trained_clients = 0.0  # of all coalitions in a round
+    if clients_per_round is None:
+        clients_per_round = num_clients
+    num_trained = 0.0  # clients of all coalitions in a round
     for size in sizes:
         if 0 < size < num_clients:
             num_coalitions = comb(num_clients, size)
-            trained_clients += num_coalitions * min(size, clients_in_a_round)
-    return trained_clients / clients_in_a_round
+            num_trained += num_coalitions * min(size, clients_per_round)
+    return num_trained / clients_per_round
 
 
-def equivalent_runs(masks: Tensor, cohort: float | None = None) -> float:
+def equivalent_runs(masks: Tensor, clients_per_round: float | None = None) -> float:
     """Compute the cost of training coalitions ``[K, n]``, in training runs of the whole federation."""
     num_clients = masks.shape[1]
-    clients_in_a_round = num_clients if cohort is None else cohort
+    if clients_per_round is None:
+        clients_per_round = num_clients
     sizes = masks.sum(1)
     sizes = sizes[sizes < num_clients].double()  # the run itself trains the grand coalition
     # In a round a coalition trains as many clients as the run does, or all its members if it has fewer.
-    trained_clients = sizes.clamp_max(clients_in_a_round).sum()
-    return float(trained_clients) / clients_in_a_round
+    num_trained = sizes.clamp_max(clients_per_round).sum()
+    return float(num_trained) / clients_per_round
 
 
 def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:

@@ -13,7 +13,12 @@ from flsv.functional import (
     few_coalitions_shapley,
     interval_over_seeds,
 )
-from flsv.functional.shapley.few_coalitions import PARTS, Which, prior_variance, retrained_shapley
+from flsv.functional.shapley.few_coalitions import (
+    KERNEL_PARTS,
+    Which,
+    prior_variance,
+    retrained_shapley,
+)
 from flsv.functional.shapley.surrogate import (
     Kernel,
     averaged_membership,
@@ -116,7 +121,7 @@ def test_few_coalitions_shapley_equals_the_surrogate_of_its_kernels(n: int, desi
 
     values = few_coalitions_shapley(masks, utilities).values
 
-    surrogate, _ = fit_surrogate([list(PARTS)], masks, utilities[:, None])
+    surrogate, _ = fit_surrogate([list(KERNEL_PARTS)], masks, utilities[:, None])
     # What the surrogate leaves of the gain from the empty to the grand coalition is shared equally.
     empty_and_grand = masks[:2]
     assert empty_and_grand.sum(dim=1).tolist() == [0, n]

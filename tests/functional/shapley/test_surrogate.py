@@ -154,7 +154,7 @@ def test_paired_sample_draws_the_total_without_a_pair_twice(n: int) -> None:
     for extra_pairs in (0, 7, 300):
         sample = PairedSample(n, make_generator())
         assert sample.capacity == 2 ** (n - 1) - 1
-        total = min(sample.minimum + extra_pairs, sample.capacity)
+        total = min(sample.min_num_pairs + extra_pairs, sample.capacity)
         sample.draw(total)
         assert sum(len(layer.masks) for layer in sample.layers) == total
         for layer in sample.layers:
