@@ -126,9 +126,9 @@ class FedAvgM(ServerOptimizer):
     ) -> None:
         self.lr = lr
         self.momentum = momentum
-        super().__init__(self._sgd, weighting)
+        super().__init__(self._make_sgd, weighting)
 
-    def _sgd(self, params: Iterable[Tensor]) -> Optimizer:
+    def _make_sgd(self, params: Iterable[Tensor]) -> Optimizer:
         return torch.optim.SGD(params, lr=self.lr, momentum=self.momentum)
 
 
@@ -169,9 +169,9 @@ class FedAdam(ServerOptimizer):
         self.beta1 = beta1
         self.beta2 = beta2
         self.tau = tau
-        super().__init__(self._adaptive, weighting)
+        super().__init__(self._make_adaptive_server, weighting)
 
-    def _adaptive(self, params: Iterable[Tensor]) -> Optimizer:
+    def _make_adaptive_server(self, params: Iterable[Tensor]) -> Optimizer:
         return AdaptiveServer(params, self.lr, self.beta1, self.beta2, self.tau, self.rule)
 
 
@@ -217,9 +217,9 @@ class AdaptiveServer(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._move(parameter, parameter.grad, group)
+                    self._step_parameter(parameter, parameter.grad, group)
 
-    def _move(
+    def _step_parameter(
         self,
         parameter: Tensor,
         gradient: Tensor,

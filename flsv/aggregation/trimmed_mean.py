@@ -67,16 +67,16 @@ class TrimmedMean(Aggregator):
         return int(self.trim * num_clients + 1e-9)  # 0.3 * 10 is 2.9999...
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        _, weights = self._trimmed(round)
+        _, weights = self._trimmed_mean(round)
         return weights
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
-        trimmed, weights = self._trimmed(round)
+        trimmed, weights = self._trimmed_mean(round)
         vector = round.combine(weights.to(round.client_vectors))
         vector[: round.space.num_parameters] = trimmed
         return vector, weights
 
-    def _trimmed(self, round: Round) -> tuple[Tensor, Tensor]:
+    def _trimmed_mean(self, round: Round) -> tuple[Tensor, Tensor]:
         """Return the trimmed mean, and each client's share of the averaged values, ``[k]``."""
         num_clients = len(round)
         num_trimmed = self._num_trimmed(num_clients)  # on each side

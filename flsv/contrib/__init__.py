@@ -14,7 +14,7 @@ import lazy_loader
 _CLASS_NAME_PATTERN = re.compile(r"^class ([A-Z]\w*)", flags=re.MULTILINE)
 
 
-def _classes() -> dict[str, list[str]]:
+def _classes_by_module() -> dict[str, list[str]]:
     """Return the public classes of each leaf, ``{module: classes}``, without importing it."""
     folder = Path(__file__).parent
     classes = {}
@@ -24,5 +24,5 @@ def _classes() -> dict[str, list[str]]:
     return classes
 
 
-_CLASSES = _classes()
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs=_CLASSES)
+_CLASSES_BY_MODULE = _classes_by_module()
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs=_CLASSES_BY_MODULE)

@@ -66,17 +66,17 @@ class CenteredClipping(Aggregator):
         self._center = torch.zeros_like(federation.global_vector[:num_parameters])
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        _, weights = self._clipped(round)
+        _, weights = self._clipped_model(round)
         return weights
 
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
-        model, weights = self._clipped(round)
+        model, weights = self._clipped_model(round)
         num_parameters = round.space.num_parameters
         vector = round.combine(weights)  # its buffers are the next model's
         vector[:num_parameters] = model
         return vector, weights
 
-    def _clipped(self, round: Round) -> tuple[Tensor, Tensor]:
+    def _clipped_model(self, round: Round) -> tuple[Tensor, Tensor]:
         """Return the next global model's parameters, float64 ``[p]``, and the clients' weights ``[k]``."""
         num_parameters = round.space.num_parameters
         points = round.client_vectors[:, :num_parameters]

@@ -330,8 +330,8 @@ class CopyFilter(UpdateFilter):
         if cohort.gram is None:
             return cohort
         ids = torch.tensor(cohort.ids, dtype=torch.long)
-        similarity = self._compare(ids, cohort.gram)  # [n, n]
-        similarity_to_step = self._compare_step(ids, cohort, cohort.gram)  # [n]
+        similarity = self._add_similarities(ids, cohort.gram)  # [n, n]
+        similarity_to_step = self._add_similarities_to_step(ids, cohort, cohort.gram)  # [n]
 
         sentences = []
         for group in self.groups:
@@ -340,15 +340,15 @@ class CopyFilter(UpdateFilter):
                 similarity_of_members = similarity[members][:, members]
                 similarity_of_members.fill_diagonal_(-1)  # a client is no pair with itself
                 highest = similarity_of_members.max().item()
-                sentences.append(self._sentence(COPY, members, highest, cohort))
+                sentences.append(self._warning_text(COPY, members, highest, cohort))
 
         echoing_clients = [client for client in self._echoing_clients() if client in cohort.ids]
         if echoing_clients and self.notices.is_first(ECHOING, echoing_clients):
             highest = similarity_to_step[echoing_clients].max().item()
-            sentences.append(self._sentence(ECHOING, echoing_clients, highest, cohort))
+            sentences.append(self._warning_text(ECHOING, echoing_clients, highest, cohort))
         return cohort.warn(*sentences)
 
-    def _sentence(
+    def _warning_text(
         self,
         fault: str,
         clients: Sequence[int],
@@ -361,7 +361,7 @@ class CopyFilter(UpdateFilter):
             "these clients beside their amounts."
         )
 
-    def _compare_step(
+    def _add_similarities_to_step(
         self,
         ids: Tensor,
         cohort: Cohort,
@@ -402,7 +402,7 @@ class CopyFilter(UpdateFilter):
         self._echoes = torch.stack([similarity_sum, num_rounds, num_high, is_echoing])
         return mean_similarity
 
-    def _compare(self, ids: Tensor, gram: Tensor) -> Tensor:
+    def _add_similarities(self, ids: Tensor, gram: Tensor) -> Tensor:
         """Add the similarities of a round's clients ``ids``. Return each pair's mean ``[n, n]``."""
         similarity_sum, num_rounds, num_high, is_copy = self._pairs  # each [n, n]
         cohort_pairs = ids[:, None], ids  # indices of the cohort's part, [k, k]

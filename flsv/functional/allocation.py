@@ -69,13 +69,13 @@ def allocate(
 
     has_value = ~values.isnan()
     claims = torch.zeros_like(values)
-    claims[has_value] = proportions(_scaled(values[has_value]), negatives)
+    claims[has_value] = proportions(_scaled_by_power_of_two(values[has_value]), negatives)
     total = math.fsum(claims.tolist())
     if not total > 0:
         raise ConfigurationError(
-            f"allocate: no client has a claim (values {_few(values)}, negatives={negatives!r}), so there is nobody to "
-            'share the budget among. negatives="shift" or "softmax" gives shares to negative values, too, unless all '
-            "are equal."
+            f"allocate: no client has a claim (values {_preview(values)}, negatives={negatives!r}), so there is nobody "
+            'to share the budget among. negatives="shift" or "softmax" gives shares to negative values, too, unless '
+            "all are equal."
         )
     shares = [claim / total for claim in claims.tolist()]
 
@@ -132,7 +132,7 @@ def largest_remainder(
     return counts
 
 
-def _scaled(values: Tensor) -> Tensor:
+def _scaled_by_power_of_two(values: Tensor) -> Tensor:
     """Multiply values by the power of two that brings the largest magnitude into [0.5, 1)."""
     if len(values) == 0:
         return values
@@ -180,7 +180,7 @@ def _checked_values(values: Tensor, negatives: Negatives) -> Tensor:
             "metric's per_client(values)."
         )
     if values.isinf().any():
-        raise ConfigurationError(f"allocate: values {_few(values)} are not all finite.")
+        raise ConfigurationError(f"allocate: values {_preview(values)} are not all finite.")
     if negatives == "refuse" and (values < 0).any():
         negative_clients = (values < 0).nonzero().flatten().tolist()
         raise ConfigurationError(
@@ -190,7 +190,7 @@ def _checked_values(values: Tensor, negatives: Negatives) -> Tensor:
     return values
 
 
-def _few(values: Tensor) -> str:
+def _preview(values: Tensor) -> str:
     """Format up to six values for an error message."""
     shown = [f"{value:.4g}" for value in values[:6].tolist()]
     if len(values) > 6:

@@ -47,7 +47,7 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
             steps.copy_(block)
             steps -= origins[rows, columns]
 
-            lengths = _lengths(steps, is_double)
+            lengths = _row_lengths(steps, scale=is_double)
             # The pieces of a row are at right angles to each other.
             lengths_so_far = total_lengths[rows]
             torch.hypot(lengths_so_far, lengths, out=lengths_so_far)
@@ -72,7 +72,7 @@ def _block_size(points: Tensor) -> int:
     return ENTRIES_PER_BLOCK
 
 
-def _lengths(steps: Tensor, scale: bool) -> Tensor:
+def _row_lengths(steps: Tensor, scale: bool) -> Tensor:
     if not scale:
         return vector_norm(steps, dim=-1)
     largest = vector_norm(steps, math.inf, dim=-1)

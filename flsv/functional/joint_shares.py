@@ -141,7 +141,7 @@ def joint_intervals(
     has_value = ~values.isnan()
     low = torch.full(values.shape, math.nan, dtype=torch.float64)
     high = low.clone()
-    value_draws = draw_values(values[has_value], _of_clients(errors, has_value))
+    value_draws = draw_values(values[has_value], _errors_of_clients(errors, has_value))
     probabilities = [(1 - level) / 2, (1 + level) / 2]
     quantiles = np.quantile(value_draws, probabilities, axis=0)  # [2, clients with a value]
     low_quantiles, high_quantiles = torch.from_numpy(quantiles)
@@ -150,7 +150,7 @@ def joint_intervals(
     return low, high
 
 
-def _of_clients(
+def _errors_of_clients(
     errors: Sequence[ValueErrors],
     is_client: Tensor,
 ) -> list[ValueErrors]:
@@ -200,25 +200,25 @@ def joint_shares(
     low = torch.full(values.shape, math.nan, dtype=torch.float64)
     high = low.clone()
     has_value = ~values.isnan()
-    sources = _of_clients(errors, has_value)
+    sources = _errors_of_clients(errors, has_value)
     for source in sources:
         if source.covariance.isnan().any():
             return JointShares(low, high, moved=math.nan, without_gain=math.nan)
 
-    valued = values[has_value].double()
-    value_draws = draw_values(valued, sources, draws, generator)  # [draws, clients with a value]
-    share = shares_of_draws(valued[None], negatives)  # [1, clients with a value]
+    known_values = values[has_value].double()
+    value_draws = draw_values(known_values, sources, draws, generator)  # [draws, known values]
+    shares = shares_of_draws(known_values[None, :], negatives)  # [1, known values]
     share_draws = shares_of_draws(value_draws, negatives)
     share_draws = share_draws[share_draws.isfinite().all(1)]
 
     probabilities = [(1 - level) / 2, (1 + level) / 2]
-    percentiles = np.quantile(torch.cat([share_draws, share]), probabilities, axis=0)
-    low_percentile, high_percentile = torch.from_numpy(percentiles)
-    # Where draws pile up at 0, the share itself may lie beyond its percentiles.
-    low[has_value] = torch.minimum(low_percentile, share[0])
-    high[has_value] = torch.maximum(high_percentile, share[0])
+    quantiles = np.quantile(torch.cat([share_draws, shares]), probabilities, axis=0)
+    low_quantiles, high_quantiles = torch.from_numpy(quantiles)
+    # Where draws pile up at 0, the share itself may lie beyond its quantiles.
+    low[has_value] = torch.minimum(low_quantiles, shares[0])
+    high[has_value] = torch.maximum(high_quantiles, shares[0])
 
-    distances = (share_draws - share).abs().sum(1)
+    distances = (share_draws - shares).abs().sum(1)
     has_no_gain = value_draws.sum(1) <= 0
     return JointShares(
         low=low,

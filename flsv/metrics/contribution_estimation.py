@@ -39,7 +39,7 @@ from flsv.utilities.declared import Momentum, Positive
 from flsv.utilities.errors import ConfigurationError
 
 
-def _score(
+def _expected_score(
     client: AnsweringClient,
     aggregate: Tensor,
     weight: float,
@@ -63,7 +63,7 @@ def leave_self_out(
     return local.told("score", score)  # as the client reports it
 
 
-declare_answer(leave_self_out, _score)
+declare_answer(leave_self_out, _expected_score)
 
 
 def scores_without_own(

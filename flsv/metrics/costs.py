@@ -18,13 +18,13 @@ from flsv.metrics.base import ContributionMetric
 from flsv.uploads import PrivateUpload
 
 
-def _traffic(round: Round, direction: Literal["up", "down"], bytes: bool = False) -> Tensor:
-    """Count the numbers (or ``bytes``) that the round's r reached clients sent (``"up"``) or received (``"down"``),
+def _traffic(round: Round, direction: Literal["up", "down"], in_bytes: bool = False) -> Tensor:
+    """Count the numbers (or bytes) that the round's r reached clients sent (``"up"``) or received (``"down"``),
     ``[r]``.
     """
     assert round.channel is not None
-    count = round.channel.bytes if bytes else round.channel.numbers
-    counts = count(round.reached.tolist(), direction)
+    count_traffic = round.channel.bytes if in_bytes else round.channel.numbers
+    counts = count_traffic(round.reached.tolist(), direction)
     return counts.to(round.reached.device)
 
 
@@ -70,8 +70,8 @@ class CommunicationCost(ContributionMetric):
         "client_ids": "reached",
         "uploaded": partial(_traffic, direction="up"),
         "downloaded": partial(_traffic, direction="down"),
-        "uploaded_bytes": partial(_traffic, direction="up", bytes=True),
-        "downloaded_bytes": partial(_traffic, direction="down", bytes=True),
+        "uploaded_bytes": partial(_traffic, direction="up", in_bytes=True),
+        "downloaded_bytes": partial(_traffic, direction="down", in_bytes=True),
     }
     exchanged: Tensor
     seen: Tensor

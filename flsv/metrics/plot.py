@@ -141,7 +141,7 @@ def _draw_bars(
     ax.axhline(0, color="black", linewidth=0.8)
     ax.set_xlabel("client")
     ax.set_xlim(-0.7, len(values) - 0.3)  # bars are 0.8 wide
-    _label(ax.xaxis, names)
+    _label_axis(ax.xaxis, names)
 
     if len(values) <= MAX_LABELS:
         for client in np.flatnonzero(~has_value).tolist():
@@ -229,8 +229,8 @@ def _draw_heatmap(
         vmax=bound,
     )
     ax.figure.colorbar(image, ax=ax, label=unit)
-    _label(ax.xaxis, titles)
-    _label(ax.yaxis, names)
+    _label_axis(ax.xaxis, titles)
+    _label_axis(ax.yaxis, names)
 
     if values.size <= MAX_NUMBERS_IN_CELLS:
         for row, column in np.argwhere(is_finite).tolist():
@@ -248,7 +248,7 @@ def _draw_heatmap(
             )
 
 
-def _label(axis: Any, texts: Sequence[str]) -> None:
+def _label_axis(axis: Any, texts: Sequence[str]) -> None:
     """Put texts as labels on an axis, rotated by 45 degrees if they are long and side by side."""
     # With more texts than MAX_LABELS only every second, third, ... is written.
     stride = 1 + (len(texts) - 1) // MAX_LABELS

@@ -362,12 +362,12 @@ class ShadowShapley(MeasuredMetric):
 
     def _store_round(self, utilities: Tensor, outputs: Tensor | None, round_index: int) -> None:
         """Store the utilities of the empty and the grand coalition for later, and their models' outputs."""
-        self._append("valued", torch.tensor([round_index]))
-        self._append("ends", utilities.detach().reshape(1, 2, -1))  # [1, 2, M]
+        self._append_rows("valued", torch.tensor([round_index]))
+        self._append_rows("ends", utilities.detach().reshape(1, 2, -1))  # [1, 2, M]
         if outputs is not None:
-            self._append("outputs", outputs[None])
+            self._append_rows("outputs", outputs[None])
 
-    def _append(self, state: str, rows: Tensor) -> None:
+    def _append_rows(self, state: str, rows: Tensor) -> None:
         """Append rows to a state."""
         stored_rows = getattr(self, state)
         if len(stored_rows):

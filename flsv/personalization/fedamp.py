@@ -82,11 +82,11 @@ class FedAMP(UploadKeeper):
     ) -> Starts:
         self.store_uploads(round)
         uploads = [upload.to(round.client_vectors) for upload in self._uploads.values()]
-        vectors = torch.stack(uploads)
-        weights = self.attention(vectors[:, : round.space.num_parameters])
-        mixed = weights.to(vectors) @ vectors
-        mixed = keep_common(mixed, vectors)
-        return dict(zip(self._uploads, mixed))
+        models = torch.stack(uploads)
+        weights = self.attention(models[:, : round.space.num_parameters])
+        mixed_models = weights.to(models) @ models
+        mixed_models = keep_common(mixed_models, models)
+        return dict(zip(self._uploads, mixed_models))
 
 
 class HeurFedAMP(FedAMP):

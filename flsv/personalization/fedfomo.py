@@ -168,7 +168,7 @@ class FedFomo(UploadKeeper):
         return chosen_peers
 
 
-def _signed_weights(
+def _expected_weights(
     client: AnsweringClient,
     downloads: Sequence[Tensor],
     num_parameters: int,
@@ -213,7 +213,7 @@ def mix_models(
     return signed_weights / sum_of_magnitudes
 
 
-declare_answer(mix_models, _signed_weights)
+declare_answer(mix_models, _expected_weights)
 
 
 def first_order_weights(

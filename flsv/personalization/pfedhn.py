@@ -101,7 +101,7 @@ class PFedHN(Personalizer):
         self.embedding_dim = embedding_dim
         self.hidden = hidden
         self._network: HyperNetwork | None = None
-        self._loaded: dict[str, Tensor] = {}
+        self._loaded_state: dict[str, Tensor] = {}
 
     def begin(self, federation: FederationInfo) -> None:
         model = federation.global_vector[: federation.space.num_parameters].cpu()
@@ -114,7 +114,7 @@ class PFedHN(Personalizer):
         network = self._network
         if network is None:
             network = self._new_network(federation)
-            network.load_state_dict(self._loaded)
+            network.load_state_dict(self._loaded_state)
         self._network = network.to(federation.global_vector.device)
 
     def _new_network(self, federation: FederationInfo) -> HyperNetwork:
@@ -167,7 +167,7 @@ class PFedHN(Personalizer):
 
     def state_dict(self) -> dict[str, Any]:
         if self._network is None:  # loaded, and not yet resumed
-            return {"network": self._loaded}
+            return {"network": self._loaded_state}
         copies = {}
         for name, value in self._network.state_dict().items():
             copies[name] = value.clone()
@@ -175,4 +175,4 @@ class PFedHN(Personalizer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._network = None
-        self._loaded = state["network"]
+        self._loaded_state = state["network"]

@@ -68,7 +68,7 @@ _ENTRIES_PER_CHUNK = 2**26  # the most in the coalition models that exist at the
 _POINTS_ON_LINE = 11
 
 
-def _model_values(
+def _expected_values(
     client: AnsweringClient,
     downloads: Sequence[Tensor],
     extractor: Tensor | None,
@@ -153,7 +153,7 @@ def collaborate(
     return values
 
 
-declare_answer(collaborate, _model_values)
+declare_answer(collaborate, _expected_values)
 
 
 def _best_on_line(

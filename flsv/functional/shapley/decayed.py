@@ -78,7 +78,7 @@ def decayed_shapley(
             f"decayed_shapley(threshold={threshold}): above decay={decay} no round would count. Lower the threshold."
         )
     num_clients = values.shape[1]
-    total = values.new_full((num_clients,), torch.nan, dtype=torch.float64)
+    sums = values.new_full((num_clients,), torch.nan, dtype=torch.float64)
     for round_index, round_values in enumerate(values):
         factor = round_factor(round_index, decay, threshold)
         if factor == 0:
@@ -87,9 +87,9 @@ def decayed_shapley(
         shares = round_values[took_part].double()
         if normalize:
             shares, _is_skipped, _is_flagged = round_shares(shares)
-        sum_before = total[took_part].nan_to_num()
-        total[took_part] = sum_before + factor * shares
-    return total
+        sums_before = sums[took_part].nan_to_num()
+        sums[took_part] = sums_before + factor * shares
+    return sums
 
 
 def round_factor(

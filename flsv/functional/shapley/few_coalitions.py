@@ -147,19 +147,19 @@ def few_coalitions_shapley(
         >>> few_coalitions_shapley(masks, utilities).values
         tensor([0.5675, 1.1588, 1.7500, 3.5237], dtype=torch.float64)
     """
-    columns = torch.as_tensor(utilities).detach()
-    columns = columns.cpu().double()
-    is_scalar = columns.ndim == 1
-    if is_scalar:
-        columns = columns[:, None]
-    _check(masks, columns)
+    utilities = torch.as_tensor(utilities).detach()
+    utilities = utilities.cpu().double()
+    is_one_game = utilities.ndim == 1
+    if is_one_game:
+        utilities = utilities[:, None]
+    _check_coalitions(masks, utilities)
 
     if len(masks) == 2 ** masks.shape[1]:
-        values = _exact_values(masks, columns)
+        values = _exact_values(masks, utilities)
         stderr = torch.zeros_like(values)
     else:
-        values, stderr = _fitted_values(masks, columns, noise)
-    if is_scalar:
+        values, stderr = _fitted_values(masks, utilities, noise)
+    if is_one_game:
         values = values[:, 0]
         stderr = stderr[:, 0]
     return ShapleyEstimate(values, stderr, len(masks))
@@ -187,7 +187,7 @@ def _fitted_values(
     values_by_game = []
     stderr_by_game = []
     for game_utilities in utilities.T:
-        game_values, game_stderr = _solve(masks.cpu(), game_utilities, noise)
+        game_values, game_stderr = _fit_game(masks.cpu(), game_utilities, noise)
         values_by_game.append(game_values)
         stderr_by_game.append(game_stderr)
     values = torch.stack(values_by_game, dim=1)
@@ -229,7 +229,7 @@ def retrained_shapley(
     return estimate.values.mean(1), half_widths
 
 
-def _solve(
+def _fit_game(
     masks: Tensor,
     utilities: Tensor,
     noise: float | None,
@@ -315,14 +315,14 @@ def prior_variance(kernel: Kernel, num_players: int) -> float:
     return float((phi_with_player - phi_without_player).mean())
 
 
-def _check(masks: Tensor, columns: Tensor) -> None:
+def _check_coalitions(masks: Tensor, utilities: Tensor) -> None:
     """Check the masks and utilities, and that the empty and the grand coalition are included."""
     are_masks = masks.dtype == torch.bool and masks.ndim == 2
-    are_columns = columns.ndim == 2 and len(columns) == len(masks)
-    if not are_masks or not are_columns:
+    are_utilities = utilities.ndim == 2 and len(utilities) == len(masks)
+    if not are_masks or not are_utilities:
         raise ValueError(
             f"expected masks bool [K, n] and utilities [K] or [K, M], got {masks.dtype} {list(masks.shape)} and "
-            f"{list(columns.shape)}."
+            f"{list(utilities.shape)}."
         )
     if len(masks.unique(dim=0)) < len(masks):
         raise ValueError("A coalition occurs twice: average its utilities before the call.")
@@ -330,7 +330,7 @@ def _check(masks: Tensor, columns: Tensor) -> None:
     sizes = masks.sum(1).tolist()
     if 0 not in sizes or num_players not in sizes:
         raise ValueError("the empty and the grand coalition must be among the masks.")
-    is_finite = columns.isfinite().all(1)
+    is_finite = utilities.isfinite().all(1)
     if not is_finite.all():
         raise ValueError(
             f"the utility of coalitions {masks[~is_finite].int().tolist()} is not finite."

@@ -349,9 +349,9 @@ def gtg_shapley(
             leaders = torch.cat([leaders, affordable_orders[:, 0]])
         if num_affordable < len(orders) and (num_affordable == 0 or truncation is None):
             break
-        if convergence is not None and _converged(samples, convergence):
+        if convergence is not None and _has_converged(samples, convergence):
             break
-    return game.estimate(samples.mean(dim=0), _stderr(samples, leaders))
+    return game.estimate(samples.mean(dim=0), _stderr_of_mean(samples, leaders))
 
 
 def _guided_orders(
@@ -369,7 +369,7 @@ def _guided_orders(
     return torch.cat([leaders, followers], dim=1)
 
 
-def _converged(samples: Tensor, threshold: float) -> bool:
+def _has_converged(samples: Tensor, threshold: float) -> bool:
     """Return whether the running mean of marginal contributions has converged, by the rule of the authors' code."""
     count, num_players = samples.shape[:2]
     if count < max(_MIN_ORDERS, num_players):
@@ -385,7 +385,7 @@ def _converged(samples: Tensor, threshold: float) -> bool:
     return bool(is_small.all())
 
 
-def _stderr(samples: Tensor, leaders: Tensor) -> Tensor:
+def _stderr_of_mean(samples: Tensor, leaders: Tensor) -> Tensor:
     """Compute the standard error of mean marginal contributions over orders whose first players are ``leaders``."""
     # It pools the spread among orders with the same first player, and adds the effect of an incomplete last cycle.
     count, num_players = samples.shape[:2]

@@ -194,12 +194,12 @@ class PredictedGame:
 
     def _predicted_utilities(self, masks: Tensor) -> Tensor:
         """Return the utilities ``[c, 2, ...]`` of c coalitions by interpolation and by ensemble."""
-        interpolated, ensemble = self._predict(masks)
+        interpolated, ensemble = self._predicted_outputs(masks)
         by_interpolation = self._score(interpolated).double().cpu()
         by_ensemble = self._score(ensemble).double().cpu()
         return torch.stack([by_interpolation, by_ensemble], 1)
 
-    def _predict(self, masks: Tensor) -> tuple[Tensor, Tensor]:
+    def _predicted_outputs(self, masks: Tensor) -> tuple[Tensor, Tensor]:
         """Predict outputs ``[c, V, ...]`` of c coalitions by interpolation and by ensemble."""
         # Outputs are kept flat: [T, numbers] of the T trained coalitions, [n, numbers] of single clients.
         mixing_weights = interpolation_weights(masks, self._trained, self._weights)  # [K, T]
@@ -297,7 +297,7 @@ def predicted_shapley(
     values_by_prediction = estimate.values.double().view(num_players, NUM_PREDICTIONS, *game_shape)
     stderr_by_prediction = estimate.stderr.double().view(values_by_prediction.shape)
     stderr = stderr_by_prediction.square().mean(1).sqrt()  # [n, M]
-    return _averaged(values_by_prediction, stderr, estimate.evaluations)
+    return _mean_of_predictions(values_by_prediction, stderr, estimate.evaluations)
 
 
 def case_values(
@@ -351,10 +351,12 @@ def values_of_tables(tables: Tensor) -> PredictedValues:
     values = shapley_of_table(tables.double().flatten(1))
     values = values.view(-1, *tables.shape[1:])
     no_error = torch.zeros_like(values[:, 0])
-    return _averaged(values, no_error, len(tables))
+    return _mean_of_predictions(values, no_error, len(tables))
 
 
-def _averaged(values_by_prediction: Tensor, stderr: Tensor, evaluations: int) -> PredictedValues:
+def _mean_of_predictions(
+    values_by_prediction: Tensor, stderr: Tensor, evaluations: int
+) -> PredictedValues:
     """Average the values ``[n, 2, ...]`` of the two predictions."""
     by_interpolation, by_ensemble = values_by_prediction.unbind(1)
     return PredictedValues(

@@ -226,7 +226,7 @@ class PairedSample:
         counts = self._optimal_counts(total)
         for layer, count in zip(self.layers, counts, strict=True):
             if count == layer.capacity:
-                self._add(layer, self._shuffled_coalitions(layer.size), count)
+                self._add_to_layer(layer, self._shuffled_coalitions(layer.size), count)
                 continue
             while len(layer.masks) < count:
                 num_draws = count - len(layer.masks) + _SPARE_DRAWS
@@ -236,7 +236,7 @@ class PairedSample:
                     num_players=self.num_players,
                     generator=self.generator,
                 )
-                self._add(layer, masks, count)
+                self._add_to_layer(layer, masks, count)
 
     def _optimal_counts(self, total: int) -> list[int]:
         """Return how many of ``total`` pairs to draw from each layer."""
@@ -276,7 +276,7 @@ class PairedSample:
         masks = torch.zeros(count, self.num_players).bool()
         return masks.scatter_(1, shuffled, True)
 
-    def _add(
+    def _add_to_layer(
         self,
         layer: Layer,
         masks: Tensor,

@@ -221,7 +221,7 @@ def class_statistics(
         roots = []
         for position, mean in enumerate(means):
             samples_of_class = data[index == position]
-            roots.append(_root(samples_of_class - mean))
+            roots.append(_covariance_root(samples_of_class - mean))
         deviations = torch.stack(roots)
 
     if deviations is not None:
@@ -272,7 +272,7 @@ def label_distance(a: ClassStatistics, b: ClassStatistics) -> Tensor:
     return distances.to(a.means.dtype)
 
 
-def _root(centered: Tensor) -> Tensor:
+def _covariance_root(centered: Tensor) -> Tensor:
     """Compute the square root ``[d, d]`` of the covariance of centered samples ``[m, d]``."""
     covariance = centered.T @ centered / len(centered)
     eigenvalues, vectors = torch.linalg.eigh(covariance)

@@ -73,10 +73,10 @@ def lava(
         tensor(4)
     """
     check_labeled(x, y, x2, y2)
-    cost = _cost(x, y, x2, y2, label_weight)
+    cost = _ground_cost(x, y, x2, y2, label_weight)
     potential, _ = entropic_potentials(cost, eps, scaling)
     del cost  # of [m, m2], before another [m, m]
-    cost_to_itself = _cost(x, y, x, y, label_weight)
+    cost_to_itself = _ground_cost(x, y, x, y, label_weight)
     potential_to_itself = self_potential(cost_to_itself, eps, scaling)
     return calibrated_gradient(potential - potential_to_itself)
 
@@ -114,7 +114,7 @@ def _points_by_class(x: Tensor, y: Tensor) -> list[Tensor]:
     return [points[y == label] for label in y.unique()]
 
 
-def _cost(
+def _ground_cost(
     x: Tensor,
     y: Tensor,
     x2: Tensor,

@@ -112,15 +112,17 @@ class MovingAverage(Fold):
     def update(
         self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float
     ) -> None:
-        values, stderr = self._read(estimate)
-        rows = values.to(metric.history).reshape(len(client_ids), -1)  # [k, 1] or [k, M]
+        values, stderr = self._values_and_stderr(estimate)
+        num_players = len(client_ids)
+        rows = values.to(metric.history).reshape(num_players, -1)  # [k, 1] or [k, M]
         metric.history = momentum_add(metric.history, client_ids, rows, self.momentum)
         # Clients of other rounds keep the errors that they have.
         stderr_of_round = torch.full_like(metric.stderr, float("nan"))
-        stderr_of_round[client_ids] = stderr.to(metric.history).reshape(rows.shape)
+        stderr_rows = stderr.to(metric.history).reshape(rows.shape)
+        stderr_of_round[client_ids] = stderr_rows
         metric.stderr = latest(torch.stack([metric.stderr, stderr_of_round]))  # skips NaN
 
-    def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
+    def _values_and_stderr(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
         """Return the values and standard errors that enter the average. Here they are those of the round's estimate, in
         :class:`SurrogateAverage` the normalized ones.
         """
@@ -152,12 +154,15 @@ class SurrogateAverage(MovingAverage):
     init: Share | Literal["uniform"] | None = 0.5
     normalize: Normalization = "min-max"
 
-    def _read(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
+    def _values_and_stderr(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
         # The error of the range (maximum minus minimum) is neglected: the standard error of a normalized value has no
         # simple form.
         values = estimate.values
-        spread = values.amax(0) - (values.amin(0) if self.normalize == "min-max" else 0)
-        stderr = torch.where(spread > 0, estimate.stderr / spread, float("nan"))
+        spread = values.amax(0)
+        if self.normalize == "min-max":
+            spread = spread - values.amin(0)
+        scaled_stderr = estimate.stderr / spread
+        stderr = torch.where(spread > 0, scaled_stderr, float("nan"))
         return normalize_shapley(values, self.normalize), stderr
 
 

@@ -163,7 +163,8 @@ class PartialFederatedShapley(CoalitionValue, chosen=("fold",)):
         init: float | Literal["uniform"] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_clients, num_classes, fold=MovingAverage(momentum, init), **kwargs)
+        fold = MovingAverage(momentum=momentum, init=init)
+        super().__init__(num_clients, num_classes, fold=fold, **kwargs)
 
 
 class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "fold", "per_class")):
@@ -227,8 +228,8 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "fold", "
         normalize: Normalization = "min-max",
         **kwargs: Any,
     ) -> None:
-        fold = SurrogateAverage(beta, init, normalize)
-        super().__init__(num_clients, None, fold=fold, per_class=False, **kwargs)
+        fold = SurrogateAverage(momentum=beta, init=init, normalize=normalize)
+        super().__init__(num_clients, num_classes=None, fold=fold, per_class=False, **kwargs)
 
 
 CoalitionWeights = Literal["renormalized", "fixed"]
@@ -295,9 +296,13 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting",
         coalition_weights: CoalitionWeights = "renormalized",
         **kwargs: Any,
     ) -> None:
-        fold, weighting = Decay(decay, threshold, normalize), weighting_of(coalition_weights)
         super().__init__(
-            num_clients, None, fold=fold, weighting=weighting, per_class=False, **kwargs
+            num_clients,
+            num_classes=None,
+            fold=Decay(decay=decay, threshold=threshold, normalize=normalize),
+            weighting=weighting_of(coalition_weights),
+            per_class=False,
+            **kwargs,
         )
 
 

@@ -13,7 +13,7 @@ from flsv.functional import exact_shapley, gtg_shapley, permutation_shapley
 from flsv.functional.shapley.game import MemoizedGame
 from flsv.functional.shapley.permutation import (
     Moments,
-    _converged,
+    _has_converged,
     marginals_along,
     random_permutations,
 )
@@ -139,6 +139,6 @@ def test_gtg_has_converged_after_30_permutations_that_agree() -> None:
         )
     )
 
-    assert not _converged(torch.ones(29, 3, 1), 0.05)
-    assert _converged(torch.ones(30, 3, 1), 0.05)
-    assert not _converged(alternating, 0.05)
+    assert not _has_converged(torch.ones(29, 3, 1), 0.05)
+    assert _has_converged(torch.ones(30, 3, 1), 0.05)
+    assert not _has_converged(alternating, 0.05)
