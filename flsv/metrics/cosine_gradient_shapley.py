@@ -25,8 +25,9 @@ def cosines_with_sum(
     matrix: ClientMatrix, norms: Tensor, weights: Tensor, epsilon: float = EPSILON
 ) -> Tensor:
     """Scale updates to length 1, and compute their cosines ``[k]`` with their weighted sum."""
-    total = matrix.combine(weights / (norms + epsilon))
-    return cosines(matrix.dot(total), norms, torch.linalg.vector_norm(total, dtype=torch.float64))
+    weighted_sum = matrix.combine(weights / (norms + epsilon))
+    norm_of_sum = torch.linalg.vector_norm(weighted_sum, dtype=torch.float64)
+    return cosines(matrix.dot(weighted_sum), norms, norm_of_sum)
 
 
 class CosineGradientShapley(ContributionMetric):
@@ -105,8 +106,9 @@ class CosineGradientShapley(ContributionMetric):
         super().__init__(num_clients, num_classes=None, **kwargs)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.add_state("reputation", torch.full((num_clients,), float("nan")), dist_reduce_fx=None)
-        self.add_state("phi", torch.full((num_clients,), float("nan")), dist_reduce_fx=None)
+        no_values = torch.full((num_clients,), float("nan"))
+        self.add_state("reputation", no_values, dist_reduce_fx=None)
+        self.add_state("phi", no_values.clone(), dist_reduce_fx=None)
 
     def update(
         self,

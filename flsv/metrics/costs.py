@@ -132,7 +132,8 @@ class CommunicationCost(ContributionMetric):
 
     def compute(self) -> Tensor:
         """Compute the numbers sent and received, float64 ``[num_clients, 2]``, NaN for clients that never took part."""
-        return self.exchanged.double().masked_fill(~self.seen[:, None], float("nan"))
+        never_took_part = ~self.seen[:, None]
+        return self.exchanged.double().masked_fill(never_took_part, float("nan"))
 
     def per_client(self, value: Tensor) -> Tensor:
         """Return the sum of the numbers sent and received by each client, ``[num_clients]``."""

@@ -231,7 +231,8 @@ class CalibratedOTGradient(WassersteinContribution):
         options: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_clients, options=dict(rule=rule, **(options or {})), **kwargs)
+        all_options = dict(rule=rule, **(options or {}))
+        super().__init__(num_clients, options=all_options, **kwargs)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         super().init_states(num_clients, num_classes)

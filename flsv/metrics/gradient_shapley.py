@@ -233,7 +233,8 @@ class InRunShapley(ContributionMetric):
     def compute(self) -> Tensor:
         """Compute the sums over rounds ``[num_clients, M + 1]``: the classes' columns and ``"rest"``. NaN for clients
         that never took part."""
-        return self.total.masked_fill((self.seen == 0)[:, None], float("nan"))
+        never_took_part = self.seen == 0
+        return self.total.masked_fill(never_took_part[:, None], float("nan"))
 
     def columns(self) -> list[str]:
         names = self.class_names or [str(i) for i in range(self.num_classes or 0)]

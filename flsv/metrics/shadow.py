@@ -384,11 +384,15 @@ class ShadowShapley(MeasuredMetric):
     ) -> None:
         """Compute the Shapley values from the utilities ``[K]`` or ``[K, M]`` of the coalitions ``masks [K, n]``, and
         store them. If a utility or an output is not finite, all values become NaN, with a warning."""
-        finite = utilities.reshape(len(masks), -1).isfinite().all(1).cpu()
+        rows = utilities.reshape(len(masks), -1)
+        is_finite = rows.isfinite().all(1).cpu()
         if outputs is not None:
-            finite &= outputs.flatten(1).isfinite().all(1)
-        if not finite.all():
-            broken = [mask.nonzero().flatten().tolist() for mask in masks[~finite]]
+            is_finite &= outputs.flatten(1).isfinite().all(1)
+        if not is_finite.all():
+            broken = []
+            for mask in masks[~is_finite]:
+                members = mask.nonzero().flatten()
+                broken.append(members.tolist())
             warnings.warn(
                 f"ShadowShapley: there are no values: {broken} come to no finite performance.",
                 stacklevel=2,
@@ -547,7 +551,8 @@ class ShadowShapley(MeasuredMetric):
     def compute(self) -> Tensor:
         """Return the latest values, ``[num_clients]`` or ``[num_clients, num_classes]``. NaN for a client that never
         took part, and for all clients before the first values, see :attr:`pending`."""
-        value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
+        never_took_part = self.seen == 0
+        value = self.values.masked_fill(never_took_part[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
 
     def intervals(

@@ -82,10 +82,10 @@ class FedAMP(UploadKeeper):
     ) -> Starts:
         self.store_uploads(round)
         uploads = [upload.to(round.client_vectors) for upload in self._uploads.values()]
-        models = torch.stack(uploads)
-        weights = self.attention(models[:, : round.space.num_parameters])
-        mixed_models = weights.to(models) @ models
-        mixed_models = keep_common(mixed_models, models)
+        uploaded_models = torch.stack(uploads)
+        weights = self.attention(uploaded_models[:, : round.space.num_parameters])
+        mixed_models = weights.to(uploaded_models) @ uploaded_models
+        mixed_models = keep_common(mixed_models, uploaded_models)
         return dict(zip(self._uploads, mixed_models))
 
 

@@ -390,7 +390,9 @@ class PFedSV(UploadKeeper):
         # A client of the previous round's cohort received the extractor after that aggregation.
         if self._is_personal is None or start is not None or client in self._cohort:
             return {}
-        return {"extractor": state.model()[~self._is_personal.to(state.model().device)]}
+        model = state.model()
+        is_shared = ~self._is_personal.to(model.device)
+        return {"extractor": model[is_shared]}
 
     def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
         model = super().receive(local, instruction)

@@ -235,7 +235,8 @@ def _sample_orders(
         batch_size = min(batch_size, max_groups - moments.count, max_batch)
         orders = random_permutations(batch_size, num_players, generator)
         if group_size == 2:
-            orders = torch.stack([orders, orders.flip(1)], dim=1).flatten(0, 1)
+            pairs = torch.stack([orders, orders.flip(1)], dim=1)  # [batch, 2, n]
+            orders = pairs.flatten(0, 1)
 
         num_affordable = batch_size
         if batch_size > num_safe:

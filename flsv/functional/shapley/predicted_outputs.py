@@ -209,7 +209,8 @@ class PredictedGame:
         ensemble = shares.to(self._single_outputs) @ self._single_outputs
         if self._logits:  # an ensemble averages probabilities
             ensemble = ensemble.clamp_min(MIN_PROBABILITY).log()
-        return interpolated.view(-1, *self._output_shape), ensemble.view(-1, *self._output_shape)
+        shape = (-1, *self._output_shape)
+        return interpolated.view(shape), ensemble.view(shape)
 
 
 def _check_trained(

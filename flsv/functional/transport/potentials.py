@@ -254,8 +254,9 @@ def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:
         error = math.inf
         if rate < 1:
             error = step / (1 - rate)
-        farthest = max(float(u.abs().max()), float(v.abs().max()))
-        if error < MAX_ERROR or farthest > MAX_LOG_SCALING:
+        largest_u = float(u.abs().max())
+        largest_v = float(v.abs().max())
+        if error < MAX_ERROR or max(largest_u, largest_v) > MAX_LOG_SCALING:
             break
         if omega - 1 < rate < 1:
             omega = _faster_omega(omega, rate, max_omega)

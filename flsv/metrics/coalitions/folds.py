@@ -194,7 +194,8 @@ class Sum(Fold):
         return metric.total.masked_fill(metric.seen[:, None] == 0, float("nan"))
 
     def error(self, metric: Any) -> Tensor | None:
-        return metric.variance.sqrt().masked_fill(metric.seen[:, None] == 0, float("nan"))
+        never_took_part = metric.seen[:, None] == 0
+        return metric.variance.sqrt().masked_fill(never_took_part, float("nan"))
 
 
 @checked
