@@ -45,7 +45,7 @@ def repeat(
     arguments: Sequence[str],
     out: Path = Path("runs/repeat"),
     *,
-    bars: bool = False,
+    shows_bars: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
     """Run a federation with several seeds. Return a table of the clients' mean values, and its file."""
@@ -65,7 +65,7 @@ def repeat(
     seeds = range(max(runs, finished_runs))
     with config_with_seeds(config, seed=0, root=out) as config_arguments:
         repetitions = _fit_or_read_runs(
-            seeds, config_arguments, run_list=run_list, out=out, bars=bars, say=say
+            seeds, config_arguments, run_list=run_list, out=out, shows_bars=shows_bars, say=say
         )
     if not repetitions[0].metrics:
         raise ConfigurationError(
@@ -82,7 +82,7 @@ def _fit_or_read_runs(
     *,
     run_list: ResultFile,
     out: Path,
-    bars: bool,
+    shows_bars: bool,
     say: Callable[[str], None],
 ) -> list[Run]:
     finished_runs = {row["run"]: out / row["folder"] for row in run_list.rows}
@@ -93,7 +93,7 @@ def _fit_or_read_runs(
             run = open_run(finished_runs[name])
         else:
             say(f"Run {len(repetitions) + 1} of {len(seeds)}: seed {seed}")
-            run = _fit(arguments, seed, out / name, bars)
+            run = _fit(arguments, seed, out / name, shows_bars)
             path = os.path.relpath(run.folder, out)
             run_list.add([[name, path]])
 
@@ -107,13 +107,13 @@ def _fit_or_read_runs(
     return repetitions
 
 
-def _fit(arguments: Sequence[str], seed: int, folder: Path, bars: bool) -> Run:
+def _fit(arguments: Sequence[str], seed: int, folder: Path, shows_bars: bool) -> Run:
     options = [
         f"--trainer.default_root_dir={folder}",
         f"--seed_everything={seed}",
         f"--federation.seed={seed}",
         *QUIET_ARGUMENTS,
-        f"--trainer.enable_progress_bar={str(bars).lower()}",
+        f"--trainer.enable_progress_bar={str(shows_bars).lower()}",
     ]
     cli = make_cli(["fit", *arguments, *options], quiet=True, starts_anew=True)
     run = open_run(run_folder(cli.trainer))
@@ -141,7 +141,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             options.runs,
             fit_arguments,
             options.out,
-            bars=has_bars,
+            shows_bars=has_bars,
             say=printer(quiet),
         )
     if not quiet:

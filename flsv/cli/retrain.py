@@ -185,7 +185,7 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
         processes = _processes(joined_run, options.jobs, None, _limit_s(joined_run, changes))
         training = _training(joined_run, processes)
 
-        everybody = tuple(range(len(summary.clients)))
+        everybody = summary.order.members
         with_joining = (*everybody, len(everybody))
         seeds = list(range(summary.seed, summary.seed + (options.seeds or NUM_SEEDS)))
         scores = []
@@ -199,7 +199,7 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
             untrained_scores = []
             for result in results.values():
                 if result.untrained:
-                    untrained_scores.append(_score(result, summary, untrained=True))
+                    untrained_scores.append(_score(result, summary, before_training=True))
             scores.append(
                 [
                     untrained_scores[0],
@@ -235,9 +235,9 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
     return path
 
 
-def _score(result: FitResult, summary: RunSummary, untrained: bool = False) -> float:
+def _score(result: FitResult, summary: RunSummary, before_training: bool = False) -> float:
     """Return a coalition's score after training, or before it, by the measure that is asked for."""
-    utilities_by_name = result.untrained if untrained else result.utilities
+    utilities_by_name = result.untrained if before_training else result.utilities
     utilities = list(utilities_by_name.values())  # in the order of the question's names
     question = summary.question
     column = question.names.index(str(question.metric))

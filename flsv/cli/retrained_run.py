@@ -88,8 +88,8 @@ class Question:
     @property
     def names(self) -> Sequence[str]:
         """Return the names of the scores that are computed for each trained model."""
-        together = self.judges != "clients" and self.metric in CLASSIFICATION
-        if together:
+        has_all_scores = self.judges != "clients" and self.metric in CLASSIFICATION
+        if has_all_scores:
             return CLASSIFICATION
         return (str(self.metric),)
 
@@ -204,10 +204,10 @@ def summarize(
         majority = _majority(cli)
 
     rounds = _rounds(record, arguments, cli)
-    draws = not isinstance(sampler, FullParticipation)
-    is_another_game = draws and question.participation == "all"
+    draws_cohorts = not isinstance(sampler, FullParticipation)
+    is_another_game = draws_cohorts and question.participation == "all"
     settings = {**identity.flat(), "metric": joined(question.names), "mode": question.mode}
-    if draws:
+    if draws_cohorts:
         settings["participation"] = question.participation
     if rounds != cli.trainer.max_epochs:
         settings["rounds"] = rounds

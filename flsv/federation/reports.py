@@ -227,7 +227,7 @@ class RunReports:
             losses=losses,
             norms=federation.server.norms,
             scores=state.client_scores,
-            evaluated=federation.has_evaluated_clients,
+            has_new_scores=federation.has_evaluated_clients,
             events=self._events(),
             draws_pictures=self._draws_pictures(state.round_index),
         )

@@ -10,7 +10,9 @@ from flsv.utilities.errors import ConfigurationError
 
 #: The purpose in a signature. One that was made for something else is refused.
 NAMESPACE = "flsv-report"
-NO_PROGRAM = "there is no ssh-keygen here, which signs and verifies pages: install OpenSSH."
+MESSAGE_WITHOUT_SSH_KEYGEN = (
+    "there is no ssh-keygen here, which signs and verifies pages: install OpenSSH."
+)
 
 
 def signature_file(path: Path) -> Path:
@@ -35,9 +37,9 @@ def sign(path: Path, key: Path) -> Path:
         )
     signature = signature_file(path)
     signature.unlink(missing_ok=True)
-    answer = _ssh_keygen(["sign", "-f", str(key), "-n", NAMESPACE, str(path)])
-    if answer.returncode:
-        raise ConfigurationError(f"--sign {key}: ssh-keygen cannot sign: {_last_line(answer)}")
+    process = _ssh_keygen(["sign", "-f", str(key), "-n", NAMESPACE, str(path)])
+    if process.returncode:
+        raise ConfigurationError(f"--sign {key}: ssh-keygen cannot sign: {_last_line(process)}")
     return signature
 
 
@@ -64,25 +66,25 @@ def verify(path: Path, signers: Path | None = None) -> str:
             raise ConfigurationError(f"--verify {path}: there is no {file}.")
     arguments = ["-n", NAMESPACE, "-s", str(signature)]
     if signers is None:
-        answer = _ssh_keygen(["check-novalidate", *arguments], path)
-        _check(answer, path)
-        return answer.stdout.split()[-1]  # the key's fingerprint
+        process = _ssh_keygen(["check-novalidate", *arguments], path)
+        _check_signature(process, path)
+        return process.stdout.split()[-1]  # the key's fingerprint
 
     signers_file = ["-f", str(signers)]
     principals = _ssh_keygen(["find-principals", *signers_file, "-s", str(signature)])
     if principals.returncode:
         raise ConfigurationError(f"--verify {path}: no signer in {signers} has the key of it.")
     name = principals.stdout.splitlines()[0]
-    answer = _ssh_keygen(["verify", *signers_file, "-I", name, *arguments], path)
-    _check(answer, path)
+    process = _ssh_keygen(["verify", *signers_file, "-I", name, *arguments], path)
+    _check_signature(process, path)
     return name
 
 
-def _check(answer: subprocess.CompletedProcess[str], path: Path) -> None:
-    if answer.returncode:
+def _check_signature(process: subprocess.CompletedProcess[str], path: Path) -> None:
+    if process.returncode:
         raise ConfigurationError(
             f"--verify {path}: it is not the file that was signed, or the signature is of another purpose "
-            f"({_last_line(answer)}). Do not rely on it."
+            f"({_last_line(process)}). Do not rely on it."
         )
 
 
@@ -101,9 +103,9 @@ def _ssh_keygen(
             text=True,
         )
     except FileNotFoundError:
-        raise ConfigurationError(NO_PROGRAM) from None
+        raise ConfigurationError(MESSAGE_WITHOUT_SSH_KEYGEN) from None
 
 
-def _last_line(answer: subprocess.CompletedProcess[str]) -> str:
-    lines = f"{answer.stdout}\n{answer.stderr}".strip().splitlines()
+def _last_line(process: subprocess.CompletedProcess[str]) -> str:
+    lines = f"{process.stdout}\n{process.stderr}".strip().splitlines()
     return lines[-1] if lines else "no message"

@@ -42,7 +42,7 @@ class Monitored(Sink):
 
     def write(self, result: RoundResult) -> None:
         rows = [row for row in result.table if row.metric in self._metrics]
-        numbers = {**result.shared, **_by_client(rows)}
+        numbers = {**result.shared, **_client_numbers(rows)}
         monitored_values = {}
         for name, number in numbers.items():
             if not math.isnan(number):
@@ -56,13 +56,13 @@ class Monitored(Sink):
 
     def write_late(self, results: Sequence[RoundResult]) -> None:
         for result in results:
-            numbers = {**result.shared, **_by_client(result.table)}
+            numbers = {**result.shared, **_client_numbers(result.table)}
             for name, number in numbers.items():
                 self._trainer.callback_metrics[name] = torch.tensor(number)
             self.names |= numbers.keys()
 
 
-def _by_client(rows: Iterable[Row]) -> dict[str, float]:
+def _client_numbers(rows: Iterable[Row]) -> dict[str, float]:
     numbers = {}
     for row in rows:
         if not row.column:
@@ -136,10 +136,10 @@ def scalars_of(
 
 def curves_of(
     metrics: Mapping[str, Metric],
-    wanted: bool,
+    has_class_curves: bool,
 ) -> list[str]:
-    """Return the names of the metrics whose values per class become curves, if ``wanted``."""
-    if not wanted:
+    """Return the names of the metrics whose values per class become curves, if ``has_class_curves``."""
+    if not has_class_curves:
         return []
     return [name for name, metric in metrics.items() if column_names(metric) is None]
 

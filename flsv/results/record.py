@@ -52,7 +52,7 @@ class Record(Sink):
 
     def write(self, result: RoundResult) -> None:
         """Write new events at once, so that the file of a killed run has them, too."""
-        self._note(result.events)
+        self._write_new_events(result.events)
 
     def finish(self, result: RunResult) -> None:
         content = {
@@ -68,9 +68,9 @@ class Record(Sink):
         """Write the events, including those of a failed round."""
         if failed:
             with suppress(OSError):  # the first error matters more than this one
-                self._note(self._events())
+                self._write_new_events(self._events())
 
-    def _note(self, events: Sequence[Event]) -> None:
+    def _write_new_events(self, events: Sequence[Event]) -> None:
         entries = [asdict(event) for event in events]
         if entries != self._content["events"]:
             self._content["events"] = entries

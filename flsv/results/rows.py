@@ -214,7 +214,7 @@ class RoundResults:
         losses: Mapping[int, float] = {},
         norms: Mapping[int, float] = {},
         scores: Mapping[str, Tensor] = {},
-        evaluated: bool = False,
+        has_new_scores: bool = False,
         events: Sequence[Event] = (),
         draws_pictures: bool = False,
     ) -> RoundResult:
@@ -236,11 +236,11 @@ class RoundResults:
 
         # Scores that were computed in an earlier round are no change.
         for row in rows_of_round:
-            if evaluated or row.metric not in scores:
+            if has_new_scores or row.metric not in scores:
                 new_rows.append(row)
         score_numbers = score_summary(scores)
         shared_changes = dict(shared)
-        if evaluated:
+        if has_new_scores:
             shared_changes |= score_numbers
         return RoundResult(
             index,

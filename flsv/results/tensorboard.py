@@ -79,7 +79,7 @@ class TensorBoard(Sink):
         self._per_class = per_class
         self._client_names = client_names
         self._class_names = class_names
-        self._by_client = len(client_names) <= MAX_CLIENT_RUNS
+        self._has_client_runs = len(client_names) <= MAX_CLIENT_RUNS
         labels = client_labels(len(client_names), client_names)
         *self._client_folders, self._result_folder = client_folders([*labels, RESULT_RUN])
         self._writers: dict[int, SummaryWriter] = {}
@@ -140,7 +140,7 @@ class TensorBoard(Sink):
         num_clients = len(self._client_names)
         points = list(curve_points(result, self._per_class, num_clients, self._class_names))
         scalars = dict(result.shared_changes)
-        if self._by_client:
+        if self._has_client_runs:
             self._write_clients(points, result.round_index)
         else:
             scalars.update(scalars_of(points, self._client_names))
@@ -164,7 +164,7 @@ class TensorBoard(Sink):
         _experiment, _session_start, session_end = hparams({}, {})
         _write_scalars(self._result_writer, self._final_numbers(result), result.round_index)
         self._result_writer._get_file_writer().add_summary(session_end)
-        if self._by_client:
+        if self._has_client_runs:
             self._write_bands(result)
         self.flush()
 
@@ -183,7 +183,7 @@ class TensorBoard(Sink):
             if initial_value is not None:
                 numbers[f"gain/{name}"] = final_value - initial_value
 
-        if self._by_client:
+        if self._has_client_runs:
             for metric in self._metrics:
                 for row in select_rows(result.table, metric).itertuples():
                     tag = f"{metric}/{client_part(row.client, self._client_names)}"

@@ -126,13 +126,13 @@ def verdict_of(facts: PaymentFacts, rule: Negatives = "zero") -> Verdict:
         >>> verdict_of(values).text
         'Suitable as a basis for payment: models were trained without some of the partners, too, with 3 seeds.'
     """
-    trained = facts.source != "none"
+    has_trainings = facts.source != "none"
     joint = _joint(facts, rule)
     are_gains = not facts.unsuitable and not facts.of_rounds
     no_gain = are_gains and _has_no_gain(facts, joint)
-    like_majority = not no_gain and _is_like_majority(facts)
-    scored_alone = facts.alone_only and facts.source == "scores"
-    ranks_only = trained and (facts.ranks_only or scored_alone)
+    is_like_majority = not no_gain and _is_like_majority(facts)
+    is_scored_alone = facts.alone_only and facts.source == "scores"
+    ranks_only = has_trainings and (facts.ranks_only or is_scored_alone)
 
     holds: dict[str, Any] = {
         "rounds": facts.of_rounds,
@@ -141,25 +141,22 @@ def verdict_of(facts: PaymentFacts, rule: Negatives = "zero") -> Verdict:
         "ranking": ranks_only,
         "judged": facts.judged and not facts.accepts_partners,
         "no_gain": no_gain,
-        "majority": like_majority and percent(facts.majority),
-        "wide": not no_gain and not like_majority and joint.moved > MAX_MOVED_SHARE,
-        "metric": not trained and not facts.unsuitable,
+        "majority": is_like_majority and percent(facts.majority),
+        "wide": not no_gain and not is_like_majority and joint.moved > MAX_MOVED_SHARE,
+        "metric": not has_trainings and not facts.unsuitable,
         "one_class": facts.majority >= ONE_CLASS_SHARE and percent(facts.majority),
-        "one_seed": trained and facts.seeds == 1,
-        "alone": trained and facts.alone_only and not ranks_only,
+        "one_seed": has_trainings and facts.seeds == 1,
+        "alone": has_trainings and facts.alone_only and not ranks_only,
         "scores": facts.source == "scores" and not ranks_only,
         "partners": facts.judged and facts.accepts_partners,
         "best_alone": max(facts.alone, default=-math.inf) >= facts.together,
-        "small_gain": trained and is_small_gain(facts.by, facts.values),
+        "small_gain": has_trainings and is_small_gain(facts.by, facts.values),
     }
     reasons = {}
     for name, detail in holds.items():
         if detail:
             reasons[name] = WORDS["against"][name].format(detail)
-    forbidding = {}
-    for name in FORBIDDING_REASONS:
-        if name in reasons:
-            forbidding[name] = reasons[name]
+    forbidding = {name: reasons[name] for name in FORBIDDING_REASONS if name in reasons}
     return Verdict(forbidding or reasons, facts.seeds)
 
 

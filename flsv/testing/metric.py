@@ -174,9 +174,7 @@ class Rounds:
         self.games.begin(round)
         weights = samples / samples.sum()
         round = round.aggregated(round.combine(weights), weights)
-        reports = {}
-        for name, report_of in self._fields.items():
-            reports[name] = report_of(round)
+        reports = {name: report_of(round) for name, report_of in self._fields.items()}
         return replace(round, reports=reports)
 
     def _exchange(
@@ -427,10 +425,7 @@ def buffers_do_not_count(case: MetricCase) -> None:
 def inputs_stay(case: MetricCase) -> None:
     """Check that update does not change its arguments, and draws random numbers from the round's generator only."""
     arguments = case.arguments(case.rounds()[0])
-    tensors = {}
-    for name, value in arguments.items():
-        if isinstance(value, Tensor):
-            tensors[name] = value
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
     originals = copy.deepcopy(tensors)
     with untouched_rngs("an update"), torch.no_grad():
         case.new().update(**arguments)
