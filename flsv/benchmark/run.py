@@ -150,10 +150,11 @@ def bench(
     for name, federation in federation_by_name.items():
         for seed in range(seeds):
             run_number += 1
-            unfinished = {}
-            for metric, entry in entries.items():
-                if (name, seed, metric) not in results.values:
-                    unfinished[metric] = entry
+            unfinished = {
+                metric: entry
+                for metric, entry in entries.items()
+                if (name, seed, metric) not in results.values
+            }
             if not unfinished:
                 continue
 

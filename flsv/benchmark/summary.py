@@ -179,9 +179,9 @@ def measure_costs(
     say: Callable[[str], None] = print,
 ) -> dict[str, Cost]:
     """Measure each metric's cost per round in a training run of its own, or read it from ``path``."""
-    identities = {}
-    for name, entry in entries.items():
-        identities[name] = f"{entry.identity()} {federation.identity.key}"
+    identities = {
+        name: f"{entry.identity()} {federation.identity.key}" for name, entry in entries.items()
+    }
 
     cost_of_metric: dict[str, Cost] = {}
     file = None

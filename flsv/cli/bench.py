@@ -195,8 +195,7 @@ def _write_tables(
     scores = scores_of(results, federations)
     correlations = correlations_by_federation(scores).T  # a row per federation
     ceilings = {name: truth.ceiling for name, (_federation, truth) in federations.items()}
-    with_ceilings = correlations.assign(ceiling=ceilings)
-    with_ceilings.to_csv(out / "federations.csv", float_format="%.3f")
+    correlations.assign(ceiling=ceilings).to_csv(out / "federations.csv", float_format="%.3f")
     return summary
 
 
@@ -219,18 +218,20 @@ def _measured_costs(
 
 
 def _print_lists() -> None:
-    metrics: dict[str, list[str]] = {"what it is": [], "needs": []}
-    for description in METRICS.values():
-        metrics["what it is"].append(description.title)
-        metrics["needs"].append(", ".join(description.needed) or "nothing")
-    print_table("Metrics", list(METRICS), metrics, corner="metric")
+    metrics = METRICS.values()
+    columns_of_metrics = {
+        "what it is": [metric.title for metric in metrics],
+        "needs": [", ".join(metric.needed) or "nothing" for metric in metrics],
+    }
+    print_table("Metrics", list(METRICS), columns_of_metrics, corner="metric")
 
-    federations: dict[str, list[str]] = {"what it is": [], "set": [], "data": []}
-    for packaged in map(federation, names()):
-        federations["what it is"].append(packaged.title)
-        federations["set"].append(packaged.set.replace("_", " "))
-        federations["data"].append("there" if packaged.available else "not there")
-    print_table("Federations", names(), federations, corner="federation")
+    federations = list(map(federation, names()))
+    columns_of_federations = {
+        "what it is": [packaged.title for packaged in federations],
+        "set": [packaged.set.replace("_", " ") for packaged in federations],
+        "data": ["there" if packaged.available else "not there" for packaged in federations],
+    }
+    print_table("Federations", names(), columns_of_federations, corner="federation")
 
 
 def _print_summary(summary: DataFrame, federations: FederationTruths) -> None:

@@ -196,11 +196,11 @@ def _callback_states(checkpoint: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def checkpoint_folders(trainer: L.Trainer) -> list[Path]:
     """Return the folders into which the trainer's callbacks save checkpoints."""
-    folders = []
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, ModelCheckpoint) and callback.dirpath is not None:
-            folders.append(Path(callback.dirpath))
-    return folders
+    return [
+        Path(callback.dirpath)
+        for callback in trainer.checkpoint_callbacks
+        if isinstance(callback, ModelCheckpoint) and callback.dirpath is not None
+    ]
 
 
 def _relocated(state: Mapping[str, Any], folder: str, checkpoint: Path) -> Path:

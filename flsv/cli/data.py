@@ -83,8 +83,7 @@ def describe_values(data: FederatedDataModule) -> pd.DataFrame:
             rows = data.client_indices(client).numpy()
             client_values = card.values.iloc[rows]
             descriptions[card.name, client_name] = client_values.describe()
-    table = pd.DataFrame(descriptions).T  # a row per column and client
-    return table.rename_axis(["column", "client"])
+    return pd.DataFrame(descriptions).T.rename_axis(["column", "client"])
 
 
 def describe_positive_class(data: FederatedDataModule) -> str:

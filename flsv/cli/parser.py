@@ -240,8 +240,7 @@ class FederatedCLI(LightningCLI):
             callbacks = options.callbacks or []
             if not isinstance(callbacks, list):
                 callbacks = [callbacks]
-            callbacks_that_save = default_checkpoints(callbacks)
-            kwargs.setdefault("callbacks", [*callbacks, *callbacks_that_save])
+            kwargs.setdefault("callbacks", [*callbacks, *default_checkpoints(callbacks)])
         if self.subcommand is not None and options.strategy == "auto":
             kwargs.update(self._arguments_for_torchrun(options))
         try:
@@ -374,10 +373,11 @@ class FederatedCLI(LightningCLI):
         """Prevent a command other than ``fit`` from writing into a run or making a new one, except predictions."""
         # Lightning warns that the run continues in another folder, but here nothing is saved.
         warnings.filterwarnings("ignore", message="The dirpath has changed")
-        remaining_loggers = []
-        for logger in self.trainer.loggers:
-            if not isinstance(logger, CSVLogger | TensorBoardLogger):
-                remaining_loggers.append(logger)
+        remaining_loggers = [
+            logger
+            for logger in self.trainer.loggers
+            if not isinstance(logger, CSVLogger | TensorBoardLogger)
+        ]
         self.trainer.loggers = remaining_loggers
         if self.prediction_writer is not None:
             folder = self._folder_of_predictions(config.ckpt_path)

@@ -98,8 +98,7 @@ def _fit_or_read_runs(
             run_list.add([[name, path]])
 
         repetitions.append(run)
-        first_run = repetitions[0]
-        if run.record["hashes"] != first_run.record["hashes"]:
+        if run.record["hashes"] != repetitions[0].record["hashes"]:
             raise ConfigurationError(
                 "the clients do not have the same samples in all runs, so that their values cannot be averaged. A "
                 "source that draws samples needs a seed of its own."

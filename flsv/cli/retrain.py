@@ -196,10 +196,11 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
                     raise ConfigurationError(
                         f"the federation with {name} failed to train: {result}"
                     )
-            untrained_scores = []
-            for result in results.values():
-                if result.untrained:
-                    untrained_scores.append(_score(result, summary, before_training=True))
+            untrained_scores = [
+                _score(result, summary, before_training=True)
+                for result in results.values()
+                if result.untrained
+            ]
             scores.append(
                 [
                     untrained_scores[0],

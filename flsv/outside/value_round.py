@@ -291,10 +291,10 @@ class _Cohort:
         argument: str,
         kind: Any,
     ) -> list[Any]:
-        numbers = []
-        for value in self.values_of(values, argument):
-            numbers.append(check_argument("value_round", argument, value, kind))
-        return numbers
+        return [
+            check_argument("value_round", argument, value, kind)
+            for value in self.values_of(values, argument)
+        ]
 
 
 def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, ContributionMetric]:
@@ -369,10 +369,11 @@ def _measured(
         values[name] = overall(contribution_metrics.metrics[name], value)
         if value.ndim == 2:
             per_class[name] = value
-    diagnostics = {}
-    for name, metric in contribution_metrics.metrics.items():
-        if isinstance(metric, ContributionMetric):
-            diagnostics[name] = metric.diagnostics()
+    diagnostics = {
+        name: metric.diagnostics()
+        for name, metric in contribution_metrics.metrics.items()
+        if isinstance(metric, ContributionMetric)
+    }
     numbers, *_ = numbers_of(contribution_metrics.metrics, contributions, None)
     return RoundValues(
         values=values,

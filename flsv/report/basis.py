@@ -183,9 +183,9 @@ def preferred_basis(run: Run) -> Basis | None:
     """Return the values that a report without a budget shows: by retraining, else by the most suitable metric."""
     if any(run.retrained()):
         return _basis_by_retraining(run)
-    class_by_metric = {}
-    for metric in _suitable_metrics(run):
-        class_by_metric[metric] = run.metric_info(metric)["class"]
+    class_by_metric = {
+        metric: run.metric_info(metric)["class"] for metric in _suitable_metrics(run)
+    }
     # The suitable one nearest to retraining, else any to share by, else any metric.
     preferred = [
         *nearest_to_retraining_first(class_by_metric),

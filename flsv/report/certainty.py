@@ -96,8 +96,7 @@ def _shares_without_seeds(rows: Sequence[Mapping[str, Any]]) -> list[list[float]
 
 
 def _numbers_in(rows: Sequence[Mapping[str, Any]], head: str) -> list[float]:
-    cells = [row.get(head, "") for row in rows]
-    return list(map(number_or_nan, cells))
+    return [number_or_nan(row.get(head, "")) for row in rows]
 
 
 def fractions_moved_by_scores(run: Run, basis: Basis) -> dict[str, float]:

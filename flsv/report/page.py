@@ -450,16 +450,15 @@ def _mean(run: Run, values: Sequence[float]) -> str:
 
 
 def _packages(run: Run) -> dict[str, str]:
-    versions = run.record["packages"]
-    return {f"package {name}": version for name, version in versions.items()}
+    return {f"package {name}": version for name, version in run.record["packages"].items()}
 
 
 def _logged(run: Run) -> dict[str, str]:
     """Format the values that the model logged last, such as its validation accuracy."""
-    texts = {}
-    for name, value in run.record.get("logged", {}).items():
-        texts[f"last {name}"] = format_number(NAN if value is None else value)
-    return texts
+    return {
+        f"last {name}": format_number(NAN if value is None else value)
+        for name, value in run.record.get("logged", {}).items()
+    }
 
 
 def _value_cells(run: Run, clients: Sequence[int], metrics: Iterable[str]) -> dict[str, list[str]]:

@@ -280,8 +280,7 @@ def open_run(path: str | Path) -> Run:
     """
     file = find_contributions(Path(path))
     folder = file.parent
-    record = read_record(folder / RECORD)
-    return Run(folder, record, read_contributions(file))
+    return Run(folder, record=read_record(folder / RECORD), table=read_contributions(file))
 
 
 # ---- runs of flsv repeat: the same federation with different seeds, and each client's mean over them

@@ -43,10 +43,9 @@ class Monitored(Sink):
     def write(self, result: RoundResult) -> None:
         rows = [row for row in result.table if row.metric in self._metrics]
         numbers = {**result.shared, **_client_numbers(rows)}
-        monitored_values = {}
-        for name, number in numbers.items():
-            if not math.isnan(number):
-                monitored_values[name] = torch.tensor(number)
+        monitored_values = {
+            name: torch.tensor(number) for name, number in numbers.items() if not math.isnan(number)
+        }
 
         names_without_value = self.names - monitored_values.keys()  # values of earlier rounds
         for name in names_without_value:
@@ -63,11 +62,9 @@ class Monitored(Sink):
 
 
 def _client_numbers(rows: Iterable[Row]) -> dict[str, float]:
-    numbers = {}
-    for row in rows:
-        if not row.column:
-            numbers[f"{tag_of(row.metric)}/client_{row.client}"] = row.value
-    return numbers
+    return {
+        f"{tag_of(row.metric)}/client_{row.client}": row.value for row in rows if not row.column
+    }
 
 
 class Point(NamedTuple):
@@ -128,10 +125,9 @@ def scalars_of(
     client_names: Sequence[str] | None,
 ) -> dict[str, float]:
     """Convert points to ``{tag: value}``, where each tag ends with the client, as in ``weight/client_1_Lyon``."""
-    values = {}
-    for point in points:
-        values[f"{point.tag}/{client_part(point.client, client_names)}"] = point.value
-    return values
+    return {
+        f"{point.tag}/{client_part(point.client, client_names)}": point.value for point in points
+    }
 
 
 def curves_of(

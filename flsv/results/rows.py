@@ -259,10 +259,10 @@ class RoundResults:
         values: Mapping[str, Tensor],
     ) -> dict[str, Callable[[], Figure]]:
         """Return ``{metric: function that draws its value}`` for the values after a round."""
-        pictures: dict[str, Callable[[], Figure]] = {}
-        for name, value in values.items():
-            pictures[name] = partial(draw_metric, self._metrics[name], name, value, index)
-        return pictures
+        return {
+            name: partial(draw_metric, self._metrics[name], name, value, index)
+            for name, value in values.items()
+        }
 
     def late_result(
         self,

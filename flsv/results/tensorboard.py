@@ -188,11 +188,7 @@ class TensorBoard(Sink):
                 for row in select_rows(result.table, metric).itertuples():
                     tag = f"{metric}/{client_part(row.client, self._client_names)}"
                     numbers[tag] = row.value
-        measured_numbers = {}
-        for tag, number in numbers.items():
-            if not math.isnan(number):
-                measured_numbers[tag] = number
-        return measured_numbers
+        return {tag: number for tag, number in numbers.items() if not math.isnan(number)}
 
     def _write_bands(self, result: RunResult) -> None:
         """Write the intervals of the final values, and the charts that draw each as a band in its client's color."""
