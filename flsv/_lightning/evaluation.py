@@ -325,7 +325,7 @@ def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
     fit_loop.epoch_loop.trainer = trainer_copy
 
     module.trainer = trainer_copy
-    module._metric_attributes = None  # it maps ids of the original module's metrics
+    module._metric_attributes = None  # Lightning's map from ids of the original module's metrics
     return trainer_copy
 
 

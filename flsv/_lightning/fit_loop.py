@@ -204,7 +204,7 @@ class FederatedFitLoop(_FitLoop):
         """Return Lightning's progress between rounds. It may be ahead of the hooks that have run."""
         if self.is_in_round:
             state = deepcopy(self._progress_between_rounds)
-            state["state_dict"].pop(_PLATEAU_KEY, None)  # they have been stepped
+            state["state_dict"].pop(_PLATEAU_KEY, None)  # the schedulers have been stepped
             return state
         loop = deepcopy(super().state_dict(*args, **kwargs))
         # What has begun counts as done: between two rounds nothing is left to repeat.
@@ -288,7 +288,7 @@ class FederatedFitLoop(_FitLoop):
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Set a checkpoint saved within a round to the state at the round's start."""
         checkpoint.update(self._counts_between_rounds)
-        if "callbacks" in checkpoint:  # else it holds weights only
+        if "callbacks" in checkpoint:  # otherwise the checkpoint holds weights only
             checkpoint["callbacks"].update(deepcopy(self._callback_states))
             checkpoint.update(deepcopy(self._optimizer_states))
 

@@ -141,7 +141,7 @@ class RoundAverage:
 
         self._original_swap = callback._swap_models
         self._original_train_end = callback.on_train_end
-        self._original_batch_end = callback.on_train_batch_end  # it updates the average
+        self._original_batch_end = callback.on_train_batch_end  # updates the average
         self.patches = [
             (callback, "on_train_batch_end", self._end_batch_of_callback),
             (callback, "on_train_epoch_end", do_nothing),

@@ -72,7 +72,7 @@ class LoggedValues:
         batch_size = kwargs.get("batch_size") or self._results.batch_size
         reduction = kwargs.get("reduce_fx", torch.mean)
         self._reductions[key] = reduction  # for this process, which has the function itself
-        # The call can be pickled: another process logs the value again by it.
+        # The call can be pickled, so that another process can repeat it.
         call = {
             "fx": hook,
             "name": name,

@@ -98,7 +98,7 @@ def _show_in_tensorboard(
 ) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
-    # A folder of its own: of several event files in one folder TensorBoard may read only the latest one.
+    # The pictures have a folder of their own, since TensorBoard may read only the latest of several files in one.
     with SummaryWriter(folder / "pictures") as writer:
         for name, figure in figures.items():
             with drawing(name):

@@ -153,7 +153,7 @@ class LightningFit(Rounds):
             work_by_client=work_by_client,
             limit_train_batches=trainer.limit_train_batches,
         )
-        # Each is an object, the name of an attribute, and its value until the fit ends.
+        # Each patch is an object, the name of an attribute, and the attribute's value until the fit ends.
         self._change(
             (trainer, "limit_train_batches", 1.0),
             (trainer, "reload_dataloaders_every_n_epochs", 1),
@@ -448,9 +448,7 @@ class LightningFit(Rounds):
 
     def _ended_run(self) -> EndedRun:
         """Describe the run for the training of its coalitions."""
-        folder = None
-        if self._writes_files:
-            folder = run_folder(self.trainer)
+        folder = run_folder(self.trainer) if self._writes_files else None
         settings = self.run_state.identity.flat()
         settings["seed"] = str(self.state.seed)
         return EndedRun(

@@ -359,7 +359,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             engine = self._lightning_fit.federation.engine
         return {
             **vars(self),
-            # Lightning sets these two to the module's methods.
+            # Lightning sets `log` and `log_dict` to the module's methods.
             "log": None,
             "log_dict": None,
             "run_state": self.run_state.copy(engine),

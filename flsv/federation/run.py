@@ -256,10 +256,9 @@ class FederationRun:
 
         num_rounds = state.round_index + 1
         is_last_round = num_rounds == self.max_rounds or bool(self.why_budget_is_spent())
-        if evaluation.every > 0:
-            self.has_evaluated_clients = is_last_round or num_rounds % evaluation.every == 0
-        else:
-            self.has_evaluated_clients = False
+        self.has_evaluated_clients = evaluation.every > 0 and (
+            is_last_round or num_rounds % evaluation.every == 0
+        )
         if self.has_evaluated_clients:
             state.client_scores = self.engine.own_scores(self._instruct)
 
@@ -273,9 +272,8 @@ class FederationRun:
             return False
 
         module = self.engine.trainer.lightning_module
-        with games.lent_module.lent(
-            module, self.space
-        ):  # restores the module's own state afterwards
+        # The module's own state is restored afterwards.
+        with games.lent_module.lent(module, self.space):
             self.state.client_scores = self.engine.own_scores(self._instruct)
         return True
 
@@ -298,7 +296,7 @@ class FederationRun:
         """Return why the privacy budget does not allow another round, or None."""
         if self.config.privacy is None:
             return None
-        # The loop has added it under this name, which no other metric may have.
+        # The loop has added the metric under this name, which no other metric may have.
         privacy_loss = cast("PrivacyLoss", self.metrics.metrics["epsilon"])
         return privacy_loss.spent()
 

@@ -51,7 +51,7 @@ def why_not_fork(device: torch.device | None = None) -> str | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return "a process of a torch.distributed group cannot be forked"
     if multiprocessing.active_children():
-        gc.collect()  # it ends the workers of a loader's iterator that nobody holds any more
+        gc.collect()  # ends the workers of a loader's iterator that nothing refers to any more
     if multiprocessing.active_children():
         return "the process has children, such as persistent workers of a loader, which a fork would share"
     for thread in threading.enumerate():
@@ -77,7 +77,7 @@ def _fork_differentiates() -> bool:
         _, status = os.waitpid(child, 0)
         return status == 0
     try:  # in the child
-        # A fork without autograd's threads would wait for them for ever: the alarm ends it.
+        # A fork without autograd's threads would wait for these threads for ever, so an alarm ends the fork.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(BACKWARD_TRIAL_S)
         torch.ones(1, requires_grad=True).sum().backward()
@@ -153,7 +153,7 @@ def _is_asleep(pid: int) -> bool:
 
 
 def _with_descendants(pid: int, statuses: Mapping[int, _ProcessStatus]) -> set[int]:
-    # A pass over all processes may find children of those that it has passed: until a pass finds no more.
+    # A pass over all processes may find a child after its children. Passes are repeated until one finds no more.
     family = {pid}
     size_before_pass = 0
     while size_before_pass < len(family):
@@ -175,7 +175,7 @@ def quiet_fork() -> int:
     if child:  # in the parent
         os.close(write_end)
         try:
-            # The read returns when the child has closed its end: from then on it shares no position in a file.
+            # The read returns when the child has closed its end. By then the child shares no position in a file.
             os.read(read_end, 1)
         except BaseException:  # Ctrl-C: nobody else knows of the child yet
             os.kill(child, signal.SIGKILL)
@@ -188,7 +188,7 @@ def quiet_fork() -> int:
         os.close(read_end)
         set_up_child(parent)
         gc.freeze()  # a garbage collection would copy the memory of all objects
-        random.setstate(random_state)  # Python seeds it anew in a fork
+        random.setstate(random_state)  # Python seeds its generator anew in a fork
         _silence_standard_streams()
         _copy_shared_memory()
         _copy_open_files()
@@ -208,7 +208,7 @@ def set_up_child(parent: int) -> None:
         parent_has_ended = os.getppid() != parent
         if parent_has_ended:
             os._exit(1)
-    # The parent's handlers are not the child's: these signals end it.
+    # The child does not use the parent's handlers: these signals end the child.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
 

@@ -151,7 +151,7 @@ class TensorState(ObjectState):
             return
 
         if _shares_entries(tensor):
-            return  # an expanded tensor: the tensor that it is a view of is restored itself
+            return  # an expanded tensor is a view of another one, which is restored itself
         memory_was_replaced = _address_of(tensor) != _address_of(self._original)
         if memory_was_replaced:
             tensor.data = self._original

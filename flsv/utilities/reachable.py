@@ -260,7 +260,7 @@ def _contents(collection: Any) -> Iterable[Any]:
 class ClassFacts:
     """Facts on the objects of one class, by which :func:`walk` finds their parts."""
 
-    # Yields the objects that an object's content refers to. None: it has attributes only.
+    # Yields the objects that an object's content refers to. None: such objects have attributes only.
     parts: Callable[[Any, str], Iterator[Part]] | None
     # Names of the attributes for which the class and its bases have __slots__.
     slots: tuple[str, ...]
@@ -274,8 +274,8 @@ class ClassFacts:
 @by_class
 def facts_of(kind: type) -> ClassFacts:
     """Return the facts of a class, which are stored."""
-    yield_parts = None  # a function that yields the parts of such objects
-    for base_classes, parts_function in _PARTS_FUNCTIONS.items():
+    yield_parts = None  # a function that yields the parts of the class's objects
+    for base_classes, parts_function in _PARTS_FUNCTION_BY_BASE.items():
         if issubclass(kind, base_classes):
             yield_parts = parts_function
             break
@@ -379,7 +379,7 @@ def _parts_of_cell(value: CellType, path: str) -> Iterator[Part]:
     try:
         yield path, value.cell_contents
     except ValueError:
-        return  # it is empty
+        return  # the cell is empty
 
 
 def _parts_of_class(cls: type, path: str) -> Iterator[Part]:
@@ -408,7 +408,7 @@ def _parts_of_partial(value: partial[Any], path: str) -> Iterator[Part]:
     yield f"{path}.keywords", value.keywords
 
 
-_PARTS_FUNCTIONS: dict[Any, Callable[[Any, str], Iterator[Part]]] = {
+_PARTS_FUNCTION_BY_BASE: dict[Any, Callable[[Any, str], Iterator[Part]]] = {
     Tensor: _parts_of_tensor,
     dict: _entries_of_dict,
     _COLLECTIONS: _entries_of_collection,

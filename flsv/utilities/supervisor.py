@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
+from itertools import islice
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from tempfile import TemporaryFile
@@ -50,7 +51,7 @@ _answer_pipe: int | None = None
 class ChildFailed(RuntimeError):
     """Error: a child process has ended without an answer."""
 
-    # Whether it did not end by itself.
+    # Whether a signal has ended the process.
     killed = False
 
 
@@ -83,13 +84,9 @@ def supervise(
         try:
             while children or not all_have_started:
                 raise_if_stopped()
-                while len(children) < jobs and not all_have_started:
-                    named_task = next(waiting_tasks, None)
-                    if named_task is None:
-                        all_have_started = True
-                    else:
-                        name, task = named_task
-                        children.append(_Child(name, task, limit_s))
+                for name, task in islice(waiting_tasks, jobs - len(children)):
+                    children.append(_Child(name, task, limit_s))
+                all_have_started = len(children) < jobs
                 # Wait until a child answers or ends, but not for long.
                 select.select([child.pipe for child in children], [], [], POLL_S)
                 ended_children = [child for child in children if child.poll_end()]
@@ -247,7 +244,7 @@ def _command(
     task: Callable[[], Any] | None = None, import_path: Sequence[str] | None = None
 ) -> tuple[Sequence[str], bytes]:
     """Return command and input of a fresh process that runs ``task``, or else forks for each task that it receives."""
-    # It imports flsv from where this process has it.
+    # The fresh process imports flsv from the same folder as this process.
     program = _FRESH_PROGRAM.format(list(import_path or sys.path))
     task_bytes = b"" if task is None else cloudpickle.dumps(task)
     return [sys.executable, "-c", program], task_bytes
@@ -412,7 +409,7 @@ class _Child:
         if self._poll() is None:
             return False
         self._kill_group()  # what the child has started
-        self._read()  # what it has sent between the first read and its end
+        self._read()  # what the child has sent between the first read and its end
         return True
 
     def _hangs(self) -> bool:
@@ -479,7 +476,7 @@ class _Child:
             ended_pid, wait_status = os.waitpid(self._pid, os.WNOHANG)
             if ended_pid:
                 self._status = os.waitstatus_to_exitcode(wait_status)
-        except ChildProcessError:  # somebody else has waited for it
+        except ChildProcessError:  # other code of this process has waited for the child
             self._status = 0
         return self._status
 
