@@ -299,7 +299,7 @@ class FederatedFitLoop(_FitLoop):
         lightnings_end: Callable[..., None],
         fetcher: Any,
     ) -> None:
-        """End a batch as Lightning does, except that validation waits for the end of the round."""
+        # As Lightning ends a batch, except that validation waits for the end of the round.
         trainer = self.trainer
         is_last_batch = self.epoch_loop.batch_progress.is_last_batch
         if is_last_batch and self._is_last_epoch:

@@ -113,7 +113,7 @@ def unlogged(module: nn.Module) -> Iterator[None]:
 
 
 def do_nothing(*_: Any, **__: Any) -> None:
-    """Take the place of a function that is not to be called."""
+    """Replace any function."""
 
 
 MetricState = tuple[Metric, dict[str, Any]]

@@ -28,7 +28,7 @@ class LocalWork(NamedTuple):
     steps: int = 0
 
     def epoch_lengths(self, num_batches: int, batches_per_step: int) -> list[int]:
-        """Return each local epoch's number of batches, with ``num_batches`` in a full epoch."""
+        """Return each local epoch's number of batches."""
         if self.epochs:
             return [num_batches] * self.epochs
 
