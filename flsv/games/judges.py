@@ -175,9 +175,8 @@ def judge_coalitions(
     predicted_counts = game(all_coalitions(num_clients)).round().long()  # [2^n, 2 * M]
     counts_by_interpolation, counts_by_ensemble = predicted_counts.chunk(2, dim=1)
 
-    answers = []
-    for counts in (counts_by_interpolation, counts_by_ensemble):
-        answers.append(_without_rare_classes(scores.support, counts))
+    both_counts = (counts_by_interpolation, counts_by_ensemble)
+    answers = [_without_rare_classes(scores.support, counts) for counts in both_counts]
     return torch.stack(answers)  # [2, 1 + 2^n, M + 1]
 
 
@@ -358,10 +357,11 @@ class ClientJudges(VectorEvaluator):
         """
         tensors = [models.to(self._device), trained, weights]
         answers = map_clients(self._clients, partial(self._answer, judge_coalitions, tensors))
-        counts_by_client: dict[int, Tensor] = {}
-        for client, answer in zip(self._clients, answers):
-            if answer is not None:
-                counts_by_client[client.id] = answer
+        counts_by_client = {
+            client.id: answer
+            for client, answer in zip(self._clients, answers)
+            if answer is not None
+        }
         if not counts_by_client:
             raise NoAnswer("no client has judged the coalitions.")
 

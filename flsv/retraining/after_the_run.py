@@ -329,10 +329,9 @@ class TrainingAfterTheRun:
         if score is None:
             return metric.complete(self._masks, utilities)
 
-        outputs_by_coalition = []
-        for members in coalitions:
-            outputs = store.outputs(run.seed, members, measure_name)
-            outputs_by_coalition.append(outputs[positions])
+        outputs_by_coalition = [
+            store.outputs(run.seed, members, measure_name)[positions] for members in coalitions
+        ]
         outputs = torch.stack(outputs_by_coalition, 1)  # [rounds, K - 2, ...]
         return metric.complete(self._masks, utilities, outputs, run.weights, score)
 

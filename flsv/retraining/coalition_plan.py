@@ -86,10 +86,11 @@ class CoalitionPlan(RunExtension):
     @classmethod
     def of(cls, config: FederationConfig) -> CoalitionPlan:
         """Make the plan for a loop's metrics. It does nothing if no metric needs trained coalitions."""
-        retraining_metrics: Any = {}
-        for name, metric in config.metrics.items():
-            if attribute_of(metric, "trains") is not None:
-                retraining_metrics[name] = metric
+        retraining_metrics: Any = {
+            name: metric
+            for name, metric in config.metrics.items()
+            if attribute_of(metric, "trains") is not None
+        }
         if retraining_metrics:
             check_settings(config)
         return cls(retraining_metrics)
@@ -294,10 +295,11 @@ class CoalitionPlan(RunExtension):
         """Return lines to print after a run: how coalitions were trained, or why metrics have no values yet."""
         if not self._metrics:
             return []
-        pending_lines = []
-        for name, metric in self._metrics.items():
-            if metric.pending is not None:
-                pending_lines.append(f"{name}: {metric.pending}")
+        pending_lines = [
+            f"{name}: {metric.pending}"
+            for name, metric in self._metrics.items()
+            if metric.pending is not None
+        ]
         if pending_lines:
             return pending_lines
 
@@ -357,10 +359,8 @@ class CoalitionPlan(RunExtension):
         if not self.has_missing_values:
             return {}
         assert self._initial_state is not None
-        pending = {}
-        for name, metric in self._metrics.items():
-            if metric.pending is not None:
-                pending[name] = metric
+        metrics = self._metrics
+        pending = {name: metrics[name] for name in metrics if metrics[name].pending is not None}
         masks = self.masks(run.data.num_clients)
         stop_observing(run.trainer)
         rank_zero_info(

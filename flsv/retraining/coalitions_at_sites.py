@@ -163,9 +163,8 @@ class CoalitionsAtSites(Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the next round needs."""
-        states = {}
-        for index, coalition in enumerate(self._coalitions):
-            states[index] = coalition.state_dict()
+        coalitions = enumerate(self._coalitions)
+        states = {index: coalition.state_dict() for index, coalition in coalitions}
         return {  # by the keys of checkpoints
             "left": self._last_model,
             "moved": self._update_sums,
@@ -186,10 +185,10 @@ class CoalitionsAtSites(Strategy):
         with warnings.catch_warnings():
             # The run's own server has warned. Faults of sites are noted.
             warnings.simplefilter("ignore")
-            packets_by_coalition = []
-            for coalition in self._coalitions:
-                packets = coalition.instruct(self._run, self._absent_clients, self._clients)
-                packets_by_coalition.append(packets)
+            packets_by_coalition = [
+                coalition.instruct(self._run, self._absent_clients, self._clients)
+                for coalition in self._coalitions
+            ]
             replies_by_coalition = self._exchange(packets_by_coalition)
             for coalition, replies in zip(self._coalitions, replies_by_coalition):
                 coalition.receive(replies, round)
@@ -247,9 +246,8 @@ class CoalitionsAtSites(Strategy):
         if not round.round_index:
             return
 
-        client_models = []
-        for client in range(len(self._update_sums)):
-            client_models.append(alone[client].state.model())
+        clients = range(len(self._update_sums))
+        client_models = [alone[client].state.model() for client in clients]
         reasons = doubtful_own_models(
             torch.stack(client_models),
             self._initial_model.to(global_model),
@@ -281,10 +279,8 @@ class _Coalition:
 
         roles: Mapping[str, Any] = federation.strategies
         self._sampler: ClientSampler = roles["sampler"].among(members)
-        run_strategies = {}
-        for role, strategy in roles.items():
-            if role not in ("sampler", "personalizer"):
-                run_strategies[role] = strategy
+        excluded_roles = ("sampler", "personalizer")
+        run_strategies = {role: roles[role] for role in roles if role not in excluded_roles}
         # Copied together, since they may share parts.
         run_parts = run_strategies, _metric_of_aggregator(federation), federation.filters
         strategies, metrics, filters = copy.deepcopy(run_parts)

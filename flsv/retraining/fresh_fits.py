@@ -473,9 +473,8 @@ def _is_file_of_program(path: str) -> bool:
 
 @cache
 def _library_folders() -> tuple[str, ...]:
-    folders = []
-    for name in ("stdlib", "platstdlib", "purelib", "platlib"):
-        folders.append(sysconfig.get_path(name))
+    path_names = ("stdlib", "platstdlib", "purelib", "platlib")
+    folders = [sysconfig.get_path(name) for name in path_names]
     package = find_spec("flsv")
     if package is not None and package.origin is not None:
         folders.append(os.path.dirname(package.origin))

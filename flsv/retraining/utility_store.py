@@ -126,12 +126,8 @@ class UtilityStore:
         """Read a coalition's outputs. Empty: the file is missing or of other rounds."""
         if self._outputs_folder is None:
             return {}
-        outputs = {}
-        stored_outputs = read_outputs(self._outputs_folder, seed, members)
-        for name, outputs_of_rounds in stored_outputs.items():
-            if len(outputs_of_rounds) == len(self.rounds):
-                outputs[name] = outputs_of_rounds
-        return outputs
+        outputs = read_outputs(self._outputs_folder, seed, members)
+        return {name: outputs[name] for name in outputs if len(outputs[name]) == len(self.rounds)}
 
     @property
     def seeds(self) -> list[int]:
