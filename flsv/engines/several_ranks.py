@@ -56,7 +56,7 @@ class SeveralRanks(Engine):
         self.placement = ClientPlacement(self.ranks, training_costs)
         share_weights(trainer.lightning_module, self.ranks)
         super().__init__(trainer, data, *options)
-        self._logged: LoggedValues | None = None
+        self._logged_values: LoggedValues | None = None
         self._clients: list[int] = []
         self._all_trained: dict[int, Tensor] | None = None
 
@@ -67,8 +67,10 @@ class SeveralRanks(Engine):
         # Every rank has read all clients' states from the checkpoint, and keeps those of its own clients.
         self.store.keep(clients_of_rank)
         super().begin_training(buffers)
-        self._logged = LoggedValues(self.trainer, self._position, self._exchange_logged, self._idle)
-        self._gather()
+        self._logged_values = LoggedValues(
+            self.trainer, self._position, self._exchange_logged, self._is_idle
+        )
+        self._gather_states()
 
     def _make_manager(self) -> ClientManager:
         return ClientManager(self.trainer, self.data, self.space, self.store, self.placement)
@@ -89,11 +91,11 @@ class SeveralRanks(Engine):
         loader_of_one_batch.visits = []  # no client trains on this rank
         return loader_of_one_batch
 
-    def _idle(self) -> bool:
+    def _is_idle(self) -> bool:
         return not self._visits
 
     def _position(self) -> int:
-        if self._idle():
+        if self._is_idle():
             return len(self._clients)
         visit_index = min(self._num_visited, len(self._visits) - 1)
         return self._clients.index(self._visits[visit_index].client)
@@ -104,7 +106,7 @@ class SeveralRanks(Engine):
         self._clients = list(self._instructions)
         self._all_trained = None  # set by `_exchange`
         self._counts_at_start = counts_so_far(self.trainer)
-        if self._idle():
+        if self._is_idle():
             self._train_idle_batch()
         else:
             super()._train(batches)
@@ -128,9 +130,11 @@ class SeveralRanks(Engine):
         exchange_name = f"the updates of round {self._state.round_index}"
         device = self._matrix.device
         keep_trained = self._config.evaluation.keeps
-        counted = counts_so_far(self.trainer) - self._counts_at_start
+        rank_counts = counts_so_far(self.trainer) - self._counts_at_start
         # Lightning adds the last batch after its hooks.
-        counted = counted._replace(batches_that_stepped=counted.batches_that_stepped + 1)
+        rank_counts = rank_counts._replace(
+            batches_that_stepped=rank_counts.batches_that_stepped + 1
+        )
         updates = []
         for update in self.updates:
             updates.append(replace(update, vector=update.vector.new_empty(0)))
@@ -139,10 +143,10 @@ class SeveralRanks(Engine):
             "broken": self.broken_clients,
             "trained": self._models_unlike_sent() if keep_trained else {},
             "buffers": self.local_training.state.next_buffers,
-            "counted": TrainingCounts() if self._idle() else counted,
+            "counted": TrainingCounts() if self._is_idle() else rank_counts,
             "generators": None,
         }
-        if not self._idle() and self._visits[-1].client == self._clients[-1]:
+        if not self._is_idle() and self._visits[-1].client == self._clients[-1]:
             part["generators"] = (*global_rngs()[:2], *torch_rngs(device))
 
         parts = self.ranks.all_gather(part, exchange_name)
@@ -158,7 +162,7 @@ class SeveralRanks(Engine):
         restore_torch_rngs(generators[2:], device)
         counts_of_ranks = [part_of_rank["counted"] for part_of_rank in parts]
         counted_everywhere = TrainingCounts(*map(sum, zip(*counts_of_ranks)))
-        add_counts(self.trainer, counted_everywhere - counted)
+        add_counts(self.trainer, counted_everywhere - rank_counts)
 
     def _models_unlike_sent(self) -> dict[int, Tensor]:
         """Return the clients' trained models, where they are not what the clients sent."""
@@ -212,7 +216,7 @@ class SeveralRanks(Engine):
         # All ranks learn which clients have a state; these clients stay on their rank.
         parts = self.ranks.all_gather(sorted(self.store.clients()), "clients that keep something")
         self.placement.bind([client for part in parts for client in part])
-        self._gather()
+        self._gather_states()
 
     def discard(self) -> bool:
         # The other ranks would wait for this rank at the end of the round.
@@ -221,7 +225,7 @@ class SeveralRanks(Engine):
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
         models_of_rank = super().received(instruct)
-        return _together(self.ranks.all_gather(models_of_rank, "the clients' own models"))
+        return _merge_by_client(self.ranks.all_gather(models_of_rank, "the clients' own models"))
 
     def kept(self) -> dict[int, Any]:
         """Return the states of this rank's clients. Rank 0 returns those of all clients, for checkpoints."""
@@ -229,8 +233,8 @@ class SeveralRanks(Engine):
 
     def close(self) -> None:
         self._strategy.within_round = False
-        if self._logged is not None:
-            self._logged.remove()
+        if self._logged_values is not None:
+            self._logged_values.remove()
         super().close()
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
@@ -276,19 +280,19 @@ class SeveralRanks(Engine):
     def _clients_of_process(self) -> list[int]:
         return self.placement.mine(range(self._state.num_clients))
 
-    def _gather(self) -> None:
+    def _gather_states(self) -> None:
         self._states: dict[int, Any] = super().kept()
         if self.placement.bound:
             parts = self.ranks.all_gather(self._states, "what clients keep")
             if self.ranks.rank == 0:
-                self._states = _together(parts)
+                self._states = _merge_by_client(parts)
 
     def _exchange_logged(self, value: Any, exchange_name: str) -> list[Any]:
         # After an epoch that ended early the other ranks do not take part.
         return [value] if self.is_discarded else self.ranks.all_gather(value, exchange_name)
 
 
-def _together(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:
+def _merge_by_client(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:
     merged = {}
     for part in parts:
         merged.update(part)

@@ -340,7 +340,7 @@ def try_rows(
         batches = _first_batches(trainer, trial, seed)
         initial = _values(module)
         with isolated_rngs(seed, "steps"), unchanged(module):
-            losses, unused = _one_by_one(trial, batches)
+            losses, names_without_gradient = _train_one_by_one(trial, batches)
         model = _values(module)
         with torch.no_grad():
             for name, tensor in _named(module):
@@ -348,17 +348,17 @@ def try_rows(
 
         rounding = rounding_of(trainer)
         # The second row starts a rounding error away: where rounding is coarse, it shows the effect of rounding.
-        coarse = set()
+        coarsely_rounded_names = set()
         pairs = {}
         for name, tensor in initial.items():
             if rounding.steps > 0 and tensor.is_floating_point():
-                coarse.add(name)
-                nudged = rounding.nudged(tensor.flatten()).view_as(tensor)
+                coarsely_rounded_names.add(name)
+                nudged_tensor = rounding.nudged(tensor.flatten()).view_as(tensor)
             else:
-                nudged = tensor
+                nudged_tensor = tensor
             if name not in shared_names:
-                pairs[name] = torch.stack([tensor, nudged])
-        training = RowTraining(module, optimizer, clip_function(trainer), unused)
+                pairs[name] = torch.stack([tensor, nudged_tensor])
+        training = RowTraining(module, optimizer, clip_function(trainer), names_without_gradient)
         # The same batches have been trained on as usual: an error from now on comes from training rows.
         with (
             isolated_rngs(seed, "steps"),
@@ -372,13 +372,13 @@ def try_rows(
     _compare(module, "the loss", mean_losses[0], mean_loss, rounding.number)
     path_length = _norm(model[name] - tensor for name, tensor in initial.items())
     effects = []
-    for name in coarse & rows.keys():
+    for name in coarsely_rounded_names & rows.keys():
         initial_vector = initial[name].flatten()
         effects.append(rounding.largest_distance(initial_vector, *rows[name].flatten(1)))
-    rounded = max(rounding.steps * path_length, _norm(effects))
+    rounding_norm = max(rounding.steps * path_length, _norm(effects))
     for name, tensor in rows.items():
-        _compare(module, name, tensor[0], model[name], rounding.number, rounded)
-    return unused
+        _compare(module, name, tensor[0], model[name], rounding.number, rounding_norm)
+    return names_without_gradient
 
 
 def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -412,7 +412,7 @@ def _first_batches(
     return batches
 
 
-def _one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[list[Tensor], set[str]]:
+def _train_one_by_one(trainer: L.Trainer, batches: list[Any]) -> tuple[list[Tensor], set[str]]:
     module = trainer.lightning_module
     optimizer = trainer.optimizers[0]
     clip_limit = trainer.gradient_clip_val

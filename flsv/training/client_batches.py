@@ -29,7 +29,7 @@ from flsv.utilities.seeding import generator_for, isolated_rngs, seed_global_rng
 
 #: Function that trains on the batches that the cohort's loader yields at present. Its argument is True if these are the
 #: round's last batches.
-Run = Callable[[bool], None]
+RunEpoch = Callable[[bool], None]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class CohortLoader(Iterable[Any]):
             self.visits.append(ClientBatches(client, epoch_lengths, epoch_indices))
         self._epochs_to_yield = list(self._epochs)
 
-    def train(self, visit: ClientBatches, run_epoch: Run) -> None:
+    def train(self, visit: ClientBatches, run_epoch: RunEpoch) -> None:
         """Call ``run_epoch`` for each local epoch of a client. Meanwhile this loader yields only its batches."""
         last_epoch_of_round = self._epochs[-1]
         try:

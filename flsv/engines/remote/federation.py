@@ -312,13 +312,13 @@ class RemoteSites:
         # A site that is away or late, or that sends an invalid reply, is named in a warning and left out of the round.
         start_time = time.monotonic()
         replies = self.directory.exchange(self.packets(instructions))
-        updates, broken = self.updates(replies, device, space)
+        updates, broken_sites = self.updates(replies, device, space)
         seconds = time.monotonic() - start_time
         sites_with_updates = f"{len(updates)} of {len(instructions)} sites"
         rank_zero_info(
             f"flsv: round {self._state.round_index + 1}: {sites_with_updates} in {seconds:.1f} s."
         )
-        return updates, broken
+        return updates, broken_sites
 
     def packets(self, instructions: Mapping[int, Instruction]) -> dict[int, Packet]:
         """Return the requests to train, ``{site id: message}``."""
@@ -332,7 +332,7 @@ class RemoteSites:
     ) -> tuple[list[ClientUpdate], list[int]]:
         """Read updates from the sites' replies to :meth:`packets`, and return them as :meth:`train` does."""
         finite_updates = {}
-        broken = []  # whose model is not finite
+        broken_sites = []  # whose model is not finite
         visits: dict[int, str] = {}  # by which a site finds the state that it has stored
         faults = {}
         for site, reply in replies.items():
@@ -343,7 +343,7 @@ class RemoteSites:
                 faults[site] = str(error)
                 continue
             if update is None:
-                broken.append(site)
+                broken_sites.append(site)
             else:
                 finite_updates[site] = update
 
@@ -358,7 +358,7 @@ class RemoteSites:
             if replies[site].plain.get("lost"):  # type: ignore[union-attr]  # a Packet: its update was read
                 self._warn(site, "no longer held what it kept, and went on from nothing", "", when)
             self._warn_of_withheld(site, replies[site], [TRAINING_LOSS])
-        return [finite_updates[site] for site in accepted_sites], broken
+        return [finite_updates[site] for site in accepted_sites], broken_sites
 
     def _read_update(
         self, site: int, reply: Packet, device: torch.device, space: ParameterSpace
@@ -390,16 +390,18 @@ class RemoteSites:
         # `reports` holds a description for each site.
         counts = Counter(reports.values())
         highest_count = max(counts.values(), default=0)
-        most_frequent = {report for report, count in counts.items() if count == highest_count}
-        if len(most_frequent) == 1:
-            (self._majority_report,) = most_frequent
+        most_frequent_reports = {
+            report for report, count in counts.items() if count == highest_count
+        }
+        if len(most_frequent_reports) == 1:
+            (self._majority_report,) = most_frequent_reports
 
-        if self._majority_report in most_frequent:
+        if self._majority_report in most_frequent_reports:
             expected_report = self._majority_report
             others_report = expected_report
         else:
             expected_report = None
-            alternatives = " or ".join(sorted(most_frequent))
+            alternatives = " or ".join(sorted(most_frequent_reports))
             others_report = f"do not agree: {alternatives}"
         faults = {}
         for site, report in reports.items():

@@ -228,28 +228,28 @@ def read_update(
     client: int,
     space: ParameterSpace,
     device: torch.device,
-    samples: int,
+    num_announced: int,
     max_steps: int,
 ) -> ClientUpdate | None:
-    """Read a site's update from its reply. Check it against the announced number of ``samples`` and the limit
-    ``max_steps``. None: its model is not finite."""
+    """Read a site's update from its reply. Check it against ``num_announced`` samples and at most ``max_steps`` steps.
+    None: its model is not finite."""
     if packet.kind == "broken":
         return None
     plain = packet.plain
     max_numbers = 2 * space.size + 64
     try:
         vector = packet.tensors["vector"]
-        sent = checked_int(plain, "samples", maximum=float("inf"))
+        num_samples = checked_int(plain, "samples", maximum=float("inf"))
         steps = checked_int(plain, "steps", max_steps)
         loss = float(plain["loss"])
-        numbers, size = plain["traffic"]
-        num_numbers = checked_int({"traffic": numbers}, "traffic", max_numbers)
-        traffic = Traffic(num_numbers, float(size))
+        num_numbers, num_bytes = plain["traffic"]
+        checked_num_numbers = checked_int({"traffic": num_numbers}, "traffic", max_numbers)
+        traffic = Traffic(checked_num_numbers, float(num_bytes))
     except GARBLED_REPLY_ERRORS as error:
         raise BadReply(fault_of(error)) from error
-    if sent != samples:
+    if num_samples != num_announced:
         raise BadReply(
-            f"it has trained on {sent} samples and had announced {samples}: start this server again"
+            f"it has trained on {num_samples} samples and had announced {num_announced}: start this server again"
         )
     if abs(loss) > LARGEST_NUMBER or not 0 <= traffic.bytes <= 16 * max_numbers:
         raise BadReply(f"its numbers cannot be: loss {loss}, {traffic}")
@@ -266,7 +266,7 @@ def read_update(
     for tensor in (vector, *reports.values()):
         if not tensor.isfinite().all():
             return None
-    return ClientUpdate(client, sent, vector, loss, steps, reports, traffic)
+    return ClientUpdate(client, num_samples, vector, loss, steps, reports, traffic)
 
 
 def name_of_question(question: Callable[..., Any]) -> str:

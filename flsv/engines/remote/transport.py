@@ -157,8 +157,8 @@ class Directory:
         """Wait until every site has announced its numbers of samples, and let sites with tables agree on an encoder."""
         deadline = time.monotonic() + self.wait
         with self._awaiting(self._sites_without_sizes, count=len(self.names)):
-            present = self.refresh(strict=True)
-            while not present or self._sites_without_sizes():
+            reachable_sites = self.refresh(strict=True)
+            while not reachable_sites or self._sites_without_sizes():
                 if time.monotonic() > deadline:
                     # All sites have sizes in the file if none is missing: then no site can be reached.
                     missing = [self.names[site] for site in self._sites_without_sizes()]
@@ -169,12 +169,12 @@ class Directory:
                         "says Exit Code: 305 has a key that is not registered here."
                     )
                 time.sleep(min(0.5, self.wait))
-                present = self.refresh(strict=True)
+                reachable_sites = self.refresh(strict=True)
 
-        message = f"{len(present)} of {len(self.names)} sites are there"
+        message = f"{len(reachable_sites)} of {len(self.names)} sites are there"
         away = []
         for site, name in enumerate(self.names):
-            if site not in present:
+            if site not in reachable_sites:
                 away.append(name)
         if away:
             message += f", without {', '.join(away)}"
@@ -238,11 +238,11 @@ class Directory:
                 greetings[site] = Packet("hello", {"client": site})
         for site, reply in self._send(greetings, seconds):
             self._take_greeting(site, reply, strict)
-        present = {}
+        reachable_sites = {}
         for site, address in self._addresses.items():
             if site in self._greeted_sites:
-                present[site] = address
-        return present
+                reachable_sites[site] = address
+        return reachable_sites
 
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
         """Send packets to sites, and return each site's reply, or the reason why there is none."""
@@ -254,11 +254,11 @@ class Directory:
 
         with self._awaiting(sites_without_reply, count=len(packets)):
             # If no site can be reached, because all are being restarted, wait for the first one.
-            present = self.refresh()
-            while not present and time.monotonic() < deadline:
+            reachable_sites = self.refresh()
+            while not reachable_sites and time.monotonic() < deadline:
                 time.sleep(min(0.5, self.wait))
-                present = self.refresh()
-            sent_packets = {site: packets[site] for site in packets if site in present}
+                reachable_sites = self.refresh()
+            sent_packets = {site: packets[site] for site in packets if site in reachable_sites}
             for site, reply in self._send(sent_packets, self.timeout):
                 replies[site] = reply
 

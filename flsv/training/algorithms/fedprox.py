@@ -43,12 +43,12 @@ class FedProx(ClientAlgorithm):
     def send(
         self,
         client: int,
-        start: Tensor | None,
+        initial_model: Tensor | None,
         state: FederationState,
     ) -> dict[str, Tensor]:
         # A client that starts from the global model has it already.
-        at_start = self.anchor == "start" or start is state.global_vector
-        return {} if at_start else {"anchor": state.model()}
+        client_has_anchor = self.anchor == "start" or initial_model is state.global_vector
+        return {} if client_has_anchor else {"anchor": state.model()}
 
     def gradients(
         self,
