@@ -253,7 +253,7 @@ def preload(
     loader = make_loader(
         dataset,
         batch_size=256,
-        collate_fn=partial(_collated_row_by_row, collate_fn, type(dataset).__name__),
+        collate_fn=partial(_collate_row_by_row, collate_fn, type(dataset).__name__),
         num_workers=num_workers,
     )
     batches = list(loader)
@@ -261,11 +261,11 @@ def preload(
     return TensorDataset(*map(torch.cat, batches_by_column))
 
 
-def _collated_row_by_row(
+def _collate_row_by_row(
     collate_fn: Callable[[list[Any]], Any], name: str, samples: list[Any]
 ) -> tuple[Tensor, ...]:
     """Return a batch, if each of its rows is what ``collate_fn`` makes of that sample alone."""
-    batches_of_one = []  # each of one sample, unless the batch is known to be made row by row
+    batches_of_one = []
     if collate_fn is not default_collate:
         try:
             batches_of_one = [collate_fn([copy.deepcopy(sample)]) for sample in samples]
@@ -282,6 +282,7 @@ def _collated_row_by_row(
                 f"preload: samples of {name} do not collate to a tuple of tensors."
             )
 
+    # torch's default makes a batch row by row: there are no batches of one to compare with.
     for position, field in enumerate(batch):
         rows = [fields[position] for fields in batches_of_one]
         if rows and not _is_made_of(field, rows):
