@@ -369,11 +369,10 @@ def _measured(
         values[name] = overall(contribution_metrics.metrics[name], value)
         if value.ndim == 2:
             per_class[name] = value
-    diagnostics = {
-        name: metric.diagnostics()
-        for name, metric in contribution_metrics.metrics.items()
-        if isinstance(metric, ContributionMetric)
-    }
+    diagnostics = {}
+    for name, metric in contribution_metrics.metrics.items():
+        if isinstance(metric, ContributionMetric):
+            diagnostics[name] = metric.diagnostics()
     numbers, *_ = numbers_of(contribution_metrics.metrics, contributions, None)
     return RoundValues(
         values=values,
