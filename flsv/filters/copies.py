@@ -116,7 +116,7 @@ def isolated_groups(similar: Tensor, gap: float = MIN_GAP) -> Tensor:
     """Find pairs of clients in isolated groups, bool ``[k, k]``. A group's members are more similar to each other than
     to others, by at least ``gap``. A group has at most half of the clients.
     """
-    # Where data hardly differ, even copies stay below `threshold`, and this rule finds them.
+    # Where data hardly differ, even copies stay below MIN_COPY_SIMILARITY, and this rule finds them.
     num_clients = len(similar)
     is_isolated = torch.zeros(num_clients, num_clients, dtype=torch.bool)
     if num_clients < MIN_COHORT:
