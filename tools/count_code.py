@@ -36,7 +36,7 @@ BUDGETS = {
     "tokens of the core": (125_000, 120_000),
     "modules of the core": (112, 110),
     "words of all pages": (34_250, 30_000),
-    "words of guides": (12_400, 12_000),
+    "words of guides": (12_450, 12_000),
     "words of docstrings": (102_000, 90_000),
 }
 LINES_OF_A_FILE = 600
