@@ -81,25 +81,26 @@ class Collusion(ClientChoice, JointUpload):
         round_index: int,
     ) -> dict[int, Tensor]:
         colluding_clients = set(self.chosen(num_clients))
-        rows = [row for row, client in enumerate(cohort) if client in colluding_clients]
-        if not rows:
+        colluder_rows = [row for row, client in enumerate(cohort) if client in colluding_clients]
+        num_colluders = len(colluder_rows)
+        if num_colluders == 0:
             return {}
 
-        visible_updates = updates if self.knows == "all" else updates[rows]
+        visible_updates = updates if self.knows == "all" else updates[colluder_rows]
         generator = generator_for(self.seed, "collusion", round_index)
         false_updates = self.collude(
-            visible_updates, colluders=len(rows), cohort=len(cohort), generator=generator
+            visible_updates, colluders=num_colluders, cohort=len(cohort), generator=generator
         )
 
         shape_of_common = updates.shape[1:]
-        shape_of_separate = updates[rows].shape
+        shape_of_separate = (num_colluders, *shape_of_common)
         if false_updates.shape not in (shape_of_common, shape_of_separate):
             expected = f"{list(shape_of_common)} or {list(shape_of_separate)}"
             raise ConfigurationError(
                 f"{self!r} made {list(false_updates.shape)}; expected {expected}."
             )
-        false_updates = false_updates.expand(len(rows), -1)  # all colluders send a common [P]
-        colluders_in_cohort = [cohort[row] for row in rows]
+        false_updates = false_updates.expand(num_colluders, -1)  # all colluders send a common [P]
+        colluders_in_cohort = [cohort[row] for row in colluder_rows]
         return dict(zip(colluders_in_cohort, false_updates))
 
 

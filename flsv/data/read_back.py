@@ -233,13 +233,13 @@ def _reading_tasks(rows_by_owner: Mapping[str, Tensor], labels: Tensor) -> list[
     if not tasks:
         return []
 
-    # Few samples are read: at least one of a task, and at most MAX_SAMPLES of all together.
-    samples_of_task = max(1, MAX_SAMPLES // len(tasks))
-    samples_of_task = min(samples_of_task, MAX_SAMPLES_OF_CLASS)
+    # Few samples are read: at least one of a task, and at most MAX_SAMPLES of all tasks together.
+    equal_share = max(1, MAX_SAMPLES // len(tasks))
+    max_samples_of_task = min(equal_share, MAX_SAMPLES_OF_CLASS)
     smaller_tasks = []
     for task_index in _evenly_spaced(len(tasks), MAX_SAMPLES):
         task = tasks[task_index]
-        positions = _evenly_spaced(len(task.rows), samples_of_task)
+        positions = _evenly_spaced(len(task.rows), max_samples_of_task)
         smaller_tasks.append(replace(task, rows=task.rows[positions]))
     return smaller_tasks
 

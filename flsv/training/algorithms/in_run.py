@@ -22,7 +22,7 @@ A sample is one element of the data set. For a language model it is a piece of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -127,21 +127,7 @@ class InRunValues(ClientAlgorithm):
 
     def resume(self, federation: FederationInfo) -> None:
         self.bind_evaluator(None)
-        in_run_metrics = []
-        for metric in federation.metrics.values():
-            # `loss` is the metric's argument, `measured_by` the measure that the metric made of it.
-            is_of_a_loss = hasattr(metric, "measured_by")
-            if is_of_a_loss and IN_RUN_VALUES in fields_of(metric).values():
-                in_run_metrics.append(metric)
-        losses = dict.fromkeys(metric.loss for metric in in_run_metrics)
-        if len(losses) > 1:
-            raise ConfigurationError(
-                f"{self!r} follows the gradient of one loss, and metrics ask for {list(losses)} (None: the "
-                "classifier's cross-entropy). Give all InRunShapley metrics the same loss."
-            )
-        self._loss = "negative_loss"
-        if in_run_metrics:
-            self._loss = in_run_metrics[0].measured_by
+        self._loss = self._loss_of(federation.metrics.values())
 
         optimizer_classes = [type(optimizer) for optimizer in federation.optimizers]
         is_one_sgd = optimizer_classes == [torch.optim.SGD]
@@ -151,6 +137,25 @@ class InRunValues(ClientAlgorithm):
                 "single learning rate and momentum, without nesterov, dampening and maximize, and the module "
                 f"configures {list(federation.optimizers)}."
             )
+
+    def _loss_of(self, metrics: Iterable[Any]) -> Any:
+        """Return the measure of the one loss that metrics of in-run values ask for."""
+        in_run_metrics = []
+        for metric in metrics:
+            # `loss` is the metric's argument, `measured_by` the measure that the metric made of it.
+            has_loss = hasattr(metric, "measured_by")
+            if has_loss and IN_RUN_VALUES in fields_of(metric).values():
+                in_run_metrics.append(metric)
+        if not in_run_metrics:
+            return "negative_loss"
+
+        losses = dict.fromkeys(metric.loss for metric in in_run_metrics)
+        if len(losses) > 1:
+            raise ConfigurationError(
+                f"{self!r} follows the gradient of one loss, and metrics ask for {list(losses)} (None: the "
+                "classifier's cross-entropy). Give all InRunShapley metrics the same loss."
+            )
+        return in_run_metrics[0].measured_by
 
     def bind_evaluator(self, games: Any) -> None:
         self._evaluator = games
