@@ -324,8 +324,8 @@ class CoalitionScoring(GlobalModelScoring):
         fit_models = None
         if self._order.returns_models:
             fit_models = self._fit_models()
-            trained_hash = digest(fit_models.trained).hex()
-            if trained_hash == self._order.expected_hash:
+            expected_hash = self._order.expected_hash
+            if expected_hash is not None and digest(fit_models.trained).hex() == expected_hash:
                 fit_models = None  # nothing is left to compare
         _scored_model, initial_model = self.models.cpu()
         return FitResult(

@@ -44,8 +44,8 @@ def _unique_names(strategies: Mapping[str, Strategy], attribute: str) -> list[st
     """Return all names that strategies declare in an attribute. Raise ConfigurationError if two declare one."""
     owner_by_name: dict[str, str] = {}
     for role, strategy in strategies.items():
-        owner = f"{role} {strategy!r}"
         for name in getattr(strategy, attribute):
+            owner = f"{role} {strategy!r}"
             if name in owner_by_name:
                 raise ConfigurationError(
                     f"{owner} and {owner_by_name[name]} both declare {attribute} = {name!r}: rename one."

@@ -43,11 +43,11 @@ class FedProx(ClientAlgorithm):
     def send(
         self,
         client: int,
-        initial_model: Tensor | None,
+        start: Tensor | None,
         state: FederationState,
     ) -> dict[str, Tensor]:
         # A client that starts from the global model has it already.
-        client_has_anchor = self.anchor == "start" or initial_model is state.global_vector
+        client_has_anchor = self.anchor == "start" or start is state.global_vector
         return {} if client_has_anchor else {"anchor": state.model()}
 
     def gradients(

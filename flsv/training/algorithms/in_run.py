@@ -165,7 +165,7 @@ class InRunValues(ClientAlgorithm):
     def send(
         self,
         client: int,
-        initial_model: Tensor | None,
+        start: Tensor | None,
         state: FederationState,
     ) -> dict[str, Tensor]:
         if self._evaluator is None:
