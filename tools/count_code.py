@@ -79,6 +79,8 @@ PUBLIC_NAMES = {
     "flsv/outside/value_round.py": {"start"},
     "flsv/personalization/pfedsv.py": {"start"},
     "flsv/testing/metric.py": {"given"},
+    "flsv/training/algorithms/fedprox.py": {"start"},
+    "flsv/training/algorithms/in_run.py": {"start"},
     "flsv/valuation/fedbary.py": {"others"},
 }
 
