@@ -126,9 +126,9 @@ class FedAvgM(ServerOptimizer):
     ) -> None:
         self.lr = lr
         self.momentum = momentum
-        super().__init__(self._make_sgd, weighting)
+        super().__init__(self._sgd, weighting)
 
-    def _make_sgd(self, params: Iterable[Tensor]) -> Optimizer:
+    def _sgd(self, params: Iterable[Tensor]) -> Optimizer:
         return torch.optim.SGD(params, lr=self.lr, momentum=self.momentum)
 
 
@@ -169,9 +169,9 @@ class FedAdam(ServerOptimizer):
         self.beta1 = beta1
         self.beta2 = beta2
         self.tau = tau
-        super().__init__(self._make_adaptive_server, weighting)
+        super().__init__(self._adaptive, weighting)
 
-    def _make_adaptive_server(self, params: Iterable[Tensor]) -> Optimizer:
+    def _adaptive(self, params: Iterable[Tensor]) -> Optimizer:
         return AdaptiveServer(params, self.lr, self.beta1, self.beta2, self.tau, self.rule)
 
 

@@ -174,7 +174,7 @@ class ShadowShapley(MeasuredMetric):
         self._rounds_per_value = every or 1
         # Rounds that have values by default, None if their number is not known before the run.
         self._planned_rounds: frozenset[int] | None = None
-        self.is_averaged = False  # whether values are means over the last rounds, as with a sampler
+        self.averages = False  # whether values are means over the last rounds, as with a sampler
         self._pending: str | None = None
         self._build_untrained: Callable[[int, Tensor], None] | None = None
         self._score_untrained: Callable[[], Tensor] | None = None
@@ -315,7 +315,7 @@ class ShadowShapley(MeasuredMetric):
     def _is_due(self, round_index: int) -> bool:
         """Return whether a round has values, even if it is not the last."""
         # Means over rounds are of the last ones, which are not known before the end.
-        is_planned = self._pending is not None and not self.is_averaged
+        is_planned = self._pending is not None and not self.averages
         if is_planned and self._planned_rounds is not None:
             return round_index in self._planned_rounds
         return (round_index + 1) % self._rounds_per_value == 0
@@ -470,7 +470,7 @@ class ShadowShapley(MeasuredMetric):
         latest_values = values[None].to(self.recent)
         self.recent = torch.cat([self.recent[1:], latest_values])
         # Which clients a round draws is luck, and the mean over successive rounds has less of it.
-        if self.is_averaged and self._rounds_per_value == 1:
+        if self.averages and self._rounds_per_value == 1:
             return self.recent.nanmean(0)
         return values
 

@@ -153,17 +153,17 @@ class UploadKeeper(Personalizer):
         self,
         values: Tensor,
         round: Round,
-        request_values: Callable[[Client], tuple[list[int], Tensor | None]],
+        judge: Callable[[Client], tuple[list[int], Tensor | None]],
         previous_uploads: Any,
     ) -> Tensor:
         """Write into ``values`` how each client of the round values its own and other clients' models.
-        ``request_values`` requests these values from one client. The stored model of a client that does not reply is
+        ``judge`` requests these values from one client. The stored model of a client that does not reply is
         restored from ``previous_uploads``.
         """
         assert round.clients is not None
         ids = on_host(round.client_ids)
         # Of each client its peers, and the values of its own model and theirs.
-        answers = map_clients(round.clients, request_values)
+        answers = map_clients(round.clients, judge)
         for client, row_of_values, (peers, model_values) in zip(ids, values, answers):
             if model_values is not None:
                 columns = [client, *peers]

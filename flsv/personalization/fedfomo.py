@@ -123,7 +123,7 @@ class FedFomo(UploadKeeper):
         values = self.collect_values(
             no_values,
             round,
-            request_values=partial(self._mix_at_client, round=round),
+            judge=partial(self._mix_at_client, round=round),
             previous_uploads=previous_uploads,
         )
         # Add the round's values to the rows of its clients. Peers that were not asked for have NaN.

@@ -444,7 +444,7 @@ class PFedSV(UploadKeeper):
         no_values = torch.full(shape, float("nan"), device=client_vectors.device)
         self._cohort = cohort  # for `send` in the next round
         peer_values = self.collect_values(
-            no_values, round, request_values=value_peers, previous_uploads=previous_uploads
+            no_values, round, judge=value_peers, previous_uploads=previous_uploads
         )
         return Personalized(peer_values=peer_values)
 

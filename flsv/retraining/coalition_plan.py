@@ -175,7 +175,7 @@ class CoalitionPlan(RunExtension):
 
         for metric in self._metrics.values():
             metric.await_training(after_the_run=not self._trains_at_sites)
-            metric.is_averaged = not isinstance(config.sampler, FullParticipation)
+            metric.averages = not isinstance(config.sampler, FullParticipation)
         if self._trains_at_sites:
             self._beginning.forget()
             check_at_sites(config)

@@ -218,8 +218,12 @@ def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> Non
     measures = dict(metrics.performances)
     for name, metric in metrics.evaluating.items():
         measures[name] = getattr(metric, "performance", "accuracy")
-    is_logged = scores.performance.is_logged
-    metrics_of_logs = [name for name, measure in measures.items() if is_logged(measure)]
+    metrics_of_logs = []
+    for name, measure in measures.items():
+        if scores.performance.is_logged(
+            measure
+        ):  # the module is loaded only for a metric that needs it
+            metrics_of_logs.append(name)
     metrics_of_forward = [name for name in measures if name not in metrics_of_logs]
 
     alternative = (

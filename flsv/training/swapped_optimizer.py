@@ -190,9 +190,13 @@ def find_optimizers(trainer: L.Trainer) -> list[SwappedOptimizer]:
 
 def is_optimizer(value: Any) -> bool:
     """Return whether a value has the attributes that Lightning asks of an optimizer."""
-    # Few objects have a step, and looking for all attributes takes ten times as long. No code of the value is run.
-    has_step = getattr_static(value, "step", None) is not None
-    return has_step and isinstance(value, Optimizable)
+    # Few objects have a step, and looking for all attributes takes ten times as long.
+    if getattr_static(value, "step", None) is None:
+        return False
+    try:
+        return isinstance(value, Optimizable)
+    except Exception:  # of a property, which the check may run
+        return False
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:

@@ -95,13 +95,13 @@ def test_process_with_a_thread_that_waits_for_the_system_does_not_sleep(tmp_path
         while states_of_threads(process.pid) != ["D", "S"]:
             assert process.poll() is None
             time.sleep(0.01)
-        assert forks.times_while_asleep(process.pid) is None
+        assert forks.cpu_times_while_asleep(process.pid) is None
 
         pipe.open("w").close()
         while states_of_threads(process.pid) != ["S"]:
             assert process.poll() is None
             time.sleep(0.01)
-        assert forks.times_while_asleep(process.pid) is not None
+        assert forks.cpu_times_while_asleep(process.pid) is not None
     finally:
         process.kill()
         process.wait()

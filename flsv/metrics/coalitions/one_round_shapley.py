@@ -32,9 +32,9 @@ updates' weights ``[n]``.
 
 @dataclass(frozen=True)
 class _AtTheEnd(Fold):
-    """Fold that stores the values of a single game, which is evaluated after ``rounds_per_game`` rounds."""
+    """Fold that stores the values of a single game, which is evaluated after ``rounds`` rounds."""
 
-    rounds_per_game: int
+    rounds: int
 
     def init_states(self, metric: Any, num_clients: int, width: int) -> None:
         # `start` and `updates` get the model's length in the first round. `weight` and `updates` are sums over rounds,
@@ -189,7 +189,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         # Evaluate the game now, or at the run's end if this was the last round.
         rounds_added = int(self.rounds) + 1  # the present round is counted later
         evaluate_game = partial(self._evaluate_game, utility, generator, round_index, rounds_added)
-        is_due = (round_index + 1) % self.fold.rounds_per_game == 0
+        is_due = (round_index + 1) % self.fold.rounds == 0
         if is_due:
             self.put_off = None
             evaluate_game()
