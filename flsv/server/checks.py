@@ -220,9 +220,8 @@ def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> Non
         measures[name] = getattr(metric, "performance", "accuracy")
     metrics_of_logs = []
     for name, measure in measures.items():
-        if scores.performance.is_logged(
-            measure
-        ):  # the module is loaded only for a metric that needs it
+        # The module is loaded only if a metric needs it.
+        if scores.performance.is_logged(measure):
             metrics_of_logs.append(name)
     metrics_of_forward = [name for name in measures if name not in metrics_of_logs]
 
