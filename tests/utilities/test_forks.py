@@ -89,7 +89,8 @@ def states_of_threads(pid: int) -> list[str]:
 def test_process_with_a_thread_that_waits_for_the_system_does_not_sleep(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    process = subprocess.Popen([sys.executable, "-c", WAITS_IN_A_THREAD, str(pipe)])
+    command = [sys.executable, "-c", WAITS_IN_A_THREAD, str(pipe)]
+    process = subprocess.Popen(command, start_new_session=True)
     try:
         # "D" is a sleep that no signal ends, as that of a thread that waits for a disk.
         while states_of_threads(process.pid) != ["D", "S"]:
@@ -103,7 +104,7 @@ def test_process_with_a_thread_that_waits_for_the_system_does_not_sleep(tmp_path
             time.sleep(0.01)
         assert forks.cpu_times_while_asleep(process.pid) is not None
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
