@@ -20,6 +20,9 @@ from flsv.utilities.display import display_path as display_path
 #: Arguments of ``flsv fit`` that hide progress bars and the model's summary.
 NO_BARS = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 
+#: Arguments of a fit without bars and the closing table.
+QUIET_FIT_ARGUMENTS = (*NO_BARS, "--federation.reporting.table=false")
+
 #: Seconds after which a signal whose error was ignored is sent again.
 SECONDS_TO_NEXT_SIGNAL = 0.1
 

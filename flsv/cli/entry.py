@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flsv.__about__ import __version__
-from flsv.cli.command import NO_BARS, lasting_output, terminable
+from flsv.cli.command import NO_BARS, QUIET_FIT_ARGUMENTS, lasting_output, terminable
 from flsv.cli.config_errors import OptionError, explain, origin_of
 from flsv.cli.configs import check_file, config_files, files_as_options
 from flsv.utilities.errors import ConfigurationError
@@ -46,7 +46,7 @@ COMMANDS_WITHOUT_PYTORCH = ("init", "new", "report")
 QUIET_OPTIONS = ("-q", "--quiet")
 #: Arguments that ``--quiet`` stands for in LightningCLI's subcommands.
 QUIET_ARGUMENTS = {
-    "fit": (*NO_BARS, "--federation.reporting.table=false"),
+    "fit": QUIET_FIT_ARGUMENTS,
     "validate": (*NO_BARS, "--verbose=false"),
     "test": (*NO_BARS, "--verbose=false"),
     "predict": NO_BARS,

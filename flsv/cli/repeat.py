@@ -23,7 +23,7 @@ from pathlib import Path
 import yaml
 from pandas import DataFrame
 
-from flsv.cli.command import NO_BARS, command_parser, display_path, printer
+from flsv.cli.command import QUIET_FIT_ARGUMENTS, command_parser, display_path, printer
 from flsv.cli.parser import make_cli
 from flsv.cli.saved_run import config_with_seeds
 from flsv.report import Run, open_run
@@ -36,8 +36,6 @@ from flsv.utilities.csv_files import save_table
 from flsv.utilities.display import BRACKETS_NOTE
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.result_file import ResultFile
-
-QUIET_ARGUMENTS = (*NO_BARS, "--federation.reporting.table=false")
 
 
 def repeat(
@@ -52,7 +50,7 @@ def repeat(
     if runs < 2:
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs.")
     # This seed and the one below only complete the configuration: each run gets its own.
-    fit_arguments = [*arguments, "--seed_everything=0", *QUIET_ARGUMENTS]
+    fit_arguments = [*arguments, "--seed_everything=0", *QUIET_FIT_ARGUMENTS]
     template = make_cli(fit_arguments, run=False, quiet=True)
     identity = template.identity()
     run_list = ResultFile(out / RUNS, RUN_LIST_COLUMNS, identity.flat())
@@ -111,7 +109,7 @@ def _fit(arguments: Sequence[str], seed: int, folder: Path, shows_bars: bool) ->
         f"--trainer.default_root_dir={folder}",
         f"--seed_everything={seed}",
         f"--federation.seed={seed}",
-        *QUIET_ARGUMENTS,
+        *QUIET_FIT_ARGUMENTS,
         f"--trainer.enable_progress_bar={str(shows_bars).lower()}",
     ]
     cli = make_cli(["fit", *arguments, *options], quiet=True, starts_anew=True)

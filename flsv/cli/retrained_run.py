@@ -18,7 +18,7 @@ import yaml
 
 from flsv._lightning.evaluation import all_on_device
 from flsv.cli.parser import FederatedCLI
-from flsv.cli.saved_run import QUIET_ARGUMENTS, make_run, saved_run
+from flsv.cli.saved_run import SILENT_ARGUMENTS, make_run, saved_run
 from flsv.configuration.identity import Identity, config_settings
 from flsv.federation import FederatedLoop
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
@@ -285,7 +285,7 @@ def _check_data(
 def _changed_settings(identity: Identity, config_file: Path) -> list[str]:
     """Describe each setting that differs from the run's, except the number of rounds."""
     ignored_settings = ["trainer.max_epochs"]
-    for argument in QUIET_ARGUMENTS:
+    for argument in SILENT_ARGUMENTS:
         name, _, _value = argument.partition("=")
         ignored_settings.append(name.lstrip("-"))
 

@@ -26,7 +26,7 @@ SAVED_SECTIONS = (
     "strict",
 )
 #: Arguments by which a fit prints nothing, saves nothing and draws no figures.
-QUIET_ARGUMENTS = (
+SILENT_ARGUMENTS = (
     *NO_BARS,
     "--trainer.logger=false",
     "--trainer.enable_checkpointing=false",
@@ -45,7 +45,7 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[s
     with config_with_seeds(config, seed, run) as config_arguments:
         _option, config_file = config_arguments  # --config FILE
         root_argument = f"--trainer.default_root_dir={Path(config_file).parent}"
-        all_arguments = [*config_arguments, *arguments, *QUIET_ARGUMENTS, root_argument]
+        all_arguments = [*config_arguments, *arguments, *SILENT_ARGUMENTS, root_argument]
         yield all_arguments, seed
 
 
