@@ -57,7 +57,7 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
 
 
 class _Requirements(NamedTuple):
-    """What metrics in the same training run require of it."""
+    """Requirements of the metrics in the same training run."""
 
     #: The client algorithm's class path, or the coalitions that are trained beside it, or "".
     training: str

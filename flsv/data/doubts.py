@@ -342,8 +342,11 @@ def doubts_of_classes(
         # Half a row more of each class, so that a site without one has finite odds.
         log_odds = math.log((counts[1] + 0.5) / (counts[0] + 0.5))
         usual_log_odds = math.log((other_counts[1] + 0.5) / (other_counts[0] + 0.5))
-        share = other_counts[1] / other_counts.sum()
-        stderr = math.sqrt(1 / (share * (1 - share)) * (1 / rows + 1 / other_counts.sum()))
+        other_rows = other_counts.sum()
+        share = other_counts[1] / other_rows
+        # The delta method: a share's log-odds have the variance 1 / (rows * share * (1 - share)).
+        variance_of_a_row = 1 / (share * (1 - share))
+        stderr = math.sqrt(variance_of_a_row * (1 / rows + 1 / other_rows))
         difference = abs(log_odds - usual_log_odds)
         strength = min(
             difference / stderr / MAX_STANDARD_ERRORS,

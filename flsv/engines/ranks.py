@@ -59,7 +59,9 @@ def end_with_parent() -> None:
     started = "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("LOCAL_RANK", 0)) > 0
     if started and sys.platform == "linux":  # elsewhere the process ends at its next exchange
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if started and os.environ.get(PARENT_VARIABLE, "") not in ("", str(os.getppid())):
+    parent = os.environ.get(PARENT_VARIABLE, "")
+    has_another_parent = parent not in ("", str(os.getppid()))
+    if started and has_another_parent:
         raise SystemExit("the script that has started this rank has ended already.")
 
 

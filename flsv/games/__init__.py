@@ -1,9 +1,7 @@
 """Coalition games: how good the model would be with only some clients.
 
-Metrics compute the clients' values from these games, by the measures of :mod:`flsv.scores.performance`. Here clients
-train an autoencoder, and are valued by its own validation loss:
+Metrics value clients by these games, with measures of :mod:`flsv.scores.performance`. Here an autoencoder's own loss:
 
->>> import tempfile
 >>> import lightning as L
 >>> import torch
 >>> from flsv import FederatedDataModule, FederatedLoop, Reporting
@@ -21,9 +19,9 @@ train an autoencoder, and are valued by its own validation loss:
 ...     def configure_optimizers(self):
 ...         return torch.optim.Adam(self.parameters())
 >>> value = PartialFederatedShapley(performance="val_loss", mode="min")
->>> loop = FederatedLoop(metrics={"sv": value}, reporting=Reporting(table=False))
+>>> loop = FederatedLoop(metrics={"sv": value}, reporting=Reporting(table=False, files=False))
 >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
->>> trainer = L.Trainer(max_epochs=1, callbacks=[loop], default_root_dir=tempfile.mkdtemp(), **quiet)
+>>> trainer = L.Trainer(max_epochs=1, callbacks=[loop], enable_checkpointing=False, **quiet)
 >>> data = FederatedDataModule("digits", partitioner=IIDPartitioner(num_clients=3), splits=Splits(max_samples=300))
 >>> trainer.fit(Autoencoder(), data)
 >>> loop.contributions["sv"].shape, bool(loop.contributions["sv"].isfinite().all())

@@ -126,8 +126,9 @@ class UtilityStore:
         """Read a coalition's outputs. Empty: the file is missing or of other rounds."""
         if self._outputs_folder is None:
             return {}
-        outputs = read_outputs(self._outputs_folder, seed, members)
-        return {name: outputs[name] for name in outputs if len(outputs[name]) == len(self.rounds)}
+        stored = read_outputs(self._outputs_folder, seed, members)
+        num_rounds = len(self.rounds)
+        return {name: outputs for name, outputs in stored.items() if len(outputs) == num_rounds}
 
     @property
     def seeds(self) -> list[int]:

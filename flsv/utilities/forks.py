@@ -22,7 +22,7 @@ import torch
 #: The C library, or None where a process cannot be forked.
 LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-_MAP_FIXED = 0x10  # MAP_FIXED
+_MAP_FIXED = 0x10  # of sys/mman.h, which Python's mmap lacks
 #: Mapped files of more bytes are not copied at a fork, but mapped anew.
 _LARGEST_COPY_BYTES = 2**28
 #: Beginnings of the paths of memory that belongs to a graphics card's driver.
