@@ -63,7 +63,7 @@ def moving_average(models: list[Tensor], decay: float = 0.8) -> Tensor:
     return average
 
 
-ema = partial(EMAWeightAveraging, decay=0.8)
+make_moving_average = partial(EMAWeightAveraging, decay=0.8)
 
 
 class FromRound3(averaging.WeightAveraging):
@@ -71,12 +71,22 @@ class FromRound3(averaging.WeightAveraging):
         return epoch_idx is not None and epoch_idx >= 3
 
 
-def put_beside_a_loop(
+def make_loop_beside(
     callback: Callback, is_before_loop: bool
 ) -> tuple[FederatedLoop, list[Callback], GlobalModels]:
-    models = GlobalModels()
-    loop = FederatedLoop(models, seed=1, reporting=Reporting(table=False))
-    return loop, [callback, loop] if is_before_loop else [loop, callback], models
+    """A loop, the trainer's callbacks in their order, and the aggregator that remembers its models."""
+    aggregator = GlobalModels()
+    loop = FederatedLoop(aggregator, seed=1, reporting=Reporting(table=False))
+
+    callbacks = [loop, callback]
+    if is_before_loop:
+        callbacks = [callback, loop]
+    return loop, callbacks, aggregator
+
+
+def callbacks_beside_a_loop(callback: Callback, is_before_loop: bool) -> list[Callback]:
+    _, callbacks, _ = make_loop_beside(callback, is_before_loop)
+    return callbacks
 
 
 @pytest.fixture(scope="module")
@@ -88,24 +98,29 @@ def models_without_averaging(tmp_path_factory):
     return aggregator.global_models
 
 
+# With 13 steps a round, round 2 has the steps 26 to 38.
 @pytest.mark.parametrize(
-    ("make", "by_hand", "is_before_loop"),
+    ("make_average", "average_by_hand", "is_before_loop"),
     [
         (WeightAveraging, mean_model, True),
-        # Of the steps 0, 20, 40 and 60 none is in round 2, which has 26 to 38.
+        # Of the steps 0, 20, 40 and 60 none is in round 2.
         (
-            lambda: ema(update_every_n_steps=20),
-            lambda m: moving_average([m[0], m[1], m[3], m[4]]),
+            lambda: make_moving_average(update_every_n_steps=20),
+            lambda models: moving_average([models[0], models[1], models[3], models[4]]),
             True,
         ),
-        (lambda: ema(update_starting_at_step=27), lambda m: moving_average(m[2:]), True),
-        (FromRound3, lambda m: mean_model(m[3:]), False),
+        (
+            lambda: make_moving_average(update_starting_at_step=27),
+            lambda models: moving_average(models[2:]),
+            True,
+        ),
+        (FromRound3, lambda models: mean_model(models[3:]), False),
     ],
 )
 def test_weight_averaging_averages_the_global_models_of_the_rounds(
-    tmp_path, models_without_averaging, make, by_hand, is_before_loop
+    tmp_path, models_without_averaging, make_average, average_by_hand, is_before_loop
 ):
-    _, callbacks, aggregator = put_beside_a_loop(make(), is_before_loop)
+    _, callbacks, aggregator = make_loop_beside(make_average(), is_before_loop)
     module = Plain()
     validated_models = []
 
@@ -123,7 +138,7 @@ def test_weight_averaging_averages_the_global_models_of_the_rounds(
     assert trainer.global_step == STEPS * ROUNDS
     assert len(global_models) == ROUNDS
 
-    expected = by_hand(global_models)
+    expected = average_by_hand(global_models)
     torch.testing.assert_close(state_vector(module), expected, rtol=1e-5, atol=1e-6)
     # Validation sees the average with this round in it.
     torch.testing.assert_close(validated_models[-1], expected, rtol=1e-5, atol=1e-6)
@@ -133,9 +148,10 @@ def test_weight_averaging_averages_the_global_models_of_the_rounds(
 
 
 def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path):
-    def fit_with_average(saving: list[Callback], path: Path | None = None) -> tuple[Tensor, Tensor]:
-        """The average, and the global model."""
-        loop, callbacks, _ = put_beside_a_loop(ema(), is_before_loop=False)
+    def fit_and_read_average_and_model(
+        saving: list[Callback], checkpoint_path: Path | None = None
+    ) -> tuple[Tensor, Tensor]:
+        loop, callbacks, _ = make_loop_beside(make_moving_average(), is_before_loop=False)
         trainer = trainer_for(
             None,
             tmp_path,
@@ -144,9 +160,11 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
             enable_checkpointing=bool(saving),
         )
         module = Plain()
-        trainer.fit(module, toy_data(), ckpt_path=path)
+        trainer.fit(module, toy_data(), ckpt_path=checkpoint_path)
 
-        return state_vector(module), loop.state.model()
+        average = state_vector(module)
+        global_model = loop.state.model()
+        return average, global_model
 
     within = ModelCheckpoint(
         tmp_path / "within", every_n_train_steps=20, save_top_k=-1, filename="{step}"
@@ -155,7 +173,7 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
     at_validation = ModelCheckpoint(
         tmp_path / "after", "{step}", save_top_k=-1, save_on_train_epoch_end=False
     )
-    average, global_model = fit_with_average(saving=[within, at_validation])
+    average, global_model = fit_and_read_average_and_model(saving=[within, at_validation])
     paths = sorted([*(tmp_path / "within").iterdir(), *(tmp_path / "after").iterdir()])
 
     assert [path.stem for path in paths] == [f"step={n}" for n in (13, 26, 39, 52, 20, 40)]
@@ -164,32 +182,38 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
         # Where nothing is left to train, Lightning does not call on_train_end.
         if path.stem == "step=52":
             continue
-        resumed_average, resumed_global_model = fit_with_average(saving=[], path=path)
+        resumed_average, resumed_global_model = fit_and_read_average_and_model(
+            saving=[], checkpoint_path=path
+        )
         assert torch.equal(resumed_average, average), path
         assert torch.equal(resumed_global_model, global_model), path
 
 
-@pytest.mark.parametrize(("make", "is_before_loop"), [(WeightAveraging, True), (ema, False)])
+@pytest.mark.parametrize(
+    ("make", "is_before_loop"), [(WeightAveraging, True), (make_moving_average, False)]
+)
 def test_checkpoint_saved_after_the_fit_resumes_from_the_global_model_not_the_average(
     tmp_path, make, is_before_loop
 ):
-    def fit_with_average(rounds: int, path: Path | None = None) -> tuple[L.Trainer, Plain]:
-        _, callbacks, _ = put_beside_a_loop(make(), is_before_loop)
+    def fit_with_average(
+        rounds: int, checkpoint_path: Path | None = None
+    ) -> tuple[L.Trainer, Plain]:
+        callbacks = callbacks_beside_a_loop(make(), is_before_loop)
         trainer = trainer_for(None, tmp_path, rounds, callbacks=callbacks)
         module = Plain()
-        trainer.fit(module, toy_data(), ckpt_path=path)
+        trainer.fit(module, toy_data(), ckpt_path=checkpoint_path)
         return trainer, module
 
     trainer, delivered_module = fit_with_average(rounds=2)
-    path = tmp_path / "end.ckpt"
-    trainer.save_checkpoint(path)
-    checkpoint = torch.load(path, weights_only=False)
+    checkpoint_path = tmp_path / "end.ckpt"
+    trainer.save_checkpoint(checkpoint_path)
+    checkpoint = torch.load(checkpoint_path, weights_only=False)
     saved_state = checkpoint["state_dict"]
 
     for name, value in delivered_module.state_dict().items():
         assert torch.equal(value, saved_state[name])
 
-    _, resumed_module = fit_with_average(rounds=4, path=path)
+    _, resumed_module = fit_with_average(rounds=4, checkpoint_path=checkpoint_path)
     _, uninterrupted_module = fit_with_average(rounds=4)
 
     assert torch.equal(state_vector(resumed_module), state_vector(uninterrupted_module))
@@ -211,7 +235,7 @@ class Fails(Plain):
 def test_an_exception_during_validation_leaves_the_global_model_in_the_module(
     tmp_path, is_before_loop
 ):
-    _, callbacks, aggregator = put_beside_a_loop(WeightAveraging(), is_before_loop)
+    _, callbacks, aggregator = make_loop_beside(WeightAveraging(), is_before_loop)
     saving = ModelCheckpoint(tmp_path, "{epoch}", save_on_exception=True, save_top_k=0)
     trainer = trainer_for(
         None,
@@ -229,7 +253,7 @@ def test_an_exception_during_validation_leaves_the_global_model_in_the_module(
     assert torch.equal(state_vector(module), model_of_failed_round.double())
 
     def fit_without_failure(ckpt_path: Path | None) -> Tensor:
-        _, callbacks, _ = put_beside_a_loop(WeightAveraging(), is_before_loop)
+        callbacks = callbacks_beside_a_loop(WeightAveraging(), is_before_loop)
         trainer = trainer_for(None, tmp_path, rounds=3, callbacks=callbacks)
         module = Plain()
         trainer.fit(module, toy_data(), ckpt_path=ckpt_path)
@@ -250,7 +274,10 @@ class PerBatch(averaging.WeightAveraging):
     ("callbacks", "match"),
     [
         ([PerBatch], r"PerBatch has its own on_train_batch_end, .* Say in should_update"),
-        ([WeightAveraging, ema], "WeightAveraging and EMAWeightAveraging: a checkpoint has room"),
+        (
+            [WeightAveraging, make_moving_average],
+            "WeightAveraging and EMAWeightAveraging: a checkpoint has room",
+        ),
     ],
 )
 def test_weight_averaging_callbacks_incompatible_with_rounds_are_refused(
@@ -302,7 +329,7 @@ def utility_by_hand(module: L.LightningModule, data: Any, judges: str) -> float:
 
 
 @pytest.mark.parametrize("judges", ["server", "clients"])
-@pytest.mark.parametrize("callback", [ema, WeightAveraging, SeesThePlainModel])
+@pytest.mark.parametrize("callback", [make_moving_average, WeightAveraging, SeesThePlainModel])
 def test_every_round_scores_the_model_that_validation_sees(
     tmp_path: Path, callback: Any, judges: Any
 ) -> None:

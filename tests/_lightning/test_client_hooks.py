@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -65,22 +66,26 @@ def test_batch_idx_in_module_hooks_restarts_with_each_local_epoch(tmp_path: Path
     }
 
 
-class Fails(Counts):
+class FailsInItsFirstStep(Counts):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         raise ZeroDivisionError("mine")
 
 
 def test_module_has_its_own_hooks_again_after_a_failed_fit(tmp_path: Path) -> None:
-    module = Fails()
-    own_hook = module.on_train_batch_start = lambda batch, batch_idx: None  # type: ignore[method-assign]
+    module = FailsInItsFirstStep()
+    own_hook = Mock(return_value=None)  # -1 would end the epoch
+    module.on_train_batch_start = own_hook  # type: ignore[method-assign]
 
     with pytest.raises(ZeroDivisionError):
         fit(FederatedLoop(seed=1), tmp_path, module, rounds=1)
 
-    assert module.__dict__["on_train_batch_start"] is own_hook
-    assert not {"on_train_batch_end", "optimizer_step"} & module.__dict__.keys()
-    assert "on_advance_end" not in module.trainer.fit_loop.epoch_loop.__dict__
-    assert type(module.trainer.fit_loop).__name__ == "_FitLoop"
+    hooks_of_loop = {"on_train_batch_end", "optimizer_step"}
+    assert vars(module)["on_train_batch_start"] is own_hook
+    assert hooks_of_loop.isdisjoint(vars(module))
+
+    fit_loop = module.trainer.fit_loop
+    assert "on_advance_end" not in vars(fit_loop.epoch_loop)
+    assert type(fit_loop).__name__ == "_FitLoop"  # Lightning's own class
 
 
 def test_torchmetrics_state_without_a_reduction_is_refused_when_merged() -> None:

@@ -25,7 +25,7 @@ def test_shapfed_heterogeneous_gives_class_0_to_one_client(deal):
 def test_shapfed_chest_xray_has_the_papers_class_shares(deal):
     scenario = "shapfed_chest_xray"
     options = ["--data.files.root", str(ROOT)]
-    shares = torch.tensor(
+    shares_of_clients_by_class = torch.tensor(
         [
             [0.4, 0.0],
             [0.3, 0.1],
@@ -37,16 +37,18 @@ def test_shapfed_chest_xray_has_the_papers_class_shares(deal):
     # The file has validation images of its own, so all of its training images are dealt out.
     class_sizes = torch.tensor([1214, 3494])
 
-    counts = deal(scenario, "fashion_mnist", options).class_counts
+    counts = deal(scenario, base="fashion_mnist", arguments=options).class_counts
 
-    differences = counts - shares * class_sizes
+    differences = counts - shares_of_clients_by_class * class_sizes
     assert (differences.abs() < 1).all()
 
-    of_client = ["--data.partitioner.init_args.of", "client"]
-    equal_counts = deal(scenario, "fashion_mnist", [*options, *of_client]).class_counts
+    # With shares of a client instead of a class, all clients have equal sizes.
+    options += ["--data.partitioner.init_args.of", "client"]
+    equal_counts = deal(scenario, base="fashion_mnist", arguments=options).class_counts
 
     sizes = equal_counts.sum(1)
-    differences = equal_counts - shares * class_sizes[0]  # the scarcer class limits both
+    scarcer_class_size = class_sizes[0]  # limits both
+    differences = equal_counts - shares_of_clients_by_class * scarcer_class_size
     assert sizes.max() - sizes.min() <= 1
     assert (differences.abs() <= 1).all()
 

@@ -124,7 +124,7 @@ class Overflows(Plainest):
         )
 
 
-def _with_a_broken_client() -> FederatedDataModule:
+def make_loop_with_broken_client() -> FederatedDataModule:
     data = toy_data(SIZES)
     data.setup("fit")
     data._data.train.tensors[0][data.client_indices(2)[5], 0] = 1e30
@@ -172,14 +172,16 @@ def test_vmap_out_of_memory_halves_the_number_of_clients_trained_at_once(
 @pytest.mark.parametrize("chunk", [2, None])
 def test_vmap_leaves_out_a_client_that_diverges(tmp_path: Path, chunk: int | None) -> None:
     with pytest.warns(UserWarning, match="client"):
-        _, many = fit_by_both_engines(
+        _, vmap_loop = fit_by_both_engines(
             tmp_path,
             Overflows,
-            _with_a_broken_client,
+            make_loop_with_broken_client,
             rounds=2,
             engine=partial(VmapProcess, chunk=chunk),
         )
-    assert many.participations.tolist() == [2, 2, 0, 2, 2]
+
+    # Client 2 diverges in both rounds.
+    assert vmap_loop.participations.tolist() == [2, 2, 0, 2, 2]
 
 
 def make_resumable() -> FederatedLoop:
@@ -206,23 +208,25 @@ def test_trial_step_of_vmap_leaves_model_optimizer_and_generators_unchanged(
     from flsv.engines import vmap
 
     try_rows = vmap.try_rows
-    results = []
+    results_of_tries = []
 
-    def try_rows_and_check(trainer: L.Trainer, *arguments: Any, **options: Any) -> set[str]:
+    def try_rows_and_assert_nothing_changed(
+        trainer: L.Trainer, *arguments: Any, **options: Any
+    ) -> set[str]:
         module = trainer.lightning_module
-        model = state_vector(module)
-        generators = str(global_rngs())
+        model_before = state_vector(module)
+        generators_before = str(global_rngs())
 
         result = try_rows(trainer, *arguments, **options)
+        results_of_tries.append(result)
 
-        assert torch.equal(state_vector(module), model)
-        assert str(global_rngs()) == generators
+        assert torch.equal(state_vector(module), model_before)
+        assert str(global_rngs()) == generators_before
         assert not trainer.optimizers[0].state
         assert all(parameter.grad is None for parameter in module.parameters())
-        results.append(result)
         return result
 
-    monkeypatch.setattr(vmap, "try_rows", try_rows_and_check)
+    monkeypatch.setattr(vmap, "try_rows", try_rows_and_assert_nothing_changed)
     fit(make_engine_loop("vmap"), tmp_path, Plainest(), toy_data(SIZES), 1)
 
-    assert results == [set()]  # one trial, and no parameter that it cannot train
+    assert results_of_tries == [set()]  # one trial, and no parameter that it cannot train

@@ -124,12 +124,16 @@ def site(tmp_path: Path) -> Iterator[Site]:
         os.kill(process, signal.SIGKILL)
 
 
-def gone(process: int, seconds: float = 120) -> bool:
-    """Whether it ends in time. A child of nobody may stay a zombie, which is an end, too."""
+def wait_until_gone(pid: int, seconds: float = 120) -> bool:
+    """Whether a process ends in time. A child of nobody may stay a zombie, which is an end, too."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        stat = Path(f"/proc/{process}/stat")
-        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+        stat = Path(f"/proc/{pid}/stat")
+        if not stat.exists():
+            return True
+        _, _, fields_after_name = stat.read_text().rpartition(")")
+        is_zombie = fields_after_name.split()[0] == "Z"
+        if is_zombie:
             return True
         time.sleep(0.1)
 
@@ -140,16 +144,21 @@ def test_one_process_answers_all_messages_of_a_run_beside_that_of_another_run(si
     first_reply = site.send("a")
     second = site.send("b")
 
-    assert first_reply["process"] == second["process"] != first_reply["own"]
+    process = first_reply["process"]
+    assert process == second["process"]
+    assert process != first_reply["own"]
     assert second["seen"] == ["a", "b"]
     assert second["count"] == 2
+
     for path in (site.socket, site.folder / "site" / "socket.key"):
         assert path.stat().st_mode & 0o777 == 0o600
 
     of_another_run = site.send("c", run=2)
     assert of_another_run["seen"] == ["c"]
-    assert site.send("d")["seen"] == ["a", "b", "d"]
-    assert processes_of_sites(site.folder) == {first_reply["process"], of_another_run["process"]}
+
+    fourth = site.send("d")
+    assert fourth["seen"] == ["a", "b", "d"]
+    assert processes_of_sites(site.folder) == {process, of_another_run["process"]}
 
 
 def test_message_without_idle_time_is_answered_by_its_own_process(site: Site) -> None:
@@ -180,7 +189,7 @@ def test_a_killed_process_is_replaced(site: Site) -> None:
     first_reply = site.send("a")
     os.kill(first_reply["process"], signal.SIGKILL)
 
-    assert gone(first_reply["process"])
+    assert wait_until_gone(first_reply["process"])
 
     second = site.send("b")
     assert second["seen"] == ["b"]
@@ -231,11 +240,11 @@ def test_resident_process_survives_incomplete_messages_and_serves_one_key(site: 
 
     (site.folder / "site" / "socket.key").write_bytes(b"another")
     assert site.send("c")["process"] != first_reply["process"]
-    assert gone(first_reply["process"])  # nobody can reach it any more
+    assert wait_until_gone(first_reply["process"])  # nobody can reach it any more
 
 
 def test_resident_process_ends_when_idle(site: Site) -> None:
-    assert gone(site.send("a", idle=1)["process"])
+    assert wait_until_gone(site.send("a", idle=1)["process"])
 
 
 #: Starts a message's process, and ends: its arguments are a file for the output and the command.
@@ -257,4 +266,4 @@ def test_resident_process_ends_when_its_starter_ends(site: Site) -> None:
     )
 
     reply = json.loads(output.read_text())
-    assert gone(reply["process"])
+    assert wait_until_gone(reply["process"])

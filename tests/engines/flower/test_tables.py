@@ -47,9 +47,11 @@ class Grid:
         message_ids = []
         for message in messages:
             message_id = f"m{len(self.replies)}"
+            # What Flower sets when it sends a message, and nobody else can.
             message.metadata.__dict__.update(_message_id=message_id, _src_node_id=1, _run_id=1)
             node = message.metadata.dst_node_id
-            self.replies[message_id] = self.apps[node](message, self.contexts[node])
+            reply = self.apps[node](message, self.contexts[node])
+            self.replies[message_id] = reply
             message_ids.append(message_id)
 
         return message_ids
@@ -79,15 +81,18 @@ def test_tables_on_flower_give_the_weights_of_one_process(tmp_path: Path) -> Non
         trainer={"accelerator": "cpu", "enable_progress_bar": False},
         wait=5,
     )
-    app(grid=Grid(tmp_path), context=Context(7, 1, {}, RecordDict(), {}))  # type: ignore[arg-type]
+    context = Context(run_id=7, node_id=1, node_config={}, state=RecordDict(), run_config={})
 
-    local, data = fit_in_one_process(tmp_path / "one", ROUNDS)
+    app(grid=Grid(tmp_path), context=context)  # type: ignore[arg-type]
+
+    expected_loop, data = fit_in_one_process(tmp_path / "one", ROUNDS)
     checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=False)
-    trained = make_module()
-    trained.load_state_dict(checkpoint["state_dict"])
-    weights = shared_space(trained, local.config).read(trained)
+    trained_module = make_module()
+    trained_module.load_state_dict(checkpoint["state_dict"])
+    space = shared_space(trained_module, expected_loop.config)
+    trained_weights = space.read(trained_module)
 
-    assert torch.equal(weights, local.state.model())
+    assert torch.equal(trained_weights, expected_loop.state.model())
 
     encoder = checkpoint["RemoteData"]["encoder"]
     assert encoder["classes"] == list(data.class_names) == ["yes", "no"]

@@ -123,31 +123,37 @@ def test_site_that_is_late_or_gone_is_named_left_out_and_takes_part_again(
     job: Job,
     tmp_path: Path,
 ) -> None:
-    def answer_unless_late(site: str, task: Task) -> bool:
+    def lose_lyon_then_boston(site: str, task: Task) -> bool:
         is_second_round = from_shareable(task.data).plain.get("round") == 1
-        # From then on Boston is deemed disconnected, for a round.
-        job.present = set(NAMES)
-        if is_second_round:
-            job.present.remove("Boston")
+        if not is_second_round:
+            job.present = set(NAMES)
+            return True
 
-        is_late = is_second_round and site == "Lyon"
-        return not is_late
+        # Boston's process is gone from here until the third round's first message.
+        job.present = set(NAMES) - {"Boston"}
+        return site != "Lyon"
 
-    job.answers = answer_unless_late
+    job.answers = lose_lyon_then_boston
     with pytest.warns(UserWarning, match="'Lyon' .* is left out of round 2: no reply within 1 s"):
-        job.run(server_of(4, timeout=1.0))
+        job.run(server_of(rounds=4, timeout=1.0))
 
-    weighed: list[set[str]] = [set() for _ in range(4)]
-    with (tmp_path / "server" / "flsv-runs" / "contributions.csv").open() as file:
+    contributions = tmp_path / "server" / "flsv-runs" / "contributions.csv"
+    weighed = sites_with_weight_by_round(contributions, rounds=4)
+    assert weighed[0] == set(NAMES)
+    assert weighed[1] == {"Boston", "Osaka"}
+    assert weighed[2] == {"Lyon", "Osaka"}  # Boston was gone when the round began
+    assert weighed[3] == set(NAMES)
+
+
+def sites_with_weight_by_round(path: Path, rounds: int) -> list[set[str]]:
+    names: list[set[str]] = [set() for _ in range(rounds)]
+    with path.open() as file:
         for row in csv.DictReader(file):
             if row["metric"] == "weight":
                 site = NAMES[int(row["client"])]
-                weighed[int(row["round"])].add(site)
+                names[int(row["round"])].add(site)
 
-    assert weighed[0] == set(NAMES)
-    assert weighed[1] == {"Boston", "Osaka"}
-    assert weighed[2] == {"Lyon", "Osaka"}
-    assert weighed[3] == set(NAMES)
+    return names
 
 
 def test_site_without_a_process_is_not_waited_for(job: Job) -> None:
@@ -192,7 +198,7 @@ def test_abort_cancels_the_task_of_a_site(job: Job) -> None:
     assert job.cancelled == [task]
 
 
-def greeted(job: Job, context: Any = None) -> dict[str, Any]:
+def greet_lyon(job: Job, context: Any = None) -> dict[str, Any]:
     """Return what Lyon replies to a greeting."""
     agreement = from_shareable(job.tasks[0].data).plain["agreement"]
     greeting = Packet("hello", {"client": 1, "agreement": agreement})
@@ -204,38 +210,47 @@ def test_owners_policy_and_node_file_are_read_at_every_message(
     job: Job,
     tmp_path: Path,
 ) -> None:
-    job.run(server_of(0))
+    job.run(server_of(rounds=0))
     local = tmp_path / "Lyon" / "local"
     policy = local / "flsv-site.toml"
 
-    assert greeted(job)["sizes"]["train"] > 0
+    reply = greet_lyon(job)
+    assert reply["sizes"]["train"] > 0
 
     policy.write_text("max_epsilon = 3\n")
-    assert "its policy wants max_epsilon=3" in greeted(job)["error"]
+    reply = greet_lyon(job)
+    assert "its policy wants max_epsilon=3" in reply["error"]
 
-    policy.write_text("max_epsylon = 3\n")
-    assert f"its policy {policy} cannot be read" in greeted(job)["error"]
+    policy.write_text("max_epsylon = 3\n")  # misspelled
+    reply = greet_lyon(job)
+    assert f"its policy {policy} cannot be read" in reply["error"]
 
     policy.unlink()
-    assert "sizes" in greeted(job)
+    reply = greet_lyon(job)
+    assert "sizes" in reply
 
     (local / "flsv-node.toml").write_text('policy = "/nowhere.toml"\n')
-    assert "its policy /nowhere.toml cannot be read" in greeted(job)["error"]
+    reply = greet_lyon(job)
+    assert "its policy /nowhere.toml cannot be read" in reply["error"]
+
+
+def test_filters_of_nvflare_change_nothing_of_a_packet(job: Job) -> None:
+    vector = torch.ones(3)
+    message = to_shareable(Packet("update", {}, {"vector": vector}))
+
+    filtered_message = PercentilePrivacy().process(message, job.context("Lyon"))
+
+    filtered = from_shareable(filtered_message)
+    assert torch.equal(filtered.tensors["vector"], torch.ones(3))
 
 
 def test_filters_of_nvflare_which_would_change_nothing_are_refused(job: Job) -> None:
-    job.run(server_of(0))
-    privacy = PercentilePrivacy()
+    job.run(server_of(rounds=0))
     context = job.context("Lyon")
-
-    message = to_shareable(Packet("update", {}, {"vector": torch.ones(3)}))
-    filtered = from_shareable(privacy.process(message, context))
-
-    assert torch.equal(filtered.tensors["vector"], torch.ones(3))
-
     runner = context.get_prop(FLContextKey.RUNNER)
-    runner.task_result_filters["train/out"] = [privacy]
-    reply = greeted(job, context)
+    runner.task_result_filters["train/out"] = [PercentilePrivacy()]
+
+    reply = greet_lyon(job, context)
 
     assert "filters ['PercentilePrivacy'] would not change flsv's messages" in reply["error"]
     assert reply["unwilling"] is True
@@ -245,23 +260,28 @@ def test_errors_of_a_site_are_sent_without_their_words(
     job: Job,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def no_data(node: Any) -> Any:
+    def fail_with_a_cell(node: Any) -> Any:
         raise ValueError(f"{node['site']}: could not convert 'John Smith'")
 
-    job.run(server_of(0))
-    job.code.Lyon.make_datamodule = no_data
-    job.code.Lyon._site = None
+    job.run(server_of(rounds=0))
+    job.code.Lyon.make_datamodule = fail_with_a_cell
+    job.code.Lyon._site = None  # so that it is made anew, with this data
 
-    assert greeted(job)["error"].startswith("it failed with ValueError at test_jobs.py:")
+    reply = greet_lyon(job)
+
+    assert reply["error"].startswith("it failed with ValueError at test_jobs.py:")
     assert "Lyon: could not convert 'John Smith'" in caplog.text
 
 
 def test_name_of_something_else_in_a_job_is_refused(job: Job) -> None:
     with pytest.raises(ConfigurationError, match="is no flsv.engines.remote.RemoteServer"):
         job.run("a server")  # type: ignore[arg-type]
-    job.run(server_of(0))
+    job.run(server_of(rounds=0))
     job.executors["Lyon"] = FlsvExecutor("os:path")
-    assert greeted(job)["error"].startswith("it failed with ConfigurationError")
+
+    reply = greet_lyon(job)
+
+    assert reply["error"].startswith("it failed with ConfigurationError")
 
 
 def test_exported_job_polls_often_and_carries_nothing_of_flsv(tmp_path: Path) -> None:

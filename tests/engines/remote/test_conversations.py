@@ -64,11 +64,14 @@ def replies_of_client(
 def test_questions_of_one_step_are_one_exchange() -> None:
     exchange = Echoes()
     conversations = Conversations(exchange)
-    talk = partial(replies_of_client, conversations, [2, 0, 1])
+    num_questions_of_clients = [2, 0, 1]
+    talk = partial(replies_of_client, conversations, num_questions_of_clients)
+
     replies = conversations.hold_conversations(talk, make_clients(3))
 
-    assert replies == [["0.0", "0.1"], [], ["2.0"]]
-    assert exchange.sites_of_exchanges == [[0, 2], [0]]
+    assert replies == [["0.0", "0.1"], [], ["2.0"]]  # "client.question", echoed
+    sites_of_steps = [[0, 2], [0]]  # client 0 alone has a second question
+    assert exchange.sites_of_exchanges == sites_of_steps
 
 
 def test_a_question_outside_of_conversations_is_an_exchange_of_its_own() -> None:
@@ -113,16 +116,17 @@ def test_a_failed_exchange_ends_all_conversations() -> None:
 def test_a_conversation_that_goes_on_after_its_end_is_ended_again() -> None:
     conversations = Conversations(Echoes())
 
-    def talk(client: Client) -> None:
+    def fail_or_go_on_after_the_end(client: Client) -> None:
         if client.id == 1:
             raise KeyError("client 1")
         try:
+            # Client 1's error ends all conversations, so that this question raises.
             conversations.ask(client.id, make_question("first"))
         finally:
             conversations.ask(client.id, make_question("once more"))
 
     with pytest.raises(KeyError, match="client 1"):
-        conversations.hold_conversations(talk, make_clients(2))
+        conversations.hold_conversations(fail_or_go_on_after_the_end, make_clients(2))
 
 
 def test_another_site_is_not_asked_within_a_conversation() -> None:
@@ -139,10 +143,14 @@ def test_a_client_that_is_named_twice_is_asked_twice() -> None:
     exchange = Echoes()
     conversations = Conversations(exchange)
     client, other_client = make_clients(2)
-    talk = partial(replies_of_client, conversations, [1, 1])
+    num_questions_of_clients = [1, 1]
+    talk = partial(replies_of_client, conversations, num_questions_of_clients)
+
     replies = conversations.hold_conversations(talk, [client, other_client, client])
 
-    assert replies == [["0.0"], ["1.0"], ["0.0"]]
+    replies_of_client_0 = ["0.0"]
+    replies_of_client_1 = ["1.0"]
+    assert replies == [replies_of_client_0, replies_of_client_1, replies_of_client_0]
 
 
 def test_conversations_compute_as_their_caller_does() -> None:

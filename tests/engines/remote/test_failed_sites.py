@@ -482,11 +482,13 @@ def test_sites_log_names_types_that_torch_refuses(
 def test_data_that_grow_at_a_site_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded_samples: list[SampleList] = []
-    change_samples_of_sites(monkeypatch, loaded_samples.append)
+    samples_of_sites: list[SampleList] = []
+    # The samples stay as they are, and are remembered.
+    change_samples_of_sites(monkeypatch, samples_of_sites.append)
     remote = SitesInProcess(tmp_path, FederatedLoop)  # its sites load their samples
-    assert len(loaded_samples) == len(NAMES)
-    for samples in loaded_samples:
+    assert len(samples_of_sites) == len(NAMES)
+
+    for samples in samples_of_sites:
         samples.append(samples[0])
 
     with pytest.warns(UserWarning, match="has grown from .* not trained on"):

@@ -169,7 +169,9 @@ def make_sites(
     packet_of_lyon: Any = HELLO,
 ) -> tuple[RemoteSites, Replay]:
     """Lyon sends this, the others what they should; nobody is in the book."""
-    (folder / "book.json").unlink(missing_ok=True)
+    book = folder / "book.json"
+    book.unlink(missing_ok=True)
+
     transport = Replay()
     transport.says = {
         "hello": {},
@@ -182,7 +184,7 @@ def make_sites(
         transport.says["train"][address] = make_update(client)
 
     transport.says[kind][LYON_ADDRESS] = packet_of_lyon
-    book = folder / "book.json"
+
     directory = Directory(transport, NAMES, {}, book, timeout=1, wait=0.2)
     state = FederationState(run="0" * 16, num_clients=3)
     sites = RemoteSites(
@@ -231,9 +233,9 @@ def test_fuzzed_update_of_one_site_changes_no_other_sites_update(
         assert value.dtype == torch.float32
         assert value.isfinite().all()
 
-    json.dumps(
-        manager._state.incidents, ensure_ascii=False
-    ).encode()  # as the run's record has them
+    # The run's record has the incidents as UTF-8: this must not raise.
+    text = json.dumps(manager._state.incidents, ensure_ascii=False)
+    text.encode()
 
 
 @FUZZED
@@ -283,24 +285,27 @@ def test_two_sites_that_disagree_on_report_shapes_are_both_left_out(folder: Path
     """Until most have reported one thing: the first to answer is not right for being first."""
     manager, transport = make_sites(folder)
 
-    good = transport.says["train"]
-    two_answers = {
+    agreeing_answers = transport.says["train"]
+    disagreeing_answers = {  # two updates, and a failure
         BOSTON_ADDRESS: make_update(0, change=torch.zeros(4)),
         LYON_ADDRESS: make_update(1),
         OSAKA_ADDRESS: Packet("failed", {"error": "it has stopped"}),
     }
-    transport.says["train"] = two_answers
 
+    transport.says["train"] = disagreeing_answers
     with pytest.warns(UserWarning, match="the others do not agree: change") as warned:
-        assert manager.train(INSTRUCTIONS, MODEL.device, SPACE) == ([], [])
+        updates_and_broken = manager.train(INSTRUCTIONS, MODEL.device, SPACE)
+
+    assert updates_and_broken == ([], [])
     assert sum("do not agree" in str(warning.message) for warning in warned) == 2
 
-    transport.says["train"] = good
+    transport.says["train"] = agreeing_answers
     updates, _ = manager.train(INSTRUCTIONS, MODEL.device, SPACE)
 
     assert len(updates) == 3
 
-    transport.says["train"] = two_answers
+    # Once most have agreed on shapes, only the site of other shapes is left out.
+    transport.says["train"] = disagreeing_answers
     with pytest.warns(UserWarning, match="'Boston' .* the others change"):
         updates, _ = manager.train(INSTRUCTIONS, MODEL.device, SPACE)
 
@@ -331,16 +336,17 @@ def test_update_with_a_non_finite_report_is_left_out(folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("number", [1e308, -1e308, 1e19])
 def test_update_with_an_impossible_loss_or_report_is_left_out(folder: Path, number: float) -> None:
-    honest = make_update(1)
-    loss = replace(honest, plain={**honest.plain, "loss": number})
-    change = torch.full((5,), number, dtype=torch.float64)
-    report = make_update(1, change=change)
+    honest = make_update(client=1)
+    with_bad_loss = replace(honest, plain={**honest.plain, "loss": number})
+    bad_change = torch.full((5,), number, dtype=torch.float64)
+    with_bad_change = make_update(client=1, change=bad_change)
+    no_change = torch.zeros(5, dtype=torch.float64)
 
-    for packet in (loss, report):
+    for packet in (with_bad_loss, with_bad_change):
         sites, transport = make_sites(folder, "train", packet)
         for client in (0, 2):
-            change = torch.zeros(5, dtype=torch.float64)
-            transport.says["train"][ADDRESSES[client]] = make_update(client, change=change)
+            transport.says["train"][ADDRESSES[client]] = make_update(client, change=no_change)
+
         updates, broken = sites.train(INSTRUCTIONS, MODEL.device, SPACE)
 
         assert [update.client_id for update in updates] == [0, 2]

@@ -352,26 +352,38 @@ def test_damaged_ledger_is_refused(tmp_path: Path, damaged: str) -> None:
         policy.spend([GaussianPrivacy(1.0, 1.0)], ledger)
 
 
+NOISE_OF_MULTIPLIER_1 = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
+
+
+def spend_twice_without_a_limit(ledger_path: Path) -> None:
+    unlimited = SitePolicy()
+    unlimited.spend([NOISE_OF_MULTIPLIER_1], ledger_path)
+    unlimited.spend([NOISE_OF_MULTIPLIER_1], ledger_path)
+
+
 def test_max_epsilon_counts_what_was_spent_before_it_was_set(tmp_path: Path) -> None:
-    """Without a limit, noised updates are counted; one without noise exceeds every later limit."""
-    noise = [GaussianPrivacy(1.0, 1.0)]
-    free = SitePolicy()
+    ledger_path = tmp_path / LEDGER_FILE
     limited = SitePolicy(max_epsilon=10.0)
+    spend_twice_without_a_limit(ledger_path)
 
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        free.spend(noise, tmp_path / folder / LEDGER_FILE)
-        free.spend(noise, tmp_path / folder / LEDGER_FILE)
+    limited.spend([NOISE_OF_MULTIPLIER_1], ledger_path)
 
-    limited.spend(noise, tmp_path / "a" / LEDGER_FILE)
-    ledger = json.loads((tmp_path / "a" / LEDGER_FILE).read_text())
-
+    ledger = json.loads(ledger_path.read_text())
+    expected_epsilon = gaussian_epsilon(1.0, 3)  # of three updates
     assert ledger["updates"] == 3
-    assert ledger["epsilon"] == pytest.approx(gaussian_epsilon(1.0, 3))
+    assert ledger["epsilon"] == pytest.approx(expected_epsilon)
 
-    free.spend([], tmp_path / "b" / LEDGER_FILE)
+
+def test_update_without_noise_exceeds_every_later_max_epsilon(tmp_path: Path) -> None:
+    ledger_path = tmp_path / LEDGER_FILE
+    limited = SitePolicy(max_epsilon=10.0)
+    spend_twice_without_a_limit(ledger_path)
+
+    without_noise: list[GaussianPrivacy] = []
+    SitePolicy().spend(without_noise, ledger_path)  # its epsilon is infinite
+
     with pytest.raises(Refused, match="with one more update after 3 it would be inf"):
-        limited.spend(noise, tmp_path / "b" / LEDGER_FILE)
+        limited.spend([NOISE_OF_MULTIPLIER_1], ledger_path)
 
 
 def spend_repeatedly(ledger: Path, times: int) -> None:

@@ -145,22 +145,23 @@ def messages_of_server(global_vector: Tensor, visit: str) -> Mapping[str, Packet
 
 
 def collect_answers(
-    folder: Path, data: Any, make: Any, model: Tensor, noted: list[ClientUpdate]
+    folder: Path, data: Any, make_loop: Any, model: Tensor, noted_updates: list[ClientUpdate]
 ) -> dict[str, Any]:
     """All fields of all answers, and of the updates that they were made of."""
     values: dict[str, Any] = {}
-    site = Site(make_module, data, make, folder)
+    site = Site(make_module, data, make_loop, folder)
     first_packet = make_training_message(model)
     packets = {
         "first": first_packet,
         **messages_of_server(model, first_packet.digest.hex()),
     }
     for title, packet in packets.items():
-        noted.clear()
-        reply = site.answer(packet)
+        noted_updates.clear()
+        reply = site.answer(packet)  # appends to noted_updates
+
         for field in fields(reply):
             values[f"{title}: {field.name}"] = getattr(reply, field.name)
-        for update in noted:
+        for update in noted_updates:
             for field in fields(update):
                 values[f"{title}: update's {field.name}"] = getattr(update, field.name)
 
