@@ -122,11 +122,11 @@ def test_bench_quick_runs_four_federations(monkeypatch, tmp_path):
 
 def test_bench_leaves_out_federations_without_data(monkeypatch, tmp_path, capsys):
     monkeypatch.delenv("FLSV_DATA_ROOT", raising=False)
-    assert (
-        main(["bench", "--metric", "size", "--federations", "mnist_sizes", "--out", str(tmp_path)])
-        == 2
-    )
+    command = ["bench", "--metric", "size", "--federations", "mnist_sizes", "--out", str(tmp_path)]
 
+    status = main(command)
+
+    assert status == 2  # a usage error
     captured = capsys.readouterr()
     assert "mnist_sizes is left out: MNIST/raw is not there" in captured.out
     assert "there is no federation to run" in captured.err

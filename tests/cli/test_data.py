@@ -21,7 +21,7 @@ COLUMNS = {"exclude": ["insurer", "patient", "admitted"], "dates": {"discharged"
 
 
 @pytest.fixture
-def clinics_file(tmp_path, monkeypatch):
+def folder_with_clinics(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_clinics_as_in_the_tutorial()
     return tmp_path
@@ -35,7 +35,9 @@ def write_clinics_as_in_the_tutorial():
     exec(script.text)
 
 
-def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(clinics_file, capsys):
+def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(
+    folder_with_clinics, capsys
+):
     Path("federation.yaml").write_text(
         f"data:\n  source: clinics\n  labels: died\n  columns: {COLUMNS}\ntrainer:\n  max_epochs: 3\n"
     )
@@ -119,19 +121,22 @@ def test_data_command_runs_no_module_beside_a_table(tmp_path, monkeypatch, data)
     assert not Path("it ran").exists()
 
 
-def test_data_notes_name_a_class_that_a_client_lacks(clinics_file):
-    frames = {
-        name: pd.read_csv(f"clinics/{name}.csv")[["age", "died"]] for name in ("Boston", "Lyon")
-    }
+def test_data_notes_name_a_class_that_a_client_lacks(folder_with_clinics):
+    frames = {}
+    for name in ("Boston", "Lyon"):
+        clinic = pd.read_csv(folder_with_clinics / "clinics" / f"{name}.csv")
+        frames[name] = clinic[["age", "died"]]
     frames["Lyon"]["died"] = "no"
+
     data = FederatedDataModule(clients=frames, labels="died")
     data.setup("fit")
+    notes = notes_on_data(data)
 
-    assert "No training sample of yes: Lyon." in notes_on_data(data)
+    assert "No training sample of yes: Lyon." in notes
 
 
 def test_error_about_unreadable_columns_ends_with_a_yaml_line_that_repairs_them(
-    clinics_file, capsys
+    folder_with_clinics, capsys
 ):
     Path("federation.yaml").write_text("data:\n  source: clinics\n  labels: died\n")
     assert main(["data", "federation.yaml"]) == 2
@@ -225,10 +230,10 @@ def test_warnings_to_users_are_printed_in_one_line(tmp_path: Path) -> None:
     assert "encoder.py" not in process.stderr
 
 
-def write_images(folder, number):
+def write_images(folder, num_images):
     """Images of which flsv reads some when it sets up the data, from the first to the last."""
     folder.mkdir(parents=True)
-    for index in range(number):
+    for index in range(num_images):
         pixels = np.full((4, 4, 3), index, np.uint8)
         image = Image.fromarray(pixels)
         image.save(folder / f"{index:03}.png")
@@ -247,8 +252,8 @@ def test_images_that_cannot_be_read_are_named(damage, is_by_client, tmp_path, ca
     root = tmp_path / "scans"
     clients = ("Boston", "Lyon") if is_by_client else (".",)
     for client in clients:
-        write_images(root / client / "ill", 40)
-        write_images(root / client / "well", 40)
+        write_images(root / client / "ill", num_images=40)
+        write_images(root / client / "well", num_images=40)
 
     arguments = [
         "data",
@@ -270,11 +275,11 @@ def test_images_that_cannot_be_read_are_named(damage, is_by_client, tmp_path, ca
 
 
 def test_folder_without_images_is_named(tmp_path):
-    write_images(tmp_path / "ill", 40)
-    write_images(tmp_path / "well", 40)
+    write_images(tmp_path / "ill", num_images=40)
+    write_images(tmp_path / "well", num_images=40)
     (tmp_path / "notes").mkdir()
     data = FederatedDataModule(str(tmp_path), files=Files(image_size=4))
 
     with pytest.warns(UserWarning, match="folders without images: 'notes'"):
         data.setup("fit")
-    assert data.num_classes == 3
+    assert data.num_classes == 3  # the folder without images is a class, too

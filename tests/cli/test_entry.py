@@ -161,20 +161,20 @@ def test_fit_refused_before_its_first_round_leaves_no_folder(tmp_path):
         f"--trainer.default_root_dir={tmp_path}",
     ]
 
-    assert main(["fit", *config]) == 0
-    assert (
-        main(
-            [
-                "fit",
-                *config,
-                "--data.splits.server_val=0",
-                "--federation.metrics",
-                '{"sv": "CumulativeShapley"}',
-            ]
-        )
-        == 2
-    )
-    assert [path.name for path in (tmp_path / "lightning_logs").iterdir()] == ["version_0"]
+    metric_without_validation_set = [
+        "--data.splits.server_val=0",
+        "--federation.metrics",
+        '{"sv": "CumulativeShapley"}',
+    ]
+
+    status = main(["fit", *config])
+    assert status == 0
+
+    status_of_refused = main(["fit", *config, *metric_without_validation_set])
+    assert status_of_refused == 2
+
+    names = [path.name for path in (tmp_path / "lightning_logs").iterdir()]
+    assert names == ["version_0"]  # of the first fit
 
 
 def test_config_yaml_is_written_into_the_trackers_run_folder(tmp_path):
@@ -202,16 +202,24 @@ def test_help_fits_a_terminal_of_80_columns(command, monkeypatch, capsys):
         assert "``" not in line
 
 
-def test_closed_output_pipe_causes_no_traceback():
-    code = (
-        "import time; from flsv.cli import main; "
-        "print(flush=True); time.sleep(1); raise SystemExit(main(['--help']))"
-    )
-    done = subprocess.run(
-        f"{shlex.join([sys.executable, '-c', code])} | head -n 1", shell=True, capture_output=True
-    )
+#: `head -n 1` ends after the first line, within the second of sleep: the help is written into a closed pipe.
+HELP_AFTER_A_LINE = """
+import time
 
-    assert done.stderr == b""
+from flsv.cli import main
+
+print(flush=True)
+time.sleep(1)
+raise SystemExit(main(["--help"]))
+"""
+
+
+def test_closed_output_pipe_causes_no_traceback():
+    command = shlex.join([sys.executable, "-c", HELP_AFTER_A_LINE])
+
+    ended = subprocess.run(f"{command} | head -n 1", shell=True, capture_output=True)
+
+    assert ended.stderr == b""
 
 
 def main_without_a_reader(words: list[str]) -> int:

@@ -44,14 +44,17 @@ def test_new_metric_package_can_be_installed_and_trained_with(tmp_path):
 
 
 def test_test_of_the_new_metric_package_passes(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(new("UpdateLength", tmp_path)))
-    written = importlib.import_module(f"test_{MODULE}")
-    (parametrization,) = written.test_it_does_what_every_metric_does.pytestmark
-    _, checks = parametrization.args
-    for check in checks:
-        written.test_it_does_what_every_metric_does(check=check)
+    package = new("UpdateLength", tmp_path)
+    monkeypatch.syspath_prepend(str(package))
+    test_module = importlib.import_module(f"test_{MODULE}")
 
-    written.test_by_hand()
+    test_of_checks = test_module.test_it_does_what_every_metric_does
+    (parametrize_mark,) = test_of_checks.pytestmark
+    _argument_name, checks = parametrize_mark.args
+    for check in checks:
+        test_of_checks(check=check)
+
+    test_module.test_by_hand()
     for module in (MODULE, f"test_{MODULE}"):
         del sys.modules[module]
 

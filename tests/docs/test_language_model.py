@@ -19,34 +19,32 @@ TOKENS, LENGTH = 12, 6
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder."""
-    torch.manual_seed(0)
-    still = {
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    }
+def folder_of_gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small GPT-2 with random weights, saved as Hugging Face saves a model."""
+    without_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    special_tokens = {"bos_token_id": 0, "eos_token_id": 0}
     sizes = {"vocab_size": TOKENS, "n_positions": LENGTH, "n_embd": 8, "n_layer": 2, "n_head": 2}
+    config = transformers.GPT2Config(**sizes, **without_dropout, **special_tokens)
+
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(config)
     folder = tmp_path_factory.mktemp("gpt2")
-    transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **still)).save_pretrained(folder)
+    model.save_pretrained(folder)
 
     return str(folder)
 
 
-def padded(count):
+def make_padded_texts(count):
     """Texts without labels; what is behind a text's end is padding."""
-    first_tokens = torch.randint(
-        0,
-        TOKENS,
-        (count, 1),
-        generator=torch.Generator().manual_seed(4),
-    )
-    counted = torch.arange(LENGTH)
-    masks = [(counted < 3 + index % 4).long() for index in range(count)]
-    texts = (first_tokens + torch.arange(LENGTH)) % TOKENS
+    generator = torch.Generator().manual_seed(4)
+    first_tokens = torch.randint(0, TOKENS, (count, 1), generator=generator)
+    positions = torch.arange(LENGTH)
+    texts = (first_tokens + positions) % TOKENS
+
+    masks = []
+    for index in range(count):
+        text_length = 3 + index % 4  # 3 to 6 tokens
+        masks.append((positions < text_length).long())
 
     return Items(
         {
@@ -59,13 +57,13 @@ def padded(count):
 
 @pytest.mark.parametrize("size", [1, 4, 11])
 def test_language_model_validation_loss_is_the_mean_over_predicted_tokens(
-    network: str, size: int
+    folder_of_gpt2: str, size: int
 ) -> None:
     """In batches of any size, and padding is not predicted."""
     torch.manual_seed(1)
     optimizer = partial(torch.optim.SGD, lr=0.5)
-    module = CausalLMClient(network, rank=2, optimizer=optimizer)
-    texts = padded(11)
+    module = CausalLMClient(folder_of_gpt2, rank=2, optimizer=optimizer)
+    texts = make_padded_texts(11)
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
 
     (logged,) = trainer.validate(module, DataLoader(texts, size), verbose=False)

@@ -43,21 +43,22 @@ def private_names_of_lightning() -> set[str]:
     }
 
 
-def used(tree: ast.AST) -> set[str]:
+def private_names_of_others(tree: ast.AST) -> set[str]:
     """Private names that are imported from Lightning, asked of another object than ``self``, or given as a string."""
+    is_private = re.compile(r"_[A-Za-z]\w*").fullmatch
     names: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom):  # imported from Lightning
             if (node.module or "").startswith("lightning"):
                 names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.Attribute):
+        elif isinstance(node, ast.Attribute):  # of another object
             is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
             if not is_own:
                 names.add(node.attr)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # as for getattr
             names.add(node.value)
 
-    return {name for name in names if re.fullmatch(r"_[A-Za-z]\w*", name)}
+    return {name for name in names if is_private(name)}
 
 
 def private_names_by_file() -> dict[str, set[str]]:
@@ -66,7 +67,8 @@ def private_names_by_file() -> dict[str, set[str]]:
     private_names = private_names_of_lightning() - OTHERS
     names_by_file = {}
     for path in root.rglob("*.py"):
-        names = used(ast.parse(path.read_text()))
+        tree = ast.parse(path.read_text())
+        names = private_names_of_others(tree)
         names_by_file[path.relative_to(root).as_posix()] = names & private_names
 
     return names_by_file

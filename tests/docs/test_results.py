@@ -56,27 +56,32 @@ def test_numbers_in_the_opening_of_a_results_page_are_in_its_tables(path: Path) 
         assert is_rounded(number, exact_numbers), number
 
 
-FIRST = pytest.mark.parametrize("name", docs_figures.LIST["pages"])
+WRONG_NUMBER = "77.7"
+for_each_first_page = pytest.mark.parametrize("name", docs_figures.LIST["pages"])
 
 
-@FIRST
+@for_each_first_page
 def test_figures_of_the_first_pages_follow_from_their_files(name: str) -> None:
     assert docs_figures.check(name, (DOCS.parent / name).read_text())[1] == []
 
 
-@FIRST
+def blank(match: re.Match[str]) -> str:
+    return " " * len(match[0])
+
+
+@for_each_first_page
 def test_any_changed_number_of_the_first_pages_is_noticed(name: str) -> None:
     page = (DOCS.parent / name).read_text()
     no_prose = re.compile(
         rf"^```.*?^```$|{docs_figures.NO_PROSE.pattern}", flags=re.DOTALL | re.MULTILINE
     )
-    prose = no_prose.sub(
-        lambda match: " " * len(match[0]),
-        page,
-    )
+    prose = no_prose.sub(blank, page)  # of the same length, so that positions are the page's
 
     for match in docs_figures.NUMBER.finditer(prose):
         text_before = page[: match.start()]
         text_after = page[match.end() :]
-        _, problems = docs_figures.check(name, f"{text_before}77.7{text_after}")
+        page_with_wrong_number = text_before + WRONG_NUMBER + text_after
+
+        _, problems = docs_figures.check(name, page_with_wrong_number)
+
         assert problems, text_before[-60:] + match[0] + text_after[:20]

@@ -79,22 +79,26 @@ def test_architecture_page_lists_the_layers_of_the_import_contract() -> None:
     assert packages_of_rows == layers
 
 
+#: The target of [text](target#section), unless it has a scheme, as https: has, or is a section of the same page.
+RELATIVE_LINK = re.compile(r"\]\(((?!\w+:|#)[^)\s#]+)")
+
+
 def test_files_linked_from_pages_exist() -> None:
     generated = set(docs_site.generated_pages())
     generated |= {f"notebooks/{path.stem}.md" for path in docs_site.docs_render.LESSONS}
     generated_paths = {(ROOT / "docs" / page).as_posix() for page in generated}
-    broken = []
+    broken_links = []
     pages = {*ROOT.glob("*.md"), ROOT / "tools" / "README.md", *(ROOT / "docs").rglob("*.md")}
     # Sections of released versions stay as they were.
     pages.remove(ROOT / "CHANGELOG.md")
 
     for page in sorted(pages):
-        for target in re.findall(r"\]\(((?!\w+:|#)[^)\s#]+)", page.read_text()):
+        for target in RELATIVE_LINK.findall(page.read_text()):
             path = (page.parent / target).resolve()
             if not path.exists() and path.as_posix() not in generated_paths:
-                broken.append(f"{page.relative_to(ROOT)}: {target}")
+                broken_links.append(f"{page.relative_to(ROOT)}: {target}")
 
-    assert broken == []
+    assert broken_links == []
 
 
 def test_the_page_of_attributes_has_a_row_for_each_attribute_of_a_round() -> None:
@@ -132,28 +136,31 @@ def exported_by(package: str) -> list[str]:
     return names
 
 
+def pages_with_heading(pages: dict[str, str], path: str) -> list[str]:
+    """Those pages on which a class or function has its section."""
+    heading = re.compile(rf"^::: {re.escape(path)}$", re.MULTILINE)
+    return [page for page, text in pages.items() if heading.search(text)]
+
+
 def test_the_reference_has_everything_that_is_exported() -> None:
-    pages = {}
+    reference_pages = {}
     for page, text in docs_site.generated_pages().items():
         if page.startswith("reference/"):
-            pages[page] = text
+            reference_pages[page] = text
 
     for package in docs_site.PACKAGES:
         names = docs_site.public_names(package)
         if package not in ("flsv.engines.flower", "flsv.engines.nvflare"):  # import networks
             assert exported_by(package) == names
+
         for name in names:
             path = docs_site.defined_at(f"{package}.{name}")
-            assert f'identifier="{path}"' in pages["reference/api.md"]
-            heading = re.compile(rf"^::: {re.escape(path)}$", re.MULTILINE)
-            pages_with_it = []
-            for page, text in pages.items():
-                if heading.search(text):
-                    pages_with_it.append(page)
-            page = package
+            assert f'identifier="{path}"' in reference_pages["reference/api.md"]
+
+            expected_page = f"reference/{package}.md"
             if name in docs_site.metrics():
-                page = f"metrics/{name}"
-            assert pages_with_it == [f"reference/{page}.md"], name
+                expected_page = f"reference/metrics/{name}.md"
+            assert pages_with_heading(reference_pages, path) == [expected_page], name
 
     assert "flsv.metrics" in docs_site.PACKAGES
 
@@ -203,8 +210,12 @@ def test_every_page_is_in_the_navigation() -> None:
     assert listed == expected
 
 
+#: What a line calls is indented by so many spaces more.
+INDENT = 2
+
+
 class CallOnThePage(NamedTuple):
-    """A line of the tree of calls. What a line calls is indented by two spaces more."""
+    """A line of the tree of calls."""
 
     indent: int
     class_name: str
@@ -232,7 +243,7 @@ def test_a_round_in_the_docs_names_classes_where_they_are_and_methods_where_they
     calls = calls_on_the_page()
     assert len(calls) > 10
     classes: dict[str, type] = {}
-    callers: dict[int, type] = {}  # by indentation, the last line's class
+    last_class_at_indent: dict[int, type] = {}
     for call in calls:
         if call.module is not None:
             module = importlib.import_module(f"flsv.{call.module}")
@@ -240,9 +251,9 @@ def test_a_round_in_the_docs_names_classes_where_they_are_and_methods_where_they
         called_class = classes[call.class_name]
         assert callable(getattr(called_class, call.method)), call
 
-        callers[call.indent] = called_class
+        last_class_at_indent[call.indent] = called_class
         if call.indent > 0:
-            caller = callers[call.indent - 2]
+            caller = last_class_at_indent[call.indent - INDENT]
             code = inspect.getsource(caller)
             assert re.search(rf"\b{call.method}\b", code), f"{caller} does not call {call}"
 

@@ -25,8 +25,9 @@ class Forked:
         self.status: int | None = None
         self.pid = os.fork()
 
-        if not self.pid:
-            _run(self.output, function, arguments, environment)
+        is_child = self.pid == 0
+        if is_child:
+            _run_and_exit(self.output, function, arguments, environment)
 
     def wait(self, seconds: float = 900.0) -> tuple[int | None, str]:
         """Its status, negative for a signal and None while it runs, and its output."""
@@ -43,7 +44,7 @@ class Forked:
         return self.status, self.output.read_text()
 
 
-def _run(
+def _run_and_exit(
     output: Path,
     function: Callable[..., Any],
     arguments: tuple[Any, ...],

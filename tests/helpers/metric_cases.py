@@ -222,12 +222,12 @@ class SigmoidOfSum:
         return self.models.double().sum(1).sigmoid()
 
 
-def make_judges(ids: Tensor, models: Tensor) -> list[Client]:
+def make_judges(client_ids: Tensor, models: Tensor) -> list[Client]:
     """Clients that have trained these models ``[k, P]`` from zero, and judge models by :class:`SigmoidOfSum`."""
     class_counts = torch.tensor([4, 4])
     num_clients = 3
     clients = []
-    for client, model in zip(ids.tolist(), models):
+    for client, model in zip(client_ids.tolist(), models):
         data = LocalData(
             name=f"client {client}",
             batches=lambda split: [],

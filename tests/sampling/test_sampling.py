@@ -270,7 +270,7 @@ class Counts(ContributionMetric):
 def make_loop(**kwargs: Any) -> FederatedLoop:
     parts = {
         "aggregator": FedAvg("uniform"),
-        "sampler": PowerOfChoice(M, D),
+        "sampler": PowerOfChoice(cohort_size=M, candidates=D),
         "local_epochs": 2,
         "seed": SEED,
         **kwargs,

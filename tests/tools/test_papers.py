@@ -120,8 +120,14 @@ def test_pfedsv_communication_sums_transfers_in_millions_of_parameters():
     num_rounds = 20
     downloads_by_round = [5.0] * 2 + [2.0] * 18
     num_downloads = 2 * 5 + 18 * 2
+    fixed_k = 5  # models that come down in each round
 
-    millions = communication({"downloads": downloads_by_round}, {}, "pFedSV", "pathological, MNIST")
+    millions = communication(
+        {"downloads": downloads_by_round},
+        beside={},
+        row="pFedSV",
+        column="pathological, MNIST",
+    )
 
     model = 44426  # parameters of LeNet-5
     head = 84 * 10 + 10
@@ -132,7 +138,7 @@ def test_pfedsv_communication_sums_transfers_in_millions_of_parameters():
         # A shared extractor comes down in every round, and the heads of others.
         "pFedSV (D+C)": up + num_rounds * extractor + num_downloads * head,
         "pFedSV (D)": up + num_downloads * model,
-        "FedFomo, pFedSV with k fixed": up + num_rounds * 5 * model,
+        "FedFomo, pFedSV with k fixed": up + num_rounds * fixed_k * model,
         "FedAMP, FedAvg": up + num_rounds * model,
     }
 

@@ -146,8 +146,14 @@ def test_seeds_of_a_run_follow_from_the_cell_and_unset_ones_are_refused(tmp_path
 @pytest.mark.slow
 def test_command_printed_for_a_cell_reproduces_its_run(tmp_path):
     overrides = {"trainer.max_epochs": 1}
-    cell = Cell("FedProx", "digits", 1, ("digits.yaml", "fedprox.yaml"), overrides)
-    _, _, *arguments = shlex.split(cell.command)
+    cell = Cell(
+        row="FedProx",
+        column="digits",
+        seed=1,
+        files=("digits.yaml", "fedprox.yaml"),
+        overrides=overrides,
+    )
+    _program, _subcommand, *arguments = shlex.split(cell.command)
     arguments = [part.replace("configs/", f"{cells.CONFIGS}/") for part in arguments]
 
     for name, value in cells.QUIET.items():
@@ -158,7 +164,10 @@ def test_command_printed_for_a_cell_reproduces_its_run(tmp_path):
     cli = make_cli(arguments, run=False)
 
     cli.trainer.fit(cli.model, cli.datamodule)
-    assert cells.test_accuracies(cli) == measure(cell, "data")
+    accuracies_of_command = cells.test_accuracies(cli)
+    accuracies_of_cell = measure(cell, "data")
+
+    assert accuracies_of_command == accuracies_of_cell
 
 
 # ---- the shipped tables
@@ -230,6 +239,11 @@ def run_cell(cell: Cell, root: str) -> Measured:
     return {"value": 10.0 * cell.seed + len(cell.row)}
 
 
+def names_and_seeds_run(root: Path) -> list[str]:
+    """What the calls of run_cell have written, a line each."""
+    return (root / "ran.txt").read_text().splitlines()
+
+
 def make_cells(*rows: str, seeds: int = 1) -> list[Cell]:
     made_up_cells = []
     for seed in range(seeds):
@@ -243,17 +257,17 @@ def test_finished_table_cells_are_not_run_again_but_one_with_a_truncated_line_is
     path = tmp_path / "kept.jsonl"
     four_cells = make_cells("one", "three", seeds=2)
 
-    def num_runs() -> int:
-        return len((tmp_path / "ran.txt").read_text().splitlines())
-
     results = finish(four_cells, Kept(path), str(tmp_path), workers=1)
-    assert results["three", "c", 1] == {"value": 10.0 * 1 + len("three")}
-    assert num_runs() == 4
+    assert results["three", "c", 1] == {"value": 10.0 * 1 + len("three")}  # as run_cell has it
+    assert len(names_and_seeds_run(tmp_path)) == 4
 
-    path.write_text(path.read_text()[:-20])  # killed while it was writing
+    text = path.read_text()
+    path.write_text(text[:-20])  # killed while it was writing the last line
     for _ in range(2):
-        assert finish(four_cells, Kept(path), str(tmp_path), workers=1) == results
-        assert num_runs() == 4 + 1
+        results_again = finish(four_cells, Kept(path), str(tmp_path), workers=1)
+
+        assert results_again == results
+        assert len(names_and_seeds_run(tmp_path)) == 4 + 1
 
 
 def test_cell_of_other_sources_is_not_that_of_the_file(tmp_path, monkeypatch):
@@ -268,13 +282,14 @@ def test_cell_of_other_sources_is_not_that_of_the_file(tmp_path, monkeypatch):
 
 
 def test_failing_cell_does_not_stop_the_others(tmp_path):
-    path = tmp_path / "kept.jsonl"
-    with pytest.raises(
-        RuntimeError, match="1 of 3 cells failed, the first:\nc, bad, seed 0: no such thing"
-    ):
-        finish(make_cells("one", "bad", "last"), Kept(path), str(tmp_path), workers=1)
+    kept = Kept(tmp_path / "kept.jsonl")
+    three_cells = make_cells("one", "bad", "last")
 
-    assert (tmp_path / "ran.txt").read_text().split() == ["one", "0", "last", "0"]
+    message = "1 of 3 cells failed, the first:\nc, bad, seed 0: no such thing"
+    with pytest.raises(RuntimeError, match=message):
+        finish(three_cells, kept, str(tmp_path), workers=1)
+
+    assert names_and_seeds_run(tmp_path) == ["one 0", "last 0"]
 
 
 def test_two_cells_of_one_key_are_refused(tmp_path):
@@ -335,13 +350,17 @@ OTHER = pd.Series({0: 60.0, 1: 62.0, 2: 61.5, 3: 63.0, 4: 62.0})
 
 def test_paired_intervals_equal_scipys_over_the_seeds_that_both_have():
     low, high = stats.ttest_rel(OURS, OTHER).confidence_interval(0.95)
-    ours = pd.concat([OURS, pd.Series({7: 100.0})])
-    others_results = pd.concat([OTHER, pd.Series({9: 0.0})])
+    mean_difference = (OURS - OTHER).mean()
+    ours_with_seed_7 = pd.concat([OURS, pd.Series({7: 100.0})])
+    other_with_seed_9 = pd.concat([OTHER, pd.Series({9: 0.0})])
 
-    assert paired(ours, others_results) == f"**+1.70 [{low:+.2f}, {high:+.2f}]**"
+    difference = paired(ours_with_seed_7, other_with_seed_9)
+
+    assert f"{mean_difference:+.2f}" == "+1.70"
+    assert difference == f"**+1.70 [{low:+.2f}, {high:+.2f}]**"  # bold, as 0 is outside
     assert paired(OURS, OURS) == "+0.00 [+0.00, +0.00]"
-    assert paired(OURS[:1], OTHER[:1]) == "+1.00"
-    assert paired(OURS[:0], OTHER) == "-"
+    assert paired(OURS[:1], OTHER[:1]) == "+1.00"  # of one seed, without an interval
+    assert paired(OURS[:0], OTHER) == "-"  # of no seed
 
 
 def test_tables_show_rows_columns_and_paired_differences():

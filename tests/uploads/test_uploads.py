@@ -107,16 +107,23 @@ def test_upload_context_has_the_client_and_round_and_traffic_is_counted(tmp_path
             context.state["visits"] = visits + 1
             return super().apply(update, context)
 
-    loop = FederatedLoop(uploads=[CountsVisits(numbers=7)], seed=9)
+    num_clients = 3
+    extra_numbers = 7
+    seed = 9
+    loop = FederatedLoop(uploads=[CountsVisits(numbers=extra_numbers)], seed=seed)
+
     fit(loop, tmp_path, rounds=2)
 
-    for client, context in enumerate(contexts[3:]):
-        assert (context.client, context.round_index) == (client, 1)
-        assert (context.seed, context.num_clients) == (9, 3)
+    contexts_of_round_1 = contexts[num_clients:]
+    for client, context in enumerate(contexts_of_round_1):
+        assert context.client == client
+        assert context.round_index == 1
+        assert context.seed == seed
+        assert context.num_clients == num_clients
     for context in contexts:
         assert context.start_sent
         assert context.num_parameters == loop.space.num_parameters
-    assert loop.channel.numbers([0], "up").item() == loop.space.size + 7
+    assert loop.channel.numbers([0], "up").item() == loop.space.size + extra_numbers
 
     visits = [state["visits"].item() for state in client_tensors(loop).values()]
     assert visits == [2, 2, 2]
@@ -227,16 +234,22 @@ def test_client_left_out_of_a_round_keeps_its_compression_error(tmp_path: Path) 
 
 
 def test_compressed_traffic_counts_indices_and_values() -> None:
-    whole = Traffic(110, 440.0)
-    sent = torch.zeros(110)
-    upload_context = make_context(entries=100)
+    num_parameters = 100
+    num_buffers = 10
+    num_numbers = num_parameters + num_buffers
+    num_sent = 5  # of the parameters: 0.05 * 100
+    index_bytes = 4
+    whole = Traffic(numbers=num_numbers, bytes=4.0 * num_numbers)
+    sent = torch.zeros(num_numbers)
+    upload_context = make_context(entries=num_parameters)
 
     single = TopK(0.05).traffic(whole, sent, upload_context)
     double = TopK(0.05).traffic(whole, sent.double(), upload_context)
 
-    # 5 of 100 entries and their indices, and the 10 buffers whole.
-    assert single == Traffic(2 * 5 + 10, 5 * 8 + 40.0)
-    assert double == Traffic(2 * 5 + 10, 5 * 12 + 80.0)
+    # The parameters that are sent with their indices, and the buffers whole.
+    numbers = 2 * num_sent + num_buffers
+    assert single == Traffic(numbers, bytes=num_sent * (index_bytes + 4) + 4.0 * num_buffers)
+    assert double == Traffic(numbers, bytes=num_sent * (index_bytes + 8) + 8.0 * num_buffers)
 
 
 # ---- what cannot be done

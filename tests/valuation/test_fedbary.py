@@ -186,35 +186,31 @@ def test_mislabeled_samples_have_the_largest_gradients_if_labels_have_weight() -
 
 
 def test_noisy_samples_are_flagged_and_counted() -> None:
-    x, y = draw_samples(150, 1)
-    noisy = torch.arange(150) < 30
-    noise = torch.randn(
-        30,
-        5,
-        generator=torch.Generator().manual_seed(4),
-    )
-    x[noisy] += 4 * noise
+    num_noisy = 30
+    num_clean = 120
+    num_samples = num_noisy + num_clean
+    x, y = draw_samples(num_samples, seed=1)
+    is_noisy = torch.arange(num_samples) < num_noisy
+    generator = torch.Generator().manual_seed(4)
+    noise = torch.randn(num_noisy, 5, generator=generator)
+    x[is_noisy] += 4 * noise
 
     valuation, clients = value_clients(
-        [(x, y), draw_samples(90, 2)],
-        draw_samples(90, 0),
+        [(x, y), draw_samples(90, seed=2)],
+        draw_samples(90, seed=0),
         label_weight=0.0,
     )
 
     values = clients[0].ask(sample_values)
-    assert roc_auc_score(noisy, values.gradients) > 0.95
-    assert (values.flagged & noisy).sum() >= 24
-    assert (values.flagged & ~noisy).sum() <= 12
+    assert roc_auc_score(is_noisy, values.gradients) > 0.95
+    assert (values.flagged & is_noisy).sum() >= 0.8 * num_noisy
+    assert (values.flagged & ~is_noisy).sum() <= 0.1 * num_clean
     assert valuation.flagged[0] == values.flagged.sum()
 
+    # The server's histogram is that of the client's values.
     verdict = valuation.verdicts[0]
-    assert verdict.counts.sum() == 150
-
-    counts, _ = np.histogram(
-        values.gradients.numpy(),
-        verdict.edges.numpy(),
-    )
-
+    assert verdict.counts.sum() == num_samples
+    counts, _ = np.histogram(values.gradients.numpy(), verdict.edges.numpy())
     assert counts.tolist() == verdict.counts.tolist()
 
 
@@ -456,23 +452,32 @@ def test_samples_that_are_not_finite_are_flagged_and_change_nothing_else() -> No
     assert values.gradients[40:].isinf().all()
 
 
-def test_client_or_server_without_a_finite_sample() -> None:
-    labels = torch.tensor([0, 1, 2, 0])
-    client_1 = draw_samples(30, 2)
-    server = draw_samples(30, 0)
-    x_of_server, _ = draw_samples(30, 0)
-    x_of_server[3, 2] = torch.nan
+def make_nan_samples() -> tuple[Tensor, Tensor]:
+    """Four samples, none of which is finite."""
+    return make_nan_inputs(4), torch.tensor([0, 1, 2, 0])
 
-    valuation, clients = value_clients([(make_nan_inputs(4), labels), client_1], server)
+
+def test_client_without_a_finite_sample_has_no_distance_and_all_its_samples_are_flagged() -> None:
+    server = draw_samples(30, seed=0)
+    client_1 = draw_samples(30, seed=2)
+
+    valuation, clients = value_clients([make_nan_samples(), client_1], server)
+
     assert valuation.distances[0].isnan()
     assert valuation.flagged_shares[0] == 1
     assert clients[0].ask(sample_values).flagged.all()
 
-    by_a_broken_sample, _ = value_clients([client_1], (x_of_server, server[1]))
-    assert by_a_broken_sample.distances.isfinite().all()
+
+def test_server_needs_a_finite_sample_but_not_all_of_them() -> None:
+    client = draw_samples(30, seed=2)
+    x_of_server, y_of_server = draw_samples(30, seed=0)
+    x_of_server[3, 2] = torch.nan
+
+    valuation, _ = value_clients([client], (x_of_server, y_of_server))
+    assert valuation.distances.isfinite().all()
 
     with pytest.raises(ConfigurationError, match="validation set is finite"):
-        value_clients([client_1], (make_nan_inputs(4), labels))
+        value_clients([client], make_nan_samples())
 
 
 @pytest.mark.parametrize("at_server", [True, False])
@@ -517,17 +522,12 @@ def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_traini
 def test_outliers_are_flagged_whatever_their_share_each_class_by_its_own_center(
     share: float,
 ) -> None:
-    values = torch.randn(
-        900,
-        generator=torch.Generator().manual_seed(0),
-    )
-    order = torch.randperm(
-        900,
-        generator=torch.Generator().manual_seed(1),
-    )
-    y = torch.arange(900) % 3
-    is_outlier = order < 900 * share
-    values[is_outlier] += 30
+    num_samples = 900
+    outlier_shift = 30  # standard deviations
+    values = torch.randn(num_samples, generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(num_samples, generator=torch.Generator().manual_seed(1))
+    is_outlier = order < num_samples * share
+    values[is_outlier] += outlier_shift
 
     flagged = flag_samples(values - values.mean())
 
@@ -535,12 +535,15 @@ def test_outliers_are_flagged_whatever_their_share_each_class_by_its_own_center(
     assert flagged[~is_outlier].float().mean() < 0.02
 
     # Classes with centers of their own.
-    by_class = values + 100.0 * y
-    by_class -= by_class.mean()
-    flagged_by_class = flag_samples(by_class, y=y)
-    flagged_together = flag_samples(by_class)
+    y = torch.arange(num_samples) % 3
+    class_centers = 100.0 * y
+    values_around_centers = values + class_centers
+    centered_values = values_around_centers - values_around_centers.mean()
 
-    assert flagged_by_class[is_outlier & (by_class > 0)].all()
+    flagged_by_class = flag_samples(centered_values, y=y)
+    flagged_together = flag_samples(centered_values)
+
+    assert flagged_by_class[is_outlier & (centered_values > 0)].all()
     assert flagged_by_class[~is_outlier].float().mean() < 0.02
     assert not flagged_together[is_outlier & (y == 0)].any()  # hidden by the other classes
 
