@@ -13,9 +13,10 @@ PAGES.append(DOCS / "benchmark.md")
 
 def opening_of_page(page: str) -> str:
     """What comes before the first command, table, picture or heading of a page."""
-    return re.split(r"^(?:```|\||!\[|## )", page.split("\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[
-        0
-    ]
+    _title, text = page.split("\n", 1)
+    end_of_opening = re.compile(r"^(?:```|\||!\[|## )", flags=re.MULTILINE)
+    opening, *_ = end_of_opening.split(text, maxsplit=1)
+    return opening
 
 
 def decimal_numbers(text: str) -> list[str]:
@@ -72,8 +73,10 @@ def blank(match: re.Match[str]) -> str:
 @for_each_first_page
 def test_any_changed_number_of_the_first_pages_is_noticed(name: str) -> None:
     page = (DOCS.parent / name).read_text()
+    code_block = "^```.*?^```$"
     no_prose = re.compile(
-        rf"^```.*?^```$|{docs_figures.NO_PROSE.pattern}", flags=re.DOTALL | re.MULTILINE
+        f"{code_block}|{docs_figures.NO_PROSE.pattern}",
+        flags=re.DOTALL | re.MULTILINE,
     )
     prose = no_prose.sub(blank, page)  # of the same length, so that positions are the page's
 
@@ -84,4 +87,5 @@ def test_any_changed_number_of_the_first_pages_is_noticed(name: str) -> None:
 
         _, problems = docs_figures.check(name, page_with_wrong_number)
 
-        assert problems, text_before[-60:] + match[0] + text_after[:20]
+        beside_the_number = text_before[-60:] + match[0] + text_after[:20]
+        assert problems, beside_the_number

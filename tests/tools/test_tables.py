@@ -282,12 +282,12 @@ def test_cell_of_other_sources_is_not_that_of_the_file(tmp_path, monkeypatch):
 
 
 def test_failing_cell_does_not_stop_the_others(tmp_path):
-    kept = Kept(tmp_path / "kept.jsonl")
+    result_file = Kept(tmp_path / "kept.jsonl")
     three_cells = make_cells("one", "bad", "last")
 
     message = "1 of 3 cells failed, the first:\nc, bad, seed 0: no such thing"
     with pytest.raises(RuntimeError, match=message):
-        finish(three_cells, kept, str(tmp_path), workers=1)
+        finish(three_cells, result_file, str(tmp_path), workers=1)
 
     assert names_and_seeds_run(tmp_path) == ["one 0", "last 0"]
 
