@@ -86,10 +86,9 @@ def test_federation_file_with_errors_is_refused_before_training(
         federation(path).check()
 
     monkeypatch.setattr("flsv.cli.bench.make_truth", None)  # nothing is trained
-    assert (
-        main(["bench", "--federations", path, "--metric", "cssv", "--out", str(tmp_path / "out")])
-        != 0
-    )
+    output_folder = str(tmp_path / "out")
+    status = main(["bench", "--federations", path, "--metric", "cssv", "--out", output_folder])
+    assert status == 2
 
 
 def test_reference_page_of_federation_files_lists_every_key_and_its_example_is_valid(tmp_path):

@@ -210,28 +210,37 @@ def assert_equal_columns(column: pd.Series, expected: pd.Series) -> None:
 
 
 def test_metric_with_a_truncated_last_row_is_run_again(tmp_path: Path) -> None:
-    head = "federation,seed,metric,client,value,identity\n"
-    whole_row = "small,0,size,0,1,\n"
-    (tmp_path / "values.csv").write_text(f"{head}{whole_row}small,0,cgsv,0,1,\nsmall,0,")
+    lines = [
+        "federation,seed,metric,client,value,identity",
+        "small,0,size,0,1,",
+        "small,0,cgsv,0,1,",
+        "small,0,",  # the row of cgsv's second client is cut off
+    ]
+    (tmp_path / "values.csv").write_text("\n".join(lines))
 
     results = BenchResults(tmp_path)
     assert [metric for _, _, metric in results.values] == ["size"]
 
-    results.add("small", 1, Values({"shadow": torch.tensor([1.0, float("nan")])}))
-    read = BenchResults(tmp_path)
+    shadow_values = [1.0, float("nan")]
+    results.add("small", 1, Values({"shadow": torch.tensor(shadow_values)}))
+    reread_results = BenchResults(tmp_path)
 
-    assert read.values["small", 0, "size"].tolist() == [1]
+    assert reread_results.values["small", 0, "size"].tolist() == [1]
 
-    shadow = read.values["small", 1, "shadow"].tolist()
-    assert shadow == pytest.approx([1, float("nan")], nan_ok=True)
+    reread_shadow_values = reread_results.values["small", 1, "shadow"].tolist()
+    assert reread_shadow_values == pytest.approx(shadow_values, nan_ok=True)
 
 
 def test_values_of_a_version_with_other_columns_are_refused_before_rows_are_added(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "values.csv").write_text(
-        "federation,seed,metric,client,value,low,high,identity\nsmall,0,size,0,1,,,\n"
-    )
+    # The columns low and high are of an earlier version.
+    lines = [
+        "federation,seed,metric,client,value,low,high,identity",
+        "small,0,size,0,1,,,",
+    ]
+    (tmp_path / "values.csv").write_text("\n".join(lines) + "\n")
+
     with pytest.raises(
         ConfigurationError,
         match="value,low,high,identity: expected .*value,identity. Move the file",

@@ -38,7 +38,7 @@ def make_round(
     )
 
 
-def begun(aggregator: CenteredClipping) -> CenteredClipping:
+def started_aggregator(aggregator: CenteredClipping) -> CenteredClipping:
     federation = FederationInfo(
         global_vector=torch.tensor(START),
         space=SPACE,
@@ -66,34 +66,49 @@ def step_by_hand(
     return center
 
 
+def aggregate_and_end_round(
+    aggregator: CenteredClipping,
+    models: np.ndarray,
+    num_samples: Sequence[int],
+    start: np.ndarray,
+) -> torch.Tensor:
+    round = make_round(models.tolist(), num_samples, start.tolist())
+    vector, _ = aggregator.aggregate(round, {})
+    aggregator.end_round(replace(round, server_vector=vector))
+    return vector
+
+
 @pytest.mark.parametrize("num_samples", [[10, 10, 10], [30, 10, 20]])
 @pytest.mark.parametrize("iterations", [1, 3])
 @pytest.mark.parametrize("radius", [0.5, 2.0, 1000.0])
 def test_two_rounds_are_those_of_the_formula(
     num_samples: Sequence[int], iterations: int, radius: float
 ) -> None:
-    aggregator = begun(CenteredClipping(radius, iterations))
+    aggregator = started_aggregator(CenteredClipping(radius, iterations))
     shares = np.array(num_samples) / np.sum(num_samples)
     updates = (np.array(MODELS) - START)[:, :NUM_PARAMETERS]
+
     start = np.array(START)
     center = np.zeros(NUM_PARAMETERS)
     for _ in range(2):
-        # All clients make the same updates in the second round.
+        # Each client makes the same update in both rounds.
         models = np.array(MODELS)
         models[:, :NUM_PARAMETERS] = start[:NUM_PARAMETERS] + updates
-        round = make_round(models.tolist(), num_samples, start.tolist())
-        vector, _ = aggregator.aggregate(round, {})
-        aggregator.end_round(replace(round, server_vector=vector))
+        vector = aggregate_and_end_round(aggregator, models, num_samples, start)
+
         center = step_by_hand(updates, shares, center, radius, iterations)
-        start[:NUM_PARAMETERS] += center
-        expected = torch.tensor(start[:NUM_PARAMETERS]).float()
-        torch.testing.assert_close(vector[:NUM_PARAMETERS], expected)
-        start[NUM_PARAMETERS:] = vector[NUM_PARAMETERS:].numpy()
+        expected_parameters = start[:NUM_PARAMETERS] + center
+        parameters = vector[:NUM_PARAMETERS].numpy()
+        np.testing.assert_allclose(parameters, expected_parameters, rtol=1.3e-6, atol=1e-5)
+
+        # The parameters of the next round are those by hand, for errors must not add up.
+        statistics = vector[NUM_PARAMETERS:].numpy()
+        start = np.concatenate([expected_parameters, statistics])
 
 
 def test_statistics_are_averages_with_the_clients_weights() -> None:
     round = make_round(MODELS, num_samples=[1, 1, 1])
-    aggregator = begun(CenteredClipping(radius=2.0))
+    aggregator = started_aggregator(CenteredClipping(radius=2.0))
 
     vector, weights = aggregator.aggregate(round, {})
 
@@ -105,7 +120,7 @@ def test_statistics_are_averages_with_the_clients_weights() -> None:
 def test_one_client_moves_the_step_by_no_more_than_its_share_of_the_radius() -> None:
     far_model = [1e30, 1.0, 0.0, 1.0]
     round = make_round([far_model, START, START], num_samples=[1, 1, 1])
-    aggregator = begun(CenteredClipping(radius=3.0))
+    aggregator = started_aggregator(CenteredClipping(radius=3.0))
 
     vector, _ = aggregator.aggregate(round, {})
 
@@ -115,7 +130,7 @@ def test_one_client_moves_the_step_by_no_more_than_its_share_of_the_radius() -> 
 
 def test_discarded_aggregate_leaves_no_step_to_continue_from() -> None:
     round = make_round(MODELS, num_samples=[1, 1, 1])
-    aggregator = begun(CenteredClipping(radius=3.0))
+    aggregator = started_aggregator(CenteredClipping(radius=3.0))
     aggregator.aggregate(round, {})
 
     # The server keeps the global model if an aggregate is not finite.

@@ -40,42 +40,65 @@ CHECKS = """@parametrize_with_checks([{}()])
     def test_checks(check): check()"""
 
 
-def missing_names(file: str, text: str) -> str:
-    return f"{file}: add\n    {text}"
+CONFIG_ENTRY = """# title: ...
+    # papers: []
+    # gives: ...
+    # not_for: ..."""
+
+
+def message_to_add(file: str, missing_text: str) -> str:
+    return f"{file}: add\n    {missing_text}"
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_a_leaf_brings_paper_owner_caveat_example_and_test(leaf: str) -> None:
     file = f"flsv/contrib/{leaf}.py"
     tree = ast.parse((ROOT / file).read_text())
-    docstring = ast.get_docstring(tree) or ""
+    classes = public_classes(tree)
 
-    for name, line in LINES.items():
-        assert re.search(rf"^{name}: \w", docstring, re.MULTILINE), missing_names(file, line)
+    assert_has_paper_and_owner(file, ast.get_docstring(tree) or "")
+    assert classes, message_to_add(file, "class Method(Aggregator): ...")
 
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
-    assert classes, missing_names(file, "class Method(Aggregator): ...")
-
+    parts = []
     for node in classes:
         part = getattr(flsv.contrib, node.name)
         assert issubclass(part, BASES), f"{file}: {node.name} is a subclass of none of {BASES}"
-        for name, section in SECTIONS.items():
-            text = ast.get_docstring(node) or ""
-            assert f"\n{name}:\n" in text, missing_names(f"{file}: class {node.name}", section)
+        assert_has_sections(f"{file}: class {node.name}", ast.get_docstring(node) or "")
+        parts.append(part)
 
-        if not issubclass(part, metrics.ContributionMetric):
-            config = f"configs/{leaf}.yaml"
-            assert (ROOT / config).is_file(), missing_names(config, "an example of use")
-            entry = "# title: ...\n    # papers: []\n    # gives: ...\n    # not_for: ..."
-            assert "\n# title: " in (ROOT / config).read_text(), missing_names(config, entry)
+    if not all(issubclass(part, metrics.ContributionMetric) for part in parts):
+        assert_has_example_config(f"configs/{leaf}.yaml")
+    assert_has_test(f"tests/contrib/test_{leaf}.py", parts)
 
-    test_file = f"tests/contrib/test_{leaf}.py"
-    assert (ROOT / test_file).is_file(), missing_names(test_file, "a test against an own reference")
 
-    test = (ROOT / test_file).read_text()
-    for node in classes:
-        part = getattr(flsv.contrib, node.name)
-        assert has_checks(part, test), missing_names(test_file, CHECKS.format(node.name))
+def public_classes(tree: ast.Module) -> list[ast.ClassDef]:
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return [node for node in classes if not node.name.startswith("_")]
+
+
+def assert_has_paper_and_owner(file: str, docstring: str) -> None:
+    for name, line in LINES.items():
+        assert re.search(rf"^{name}: \w", docstring, re.MULTILINE), message_to_add(file, line)
+
+
+def assert_has_sections(name_of_class: str, docstring: str) -> None:
+    for title, section in SECTIONS.items():
+        assert f"\n{title}:\n" in docstring, message_to_add(name_of_class, section)
+
+
+def assert_has_example_config(config: str) -> None:
+    path = ROOT / config
+    assert path.is_file(), message_to_add(config, "an example of use")
+    assert "\n# title: " in path.read_text(), message_to_add(config, CONFIG_ENTRY)
+
+
+def assert_has_test(test_file: str, parts: list[type]) -> None:
+    path = ROOT / test_file
+    assert path.is_file(), message_to_add(test_file, "a test against an own reference")
+
+    test = path.read_text()
+    for part in parts:
+        assert has_checks(part, test), message_to_add(test_file, CHECKS.format(part.__name__))
 
 
 def has_checks(part: type, test: str) -> bool:
