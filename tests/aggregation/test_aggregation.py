@@ -176,12 +176,12 @@ def test_buffers_do_not_affect_robust_aggregation_weights_and_are_averaged(aggre
     def aggregate(rows: Tensor) -> Any:
         model = torch.zeros(space.size)
         round = Round(
-            0,
-            torch.arange(3),
-            torch.ones(3),
-            model,
-            rows,
-            space,
+            round_index=0,
+            client_ids=torch.arange(3),
+            num_samples=torch.ones(3),
+            global_vector=model,
+            client_vectors=rows,
+            space=space,
         )
         return aggregator.aggregate(round, {})
 

@@ -66,7 +66,9 @@ def make_outputs(masks: Tensor) -> Tensor:
         CLASSES,
         generator=generator,
     )
-    strengths = 0.4 * masks.sum(1)[:, None] + 1.5 * masks.float()
+    strength_by_size = 0.4 * masks.sum(dim=1, keepdim=True)
+    strength_by_membership = 1.5 * masks.float()  # client i has samples of class i
+    strengths = strength_by_size + strength_by_membership  # [coalitions, classes]
 
     return noise + strengths[:, None] * is_label
 

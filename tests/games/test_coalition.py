@@ -51,27 +51,33 @@ def make_batches(samples: int = 70, size: int = 16) -> list[tuple[Tensor, Tensor
 
 
 def make_round(net: nn.Module, own_starts: bool = False) -> Round:
+    num_clients = 4
     space = ParameterSpace(net)
-    clients = 4
-    cut = space.num_parameters
+    num_parameters = space.num_parameters
     generator = torch.Generator().manual_seed(7)
 
-    def models(like: Tensor) -> Tensor:
-        noise = torch.randn(clients, space.size, generator=generator)
-        noise[:, cut:] = noise[:, cut:].abs()  # a running variance is positive
-        return like + 0.3 * noise
+    def add_noise(models: Tensor) -> Tensor:
+        noise = torch.randn(num_clients, space.size, generator=generator)
+        buffer_noise = noise[:, num_parameters:]
+        noise[:, num_parameters:] = buffer_noise.abs()  # a running variance is positive
+        return models + 0.3 * noise
 
-    model = space.read(net)
-    starts = models(model) if own_starts else None
-    num_samples = torch.randint(5, 50, (clients,), generator=generator)
+    global_model = space.read(net)
+    models_at_start = global_model.expand(num_clients, -1)
+    starts = None
+    if own_starts:
+        models_at_start = add_noise(global_model)
+        starts = list(models_at_start)
+
+    num_samples = torch.randint(5, 50, (num_clients,), generator=generator)
     return Round(
         round_index=0,
-        client_ids=torch.arange(clients),
+        client_ids=torch.arange(num_clients),
         num_samples=num_samples,
-        global_vector=model,
-        client_vectors=models(model if starts is None else starts),
+        global_vector=global_model,
+        client_vectors=add_noise(models_at_start),
         space=space,
-        starts=None if starts is None else list(starts),
+        starts=starts,
     )
 
 
@@ -94,11 +100,13 @@ def coalition_weights(
 
     total = sum(weights.values())
     shares = {client: weight / total for client, weight in weights.items()}
+    parameter_weights = shares
     if isinstance(weighting, Tensor):
         # Fixed weights need not sum up to 1: a coalition's step is then smaller. Buffers are averaged all the same.
-        return weights, shares
+        parameter_weights = weights
 
-    return shares, shares
+    buffer_weights = shares
+    return parameter_weights, buffer_weights
 
 
 def naive_model(

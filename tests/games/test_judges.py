@@ -370,10 +370,17 @@ def test_client_side_evaluation_is_refused_before_training_if_impossible(
     with pytest.raises(ConfigurationError, match=message):
         fit(loop, tmp_path, make_module(), data)
 
-    if not options:
-        trainer = trainer_for(make_loop({}), tmp_path)
-        with pytest.raises(ConfigurationError, match=r"Splits\(client_val=0.[23]\)"):
-            flsv.retrain(trainer, make_module(), data, judges="clients")
+
+@pytest.mark.parametrize("client_val", [0.0, 0.02])
+def test_retraining_judged_by_clients_without_enough_samples_is_refused_with_a_share(
+    tmp_path: Path, client_val: float
+) -> None:
+    data = make_data(client_val=client_val)
+    trainer = trainer_for(make_loop({}), tmp_path)
+    proposed_share = r"Splits\(client_val=0.[23]\)"
+
+    with pytest.raises(ConfigurationError, match=proposed_share):
+        flsv.retrain(trainer, make_module(), data, judges="clients")
 
 
 def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path: Path) -> None:
@@ -501,18 +508,15 @@ def test_client_whose_masks_have_one_class_is_named_before_training(
 
 def test_validation_masks_of_one_class_are_refused_before_training(tmp_path: Path) -> None:
     data = Segmentation.data()
-    data.item = lambda index: (
-        torch.ones(1, 4, 4),
-        torch.zeros(
-            4,
-            4,
-            dtype=torch.long,
-        ),
-    )
-    metrics = {"m": PartialFederatedShapley(performance=BinaryAUROC())}
+    image = torch.ones(1, 4, 4)
+    empty_mask = torch.zeros(4, 4, dtype=torch.long)
+    data.item = lambda index: (image, empty_mask)
+    loop = make_loop({"shapley": PartialFederatedShapley(performance=BinaryAUROC())})
 
-    with pytest.raises(ConfigurationError, match="'m'.* the 176 labels .* of class 0"):
-        fit(make_loop(metrics), tmp_path, make_untrainable(Segmentation), partition_in_three(data))
+    num_labels = 11 * 4 * 4  # of the pixels of 11 validation images
+    message = f"'shapley'.* the {num_labels} labels .* of class 0"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(loop, tmp_path, make_untrainable(Segmentation), partition_in_three(data))
 
 
 def test_client_that_holds_out_too_few_samples_to_judge_may_have_one_class(tmp_path: Path) -> None:

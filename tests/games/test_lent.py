@@ -253,9 +253,10 @@ CANNOT_BE_RESTORED: dict[str, tuple[Any, Any]] = {
 def test_state_that_cannot_be_restored_is_named_before_the_first_round(
     kind: str, metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_hidden, draw = CANNOT_BE_RESTORED[kind]
+    make_hidden, draw_from_hidden = CANNOT_BE_RESTORED[kind]
+    # A Noisy module looks up in these tables, by its kind, what it hides and how it draws from it.
     monkeypatch.setitem(HIDDEN, kind, make_hidden)
-    monkeypatch.setitem(CHANGES, kind, draw)
+    monkeypatch.setitem(CHANGES, kind, draw_from_hidden)
     module = Noisy(kind)
 
     with pytest.raises(ConfigurationError, match="scoring a model changes module.hidden"):
@@ -281,14 +282,18 @@ def test_equal_models_have_equal_values(kind: str) -> None:
     module = Noisy(kind)
     initial = {name: value.clone() for name, value in module.state_dict().items()}
     trained = {name: value + 0.1 for name, value in initial.items()}
+    two_equal_models = [trained, trained]
+    validation_batches = [[X[32:], Y[32:]]]
     metric = PartialFederatedShapley(performance="val_loss", mode="min")
+
     values = value_round(
         module,
         initial,
-        [trained, trained],
-        [[X[32:], Y[32:]]],
+        two_equal_models,
+        validation_batches,
         metrics=metric,
     )
+
     value_of_one, value_of_other = values["PartialFederatedShapley"].tolist()
 
     assert value_of_one == value_of_other

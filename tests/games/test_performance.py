@@ -533,13 +533,14 @@ def test_predicted_outputs_are_such_that_forward_could_give(kind: str) -> None:
     net = make_network(WITH_A_BOUND[kind])
     deviance = torchmetrics.TweedieDevianceScore(power=1.0)
     measure = performance_of("mine", deviance, "min")
-    scores_models = make_evaluator(net, measure, [(x, x.sum(1))])
+    targets = x.sum(dim=1)
+    scores_models = make_evaluator(net, measure, [(x, targets)])
 
     trained = few_coalitions(3, "singles")
     num_parameters = 3 + 1
-    vectors = torch.randn(len(trained), num_parameters)
-    # By the factor rates are far apart, so that a linear prediction would be below 0.
-    scores = scores_models(3 * vectors, keep=True)
+    # By the factor, the models' outputs are so far apart that a linear prediction of them would be below 0.
+    far_apart_models = 3 * torch.randn(len(trained), num_parameters)
+    scores = scores_models(far_apart_models, keep=True)
     utilities = -scores.value("metric")
     output_score = OutputScore.for_evaluator(scores_models, measure)
 
@@ -549,6 +550,7 @@ def test_predicted_outputs_are_such_that_forward_could_give(kind: str) -> None:
     weights = torch.ones(3)
     estimate = output_score.shapley(trained, utilities, scores.outputs, weights)
 
-    # Without the bound, the deviance of numbers below 0 is an error.
-    gain = utilities[trained.all(1)] - utilities[~trained.any(1)]
-    assert float(estimate.values.sum()) == pytest.approx(float(gain), rel=1e-4)
+    is_everyone = trained.all(dim=1)
+    is_nobody = ~trained.any(dim=1)
+    gain = float(utilities[is_everyone] - utilities[is_nobody])
+    assert float(estimate.values.sum()) == pytest.approx(gain, rel=1e-4)

@@ -114,6 +114,9 @@ def test_several_loaders_are_averaged_by_size(tmp_path: Path) -> None:
         assert value == pytest.approx(-mean, rel=1e-5)
 
 
+SCALES = (1.0, 0.5, 2.0, 1.0)  # the first and the last model are equal
+
+
 def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -> None:
     module = VAE()
     data = partition_in_three(VAE.data())
@@ -132,10 +135,11 @@ def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -
             batches = store_batches(trainer, data.val_dataloader())
             evaluate = ValidatedModels(trainer, space, batches, names=["val_loss"])
             model = space.read(pl_module)
-            vectors = torch.stack([model * scale for scale in (1.0, 0.5, 2.0, 1.0)])
-            state = copy.deepcopy(pl_module.state_dict())
-            generator_state = torch.get_rng_state()
-            logged = dict(trainer.callback_metrics)
+            vectors = torch.stack([model * scale for scale in SCALES])
+
+            state_before = copy.deepcopy(pl_module.state_dict())
+            generator_state_before = torch.get_rng_state()
+            logged_before = dict(trainer.callback_metrics)
 
             third_vector_alone = vectors[2:3]
             results["values"] = evaluate(vectors).value("val_loss")
@@ -143,9 +147,9 @@ def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -
             results["vectors"] = vectors
 
             for name, value in pl_module.state_dict().items():
-                assert torch.equal(value, state[name])
-            assert torch.equal(torch.get_rng_state(), generator_state)
-            assert dict(trainer.callback_metrics) == logged
+                assert torch.equal(value, state_before[name])
+            assert torch.equal(torch.get_rng_state(), generator_state_before)
+            assert dict(trainer.callback_metrics) == logged_before
             assert pl_module.trainer is trainer
             assert trainer.training
 
