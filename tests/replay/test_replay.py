@@ -107,6 +107,9 @@ def mean_of_buckets(round: PlainRound) -> Tensor:
 
 def mean_by_divergence(round: PlainRound) -> Tensor:
     """N_k - a F_k + b, F_k the Kullback-Leibler divergence of the labels from uniform, normalized in the cohort."""
+    a = 0.3  # of DivergenceWeighted(0.3, 0.2), as b is
+    b = 0.2
+
     divergences = []
     for client in round.clients:
         counts = [float(count) for count in round.class_counts[client]]
@@ -114,14 +117,16 @@ def mean_by_divergence(round: PlainRound) -> Tensor:
         for count in counts:
             if count > 0:
                 share = count / sum(counts)
-                divergence += share * math.log(share * len(counts))
+                share_if_uniform = 1 / len(counts)
+                divergence += share * math.log(share / share_if_uniform)
         divergences.append(divergence)
 
     weights = []
     for share, divergence in zip(sample_shares(round), divergences):
         normalized = divergence / sum(divergences)
-        weights.append(max(0.0, share - 0.3 * normalized + 0.2))
-    return round.moved([weight / sum(weights) for weight in weights])
+        weights.append(max(0.0, share - a * normalized + b))
+    total = sum(weights)
+    return round.moved([weight / total for weight in weights])
 
 
 def mean_by_reputation(round: PlainRound) -> Tensor:
@@ -162,16 +167,18 @@ def mean_by_reputation(round: PlainRound) -> Tensor:
     return round.x + gamma * aggregate
 
 
-def mean_by_class_values(round: PlainRound) -> Tensor:
+def move_by_mean_class_values(round: PlainRound) -> Tensor:
     """ShapFed, equation 6: a client's weight is the mean over classes of (1 + value) / 2. The metric of this case gives
     1, 2 and 3 times the norm of the update as values of the three classes."""
     norms = distance_moved(round)
     weights = []
     for client in round.clients:
-        values = [1 * norms[client], 2 * norms[client], 3 * norms[client]]
-        by_class = [(1 + value) / 2 for value in values]
-        weights.append(sum(by_class) / 3)
-    return round.moved([weight / sum(weights) for weight in weights])
+        class_values = [factor * norms[client] for factor in (1, 2, 3)]
+        rescaled_values = [(1 + value) / 2 for value in class_values]
+        weights.append(sum(rescaled_values) / 3)
+
+    total = sum(weights)
+    return round.moved([weight / total for weight in weights])
 
 
 def mean_by_softmax(round: PlainRound) -> Tensor:
@@ -213,25 +220,33 @@ def fednova_mean(round: PlainRound) -> Tensor:
 
 
 def with_server_optimizer(rule: str, lr: float) -> Rule:
-    """Reddi et al., algorithms 1 and 2, with beta1 = 0.9, beta2 = 0.5, tau = 1e-3."""
+    """Reddi et al., algorithms 1 and 2, with the paper's names."""
+    beta1 = 0.9
+    beta2 = 0.5
+    tau = 1e-3
 
-    def step(round: PlainRound) -> Tensor:
+    def momentum_step(round: PlainRound) -> Tensor:
         memory = round.memory
         delta = weighted_mean(round) - round.x
-        if rule == "momentum":
-            memory["m"] = 0.9 * memory.get("m", 0.0) + delta
-            return round.x + lr * memory["m"]
+        memory["m"] = beta1 * memory.get("m", 0.0) + delta
+        return round.x + lr * memory["m"]
 
-        memory["m"] = 0.9 * memory.get("m", 0.0) + 0.1 * delta
-        v = memory.get("v", torch.full_like(delta, 1e-6))
+    def adaptive_step(round: PlainRound) -> Tensor:
+        memory = round.memory
+        delta = weighted_mean(round) - round.x
+        memory["m"] = beta1 * memory.get("m", 0.0) + (1 - beta1) * delta
+
+        v = memory.get("v", torch.full_like(delta, tau**2))
         if rule == "adam":
-            memory["v"] = 0.5 * v + 0.5 * delta**2
+            memory["v"] = beta2 * v + (1 - beta2) * delta**2
         else:
-            memory["v"] = v - 0.5 * delta**2 * torch.sign(v - delta**2)
+            memory["v"] = v - (1 - beta2) * delta**2 * torch.sign(v - delta**2)
 
-        return round.x + lr * memory["m"] / (memory["v"].sqrt() + 1e-3)
+        return round.x + lr * memory["m"] / (memory["v"].sqrt() + tau)
 
-    return step
+    if rule == "momentum":
+        return momentum_step
+    return adaptive_step
 
 
 def flip_sign(round: PlainRound) -> None:
@@ -244,15 +259,18 @@ def change_update(round: PlainRound, client: int, how: Callable[[Tensor], Tensor
 
 
 def with_compression(compress: Callable[[Tensor, int, int], Tensor], feedback: bool = True) -> Send:
-    """p = d + e, C(p), e = p - C(p)."""
+    """p = d + e, C(p), e = p - C(p): the error e is what compression has left out so far."""
 
     def send(round: PlainRound) -> None:
         errors = round.memory.setdefault("errors", {})
-        for i in round.clients:
-            p = round.rows[i] - round.x + errors.get(i, 0.0)
-            sent = compress(p, round.number, i)
-            errors[i] = p - sent if feedback else 0.0
-            round.rows[i] = round.x + sent
+        for client in round.clients:
+            update = round.rows[client] - round.x
+            corrected_update = update + errors.get(client, 0.0)
+            sent = compress(corrected_update, round.number, client)
+
+            if feedback:
+                errors[client] = corrected_update - sent
+            round.rows[client] = round.x + sent
 
     return send
 
@@ -273,15 +291,16 @@ def keep_largest(
     return p.where(is_sent, torch.zeros(()))
 
 
-def send_opposite(round: PlainRound) -> None:
+def send_opposite_of_mean(round: PlainRound) -> None:
     """Xie et al.: against the mean, as long as the median of the lengths."""
     updates = round.updates.double()
     mean = updates.mean(0)
+    direction = -mean / mean.norm()
     lengths = [float(update.norm()) for update in updates]
-    sent = -mean / mean.norm() * statistics.median(lengths)
+    sent = (statistics.median(lengths) * direction).float()
 
-    for i in (0, 2):
-        change_update(round, i, lambda d: sent.float())
+    for attacker in (0, 2):
+        change_update(round, attacker, lambda update: sent)
 
 
 def train_proximal(net: nn.Module, epochs: Batches) -> None:
@@ -361,7 +380,7 @@ CASES: dict[str, Case] = {
         options=read_metric(lambda: CosineGradientShapley(alpha=0.6), "cgsv"),
     ),
     "ShapFedWA": Case(
-        mean_by_class_values,
+        move_by_mean_class_values,
         lambda: aggregation.ShapFedWA("moved"),
         options=read_metric(MovedByClass),
     ),
@@ -395,7 +414,7 @@ CASES: dict[str, Case] = {
         uploads=lambda: [TopK(0.1, error_feedback=False)],
     ),
     "InnerProductManipulation": Case(
-        send=send_opposite, uploads=lambda: [InnerProductManipulation(1.0, clients=[0, 2])]
+        send=send_opposite_of_mean, uploads=lambda: [InnerProductManipulation(1.0, clients=[0, 2])]
     ),
 }
 
