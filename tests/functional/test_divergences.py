@@ -25,15 +25,18 @@ def test_label_divergence_of_wrong_counts_raises(counts: Any) -> None:
         label_divergence(torch.tensor(counts))
 
 
-def divergences_by_hand(
-    samples: Any, divergence: Any, a: float, b: float, normalize: bool
+def divergence_weights_by_hand(
+    samples: Any, divergences: Any, a: float, b: float, normalize: bool
 ) -> np.ndarray:
-    n = np.asarray(samples, float)
-    f = np.asarray(divergence, float)
-    n = n / n.sum()
-    f = f / f.sum() if normalize else f
-    d = np.maximum(n - a * f + b, 0)
-    return d / d.sum()
+    """In proportion to max(share of samples - a * divergence + b, 0)."""
+    counts = np.asarray(samples, float)
+    shares = counts / counts.sum()
+    penalties = np.asarray(divergences, float)
+    if normalize:
+        penalties = penalties / penalties.sum()
+
+    discounted = np.maximum(shares - a * penalties + b, 0)
+    return discounted / discounted.sum()
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -50,7 +53,7 @@ def test_divergence_weights_equal_numpys(a: float, b: float, normalize: bool) ->
         normalize,
     )
 
-    expected = divergences_by_hand(samples, divergences, a, b, normalize)
+    expected = divergence_weights_by_hand(samples, divergences, a, b, normalize)
     np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-6)
 
 

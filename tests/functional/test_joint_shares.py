@@ -121,13 +121,17 @@ def test_intervals_are_those_of_plain_resampling() -> None:
 
 def test_a_sole_positive_value_within_its_error_has_no_certain_share() -> None:
     values = torch.tensor([0.01, -0.01, 0.0])
+    deviation = 0.01  # as large as the values
+    errors = make_independent_errors(variance=deviation**2, num_clients=3)
 
-    intervals = joint_shares(values, make_independent_errors(1e-4, 3))
+    intervals = joint_shares(values, errors)
 
+    # By the values alone the shares are 1, 0 and 0.
     assert intervals.low[0] < 0.2
     assert intervals.high.min() > 0.3
-    assert abs(intervals.without_gain - 0.5) < 0.02
     assert intervals.moved > 0.3
+    # The sum of the values is 0: half of the draws have no gain.
+    assert abs(intervals.without_gain - 0.5) < 0.02
 
 
 def test_errors_of_few_seeds_have_the_wider_tails_of_students_t() -> None:
@@ -139,10 +143,10 @@ def test_errors_of_few_seeds_have_the_wider_tails_of_students_t() -> None:
         draws=200_000,
     )
 
-    values_of_one = sampled_values[:, 0]
-    percentile = values_of_one.quantile(0.95)
-
-    assert abs(percentile - 2.132) < 0.05
+    values_of_first_client = sampled_values[:, 0]
+    percentile = values_of_first_client.quantile(0.95)
+    percentile_of_students_t = 2.132  # scipy.stats.t.ppf(0.95, df=4); a normal's is 1.645
+    assert abs(percentile - percentile_of_students_t) < 0.05
 
 
 def test_a_client_without_a_value_has_no_interval_and_nothing_of_the_others() -> None:

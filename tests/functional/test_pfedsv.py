@@ -102,7 +102,7 @@ def make_generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def choose_peers(
+def choose_top_k_peers(
     relevance,
     client=0,
     k=2,
@@ -114,7 +114,12 @@ def choose_peers(
         available = [True] * len(relevance)
 
     download = top_k_download(
-        torch.tensor(relevance), torch.tensor(available), client, k, explore, make_generator(seed)
+        relevance=torch.tensor(relevance),
+        available=torch.tensor(available),
+        own=client,
+        k=k,
+        explore=explore,
+        generator=make_generator(seed),
     )
     return download.tolist()
 
@@ -124,7 +129,7 @@ def test_downloads_of_the_first_round_are_uniformly_random():
     counts = torch.zeros(6)
 
     for seed in range(num_rounds):
-        peers = choose_peers(
+        peers = choose_top_k_peers(
             [nan] * 6,
             client=2,
             k=2,
@@ -140,11 +145,11 @@ def test_downloads_of_the_first_round_are_uniformly_random():
 
 
 def test_downloads_are_by_score_and_limited_to_positive_scores_at_the_end():
-    assert choose_peers([9.0, 0.1, 0.3, nan, -0.2], k=2) == [2, 1]
-    assert choose_peers([9.0, 0.1, 0.3, nan, -0.2], k=3) == [2, 1, 3]
-    assert choose_peers([9.0, 0.1, 0.3, nan, -0.2], k=2, explore="unvisited") == [3, 2]
-    assert choose_peers([9.0, 0.1, 0.3, 0.2, -0.2], k=1) == [2, 3, 1]
-    assert choose_peers([9.0, -0.1, 0.3, -0.2, -0.2], k=4) == [2]
+    assert choose_top_k_peers([9.0, 0.1, 0.3, nan, -0.2], k=2) == [2, 1]
+    assert choose_top_k_peers([9.0, 0.1, 0.3, nan, -0.2], k=3) == [2, 1, 3]
+    assert choose_top_k_peers([9.0, 0.1, 0.3, nan, -0.2], k=2, explore="unvisited") == [3, 2]
+    assert choose_top_k_peers([9.0, 0.1, 0.3, 0.2, -0.2], k=1) == [2, 3, 1]
+    assert choose_top_k_peers([9.0, -0.1, 0.3, -0.2, -0.2], k=4) == [2]
 
 
 def test_models_of_unavailable_clients_are_not_downloaded():
@@ -152,13 +157,13 @@ def test_models_of_unavailable_clients_are_not_downloaded():
     relevance = [9.0, 0.1, nan, 0.5, -1.0]
     available = [True, True, False, True, True]
 
-    peers = choose_peers(relevance, k=1, available=available)
+    peers = choose_top_k_peers(relevance, k=1, available=available)
 
     assert peers == [3, 1]
 
 
 def test_nothing_is_downloaded_where_nobody_else_is_available():
-    assert choose_peers([nan] * 3, available=[True, False, False]) == []
+    assert choose_top_k_peers([nan] * 3, available=[True, False, False]) == []
 
 
 @pytest.mark.parametrize(
@@ -196,7 +201,7 @@ def test_unvisited_first_downloads_find_all_relevant_clients_within_the_papers_b
 
 def test_top_k_download_with_a_wrong_own_index_raises():
     with pytest.raises(ValueError, match="own"):
-        choose_peers([nan, nan], client=2)
+        choose_top_k_peers([nan, nan], client=2)
 
 
 def test_pfedsv_functions_refuse_shapes_that_would_broadcast():

@@ -148,17 +148,19 @@ def test_values_sum_to_the_gain_for_any_order_and_unit(design: str) -> None:
     )
     players = torch.tensor([3, 0, 4, 1, 2])
 
-    estimate = few_coalitions_shapley(masks, utilities)
-    reordered = few_coalitions_shapley(masks[order][:, players], 100 * utilities[order] - 7)
+    shuffled_masks = masks[order][:, players]
+    in_other_unit = 100 * utilities[order] - 7
 
-    values = estimate.values
-    torch.testing.assert_close(values.sum(0), utilities[1] - utilities[0])
-    torch.testing.assert_close(
-        reordered.values,
-        100 * values[players],
-        rtol=1e-6,
-        atol=1e-6,
-    )
+    estimate = few_coalitions_shapley(masks, utilities)
+    reordered = few_coalitions_shapley(shuffled_masks, in_other_unit)
+
+    utility_of_nobody = utilities[0]
+    utility_of_all = utilities[1]
+    gain = utility_of_all - utility_of_nobody
+    torch.testing.assert_close(estimate.values.sum(0), gain)
+
+    values_in_other_unit = 100 * estimate.values[players]
+    torch.testing.assert_close(reordered.values, values_in_other_unit, rtol=1e-6, atol=1e-6)
 
     stderr = 100 * estimate.stderr[players]
     torch.testing.assert_close(reordered.stderr, stderr, rtol=1e-6, atol=1e-6)

@@ -65,18 +65,14 @@ def test_marginals_along_orders_equal_a_plain_loop_with_truncation(
 
 def test_permutation_stderr_is_nan_without_two_different_pairs_of_orders() -> None:
     # The budget is exactly one pair: whatever else fits is a repeat of it.
+    game_of_3 = make_table_game(make_random_table(3))
     for seed in range(20):
-        estimate = permutation_shapley(
-            make_table_game(make_random_table(3)), 3, budget=6, generator=make_generator(seed)
-        )
+        estimate = permutation_shapley(game_of_3, 3, budget=6, generator=make_generator(seed))
         assert estimate.stderr.isnan().all()
-    assert (
-        permutation_shapley(
-            make_table_game(make_accuracy_table(8)), 8, budget=30, generator=make_generator()
-        )
-        .stderr.isfinite()
-        .all()
-    )
+
+    game_of_8 = make_table_game(make_accuracy_table(8))
+    estimate = permutation_shapley(game_of_8, 8, budget=30, generator=make_generator())
+    assert estimate.stderr.isfinite().all()
 
 
 def test_gtg_skips_a_round_whose_gain_is_below_the_truncation() -> None:
@@ -128,17 +124,13 @@ def test_gtg_convergence_stops_after_the_minimum_number_of_permutations() -> Non
 
 
 def test_gtg_has_converged_after_30_permutations_that_agree() -> None:
-    alternating = (
-        torch.tensor([1.0, -1.0])
-        .repeat(20)
-        .view(40, 1, 1)
-        .expand(
-            40,
-            3,
-            1,
-        )
-    )
+    tolerance = 0.05
+    # A row per permutation, the marginals of 3 players in 1 class: [permutations, 3, 1].
+    equal_of_29 = torch.ones(29, 3, 1)
+    equal_of_30 = torch.ones(30, 3, 1)
+    signs = torch.tensor([1.0, -1.0]).repeat(20)
+    alternating = signs.view(40, 1, 1).expand(40, 3, 1)
 
-    assert not _has_converged(torch.ones(29, 3, 1), 0.05)
-    assert _has_converged(torch.ones(30, 3, 1), 0.05)
-    assert not _has_converged(alternating, 0.05)
+    assert not _has_converged(equal_of_29, tolerance)
+    assert _has_converged(equal_of_30, tolerance)
+    assert not _has_converged(alternating, tolerance)

@@ -2,6 +2,7 @@
 
 from functools import partial
 from math import comb
+from typing import Any
 
 import pytest
 import torch
@@ -96,35 +97,43 @@ def ridge_penalty(matrix: Tensor, dual: Tensor, targets: Tensor) -> float:
     return float(((targets - matrix @ dual) / dual).median())
 
 
+def values_by_maximum_sample_reuse(masks: Tensor, residuals: Tensor) -> Tensor:
+    """The equation of Witter, Liu and Musco, coalition by coalition."""
+    num_players = masks.shape[1]
+    sizes = masks.sum(1).tolist()
+    values = torch.zeros(num_players, dtype=torch.float64)
+
+    for mask, size, residual in zip(masks, sizes, residuals):
+        sampled_share_of_size = sizes.count(size) / comb(num_players, size)
+        for player in range(num_players):
+            if mask[player]:
+                weight = 1 / (num_players * comb(num_players - 1, size - 1))
+            else:
+                weight = -1 / (num_players * comb(num_players - 1, size))
+            values[player] += weight * residual / sampled_share_of_size
+
+    return values
+
+
 def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
-    """The equation of Witter, Liu and Musco, coalition by coalition, where the fit has seen the sample."""
-    n = 7
-    table = make_random_table(n, seed=2)
-    game = MemoizedGame(make_table_game(table), n)
-    sample = PairedSample(n, make_generator(5))
+    """Where the fit has seen the whole sample."""
+    num_players = 7
+    table = make_random_table(num_players, seed=2)
+    game = MemoizedGame(make_table_game(table), num_players)
+    sample = PairedSample(num_players, make_generator(5))
     sample.draw(24)
     fit = partial(fit_surrogate, SURROGATES)
 
     values, _ = adjusted_values(fit, game, sample)
 
-    halves = torch.cat([layer.masks for layer in sample.layers])
-    nobody = torch.zeros(n)
-    everybody = torch.ones(n)
+    first_halves_of_pairs = torch.cat([layer.masks for layer in sample.layers])
+    nobody = torch.zeros(num_players)
+    everybody = torch.ones(num_players)
     empty_and_grand = torch.stack([nobody, everybody]).bool()
-    masks = torch.cat([empty_and_grand, halves, ~halves])
+    masks = torch.cat([empty_and_grand, first_halves_of_pairs, ~first_halves_of_pairs])
     surrogate, _ = fit(masks, game(masks))
     residuals = (game(masks) - surrogate(masks))[:, 0]
-    sizes = masks.sum(1).tolist()
-    expected = surrogate.shapley()[:, 0].clone()
-
-    for mask, size, residual in zip(masks, sizes, residuals):
-        chance = sizes.count(size) / comb(n, size)
-        for player in range(n):
-            if mask[player]:
-                weight = 1 / (n * comb(n - 1, size - 1))
-            else:
-                weight = -1 / (n * comb(n - 1, size))
-            expected[player] += weight * residual / chance
+    expected = surrogate.shapley()[:, 0] + values_by_maximum_sample_reuse(masks, residuals)
 
     torch.testing.assert_close(values[:, 0], expected)
 
@@ -149,23 +158,36 @@ def test_surrogate_is_exact_for_games_of_its_kernels() -> None:
     assert error < 2e-3 * exact.abs().max()
 
 
+def set_of_rows(masks: Tensor) -> set[tuple[bool, ...]]:
+    return set(map(tuple, masks.tolist()))
+
+
+def assert_layer_has_no_pair_twice(layer: Any) -> None:
+    """Nor a coalition of another size; and a layer of singles has all of them."""
+    sizes = layer.masks.sum(dim=1)
+    assert (sizes == layer.size).all()
+
+    coalitions = set_of_rows(layer.masks)
+    complements = set_of_rows(~layer.masks)
+    assert len(coalitions) == len(layer.masks)
+    assert not coalitions & complements, "a pair counted twice"
+
+    if layer.size == 1:
+        assert len(coalitions) == layer.capacity
+
+
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 20])
 def test_paired_sample_draws_the_total_without_a_pair_twice(n: int) -> None:
     for extra_pairs in (0, 7, 300):
         sample = PairedSample(n, make_generator())
         assert sample.capacity == 2 ** (n - 1) - 1
         total = min(sample.min_num_pairs + extra_pairs, sample.capacity)
+
         sample.draw(total)
+
         assert sum(len(layer.masks) for layer in sample.layers) == total
         for layer in sample.layers:
-            rows = set(map(tuple, layer.masks.tolist()))
-            assert len(rows) == len(layer.masks)
-            sizes = layer.masks.sum(dim=1)
-            assert (sizes == layer.size).all()
-            complements = ~layer.masks
-            complement_rows = set(map(tuple, complements.tolist()))
-            assert not rows & complement_rows, "a pair counted twice"
-            assert layer.size > 1 or len(rows) == layer.capacity
+            assert_layer_has_no_pair_twice(layer)
 
 
 def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s() -> None:

@@ -38,10 +38,10 @@ def test_label_distance_with_wrong_covariances_or_labels_is_refused() -> None:
         class_statistics(x, y).index(torch.tensor([0, 1]))
 
 
-def stack_by_section_4(x: Tensor, y: Tensor, covariance: str, weight: float) -> np.ndarray:
-    """Section 4.1: [x; m_y; vec(Sigma^(1/2))], sample by sample."""
+def stack_vectors_by_hand(x: Tensor, y: Tensor, covariance: str, label_weight: float) -> np.ndarray:
+    """Section 4.1 of the paper: [x; m_y; vec(Sigma^(1/2))], sample by sample."""
     labels = y.numpy()
-    root_of_weight = weight**0.5
+    root_of_weight = label_weight**0.5
     rows = []
     for sample, label in zip(x.numpy(), labels):
         members = x.numpy()[labels == label]
@@ -58,19 +58,22 @@ def stack_by_section_4(x: Tensor, y: Tensor, covariance: str, weight: float) -> 
 
 
 @pytest.mark.parametrize("covariance", ["diag", "full", "none"])
-@pytest.mark.parametrize("rows", [100, 1, 7])
+@pytest.mark.parametrize("rows_per_chunk", [100, 1, 7])
 def test_label_augmented_cost_and_embedding_equal_stacked_vectors_in_numpy(
-    covariance: str, rows: int, monkeypatch: pytest.MonkeyPatch
+    covariance: str, rows_per_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost, "CHUNK_BYTES", 16 * 25 * rows)
+    label_weight = 3.0
+    num_columns = 25
     x, y = make_labeled(0)
-    x2, y2 = make_labeled(1, m=25)
+    x2, y2 = make_labeled(1, m=num_columns)
+    bytes_of_row = cost.BYTES_PER_ENTRY * num_columns
+    monkeypatch.setattr(cost, "CHUNK_BYTES", bytes_of_row * rows_per_chunk)
 
-    costs = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=3.0)
-    embedding = label_embedding(x, y, covariance=covariance, label_weight=3.0)
+    costs = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=label_weight)
+    embedding = label_embedding(x, y, covariance=covariance, label_weight=label_weight)
 
-    vectors = stack_by_section_4(x, y, covariance, 3.0)
-    vectors2 = stack_by_section_4(x2, y2, covariance, 3.0)
+    vectors = stack_vectors_by_hand(x, y, covariance, label_weight=label_weight)
+    vectors2 = stack_vectors_by_hand(x2, y2, covariance, label_weight=label_weight)
     differences = vectors[:, None] - vectors2[None]
 
     np.testing.assert_allclose(

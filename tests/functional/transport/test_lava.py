@@ -11,6 +11,8 @@ from torch import Tensor
 from flsv.functional import lava
 from flsv.functional.transport.lava import class_distances
 
+NUM_SYMMETRIC_ITERATIONS = 2000
+
 
 def flip_labels(y: Tensor, share: float, classes: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(5)
@@ -32,21 +34,17 @@ def class_distances_by_pot(
 
 
 def dual_by_pot(
-    x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray, c: float, eps: float
+    x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray, label_weight: float, eps: float
 ) -> np.ndarray:
     """The dual on the first side, up to a constant; towards the same samples the symmetric one, by its fixed point."""
     distances_of_classes = class_distances_by_pot(x, y, x2, y2)
     _, rows = np.unique(y, return_inverse=True)
     _, columns = np.unique(y2, return_inverse=True)
     distances_of_labels = distances_of_classes[rows][:, columns]
-    cost = ot.dist(x, x2) / 2 + c * distances_of_labels / 2
+    cost = ot.dist(x, x2) / 2 + label_weight * distances_of_labels / 2
 
     if x is x2:
-        dual = np.zeros(len(x))
-        for _ in range(2000):
-            exponents = (dual - cost) / eps - np.log(len(x))
-            dual = (dual - eps * logsumexp(exponents, axis=1)) / 2
-        return dual
+        return symmetric_dual(cost, eps)
 
     _, log = ot.sinkhorn(
         np.full(len(x), 1 / len(x)),
@@ -58,15 +56,30 @@ def dual_by_pot(
         stopThr=1e-9,
         log=True,
     )
-    return eps * log["log_u"]
+    log_scaling = log["log_u"]
+    return eps * log_scaling
+
+
+def symmetric_dual(cost: np.ndarray, eps: float) -> np.ndarray:
+    """By its fixed point, approached by half the way at each iteration."""
+    num_samples = len(cost)
+    dual = np.zeros(num_samples)
+    for _ in range(NUM_SYMMETRIC_ITERATIONS):
+        exponents = (dual - cost) / eps - np.log(num_samples)
+        fixed_point = -eps * logsumexp(exponents, axis=1)
+        dual = (dual + fixed_point) / 2
+    return dual
 
 
 def calibrated_gradient_by_pot(
-    x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, c: float, eps: float
+    x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, label_weight: float, eps: float
 ) -> np.ndarray:
     """The calibrated gradient, sample by sample."""
     sides = x.numpy(), y.numpy(), x2.numpy(), y2.numpy()
-    f = dual_by_pot(*sides, c, eps) - dual_by_pot(*sides[:2], *sides[:2], c, eps)
+    first_side = sides[:2]
+    dual = dual_by_pot(*sides, label_weight, eps)
+    dual_to_itself = dual_by_pot(*first_side, *first_side, label_weight, eps)
+    f = dual - dual_to_itself
     m = len(f)
     return np.array([f[i] - sum(f[j] for j in range(m) if j != i) / (m - 1) for i in range(m)])
 

@@ -198,13 +198,14 @@ def test_client_values_with_the_servers_embedding_equal_direct_values() -> None:
 
 
 def test_values_without_labels_are_those_of_the_features() -> None:
-    x, y = make_blobs(60, 0)
-    x2, y2 = make_blobs(40, 1)
+    client_x, client_y = make_blobs(60, seed=0)
+    server_x, server_y = make_blobs(40, seed=1)
 
-    unlabeled = direct_values(x, None, x2, y2)
+    without_client_labels = direct_values(client_x, None, server_x, server_y)
+    without_server_labels = direct_values(client_x, client_y, server_x, None)
+    of_features = client_values(client_x, None, server_x)
+    of_embedding = client_values(client_x, None, label_embedding(server_x, server_y))
 
-    torch.testing.assert_close(client_values(x, None, x2), unlabeled)
-
-    of_embedding = client_values(x, None, label_embedding(x2, y2))
-    torch.testing.assert_close(of_embedding, unlabeled)
-    assert torch.equal(direct_values(x, y, x2, None), unlabeled)
+    torch.testing.assert_close(of_features, without_client_labels)
+    torch.testing.assert_close(of_embedding, without_client_labels)
+    assert torch.equal(without_server_labels, without_client_labels)
