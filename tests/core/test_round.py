@@ -96,14 +96,15 @@ def test_combine_keeps_parameters_that_no_client_changed_bitwise():
     """To the bit: weights that are frozen must not drift."""
     round = make_round()
     x = round.global_vector
-    cut = round.space.num_parameters
-    round.client_vectors[:, : cut - 1] = x[: cut - 1]
+    unchanged = slice(1, round.space.num_parameters - 1)
+    round.client_vectors[:, unchanged] = x[unchanged]
     round.client_vectors[:, 0] = x[0] + 1
+    weights = torch.tensor([0.3, 0.4])
 
-    result = round.combine(torch.tensor([0.3, 0.4]))
+    result = round.combine(weights)
 
-    torch.testing.assert_close(result[0], x[0] + 0.7)
-    assert torch.equal(result[1 : cut - 1], x[1 : cut - 1])
+    torch.testing.assert_close(result[0], x[0] + weights.sum())
+    assert torch.equal(result[unchanged], x[unchanged])
 
 
 def test_server_fields_exist_only_after_aggregation():

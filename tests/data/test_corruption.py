@@ -361,12 +361,11 @@ def test_long_tail_class_sizes_fall_exponentially(ratio):
 def test_long_tail_of_unequal_classes_is_limited_by_the_scarcest():
     labels = torch.arange(4).repeat_interleave(torch.tensor([1000, 100, 900, 800]))
 
+    sizes = class_sizes(8, labels, 4)
+
+    # The first of four classes has 8 times as many as the last: each has half of the one before.
     # By halves from 200, so that the second class has the 100 that there are.
-    assert class_sizes(
-        8,
-        labels,
-        4,
-    ).tolist() == [200, 100, 50, 25]
+    assert sizes.tolist() == [200, 100, 50, 25]
 
 
 def test_long_tail_partitions_the_remaining_samples_by_its_inner_partitioner():

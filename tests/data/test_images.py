@@ -43,13 +43,16 @@ def write_images(folder, number, value, side=6):
         Image.fromarray(pixels).save(folder / f"{index}.png")
 
 
+GRAY_OF_CLASS = {"cat": 0, "dog": 51, "eel": 102}
+GRAY_OF_OTHER_CLASSES = 9
+
+
 def write_image_folders(root, clients=CLIENTS):
     """A class is told by its brightness."""
     for client, classes in clients.items():
         for name, number in classes.items():
-            write_images(
-                root / client / name, number, {"cat": 0, "dog": 51, "eel": 102}.get(name, 9)
-            )
+            gray = GRAY_OF_CLASS.get(name, GRAY_OF_OTHER_CLASSES)
+            write_images(root / client / name, number, gray)
     return root
 
 

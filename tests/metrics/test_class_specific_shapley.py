@@ -78,11 +78,11 @@ def test_cssv_weighted_by_samples_weights_values() -> None:
     unweighted = expected_values(momentum=0.5)
     torch.testing.assert_close(values, unweighted, equal_nan=True)
 
-    # Client 1 had 11, 21 and 31 samples.
-    samples = 0.25 * 11 + 0.25 * 21 + 0.5 * 31
-    mean = unweighted.mean(-1)
+    # Client 1 had 11, 21 and 31 samples, averaged with the momentum of 0.5.
+    average_num_samples = 0.5 * (0.5 * 11 + 0.5 * 21) + 0.5 * 31
+    unweighted_per_client = unweighted.mean(-1)
 
     torch.testing.assert_close(
         metric.per_client(values)[1],
-        mean[1] * samples,
+        unweighted_per_client[1] * average_num_samples,
     )

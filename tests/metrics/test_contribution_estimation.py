@@ -40,17 +40,22 @@ def reference_cosines(updates: np.ndarray, coefficients: np.ndarray) -> np.ndarr
     return np.array(cosines)
 
 
+def clipped_shares(amounts: np.ndarray, smallest_share: float = 1e-3) -> np.ndarray:
+    return np.clip(amounts / amounts.sum(), smallest_share, None)
+
+
 def reference_coefficients(
     cosines: np.ndarray, minus_scores: np.ndarray, combine: str
 ) -> np.ndarray:
     """Rounds by clients; the score of the first round is the 0 that every client starts with."""
     directions = 1.0 - cosines.mean(0)
     errors = 1.0 - minus_scores.mean(0)
-    directions = np.clip(directions / directions.sum(), 1e-3, None)
-    errors = np.clip(errors / errors.sum(), 1e-3, None)
-    new = directions * errors if combine == "times" else directions + errors
+    direction_shares = clipped_shares(directions)
+    error_shares = clipped_shares(errors)
 
-    return np.clip(new / new.sum(), 1e-3, None)
+    if combine == "times":
+        return clipped_shares(direction_shares * error_shares)
+    return clipped_shares(direction_shares + error_shares)
 
 
 class Kept(FedCE):
@@ -194,13 +199,15 @@ def test_absent_client_keeps_its_contribution_estimate() -> None:
 
 def test_only_client_of_a_round_scores_the_model_it_started_from() -> None:
     metric = ContributionEstimation(2)
+    client_ids = torch.tensor([1])
     model = torch.tensor([[1.0, 2.0]])
+
     metric.update(
-        torch.tensor([1]),
-        model,
-        torch.tensor([1.0]),
-        model[0],
-        make_judges(torch.tensor([1]), model),
+        client_ids=client_ids,
+        client_updates=model,
+        aggregation_weights=torch.tensor([1.0]),
+        aggregate=model[0],
+        clients=make_judges(client_ids, model),
     )
 
     assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model

@@ -61,26 +61,30 @@ def test_reputations_that_share_out_nothing_are_refused(
 
 def test_cohort_redistributes_its_reputation_and_absent_clients_keep_theirs() -> None:
     metric = CosineGradientShapley(num_clients=4, alpha=0.5)
-    samples = torch.tensor([1, 1, 2])
-
-    metric.update(torch.tensor([0, 1, 3]), torch.eye(3), samples)
-
-    first_values = metric.compute()
-    assert first_values[2].isnan()
-    assert first_values[3] > first_values[0]  # the data shares weigh in the first aggregate
-    assert first_values.nansum().item() == pytest.approx(1)
 
     metric.update(
-        torch.tensor([0, 1]),
-        torch.tensor([[1.0, 0], [-1.0, 0.1]]),
-        samples[:2],
-        torch.tensor([0.7, 0.3]),
+        client_ids=torch.tensor([0, 1, 3]),
+        client_updates=torch.eye(3),
+        num_samples=torch.tensor([1, 1, 2]),
     )
 
-    values = metric.compute()
-    torch.testing.assert_close(values[3], first_values[3])
-    torch.testing.assert_close(values[:2].sum(), first_values[:2].sum())
-    assert values[0] > values[1]
+    values_of_round_1 = metric.compute()
+    assert values_of_round_1[2].isnan()
+    # The data shares weigh in the first aggregate.
+    assert values_of_round_1[3] > values_of_round_1[0]
+    assert values_of_round_1.nansum().item() == pytest.approx(1)
+
+    metric.update(
+        client_ids=torch.tensor([0, 1]),
+        client_updates=torch.tensor([[1.0, 0], [-1.0, 0.1]]),
+        num_samples=torch.tensor([1, 1]),
+        aggregation_weights=torch.tensor([0.7, 0.3]),
+    )
+
+    values_of_round_2 = metric.compute()
+    torch.testing.assert_close(values_of_round_2[3], values_of_round_1[3])
+    torch.testing.assert_close(values_of_round_2[:2].sum(), values_of_round_1[:2].sum())
+    assert values_of_round_2[0] > values_of_round_2[1]
 
 
 def test_zero_updates_have_cosine_0_and_share_the_reputation_equally() -> None:

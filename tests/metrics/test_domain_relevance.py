@@ -19,11 +19,13 @@ def make_rounds(count=6, seed=0):
     """Cohorts of random sizes, each client looking at some others."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
-        ids = torch.randperm(N, generator=generator)[
-            : 1 + int(torch.randint(N, (), generator=generator))
-        ]
+        shuffled_ids = torch.randperm(N, generator=generator)
+        cohort_size = 1 + int(torch.randint(N, (), generator=generator))
+        ids = shuffled_ids[:cohort_size]
+
         values = torch.randn(len(ids), N, generator=generator)
-        values[torch.rand(len(ids), N, generator=generator) > 0.5] = nan
+        is_unknown = torch.rand(len(ids), N, generator=generator) > 0.5
+        values[is_unknown] = nan
         yield ids, values
 
 

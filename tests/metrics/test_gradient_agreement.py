@@ -45,22 +45,23 @@ def agreement_by_hand(
 def test_gradient_agreement_does_not_punish_absence_in_early_rounds() -> None:
     """Slopes fall by half from round to round; two equal clients, one of which misses the first round."""
     metric = GradientAgreement(num_clients=3, blend=0.0)
-    plain_sums = torch.zeros(3)
+    sums_of_decreases = torch.zeros(3)
     cohorts = [[0, 2], [0, 1, 2], [0, 1, 2], [0, 1, 2]]
 
     for index, cohort in enumerate(cohorts):
         k = len(cohort)
-        slopes = torch.full((k,), -(0.5**index))
+        slope = -(0.5**index)
         metric.update(
-            torch.tensor(cohort),
-            slopes,
-            torch.ones(k, 5),
-            torch.full((k,), 10),
+            client_ids=torch.tensor(cohort),
+            gradient_products=torch.full((k,), slope),
+            client_updates=torch.ones(k, 5),
+            num_samples=torch.full((k,), 10),
         )
-        plain_sums[cohort] -= slopes
+        sums_of_decreases[cohort] -= slope
 
     assert torch.allclose(metric.compute(), torch.full((3,), 1 / 3))
-    assert plain_sums[1] < plain_sums[0] / 2  # sums would punish client 1
+    # Sums would punish client 1.
+    assert sums_of_decreases[1] < sums_of_decreases[0] / 2
 
 
 @pytest.mark.parametrize("balanced", [False, True])
