@@ -124,7 +124,7 @@ class Overflows(Plainest):
         )
 
 
-def make_loop_with_broken_client() -> FederatedDataModule:
+def make_data_with_broken_client() -> FederatedDataModule:
     data = toy_data(SIZES)
     data.setup("fit")
     data._data.train.tensors[0][data.client_indices(2)[5], 0] = 1e30
@@ -175,7 +175,7 @@ def test_vmap_leaves_out_a_client_that_diverges(tmp_path: Path, chunk: int | Non
         _, vmap_loop = fit_by_both_engines(
             tmp_path,
             Overflows,
-            make_loop_with_broken_client,
+            make_data_with_broken_client,
             rounds=2,
             engine=partial(VmapProcess, chunk=chunk),
         )
