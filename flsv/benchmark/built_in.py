@@ -59,9 +59,8 @@ class BuiltInData(L.LightningDataModule):
             )
         inputs, targets = LOADERS[name](return_X_y=True)
         if has_classes:
-            targets = np.maximum(
-                targets - (merge - 1), 0
-            )  # the first `merge` classes become class 0
+            # The first `merge` classes become class 0.
+            targets = np.maximum(targets - (merge - 1), 0)
             rows = _rows_by_share(targets, keep)
             inputs = inputs[rows]
             targets = targets[rows]

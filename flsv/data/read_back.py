@@ -140,9 +140,8 @@ def check_read_back(data: FederatedData, compare_labels: bool = True) -> None:
         ConfigurationError: a sample has another label, or ``collate_fn`` leaves samples out.
     """
     if data.classes.missing_reason:
-        compare_labels = (
-            False  # only numbers of samples can be compared, unless these cannot differ either
-        )
+        # Only numbers of samples can be compared, unless these cannot differ either.
+        compare_labels = False
         has_default_collate = data.train_options.get("collate_fn") in (None, default_collate)
         if has_default_collate or has_streams(data.train):
             return

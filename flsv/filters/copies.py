@@ -141,9 +141,8 @@ def _clusters(similar: Tensor) -> list[list[int]]:
     num_rows = len(similar)
     distances = 1 - (similar + similar.T) / 2
     condensed = squareform(distances.clamp_min(0).numpy(), checks=False)
-    merges = linkage(
-        condensed, "single"
-    )  # first two columns: numbers of the clusters that are joined
+    # The first two columns have the numbers of the clusters that are joined.
+    merges = linkage(condensed, "single")
     merged_pairs = merges[:, :2].astype(int).tolist()
     clusters = [[row] for row in range(num_rows)]  # then one more with each merge
     for cluster, other_cluster in merged_pairs:

@@ -42,9 +42,8 @@ def large_updates(
     deviations = logs - median
     mad = deviations[is_finite].abs().quantile(0.5)
 
-    is_outlying = (
-        MAD_OF_NORMAL * deviations > threshold * mad
-    )  # without a division: the MAD may be 0
+    # Without a division: the MAD may be 0.
+    is_outlying = MAD_OF_NORMAL * deviations > threshold * mad
     is_large = deviations > math.log(factor)
     return is_overflowing | (is_outlying & is_large)
 

@@ -169,9 +169,8 @@ def _best_on_line(
     line = torch.lerp(client_model, mixed_model, fractions[:, None])  # [points, Q]
     line = keep_common(line, models)
     utilities = evaluate(line, "negative_loss")
-    best_point = int(
-        utilities.argmax()
-    )  # of equal losses the one nearest to the client's own model
+    # Of equal losses the first, which is nearest to the client's own model.
+    best_point = int(utilities.argmax())
     return line[best_point].clone()  # a view would keep the whole line in memory
 
 

@@ -256,7 +256,8 @@ class Terminal(Sink):
                 items |= progress()
             return items
 
-        self._bar.get_metrics = metrics_and_progress  # type: ignore[method-assign, assignment]  # replaced on this bar alone
+        # Replaced on this bar alone.
+        self._bar.get_metrics = metrics_and_progress  # type: ignore[method-assign, assignment]
 
     def show_table(self, result: RunResult) -> None:
         """Print the clients' table now, if the argument ``table`` is True."""

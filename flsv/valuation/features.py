@@ -200,9 +200,8 @@ class PCA(Features):
         """Compute mean ``[d]`` and principal axes ``[c, d]`` from the clients' moments."""
         # A client's moments: its number of finite samples, their sum [d], and the sum of their outer products [d, d].
         answers = map_clients(clients, lambda client: client.ask(_moments))
-        moments = [
-            answer for answer in answers if answer is not None and answer[0]
-        ]  # of some samples
+        # Of clients that have finite samples.
+        moments = [answer for answer in answers if answer is not None and answer[0]]
         if not moments:
             raise ConfigurationError(
                 f"{self!r} has nothing to be fitted on: neither the server nor any client has a finite sample."

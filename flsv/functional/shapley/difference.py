@@ -128,9 +128,8 @@ class _Strata:
             )
             sizes = permutations.flatten() + 1  # each inner size once in a pass
             coalitions_with_base, coalitions_with_other = self.draw_coalitions(sizes)
-            coalitions = torch.cat(
-                [coalitions_with_base, coalitions_with_other], dim=1
-            )  # [R, 2 (n - 1), n], a row per sample
+            # [R, 2 (n - 1), n], a row per sample.
+            coalitions = torch.cat([coalitions_with_base, coalitions_with_other], dim=1)
             # The first samples, whose coalitions the rest of the budget can evaluate.
             num_affordable = self.game.affordable(coalitions)
             if num_affordable:

@@ -30,9 +30,8 @@ BYTES_PER_BLOCK = 64 * 2**20
 MAX_COST_BYTES = 800 * 2**20
 ITERATIONS_PER_STAGE = 20
 MAX_FINAL_ITERATIONS = 5000
-ITERATIONS_PER_CHECK = (
-    20  # iterations between two checks of the error, since each check waits for the device
-)
+# Iterations between two checks of the error, since each check waits for the device.
+ITERATIONS_PER_CHECK = 20
 MAX_ERROR = 1e-4  # largest error of potentials, in eps; the error is estimated from the marginals' relative error
 MAX_OMEGA = 1.99
 MAX_LOG_SCALING = 200.0  # largest logarithm of a scaling, so that its exponential stays finite
