@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import cloudpickle
+import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import nn
@@ -61,6 +62,7 @@ class RunCopy:
         # A fit changes attributes of the data module until its end.
         self._data = copy.copy(data)
         self._global_rngs = global_rngs()
+        self._torch_settings = torch_settings()
 
         all_reductions: dict[int, Reduction] = dict(reductions or {})
         all_reductions[id(trainer.profiler)] = (PassThroughProfiler, ())
@@ -82,6 +84,13 @@ class RunCopy:
                 "a __getstate__ that leaves it out and a __setstate__ that makes it anew."
             ) from error
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker that unpickles the data may know less of them than this process: cloudpickle brings their classes.
+        return {**vars(self), "_data": cloudpickle.dumps(self._data)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _data=pickle.loads(state["_data"]))
+
     def __len__(self) -> int:
         """Return the number of bytes, without data."""
         return len(self._bytes)
@@ -89,9 +98,35 @@ class RunCopy:
     def load(self) -> tuple[Any, Any, Any]:
         """Return a new Trainer, module and data module, and set the global generators as they were then."""
         restore_global_rngs(self._global_rngs)
+        restore_torch(self._torch_settings)
         data = copy.copy(self._data)
         trainer, module = _Unpickler(io.BytesIO(self._bytes), data).load()
         return trainer, module, data
+
+
+def torch_settings() -> dict[str, Any]:
+    """Return those settings of torch on which numbers depend."""
+    return {
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "cudnn_tf32": torch.backends.cudnn.allow_tf32,
+    }
+
+
+def restore_torch(settings: Mapping[str, Any]) -> None:
+    """Set torch as :func:`torch_settings` describes it."""
+    if settings == torch_settings():
+        return
+    torch.set_default_dtype(settings["dtype"])
+    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
+    torch.set_float32_matmul_precision(settings["precision"])
+    torch.backends.cudnn.benchmark = settings["cudnn_benchmark"]
+    torch.backends.cudnn.deterministic = settings["cudnn_deterministic"]
+    torch.backends.cudnn.allow_tf32 = settings["cudnn_tf32"]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -204,7 +239,9 @@ def _error_of(part: Any, dump: Callable[[Any], bytes]) -> Exception | None:
 
 def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the entries and attributes of an object with how they are written."""
-    if isinstance(value, dict):
+    if type(value) is weakref.ref:
+        yield "()", value()
+    elif isinstance(value, dict):
         for key, entry in value.items():
             yield f"[{key!r}]", entry
     elif isinstance(value, list | tuple):
