@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
 from typing import Annotated, Any
@@ -64,9 +64,9 @@ class ShadowShapley(MeasuredMetric):
     :mod:`flsv.functional.shapley.predicted_outputs`. With ``coalitions="all"`` the values are exact.
 
     **Training.** A coalition is the same run with its members only: the same module, data, callbacks and Trainer, the
-    same seed, as many rounds as the run had. It is the ordinary fit of a copy of Trainer, module and loop, which is made
-    before the run, and is trained after it in the same process, without loggers, progress bars, early stopping or time
-    limit. Ranks share the coalitions. The coalition of all clients is trained once more for two rounds, or for all with
+    same seed, as many rounds as the run had. It is the ordinary fit of a copy of Trainer and module, made before the
+    run. It is trained after the run in the same process, without loggers, progress bars, early stopping or time limit.
+    Ranks share the coalitions. The coalition of all clients is trained once more for two rounds, or for all with
     ``verify="all"``. If it does not come to the run's own model, to the bit, a warning and the verdict say so. Sites
     train coalitions beside the run, each as a run of its own.
 
@@ -119,6 +119,7 @@ class ShadowShapley(MeasuredMetric):
         verify: the rounds for which the coalition of all clients is trained again and compared with the run: the first
             two (``"start"``) or ``"all"``, which costs one more fit and sees what matters later only. ``"all"`` also
             compares one coalition with a fit in a fresh process, which is done anyway if it costs below 3 % of the run.
+        leave_out: names of classes of callbacks that take no part in coalitions, such as one that sends messages.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -163,10 +164,12 @@ class ShadowShapley(MeasuredMetric):
         max_fits: Annotated[float, Ge(1)] = 1,
         judges: Judges = "server",
         verify: Verify = "start",
+        leave_out: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         self.max_fits = max_fits
         self.verify = verify
+        self._leaves_out = tuple(leave_out)
         self.coalitions = coalitions
         if not isinstance(coalitions, str):
             self.coalitions = [list(members) for members in coalitions]
@@ -194,6 +197,11 @@ class ShadowShapley(MeasuredMetric):
     def trains(self) -> Coalitions:
         """The argument ``coalitions``, by which a ``FederatedLoop`` knows which coalitions to train."""
         return self.coalitions
+
+    @property
+    def leaves_out(self) -> tuple[str, ...]:
+        """The argument ``leave_out``."""
+        return self._leaves_out
 
     @property
     def pending(self) -> str | None:

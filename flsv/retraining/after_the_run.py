@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import lightning as L
@@ -27,7 +28,7 @@ from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import COALITIONS_FILE, UtilityStore, column_name
 from flsv.scores.performance import CLASSIFICATION, ModelScore
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.run_copy import RunCopy
 
 #: Seconds between two log lines about the trainings' progress.
@@ -111,7 +112,8 @@ class TrainingAfterTheRun:
         start_time = time.monotonic()
         state_hash = _hash_of_state(run.trainer)
         try:
-            with _Progress(run.trainer, len(trained_coalitions)) as progress:
+            new_files = _NewFiles(run)
+            with _Progress(run.trainer, len(trained_coalitions), new_files.warn) as progress:
                 training.train(trained_coalitions, [run.seed], store, progress)
             self._compare_with_run(training, trained_coalitions, run, store)
         except KeyboardInterrupt:
@@ -144,7 +146,10 @@ class TrainingAfterTheRun:
 
     def _make_training(self, run: EndedRun) -> CoalitionTraining:
         """Return the training of coalitions by fits from the run's initial state."""
-        scoring = Scoring(measures_of(self._metrics.values()))
+        left_out: set[str] = set()
+        for metric in self._metrics.values():
+            left_out.update(metric.leaves_out)
+        scoring = Scoring(measures_of(self._metrics.values()), left_out=frozenset(left_out))
         order = FitOrder(
             members=tuple(range(run.data.num_clients)),
             seed=run.seed,
@@ -364,10 +369,39 @@ def _hash_of_state(trainer: L.Trainer) -> bytes:
     return hasher.digest()
 
 
+class _NewFiles:
+    """Notice of the files that a coalition's fit writes into the folders of the run."""
+
+    def __init__(self, run: EndedRun) -> None:
+        self._run_folder = run.folder or Path(run.trainer.default_root_dir)
+        self._has_looked = False
+        self._files_before = self._files()
+
+    def _files(self) -> set[Path]:
+        files = {*self._run_folder.rglob("*"), *Path.cwd().iterdir()}
+        # Those of coalitions, which are stored meanwhile.
+        own_stem = Path(COALITIONS_FILE).stem
+        return {path for path in files if own_stem not in str(path.relative_to(path.anchor))}
+
+    def warn(self) -> None:
+        """Warn of new files, once, after the first coalition."""
+        if self._has_looked:
+            return
+        self._has_looked = True
+        new_files = sorted(map(str, self._files() - self._files_before))
+        if new_files:
+            rank_zero_warn(
+                f"a coalition's fit has written {listed(new_files)}, beside the run's files: what writes there does so "
+                "in each coalition. Let it write below trainer.default_root_dir, which is a coalition's own, or name "
+                "the callback's class in ShadowShapley(leave_out=[...])."
+            )
+
+
 class _Progress:
     """Progress of the trainings: a bar if the Trainer shows bars, else a line every :data:`PAUSE_SECONDS`."""
 
-    def __init__(self, trainer: L.Trainer, total: int) -> None:
+    def __init__(self, trainer: L.Trainer, total: int, check: Callable[[], None]) -> None:
+        self._check = check
         shows_bars = trainer.progress_bar_callback is not None and ranks_of(trainer).rank == 0
         self._bar = Tqdm(total=total, desc="Coalitions", leave=False, disable=not shows_bars)
         self._shows_bar = shows_bars
@@ -382,6 +416,7 @@ class _Progress:
     def __call__(self, text: str) -> None:
         """Note that one more coalition is trained."""
         self._bar.update()
+        self._check()
         is_due = time.monotonic() - self._line_time > PAUSE_SECONDS
         if is_due and not self._shows_bar:
             self._line_time = time.monotonic()

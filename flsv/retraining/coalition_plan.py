@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from flsv._lightning.patches import callbacks_of
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Round, TrainedCoalitions
 from flsv.core.extension import EndedRun, RunExtension
@@ -48,7 +49,7 @@ from flsv.retraining.utility_store import COALITIONS_FILE
 from flsv.sampling import FullParticipation
 from flsv.scores.performance import is_logged
 from flsv.utilities.arguments import attribute_of
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import digest
 from flsv.utilities.run_copy import RunCopy
 
@@ -170,6 +171,15 @@ class CoalitionPlan(RunExtension):
         self._mean_cohort_size = checked_mean_cohort(config.sampler, self.masks, data.num_clients)
         may_count_classes = not self._trains_at_sites and not config.is_private
         self._shares_no_class = may_count_classes and _shares_no_class(data.class_counts)
+
+        callback_names = {type(callback).__name__ for callback in callbacks_of(trainer)}
+        for metric in self._metrics.values():
+            unknown = sorted(set(metric.leaves_out) - callback_names)
+            if unknown:
+                raise ConfigurationError(
+                    f"ShadowShapley(leave_out={[*metric.leaves_out]}): the Trainer has no callback {unknown[0]!r}. It "
+                    f"has {listed(sorted(callback_names))}."
+                )
 
         trained, frozen = _initial_state(module, config)
         if self._initial_state is None:

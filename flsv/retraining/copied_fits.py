@@ -12,13 +12,16 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import joblib
 import lightning as L
 import torch
+from joblib._parallel_backends import LokyBackend
+from joblib.parallel import get_active_backend
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
 from flsv._lightning.patches import callbacks_of, find_loop, is_loop
@@ -49,8 +52,13 @@ def copy_of_run(trainer: L.Trainer, module: Any, data: Any) -> RunCopy:
     reductions = {}
     strategy = trainer.strategy
     if isinstance(strategy, FederatedStrategy):
-        arguments = (strategy.root_device, strategy.accelerator, None, strategy.precision_plugin)
-        reductions[id(strategy)] = (L.pytorch.strategies.SingleDeviceStrategy, arguments)
+        arguments = (
+            strategy.root_device,
+            strategy.accelerator,
+            None,  # no plugin for checkpoints
+            strategy.precision_plugin,
+        )
+        reductions[id(strategy)] = (SingleDeviceStrategy, arguments)
     return RunCopy(trainer, module, data=data, reductions=reductions)
 
 
@@ -62,6 +70,8 @@ class Scoring:
     measures: Mapping[str, str | ModelScore]
     # With "all", all members of a coalition train in every round.
     participation: Participation = "drawn"
+    # Names of classes of callbacks that take no part.
+    left_out: frozenset[str] = frozenset()
 
     @classmethod
     def by(cls, measure: Measure, participation: Participation = "drawn") -> Scoring:
@@ -73,7 +83,7 @@ class Scoring:
 
 def train_coalition(run_copy: RunCopy, scoring: Scoring, order: FitOrder) -> FitResult | FitFailed:
     """Train one coalition in this process, and return its result, or the error by which its fit has ended."""
-    with _in_quiet(), tempfile.TemporaryDirectory(prefix="flsv-coalition-") as folder:
+    with _in_quiet(), _new_folder() as folder:
         try:
             return _trained(run_copy, scoring, order, folder)
         except ConfigurationError:
@@ -83,14 +93,19 @@ def train_coalition(run_copy: RunCopy, scoring: Scoring, order: FitOrder) -> Fit
 
 
 def _trained(run_copy: RunCopy, scoring: Scoring, order: FitOrder, folder: str) -> FitResult:
-    trainer, module, data = _load(run_copy, scoring.participation)
+    trainer, module, data = _load(run_copy, scoring)
     run_state: Any = None
     if order.checkpoint is not None:
         checkpoint: Any = torch.load(order.checkpoint, map_location="cpu", weights_only=True)
         run_state = checkpoint["state_dict"]
 
     callback = prepare_coalition_fit(
-        trainer, module, data, measures=scoring.measures, order=order, folder=folder
+        trainer,
+        module,
+        data,
+        measures=scoring.measures,
+        order=order,
+        folder=folder,
     )
     with suppress(NoModel):  # the last finite model counts
         _fit(trainer, module, data)
@@ -106,14 +121,17 @@ def _trained(run_copy: RunCopy, scoring: Scoring, order: FitOrder, folder: str) 
     return replace(result, models=models)
 
 
-def _load(run_copy: RunCopy, participation: Participation) -> tuple[Any, Any, Any]:
+def _load(run_copy: RunCopy, scoring: Scoring) -> tuple[Any, Any, Any]:
     trainer, module, data = run_copy.load()
     if not isinstance(module, L.LightningModule):  # what makes it
         module = module()
-    if participation == "all":
-        for callback in callbacks_of(trainer):
-            if is_loop(callback):
-                change_in_place(callback, sampler=FullParticipation())
+    callbacks = []
+    for callback in callbacks_of(trainer):
+        if is_loop(callback) and scoring.participation == "all":
+            change_in_place(callback, sampler=FullParticipation())
+        if type(callback).__name__ not in scoring.left_out:
+            callbacks.append(callback)
+    trainer.callbacks = callbacks
     return trainer, module, data
 
 
@@ -136,17 +154,22 @@ def _in_quiet() -> Iterator[None]:
     """Print, log and warn nothing within this context, and restore the generators and variables that a fit may set."""
     disabled_level = logging.root.manager.disable
     states = global_rngs()
-    is_gradient_enabled = torch.is_grad_enabled()
     try:
-        with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        with ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             logging.disable(logging.CRITICAL)
-            torch.set_grad_enabled(True)
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(torch.enable_grad())
             yield
     finally:
-        torch.set_grad_enabled(is_gradient_enabled)
         logging.disable(disabled_level)
         restore_global_rngs(states)
+
+
+def _new_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="flsv-coalition-", ignore_cleanup_errors=True)
 
 
 class CopiedFits:
@@ -171,14 +194,16 @@ class CopiedFits:
         """Train the coalitions. Yield each order with its result or error, in any order if there are several jobs."""
         if self._jobs == 1 and not _has_workers():
             for order in orders:
-                yield order, train_coalition(self.copy_of(order.seed), self._scoring, order)
+                run_copy = self.copy_of(order.seed)
+                result = train_coalition(run_copy, self._scoring, order)
+                yield order, result
             return
         yield from _train_by_joblib(self._tasks(orders), self._jobs)
 
     def train_in_fresh_process(self, order: FitOrder) -> FitResult | FitFailed:
         """Train a coalition in a process that has imported nothing yet."""
-        with joblib.parallel_config("loky"):
-            ((_, result),) = _train_by_joblib(self._tasks([order]), jobs=2)
+        # With one job joblib would train in this process.
+        ((_, result),) = _train_by_joblib(self._tasks([order]), jobs=2)
         return result
 
     def copy_of(self, seed: int) -> RunCopy:
@@ -200,9 +225,8 @@ class CopiedFits:
 
 def _has_workers() -> bool:
     """Return whether ``joblib.parallel_config`` has set a backend."""
-    backend, _jobs = joblib.parallel.get_active_backend()
-    default_backend = joblib.parallel.BACKENDS[joblib.parallel.DEFAULT_BACKEND]
-    return not isinstance(backend, default_backend) and backend.uses_sharedmem is False
+    backend, _jobs = get_active_backend()
+    return not isinstance(backend, LokyBackend)
 
 
 def _train_by_joblib(
@@ -212,12 +236,17 @@ def _train_by_joblib(
     surroundings = sys.path, os.getcwd(), torch.get_num_threads()
 
     def calls() -> Iterator[Any]:
+        train_at_worker = joblib.delayed(_train_at_worker)
         for order, run_copy, scoring in tasks:
             orders.append(order)
             index = len(orders) - 1
-            yield joblib.delayed(_train_at_worker)(surroundings, index, run_copy, scoring, order)
+            yield train_at_worker(
+                surroundings, index, run_copy=run_copy, scoring=scoring, order=order
+            )
 
-    num_jobs = None if _has_workers() and jobs == 1 else jobs
+    num_jobs: int | None = jobs
+    if jobs == 1 and _has_workers():
+        num_jobs = None  # the backend's own number
     parallel = joblib.Parallel(num_jobs, return_as="generator_unordered", pre_dispatch="n_jobs")
     for index, result in parallel(calls()):
         if isinstance(result, ConfigurationError):
@@ -272,7 +301,7 @@ class Predicted:
 
 
 def _predict(run_copy: RunCopy, scoring: Scoring, prediction: Prediction, folder: str) -> Predicted:
-    trainer, module, data = _load(run_copy, scoring.participation)
+    trainer, module, data = _load(run_copy, scoring)
     loop: Any = find_loop(callbacks_of(trainer))
     sampler = loop.config.sampler
     evaluator = _Evaluator(data, [*scoring.measures.values()])

@@ -85,9 +85,9 @@ def retrain(
     """Compute clients' values by training the federation again with coalitions of them.
 
     Give a trainer, a module and data as for a fit that has not begun. Each coalition is trained by the fit of a copy of
-    them. By default each client alone, all but one, and all are trained, with three seeds. The values of other coalitions follow from predicted outputs, see
-    :mod:`flsv.functional.shapley.predicted_outputs`, or from predicted scores if the performance is not computed from
-    outputs.
+    them. By default each client alone, all but one, and all are trained, with three seeds. The values of other
+    coalitions follow from predicted outputs, see :mod:`flsv.functional.shapley.predicted_outputs`, or from predicted
+    scores if the performance is not computed from outputs.
 
     The fits run one after the other in this process, or in several by joblib: with ``jobs``, or with the workers of the
     backend of ``joblib.parallel_config``, such as ``"dask"``, if one is set.

@@ -250,12 +250,13 @@ class CoalitionTraining:
         return None
 
 
-def _are_equal(result: FitResult | FitFailed, other: FitResult | FitFailed) -> bool:
-    if isinstance(result, FitFailed) or isinstance(other, FitFailed):
-        return False
-    if result.models is None or other.models is None:
-        return False
-    return torch.equal(result.models.trained, other.models.trained)
+def _are_equal(lean_result: FitResult | FitFailed, whole_result: FitResult | FitFailed) -> bool:
+    models = []
+    for result in (lean_result, whole_result):
+        if isinstance(result, FitFailed) or result.models is None:
+            return False
+        models.append(result.models.trained)
+    return torch.equal(*models)
 
 
 def difference_from_run(

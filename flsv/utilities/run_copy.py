@@ -70,9 +70,7 @@ class RunCopy:
             all_reductions[id(logger)] = (SilentLogger, (logger.name, logger.version))
 
         def dump(value: Any) -> bytes:
-            file = io.BytesIO()
-            _Pickler(file, data, all_reductions).dump(value)
-            return file.getvalue()
+            return _pickled(value, data, all_reductions)
 
         try:
             self._bytes = dump((trainer, module))
@@ -85,8 +83,8 @@ class RunCopy:
             ) from error
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker that unpickles the data may know less of them than this process: cloudpickle brings their classes.
-        return {**vars(self), "_data": cloudpickle.dumps(self._data)}
+        # For a worker, which has no data yet.
+        return {**vars(self), "_data": _pickled(self._data, _NO_DATA, {})}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _data=pickle.loads(state["_data"]))
@@ -158,6 +156,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if issubclass(kind, nn.Module) and is_parametrized(value):
             return copyreg.__newobj__, (kind,), vars(value)  # type: ignore[attr-defined]
         return super().reducer_override(value)
+
+
+#: In place of data to which a pickled object refers.
+_NO_DATA = object()
+
+
+def _pickled(value: Any, data: Any, reductions: Mapping[int, Reduction]) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, data, reductions).dump(value)
+    return file.getvalue()
 
 
 class _Unpickler(pickle.Unpickler):
