@@ -43,7 +43,6 @@ from flsv.cli.options import (
     with_merged_options,
 )
 from flsv.configuration.identity import Identity, config_settings, sample_hashes
-from flsv.data.doubts import warn_of_doubts
 from flsv.engines.ranks import FederatedStrategy, started_by_script
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
@@ -104,9 +103,6 @@ class SavedConfig(SaveConfigCallback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero and leaves_files(trainer):
             self.save_config(trainer, pl_module, "fit")
-        data = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
-        if trainer.is_global_zero and not find_loop(callbacks_of(trainer)).config.is_private:
-            warn_of_doubts(data)
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         folder = run_folder(trainer)

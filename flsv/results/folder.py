@@ -25,6 +25,8 @@ BY_SCORE = "share by "
 SEED_COVARIANCE = "covariance of seeds"
 CASE_COVARIANCE = "covariance of cases"
 CONFIG = "config.yaml"
+#: The doubts that a server of sites has about their tables.
+DOUBTS_FILE = "doubts.csv"
 #: The list of the finished runs of ``flsv repeat``, see :class:`flsv.utilities.result_file.ResultFile`.
 RUNS = "runs.csv"
 #: Options of ``flsv fit`` that its repetition does not have: it neither resumes nor is quiet.

@@ -10,13 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from flsv.data.doubts import STRONG_DOUBT
 from flsv.functional.intervals import t_quantile
 from flsv.functional.joint_shares import JointShares, ValueErrors, joint_shares
-from flsv.results.round_result import RunResult
-from flsv.results.text import WORDS, is_small_gain, percent
+from flsv.results.round_result import Event, RunResult, doubts_in
+from flsv.results.run_table import select_rows
+from flsv.results.text import WORDS, is_small_gain, joined, percent
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN, parse_numbers
-from flsv.utilities.display import INTERVAL_LEVEL
+from flsv.utilities.display import INTERVAL_LEVEL, client_label
+from flsv.utilities.errors import listed
 
 #: Where the utilities of coalitions come from: all were trained, outputs or scores of some were predicted, or no
 #: coalition was trained.
@@ -32,6 +35,7 @@ FORBIDDING_REASONS = (
     "rounds",
     "unsuitable",
     "unfinished",
+    "shared_rows",
     "ranking",
     "judged",
     "no_gain",
@@ -40,8 +44,8 @@ FORBIDDING_REASONS = (
 )
 #: Fields of :class:`PaymentFacts` that ``run.json`` holds for a metric's performance.
 RECORDED_FACTS = ("source", "alone_only", "alone", "together", "majority", "cases")
-#: Reasons that depend on single clients' values.
-REASONS_ABOUT_ALL_VALUES = ("no_gain", "wide", "best_alone")
+#: Largest number of doubts that a sentence describes.
+MAX_DOUBTS_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,9 @@ class PaymentFacts:
     accuracy: float = NAN
     majority: float = NAN
     cases: int | None = None
+    #: Descriptions of rows that several clients have, and of all else about their tables that is strongly doubted.
+    shared_rows: str = ""
+    doubts: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,12 @@ class Verdict:
         sentences = [self.title, *self.reasons.values()]
         return " ".join(sentences)
 
+    def for_one_client(self) -> Verdict:
+        """Return this verdict in sentences that name no client and describe no client's table."""
+        sentences: Mapping[str, str] = WORDS["against_for_one"]
+        reasons = {name: sentences.get(name, text) for name, text in self.reasons.items()}
+        return Verdict(reasons, self.seeds)
+
     def without(self, names: Sequence[str]) -> Verdict:
         """Return this verdict without some of its reasons."""
         remaining = dict(self.reasons)
@@ -138,12 +151,14 @@ def verdict_of(facts: PaymentFacts, rule: Negatives = "zero") -> Verdict:
         "rounds": facts.of_rounds,
         "unsuitable": facts.unsuitable,
         "unfinished": not facts.is_finished,
+        "shared_rows": facts.shared_rows,
         "ranking": ranks_only,
         "judged": facts.judged and not facts.accepts_partners,
         "no_gain": no_gain,
         "majority": is_like_majority and percent(facts.majority),
         "wide": not no_gain and not is_like_majority and joint.moved > MAX_MOVED_SHARE,
         "metric": not has_trainings and not facts.unsuitable,
+        "doubts": facts.doubts,
         "one_class": facts.majority >= ONE_CLASS_SHARE and percent(facts.majority),
         "one_seed": has_trainings and facts.seeds == 1,
         "alone": has_trainings and facts.alone_only and not ranks_only,
@@ -226,6 +241,35 @@ def game_facts(record: Mapping[str, Any], metric: str) -> dict[str, Any]:
     return facts
 
 
+def doubt_facts(
+    events: Sequence[Event],
+    client_names: Sequence[str],
+) -> dict[str, str]:
+    """Return the facts of :class:`PaymentFacts` that a run's events have on the clients' tables.
+
+    Example:
+        >>> shared = Event(0, "doubt", 0, 0, others=[1], text="80 of 80 rows are rows of Lyon, too", strength=40.0)
+        >>> doubt_facts([shared], ["Graz", "Lyon"])["shared_rows"]
+        'Graz and Lyon (80 of 80 rows are rows of Lyon, too)'
+    """
+    shared_rows = []
+    descriptions = []
+    for doubt in doubts_in(events):
+        owners = []
+        if doubt.client is not None:
+            owners = [
+                client_label(client, client_names) for client in (doubt.client, *doubt.others)
+            ]
+        if doubt.others:
+            shared_rows.append(f"{joined(owners)} ({doubt.text})")
+        elif doubt.strength is not None and doubt.strength >= STRONG_DOUBT:
+            column_at_owners = ", ".join([*owners, doubt.column])
+            descriptions.append(f"{column_at_owners} ({doubt.text})")
+
+    text = listed(descriptions, MAX_DOUBTS_SHOWN)
+    return {"shared_rows": listed(shared_rows, MAX_DOUBTS_SHOWN), "doubts": text}
+
+
 def matrix_of(rows: Sequence[str]) -> Tensor | None:
     """Parse the rows of a matrix ``[n, n]``, or return None if there are none."""
     if not rows or not all(rows):
@@ -250,5 +294,9 @@ def verdict_of_run(
         errors=value_errors(low, high, case_covariance=case_covariance),
         source="scores" if metric in result.trained else "none",
     )
-    recorded_facts = game_facts(record, metric)  # replace the defaults above, `source` among them
+    client_names = select_rows(result.table, "samples")["client_name"].tolist()
+    recorded_facts = {
+        **game_facts(record, metric),  # replaces the defaults above, `source` among them
+        **doubt_facts(result.events, client_names),
+    }
     return verdict_of(replace(facts_of_result, **recorded_facts))
