@@ -193,6 +193,9 @@ def preferred_basis(run: Run) -> Basis | None:
         *_metrics_to_share_by(run),
         *run.metrics,
     ]
+    for metric in preferred:
+        if metric in run.measured:
+            return _basis_by_metric(run, metric)
     if not preferred:
         return None
     return _basis_by_metric(run, preferred[0])

@@ -35,6 +35,7 @@ FORBIDDING_REASONS = (
     "rounds",
     "unsuitable",
     "unfinished",
+    "no_values",
     "shared_rows",
     "ranking",
     "judged",
@@ -43,7 +44,15 @@ FORBIDDING_REASONS = (
     "wide",
 )
 #: Fields of :class:`PaymentFacts` that ``run.json`` holds for a metric's performance.
-RECORDED_FACTS = ("source", "alone_only", "alone", "together", "majority", "cases")
+RECORDED_FACTS = (
+    "source",
+    "alone_only",
+    "alone",
+    "together",
+    "majority",
+    "cases",
+    "why_no_values",
+)
 #: Largest number of doubts that a sentence describes.
 MAX_DOUBTS_SHOWN = 3
 
@@ -83,6 +92,8 @@ class PaymentFacts:
     #: Descriptions of rows that several clients have, and of all else about their tables that is strongly doubted.
     shared_rows: str = ""
     doubts: str = ""
+    #: A sentence that tells why no client has a value, if the metric knows it.
+    why_no_values: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,7 +152,8 @@ def verdict_of(facts: PaymentFacts, rule: Negatives = "zero") -> Verdict:
     """
     has_trainings = facts.source != "none"
     joint = _joint(facts, rule)
-    are_gains = not facts.unsuitable and not facts.of_rounds
+    has_values = not all(map(math.isnan, facts.values))
+    are_gains = has_values and not facts.unsuitable and not facts.of_rounds
     no_gain = are_gains and _has_no_gain(facts, joint)
     is_like_majority = not no_gain and _is_like_majority(facts)
     is_scored_alone = facts.alone_only and facts.source == "scores"
@@ -151,6 +163,7 @@ def verdict_of(facts: PaymentFacts, rule: Negatives = "zero") -> Verdict:
         "rounds": facts.of_rounds,
         "unsuitable": facts.unsuitable,
         "unfinished": not facts.is_finished,
+        "no_values": not has_values and _why_no_values(facts),
         "shared_rows": facts.shared_rows,
         "ranking": ranks_only,
         "judged": facts.judged and not facts.accepts_partners,
@@ -181,6 +194,18 @@ def _joint(facts: PaymentFacts, rule: Negatives) -> JointShares:
         unknown = torch.full(values.shape, NAN)
         return JointShares(unknown, unknown, NAN, NAN)
     return joint_shares(values, facts.errors, rule)
+
+
+def _why_no_values(facts: PaymentFacts) -> str:
+    """Return a sentence that tells why no client has a value, and what to do."""
+    if facts.why_no_values:
+        return facts.why_no_values
+    sentences: Mapping[str, str] = WORDS["why_no_values"]
+    if not facts.is_finished:
+        return sentences["unfinished"]
+    if facts.source != "none":
+        return sentences["trainings"]
+    return sentences["rounds"]
 
 
 def _has_no_gain(facts: PaymentFacts, joint: JointShares) -> bool:
