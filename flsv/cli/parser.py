@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -285,6 +286,12 @@ class FederatedCLI(LightningCLI):
             if self._new_folder is not None and self.loop.round_index == 0:
                 shutil.rmtree(self._new_folder, ignore_errors=True)  # nothing was trained
             raise
+        except ValueError as error:
+            *_, (innermost_frame, _line) = traceback.walk_tb(error.__traceback__)
+            module_name = innermost_frame.f_globals["__name__"]
+            if not module_name.startswith("torch.optim"):
+                raise
+            raise ConfigurationError(f"optimizer or lr_scheduler: {error}.") from error
         except (RuntimeError, MisconfigurationException) as error:
             raise_if_monitor_is_unlogged(error, self.trainer)
             raise

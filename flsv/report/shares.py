@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,9 +57,16 @@ class Budget:
     judged_by_partners: bool = False
 
     def __post_init__(self) -> None:
-        if round(self.amount, self.decimals) != self.amount:
+        is_code = re.fullmatch("[A-Za-z]{3}|", self.currency)
+        if not is_code:
             raise ConfigurationError(
-                f"a budget of {self.amount} {self.currency}: expected {self.decimals} decimals at most."
+                f"Budget(currency={self.currency!r}): expected a code of three letters, such as EUR, USD or CHF "
+                "(ISO 4217)."
+            )
+        if round(self.amount, self.decimals) != self.amount:
+            text = f"{self.amount} {self.currency}".rstrip()
+            raise ConfigurationError(
+                f"a budget of {text}: expected {self.decimals} decimals at most."
             )
 
     @property

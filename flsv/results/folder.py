@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from flsv.utilities.csv_files import read_rows
 from flsv.utilities.display import display_path
-from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.errors import ConfigurationError, listed, no_run_folder
 
 CONTRIBUTIONS = "contributions.csv"
 RECORD = "run.json"
@@ -80,9 +80,7 @@ def find_contributions(run: Path) -> Path:
     if (folder / CONTRIBUTIONS).is_file():
         return folder / CONTRIBUTIONS
     if not folder.is_dir():
-        raise ConfigurationError(
-            f"there is no folder {folder}. Name a run's, such as lightning_logs/version_0."
-        )
+        raise no_run_folder(folder)
 
     folders_below = [path.parent for path in folder.rglob(CONTRIBUTIONS)]
     if not folders_below:
