@@ -19,6 +19,7 @@ from torchmetrics import Metric
 
 from flsv import scores
 from flsv.__about__ import __version__
+from flsv._lightning.patches import callbacks_of
 from flsv.configuration.identity import hyperparameters
 from flsv.core import FederationState, Round
 from flsv.data import plot_partition
@@ -37,6 +38,7 @@ from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_to_retraining_first
 from flsv.server import ContributionMetrics
 from flsv.utilities.arguments import attribute_of
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
 if TYPE_CHECKING:
@@ -221,6 +223,22 @@ class RunReports:
             class_names = self._data.class_names
         figure, _ = plot_partition(self._data.class_counts, class_names, self._data.client_names)
         return figure
+
+    def check_monitors(self) -> None:
+        """Raise ConfigurationError if a callback monitors values that are computed after the run."""
+        late_metrics = []
+        for name, metric in self._metrics.items():
+            if attribute_of(metric, "pending") is not None:
+                late_metrics.append(name)
+        for callback in callbacks_of(self._trainer):
+            monitor = getattr(callback, "monitor", None)
+            metric_name, _, _ = str(monitor).partition("/")
+            if metric_name in late_metrics:
+                raise ConfigurationError(
+                    f"{type(callback).__name__}(monitor={monitor!r}): the values of {metric_name} are computed after "
+                    "the run. Monitor a metric with values from round 1 on, such as CumulativeShapley, or a value that "
+                    "validation logs."
+                )
 
     def begin_round(self) -> None:
         for sink in self.sinks:
