@@ -121,7 +121,7 @@ def write_report(
 
 
 def _subtitle(run: Run) -> str:
-    rounds = f"{run.rounds} rounds"
+    rounds = "1 round" if run.rounds == 1 else f"{run.rounds} rounds"
     if not run.ended:
         planned_rounds = run.record["rounds"]
         if planned_rounds and planned_rounds > 0:  # -1: no limit
