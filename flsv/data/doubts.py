@@ -62,6 +62,16 @@ MAX_DUPLICATE_SHARE = 0.05
 #: Largest difference of a class's log odds from the others', in standard errors of sampling and at all.
 MAX_STANDARD_ERRORS = 6.0
 MAX_LOG_ODDS_DIFFERENCE = math.log(6)
+#: Powers of ten that are looked for in a part of a site's values.
+POWERS_OF_TEN = (10.0, 100.0, 1000.0)
+#: Smallest factor between the units of two parts of a site's values, as its logarithm in interquartile ranges of the
+#: usual logarithms: values of nearer units overlap.
+MIN_UNIT_DISTANCE = 5.0
+#: Smallest and largest share of a site's values that are another unit's, beyond that of the other sites.
+MIN_PART = 0.01
+MAX_PART = 0.95
+#: Largest number of values between two units, as a share of the values of the other unit.
+MAX_SHARE_BETWEEN = 0.1
 #: Strength from which on a doubt is strong.
 STRONG_DOUBT = 2.0
 #: Smallest probability at which a site's having one value only is taken for chance.
@@ -73,12 +83,14 @@ STRENGTH_OF_OWN_CATEGORIES = 0.25
 ALL_COLUMNS = "all columns"
 
 
-#: What is doubtful: values are missing, all the same, of another unit or origin, or categories of one site only. A
-#: column numbers the cases, or tells the site. Rows are at a site twice, or at two sites. A class has another share.
+#: What is doubtful: values are missing, all the same, of another unit, all or in part, of another origin, or categories
+#: of one site only. A column numbers the cases, or tells the site. Rows are at a site twice, or at two sites. A class
+#: has another share.
 DoubtKind = Literal[
     "missing",
     "constant",
     "unit",
+    "part",
     "origin",
     "categories",
     "identifier",
@@ -208,7 +220,11 @@ def _unusual_values(column: pd.Series, other_column: pd.Series) -> Iterator[Find
 
     is_numeric = pd.api.types.is_numeric_dtype
     if is_numeric(own_values) and is_numeric(other_values):
-        yield from _scale(own_values.astype(float), other_values.astype(float))
+        own_numbers = own_values.astype(float)
+        other_numbers = other_values.astype(float)
+        parts = list(_parts_of_another_unit(own_numbers, other_numbers))
+        # A mixture of two units is no single one.
+        yield from parts or _scale(own_numbers, other_numbers)
     else:
         yield from _own_categories(own_values.astype(str), other_values.astype(str))
 
@@ -251,6 +267,48 @@ def _scale(
         medians = f"median is {median:.4g}, at the other sites {usual_median:.4g}"
         text = f"{medians}, far outside the usual spread"
         yield Finding(shift / MAX_SHIFT_IN_RANGES, text, "origin")
+
+
+def _parts_of_another_unit(
+    own_values: pd.Series,
+    other_values: pd.Series,
+) -> Iterator[Finding]:
+    """Find rows of a site whose numbers are of another unit than its other numbers and those of the other sites."""
+    own_logarithms = np.log(own_values[own_values > 0])
+    other_logarithms = np.log(other_values[other_values > 0])
+    if min(len(own_logarithms), len(other_logarithms)) < MIN_VALUES or other_values.nunique() < 10:
+        return
+    center = float(other_logarithms.median())
+    spread = _interquartile_range(other_logarithms)
+    for factor in (*UNIT_FACTORS, *POWERS_OF_TEN):
+        for shift in (math.log(factor), -math.log(factor)):
+            if abs(shift) < MIN_UNIT_DISTANCE * spread:
+                continue
+            own_part = _part_near(own_logarithms - center, shift, spread)
+            usual_part = _part_near(other_logarithms - center, shift, spread)
+            share = len(own_part) / len(own_logarithms)
+            excess = share - len(usual_part) / len(other_logarithms)
+            if MIN_PART < excess < MAX_PART and len(own_part) >= MIN_COUNT_OF_SHARE:
+                ratio = math.exp(own_part.median())
+                text = f"{len(own_part)} of {len(own_logarithms)} {ratio_text(ratio)}"
+                yield Finding(STRONG_DOUBT * (1 + share), text, "part")
+                return
+
+
+def _part_near(
+    distances: pd.Series,
+    shift: float,
+    spread: float,
+) -> pd.Series:
+    """Return the distances from the usual logarithm that gather around ``shift``, none if they do not gather there."""
+    positions = distances / shift  # 0 at the usual unit, 1 at the other
+    part = distances[positions > 0.5]
+    num_between = int(positions.between(0.4, 0.6).sum())
+    if part.empty or num_between > MAX_SHARE_BETWEEN * len(part):
+        return part[:0]
+    is_as_narrow = _interquartile_range(part) <= 2 * spread
+    is_at_shift = abs(part.median() - shift) < MAX_LOG_DISTANCE
+    return part if is_as_narrow and is_at_shift else part[:0]
 
 
 def _interquartile_range(

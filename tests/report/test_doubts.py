@@ -40,7 +40,7 @@ def make_tables() -> Tables:
         generator = np.random.default_rng(seed)
         tables[name] = pd.DataFrame(
             {
-                "age": generator.normal(50, 15, NUM_ROWS),
+                "age": generator.normal(50, 10, NUM_ROWS),
                 "temperature": generator.normal(37, 0.5, NUM_ROWS),
                 "ward": generator.choice(["A", "B", "C"], NUM_ROWS),
             }
@@ -58,6 +58,10 @@ def make_ward_constant(tables: Tables) -> None:
 
 def count_age_in_months(tables: Tables) -> None:
     tables["Bilbao"]["age"] *= 12
+
+
+def count_some_ages_in_months(tables: Tables) -> None:
+    tables["Bilbao"].loc[:9, "age"] *= 12
 
 
 def measure_in_fahrenheit(tables: Tables) -> None:
@@ -99,6 +103,7 @@ FAULTS: dict[str, Callable[[Tables], None]] = {
     "missing": remove_half_of_ages,
     "constant": make_ward_constant,
     "unit": count_age_in_months,
+    "part": count_some_ages_in_months,
     "origin": measure_in_fahrenheit,
     "categories": rename_ward,
     "identifier": number_the_cases,
