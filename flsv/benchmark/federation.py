@@ -26,7 +26,7 @@ from flsv.configuration.identity import Identity, sample_hashes
 from flsv.data import FederatedDataModule
 from flsv.scores.performance import Mode, performance_of
 from flsv.utilities.declared import Count, checked
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, nearest
 from flsv.utilities.formats import version_settings
 
 #: Environment variable with the folder of the data.
@@ -239,7 +239,8 @@ def federation(name: str) -> Federation:
         path = FOLDER / f"{name}.yaml"
     if not path.is_file():
         raise ConfigurationError(
-            f"there is no federation {name!r}: expected a YAML file or one of {names()}."
+            f"there is no federation {name!r}.{nearest(name, names())} flsv bench --list shows all. Your own is a YAML "
+            "file."
         )
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Federation)

@@ -25,7 +25,7 @@ from flsv.core.needs import needs_of
 from flsv.core.vocabulary import NEEDS
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import latest
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, nearest
 
 
 class SampleCount(ContributionMetric):
@@ -198,9 +198,10 @@ def _import_class(path: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
+        reason = f" ({error})" if module else ""
         raise ConfigurationError(
-            f"there is no metric {path!r} ({error}): expected one of {', '.join(METRICS)}, or the path of a class, "
-            "such as my_package.MyMetric."
+            f"there is no metric {path!r}{reason}.{nearest(path, METRICS)} flsv bench --list shows all. A class of "
+            "your own is named with its module, such as my_package.MyMetric."
         ) from error
 
 

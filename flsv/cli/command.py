@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -13,9 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from flsv.utilities.display import display_path as display_path
+from flsv.utilities.errors import nearest
 
 #: Arguments of ``flsv fit`` that hide progress bars and the model's summary.
 NO_BARS = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
@@ -110,12 +112,29 @@ def lasting_output() -> Iterator[None]:
         sys.stdout = usual_output
 
 
+class CommandParser(argparse.ArgumentParser):
+    """Parser whose errors are one line, with the nearest option or choice."""
+
+    def error(self, message: str) -> NoReturn:
+        invalid_choice = re.search(
+            r"invalid choice: '?(?P<word>[^' ]+)'? \(choose from (?P<choices>.+)\)", message
+        )
+        unrecognized = re.search(r"unrecognized arguments: (?P<word>[^ =]+)", message)
+        hint = ""
+        if invalid_choice is not None:
+            choices = re.findall(r"[\w+-]+", invalid_choice["choices"])
+            hint = nearest(invalid_choice["word"], choices)
+        elif unrecognized is not None:
+            hint = nearest(unrecognized["word"], self._option_string_actions)
+        self.exit(2, f"{self.prog}: error: {message}.{hint}\n")
+
+
 def command_parser(
     prog: str, description: str | None, epilog: str | None = None
 ) -> argparse.ArgumentParser:
     """Return an ``ArgumentParser`` that prints its description unchanged and accepts no abbreviated options."""
     raw = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(
+    return CommandParser(
         prog, description=description, epilog=epilog, formatter_class=raw, allow_abbrev=False
     )
 

@@ -18,24 +18,39 @@ import yaml
 from flsv.utilities.errors import ConfigurationError, nearest
 
 _UNKNOWN_OPTION = re.compile(r"does not accept option '(?P<key>[^']+)'")
-_KEY_IN_MESSAGE = re.compile(r'^Parser key "(?P<key>[^"]+)":')
-_UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (?P<name>[\w.]+)")
+_UNRECOGNIZED_WORDS = re.compile(r"unrecognized arguments: (?P<words>.+)")
+_KEY_IN_MESSAGE = re.compile(r'Parser key "([^"]+)":')
+#: Key of a configuration that the command line holds as text.
+_KEY_OF_TEXT = "config"
+_UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (?P<name>.+)")
 _NOT_IN_MODULE = re.compile(r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'")
-_UNKNOWN_ARGUMENT = re.compile(
-    r"given class_path '(?P<path>[\w.]+)':\s+Option '(?P<name>[\w.]+)' is not accepted"
-)
+_UNKNOWN_ARGUMENT = re.compile(r"Option '(?P<name>[\w.]+)' is not accepted")
+_CLASS_PATH = re.compile(r"class_path(?:=| )'(?P<path>[\w.]+)'")
 _MISSING_MODULE = re.compile(
     r"given class_path '(?P<path>[\w.]+)':\s+No module named '(?P<name>[\w.]+)'"
 )
-_PART_OF_VALUE = re.compile(r"NestedArg\(key=\S+ val=(.*)\)", flags=re.DOTALL)
-_MAPPING_EXPECTED = "Expected a dict"
+_GIVEN_VALUE = re.compile(r"Given value: (?P<value>.*?)(?:\. Got value: .*)?$", flags=re.MULTILINE)
+_PART_OF_VALUE = re.compile(r"NestedArg\(key=\S+ val=(.*)\)")
+_MAPPING_EXPECTED = "Expected a <class 'dict'>"
+_EXPECTED_TYPE = re.compile(r"Expected an? <class '(?P<type>[\w.]+)'>")
+_EXPECTED_CHOICES = re.compile(r"Expected a typing\.Literal\[(?P<choices>.+)\]")
+_SUBCLASS_EXPECTED = re.compile(r"Not a valid subclass of (?P<name>\w+)")
+#: Types that a configuration may have, in words.
+_TYPES_IN_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "list": "a list",
+    "dict": "a mapping",
+    "collections.abc.Sequence": "a list",
+}
+_PERCENTAGE = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?%")
 #: An argument and its value, as errors of constructors show them.
 _ARGUMENT_IN_MESSAGE = re.compile(
     r"\b(?P<name>\w+)=(?:'(?P<text>[^']*)'|(?P<number>[-+.\w]+)|[\[({])"
 )
 _QUOTED_TEXT = re.compile(r"'([^']+)'")
-#: What each option that may be left out would take, too.
-_NOTHING_EXPECTED = "Expected a <class 'NoneType'>"
 
 
 class OptionError(ConfigurationError):
@@ -50,16 +65,17 @@ class OptionError(ConfigurationError):
     def __init__(
         self,
         message: str,
-        options: Collection[str],
-        class_names: Collection[str],
+        # Without them an error of another process could not be unpickled, which sets them afterwards.
+        options: Collection[str] = (),
+        class_names: Collection[str] = (),
     ) -> None:
         super().__init__(message)
         self.options = options
         self.class_names = class_names
 
 
-def explain(error: OptionError, files: Sequence[Path]) -> str:
-    """Return a short message for an error of jsonargparse in one of some configuration files.
+def explain(error: OptionError, files: Sequence[Path], words: Sequence[str] = ()) -> str:
+    """Return a short message for an error of jsonargparse in one of some files, or in the words of a command line.
 
     Example:
         >>> said = "Subcommand 'fit' does not accept option 'federation.local_epoch'"
@@ -67,19 +83,77 @@ def explain(error: OptionError, files: Sequence[Path]) -> str:
         'federation.local_epoch: there is no such option. Did you mean federation.local_epochs?'
     """
     message = str(error)
+    unrecognized = _UNRECOGNIZED_WORDS.search(message)
+    if unrecognized is not None:
+        return _explain_words(unrecognized["words"].split(), error.options)
+
     unknown_option = _UNKNOWN_OPTION.search(message)
     if unknown_option is not None:
         key, explanation = _explain_option(unknown_option["key"], error.options)
         _, _, wrong_word = key.rpartition(".")
     else:
-        key_match = _KEY_IN_MESSAGE.search(message)
-        if key_match is None:
+        keys, reasons_of_value = _innermost(message)
+        if not keys:
             return message
-        key = key_match["key"]
-        wrong_word, explanation = _explain_value(message, error.class_names)
+        key = ".".join(keys)
+        wrong_word, explanation = _explain_value(message, reasons_of_value, error.class_names)
 
-    origin = _origin(files, key.split("."), wrong_word)
+    origin = ""
+    if not _is_among(words, key):
+        origin = _origin(files, key.split("."), wrong_word)
     return f"{origin}{key}: {explanation}"
+
+
+def _explain_words(words: Sequence[str], options: Collection[str]) -> str:
+    """Explain the first of the words of a command line that no option takes."""
+    first_word = words[0]
+    if not first_word.startswith("-"):
+        return (
+            f"{first_word}: expected an option. Name a configuration file by --config {first_word}."
+        )
+    option, _, _value = first_word.partition("=")
+    key, explanation = _explain_option(option.lstrip("-"), options)
+    return f"--{key}: {explanation}"
+
+
+def _innermost(message: str) -> tuple[list[str], str]:
+    """Return the keys that lead to the part of a value that is wrong, and what is said of this part."""
+    lines = message.splitlines()
+    keys: list[str] = []
+    last_line = 0
+    last_indent = -1
+    for number, line in enumerate(lines):
+        keys_of_line = _KEY_IN_MESSAGE.findall(line)
+        if not keys_of_line:
+            continue
+        indent = len(line) - len(line.lstrip())
+        if indent <= last_indent:
+            break  # it is said of another type that the value may have
+        keys += keys_of_line
+        last_line = number
+        last_indent = indent
+
+    _, _, end_of_line = lines[last_line].rpartition('":')
+    text = "\n".join([end_of_line, *lines[last_line + 1 :]])
+    text_before_value, heading, text_after = text.partition("Given value type")
+    given_value = _GIVEN_VALUE.search(text_after)
+    if given_value is not None:
+        text_after = text_after[: given_value.end()]
+    if keys[:1] == [_KEY_OF_TEXT]:
+        keys = keys[1:]
+    return keys, f"{text_before_value}{heading}{text_after}"
+
+
+def _is_among(words: Sequence[str], key: str) -> bool:
+    """Return whether an option of a command line has set the value of a key, or a part of it."""
+    for word in words:
+        option, _, _value = word.partition("=")
+        option_key = option.removeprefix("--").replace("init_args.", "")
+        is_option = option.startswith("--") and option != "--config"
+        shorter, longer = sorted([option_key, key], key=len)
+        if is_option and f"{longer}.".startswith(f"{shorter}."):
+            return True
+    return False
 
 
 def _explain_option(key: str, options: Collection[str]) -> tuple[str, str]:
@@ -119,15 +193,11 @@ def _prefixes(key: str) -> Iterator[str]:
     return accumulate(key.split("."), "{}.{}".format)
 
 
-def _explain_value(message: str, class_names: Collection[str]) -> tuple[str, str]:
-    """Return the word that is wrong in a value, and what is wrong with it."""
-    unknown_class = _UNKNOWN_CLASS.search(message)
-    if unknown_class is not None:
-        name = unknown_class["name"]
-        similar = get_close_matches(name, class_names)
-        advice = "A class of your own is named with its module."
-        return name, f"there is no class {name}.{_question(similar)} {advice}"
+def _explain_value(message: str, text: str, class_names: Collection[str]) -> tuple[str, str]:
+    """Return the word that is wrong in a value, and what is wrong with it.
 
+    The ``text`` is the part of the ``message`` about the part of the value that is wrong.
+    """
     not_in_module = _NOT_IN_MODULE.search(message)
     if not_in_module is not None:
         name, module = not_in_module["name"], not_in_module["module"]
@@ -135,17 +205,12 @@ def _explain_value(message: str, class_names: Collection[str]) -> tuple[str, str
         similar = get_close_matches(name, names_of_module)
         return name, f"module {module} has no {name}.{_question(similar)}"
 
-    unknown_argument = _UNKNOWN_ARGUMENT.search(message)
+    unknown_argument = _UNKNOWN_ARGUMENT.search(text)
     if unknown_argument is not None:
-        name, path = unknown_argument["name"], unknown_argument["path"]
-        named_class: Any = locate(path)
-        arguments = []
-        if isinstance(named_class, type):
-            arguments = [*inspect.signature(named_class).parameters]
-        similar = get_close_matches(name, arguments) or arguments
-        return name, f"{path} has no argument {name}.{_question(similar)}"
+        paths = _CLASS_PATH.findall(text)
+        return _explain_argument(unknown_argument["name"], paths[-1])
 
-    missing_module = _MISSING_MODULE.search(message)
+    missing_module = _MISSING_MODULE.search(text)
     if missing_module is not None:
         path, name = missing_module["path"], missing_module["name"]
         modules = [file.stem for file in Path.cwd().glob("*.py")]
@@ -154,24 +219,85 @@ def _explain_value(message: str, class_names: Collection[str]) -> tuple[str, str
             f"{path} cannot be imported: there is no module {name}, neither in this folder nor installed.{question}"
         )
 
-    shown = ""
-    value = re.search(r"Given value: (.*)", message, flags=re.DOTALL)
-    if value is not None:
-        part_of_value = _PART_OF_VALUE.fullmatch(value[1])
-        text = value[1] if part_of_value is None else part_of_value[1]
-        shown = f", got {_shortened(text)}"
-    reasons = "; ".join(_reasons(message))
-    if reasons == _MAPPING_EXPECTED:
+    expected = _expected(text)
+    unknown_class = _UNKNOWN_CLASS.search(text)
+    if unknown_class is not None and not expected:
+        name = unknown_class["name"]
+        similar = get_close_matches(name, class_names)
+        advice = "A class of your own is named with its module."
+        return name, f"there is no class {name}.{_question(similar)} {advice}"
+    return _explain_type(text, expected)
+
+
+def _explain_argument(name: str, path: str) -> tuple[str, str]:
+    """Return the name of an argument that the class at a path does not have, and those that it has."""
+    named_class: Any = locate(path)
+    arguments = []
+    if isinstance(named_class, type):
+        arguments = [*inspect.signature(named_class).parameters]
+    similar = get_close_matches(name, arguments) or arguments
+    return name, f"{path} has no argument {name}.{_question(similar)}"
+
+
+def _explain_type(text: str, expected: Sequence[str]) -> tuple[str, str]:
+    """Return a value of the wrong type, and what was expected in its place."""
+    value = ""
+    given_value = _GIVEN_VALUE.search(text)
+    if given_value is not None:
+        part_of_value = _PART_OF_VALUE.fullmatch(given_value["value"])
+        value = given_value["value"] if part_of_value is None else part_of_value[1]
+
+    if _expects_mapping_of_names(text):
         reasons = (
             "expected a mapping from names of your choice to what they stand for, such as "
             "{my_metric: ClassSpecificShapley}"
         )
-    return "", f"{reasons}{shown}"
+    elif expected:
+        reasons = f"expected {' or '.join(expected)}"
+    else:
+        reasons = "; ".join(_reasons(text))
+    explanation = f"{reasons}, got {_shortened(value)}" if value else reasons
+
+    percentage = _PERCENTAGE.fullmatch(value)
+    if percentage is not None and "a number" in expected:
+        share = float(percentage["number"]) / 100
+        explanation += f". Write {share:g} for {value}"
+    explanation += "."
+    for choices in _EXPECTED_CHOICES.findall(text):
+        explanation += nearest(value, _QUOTED_TEXT.findall(choices))
+    return value, explanation
 
 
-def _reasons(message: str) -> Iterator[str]:
+def _expects_mapping_of_names(text: str) -> bool:
+    return [*_reasons(text)] == [_MAPPING_EXPECTED]
+
+
+def _expected(text: str) -> list[str]:
+    """Return in words the types and choices that a value may have, without classes that are made by their name."""
+    expected = []
+    for reason in _reasons(text):
+        expected_type = _EXPECTED_TYPE.fullmatch(reason)
+        expected_choices = _EXPECTED_CHOICES.fullmatch(reason)
+        subclass = _SUBCLASS_EXPECTED.match(reason)
+        if expected_type is not None:
+            name = expected_type["type"]
+            expected.append(_TYPES_IN_WORDS.get(name, f"a {name}"))
+        elif expected_choices is not None:
+            choices = _QUOTED_TEXT.findall(expected_choices["choices"])
+            expected.append(f"one of {', '.join(choices)}")
+        elif subclass is not None:
+            expected.append(f"the name of a {subclass['name']}, or a mapping with its class_path")
+    if "a number" in expected and "a whole number" in expected:
+        expected.remove("a whole number")
+    names_class = _UNKNOWN_CLASS.search(text) is not None
+    if names_class and expected == ["a list"]:
+        return []  # of objects of the class
+    return [*dict.fromkeys(expected)]
+
+
+def _reasons(text: str) -> Iterator[str]:
     """Yield what jsonargparse expected, without that nothing would do as well."""
-    # Below the first line, which names the option:
+    # For example
     #   Does not validate against any of the Union subtypes
     #   Subtypes: [<class 'int'>, <class 'NoneType'>]
     #   Errors:
@@ -179,15 +305,14 @@ def _reasons(message: str) -> Iterator[str]:
     #     - Expected a <class 'NoneType'>
     #   Given value type: <class 'str'>
     # Without a union there is only the text of one error.
-    _first_line, _, later_lines = message.partition("\n")
-    text_before_value, _, _value = later_lines.partition("Given value")
+    text_before_value, _, _value = text.partition("Given value")
     # The text after the last "Errors:", or all text if it is not there.
     _, _, errors = text_before_value.rpartition("Errors:")
     for line in (errors or text_before_value).splitlines():
         reason = line.strip(" -")
         is_heading = reason.startswith(("Does not validate", "Subtypes"))
-        if reason and reason != _NOTHING_EXPECTED and not is_heading:
-            yield re.sub(r"<class '([\w.]+)'>", r"\1", reason)
+        if reason and not reason.endswith("<class 'NoneType'>") and not is_heading:
+            yield reason
 
 
 def _question(similar: Sequence[str]) -> str:
@@ -219,7 +344,8 @@ def _line_number(node: Any, keys: Sequence[str], word: str) -> int | None:
     for key in keys:
         entry = _entry_of_mapping(node, key)
         if entry is None:
-            return None
+            key_mark = None  # the word is somewhere in what has been reached
+            break
         key_node, node = entry
         key_mark = key_node.start_mark
     for descendant in _scalars(node):
@@ -231,11 +357,15 @@ def _line_number(node: Any, keys: Sequence[str], word: str) -> int | None:
 
 
 def _entry_of_mapping(node: Any, key: str) -> tuple[yaml.Node, yaml.Node] | None:
-    """Return the nodes of a mapping's key and of its value, or None."""
-    if isinstance(node, yaml.MappingNode):
-        for key_node, value_node in node.value:
-            if key_node.value == key:
-                return key_node, value_node
+    """Return the nodes of a key and of its value in a mapping, or in its ``init_args``, or None."""
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    for key_node, value_node in node.value:
+        if key_node.value == key:
+            return key_node, value_node
+    for key_node, value_node in node.value:
+        if key_node.value == "init_args":
+            return _entry_of_mapping(value_node, key)
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from flsv.utilities.errors import ConfigurationError, nearest
+from flsv.utilities.errors import ConfigurationError, listed, nearest
 
 _PACKAGE = Path(__file__).parents[1]
 #: In a wheel the files are within the package. In a checkout (an editable install) they are beside it.
@@ -44,10 +44,18 @@ def find_config(name: str) -> Path:
     if name in names:
         return FOLDER / f"{name}.yaml"
 
-    hint = nearest(name, names)
+    files_here = [str(path) for path in Path().glob("*.yaml")]
+    hint = nearest(name.removesuffix(".yaml"), [*map(_without_suffix, files_here), *names])
     if not hint:
-        hint = f" With flsv come {', '.join(names)}."
+        hint = (
+            f" Here are {listed(files_here)}." if files_here else " No YAML file is in this folder."
+        )
+        hint += f" With flsv come {listed(names)}, see configs/README.md."
     raise ConfigurationError(f"there is no configuration file {name}.{hint}")
+
+
+def _without_suffix(file: str) -> str:
+    return file.removesuffix(".yaml")
 
 
 def files_as_options(words: Sequence[str]) -> list[str]:

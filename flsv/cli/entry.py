@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import importlib
 import logging
@@ -15,10 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from flsv.__about__ import __version__
-from flsv.cli.command import NO_BARS, QUIET_FIT_ARGUMENTS, lasting_output, terminable
+from flsv.cli.command import (
+    NO_BARS,
+    QUIET_FIT_ARGUMENTS,
+    CommandParser,
+    lasting_output,
+    terminable,
+)
 from flsv.cli.config_errors import OptionError, explain, origin_of
 from flsv.cli.configs import check_file, config_files, files_as_options
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, no_run_folder
 
 #: ``{subcommand: description}``.
 LIGHTNING_COMMANDS = {
@@ -145,7 +150,7 @@ def _run(words: list[str]) -> int:
             return _run_flsv_command(command, arguments[1:], quiet)
         return _run_lightning_command(arguments, command, quiet)
     except OptionError as error:
-        raise ConfigurationError(explain(error, config_files(arguments))) from None
+        raise ConfigurationError(explain(error, config_files(arguments), arguments)) from None
 
 
 def _check_run_folder(arguments: list[str]) -> None:
@@ -154,9 +159,7 @@ def _check_run_folder(arguments: list[str]) -> None:
         return
     folder = Path(arguments[0])
     if not folder.exists():
-        raise ConfigurationError(
-            f"there is no folder {folder}. Name a run's, such as lightning_logs/version_0."
-        )
+        raise no_run_folder(folder)
 
 
 def _run_flsv_command(command: str, args: list[str], quiet: bool) -> int:
@@ -179,9 +182,9 @@ def _run_lightning_command(args: list[str], command: str, quiet: bool) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> CommandParser:
     """Return the parser of ``flsv --help``."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         "flsv",
         usage="flsv [-h] [--version] SUBCOMMAND [--quiet] ...",
         description="Federated learning in which every participant's contribution is measured.",

@@ -202,7 +202,7 @@ class OptionParser(ArgumentParser):
         for subparser in subparsers_of(self):
             options += subparser.get_defaults(skip_validation=True).keys()
         class_names: list[str] = []
-        for package in PACKAGES:
+        for package in (*PACKAGES, *PACKAGES_OF_OTHERS):
             class_names += _names_in(package)
         raise OptionError(message, options, class_names) from ex
 
@@ -243,6 +243,15 @@ PACKAGES = (
     "flsv.sampling",
     "flsv.training.algorithms",
     "flsv.valuation",
+)
+
+
+#: Packages of Lightning and torch whose classes a configuration often names.
+PACKAGES_OF_OTHERS = (
+    "lightning.pytorch.callbacks",
+    "lightning.pytorch.loggers",
+    "torch.optim",
+    "torch.optim.lr_scheduler",
 )
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -43,7 +44,6 @@ from flsv.cli.options import (
     with_merged_options,
 )
 from flsv.configuration.identity import Identity, config_settings, sample_hashes
-from flsv.data.doubts import warn_of_doubts
 from flsv.engines.ranks import FederatedStrategy, started_by_script
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
@@ -104,9 +104,6 @@ class SavedConfig(SaveConfigCallback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero and leaves_files(trainer):
             self.save_config(trainer, pl_module, "fit")
-        data = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
-        if trainer.is_global_zero and not find_loop(callbacks_of(trainer)).config.is_private:
-            warn_of_doubts(data)
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         folder = run_folder(trainer)
@@ -289,6 +286,12 @@ class FederatedCLI(LightningCLI):
             if self._new_folder is not None and self.loop.round_index == 0:
                 shutil.rmtree(self._new_folder, ignore_errors=True)  # nothing was trained
             raise
+        except ValueError as error:
+            *_, (innermost_frame, _line) = traceback.walk_tb(error.__traceback__)
+            module_name = innermost_frame.f_globals["__name__"]
+            if not module_name.startswith("torch.optim"):
+                raise
+            raise ConfigurationError(f"optimizer or lr_scheduler: {error}.") from error
         except (RuntimeError, MisconfigurationException) as error:
             raise_if_monitor_is_unlogged(error, self.trainer)
             raise

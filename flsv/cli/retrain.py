@@ -51,6 +51,8 @@ from flsv.core.artifacts import client_folders
 from flsv.functional.intervals import interval_over_seeds
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.report.basis import ALL_TAKE_PART, basis_of_retrained
+from flsv.report.reading import open_run
+from flsv.report.shares import findings
 from flsv.results.folder import RECORD, RETRAINED
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
@@ -124,6 +126,7 @@ def retrain(
             say=say,
         )
     rows = _table(retrained, summary, has_overrides=bool(overrides))
+    rows["finding"] = findings(open_run(run))
     save_table(run / RETRAINED, rows)
     return rows, run / RETRAINED
 

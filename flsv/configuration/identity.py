@@ -325,4 +325,8 @@ def hyperparameters(
         parameters[f"metric/{name}"] = repr(metric)
     for name, value in data.describe().items():
         parameters[f"data/{name}"] = value
+    validation = data.validation()
+    if validation is not None and validation["rows"] is not None:
+        # Also those that are not of the clients' data.
+        parameters["data/server_val_samples"] = validation["rows"]
     return parameters

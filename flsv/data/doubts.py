@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -61,6 +62,16 @@ MAX_DUPLICATE_SHARE = 0.05
 #: Largest difference of a class's log odds from the others', in standard errors of sampling and at all.
 MAX_STANDARD_ERRORS = 6.0
 MAX_LOG_ODDS_DIFFERENCE = math.log(6)
+#: Powers of ten that are looked for in a part of a site's values.
+POWERS_OF_TEN = (10.0, 100.0, 1000.0)
+#: Smallest factor between the units of two parts of a site's values, as its logarithm in interquartile ranges of the
+#: usual logarithms: values of nearer units overlap.
+MIN_UNIT_DISTANCE = 5.0
+#: Smallest and largest share of a site's values that are another unit's, beyond that of the other sites.
+MIN_PART = 0.01
+MAX_PART = 0.95
+#: Largest number of values between two units, as a share of the values of the other unit.
+MAX_SHARE_BETWEEN = 0.1
 #: Strength from which on a doubt is strong.
 STRONG_DOUBT = 2.0
 #: Smallest probability at which a site's having one value only is taken for chance.
@@ -68,6 +79,26 @@ MIN_PROBABILITY_OF_CHANCE = 1e-3
 #: Strength of a doubt about categories that only one site has, for a share of MAX_OWN_SHARE: they may well be right. A
 #: share of 4 times MAX_OWN_SHARE is as doubtful as what just exceeds another limit.
 STRENGTH_OF_OWN_CATEGORIES = 0.25
+#: Column of a doubt about whole rows.
+ALL_COLUMNS = "all columns"
+
+
+#: What is doubtful: values are missing, all the same, of another unit, all or in part, of another origin, or categories
+#: of one site only. A column numbers the cases, or tells the site. Rows are at a site twice, or at two sites. A class
+#: has another share.
+DoubtKind = Literal[
+    "missing",
+    "constant",
+    "unit",
+    "part",
+    "origin",
+    "categories",
+    "identifier",
+    "site",
+    "twice",
+    "shared",
+    "class",
+]
 
 
 @dataclass(frozen=True)
@@ -79,8 +110,10 @@ class Doubt:
     site: str
     column: str
     text: str
-    #: Whether numbers have another "unit" or "origin" than those of other sites. "" for all other doubts.
-    other_scale: str = ""
+    #: None if only the text is known, as of sites that have told their server about their tables.
+    kind: DoubtKind | None = None
+    #: The other site that has the same rows. "" for all other doubts.
+    other_site: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,7 +149,7 @@ def find_doubts(
         num_constant = sum(column.nunique() == 1 for column in columns)
         if num_constant > len(sites) / 2 and pd.concat(columns).nunique() > 1:
             text = "has one value at each site: it tells the model where a row is from"
-            doubts.append(Doubt(STRONG_DOUBT, "most sites", name, text))
+            doubts.append(Doubt(STRONG_DOUBT, "most sites", name, text, kind="site"))
             continue
         for index, site in enumerate(sites):
             other_values = pd.concat(columns[:index] + columns[index + 1 :])
@@ -133,10 +166,10 @@ class Finding(NamedTuple):
 
     strength: float
     text: str
-    other_scale: str = ""
+    kind: DoubtKind
 
     def as_doubt(self, site: str, column: str) -> Doubt:
-        return Doubt(self.strength, site, column, self.text, self.other_scale)
+        return Doubt(self.strength, site, column, self.text, self.kind)
 
 
 def _without_counterparts(
@@ -147,10 +180,10 @@ def _without_counterparts(
     strongest_of_scale: dict[tuple[str, str], Doubt] = {}
     other_doubts = []
     for doubt in doubts:
-        if not doubt.other_scale:
+        if doubt.kind not in ("unit", "origin"):
             other_doubts.append(doubt)
             continue
-        key = doubt.column, doubt.other_scale
+        key = doubt.column, doubt.kind
         strongest = strongest_of_scale.get(key)
         if strongest is None or doubt.strength > strongest.strength:
             strongest_of_scale[key] = doubt
@@ -165,7 +198,7 @@ def _missing(column: pd.Series, other_values: pd.Series) -> Iterator[Finding]:
     difference = share - usual_share
     if difference > MAX_MISSING_DIFFERENCE:
         text = f"{100 * share:.0f} % are missing, {100 * usual_share:.0f} % at the other sites"
-        yield Finding(difference / MAX_MISSING_DIFFERENCE, text)
+        yield Finding(difference / MAX_MISSING_DIFFERENCE, text, "missing")
 
 
 def _unusual_values(column: pd.Series, other_column: pd.Series) -> Iterator[Finding]:
@@ -182,12 +215,16 @@ def _unusual_values(column: pd.Series, other_column: pd.Series) -> Iterator[Find
         if probability < MIN_PROBABILITY_OF_CHANCE:
             # Such a column says nothing about its rows: this comes before most doubts.
             text = f"all values are {constant}, at the other sites they differ"
-            yield Finding(2 * STRONG_DOUBT, text)
+            yield Finding(2 * STRONG_DOUBT, text, "constant")
         return
 
     is_numeric = pd.api.types.is_numeric_dtype
     if is_numeric(own_values) and is_numeric(other_values):
-        yield from _scale(own_values.astype(float), other_values.astype(float))
+        own_numbers = own_values.astype(float)
+        other_numbers = other_values.astype(float)
+        parts = list(_parts_of_another_unit(own_numbers, other_numbers))
+        # A mixture of two units is no single one.
+        yield from parts or _scale(own_numbers, other_numbers)
     else:
         yield from _own_categories(own_values.astype(str), other_values.astype(str))
 
@@ -222,14 +259,56 @@ def _scale(
         weight = error_of_spreads / (error_of_spreads + error_of_medians)
         logarithm = (1 - weight) * logarithms[0] + weight * logarithms[1]
         ratio = math.exp(logarithm)
-        yield Finding(STRONG_DOUBT * size / allowed, ratio_text(ratio), other_scale="unit")
+        yield Finding(STRONG_DOUBT * size / allowed, ratio_text(ratio), "unit")
         return
 
     shift = abs(median - usual_median) / max(usual_spread, spread)
     if shift > MAX_SHIFT_IN_RANGES:
         medians = f"median is {median:.4g}, at the other sites {usual_median:.4g}"
         text = f"{medians}, far outside the usual spread"
-        yield Finding(shift / MAX_SHIFT_IN_RANGES, text, other_scale="origin")
+        yield Finding(shift / MAX_SHIFT_IN_RANGES, text, "origin")
+
+
+def _parts_of_another_unit(
+    own_values: pd.Series,
+    other_values: pd.Series,
+) -> Iterator[Finding]:
+    """Find rows of a site whose numbers are of another unit than its other numbers and those of the other sites."""
+    own_logarithms = np.log(own_values[own_values > 0])
+    other_logarithms = np.log(other_values[other_values > 0])
+    if min(len(own_logarithms), len(other_logarithms)) < MIN_VALUES or other_values.nunique() < 10:
+        return
+    center = float(other_logarithms.median())
+    spread = _interquartile_range(other_logarithms)
+    for factor in (*UNIT_FACTORS, *POWERS_OF_TEN):
+        for shift in (math.log(factor), -math.log(factor)):
+            if abs(shift) < MIN_UNIT_DISTANCE * spread:
+                continue
+            own_part = _part_near(own_logarithms - center, shift, spread)
+            usual_part = _part_near(other_logarithms - center, shift, spread)
+            share = len(own_part) / len(own_logarithms)
+            excess = share - len(usual_part) / len(other_logarithms)
+            if MIN_PART < excess < MAX_PART and len(own_part) >= MIN_COUNT_OF_SHARE:
+                ratio = math.exp(own_part.median())
+                text = f"{len(own_part)} of {len(own_logarithms)} {ratio_text(ratio)}"
+                yield Finding(STRONG_DOUBT * (1 + share), text, "part")
+                return
+
+
+def _part_near(
+    distances: pd.Series,
+    shift: float,
+    spread: float,
+) -> pd.Series:
+    """Return the distances from the usual logarithm that gather around ``shift``, none if they do not gather there."""
+    positions = distances / shift  # 0 at the usual unit, 1 at the other
+    part = distances[positions > 0.5]
+    num_between = int(positions.between(0.4, 0.6).sum())
+    if part.empty or num_between > MAX_SHARE_BETWEEN * len(part):
+        return part[:0]
+    is_as_narrow = _interquartile_range(part) <= 2 * spread
+    is_at_shift = abs(part.median() - shift) < MAX_LOG_DISTANCE
+    return part if is_as_narrow and is_at_shift else part[:0]
 
 
 def _interquartile_range(
@@ -264,7 +343,7 @@ def _own_categories(
     if share > MAX_OWN_SHARE and is_only_here.sum() >= MIN_COUNT_OF_SHARE:
         names = own_values[is_only_here].value_counts().index[:3]
         text = f"only this site has {', '.join(names)} ({100 * share:.0f} % of its values)"
-        yield Finding(STRENGTH_OF_OWN_CATEGORIES * share / MAX_OWN_SHARE, text)
+        yield Finding(STRENGTH_OF_OWN_CATEGORIES * share / MAX_OWN_SHARE, text, "categories")
 
 
 def _identifiers(name: str, columns: Sequence[pd.Series]) -> Iterator[Doubt]:
@@ -286,7 +365,7 @@ def _identifiers(name: str, columns: Sequence[pd.Series]) -> Iterator[Doubt]:
     is_unique_at_sites = bool(shares_at_sites) and np.median(shares_at_sites) > UNIQUE_SHARE_AT_SITE
     if share > UNIQUE_SHARE or is_unique_at_sites:
         text = f"nearly all of its {values.nunique()} values are different, as of a number of the case: exclude it"
-        yield Doubt(STRONG_DOUBT, "all sites", name, text)
+        yield Doubt(STRONG_DOUBT, "all sites", name, text, kind="identifier")
 
 
 def _rows_twice(
@@ -304,7 +383,7 @@ def _rows_twice(
         if excess > MAX_DUPLICATE_SHARE and count >= MIN_COUNT_OF_SHARE:
             text = f"{count} of {len(rows)} rows are there twice"
             strength = STRONG_DOUBT * excess / MAX_DUPLICATE_SHARE
-            yield Doubt(strength, site.site, "all columns", text)
+            yield Doubt(strength, site.site, ALL_COLUMNS, text, kind="twice")
 
         further_hashes = hashes[site_index + 1 :]
         for other_site, other_rows in zip(sites[site_index + 1 :], further_hashes):
@@ -321,7 +400,12 @@ def _rows_twice(
                     f"{int(is_shared.sum())} of {len(rows)} rows are rows of {other_site.site}, too"
                 )
                 yield Doubt(
-                    STRONG_DOUBT * excess / MAX_DUPLICATE_SHARE, site.site, "all columns", text
+                    STRONG_DOUBT * excess / MAX_DUPLICATE_SHARE,
+                    site.site,
+                    column=ALL_COLUMNS,
+                    text=text,
+                    kind="shared",
+                    other_site=other_site.site,
                 )
 
 
@@ -355,21 +439,29 @@ def doubts_of_classes(
         if strength > 1:
             own_share = f"{100 * counts[1] / rows:.0f} %"
             text = f"{own_share} are {class_names[1]}, {100 * share:.0f} % at the other sites"
-            yield Doubt(strength, site.site, "class", text)
+            yield Doubt(strength, site.site, "class", text, kind="class")
 
 
 def warn_of_doubts(
-    data: FederationView,
+    doubts: Sequence[Doubt],
 ) -> None:
-    """Warn in one line if a doubt about a federation's tables is strong."""
-    doubts = [doubt for doubt in doubts_of(data) if doubt.strength >= STRONG_DOUBT]
-    if not doubts:
+    """Warn in one line if a doubt about a federation's tables, the strongest first, is strong."""
+    strong_doubts = [doubt for doubt in doubts if doubt.strength >= STRONG_DOUBT]
+    if not strong_doubts:
         return
-    strongest = doubts[0]
+    strongest = strong_doubts[0]
     message = f"{strongest.column} of {strongest.site}: {strongest.text}"
-    if len(doubts) > 1:
-        message += f", and {len(doubts) - 1} more"
+    if len(strong_doubts) > 1:
+        message += f", and {len(strong_doubts) - 1} more"
     rank_zero_warn(f"the tables are doubtful: {message}. flsv data shows all doubts.")
+
+
+def read_doubts(path: Path) -> list[Doubt]:
+    """Read the doubts that a server of sites has written."""
+    doubts = []
+    for row in pd.read_csv(path, keep_default_na=False).itertuples():
+        doubts.append(Doubt(row.strength, row.site, row.column, row.doubt))
+    return doubts
 
 
 def doubts_of(

@@ -264,6 +264,7 @@ class LightningFit(Rounds):
         run_state.buffers = None
 
         self.extension.begin_training(self.state.num_clients, federation.server.games, module)
+        self.reports.check_monitors()
         self.reports.evaluate_untrained()
         self.average = RoundAverage(callbacks_of(self.trainer))
         self._deliver_global_model()

@@ -6,7 +6,6 @@ import copy
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from torchmetrics import Metric
 
 from flsv import scores
 from flsv.__about__ import __version__
+from flsv._lightning.patches import callbacks_of
 from flsv.configuration.identity import hyperparameters
 from flsv.core import FederationState, Round
 from flsv.data import plot_partition
@@ -29,7 +29,7 @@ from flsv.filters import UpdateFilter
 from flsv.filters.base import COPY, LARGE, NOT_FINITE
 from flsv.metrics import ContributionMetric
 from flsv.results.curves import Monitored, curves_of
-from flsv.results.folder import CONTRIBUTIONS, run_folder
+from flsv.results.folder import CONTRIBUTIONS, DOUBTS_FILE, run_folder
 from flsv.results.record import Record, record_of, to_pay_by
 from flsv.results.round_result import Event, RoundResult, Row, RunResult, Sink
 from flsv.results.rows import RoundResults, column_names, overall
@@ -38,6 +38,7 @@ from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_to_retraining_first
 from flsv.server import ContributionMetrics
 from flsv.utilities.arguments import attribute_of
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
 if TYPE_CHECKING:
@@ -72,7 +73,6 @@ class RunReports:
         self._config = federation.config
         self._data = federation.engine.data
         self._metrics = federation.metrics.metrics
-        self._events = partial(events_of, self._config.filters, self._state)
         self.results = RoundResults(self._metrics, self._data.client_names, self._data.class_names)
         self._rows_at_start = self.results.rows(
             self._state.round_index, federation.metrics.contributions
@@ -80,6 +80,7 @@ class RunReports:
         self._logged_keys: set[tuple[Any, ...]] = set()
 
         folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
+        self._doubts = self._doubts_of_tables(folder, writes_files)
         settings = hyperparameters(
             self._config, self._metrics, data=self._data, seed=self._state.seed
         )
@@ -105,6 +106,22 @@ class RunReports:
         )
         self._monitored = Monitored(trainer, self._metrics)
         self.sinks += [self.terminal, self._monitored]
+
+    def _doubts_of_tables(self, folder: Path, writes_files: bool) -> list[Event]:
+        """Return the doubts about the clients' tables. Of private clients nothing is told."""
+        is_reported = writes_files and self._trainer.is_global_zero
+        if self._config.is_private or not is_reported:
+            return []
+        file_of_sites = folder / DOUBTS_FILE
+        is_told_by_sites = self._data.encoding is not None and file_of_sites.is_file()
+        if not self._data.column_cards and not is_told_by_sites:
+            return []
+        # The module needs pandas.
+        events_of_tables: Any = resolve_name("flsv.federation.table_doubts:events_of_tables")
+        return events_of_tables(self._data, file_of_sites)
+
+    def _events(self) -> list[Event]:
+        return [*self._doubts, *events_of(self._config.filters, self._state)]
 
     @property
     def _prints(self) -> bool:
@@ -206,6 +223,22 @@ class RunReports:
             class_names = self._data.class_names
         figure, _ = plot_partition(self._data.class_counts, class_names, self._data.client_names)
         return figure
+
+    def check_monitors(self) -> None:
+        """Raise ConfigurationError if a callback monitors values that are computed after the run."""
+        late_metrics = []
+        for name, metric in self._metrics.items():
+            if attribute_of(metric, "pending") is not None:
+                late_metrics.append(name)
+        for callback in callbacks_of(self._trainer):
+            monitor = getattr(callback, "monitor", None)
+            metric_name, _, _ = str(monitor).partition("/")
+            if metric_name in late_metrics:
+                raise ConfigurationError(
+                    f"{type(callback).__name__}(monitor={monitor!r}): the values of {metric_name} are computed after "
+                    "the run. Monitor a metric with values from round 1 on, such as CumulativeShapley, or a value that "
+                    "validation logs."
+                )
 
     def begin_round(self) -> None:
         for sink in self.sinks:
@@ -409,6 +442,7 @@ class RunReports:
             learning_record=learning_record,
             logged=self._logged_numbers(),
             pictures=self.results.pictures(last_round, values),
+            events=self._events(),
         )
 
     def _logged_numbers(self) -> dict[str, float]:

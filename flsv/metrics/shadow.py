@@ -407,10 +407,9 @@ class ShadowShapley(MeasuredMetric):
             for mask in masks[~is_finite]:
                 members = mask.nonzero().flatten()
                 broken.append(members.tolist())
-            warnings.warn(
-                f"ShadowShapley: there are no values: {broken} come to no finite performance.",
-                stacklevel=2,
-            )
+            reason = f"The coalitions {broken} come to no finite performance."
+            warnings.warn(f"ShadowShapley: there are no values. {reason}", stacklevel=2)
+            self._evidence = {"why_no_values": reason}
             self.values = self.values * torch.nan
             self.errors = self.errors * torch.nan
             return

@@ -26,7 +26,7 @@ from flsv.models.linear import (
     image_shape,
 )
 from flsv.utilities.declared import checked
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, nearest
 
 #: Networks from papers, by the name that configuration files use.
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
@@ -97,7 +97,7 @@ def network_maker(name: str) -> Callable[..., nn.Module]:
 
 _TORCHVISION_PREFIX = "torchvision:"
 _HINT_ABOUT_NAMES = (
-    f"flsv's own networks are {', '.join(NETWORKS)}; torchvision's have the prefix torchvision:"
+    f"flsv's own networks are {', '.join(NETWORKS)}, torchvision's have the prefix torchvision:"
 )
 #: Networks whose auxiliary classifiers make the output in training a tuple.
 _WITH_AUXILIARY_CLASSIFIERS = ("torchvision:googlenet", "torchvision:inception_v3")
@@ -126,5 +126,5 @@ def _timm_maker(name: str) -> Callable[..., nn.Module]:
 
 def _unknown(name: str) -> ConfigurationError:
     return ConfigurationError(
-        f"Unknown network {name!r}. {_HINT_ABOUT_NAMES}, and others are timm's."
+        f"Unknown network {name!r}.{nearest(name, NETWORKS)} {_HINT_ABOUT_NAMES}, and others are timm's."
     )

@@ -19,6 +19,7 @@ from flsv.results.text import WORDS, joined, nearest_to_retraining_first, titled
 from flsv.results.verdict import (
     PaymentFacts,
     Verdict,
+    doubt_facts,
     game_facts,
     matrix_of,
     value_errors,
@@ -192,6 +193,9 @@ def preferred_basis(run: Run) -> Basis | None:
         *_metrics_to_share_by(run),
         *run.metrics,
     ]
+    for metric in preferred:
+        if metric in run.measured:
+            return _basis_by_metric(run, metric)
     if not preferred:
         return None
     return _basis_by_metric(run, preferred[0])
@@ -239,6 +243,7 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
         facts={
             "source": "scores" if metric_info["class"] == "ShadowShapley" else "none",
             **game_facts(run.record, metric),
+            **doubt_facts(run.record["events"], run.client_names),
             "seeds": run.seeds,
             "unsuitable": "" if metric_info["to_pay_by"] else metric,
             "of_rounds": run.record.get("of_rounds", ""),
@@ -295,6 +300,7 @@ def basis_of_retrained(
             "accuracy": _number(row.get("together")),
             "majority": row["majority"],
             "cases": validation.get("rows"),
+            **doubt_facts(record["events"], record["clients"]),
         },
         degrees_of_freedom=seed_freedom(seeds),
         seed_covariance=matrix_of([row.get(SEED_COVARIANCE, "") for row in rows]),

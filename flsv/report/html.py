@@ -101,8 +101,10 @@ def heatmap_table(
 ) -> Table:
     """Return a heatmap of ``values``, k rows and M columns: blue above 0, orange below, stronger further from 0."""
     has_numbers = len(columns) <= MAX_COLUMNS_WITH_NUMBERS
-    finite_values = filter(math.isfinite, chain.from_iterable(values))
+    finite_values = list(filter(math.isfinite, chain.from_iterable(values)))
     largest = max(map(abs, finite_values), default=0.0) or 1.0  # 1: all are 0
+    if not has_numbers:
+        caption = f"{caption}: {_color_scale(finite_values, largest)}"
 
     rows: list[list[str | Cell]] = []
     for name, row_values in zip(names, values):
@@ -117,6 +119,15 @@ def heatmap_table(
         rows.append(row)
     css = "heat" if has_numbers else "heat narrow"
     return Table([corner, *columns], rows, caption=caption, css=css)
+
+
+def _color_scale(values: Sequence[float], largest: float) -> str:
+    """Describe which numbers the colors of a heatmap without numbers mean."""
+    size = format_number(largest)
+    scale = f"no color for 0, full blue for {size}"
+    if min(values, default=0.0) < 0:
+        scale += f", full orange for -{size}"
+    return scale
 
 
 def _heat_style(value: float, largest: float) -> str:

@@ -36,7 +36,7 @@ from flsv.results.text import (
     titled,
     with_intervals,
 )
-from flsv.results.verdict import REASONS_ABOUT_ALL_VALUES, Verdict
+from flsv.results.verdict import Verdict
 from flsv.scores import OWN_SCORES
 from flsv.utilities.arguments import client_number
 from flsv.utilities.atomic_files import replacing
@@ -95,7 +95,7 @@ def write_report(
         shares = None
 
     basis = preferred_basis(run) if computed_shares is None else computed_shares.basis
-    verdict = _verdict(basis, computed_shares, for_one_client=client_id is not None)
+    verdict = _verdict(basis, computed_shares)
     if file.suffix != ".html":
         raise ConfigurationError(f"out={str(out)!r}: expected a file that ends with .html.")
 
@@ -103,6 +103,7 @@ def write_report(
         content = _for_all(run, basis, shares)
     else:
         content = _for_one(run, client_id, basis, shares)
+        verdict = None if verdict is None else verdict.for_one_client()
     page = render(
         subtitle=_subtitle(run),
         basis=basis,
@@ -120,7 +121,7 @@ def write_report(
 
 
 def _subtitle(run: Run) -> str:
-    rounds = f"{run.rounds} rounds"
+    rounds = "1 round" if run.rounds == 1 else f"{run.rounds} rounds"
     if not run.ended:
         planned_rounds = run.record["rounds"]
         if planned_rounds and planned_rounds > 0:  # -1: no limit
@@ -130,18 +131,13 @@ def _subtitle(run: Run) -> str:
     return f"{run.num_clients} partners, {rounds}, started {date}"
 
 
-def _verdict(basis: Basis | None, shares: Shares | None, for_one_client: bool) -> Verdict | None:
-    """Return the verdict that a page shows. One client's page without shares has nothing that tells of others'
-    values.
-    """
+def _verdict(basis: Basis | None, shares: Shares | None) -> Verdict | None:
+    """Return the verdict that the pages for all and for one client show."""
     if basis is None:
         return None
     if shares is not None:
         return shares.verdict  # on these shares
-    verdict = basis.verdict()
-    if for_one_client:
-        return verdict.without(REASONS_ABOUT_ALL_VALUES)
-    return verdict
+    return basis.verdict()
 
 
 def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, Any]:
@@ -257,7 +253,7 @@ def _for_one(
     shares: Shares | None,
 ) -> dict[str, Any]:
     """Return the content of the page for one client."""
-    finding = findings(run, "another participant")[client]
+    finding = findings(run, for_one_client=True)[client]
     class_metrics = filter(run.columns_are_classes, run.metrics)
     shows_means = _may_see_means(run, [0.0] * run.num_clients)
     content: dict[str, Any] = {

@@ -93,8 +93,11 @@ class Run:
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
-        """Return the names of the contribution metrics, in the order of the run's configuration."""
-        return tuple(name for name in self.record["metrics"] if name in self.measured)
+        """Return the names of the contribution metrics, in the order of the run's configuration.
+
+        A metric without any value is one of them.
+        """
+        return tuple(self.record["metrics"])
 
     @cached_property
     def measured(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from flsv.functional.allocation import allocate
 from flsv.functional.joint_shares import joint_shares
 from flsv.report.basis import Basis, basis_of, intervals_to_show
 from flsv.report.reading import Run
+from flsv.results.round_result import doubts_in
 from flsv.results.text import NO_NUMBER, joined, percent
 from flsv.results.verdict import Verdict
 from flsv.utilities.choices import Negatives
@@ -55,9 +57,16 @@ class Budget:
     judged_by_partners: bool = False
 
     def __post_init__(self) -> None:
-        if round(self.amount, self.decimals) != self.amount:
+        is_code = re.fullmatch("[A-Za-z]{3}|", self.currency)
+        if not is_code:
             raise ConfigurationError(
-                f"a budget of {self.amount} {self.currency}: expected {self.decimals} decimals at most."
+                f"Budget(currency={self.currency!r}): expected a code of three letters, such as EUR, USD or CHF "
+                "(ISO 4217)."
+            )
+        if round(self.amount, self.decimals) != self.amount:
+            text = f"{self.amount} {self.currency}".rstrip()
+            raise ConfigurationError(
+                f"a budget of {text}: expected {self.decimals} decimals at most."
             )
 
     @property
@@ -224,10 +233,10 @@ def _nan_where_unvalued(amounts: torch.Tensor, values: torch.Tensor) -> list[flo
     return amounts.where(~values.isnan(), NAN).tolist()
 
 
-def findings(run: Run, name_of_others: str = "") -> list[str]:
-    """Describe the copies and outliers among each client's updates, ``[n]`` texts, "" if there are none.
+def findings(run: Run, for_one_client: bool = False) -> list[str]:
+    """Describe the copies and outliers among each client's updates, and the doubts about its table, ``[n]`` texts.
 
-    A text names the other clients with a copy, or uses ``name_of_others`` in place of the names.
+    A text is "" if there are none. With ``for_one_client`` it neither names nor describes other clients.
     """
     texts: list[list[str]] = [[] for _ in range(run.num_clients)]
     for group in run.copies:
@@ -236,8 +245,8 @@ def findings(run: Run, name_of_others: str = "") -> list[str]:
             if is_replay:
                 texts[client].append("sent the model's last step back")
                 continue
-            if name_of_others:
-                names = name_of_others
+            if for_one_client:
+                names = "another participant"
             else:
                 peers = [peer for peer in group if peer != client]
                 names = joined(map(run.label, peers))
@@ -247,4 +256,15 @@ def findings(run: Run, name_of_others: str = "") -> list[str]:
         texts[client].append(
             f"not finite or far too large in {faulty_rounds} of {num_rounds} rounds"
         )
+
+    for doubt in doubts_in(run.record["events"]):
+        if doubt.client is None:
+            continue  # it is about all tables, and a sentence of the verdict
+        description = (
+            f"{doubt.column}: doubtful" if for_one_client else f"{doubt.column}: {doubt.text}"
+        )
+        texts[doubt.client].append(description)
+        for other_client in doubt.others:
+            name = "another participant" if for_one_client else run.label(doubt.client)
+            texts[other_client].append(f"{doubt.column}: has rows of {name}")
     return ["; ".join(client_texts) for client_texts in texts]

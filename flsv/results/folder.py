@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from flsv.utilities.csv_files import read_rows
 from flsv.utilities.display import display_path
-from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.errors import ConfigurationError, listed, no_run_folder
 
 CONTRIBUTIONS = "contributions.csv"
 RECORD = "run.json"
@@ -25,6 +25,8 @@ BY_SCORE = "share by "
 SEED_COVARIANCE = "covariance of seeds"
 CASE_COVARIANCE = "covariance of cases"
 CONFIG = "config.yaml"
+#: The doubts that a server of sites has about their tables.
+DOUBTS_FILE = "doubts.csv"
 #: The list of the finished runs of ``flsv repeat``, see :class:`flsv.utilities.result_file.ResultFile`.
 RUNS = "runs.csv"
 #: Options of ``flsv fit`` that its repetition does not have: it neither resumes nor is quiet.
@@ -78,9 +80,7 @@ def find_contributions(run: Path) -> Path:
     if (folder / CONTRIBUTIONS).is_file():
         return folder / CONTRIBUTIONS
     if not folder.is_dir():
-        raise ConfigurationError(
-            f"there is no folder {folder}. Name a run's, such as lightning_logs/version_0."
-        )
+        raise no_run_folder(folder)
 
     folders_below = [path.parent for path in folder.rglob(CONTRIBUTIONS)]
     if not folders_below:

@@ -10,14 +10,18 @@ if TYPE_CHECKING:
     import pandas
 
 
+#: What an event is that holds a doubt about a client's table.
+DOUBT = "doubt"
+
+
 @dataclass(frozen=True)
 class Event:
-    """An incident at a client, or a fault of its updates, in one round or in several."""
+    """An incident at a client, a fault of its updates, in one round or in several, or a doubt about its table."""
 
-    #: The client's id.
-    client: int
-    #: The kind of fault that a filter found (`"not_finite"`, `"large"`, `"copy"`, `"echo"`), or a description of the
-    #: incident.
+    #: The client's id. None for a doubt about all clients' tables.
+    client: int | None
+    #: The kind of fault that a filter found (`"not_finite"`, `"large"`, `"copy"`, `"echo"`), a description of the
+    #: incident, or `"doubt"`.
     what: str
     #: The first round in which it occurred, from 0.
     first: int
@@ -27,8 +31,14 @@ class Event:
     times: int = 1
     #: The number of rounds in which the client has sent an update. None if that does not apply.
     of: int | None = None
-    #: For a copy, the other clients with the same update.
+    #: For a copy, the other clients with the same update. For a doubt, those with the same rows.
     others: Sequence[int] = ()
+    #: For a doubt, what it is about: its :data:`~flsv.data.doubts.DoubtKind`, a column, and a description.
+    kind: str | None = None
+    column: str = ""
+    text: str = ""
+    #: How far a doubt is beyond what is usual, 1 where doubts begin. None without a doubt.
+    strength: float | None = None
 
 
 def copies_in(events: Iterable[Event]) -> list[list[int]]:
@@ -41,8 +51,10 @@ def copies_in(events: Iterable[Event]) -> list[list[int]]:
         [[1, 3], [2]]
     """
     groups = set()
-    echoing_clients = set()
+    echoing_clients = set[int]()
     for event in events:
+        if event.client is None:
+            continue
         if event.what == "copy":
             members = {event.client, *event.others}
             groups.add(tuple(sorted(members)))
@@ -64,7 +76,7 @@ def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
     """
     counts: dict[int, tuple[int, int]] = {}
     for event in events:
-        if event.what in ("not_finite", "large"):
+        if event.client is not None and event.what in ("not_finite", "large"):
             num_faulty_rounds, num_rounds = counts.get(event.client, (0, 0))
             num_rounds_of_event = event.of or 0  # those in which the client has sent an update
             counts[event.client] = (
@@ -72,6 +84,17 @@ def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
                 max(num_rounds, num_rounds_of_event),
             )
     return dict(sorted(counts.items()))
+
+
+def doubts_in(events: Iterable[Event]) -> list[Event]:
+    """Return the doubts about the clients' tables.
+
+    Example:
+        >>> events = [Event(3, "copy", 0, 2, others=[1]), Event(1, "doubt", 0, 0, text="9 rows are there twice")]
+        >>> [event.text for event in doubts_in(events)]
+        ['9 rows are there twice']
+    """
+    return [event for event in events if event.what == DOUBT]
 
 
 class Row(NamedTuple):
@@ -135,6 +158,8 @@ class RunResult:
     pictures: Mapping[str, Callable[[], Any]]
     #: The names of the metrics that train coalitions.
     trained: Sequence[str] = ()
+    #: The run's events.
+    events: Sequence[Event] = ()
 
 
 class Sink:

@@ -15,7 +15,7 @@ from torchmetrics import Metric
 from flsv.metrics import ContributionMetric
 from flsv.results.round_result import Event, RoundResult, Row
 from flsv.results.run_table import Numbers, changed_rows, round_rows
-from flsv.utilities.display import label_text
+from flsv.utilities.display import INTERVAL_LEVEL, label_text
 from flsv.utilities.host_copies import to_host
 
 if TYPE_CHECKING:
@@ -303,10 +303,13 @@ def draw_metric(
     value: Tensor,
     round_index: int,
 ) -> Figure:
-    """Draw a metric's values by its method ``plot``, with standard errors and bounds, if any."""
+    """Draw a metric's values by its method ``plot``, with bounds, and intervals or standard errors, if any."""
     stderr = None
+    intervals = None
     if isinstance(metric, ContributionMetric):
         stderr = metric.diagnostics().get("stderr")
+        if value.ndim == 1:
+            intervals = metric.intervals(value=value)
     if stderr is not None:
         stderr = stderr.detach().cpu()
     limits = None
@@ -316,10 +319,28 @@ def draw_metric(
     # Metrics of torchmetrics take neither argument.
     parameters = inspect.signature(metric.plot).parameters
     options: dict[str, Any] = {}
-    if "stderr" in parameters:
+    if "stderr" in parameters and intervals is None:
         options["stderr"] = stderr
     if "limits" in parameters:
         options["limits"] = limits
     figure, axis = metric.plot(value, **options)
-    axis.set_title(f"{label_text(name)}, round {round_index + 1}")
+    title = f"{label_text(name)}, round {round_index + 1}"
+    if intervals is not None:
+        _draw_intervals(axis, value, intervals)
+        title += f", {INTERVAL_LEVEL:.0%} intervals"
+    axis.set_title(title)
     return figure
+
+
+def _draw_intervals(axis: Any, value: Tensor, intervals: tuple[Tensor, Tensor]) -> None:
+    """Add a whisker from the low to the high end of each client's interval to the bars of values ``[n]``."""
+    centers = value.cpu().double()
+    low, high = (bound.cpu().double() for bound in intervals)
+    axis.errorbar(
+        range(len(centers)),
+        centers.numpy(),
+        yerr=[(centers - low).numpy(), (high - centers).numpy()],
+        fmt="none",  # no markers: the bars show the values
+        ecolor="0.25",
+        capsize=3,
+    )

@@ -47,8 +47,6 @@ from flsv.utilities.display import client_labels, drawing
 SORTS_FIRST = "Contributions/"
 #: Largest number of clients that each get a TensorBoard run of their own.
 MAX_CLIENT_RUNS = 30
-#: Columns of a run's table that a band has, in the order of TensorBoard's margin charts.
-BAND_COLUMNS = ["value", "low", "high"]
 #: Name of the run with the settings and the final numbers.
 RESULT_RUN = "result"
 #: Seconds after which a client's curves are written to the disk.
@@ -159,13 +157,11 @@ class TensorBoard(Sink):
             self.write(result)
 
     def finish(self, result: RunResult) -> None:
-        """Write the final numbers for the tab HParams, and the final intervals for the tab Custom Scalars."""
+        """Write the final numbers for the tab HParams."""
         assert self._result_writer is not None
         _experiment, _session_start, session_end = hparams({}, {})
         _write_scalars(self._result_writer, self._final_numbers(result), result.round_index)
         self._result_writer._get_file_writer().add_summary(session_end)
-        if self._has_client_runs:
-            self._write_bands(result)
         self.flush()
 
     def _final_numbers(self, result: RunResult) -> dict[str, float]:
@@ -189,22 +185,6 @@ class TensorBoard(Sink):
                     tag = f"{metric}/{client_part(row.client, self._client_names)}"
                     numbers[tag] = row.value
         return {tag: number for tag, number in numbers.items() if not math.isnan(number)}
-
-    def _write_bands(self, result: RunResult) -> None:
-        """Write the intervals of the final values, and the charts that draw each as a band in its client's color."""
-        charts = {}
-        for metric in self._metrics:
-            tags = [f"final {metric}/{column}" for column in BAND_COLUMNS]
-            rows = select_rows(result.table, metric).dropna(subset=BAND_COLUMNS)
-            if len(rows):
-                charts[metric] = ["Margin", tags]  # TensorBoard's line with a band, of three tags
-            for row in rows.itertuples():
-                band = dict(zip(tags, (row.value, row.low, row.high)))
-                # TensorBoard draws nothing of one step. A run that goes on discards steps after the last round.
-                for step in (result.rounds, result.rounds + 1):
-                    _write_scalars(self._writer_of(row.client), band, step)
-        if charts:
-            self._writer.add_custom_scalars({"90 % intervals of the final values": charts})
 
     def flush(self) -> None:
         """Write everything to the disk. A run resumed from the next checkpoint does not write these rounds again."""

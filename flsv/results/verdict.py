@@ -10,13 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from flsv.data.doubts import STRONG_DOUBT
 from flsv.functional.intervals import t_quantile
 from flsv.functional.joint_shares import JointShares, ValueErrors, joint_shares
-from flsv.results.round_result import RunResult
-from flsv.results.text import WORDS, is_small_gain, percent
+from flsv.results.round_result import Event, RunResult, doubts_in
+from flsv.results.run_table import select_rows
+from flsv.results.text import WORDS, is_small_gain, joined, percent
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN, parse_numbers
-from flsv.utilities.display import INTERVAL_LEVEL
+from flsv.utilities.display import INTERVAL_LEVEL, client_label
+from flsv.utilities.errors import listed
 
 #: Where the utilities of coalitions come from: all were trained, outputs or scores of some were predicted, or no
 #: coalition was trained.
@@ -32,6 +35,8 @@ FORBIDDING_REASONS = (
     "rounds",
     "unsuitable",
     "unfinished",
+    "no_values",
+    "shared_rows",
     "ranking",
     "judged",
     "no_gain",
@@ -39,9 +44,17 @@ FORBIDDING_REASONS = (
     "wide",
 )
 #: Fields of :class:`PaymentFacts` that ``run.json`` holds for a metric's performance.
-RECORDED_FACTS = ("source", "alone_only", "alone", "together", "majority", "cases")
-#: Reasons that depend on single clients' values.
-REASONS_ABOUT_ALL_VALUES = ("no_gain", "wide", "best_alone")
+RECORDED_FACTS = (
+    "source",
+    "alone_only",
+    "alone",
+    "together",
+    "majority",
+    "cases",
+    "why_no_values",
+)
+#: Largest number of doubts that a sentence describes.
+MAX_DOUBTS_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -76,6 +89,11 @@ class PaymentFacts:
     accuracy: float = NAN
     majority: float = NAN
     cases: int | None = None
+    #: Descriptions of rows that several clients have, and of all else about their tables that is strongly doubted.
+    shared_rows: str = ""
+    doubts: str = ""
+    #: A sentence that tells why no client has a value, if the metric knows it.
+    why_no_values: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,6 +128,12 @@ class Verdict:
         sentences = [self.title, *self.reasons.values()]
         return " ".join(sentences)
 
+    def for_one_client(self) -> Verdict:
+        """Return this verdict in sentences that name no client and describe no client's table."""
+        sentences: Mapping[str, str] = WORDS["against_for_one"]
+        reasons = {name: sentences.get(name, text) for name, text in self.reasons.items()}
+        return Verdict(reasons, self.seeds)
+
     def without(self, names: Sequence[str]) -> Verdict:
         """Return this verdict without some of its reasons."""
         remaining = dict(self.reasons)
@@ -128,7 +152,8 @@ def verdict_of(facts: PaymentFacts, rule: Negatives = "zero") -> Verdict:
     """
     has_trainings = facts.source != "none"
     joint = _joint(facts, rule)
-    are_gains = not facts.unsuitable and not facts.of_rounds
+    has_values = not all(map(math.isnan, facts.values))
+    are_gains = has_values and not facts.unsuitable and not facts.of_rounds
     no_gain = are_gains and _has_no_gain(facts, joint)
     is_like_majority = not no_gain and _is_like_majority(facts)
     is_scored_alone = facts.alone_only and facts.source == "scores"
@@ -138,12 +163,15 @@ def verdict_of(facts: PaymentFacts, rule: Negatives = "zero") -> Verdict:
         "rounds": facts.of_rounds,
         "unsuitable": facts.unsuitable,
         "unfinished": not facts.is_finished,
+        "no_values": not has_values and _why_no_values(facts),
+        "shared_rows": facts.shared_rows,
         "ranking": ranks_only,
         "judged": facts.judged and not facts.accepts_partners,
         "no_gain": no_gain,
         "majority": is_like_majority and percent(facts.majority),
         "wide": not no_gain and not is_like_majority and joint.moved > MAX_MOVED_SHARE,
         "metric": not has_trainings and not facts.unsuitable,
+        "doubts": facts.doubts,
         "one_class": facts.majority >= ONE_CLASS_SHARE and percent(facts.majority),
         "one_seed": has_trainings and facts.seeds == 1,
         "alone": has_trainings and facts.alone_only and not ranks_only,
@@ -166,6 +194,18 @@ def _joint(facts: PaymentFacts, rule: Negatives) -> JointShares:
         unknown = torch.full(values.shape, NAN)
         return JointShares(unknown, unknown, NAN, NAN)
     return joint_shares(values, facts.errors, rule)
+
+
+def _why_no_values(facts: PaymentFacts) -> str:
+    """Return a sentence that tells why no client has a value, and what to do."""
+    if facts.why_no_values:
+        return facts.why_no_values
+    sentences: Mapping[str, str] = WORDS["why_no_values"]
+    if not facts.is_finished:
+        return sentences["unfinished"]
+    if facts.source != "none":
+        return sentences["trainings"]
+    return sentences["rounds"]
 
 
 def _has_no_gain(facts: PaymentFacts, joint: JointShares) -> bool:
@@ -226,6 +266,35 @@ def game_facts(record: Mapping[str, Any], metric: str) -> dict[str, Any]:
     return facts
 
 
+def doubt_facts(
+    events: Sequence[Event],
+    client_names: Sequence[str],
+) -> dict[str, str]:
+    """Return the facts of :class:`PaymentFacts` that a run's events have on the clients' tables.
+
+    Example:
+        >>> shared = Event(0, "doubt", 0, 0, others=[1], text="80 of 80 rows are rows of Lyon, too", strength=40.0)
+        >>> doubt_facts([shared], ["Graz", "Lyon"])["shared_rows"]
+        'Graz and Lyon (80 of 80 rows are rows of Lyon, too)'
+    """
+    shared_rows = []
+    descriptions = []
+    for doubt in doubts_in(events):
+        owners = []
+        if doubt.client is not None:
+            owners = [
+                client_label(client, client_names) for client in (doubt.client, *doubt.others)
+            ]
+        if doubt.others:
+            shared_rows.append(f"{joined(owners)} ({doubt.text})")
+        elif doubt.strength is not None and doubt.strength >= STRONG_DOUBT:
+            column_at_owners = ", ".join([*owners, doubt.column])
+            descriptions.append(f"{column_at_owners} ({doubt.text})")
+
+    text = listed(descriptions, MAX_DOUBTS_SHOWN)
+    return {"shared_rows": listed(shared_rows, MAX_DOUBTS_SHOWN), "doubts": text}
+
+
 def matrix_of(rows: Sequence[str]) -> Tensor | None:
     """Parse the rows of a matrix ``[n, n]``, or return None if there are none."""
     if not rows or not all(rows):
@@ -250,5 +319,9 @@ def verdict_of_run(
         errors=value_errors(low, high, case_covariance=case_covariance),
         source="scores" if metric in result.trained else "none",
     )
-    recorded_facts = game_facts(record, metric)  # replace the defaults above, `source` among them
+    client_names = select_rows(result.table, "samples")["client_name"].tolist()
+    recorded_facts = {
+        **game_facts(record, metric),  # replaces the defaults above, `source` among them
+        **doubt_facts(result.events, client_names),
+    }
     return verdict_of(replace(facts_of_result, **recorded_facts))

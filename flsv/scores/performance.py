@@ -44,7 +44,7 @@ from torchmetrics import Metric
 from flsv.scores.class_scores import CLASS_SCORES, ClassScore
 from flsv.utilities.choices import Judges as Judges
 from flsv.utilities.display import CLIENTS_PREFIX
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, nearest
 
 Mode = Literal["min", "max"]
 #: Measures of classifiers, evaluated from logits.
@@ -265,10 +265,10 @@ def performance_of(
         >>> performance_of("FedSV", "val_loss", None)
         Traceback (most recent call last):
         ...
-        flsv.utilities.errors.ConfigurationError: FedSV(performance='val_loss'): a value that the module logs in \
-validation_step needs a mode beside it: mode: max if more of it is better, mode: min if less is. If no logged value is \
-meant, expected one of ('accuracy', 'balanced_accuracy', 'negative_loss', 'auroc', 'average_precision', 'f1'), or a \
-torchmetrics metric (in YAML by its class_path).
+        flsv.utilities.errors.ConfigurationError: FedSV(performance='val_loss'): expected one of accuracy, \
+balanced_accuracy, negative_loss, auroc, average_precision, f1, or a torchmetrics metric (in YAML by its class_path). \
+A value that the module logs in validation_step needs a mode beside it: mode: max if more of it is better, mode: min \
+if less is.
     """
     owner_name = owner if isinstance(owner, str) else type(owner).__name__
     if isinstance(performance, ModelScore):  # checked before, for another object
@@ -293,9 +293,10 @@ torchmetrics metric (in YAML by its class_path).
     if mode is None and performance in CLASS_SCORES:
         return ModelScore(ClassScore(performance), "max", performance)
     if mode is None:
+        names = ", ".join(_PERFORMANCE_NAMES)
         raise ConfigurationError(
-            f"{owner_name}({argument}={performance!r}): a value that the module logs in validation_step needs a mode "
-            "beside it: mode: max if more of it is better, mode: min if less is. If no logged value is meant, expected "
-            f"one of {_PERFORMANCE_NAMES}, or a torchmetrics metric (in YAML by its class_path)."
+            f"{owner_name}({argument}={performance!r}): expected one of {names}, or a torchmetrics metric (in YAML by "
+            f"its class_path).{nearest(performance, _PERFORMANCE_NAMES)} A value that the module logs in "
+            "validation_step needs a mode beside it: mode: max if more of it is better, mode: min if less is."
         )
     return ModelScore(performance, mode)

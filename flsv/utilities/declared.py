@@ -230,6 +230,10 @@ def _choices(hint: Any) -> list[_Choice]:
     if _is_list(hint):
         hint_of_entries = type_arguments[0]
         return [_list_of(_choices(hint_of_entries))]
+    require_object = _require(lambda value: not isinstance(value, str | Number | None))
+    if kind is dict:
+        values_in_words = _in_words(_choices(type_arguments[1]))
+        return [(require_object, f"a mapping of names to {values_in_words}")]
     if kind is Callable:
         return [(_require(callable), "a function")]
     if hint in _PLAIN_CHOICES:
@@ -239,7 +243,6 @@ def _choices(hint: Any) -> list[_Choice]:
     if isinstance(hint, type) and hint is not Any and not is_protocol:
         require_instance = _require(lambda value: isinstance(value, hint))
         return [(require_instance, f"a {hint.__name__}")]
-    require_object = _require(lambda value: not isinstance(value, str | Number | None))
     return [(require_object, str(hint))]
 
 
@@ -288,6 +291,7 @@ _PLAIN_CHOICES: Mapping[Any, _Choice] = {
     int: (_to_whole_number, "a whole number"),
     bool: (_require_bool, "True or False"),
     types.NoneType: (_require_none, "None"),
+    str: (_require(lambda value: isinstance(value, str)), "a text"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 
@@ -65,6 +66,20 @@ def listed(
     if len(words) > limit:
         words = [*words[:limit], "..."]
     return ", ".join(words)
+
+
+def no_run_folder(folder: Path) -> ConfigurationError:
+    """Return the error for the folder of a run that is not there, which names runs with similar names."""
+    records = [*folder.parent.glob("*/run.json"), *Path().glob("*/*/run.json")]
+    runs = sorted({str(record.parent) for record in records})
+    hint = nearest(str(folder), runs)
+    if runs and not hint:
+        hint = f" Runs are in {listed(runs)}."
+    if not runs:
+        hint = (
+            " No run is in its place or in this folder. flsv fit makes one, and prints its folder."
+        )
+    return ConfigurationError(f"there is no folder {folder}.{hint}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

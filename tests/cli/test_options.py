@@ -1,5 +1,6 @@
 """Options and configuration files: what comes of several, and what is wrong with one is said in one line."""
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 
 from flsv import FederatedLoop
 from flsv.cli import main
+from flsv.cli.config_errors import OptionError
 from flsv.cli.options import with_sections_of_flsv
 from flsv.cli.parser import make_cli
 from flsv.configuration.identity import option_texts
@@ -74,6 +76,109 @@ def test_command_line_error_names_the_wrong_option_or_value(
 
     assert message in read_error(capsys, *line.split())
     assert not list(tmp_path.rglob("*.ckpt"))
+
+
+FIT = "fit --config quickstart"
+#: Command lines of somebody who types quickly, and what helps him: a key, class, type, range and path in each part.
+SLIPS = [
+    (f"{FIT} --trainer.acelerator cpu", "Did you mean trainer.accelerator?"),
+    (
+        f"{FIT} --trainer.callbacks EarlyStoping",
+        "trainer.callbacks: there is no class EarlyStoping. Did you mean EarlyStopping?",
+    ),
+    (
+        f"{FIT} --trainer.max_epochs ten",
+        "error: trainer.max_epochs: expected a whole number, got ten.",
+    ),
+    (f"{FIT} --trainer.max_epochs -5", "must be a non-negative integer or -1. You passed in -5."),
+    (f"{FIT} --ckpt_path runs/last.ckpt", "there is no checkpoint runs/last.ckpt."),
+    (f"{FIT} --data.bach_size 32", "Did you mean data.batch_size?"),
+    (f"{FIT} --data.partitioner DirichletPartitoner", "Did you mean DirichletPartitioner or"),
+    (
+        f"{FIT} --data.splits.server_val 10%",
+        "data.splits.server_val: expected a number, got 10%. Write 0.1 for 10%.",
+    ),
+    (
+        f"{FIT} --data.splits.server_val 1.5",
+        "expected a whole number of at least 1 or a finite number",
+    ),
+    (f"{FIT} --data.source digit", "Did you mean digits?"),
+    (f"{FIT} --model.netwrk mlp", "has no argument netwrk. Did you mean network or"),
+    (f"{FIT} --model.network mpl", "Unknown network 'mpl'. Did you mean mlp?"),
+    (f"{FIT} --model ClasifierClient", "Did you mean ClassifierClient?"),
+    (
+        f"{FIT} --model.optimizer torch.optim.SDG",
+        "model.optimizer: module torch.optim has no SDG. Did you mean SGD?",
+    ),
+    (f"{FIT} --model.optimizer.lr fast", "model.optimizer.lr: expected a number, got fast."),
+    (f"{FIT} --model.optimizer.momentun 1", "has no argument momentun. Did you mean momentum?"),
+    (
+        f"{FIT} -q --model.optimizer.lr -1",
+        "optimizer or lr_scheduler: Invalid learning rate: -1.0.",
+    ),
+    (f"{FIT} --federation.evaluation.evry 1", "Did you mean federation.evaluation.every?"),
+    (
+        f"{FIT} --federation.local_epochs -1",
+        "or a mapping of names to a whole number of at least 1",
+    ),
+    (f"{FIT} --federation.metrics {{value:{{class_path:3}}}}", "federation.metrics: "),
+    (
+        f"{FIT} --federation.metrics.v ShadowShapley --federation.metrics.v.coalitions parts",
+        "pairs+leave-two-out, all or a list, got parts. Did you mean pairs?",
+    ),
+    (
+        f"{FIT} --federation.metrics.v ShadowShapley --federation.metrics.v.performance accurracy",
+        "Did you mean accuracy or",
+    ),
+    ("fit quickstart", "Name a configuration file by --config quickstart."),
+    ("fit --config my_federatoin.yaml", "Did you mean my_federation?"),
+    ("bench --metric cssvv", "there is no metric 'cssvv'. Did you mean cssv or ssv?"),
+    ("bench --federations digit_sizes", "Did you mean digits_sizes or"),
+    ("report lightning_logs/versoin_0", "Did you mean lightning_logs/version_0?"),
+    ("retrain elsewhere", "there is no folder elsewhere. Runs are in lightning_logs/version_0."),
+    ("report . --budget 10 --currency EURO", "expected a code of three letters, such as EUR"),
+    ("report . --rule zeros", "Did you mean zero?"),
+    ("report . --budgt 10", "Did you mean --budget or"),
+    ("fti --config quickstart", "Did you mean fit?"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), SLIPS)
+def test_slip_of_the_pen_is_answered_by_the_nearest_word(
+    line, message, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("my_federation.yaml").write_text("{}")
+    run = Path("lightning_logs/version_0")
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+
+    error = read_error(capsys, *line.split())
+
+    assert message in error
+    assert len(error.splitlines()) <= 2  # the first says that PyTorch is loaded
+
+
+def test_error_of_a_value_in_a_class_names_its_key_and_line(tmp_path, capsys):
+    config = tmp_path / "federation.yaml"
+    config.write_text(
+        "model:\n  class_path: flsv.ClassifierClient\n  init_args:\n    network: mlp\n"
+        "    optimizer:\n      class_path: torch.optim.SGD\n      init_args:\n        lr: fast\n"
+    )
+
+    error = read_error(capsys, "fit", "--config", str(config))
+
+    assert "federation.yaml, line 8: model.optimizer.lr: expected a number, got fast." in error
+
+
+def test_option_error_of_another_process_keeps_its_options():
+    error = OptionError("unrecognized arguments: --lr 1", ["lr_scheduler"], ["SGD"])
+
+    copied = pickle.loads(pickle.dumps(error))
+
+    assert str(copied) == str(error)
+    assert copied.options == error.options
+    assert copied.class_names == error.class_names
 
 
 def load_loop(*configs: str | Path, arguments: tuple[str, ...] = ()) -> FederatedLoop:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from sklearn import datasets
 
-from flsv.data.doubts import Doubt, SiteTable, find_doubts
+from flsv.data.doubts import STRONG_DOUBT, Doubt, SiteTable, find_doubts
 from flsv.data.sources.agreed import ColumnSummary, TableSummary
 from flsv.data.sources.summaries import count_frequent, moments_of_enough
 from flsv.data.sources.summary_doubts import doubts_of_summaries
@@ -116,6 +116,32 @@ def test_a_fault_of_one_site_is_its_only_doubt(fault, look) -> None:
     assert doubt.column == column
     assert text in doubt.text
     assert doubt.strength > 1
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.75])
+@pytest.mark.parametrize("factor", [12, 1 / 12, 88.42, 1000])
+def test_some_rows_in_another_unit_are_the_only_doubt(share: float, factor: float) -> None:
+    tables = {name: make_table(400, seed) for seed, name in enumerate(["Lyon", "Bonn", "Graz"])}
+    for table in tables.values():
+        table["age"] = table["age"].clip(20, 100)
+    num_rows = round(400 * share)
+    tables["Bonn"].loc[: num_rows - 1, "age"] *= factor
+
+    (doubt,) = doubts_by_rows(tables)
+
+    assert (doubt.site, doubt.column, doubt.kind) == ("Bonn", "age", "part")
+    assert doubt.text.startswith(f"{num_rows} of 400 values are ")
+    assert doubt.strength >= STRONG_DOUBT
+
+
+@pytest.mark.parametrize("tail", [1.0, 2.0, 3.0])
+def test_numbers_with_long_tails_have_no_parts_of_another_unit(tail: float) -> None:
+    tables = {}
+    for seed, name in enumerate(["Lyon", "Bonn", "Graz"]):
+        generator = np.random.default_rng(seed)
+        tables[name] = pd.DataFrame({"income": generator.lognormal(3, tail, 500)})
+
+    assert doubts_by_rows(tables) == []
 
 
 def test_rows_of_one_site_at_another_and_another_share_of_a_class_are_doubts() -> None:

@@ -75,6 +75,12 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
     names = sorted(path.name for path in Path("data").iterdir())
     assert names == ["columns.csv", "doubts.csv", "samples.csv", "summary.csv"]
 
+    run = open_run("lightning_logs/version_0")
+    stored = read_csv(ROOT / "docs" / "results" / "hospitals.csv")
+    stored_values = stored[stored["what"] == "value"].set_index("client_name")["number"]
+    values_of_run = dict(zip(run.client_names, run.final("value")))
+    assert values_of_run == pytest.approx(stored_values.to_dict(), abs=0.02)
+
     # The table that the page shows is what its commands print.
     retrained = {}
     for row in read_rows("lightning_logs/version_0/retrained.csv"):

@@ -1,6 +1,7 @@
 """What Lightning's features and the reader see of a federation: schedules, validation, what is logged and printed."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ from flsv._lightning.patches import find_loop
 from flsv.core.artifacts import keep_artifact
 from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, LeaveOneOut
+from flsv.metrics import (
+    ClassSpecificShapley,
+    CommunicationCost,
+    CumulativeShapley,
+    LeaveOneOut,
+    ShadowShapley,
+)
 from flsv.results.round_result import RoundResult, RunResult, Sink
 from flsv.sampling import ClientSampler
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
@@ -292,6 +299,38 @@ def test_early_stopping_and_checkpoints_can_monitor_a_contribution(
     best_round = values.index(best_value)
     assert best.best_model_score.item() == pytest.approx(best_value)
     assert Path(best.best_model_path).stem == f"epoch={best_round}"
+
+
+@pytest.mark.parametrize("make_callback", [EarlyStopping, partial(ModelCheckpoint, None, None)])
+def test_monitor_of_values_that_come_after_the_run_is_refused_before_it(
+    tmp_path: Path, make_callback: Any
+) -> None:
+    callback = make_callback(monitor="value/client_0")
+    loop = FederatedLoop(metrics={"value": ShadowShapley()}, seed=1)
+
+    with pytest.raises(ConfigurationError, match="such as CumulativeShapley"):
+        fit(
+            loop,
+            tmp_path,
+            rounds=2,
+            data=toy_data(server_val=0.3),
+            callbacks=[callback],
+            enable_checkpointing=True,
+        )
+
+    assert loop.round_index == 0
+
+
+@pytest.mark.parametrize("metric", [ShadowShapley(), CumulativeShapley()])
+def test_metric_that_the_message_names_can_be_monitored_beside_late_values(
+    tmp_path: Path, metric: Any
+) -> None:
+    stop = EarlyStopping("sv/client_0", patience=5)
+    loop = FederatedLoop(metrics={"sv": CumulativeShapley(), "other": metric}, seed=1)
+
+    fit(loop, tmp_path, rounds=2, data=toy_data(server_val=0.3), callbacks=[stop])
+
+    assert loop.round_index == 2
 
 
 # ---- What people who fit from Python see: how a run ended, no warnings every round, and objects as small tables

@@ -196,6 +196,8 @@ def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values
         metric.update(torch.arange(3), masks, lambda masks: performances)
 
     assert metric.compute().isnan().all()
+    reason = metric.payment_record()["why_no_values"]
+    assert reason == "The coalitions [[0]] come to no finite performance."
 
 
 def test_shadow_values_of_an_earlier_round_have_no_interval() -> None:

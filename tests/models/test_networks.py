@@ -157,7 +157,7 @@ def test_build_network_refuses_options_of_another_network(name):
 def test_build_network_with_an_unknown_name_raises(name):
     with pytest.raises(
         ConfigurationError,
-        match=f"Unknown network '{name}'. flsv's own networks are fast_text, lenet5",
+        match=rf"Unknown network '{name}'\..* flsv's own networks are fast_text, lenet5",
     ):
         models.build_network(name, 10, (4,))
 

@@ -21,7 +21,6 @@ from flsv.report.basis import preferred_basis
 from flsv.report.certainty import fraction_moved, moved_by_seeds
 from flsv.report.html import bar_cells
 from flsv.results.text import NO_NUMBER, WORDS, format_number, shares_in
-from flsv.results.verdict import REASONS_ABOUT_ALL_VALUES
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.display import BRACKETS_NOTE
 from helpers.pages import text_of_page
@@ -37,6 +36,7 @@ from helpers.runs import (
 RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds,trainings"
 TABLE = Path(__file__).parents[2] / "docs" / "results" / "predicted.csv"
 SEEDS = ("share without seed 0", "share without seed 1", "share without seed 2")
+NO_VALUES = (math.nan, math.nan, math.nan, math.nan)
 VALUES = {"sv": [0.4, 0.1, -0.05, 0.02], "loo": [0.1, 0.05, -0.01, 0.01]}
 NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)", "`c` *d* & \\e")
 
@@ -141,6 +141,7 @@ def test_report_lists_exactly_the_reasons_against_payment(
         made("rounds", of_rounds="NVFlare"): {"rounds"},
         make_run(tmp_path / "cssv"): {"unsuitable"},
         made("no_gain", (0.04, -0.1, 0.05, -0.02)): {"no_gain"},
+        make_shadow_run(made("no_values", NO_VALUES), end=0.58): {"no_values"},
         make_shadow_run(made("alone"), alone_only=True): {
             "one_seed",
             "alone",
@@ -171,15 +172,37 @@ def test_report_lists_exactly_the_reasons_against_payment(
         reasons = basis.verdict().reasons
         assert set(reasons) == expected, folder
         for client in (None, 1):
-            shown = basis.verdict().without(() if client is None else REASONS_ABOUT_ALL_VALUES)
             text = text_of_page(write_report(folder, client))
-            assert all(reason in text for reason in shown.reasons.values())
-            assert shown.title in text
-            if client is not None and not shown.reasons:
-                continue
+            assert all(reason in text for reason in reasons.values())
+            assert basis.verdict().title in text
             assert ("Suitable as a basis for payment" in text) == (not expected)
 
     assert "82.0 % of the validation set is one class" in front_page_of(tmp_path / "majority")
+
+
+@pytest.mark.parametrize(
+    ("game", "is_finished", "reason"),
+    [
+        ({}, True, WORDS["why_no_values"]["trainings"]),
+        ({"source": "none"}, True, WORDS["why_no_values"]["rounds"]),
+        ({}, False, WORDS["why_no_values"]["unfinished"]),
+        ({"why_no_values": "The coalition [1] is mad."}, True, "The coalition [1] is mad."),
+    ],
+)
+def test_page_of_a_run_without_values_says_why(
+    tmp_path: Path, game: dict[str, Any], is_finished: bool, reason: str
+) -> None:
+    folder = make_shadow_run(make_game(tmp_path, {"sv": [*NO_VALUES]}), end=0.58, **game)
+    if not is_finished:
+        record = json.loads((folder / "run.json").read_text())
+        del record["ended"]
+        (folder / "run.json").write_text(json.dumps(record))
+
+    front = front_page_of(folder, budget=Budget(1000.0))
+
+    assert f"There are no values. {reason}" in front
+    assert WORDS["against"]["no_gain"] not in front
+    assert "1,000" not in front
 
 
 def test_first_page_after_retraining_shows_retrained_values_only(

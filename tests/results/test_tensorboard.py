@@ -1,6 +1,5 @@
 """What TensorBoard is given: runs of clients, its tabs, and that a killed run goes on in the same files."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import lightning as L
 import matplotlib.pyplot as plt
 import pytest
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
@@ -15,22 +15,30 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.context import RequestContext
 from tensorboard.plugins.base_plugin import TBContext
-from tensorboard.plugins.custom_scalar.custom_scalars_plugin import CustomScalarsPlugin
 from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS, ListSessionGroupsRequest
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
 from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
+from flsv.configuration.identity import hyperparameters
 from flsv.core.artifacts import client_folders
 from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
+from flsv.functional import few_coalitions
+from flsv.metrics import (
+    ClassSpecificShapley,
+    CommunicationCost,
+    CumulativeShapley,
+    ShadowShapley,
+)
 from flsv.results.round_result import Row, RunResult
+from flsv.results.rows import draw_metric
 from flsv.results.run_table import frame
 from flsv.results.tensorboard import TensorBoard
 from helpers.data import toy_data
 from helpers.fits import InRound, fit
+from helpers.hospitals import ROWS, make_tables
 from helpers.models import Plain, network
 
 NAMES = ("Boston", "St. Mary's/East", "2")
@@ -337,24 +345,33 @@ def test_hparams_tab_has_the_last_end_of_a_run_that_went_on(tmp_path: Path) -> N
     assert numbers["performance/accuracy"] == 3.0
 
 
-def test_custom_scalars_tab_draws_final_intervals_as_bands(tmp_path: Path) -> None:
-    """TensorBoard refuses a band whose three tags have not the same steps."""
-    write_end(tmp_path, ["North", "South"], accuracy=1.0)
-    write_end(tmp_path, ["North", "South"], accuracy=2.0, first_round=5)
-    layout = CustomScalarsPlugin(make_tab_context(tmp_path)).layout_impl(RequestContext(), "")
-    (category,) = json.loads(layout)["category"]
-    (chart,) = category["chart"]
-    (series,) = chart["margin"]["series"]
-    runs = read_scalars(tmp_path)
-    north = runs["North-South/North"]
+def test_picture_of_final_values_has_each_clients_interval() -> None:
+    metric = ShadowShapley(num_clients=3)
+    masks = few_coalitions(3, "all")
+    member_values = torch.tensor([0.3, 0.31, 0.1], dtype=torch.float64)
+    metric.update(torch.arange(3), masks, lambda members: members.double() @ member_values)
+    values = metric.compute()
+    intervals = metric.intervals(value=values)
+    assert intervals is not None
 
-    assert chart["title"] == "gain"
-    # Bands are drawn at two steps, so that they can be seen: after the five rounds, and one later.
-    steps = (5, 6)
-    assert north[series["value"]] == [(step, 0.0) for step in steps]
-    assert north[series["lower"]] == [(step, -1.0) for step in steps]
-    assert north[series["upper"]] == [(step, 2.0) for step in steps]
-    assert "North-South/South" not in runs  # it has no interval
+    figure = draw_metric(metric, "value", values, round_index=4)
+
+    (axis,) = figure.axes
+    assert axis.get_title() == "value, round 5, 90% intervals"
+    (whiskers,) = axis.collections
+    ends = [segment[:, 1].tolist() for segment in whiskers.get_segments()]
+    expected_ends = torch.stack(intervals, 1).tolist()
+    assert ends == [pytest.approx(expected) for expected in expected_ends]
+
+
+def test_settings_count_validation_samples_that_are_not_of_the_clients_data() -> None:
+    data = make_tables()
+    data.prepare_data()
+    data.setup("fit")
+
+    settings = hyperparameters(FederatedLoop().config, {}, data=data, seed=0)
+
+    assert settings["data/server_val_samples"] == ROWS["val"]
 
 
 class Noting(Plain):

@@ -107,7 +107,7 @@ def _missing(column: _SiteColumn, other_columns: Sequence[_SiteColumn]) -> Itera
     difference = share - usual_share
     if difference > MAX_MISSING_DIFFERENCE:
         text = f"{100 * share:.0f} % are missing, {100 * usual_share:.0f} % at the other sites"
-        yield Finding(difference / MAX_MISSING_DIFFERENCE, text)
+        yield Finding(difference / MAX_MISSING_DIFFERENCE, text, "missing")
 
 
 def _own_categories(
@@ -126,7 +126,7 @@ def _own_categories(
     share = sum(categories[word] for word in only_here) / sum(categories.values())
     if share > MAX_OWN_SHARE:
         text = f"only this site has {', '.join(only_here[:3])} ({100 * share:.0f} % of its values)"
-        yield Finding(STRENGTH_OF_OWN_CATEGORIES * share / MAX_OWN_SHARE, text)
+        yield Finding(STRENGTH_OF_OWN_CATEGORIES * share / MAX_OWN_SHARE, text, "categories")
 
 
 def _scale(
@@ -146,7 +146,7 @@ def _scale(
     usual_deviation = usual_moments.deviation
     if deviation == 0 and usual_deviation > 0:
         text = f"all values are {moments.mean:.4g}, at the other sites they differ"
-        yield Finding(2 * STRONG_DOUBT, text)
+        yield Finding(2 * STRONG_DOUBT, text, "constant")
         return
     if usual_deviation == 0:
         return
@@ -159,11 +159,11 @@ def _scale(
         logarithm = (logarithm_of_deviations + logarithm_of_means) / 2
         if are_alike and abs(logarithm) > allowed:
             strength = STRONG_DOUBT * abs(logarithm) / allowed
-            yield Finding(strength, ratio_text(math.exp(logarithm)))
+            yield Finding(strength, ratio_text(math.exp(logarithm)), "unit")
             return
 
     max_shift = MAX_SHIFT_IN_RANGES * _RANGE_OF_NORMAL
     shift = abs(moments.mean - usual_moments.mean) / max(deviation, usual_deviation)
     if shift > max_shift:
         means = f"mean is {moments.mean:.4g}, at the other sites {usual_moments.mean:.4g}"
-        yield Finding(shift / max_shift, f"{means}, far outside the usual spread")
+        yield Finding(shift / max_shift, f"{means}, far outside the usual spread", "origin")

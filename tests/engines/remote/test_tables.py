@@ -25,6 +25,8 @@ from flsv.engines.remote import (
 )
 from flsv.privacy import GaussianPrivacy
 from flsv.report import write_report
+from flsv.results.record import read_record
+from flsv.results.round_result import doubts_in
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
 from helpers.hospitals import (
@@ -170,11 +172,14 @@ def test_the_server_doubts_a_site_whose_column_has_another_unit(tmp_path: Path) 
     federation = Hospitals(tmp_path, tables)
 
     with pytest.warns(UserWarning, match="Doubts about the sites' tables"):
-        federation.directory()
+        federation.fit(rounds=1)
 
     doubts = pd.read_csv(tmp_path / "doubts.csv").set_index(["site", "column"])["doubt"]
     assert "as between months and years" in doubts[NAMES[1], "age"]
     assert doubts["Osaka", "lab"] == "100 % are missing, 15 % at the other sites"
+    events = doubts_in(read_record(tmp_path / "run.json")["events"])
+    recorded_doubts = {(NAMES[event.client], event.column): event.text for event in events}
+    assert recorded_doubts == doubts.to_dict()
 
 
 def test_resumed_server_keeps_the_encoder_although_a_site_has_other_rows(tmp_path: Path) -> None:

@@ -1,0 +1,264 @@
+"""What the data have said reaches the record, the page, the shares and the verdict, for each kind of doubt."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flsv.data.doubts import STRONG_DOUBT, DoubtKind, SiteTable, find_doubts
+from flsv.federation.table_doubts import doubt_events
+from flsv.report import Budget, open_run, write_report
+from flsv.report.shares import shares_of
+from flsv.results.text import WORDS
+from flsv.utilities.csv_files import save_table
+from helpers.pages import text_of_page
+from helpers.runs import (
+    change_record,
+    fit_by_command,
+    make_game,
+    read_rows,
+    write_config,
+)
+
+NUM_ROWS = 120
+CLIENTS = ("Bilbao", "Lyon", "Turin")
+BUDGET = Budget(900.0, by="sv")
+#: Doubts about all sites, which are no finding about one partner.
+KINDS_OF_ALL_SITES = ("site", "identifier")
+
+Tables = dict[str, pd.DataFrame]
+
+
+def make_tables() -> Tables:
+    tables = {}
+    for seed, name in enumerate(CLIENTS):
+        generator = np.random.default_rng(seed)
+        tables[name] = pd.DataFrame(
+            {
+                "age": generator.normal(50, 10, NUM_ROWS),
+                "temperature": generator.normal(37, 0.5, NUM_ROWS),
+                "ward": generator.choice(["A", "B", "C"], NUM_ROWS),
+            }
+        )
+    return tables
+
+
+def remove_half_of_ages(tables: Tables) -> None:
+    tables["Bilbao"].loc[::2, "age"] = np.nan
+
+
+def make_ward_constant(tables: Tables) -> None:
+    tables["Bilbao"]["ward"] = "A"
+
+
+def count_age_in_months(tables: Tables) -> None:
+    tables["Bilbao"]["age"] *= 12
+
+
+def count_some_ages_in_months(tables: Tables) -> None:
+    tables["Bilbao"].loc[:9, "age"] *= 12
+
+
+def measure_in_fahrenheit(tables: Tables) -> None:
+    tables["Bilbao"]["temperature"] *= 1.8
+    tables["Bilbao"]["temperature"] += 32
+
+
+def rename_ward(tables: Tables) -> None:
+    wards = tables["Bilbao"]["ward"]
+    tables["Bilbao"]["ward"] = wards.replace("A", "ward a")
+
+
+def number_the_cases(tables: Tables) -> None:
+    first_case = 0
+    for table in tables.values():
+        table["case"] = first_case + np.arange(NUM_ROWS)
+        first_case += 1000
+
+
+def name_the_site(tables: Tables) -> None:
+    for name, table in tables.items():
+        table["country"] = f"country of {name}"
+
+
+def repeat_rows(tables: Tables) -> None:
+    table = tables["Bilbao"]
+    tables["Bilbao"] = pd.concat([table, table[:30]])
+
+
+def copy_lyons_rows(tables: Tables) -> None:
+    tables["Bilbao"] = tables["Lyon"].sample(frac=1, random_state=0)
+
+
+def keep(tables: Tables) -> None:
+    """The class is the fault, see :func:`events_of_fault`."""
+
+
+FAULTS: dict[str, Callable[[Tables], None]] = {
+    "missing": remove_half_of_ages,
+    "constant": make_ward_constant,
+    "unit": count_age_in_months,
+    "part": count_some_ages_in_months,
+    "origin": measure_in_fahrenheit,
+    "categories": rename_ward,
+    "identifier": number_the_cases,
+    "site": name_the_site,
+    "twice": repeat_rows,
+    "shared": copy_lyons_rows,
+    "class": keep,
+}
+
+
+def events_of_fault(kind: str) -> list[dict[str, Any]]:
+    """The events of the one doubt about tables with a fault."""
+    tables = make_tables()
+    FAULTS[kind](tables)
+    counts_of_bilbao = [60, 60]
+    if kind == "class":
+        counts_of_bilbao = [119, 1]
+    sites = []
+    for name, table in tables.items():
+        counts = counts_of_bilbao if name == "Bilbao" else [60, 60]
+        sites.append(SiteTable(name, table, counts))
+
+    doubts = find_doubts(sites, ["no", "yes"])
+    assert [doubt.kind for doubt in doubts] == [kind]
+    return [asdict(event) for event in doubt_events(doubts, CLIENTS)]
+
+
+def make_run_with_doubt(folder: Path, kind: str) -> Path:
+    run = make_game(folder, {"sv": [0.3, 0.2, 0.1]})
+    return change_record(run, clients=list(CLIENTS), events=events_of_fault(kind))
+
+
+def test_there_is_a_table_for_each_kind_of_doubt() -> None:
+    assert FAULTS.keys() == set(get_args(DoubtKind))
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_each_doubt_is_on_the_page_in_the_shares_and_if_strong_in_the_verdict(
+    tmp_path: Path, kind: str
+) -> None:
+    folder = make_run_with_doubt(tmp_path, kind)
+    (doubt,) = open_run(folder).record["events"]
+
+    page = text_of_page(write_report(folder, budget=BUDGET))
+    row_of_bilbao, *_ = read_rows(folder / "shares.csv")
+    reasons = shares_of(open_run(folder), BUDGET).verdict.reasons
+
+    assert doubt.text in page
+    if kind not in KINDS_OF_ALL_SITES:
+        assert doubt.text in row_of_bilbao["finding"]
+    for reason in reasons.values():
+        assert reason in page
+        assert reason in row_of_bilbao["verdict"]
+    is_strong = doubt.strength >= STRONG_DOUBT
+    assert ("doubts" in reasons) == (is_strong and kind != "shared")
+    assert ("shared_rows" in reasons) == (kind == "shared")
+    assert ("amount" in row_of_bilbao) == (kind != "shared")
+
+
+def test_both_partners_with_the_same_rows_are_named(tmp_path: Path) -> None:
+    folder = make_run_with_doubt(tmp_path, "shared")
+
+    shares = shares_of(open_run(folder), BUDGET)
+
+    assert shares.verdict.reasons.keys() == {"shared_rows"}
+    assert "Bilbao and Lyon (" in shares.verdict.reasons["shared_rows"]
+    finding_of_bilbao, finding_of_lyon, finding_of_turin = shares.table["finding"]
+    assert finding_of_bilbao == f"all columns: {NUM_ROWS} of {NUM_ROWS} rows are rows of Lyon, too"
+    assert finding_of_lyon == "all columns: has rows of Bilbao"
+    assert finding_of_turin == ""
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_the_page_of_one_client_has_the_same_verdict_without_names(
+    tmp_path: Path, kind: str
+) -> None:
+    folder = make_run_with_doubt(tmp_path, kind)
+    (doubt,) = open_run(folder).record["events"]
+    verdict = shares_of(open_run(folder), BUDGET).verdict
+    sentences_for_one = WORDS["against_for_one"]
+
+    for client in CLIENTS:
+        page = text_of_page(write_report(folder, client=client, budget=BUDGET))
+
+        assert verdict.title in page
+        assert doubt.text not in page
+        for name, text in verdict.reasons.items():
+            assert sentences_for_one.get(name, text) in page, name
+        for other_client in set(CLIENTS) - {client}:
+            assert other_client not in page
+
+
+def write_table_with_shared_rows(folder: Path) -> None:
+    folder.mkdir()
+    tables = make_tables()
+    copy_lyons_rows(tables)
+    for name, table in tables.items():
+        table["ill"] = np.where(table["age"] > 50, "yes", "no")
+        table.to_csv(folder / f"{name}.csv", index=False)
+
+
+def test_a_fit_records_and_prints_its_doubts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_table_with_shared_rows(tmp_path / "clinics")
+    config = write_config(
+        tmp_path / "federation.yaml",
+        seed_everything=0,
+        data={"source": str(tmp_path / "clinics"), "labels": "ill", "splits": {"server_val": 0.3}},
+        trainer={"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False},
+        federation={"metrics": {"value": "ShadowShapley"}, "reporting": {"figures": 0}},
+    )
+
+    with pytest.warns(UserWarning, match="rows are rows of Lyon, too"):
+        run = fit_by_command(tmp_path, config)
+
+    printed_words = capsys.readouterr().out.split()
+    assert "Bilbao and Lyon (" in " ".join(printed_words)
+    record = json.loads((run / "run.json").read_text())
+    (event,) = record["events"]
+    assert event["what"] == "doubt"
+    assert event["kind"] == "shared"
+    assert [event["client"], *event["others"]] == [0, 1]
+    verdict = shares_of(open_run(run), Budget(900.0)).verdict
+    assert "shared_rows" in verdict.reasons
+    assert verdict.forbids_payment
+
+
+def write_retrained(folder: Path) -> None:
+    values = pd.Series([0.3, 0.2, 0.1])
+    table = pd.DataFrame(
+        {
+            "client": range(len(CLIENTS)),
+            "client_name": CLIENTS,
+            "by": "accuracy",
+            "value": values,
+            "low": values - 0.01,
+            "high": values + 0.01,
+            "share": values / values.sum(),
+            "majority": 0.25,
+            "seeds": "0 1 2",
+            "rounds": 5,
+        }
+    )
+    save_table(folder / "retrained.csv", table)
+
+
+def test_values_by_retraining_of_shared_rows_are_not_paid_by(tmp_path: Path) -> None:
+    folder = make_run_with_doubt(tmp_path, "shared")
+    write_retrained(folder)
+
+    budget = Budget(900.0)  # by retrained values
+    verdict = shares_of(open_run(folder), budget).verdict
+    change_record(folder, events=[])
+    verdict_without_doubts = shares_of(open_run(folder), budget).verdict
+
+    assert verdict.reasons.keys() == {"shared_rows"}
+    assert not verdict_without_doubts.forbids_payment
