@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -111,6 +111,11 @@ class RunExtension:
     def summary_lines(self, num_clients: int) -> list[str]:
         """Return lines to print after a run."""
         return []
+
+    @property
+    def doubts(self) -> Sequence[str]:
+        """Return sentences on what has been found to speak against the values."""
+        return ()
 
     def close(self) -> None:
         """Release the run's module."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -335,9 +335,12 @@ class CoalitionPlan(RunExtension):
                 f"Such shares were {_ERROR_OF_SINGLES} % off, and by all coalitions {_ERROR_OF_ALL} %. coalitions: "
                 "both trains all but one, too."
             )
-        for doubt in self._doubts:
-            lines.append(f"{metric_names}: {doubt}.")
         return lines
+
+    @property
+    def doubts(self) -> Sequence[str]:
+        """Return what the comparisons of coalitions with the run have found."""
+        return self._doubts
 
     def end_round(self, module: L.LightningModule, index: int, skips_scored: bool) -> None:
         """Score the module, whose model is the full coalition's, after round ``index``, unless it has been scored."""
