@@ -140,7 +140,9 @@ class TrainingAfterTheRun:
         return values_by_round
 
     def _without_values(self, reason: str) -> dict[int, dict[str, Tensor]]:
-        """Warn that there are no values."""
+        """Warn that there are no values, and let the metrics tell why."""
+        for metric in self._metrics.values():
+            metric.explain_missing(reason)
         rank_zero_warn(f"{', '.join(self._metrics)}: there are no values. {reason}")
         return {}
 

@@ -1,0 +1,45 @@
+"""A coalition whose fit raises an error: there are no values, the reason is told, and earlier values are not shown."""
+
+from pathlib import Path
+
+import pytest
+
+from flsv import FederatedLoop, Reporting
+from flsv.metrics import ShadowShapley
+from helpers.fits import trainer_for
+from helpers.hidden_state import SEED, Base, make_data
+
+
+class FailingAlone(Base):
+    """Fails in a federation of one client, from a round on."""
+
+    first_failing_round = 2
+
+    def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
+        (loop,) = (c for c in self.trainer.callbacks if isinstance(c, FederatedLoop))  # type: ignore[attr-defined]
+        is_alone = len(loop.state.cohort) == 1
+        if is_alone and self.current_epoch >= self.first_failing_round:
+            raise ValueError("no batch norm of one client")
+
+
+def fit(folder: Path, rounds: int, checkpoint: Path | None = None) -> FederatedLoop:
+    metrics = {"shadow": ShadowShapley(coalitions="singles")}
+    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
+    trainer = trainer_for(loop, folder, rounds)
+    trainer.fit(FailingAlone(), make_data(), ckpt_path=checkpoint)
+    trainer.save_checkpoint(folder / "after.ckpt")
+    return loop
+
+
+def test_resumed_run_whose_coalitions_fail_shows_no_values_of_an_earlier_round(
+    tmp_path: Path,
+) -> None:
+    first_part = fit(tmp_path, rounds=2)
+    assert first_part.contributions["shadow"].isfinite().all()
+
+    with pytest.warns(UserWarning, match="there are no values.*no batch norm of one client"):
+        resumed = fit(tmp_path, rounds=4, checkpoint=tmp_path / "after.ckpt")
+
+    assert resumed.round_index == 4
+    assert resumed.contributions["shadow"].isnan().all()
+    assert "no batch norm" in resumed.metrics["shadow"].payment_record()["why_no_values"]
