@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -59,9 +59,8 @@ class RunExtension:
         self,
         trainer: L.Trainer,
         module: L.LightningModule,
-    ) -> bool:
-        """Store what is needed of the state before the fit. Return True if this process has become another run's."""
-        return False
+    ) -> None:
+        """Store what is needed of the state before the fit."""
 
     def check_run(
         self,
@@ -113,8 +112,13 @@ class RunExtension:
         """Return lines to print after a run."""
         return []
 
+    @property
+    def doubts(self) -> Sequence[str]:
+        """Return sentences on what has been found to speak against the values."""
+        return ()
+
     def close(self) -> None:
-        """Release processes and the run's module."""
+        """Release the run's module."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs."""

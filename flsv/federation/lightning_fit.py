@@ -213,13 +213,12 @@ class LightningFit(Rounds):
             check_sharing(run_state.shared, engine.space.described())
         federation.begin(resumed=run_state.resumed or trainer.current_epoch > 0)
 
-        lines_on_coalitions = partial(self.extension.summary_lines, self.state.num_clients)
         self.reports = RunReports(
             trainer,
             federation,
             run_state,
             writes_files=self._writes_files,
-            lines_on_coalitions=lines_on_coalitions,
+            extension=self.extension,
         )
 
     def _plot_steps(self, engine: Engine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from flsv.__about__ import __version__
 from flsv._lightning.patches import callbacks_of
 from flsv.configuration.identity import hyperparameters
 from flsv.core import FederationState, Round
+from flsv.core.extension import RunExtension
 from flsv.data import plot_partition
 from flsv.engines.engine import Engine
 from flsv.federation.run import FederationRun, RunState
@@ -31,7 +32,7 @@ from flsv.metrics import ContributionMetric
 from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, DOUBTS_FILE, run_folder
 from flsv.results.record import Record, record_of, to_pay_by
-from flsv.results.round_result import Event, RoundResult, Row, RunResult, Sink
+from flsv.results.round_result import UNLIKE_RUN, Event, RoundResult, Row, RunResult, Sink
 from flsv.results.rows import RoundResults, column_names, overall
 from flsv.results.run_table import CSV, frame, tidy
 from flsv.results.terminal import Terminal
@@ -64,11 +65,11 @@ class RunReports:
         run_state: RunState,
         *,
         writes_files: bool,
-        lines_on_coalitions: Callable[[], list[str]],
+        extension: RunExtension,
     ) -> None:
         self._trainer: Any = trainer  # Any: Lightning does not declare all attributes
         self._federation = federation
-        self._lines_on_coalitions = lines_on_coalitions
+        self._extension = extension
         self._state = federation.state
         self._config = federation.config
         self._data = federation.engine.data
@@ -121,7 +122,12 @@ class RunReports:
         return events_of_tables(self._data, file_of_sites)
 
     def _events(self) -> list[Event]:
-        return [*self._doubts, *events_of(self._config.filters, self._state)]
+        last_round = max(0, self._state.round_index - 1)
+        unlike_run = [
+            Event(None, UNLIKE_RUN, first=last_round, last=last_round, text=doubt)
+            for doubt in self._extension.doubts
+        ]
+        return [*self._doubts, *unlike_run, *events_of(self._config.filters, self._state)]
 
     @property
     def _prints(self) -> bool:
@@ -427,7 +433,7 @@ class RunReports:
             if to_pay_by(metrics[name]):
                 kinds_to_pay_by[name] = type(metrics[name]).__name__
 
-        lines_on_coalitions = self._lines_on_coalitions()
+        lines_on_coalitions = self._extension.summary_lines(self._state.num_clients)
         learning_record = {**learning}
         if lines_on_coalitions:
             learning_record["coalitions"] = lines_on_coalitions

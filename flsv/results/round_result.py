@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: What an event is that holds a doubt about a client's table.
 DOUBT = "doubt"
+#: What an event is that holds a sentence on how coalitions' trainings differ from the run.
+UNLIKE_RUN = "coalitions unlike the run"
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Event:
     #: The client's id. None for a doubt about all clients' tables.
     client: int | None
     #: The kind of fault that a filter found (`"not_finite"`, `"large"`, `"copy"`, `"echo"`), a description of the
-    #: incident, or `"doubt"`.
+    #: incident, `"doubt"`, or :data:`UNLIKE_RUN`.
     what: str
     #: The first round in which it occurred, from 0.
     first: int

@@ -13,7 +13,7 @@ from torch import Tensor
 from flsv.data.doubts import STRONG_DOUBT
 from flsv.functional.intervals import t_quantile
 from flsv.functional.joint_shares import JointShares, ValueErrors, joint_shares
-from flsv.results.round_result import Event, RunResult, doubts_in
+from flsv.results.round_result import UNLIKE_RUN, Event, RunResult, doubts_in
 from flsv.results.run_table import select_rows
 from flsv.results.text import WORDS, is_small_gain, joined, percent
 from flsv.utilities.choices import Negatives
@@ -92,6 +92,8 @@ class PaymentFacts:
     #: Descriptions of rows that several clients have, and of all else about their tables that is strongly doubted.
     shared_rows: str = ""
     doubts: str = ""
+    # Sentences on how coalitions' trainings differ from the run
+    unlike_run: str = ""
     #: A sentence that tells why no client has a value, if the metric knows it.
     why_no_values: str = ""
 
@@ -172,6 +174,7 @@ def verdict_of(facts: PaymentFacts, rule: Negatives = "zero") -> Verdict:
         "wide": not no_gain and not is_like_majority and joint.moved > MAX_MOVED_SHARE,
         "metric": not has_trainings and not facts.unsuitable,
         "doubts": facts.doubts,
+        "unlike_run": facts.unlike_run,
         "one_class": facts.majority >= ONE_CLASS_SHARE and percent(facts.majority),
         "one_seed": has_trainings and facts.seeds == 1,
         "alone": has_trainings and facts.alone_only and not ranks_only,
@@ -292,7 +295,11 @@ def doubt_facts(
             descriptions.append(f"{column_at_owners} ({doubt.text})")
 
     text = listed(descriptions, MAX_DOUBTS_SHOWN)
-    return {"shared_rows": listed(shared_rows, MAX_DOUBTS_SHOWN), "doubts": text}
+    return {
+        "shared_rows": listed(shared_rows, MAX_DOUBTS_SHOWN),
+        "doubts": text,
+        "unlike_run": "; ".join(event.text for event in events if event.what == UNLIKE_RUN),
+    }
 
 
 def matrix_of(rows: Sequence[str]) -> Tensor | None:
