@@ -359,9 +359,9 @@ def test_picture_of_final_values_has_each_clients_interval() -> None:
     (axis,) = figure.axes
     assert axis.get_title() == "value, round 5, 90% intervals"
     (whiskers,) = axis.collections
-    ends = [segment[:, 1].tolist() for segment in whiskers.get_segments()]
-    expected_ends = torch.stack(intervals, 1).tolist()
-    assert ends == [pytest.approx(expected) for expected in expected_ends]
+    for segment, expected_interval in zip(whiskers.get_segments(), torch.stack(intervals, 1)):
+        assert segment[:, 1].tolist() == pytest.approx(expected_interval.tolist())
+    assert len(whiskers.get_segments()) == len(values)
 
 
 def test_settings_count_validation_samples_that_are_not_of_the_clients_data() -> None:
