@@ -259,7 +259,6 @@ class Rows(Dataset):
         return torch.tensor([*map(float, x.split(","))]), torch.tensor(y)
 
 
-
 #: What the values of a kind's coalitions are. "right": those of fits of the members alone. "doubt": a warning is beside
 #: them. "refused": there are none, since the run is refused before its first round. "cached": they are wrong, and only
 #: a fresh process can tell.
