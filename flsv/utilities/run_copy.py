@@ -9,7 +9,7 @@ import pickle
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -24,7 +24,8 @@ from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
 #: How an object is pickled, as ``__reduce__`` returns it.
 Reduction = tuple[Any, ...]
-_LOCK_TYPES = (type(threading.Lock()), type(threading.RLock()))
+#: By what locks of a type are made. The types themselves have no names that pickle finds.
+_LOCK_MAKERS = {type(make()): make for make in (threading.Lock, threading.RLock)}
 
 
 class RunCopy:
@@ -69,13 +70,14 @@ class RunCopy:
         for logger in trainer.loggers:
             all_reductions[id(logger)] = (SilentLogger, (logger.name, logger.version))
 
-        def dump(value: Any) -> bytes:
+        def dump(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]:
             file = io.BytesIO()
-            _Pickler(file, data, all_reductions).dump(value)
-            return file.getvalue()
+            pickler = _Pickler(file, data, all_reductions)
+            pickler.dump(value)
+            return file.getvalue(), pickler.storages
 
         try:
-            self._bytes = dump((trainer, module))
+            self._bytes, self._storages = dump((trainer, module))
         except Exception as error:
             path, part_error = _path_of_unpicklable((trainer, module), dump)
             raise ConfigurationError(
@@ -93,14 +95,14 @@ class RunCopy:
 
     def __len__(self) -> int:
         """Return the number of bytes, without data."""
-        return len(self._bytes)
+        return len(self._bytes) + sum(storage.nbytes() for storage in self._storages)
 
     def load(self) -> tuple[Any, Any, Any]:
         """Return a new Trainer, module and data module, and set the global generators as they were then."""
         restore_global_rngs(self._global_rngs)
         restore_torch(self._torch_settings)
         data = copy.copy(self._data)
-        trainer, module = _Unpickler(io.BytesIO(self._bytes), data).load()
+        trainer, module = _Unpickler(io.BytesIO(self._bytes), data, self._storages).load()
         return trainer, module, data
 
 
@@ -141,19 +143,40 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         super().__init__(file)
         self._run_data = data
         self._reductions = reductions
+        # The memory of tensors. Those that share it do so in a copy, too.
+        self.storages: list[torch.UntypedStorage] = []
+        self._position_of_storage: dict[int, int] = {}
 
-    def persistent_id(self, value: Any) -> str | None:
-        return "data" if value is self._run_data else None
+    def persistent_id(self, value: Any) -> Any:
+        if value is self._run_data:
+            return "data"
+        if isinstance(value, torch.TypedStorage):
+            storage = value.untyped()
+            return self._position(storage), storage.device, value.dtype
+        return None
+
+    def _position(self, storage: torch.UntypedStorage) -> int:
+        """Return the position of a copy of tensors' memory, which is made at first."""
+        key = storage._cdata
+        if key not in self._position_of_storage:
+            self._position_of_storage[key] = len(self.storages)
+            self.storages.append(storage.cpu().clone())
+        return self._position_of_storage[key]
 
     def reducer_override(self, value: Any) -> Any:
         reduction = self._reductions.get(id(value))
         if reduction is not None:
             return reduction
         kind = type(value)
-        if kind in _LOCK_TYPES:  # free in a copy, whoever holds the original
-            return kind, ()
+        if kind in _LOCK_MAKERS:  # free in a copy, whoever holds the original
+            return _LOCK_MAKERS[kind], ()
         if kind is weakref.ref:
             return _reference, (value(),)
+        if isinstance(value, torch.Tensor) and _has_hooks(value):
+            # torch leaves them out. As a state they may refer to the tensor.
+            make_tensor, arguments, *_ = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+            hooks = (value._backward_hooks, value._post_accumulate_grad_hooks)
+            return make_tensor, arguments, hooks, None, None, _set_hooks
         # torch refuses these, since a class is made for each. Here it is pickled, too.
         if issubclass(kind, nn.Module) and is_parametrized(value):
             return copyreg.__newobj__, (kind,), vars(value)  # type: ignore[attr-defined]
@@ -161,12 +184,32 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, data: Any) -> None:
+    def __init__(
+        self, file: io.BytesIO, data: Any, storages: Sequence[torch.UntypedStorage]
+    ) -> None:
         super().__init__(file)
         self._run_data = data
+        self._storages = storages
+        self._copied_storages: dict[int, torch.UntypedStorage] = {}
 
-    def persistent_load(self, _name: str) -> Any:
-        return self._run_data
+    def persistent_load(self, name: Any) -> Any:
+        if name == "data":
+            return self._run_data
+        position, device, dtype = name
+        if position not in self._copied_storages:
+            storage = self._storages[position].clone()
+            self._copied_storages[position] = storage.to(device=device)
+        storage = self._copied_storages[position]
+        return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _has_hooks(tensor: torch.Tensor) -> bool:
+    return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)
+
+
+def _set_hooks(tensor: torch.Tensor, hooks: tuple[Any, Any]) -> None:
+    untyped_tensor: Any = tensor
+    untyped_tensor._backward_hooks, untyped_tensor._post_accumulate_grad_hooks = hooks
 
 
 def _reference(value: Any) -> Any:
@@ -206,7 +249,7 @@ class SilentLogger(DummyLogger):
         return self.folder
 
 
-def _path_of_unpicklable(value: Any, dump: Callable[[Any], bytes]) -> tuple[str, Exception]:
+def _path_of_unpicklable(value: Any, dump: Callable[[Any], Any]) -> tuple[str, Exception]:
     """Return the path of a part that cannot be pickled although all its parts can, and its error."""
     trainer, module = value
     pending = deque([("the module", module), ("the Trainer", trainer)])
@@ -229,7 +272,7 @@ def _path_of_unpicklable(value: Any, dump: Callable[[Any], bytes]) -> tuple[str,
     return "a combination of its parts", RuntimeError("each by itself can be pickled")
 
 
-def _error_of(part: Any, dump: Callable[[Any], bytes]) -> Exception | None:
+def _error_of(part: Any, dump: Callable[[Any], Any]) -> Exception | None:
     try:
         dump(part)
     except Exception as error:

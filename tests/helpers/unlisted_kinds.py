@@ -359,7 +359,9 @@ KINDS: dict[str, Kind] = {
     "a pruned layer": Kind(Pruned),
     "a cached property": Kind(CachedProperty),
     "a table of weak keys": Kind(WeakTable),
-    "a table of weak values": Kind(WeakValues),
+    "a table of weak values": Kind(
+        WeakValues, outcome="refused", message="the module.layers.* cannot be pickled"
+    ),
     "a weak proxy": Kind(Proxy),
     "hyperparameters that count": Kind(lambda: HyperparametersThatCount(Numbers())),
     "a collection of metrics": Kind(Collection),
