@@ -70,7 +70,7 @@ class RunCopy:
         for logger in trainer.loggers:
             all_reductions[id(logger)] = (SilentLogger, (logger.name, logger.version))
 
-        def dump(value: Any) -> tuple[bytes, list[torch.UntypedStorage]]:
+        def dump(value: Any) -> tuple[bytes, list[torch.Tensor]]:
             file = io.BytesIO()
             pickler = _Pickler(file, data, all_reductions)
             pickler.dump(value)
@@ -95,7 +95,7 @@ class RunCopy:
 
     def __len__(self) -> int:
         """Return the number of bytes, without data."""
-        return len(self._bytes) + sum(storage.nbytes() for storage in self._storages)
+        return len(self._bytes) + sum(storage.nbytes for storage in self._storages)
 
     def load(self) -> tuple[Any, Any, Any]:
         """Return a new Trainer, module and data module, and set the global generators as they were then."""
@@ -144,14 +144,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self._run_data = data
         self._reductions = reductions
         # The memory of tensors. Those that share it do so in a copy, too.
-        self.storages: list[torch.UntypedStorage] = []
+        self.storages: list[torch.Tensor] = []
         self._position_of_storage: dict[int, int] = {}
 
     def persistent_id(self, value: Any) -> Any:
         if value is self._run_data:
             return "data"
         if isinstance(value, torch.TypedStorage):
-            storage = value.untyped()
+            storage = value._untyped_storage
             return self._position(storage), storage.device, value.dtype
         return None
 
@@ -160,7 +160,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         key = storage._cdata
         if key not in self._position_of_storage:
             self._position_of_storage[key] = len(self.storages)
-            self.storages.append(storage.cpu().clone())
+            raw_bytes = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            self.storages.append(raw_bytes.cpu().clone())
         return self._position_of_storage[key]
 
     def reducer_override(self, value: Any) -> Any:
@@ -184,9 +185,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(
-        self, file: io.BytesIO, data: Any, storages: Sequence[torch.UntypedStorage]
-    ) -> None:
+    def __init__(self, file: io.BytesIO, data: Any, storages: Sequence[torch.Tensor]) -> None:
         super().__init__(file)
         self._run_data = data
         self._storages = storages
@@ -197,8 +196,8 @@ class _Unpickler(pickle.Unpickler):
             return self._run_data
         position, device, dtype = name
         if position not in self._copied_storages:
-            storage = self._storages[position].clone()
-            self._copied_storages[position] = storage.to(device=device)
+            raw_bytes = self._storages[position].clone().to(device)
+            self._copied_storages[position] = raw_bytes.untyped_storage()
         storage = self._copied_storages[position]
         return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 

@@ -327,13 +327,14 @@ def fit_kind(
     return loop, module
 
 
-def utility_of_module(module: Any) -> float:
+def utility_of_module(module: Any, precision: str = "32") -> float:
     data = make_data()
     data.setup("fit")
     inputs, labels = zip(*data.val_dataloader())
 
     module.eval()
-    with torch.no_grad():
+    is_mixed = precision == "bf16-mixed"
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
         loss = entropy(module.net(torch.cat(inputs)), torch.cat(labels))
     return -float(loss)
 
@@ -349,7 +350,8 @@ def fit_members_alone(kind: Kind, members: tuple[int, ...]) -> FitAlone:
     with tempfile.TemporaryDirectory() as folder:
         _, module = fit_kind(kind, Path(folder), sampler=sampler.among(members))
     model = state_vector(module).tolist()
-    return FitAlone(utility_of_module(module), model)
+    utility = utility_of_module(module, kind.trainer.get("precision", "32"))
+    return FitAlone(utility, model)
 
 
 class FitWithValues(NamedTuple):

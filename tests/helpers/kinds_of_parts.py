@@ -28,7 +28,7 @@ from flsv.sampling import BernoulliSampler, UniformSampler
 from flsv.training.algorithms import SCAFFOLD, Ditto, FedProx
 from flsv.training.algorithms.feddyn import FedDyn, FedDynServer
 from helpers.data import FEATURES, toy_sets
-from helpers.hidden_state import RATE, Base, Kind
+from helpers.hidden_state import RATE, Base, Kind, make_data
 from helpers.kinds_of_modules import ANOTHER_MODEL, LogsLoss, Manual, OptimizedBy, persisting
 
 
@@ -37,6 +37,9 @@ class Samples(Dataset):
         x, y = toy_sets()[0].tensors
         self.x = x.clone()
         self.y = y
+        data = make_data()
+        data.setup("fit")
+        self.validation_indices = data.server_val_indices.tolist()
 
     def __len__(self) -> int:
         return len(self.y)
@@ -46,12 +49,16 @@ class Samples(Dataset):
 
 
 class NoisySamples(Samples):
+    """Validation samples have no noise."""
+
     def __init__(self) -> None:
         super().__init__()
         self.generator = np.random.RandomState(0)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         x, y = super().__getitem__(index)
+        if index in self.validation_indices:
+            return x, y
         noise = torch.from_numpy(self.generator.randn(FEATURES)).float()
         return x + 0.1 * noise, y
 
@@ -74,6 +81,8 @@ class SamplesWithKeptNoise(Samples):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         x, y = super().__getitem__(index)
+        if index in self.validation_indices:
+            return x, y
         if index not in self.noise:
             self.noise[index] = 0.1 * torch.randn(FEATURES)
         return x + self.noise[index], y
@@ -274,10 +283,10 @@ def make_momentum() -> Any:
     return OptimizedBy(partial(torch.optim.SGD, lr=0.05, momentum=0.9))
 
 
-def make_without_batch_norm() -> Any:
-    module = make_momentum()
-    module.net[1] = nn.Identity()
-    return module
+class WithoutBatchNorm(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net[1] = nn.Identity()
 
 
 class DivergesInRound2(Base):
@@ -346,11 +355,16 @@ CALLBACKS = {
         trainer=WITH_CHECKPOINTS,
     ),
     "StochasticWeightAveraging": Kind(
-        callback=partial(StochasticWeightAveraging, 0.02, swa_epoch_start=1, annealing_epochs=1),
-        rounds=4,
+        callback=partial(StochasticWeightAveraging, 0.02),
+        outcome="refused",
+        message="StochasticWeightAveraging ends with an epoch",
     ),
     "BackboneFinetuning": Kind(WithBackbone, callback=make_backbone_finetuning, rounds=4),
-    "a callback that stops after batches": Kind(callback=StopsAfterBatches, rounds=6),
+    "a callback that stops after batches": Kind(
+        callback=StopsAfterBatches,
+        rounds=6,
+        alone=Kind(callback=StopsAfterBatches, rounds=5),
+    ),
     "LambdaCallback that counts": Kind(callback=make_counting_lambda),
     "a callback that sets the rate": Kind(callback=SetsTheRate),
     "a callback with a generator": Kind(callback=NoiseOfGradients),
@@ -400,22 +414,20 @@ FEDERATIONS = {
     ),
     "FedNova": Kind(make_momentum, loop=federation(aggregator=FedNova, local_epochs=2)),
     "GeometricMedian": Kind(make_momentum, loop=federation(aggregator=GeometricMedian)),
-    "FedProx": Kind(
-        make_without_batch_norm, loop=federation(client_algorithm=partial(FedProx, 0.5))
-    ),
-    "SCAFFOLD": Kind(make_without_batch_norm, loop=federation(client_algorithm=SCAFFOLD)),
+    "FedProx": Kind(WithoutBatchNorm, loop=federation(client_algorithm=partial(FedProx, 0.5))),
+    "SCAFFOLD": Kind(WithoutBatchNorm, loop=federation(client_algorithm=SCAFFOLD)),
     "FedDyn": Kind(
-        make_without_batch_norm,
-        loop=federation(
-            client_algorithm=partial(FedDyn, 0.1), aggregator=partial(FedDynServer, 0.1)
-        ),
+        WithoutBatchNorm,
+        loop=federation(client_algorithm=partial(FedDyn, 0.1), aggregator=FedDynServer),
     ),
-    "Ditto": Kind(make_without_batch_norm, loop=federation(client_algorithm=partial(Ditto, 0.5))),
+    "Ditto": Kind(WithoutBatchNorm, loop=federation(client_algorithm=partial(Ditto, 0.5))),
     "NormCap": Kind(make_momentum, loop=lambda: {"filters": [NormCap(0.5)]}),
     "OutlierFilter": Kind(make_momentum, loop=lambda: {"filters": [OutlierFilter()]}),
-    "MultiKrum": Kind(make_momentum, loop=lambda: {"filters": [MultiKrum()]}),
+    "MultiKrum": Kind(make_momentum, loop=lambda: {"filters": [MultiKrum(0)]}),
     "CopyFilter": Kind(make_momentum, loop=lambda: {"filters": [CopyFilter()]}),
     "clients that fail": Kind(DivergesInRound2, loop=persisting, rounds=4),
-    "a head that stays": Kind(loop=federation(share=["!net.3*"])),
+    "a head that stays": Kind(
+        loop=federation(share=["!net.3*"]), outcome="refused", message="Let clients judge"
+    ),
 }
 KINDS = {**DATA, **CALLBACKS, **SCHEDULES, **FEDERATIONS}

@@ -55,11 +55,11 @@ def test_coalitions_are_fits_of_their_members_or_doubted_or_refused(name: str) -
     fits = [in_fork(fit_alone, name, members) for members in COMPARED]
     differences = [abs(run.game[members] - fit.utility) for members, fit in zip(COMPARED, fits)]
 
-    assert run.model == fits[-1].model, "the metric has changed the training"
     if kind.outcome == "doubt":
         assert re.search(kind.message, " ".join(run.doubts))
         return
     assert run.doubts == []
+    assert run.model == fits[-1].model, "the metric has changed the training"
     if kind.outcome == "right":
         assert max(differences) <= 1e-6
     else:
