@@ -9,7 +9,7 @@ import pickle
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -24,7 +24,8 @@ from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
 #: How an object is pickled, as ``__reduce__`` returns it.
 Reduction = tuple[Any, ...]
-_LOCK_TYPES = (type(threading.Lock()), type(threading.RLock()))
+#: By what locks of a type are made. The types themselves have no names that pickle finds.
+_LOCK_MAKERS = {type(make()): make for make in (threading.Lock, threading.RLock)}
 
 
 class RunCopy:
@@ -69,11 +70,11 @@ class RunCopy:
         for logger in trainer.loggers:
             all_reductions[id(logger)] = (SilentLogger, (logger.name, logger.version))
 
-        def dump(value: Any) -> bytes:
+        def dump(value: Any) -> tuple[bytes, list[torch.Tensor]]:
             return _pickled(value, data, all_reductions)
 
         try:
-            self._bytes = dump((trainer, module))
+            self._bytes, self._storages = dump((trainer, module))
         except Exception as error:
             path, part_error = _path_of_unpicklable((trainer, module), dump)
             raise ConfigurationError(
@@ -87,18 +88,20 @@ class RunCopy:
         return {**vars(self), "_data": _pickled(self._data, _NO_DATA, {})}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _data=pickle.loads(state["_data"]))
+        data_bytes, storages = state["_data"]
+        data = _Unpickler(io.BytesIO(data_bytes), _NO_DATA, storages).load()
+        vars(self).update(state, _data=data)
 
     def __len__(self) -> int:
         """Return the number of bytes, without data."""
-        return len(self._bytes)
+        return len(self._bytes) + sum(storage.nbytes for storage in self._storages)
 
     def load(self) -> tuple[Any, Any, Any]:
         """Return a new Trainer, module and data module, and set the global generators as they were then."""
         restore_global_rngs(self._global_rngs)
         restore_torch(self._torch_settings)
         data = copy.copy(self._data)
-        trainer, module = _Unpickler(io.BytesIO(self._bytes), data).load()
+        trainer, module = _Unpickler(io.BytesIO(self._bytes), data, self._storages).load()
         return trainer, module, data
 
 
@@ -139,19 +142,41 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         super().__init__(file)
         self._run_data = data
         self._reductions = reductions
+        # The memory of tensors. Those that share it do so in a copy, too.
+        self.storages: list[torch.Tensor] = []
+        self._position_of_storage: dict[int, int] = {}
 
-    def persistent_id(self, value: Any) -> str | None:
-        return "data" if value is self._run_data else None
+    def persistent_id(self, value: Any) -> Any:
+        if value is self._run_data:
+            return "data"
+        if isinstance(value, torch.TypedStorage):
+            storage = value._untyped_storage
+            return self._position(storage), storage.device, value.dtype
+        return None
+
+    def _position(self, storage: torch.UntypedStorage) -> int:
+        """Return the position of a copy of tensors' memory, which is made at first."""
+        key = storage._cdata
+        if key not in self._position_of_storage:
+            self._position_of_storage[key] = len(self.storages)
+            raw_bytes = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            self.storages.append(raw_bytes.cpu().clone())
+        return self._position_of_storage[key]
 
     def reducer_override(self, value: Any) -> Any:
         reduction = self._reductions.get(id(value))
         if reduction is not None:
             return reduction
         kind = type(value)
-        if kind in _LOCK_TYPES:  # free in a copy, whoever holds the original
-            return kind, ()
+        if kind in _LOCK_MAKERS:  # free in a copy, whoever holds the original
+            return _LOCK_MAKERS[kind], ()
         if kind is weakref.ref:
             return _reference, (value(),)
+        if isinstance(value, torch.Tensor) and _has_hooks(value):
+            # torch leaves them out. As a state they may refer to the tensor.
+            make_tensor, arguments, *_ = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+            hooks = (value._backward_hooks, value._post_accumulate_grad_hooks)
+            return make_tensor, arguments, hooks, None, None, _set_hooks
         # torch refuses these, since a class is made for each. Here it is pickled, too.
         if issubclass(kind, nn.Module) and is_parametrized(value):
             return copyreg.__newobj__, (kind,), vars(value)  # type: ignore[attr-defined]
@@ -162,19 +187,41 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 _NO_DATA = object()
 
 
-def _pickled(value: Any, data: Any, reductions: Mapping[int, Reduction]) -> bytes:
+def _pickled(
+    value: Any, data: Any, reductions: Mapping[int, Reduction]
+) -> tuple[bytes, list[torch.Tensor]]:
+    """Return the bytes of an object, and the memory of its tensors."""
     file = io.BytesIO()
-    _Pickler(file, data, reductions).dump(value)
-    return file.getvalue()
+    pickler = _Pickler(file, data, reductions)
+    pickler.dump(value)
+    return file.getvalue(), pickler.storages
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, data: Any) -> None:
+    def __init__(self, file: io.BytesIO, data: Any, storages: Sequence[torch.Tensor]) -> None:
         super().__init__(file)
         self._run_data = data
+        self._storages = storages
+        self._copied_storages: dict[int, torch.UntypedStorage] = {}
 
-    def persistent_load(self, _name: str) -> Any:
-        return self._run_data
+    def persistent_load(self, name: Any) -> Any:
+        if name == "data":
+            return self._run_data
+        position, device, dtype = name
+        if position not in self._copied_storages:
+            raw_bytes = self._storages[position].clone().to(device)
+            self._copied_storages[position] = raw_bytes.untyped_storage()
+        storage = self._copied_storages[position]
+        return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _has_hooks(tensor: torch.Tensor) -> bool:
+    return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)
+
+
+def _set_hooks(tensor: torch.Tensor, hooks: tuple[Any, Any]) -> None:
+    untyped_tensor: Any = tensor
+    untyped_tensor._backward_hooks, untyped_tensor._post_accumulate_grad_hooks = hooks
 
 
 def _reference(value: Any) -> Any:
@@ -214,7 +261,7 @@ class SilentLogger(DummyLogger):
         return self.folder
 
 
-def _path_of_unpicklable(value: Any, dump: Callable[[Any], bytes]) -> tuple[str, Exception]:
+def _path_of_unpicklable(value: Any, dump: Callable[[Any], Any]) -> tuple[str, Exception]:
     """Return the path of a part that cannot be pickled although all its parts can, and its error."""
     trainer, module = value
     pending = deque([("the module", module), ("the Trainer", trainer)])
@@ -237,7 +284,7 @@ def _path_of_unpicklable(value: Any, dump: Callable[[Any], bytes]) -> tuple[str,
     return "a combination of its parts", RuntimeError("each by itself can be pickled")
 
 
-def _error_of(part: Any, dump: Callable[[Any], bytes]) -> Exception | None:
+def _error_of(part: Any, dump: Callable[[Any], Any]) -> Exception | None:
     try:
         dump(part)
     except Exception as error:

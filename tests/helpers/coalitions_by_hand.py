@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -170,14 +169,6 @@ class PlateauByHand(CoalitionByHand):
 
 def make_three_clients() -> FederatedDataModule:
     return toy_data((4, 1, 2), server_val=0.3)
-
-
-def forbid_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train coalitions as where the process cannot be forked."""
-    for module in ("after_the_run", "forked_fits"):
-        monkeypatch.setattr(
-            f"flsv.retraining.{module}.why_not_by_forks", lambda trainer: "it is a test"
-        )
 
 
 def make_shadow_loop(metric: ShadowShapley | None = None, **options: Any) -> FederatedLoop:

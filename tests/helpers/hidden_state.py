@@ -1,20 +1,16 @@
-"""Modules, callbacks and data with state that nothing declares, and plain federations of them.
-
-:func:`serve_utilities` answers names of kinds with the utility of each coalition of three clients: a FederatedLoop with
-these clients only, in a process of its own in which nothing else has happened.
-"""
+"""Modules, callbacks and data with state that nothing declares, and plain federations of them."""
 
 import contextlib
-import logging
 import multiprocessing
 import sqlite3
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import lightning as L
 import torch
@@ -25,9 +21,11 @@ from torch.utils.data import Dataset
 
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
-from flsv.sampling import FixedCohort
+from flsv.sampling import FullParticipation
+from flsv.server.round_server import NoModel
 from helpers.data import CLASSES, FEATURES, toy_sets
 from helpers.fits import state_vector, trainer_for
+from helpers.recorded import Recorded
 
 SEED, ROUNDS, RATE = 5, 3, 0.1
 #: Coalitions of each size, that of all clients at last.
@@ -261,25 +259,42 @@ class Rows(Dataset):
         return torch.tensor([*map(float, x.split(","))]), torch.tensor(y)
 
 
+#: What the values of a kind's coalitions are. "right": those of fits of the members alone. "doubt": a warning is beside
+#: them. "refused": there are none, since the run is refused before its first round. "cached": they are wrong, and only
+#: a fresh process can tell.
+Outcome = Literal["right", "doubt", "refused", "cached"]
+
+
 @dataclass
 class Kind:
-    """A module and what else its fit has."""
+    """A run, and what its coalitions are."""
 
     module: Callable[[], Any] = Base
     callback: Callable[[], L.Callback] | None = None
     sets: Callable[[], Any] = toy_sets
     trainer: dict[str, Any] = field(default_factory=dict)
+    loop: Callable[[], dict[str, Any]] = dict
+    rounds: int = ROUNDS
+    outcome: Outcome = "right"
+    #: What the doubt or the refusal says.
+    message: str = ""
+    #: The fits of members to which coalitions are compared. None: they are of this kind.
+    alone: "Kind | None" = None
 
 
-#: A kind or two of each place: memory of the process, what forks share, threads, files, hooks, and what is scored.
+#: A kind or two of each place: memory of the process, threads, files, hooks, and what is scored.
 KINDS: dict[str, Kind] = {
-    "a generator that holds the module": Kind(OfGenerator),
-    "a global": Kind(Global),
+    "a generator that holds the module": Kind(
+        OfGenerator, outcome="refused", message="the module.nets .generator. cannot be pickled"
+    ),
+    "a global": Kind(Global, outcome="doubt", message="another model than the run"),
     "a closure": Kind(Closure),
-    "an open file": Kind(OpenFile),
+    "an open file": Kind(
+        OpenFile, outcome="refused", message="the module.file .FileIO. cannot be pickled"
+    ),
     "spectral norm": Kind(SpectralNorm),
     "a temporary folder of `setup`": Kind(TemporaryFolder),
-    "a thread in each step": Kind(Threaded),
+    "a thread in each step": Kind(Threaded, outcome="doubt", message="another model than the run"),
     "rows of SQLite": Kind(sets=lambda: (Rows(), toy_sets()[1])),
     "EMAWeightAveraging": Kind(callback=make_weight_averaging),
     "a callback that changes weights at the end": Kind(callback=AtTheEnd),
@@ -296,62 +311,84 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def fit_kind(kind: Kind, folder: Path, **options: Any) -> tuple[FederatedLoop, Any]:
-    loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False), **options)
+def fit_kind(
+    kind: Kind, folder: Path, callbacks: Sequence[L.Callback] = (), **options: Any
+) -> tuple[FederatedLoop, Any]:
+    loop_options = {**kind.loop(), **options}
+    loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop_options)
     module = kind.module()
-    callbacks = []
+    callbacks = list(callbacks)
     if kind.callback is not None:
         callbacks.append(kind.callback())
 
-    trainer = trainer_for(loop, folder, ROUNDS, callbacks=callbacks, **kind.trainer)
-    trainer.fit(module, make_data(kind.sets))
+    trainer = trainer_for(loop, folder, kind.rounds, callbacks=callbacks, **kind.trainer)
+    with suppress(NoModel):  # the last finite model counts
+        trainer.fit(module, make_data(kind.sets))
     return loop, module
 
 
-def utility_of_module(module: Any) -> float:
+def utility_of_module(module: Any, precision: str = "32") -> float:
     data = make_data()
     data.setup("fit")
     inputs, labels = zip(*data.val_dataloader())
 
     module.eval()
-    with torch.no_grad():
+    is_mixed = precision == "bf16-mixed"
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
         loss = entropy(module.net(torch.cat(inputs)), torch.cat(labels))
     return -float(loss)
 
 
-def train_members_alone(name: str, members: tuple[int, ...], pipe: Any) -> None:
+class FitAlone(NamedTuple):
+    utility: float
+    model: list[float]
+
+
+def fit_members_alone(kind: Kind, members: tuple[int, ...]) -> FitAlone:
+    """Train some clients only, by the federation of a kind."""
+    sampler = kind.loop().get("sampler", FullParticipation())
     with tempfile.TemporaryDirectory() as folder:
-        _, module = fit_kind(KINDS[name], Path(folder), sampler=FixedCohort(members))
-    state = state_vector(module).tolist()
-    pipe.send((utility_of_module(module), state))
+        _, module = fit_kind(kind, Path(folder), sampler=sampler.among(members))
+    model = state_vector(module).tolist()
+    utility = utility_of_module(module, kind.trainer.get("precision", "32"))
+    return FitAlone(utility, model)
 
 
-def serve_utilities(connection: Any, other_end: Any) -> None:
-    """Answer names of kinds that come by a connection, in a process that trains nothing itself, until None comes.
-
-    An answer has the utility of each of ``MEMBERS``, and the model of all clients.
-    """
-    other_end.close()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
-
-    name = connection.recv()
-    while name:
-        utilities = []
-        for members in MEMBERS:
-            utility, model = train_in_fork(name, members)
-            utilities.append(utility)
-        model_of_all_clients = model  # the last members
-        connection.send({"utilities": utilities, "model": model_of_all_clients})
-        name = connection.recv()
+class FitWithValues(NamedTuple):
+    #: {members: utility of their model}
+    game: dict[tuple[int, ...], float]
+    #: Warnings of the metric.
+    doubts: list[str]
+    model: list[float]
 
 
-def train_in_fork(name: str, members: tuple[int, ...]) -> tuple[float, list[float]]:
-    fork = multiprocessing.get_context("fork")
-    connection, child_end = fork.Pipe()
-    process = fork.Process(target=train_members_alone, args=(name, members, child_end))
-    process.start()
-    child_end.close()  # else nobody would see that the child has ended
-    utility, model = connection.recv()
-    process.join()
-    return utility, model
+class TrainsNothing(L.Callback):
+    def on_train_batch_start(self, *_: Any) -> None:
+        raise AssertionError("it is trained")
+
+
+def fit_with_values(kind: Kind, **options: Any) -> FitWithValues:
+    """Train the federation of a kind, and its coalitions. One that must be refused may not train."""
+    callbacks = [TrainsNothing()] if kind.outcome == "refused" else []
+    metric = Recorded(coalitions=MEMBERS, performance="negative_loss", **options)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        warnings.catch_warnings(record=True) as caught_warnings,
+    ):
+        warnings.simplefilter("always")
+        loop, module = fit_kind(kind, Path(folder), callbacks, metrics={"shadow": metric})
+
+    metric_of_run: Any = loop.metrics["shadow"]
+    messages = [str(warning.message) for warning in caught_warnings]
+    doubts = [message for message in messages if message.startswith("shadow: ")]
+    game = {}
+    if "members" in vars(metric_of_run):
+        utilities = metric_of_run.game.flatten().tolist()
+        game = dict(zip(metric_of_run.members, utilities))
+    return FitWithValues(game, doubts, state_vector(module).tolist())
+
+
+def in_fork(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function returns in a fork of this process, in which no kind is trained."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply_async(function, arguments).get(timeout=300)

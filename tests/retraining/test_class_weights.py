@@ -15,7 +15,7 @@ from flsv.functional import exact_shapley
 from flsv.metrics import ShadowShapley
 from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
-from helpers.coalitions_by_hand import SEED, forbid_forks, make_shadow_loop
+from helpers.coalitions_by_hand import SEED, make_shadow_loop
 from helpers.fits import fit, trainer_for
 
 ROUNDS = 2
@@ -114,22 +114,15 @@ def values_by_hand(folder: Path, performance: str) -> list[float]:
 @pytest.mark.parametrize(
     "case",
     [
-        "forks",
+        "of outputs",
         "logged",
         pytest.param("own weights", marks=pytest.mark.slow),
-        pytest.param("fresh processes", marks=pytest.mark.slow),
     ],
 )
-def test_coalitions_train_with_their_members_class_weights(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    case: str,
-) -> None:
+def test_coalitions_train_with_their_members_class_weights(tmp_path: Path, case: str) -> None:
     options: dict[str, Any] = {"performance": "negative_loss"}
     module = make_weighted_client()
-    if case == "fresh processes":
-        forbid_forks(monkeypatch)
-    elif case == "logged":
+    if case == "logged":
         options = {"performance": "val_loss", "mode": "min"}
     elif case == "own weights":
         module = OwnWeights(make_network(), optimizer=SGD)

@@ -1,15 +1,22 @@
-"""Ctrl-C while coalitions are trained: the run ends, what is trained is kept, and a line says how to do the rest."""
+"""Ctrl-C and kills while coalitions are trained: what is trained is kept, and a line says how to do the rest."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
+from flsv.retraining.copied_fits import CopiedFits
 from flsv.retraining.utility_store import UtilityStore
+from helpers.coalition_kinds import Manual
+from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, make_three_clients
 from helpers.fits import trainer_for
-from helpers.hidden_state import SEED, Base, make_data
+from helpers.forked import Forked
+from helpers.hidden_state import Base, make_data
 
 
 @pytest.mark.parametrize("writes_files", [True, False])
@@ -41,3 +48,70 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(
 
     stored = list(tmp_path.rglob("coalitions.csv"))
     assert len(stored) == writes_files
+
+
+class SignalsItself(Manual):
+    """Sends itself the signal in FLSV_TEST_SIGNAL when clients 1 and 2 train alone."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        loop: Any = next(part for part in callbacks if isinstance(part, FederatedLoop))
+        number = os.environ.get("FLSV_TEST_SIGNAL")
+        if number and loop.state.cohort == [1, 2]:
+            os.kill(os.getpid(), int(number))
+
+        super().training_step(batch, batch_idx)
+
+
+def fit_with_values(folder: Path, path: str | None = None) -> list[float]:
+    metric = ShadowShapley(coalitions="both", performance="negative_loss")
+    loop = FederatedLoop(metrics={"shadow": metric}, seed=SEED, reporting=Reporting(table=False))
+    saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
+    trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=[saves], enable_checkpointing=True)
+
+    trainer.fit(SignalsItself(), make_three_clients(), ckpt_path=path)
+
+    rows = loop.history().query("metric == 'shadow'")
+    return rows.sort_values(["round", "client"]).value.tolist()
+
+
+def fit_once(folder: Path) -> None:
+    fit_with_values(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_ended_run_resumes_to_the_bit_and_trains_only_the_rest(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "ended"
+    variables = {"FLSV_TEST_SIGNAL": str(int(number))}
+    process = Forked(tmp_path / "process", fit_once, folder, **variables)
+
+    status, output = process.wait()
+
+    # Ctrl-C while coalitions are trained ends these trainings alone: the run is trained.
+    is_trained = number == signal.SIGINT
+    assert (status == 0) == is_trained, output
+    assert ("there are no values" in output) == is_trained
+
+    stored_lines = (folder / "coalitions.csv").read_text().splitlines()
+    stored_members = {line.split(",")[1] for line in stored_lines[2:]}
+    trained_members: list[str] = []
+    record_orders(monkeypatch, trained_members)
+    values = fit_with_values(folder, str(folder / "checkpoints" / "last.ckpt"))
+
+    assert stored_members
+    assert not stored_members & set(trained_members)
+    assert values == fit_with_values(tmp_path / "whole")
+
+
+def record_orders(monkeypatch: pytest.MonkeyPatch, trained_members: list[str]) -> None:
+    """List the coalitions that are trained, as the store names them."""
+    train = CopiedFits.train
+
+    def record_and_train(fits: CopiedFits, orders: Any) -> Any:
+        trained_members.extend("+".join(map(str, order.members)) for order in orders)
+        return train(fits, orders)
+
+    monkeypatch.setattr(CopiedFits, "train", record_and_train)

@@ -26,10 +26,10 @@ from flsv.sampling import (
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+from helpers import slow_except
 from helpers.coalitions_by_hand import (
     SEED,
     CoalitionByHand,
-    forbid_forks,
     make_shadow_loop,
     make_three_clients,
 )
@@ -88,21 +88,10 @@ def utilities_by_hand(initial_module: Any, draw: Any, rounds: int = ROUNDS) -> T
     return torch.tensor(utilities, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ("name", "copied"),
-    [
-        ("one of three", False),
-        pytest.param("coins", True, marks=pytest.mark.slow),
-    ],
-)
-def test_trained_coalitions_draw_cohorts_as_by_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, copied: bool
-) -> None:
-    """In forks, and in fresh processes; the run trains as without them."""
+@pytest.mark.parametrize("name", slow_except(["one of three"], SAMPLERS))
+def test_trained_coalitions_draw_cohorts_as_by_hand(tmp_path: Path, name: str) -> None:
+    """The run trains as without them."""
     make_sampler, draw = SAMPLERS[name]
-    if copied:
-        forbid_forks(monkeypatch)
-
     module = Plain(network(batch_norm=False, dropout=0.3), adam)
     initial_module = copy.deepcopy(module)
     unmeasured_module = copy.deepcopy(module)

@@ -11,11 +11,10 @@ import torch
 from flsv.core import Ranks
 from flsv.functional import few_coalitions
 from flsv.games.members import Members, members_of
-from flsv.retraining.fit_order import FitOrder, FitResult
+from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
 from flsv.retraining.train_fits import CoalitionTraining, FitsFailed
 from flsv.retraining.utility_store import LAST_ROUND_KEY, UtilityStore
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.supervisor import ChildFailed
 
 MASKS = few_coalitions(3, "all")
 ALL_COALITIONS = members_of(MASKS)  # of three clients: 8, with the empty one
@@ -23,8 +22,6 @@ ALL_COALITIONS = members_of(MASKS)  # of three clients: 8, with the empty one
 
 class InstantTrainer:
     """Trains coalitions at once, and is killed before one more than ``max_fits``."""
-
-    is_reentrant = True
 
     def __init__(self, max_fits: int | None = None) -> None:
         self.trained: list[Members] = []
@@ -63,7 +60,8 @@ def train_missing(
         FitOrder(members=(), seed=0),
         num_samples=[1, 1, 1],
     )
-    training.train(ALL_COALITIONS, 0, store, say)
+    training.is_whole = True  # it is not tried whether validations may be left out
+    training.train(ALL_COALITIONS, [0], store, say)
 
     return len(missing)
 
@@ -149,7 +147,7 @@ def test_each_rank_trains_a_part_of_the_coalitions() -> None:
 
 
 def test_error_of_failed_coalitions_can_be_pickled() -> None:
-    failed = FitsFailed({(0, 2): ChildFailed("a wrong shape")})
+    failed = FitsFailed({(0, 2): FitFailed("a wrong shape")})
     message = "1 coalition failed to train, clients 0 and 2: a wrong shape."
 
     copied = pickle.loads(pickle.dumps(failed))

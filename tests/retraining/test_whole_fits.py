@@ -2,9 +2,7 @@
 
 import copy
 import os
-import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -18,16 +16,13 @@ from flsv.functional import few_coalitions_shapley
 from flsv.games.members import Members, members_of
 from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks, design_within, equivalent_runs
-from flsv.retraining.fit_order import FitOrder
-from flsv.retraining.forked_fits import ForkedFits
-from flsv.retraining.train_fits import CoalitionTraining
+from flsv.retraining.copied_fits import CopiedFits
 from flsv.retraining.utility_store import UtilityStore
-from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.supervisor import ChildFailed
 from helpers import slow_except
 from helpers.coalition_kinds import KINDS, Kind, Manual
-from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, forbid_forks, make_three_clients
+from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, make_three_clients
 from helpers.fits import state_vector, trainer_for
+from helpers.kinds_of_modules import GlobalCache
 from helpers.recorded import Recorded
 
 QUIET = Reporting(table=False)
@@ -123,9 +118,10 @@ def test_kill_during_coalitions_keeps_finished_ones(
     resumed = fit(make_loop(), tmp_path / "killed", checkpoint)
 
     assert resumed == whole
-    all_clients, *missing_members = members_to_train
+    *missing_members, all_clients = members_to_train
     assert all_clients == (0, 1, 2)  # it is trained again to be compared with the run
-    assert sorted([*stored_members, *missing_members]) == [
+    # The smallest coalition is trained with and without validations.
+    assert sorted({*stored_members, *missing_members}) == [
         (0,),
         (0, 1),
         (0, 2),
@@ -154,14 +150,14 @@ def interrupt_fourth_result(monkeypatch: pytest.MonkeyPatch, stored_members: lis
 
 
 def record_orders(monkeypatch: pytest.MonkeyPatch, members_to_train: list[Any]) -> None:
-    """List the members of the coalitions that are to be trained by forks."""
-    train = ForkedFits.train
+    """List the members of the coalitions that are to be trained."""
+    train = CopiedFits.train
 
-    def record_and_train(forks: ForkedFits, orders: Any) -> Any:
+    def record_and_train(fits: CopiedFits, orders: Any) -> Any:
         members_to_train.extend(order.members for order in orders)
-        return train(forks, orders)
+        return train(fits, orders)
 
-    monkeypatch.setattr(ForkedFits, "train", record_and_train)
+    monkeypatch.setattr(CopiedFits, "train", record_and_train)
 
 
 @pytest.mark.parametrize(
@@ -234,29 +230,6 @@ def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path: Path) 
     assert (utilities_of_trained == utilities_of_trained[0]).all()
 
 
-class HoldsALock(L.Callback):
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-KIND_WITH_A_LOCK = Kind(Manual, callback=HoldsALock)
-
-
-def test_trainer_with_a_lock_is_forked(tmp_path: Path) -> None:
-    metrics: dict[str, Any] = {"shadow": ShadowShapley(coalitions="all")}
-    loop, _ = fit_kind(KIND_WITH_A_LOCK, tmp_path, metrics)
-    assert not loop.contributions["shadow"].isnan().any()
-
-
-def test_trainer_with_a_lock_cannot_be_pickled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forbid_forks(monkeypatch)
-    message = "since it is a test. But the Trainer, .* cannot be pickled .*lock"
-    with pytest.raises(ConfigurationError, match=message):
-        fit_kind(KIND_WITH_A_LOCK, tmp_path, {"shadow": ShadowShapley(coalitions="all")})
-
-
 class FailsWithoutClient0(L.Callback):
     """Fails when client 1 trains, in coalitions without client 0."""
 
@@ -267,23 +240,13 @@ class FailsWithoutClient0(L.Callback):
 
 
 @pytest.mark.parametrize(
-    ("coalitions", "failed", "in_forks"),
+    ("coalitions", "failed"),
     [
-        ("all", "2 coalitions failed to train, client 1, clients 1 and 2", True),
-        pytest.param(
-            "singles", "1 coalition failed to train, client 1", False, marks=pytest.mark.slow
-        ),
+        ("all", "2 coalitions failed to train, client 1, clients 1 and 2"),
+        pytest.param("singles", "1 coalition failed to train, client 1", marks=pytest.mark.slow),
     ],
 )
-def test_failed_coalitions_end_no_run(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    coalitions: Any,
-    failed: str,
-    in_forks: bool,
-) -> None:
-    if not in_forks:
-        forbid_forks(monkeypatch)
+def test_failed_coalitions_end_no_run(tmp_path: Path, coalitions: Any, failed: str) -> None:
     metrics: dict[str, Any] = {"shadow": ShadowShapley(coalitions=coalitions)}
 
     with pytest.warns(UserWarning, match=f"no values. {failed}: ZeroDivisionError"):
@@ -304,15 +267,28 @@ class WeighsByUnseededNumbers(Manual):
         return loss * (1 + random_byte / 100)
 
 
-def test_no_values_if_the_full_coalition_differs_from_the_run(tmp_path: Path) -> None:
-    message = (
-        "no values. The coalition of all clients.*came to another model after round 2.*"
-        "neither its seed nor the state of this process"
-    )
+def test_doubt_is_said_beside_the_values_if_the_full_coalition_differs_from_the_run(
+    tmp_path: Path,
+) -> None:
+    message = "shadow: the coalition of all clients.*came to another model than the run.*first in"
     with pytest.warns(UserWarning, match=message):
         loop, _ = fit_kind(Kind(WeighsByUnseededNumbers), tmp_path, {"shadow": ShadowShapley()})
 
-    assert loop.contributions["shadow"].isnan().all()
+    assert not loop.contributions["shadow"].isnan().any()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_fresh_process_tells_what_a_cache_of_the_run_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("helpers.kinds_of_modules.LOSSES_BY_ROUND", {})
+    metric = ShadowShapley(coalitions="singles", verify="all")
+
+    with pytest.warns(UserWarning, match="trained in a fresh process, has another score.*a cache"):
+        loop, _ = fit_kind(Kind(GlobalCache), tmp_path, {"shadow": metric})
+
+    assert not loop.contributions["shadow"].isnan().any()
 
 
 class StopsAlone(L.Callback):
@@ -332,18 +308,3 @@ def test_coalition_whose_training_ends_early_has_no_values(tmp_path: Path) -> No
         loop, _ = fit_kind(kind, tmp_path, {"shadow": ShadowShapley()})
 
     assert loop.contributions["shadow"].isnan().all()
-
-
-def test_failed_first_coalition_fails_all_others() -> None:
-    """As after a first round without a model, with which the coalition of all could be compared."""
-    failure = ChildFailed("no data")
-    trainer = SimpleNamespace(train=lambda orders: [(orders[0], failure)])
-    training = CoalitionTraining(
-        trainer,
-        FitOrder(members=(), seed=0),
-        num_samples=[1, 1],
-    )
-    results = dict(training.fits([(0,), (1,)], 0))
-
-    assert str(results[0,]) == "no data"
-    assert str(results[1,]) == "the first coalition has failed"

@@ -1,0 +1,433 @@
+"""Data sets, callbacks, schedules and federations on which training depends."""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    EarlyStopping,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+from torch.utils.data import Dataset
+
+from flsv.aggregation import FedAdam, FedAvgM, FedNova, GeometricMedian
+from flsv.filters import CopyFilter, MultiKrum, NormCap, OutlierFilter
+from flsv.sampling import BernoulliSampler, UniformSampler
+from flsv.training.algorithms import SCAFFOLD, Ditto, FedProx
+from flsv.training.algorithms.feddyn import FedDyn, FedDynServer
+from helpers.data import FEATURES, toy_sets
+from helpers.hidden_state import RATE, Base, Kind, make_data
+from helpers.kinds_of_modules import ANOTHER_MODEL, LogsLoss, Manual, OptimizedBy, persisting
+
+
+class Samples(Dataset):
+    def __init__(self) -> None:
+        x, y = toy_sets()[0].tensors
+        self.x = x.clone()
+        self.y = y
+        data = make_data()
+        data.setup("fit")
+        self.validation_indices = data.server_val_indices.tolist()
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index].clone(), self.y[index]
+
+
+class NoisySamples(Samples):
+    """Validation samples have no noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.RandomState(0)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = super().__getitem__(index)
+        if index in self.validation_indices:
+            return x, y
+        noise = torch.from_numpy(self.generator.randn(FEATURES)).float()
+        return x + 0.1 * noise, y
+
+
+class SamplesThatGrow(Samples):
+    num_reads = 0
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = super().__getitem__(index)
+        self.num_reads += 1
+        return x * min(1.0, 0.2 + self.num_reads / 400), y
+
+
+class SamplesWithKeptNoise(Samples):
+    """The noise of a sample is drawn when it is read for the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise: dict[int, Tensor] = {}
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = super().__getitem__(index)
+        if index in self.validation_indices:
+            return x, y
+        if index not in self.noise:
+            self.noise[index] = 0.1 * torch.randn(FEATURES)
+        return x + self.noise[index], y
+
+
+class SamplesThatDrift(Samples):
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.x[index] += 0.02
+        return super().__getitem__(index)
+
+
+class Counts(L.Callback):
+    """Changes nothing."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.num_validations = 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+        self.losses.append(float(outputs["loss"]))
+
+    def on_validation_epoch_end(self, *_: Any) -> None:
+        self.num_validations += 1
+
+
+class CountsAndScales(L.Callback):
+    def __init__(self) -> None:
+        self.num_batches = 0
+        self.num_rounds = 0
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.num_batches += 1
+        pl_module.weight = 1 / (1 + 0.02 * self.num_batches)
+
+    @torch.no_grad()
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.num_rounds += 1
+        for parameter in pl_module.parameters():
+            parameter.mul_(1 - 0.03 * self.num_rounds)
+
+
+class PullsToTheRoundsModel(L.Callback):
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.anchors = [parameter.detach().clone() for parameter in pl_module.parameters()]
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        for parameter, anchor in zip(pl_module.parameters(), self.anchors):
+            parameter.grad.add_(0.5 * (parameter.detach() - anchor))
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        for parameter, anchor in zip(pl_module.parameters(), self.anchors):
+            parameter.data.lerp_(anchor, 0.2)
+
+
+class ReadsLoggedLoss(L.Callback):
+    """Weighs the loss by a logged value, in one of the hooks."""
+
+    def __init__(self, name: str, hook: str) -> None:
+        self.name = name
+        setattr(self, hook, self.weigh)
+
+    def weigh(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        pl_module.weight = 0.3 + float(trainer.callback_metrics.get(self.name, 1.0))
+
+
+class WritesLines(L.Callback):
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp()) / "batches.txt"
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        with self.path.open("a") as file:
+            file.write("one more\n")
+
+
+class LogsByItself(L.Callback):
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        norm = sum(float(parameter.detach().norm()) for parameter in pl_module.parameters())
+        pl_module.log("norm", norm)
+        for logger in trainer.loggers:
+            logger.log_metrics({"norm_too": norm}, step=trainer.current_epoch)
+
+
+class StopsAfterBatches(L.Callback):
+    def __init__(self) -> None:
+        self.num_batches = 0
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        self.num_batches += 1
+        if self.num_batches > 60:
+            trainer.should_stop = True
+
+
+def make_counting_lambda() -> L.Callback:
+    num_batches = 0
+
+    def weigh(trainer: Any, pl_module: Any, *_: Any) -> None:
+        nonlocal num_batches
+        num_batches += 1
+        pl_module.weight = 1 / (1 + 0.02 * num_batches)
+
+    return LambdaCallback(on_train_batch_start=weigh)
+
+
+class SetsTheRate(L.Callback):
+    def __init__(self) -> None:
+        self.num_batches = 0
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        self.num_batches += 1
+        trainer.optimizers[0].param_groups[0]["lr"] = RATE / (1 + 0.05 * self.num_batches)
+
+
+class NoiseOfGradients(L.Callback):
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(7)
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        for parameter in pl_module.parameters():
+            parameter.grad.add_(0.01 * torch.randn(parameter.shape, generator=self.generator))
+
+
+class WithBackbone(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = self.net[0]
+
+    def configure_optimizers(self) -> Any:
+        trained_parameters = filter(lambda weight: weight.requires_grad, self.parameters())
+        return torch.optim.SGD(trained_parameters, RATE)
+
+
+def make_backbone_finetuning() -> L.Callback:
+    return BackboneFinetuning(
+        unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.05, train_bn=False
+    )
+
+
+class Scheduled(LogsLoss):
+    def __init__(self, make_scheduler: Callable[[Any, Any], Any], **config: Any) -> None:
+        super().__init__()
+        self.make_scheduler = make_scheduler
+        self.config = config
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.3, momentum=0.5)
+        scheduler = self.make_scheduler(optimizer, self.trainer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, **self.config}}
+
+
+def halve_by_round(optimizer: Any, trainer: Any) -> Any:
+    return lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+def decay(optimizer: Any, trainer: Any) -> Any:
+    return lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+def cycle_once(optimizer: Any, trainer: Any) -> Any:
+    num_steps = int(trainer.estimated_stepping_batches) + 1
+    return lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=num_steps)
+
+
+def wait_for_plateau(optimizer: Any, trainer: Any) -> Any:
+    return lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.2, patience=0, threshold=0.3, threshold_mode="abs"
+    )
+
+
+def restart(optimizer: Any, trainer: Any) -> Any:
+    return lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2)
+
+
+def make_counted_schedule() -> Any:
+    num_calls = 0
+
+    def factor(epoch: int) -> float:
+        nonlocal num_calls
+        num_calls += 1
+        return 1 / (1 + 0.1 * num_calls)
+
+    return Scheduled(lambda optimizer, trainer: lr_scheduler.LambdaLR(optimizer, factor))
+
+
+class ScheduledByHand(Manual):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.3)
+        return [optimizer], [wait_for_plateau(optimizer, self.trainer)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.step_by(self.optimizers(), self.loss(batch))
+
+    def on_train_epoch_end(self) -> None:
+        scheduler: Any = self.lr_schedulers()
+        scheduler.step(self.trainer.callback_metrics["val_loss"])
+
+
+def make_momentum() -> Any:
+    return OptimizedBy(partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+
+
+class WithoutBatchNorm(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net[1] = nn.Identity()
+
+
+class DivergesInRound2(Base):
+    """At clients with few batches."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        has_few_batches = self.trainer.num_training_batches <= 4
+        if self.current_epoch == 1 and has_few_batches:
+            return loss * float("nan")
+        return loss
+
+
+def federation(**options: Any) -> Callable[[], dict[str, Any]]:
+    """Options of a loop. Classes are called when a loop is made."""
+
+    def make_options() -> dict[str, Any]:
+        values = {}
+        for name, value in options.items():
+            values[name] = value() if callable(value) else value
+        return values
+
+    return make_options
+
+
+def noisy(samples: Callable[[], Dataset]) -> Callable[[], Any]:
+    return lambda: (samples(), toy_sets()[1])
+
+
+def with_csv(**options: Any) -> dict[str, Any]:
+    return {"logger": CSVLogger(tempfile.mkdtemp()), **options}
+
+
+WITH_CHECKPOINTS = {"enable_checkpointing": True}
+DATA = {
+    "samples with a generator": Kind(sets=noisy(NoisySamples)),
+    "samples that count": Kind(sets=noisy(SamplesThatGrow), outcome="doubt", message=ANOTHER_MODEL),
+    "samples with kept noise": Kind(sets=noisy(SamplesWithKeptNoise)),
+    "samples that change": Kind(
+        sets=noisy(SamplesThatDrift), outcome="doubt", message=ANOTHER_MODEL
+    ),
+}
+CALLBACKS = {
+    "a callback that counts": Kind(callback=Counts),
+    "a callback that scales by its counts": Kind(callback=CountsAndScales),
+    "a callback that pulls to a model": Kind(callback=PullsToTheRoundsModel),
+    "a callback that reads the validation loss": Kind(
+        callback=partial(ReadsLoggedLoss, "val_loss", "on_train_epoch_start")
+    ),
+    "a callback that weighs after validation": Kind(
+        callback=partial(ReadsLoggedLoss, "val_loss", "on_validation_end")
+    ),
+    "a callback that reads the loss of a batch": Kind(
+        LogsLoss, callback=partial(ReadsLoggedLoss, "train_loss", "on_train_batch_end")
+    ),
+    "a callback that writes a file": Kind(callback=WritesLines),
+    "a callback that logs": Kind(callback=LogsByItself, trainer=with_csv()),
+    "LearningRateMonitor": Kind(callback=partial(LearningRateMonitor, "step"), trainer=with_csv()),
+    "EarlyStopping": Kind(
+        callback=partial(EarlyStopping, "val_loss", min_delta=0.5, patience=0),
+        rounds=6,
+        alone=Kind(rounds=2),
+    ),
+    "ModelCheckpoint": Kind(
+        callback=partial(ModelCheckpoint, monitor="val_loss", save_top_k=2),
+        trainer=WITH_CHECKPOINTS,
+    ),
+    "StochasticWeightAveraging": Kind(
+        callback=partial(StochasticWeightAveraging, 0.02),
+        outcome="refused",
+        message="StochasticWeightAveraging ends with an epoch",
+    ),
+    "BackboneFinetuning": Kind(WithBackbone, callback=make_backbone_finetuning, rounds=4),
+    "a callback that stops after batches": Kind(
+        callback=StopsAfterBatches,
+        rounds=6,
+        alone=Kind(callback=StopsAfterBatches, rounds=5),
+    ),
+    "LambdaCallback that counts": Kind(callback=make_counting_lambda),
+    "a callback that sets the rate": Kind(callback=SetsTheRate),
+    "a callback with a generator": Kind(callback=NoiseOfGradients),
+}
+SCHEDULES = {
+    "StepLR": Kind(partial(Scheduled, halve_by_round)),
+    "ExponentialLR by step": Kind(partial(Scheduled, decay, interval="step")),
+    "ExponentialLR that persists": Kind(
+        partial(Scheduled, decay, interval="step"), loop=persisting
+    ),
+    "OneCycleLR": Kind(partial(Scheduled, cycle_once, interval="step")),
+    "OneCycleLR that persists": Kind(
+        partial(Scheduled, cycle_once, interval="step"), loop=persisting
+    ),
+    "OneCycleLR with drawn cohorts": Kind(
+        partial(Scheduled, cycle_once, interval="step"),
+        loop=federation(sampler=partial(UniformSampler, 2)),
+        rounds=4,
+    ),
+    "ReduceLROnPlateau by validation": Kind(
+        partial(Scheduled, wait_for_plateau, monitor="val_loss"), rounds=5
+    ),
+    "ReduceLROnPlateau by training": Kind(
+        partial(Scheduled, wait_for_plateau, monitor="train_loss"), rounds=5
+    ),
+    "restarts at every second epoch": Kind(partial(Scheduled, restart, frequency=2), rounds=5),
+    "LambdaLR that counts": Kind(make_counted_schedule),
+    "ReduceLROnPlateau by hand": Kind(ScheduledByHand, rounds=5),
+}
+FEDERATIONS = {
+    "two of the clients": Kind(
+        make_momentum, loop=federation(sampler=partial(UniformSampler, 2)), rounds=5
+    ),
+    "two of the clients, persisting": Kind(
+        make_momentum,
+        loop=federation(sampler=partial(UniformSampler, 2), optimizer_state="persist"),
+        rounds=5,
+    ),
+    "coins": Kind(
+        make_momentum,
+        loop=federation(sampler=partial(BernoulliSampler, 1.8), optimizer_state="persist"),
+        rounds=6,
+    ),
+    "FedAdam": Kind(make_momentum, loop=federation(aggregator=partial(FedAdam, lr=0.05))),
+    "FedAvgM": Kind(
+        make_momentum, loop=federation(aggregator=partial(FedAvgM, lr=1.0, momentum=0.9))
+    ),
+    "FedNova": Kind(make_momentum, loop=federation(aggregator=FedNova, local_epochs=2)),
+    "GeometricMedian": Kind(make_momentum, loop=federation(aggregator=GeometricMedian)),
+    "FedProx": Kind(WithoutBatchNorm, loop=federation(client_algorithm=partial(FedProx, 0.5))),
+    "SCAFFOLD": Kind(WithoutBatchNorm, loop=federation(client_algorithm=SCAFFOLD)),
+    "FedDyn": Kind(
+        WithoutBatchNorm,
+        loop=federation(client_algorithm=partial(FedDyn, 0.1), aggregator=FedDynServer),
+    ),
+    "Ditto": Kind(WithoutBatchNorm, loop=federation(client_algorithm=partial(Ditto, 0.5))),
+    "NormCap": Kind(make_momentum, loop=lambda: {"filters": [NormCap(0.5)]}),
+    "OutlierFilter": Kind(make_momentum, loop=lambda: {"filters": [OutlierFilter()]}),
+    "MultiKrum": Kind(make_momentum, loop=lambda: {"filters": [MultiKrum(0)]}),
+    "CopyFilter": Kind(make_momentum, loop=lambda: {"filters": [CopyFilter()]}),
+    "clients that fail": Kind(DivergesInRound2, loop=persisting, rounds=4),
+    "a head that stays": Kind(
+        loop=federation(share=["!net.3*"]), outcome="refused", message="Let clients judge"
+    ),
+}
+KINDS = {**DATA, **CALLBACKS, **SCHEDULES, **FEDERATIONS}

@@ -1,0 +1,185 @@
+"""Copies of runs before their fit: what they share, what is theirs, and what is refused."""
+
+import pickle
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.run_copy import RunCopy, SilentLogger
+from helpers.fits import state_vector, trainer_for
+from helpers.hidden_state import Base, make_data
+
+
+def load_copy(module: Any, folder: Path, **trainer_options: Any) -> tuple[Any, Any]:
+    """Return the Trainer and the module of a copy of a run."""
+    trainer = trainer_for(None, folder, **trainer_options)
+    copied_trainer, copied_module, _ = RunCopy(trainer, module, data=make_data()).load()
+    return copied_trainer, copied_module
+
+
+class Refers(L.Callback):
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.first_layer = weakref.ref(module.net[0])
+        self.locks = (threading.Lock(), threading.RLock())
+        self.gone = weakref.ref(Base())
+
+
+def test_copy_refers_to_itself_where_the_original_does(tmp_path: Path) -> None:
+    module = Base()
+    callback = Refers(module)
+
+    trainer, copied_module = load_copy(module, tmp_path, callbacks=[callback])
+
+    (copied_callback,) = (part for part in trainer.callbacks if isinstance(part, Refers))
+    assert copied_module is not module
+    assert copied_callback.module is copied_module
+    assert copied_callback.first_layer() is copied_module.net[0]
+    assert copied_callback.gone() is None
+
+
+def test_locks_of_a_copy_are_free(tmp_path: Path) -> None:
+    callback = Refers(Base())
+    lock, reentrant_lock = callback.locks
+
+    with lock, reentrant_lock:
+        trainer, _ = load_copy(callback.module, tmp_path, callbacks=[callback])
+
+    (copied_callback,) = (part for part in trainer.callbacks if isinstance(part, Refers))
+    for copied_lock, held_lock in zip(copied_callback.locks, callback.locks):
+        assert type(copied_lock) is type(held_lock)
+        assert copied_lock is not held_lock
+        assert copied_lock.acquire(blocking=False)
+
+
+def test_parametrized_module_is_copied_with_its_weights(tmp_path: Path) -> None:
+    module = Base()
+    module.net[0] = parametrizations.orthogonal(module.net[0])
+
+    _, copied_module = load_copy(module, tmp_path)
+
+    assert torch.equal(state_vector(copied_module), state_vector(module))
+    copied_module.net[0].weight = nn.init.orthogonal_(torch.empty_like(module.net[0].weight))
+    assert not torch.equal(copied_module.net[0].weight, module.net[0].weight)
+
+
+def test_tensors_that_share_memory_share_it_in_each_copy(tmp_path: Path) -> None:
+    module: Any = Base()
+    module.view = module.net[0].weight.data[:1]
+    before = state_vector(module)
+    run_copy = RunCopy(trainer_for(None, tmp_path), module, data=make_data())
+
+    _, copied_module, _ = run_copy.load()
+    copied_module.view.fill_(7.0)
+
+    assert (copied_module.net[0].weight[0] == 7).all()
+    assert torch.equal(state_vector(module), before)
+    _, next_module, _ = run_copy.load()
+    assert torch.equal(state_vector(next_module), before)
+
+
+def add_one(parameter: Any) -> None:
+    parameter.grad.add_(1)
+
+
+def test_hooks_of_a_tensor_are_copied_and_can_be_removed(tmp_path: Path) -> None:
+    module: Any = Base()
+    weight = module.net[0].weight
+    module.handle = weight.register_hook(lambda gradient: 3 * gradient)
+    weight.register_post_accumulate_grad_hook(add_one)
+
+    _, copied_module = load_copy(module, tmp_path)
+
+    copied_weight = copied_module.net[0].weight
+    copied_weight.sum().backward()
+    assert (copied_weight.grad == 4).all()
+    copied_module.handle.remove()
+    copied_weight.grad = None
+    copied_weight.sum().backward()
+    assert (copied_weight.grad == 2).all()
+    assert weight.grad is None
+
+
+def test_copy_begins_with_the_generators_and_settings_of_its_time(tmp_path: Path) -> None:
+    module: Any = Base()
+    module.generator = torch.Generator().manual_seed(4)
+    torch.manual_seed(1)
+    run_copy = RunCopy(trainer_for(None, tmp_path), module, data=make_data())
+    expected = torch.rand(3)
+    expected_of_module = torch.rand(3, generator=module.generator)
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        for _ in range(2):
+            _, copied_module, _ = run_copy.load()
+            assert torch.equal(torch.rand(3), expected)
+            numbers = torch.rand(3, generator=copied_module.generator)
+            assert torch.equal(numbers, expected_of_module)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_data_are_shared_and_not_copied(tmp_path: Path) -> None:
+    data = make_data()
+    data.setup("fit")
+    module: Any = Base()
+    module.data = [data]
+    run_copy = RunCopy(trainer_for(None, tmp_path), module, data=data)
+
+    _, copied_module, copied_data = run_copy.load()
+
+    assert copied_data is not data
+    assert copied_module.data == [copied_data]
+    assert copied_data.source is data.source
+
+
+def test_loggers_of_a_copy_write_nothing(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path / "logs", name="name", version="version")
+
+    trainer, _ = load_copy(Base(), tmp_path, logger=logger)
+
+    (silent_logger,) = trainer.loggers
+    assert isinstance(silent_logger, SilentLogger)
+    assert (silent_logger.name, silent_logger.version) == ("name", "version")
+    silent_logger.log_metrics({"loss": 1.0}, step=0)
+    silent_logger.save()
+    assert list(tmp_path.rglob("*.csv")) == []
+
+
+def test_part_that_cannot_be_pickled_is_named_by_its_path(tmp_path: Path) -> None:
+    module: Any = Base()
+    module.parts = {"files": [1, (number for number in range(3))]}
+
+    with pytest.raises(
+        ConfigurationError,
+        match=r"the module\.parts\['files'\]\[1\] \(generator\) cannot be pickled .*__getstate__",
+    ):
+        load_copy(module, tmp_path)
+
+
+def test_worker_gets_the_same_copy_by_bytes(tmp_path: Path) -> None:
+    class OfAFunction(Base):
+        """A worker does not find its class by a name."""
+
+    module: Any = OfAFunction()
+    module.view = module.net[0].weight.data[:1]
+    run_copy = RunCopy(trainer_for(None, tmp_path), module, data=make_data())
+
+    sent_copy = pickle.loads(cloudpickle.dumps(run_copy))
+
+    trainer, copied_module, data = sent_copy.load()
+    assert torch.equal(state_vector(copied_module), state_vector(module))
+    copied_module.view.fill_(7.0)
+    assert (copied_module.net[0].weight[0] == 7).all()
+    trainer.fit(copied_module, data)
+    assert not torch.equal(state_vector(copied_module), state_vector(module))
