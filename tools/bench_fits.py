@@ -57,7 +57,7 @@ class PartTimer:
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
         self._part = "run"
-        self._start = time.process_time()
+        self._time_at_begin = time.process_time()
         self._time(RunCopy, "__init__", "copy")
         self._time(CoalitionTraining, "train", "coalitions")
         self._time(TrainingAfterTheRun, "_doubt_by_twin", "twin")
@@ -89,8 +89,8 @@ class PartTimer:
 
     def _begin(self, part: str) -> None:
         now = time.process_time()
-        self.seconds[self._part] += now - self._start
-        self._start = now
+        self.seconds[self._part] += now - self._time_at_begin
+        self._time_at_begin = now
         self._part = part
 
 
@@ -156,14 +156,14 @@ def measure(
     timer: PartTimer, works: dict[str, Callable[[], Any]], repeats: int
 ) -> dict[str, Counter[str]]:
     """Do works in turns. Return the parts of each one's least processor seconds."""
-    least: dict[str, Counter[str]] = {}
+    best_seconds: dict[str, Counter[str]] = {}
     for repetition in range(repeats + 1):
         for name, work in works.items():
             seconds = timer.processor_seconds(work)
-            is_least = name not in least or seconds.total() < least[name].total()
-            if repetition == 1 or is_least:  # the first repetition only warms up
-                least[name] = seconds
-    return least
+            is_best = name not in best_seconds or seconds.total() < best_seconds[name].total()
+            if repetition == 1 or is_best:  # the first repetition only warms up
+                best_seconds[name] = seconds
+    return best_seconds
 
 
 def print_row(name: str, alone: Counter[str], valued: Counter[str]) -> None:
@@ -197,8 +197,8 @@ def main() -> None:
         works = {}
         for kind in ("alone", "valued"):
             works[kind] = partial(fit, network, rounds, with_values=kind == "valued")
-        least = measure(timer, works, options.repeats)
-        print_row(name, least["alone"], least["valued"])
+        best_seconds = measure(timer, works, options.repeats)
+        print_row(name, best_seconds["alone"], best_seconds["valued"])
 
 
 def print_retrain(timer: PartTimer, repeats: int) -> None:
@@ -212,8 +212,8 @@ def print_retrain(timer: PartTimer, repeats: int) -> None:
 
         root = f"--trainer.default_root_dir={folder}"
         fit_quickstart = partial(run_command, "fit", "--config", "quickstart", root)
-        least = measure(timer, {"alone": fit_quickstart, "retrain": retrain}, repeats)
-    print_row("retrain", least["alone"], least["retrain"])
+        best_seconds = measure(timer, {"alone": fit_quickstart, "retrain": retrain}, repeats)
+    print_row("retrain", best_seconds["alone"], best_seconds["retrain"])
 
 
 if __name__ == "__main__":

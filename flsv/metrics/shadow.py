@@ -64,9 +64,9 @@ class ShadowShapley(MeasuredMetric):
     :mod:`flsv.functional.shapley.predicted_outputs`. With ``coalitions="all"`` the values are exact.
 
     **Training.** A coalition is the same run with its members only: the same module, data, callbacks and Trainer, the
-    same seed, as many rounds as the run had. It is the ordinary fit of a copy of Trainer, module and loop, which is made
-    before the run, and is trained after it in the same process, without loggers, progress bars, early stopping or time
-    limit. Ranks share the coalitions. The coalition of all clients is trained once more for two rounds, or for all with
+    same seed, as many rounds as the run had. It is the fit of a copy of Trainer, module and loop, which is made before
+    the run, and is trained after it in the same process, without loggers, progress bars, early stopping or time limit.
+    Ranks share the coalitions. The coalition of all clients is trained once more for two rounds, or for all with
     ``verify="all"``. If it does not come to the run's own model, to the bit, a warning and the verdict say so. Sites
     train coalitions beside the run, each as a run of its own.
 
