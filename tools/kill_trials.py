@@ -169,7 +169,7 @@ def trial(
                 return kills, f"a process stays alive: {output.read_text()[-3000:]}"
             lost = (
                 b"there are no values" in output.read_bytes()[before:]
-            )  # the fork of the beginning has been killed
+            )  # ended while coalitions were trained
             if process.returncode == 0 and not lost:  # it was done, or says so
                 return kills, ""
 

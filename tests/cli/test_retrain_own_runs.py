@@ -24,7 +24,7 @@ from flsv.metrics import (
     PartialFederatedShapley,
 )
 from flsv.results.verdict import ONE_CLASS_SHARE
-from flsv.retraining.fits_in_processes import FitsInProcesses
+from flsv.retraining.copied_fits import CopiedFits
 from flsv.utilities.errors import ConfigurationError
 from helpers.pages import text_of_page
 from helpers.runs import (
@@ -130,13 +130,13 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
 def record_fits(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
     """The coalitions whose fits are begun from now on."""
     trained: set[tuple[int, ...]] = set()
-    train = FitsInProcesses.train
+    train = CopiedFits.train
 
-    def counted(processes: FitsInProcesses, orders: Any) -> Any:
+    def counted(fits: CopiedFits, orders: Any) -> Any:
         trained.update(order.members for order in orders)
-        return train(processes, orders)
+        return train(fits, orders)
 
-    monkeypatch.setattr(FitsInProcesses, "train", counted)
+    monkeypatch.setattr(CopiedFits, "train", counted)
     return trained
 
 

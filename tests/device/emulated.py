@@ -199,7 +199,6 @@ class EmulatedAccelerator(Accelerator):
 
 def on_the_device() -> dict[str, Any]:
     """Arguments of a ``Trainer`` that trains there."""
-    import_in_fresh_processes("device.emulated")
     return {
         "accelerator": "auto",
         "strategy": SingleDeviceStrategy(DEVICE, accelerator=EmulatedAccelerator()),
@@ -219,21 +218,3 @@ def put_every_trainer_on_the_device(replace: Callable[[Any, str, Any], None]) ->
 
     replace(SingleDeviceStrategy, "__init__", init_on_device)
     replace(CPUAccelerator, "setup_device", lambda self, device: None)
-    import_in_fresh_processes("device.on_emulated", replace)
-
-
-def import_in_fresh_processes(
-    name: str, replace: Callable[[Any, str, Any], None] = setattr
-) -> None:
-    """Let fresh processes import a module before they are told what is on the device."""
-    from flsv.utilities import (
-        supervisor,
-    )  # only here: the device is registered before flsv is imported
-
-    program = supervisor._FRESH_PROGRAM  # of a fresh process, which imports flsv and then its task
-    if name in program:
-        return
-    program_with_import = program.replace(
-        "from flsv.utilities", f"import {name}\nfrom flsv.utilities"
-    )
-    replace(supervisor, "_FRESH_PROGRAM", program_with_import)

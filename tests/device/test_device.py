@@ -3,8 +3,6 @@ the bit (``make emulated``)."""
 
 import csv
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -157,8 +155,8 @@ def test_game_scores_under_vmap_equal_those_one_by_one() -> None:
 # ---- federations of every kind
 
 
-def make_plain() -> Plain:
-    return Plain(network(batch_norm=False), partial(torch.optim.SGD, lr=0.1))
+def make_plain(kind: type[Plain] = Plain) -> Plain:
+    return kind(network(batch_norm=False), partial(torch.optim.SGD, lr=0.1))
 
 
 def make_moreau() -> Plain:
@@ -342,61 +340,41 @@ def test_privacy_noise_on_the_device_equals_that_on_the_cpu() -> None:
     torch.testing.assert_close(device_noise.cpu(), noise)
 
 
-# ---- processes that are not forked
+# ---- coalitions
+
+#: The process and the device of each fit of a :class:`Recorded`.
+PLACES: list[tuple[int, torch.device]] = []
 
 
-@pytest.mark.skipif(not EMULATED, reason="a process that has used CUDA is not forked at all")
-def test_a_process_that_has_trained_beside_an_accelerator_is_not_forked(tmp_path: Path) -> None:
-    """torch's engine refuses to work in its forks, on the CPU, too; the fit has values all the same."""
-    code = """
-import torch
-import device.emulated
-from flsv.utilities.forks import why_not_fork
-
-print(why_not_fork())
-torch.ones(1, requires_grad=True).sum().backward()
-print(why_not_fork())
-"""
-    process = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    reason, reason_after_training = process.stdout.splitlines()
-    assert reason == "None"
-    assert reason_after_training.startswith(
-        "this machine has an accelerator, and the process has trained before"
-    )
-
-    fit(FederatedLoop(seed=1), tmp_path, make_plain(), toy_data(), rounds=1)
-    loop = FederatedLoop(seed=1, metrics={"value": ShadowShapley()}, optimizer_state="persist")
-    fit(loop, tmp_path, make_plain(), toy_data(), rounds=1)
-
-    assert loop.contributions["value"].isfinite().all()
+class Recorded(Plain):
+    def on_train_start(self) -> None:
+        PLACES.append((os.getpid(), self.device))
 
 
-def test_retrain_on_the_device_trains_in_fresh_processes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_coalitions_train_on_the_device_in_this_process(tmp_path: Path) -> None:
     tables = []
     for options in ({}, device_options()):
-        caplog.clear()
-        loop = FederatedLoop(seed=1, reporting=Reporting(table=False))
-        trainer = trainer_for(loop, tmp_path, 2, **options)
-        with caplog.at_level("INFO", "lightning.pytorch"):
-            table = flsv.retrain(
-                trainer,
-                make_plain(),
-                toy_data(),
-                "all",
-                metric="negative_loss",
-                seeds=1,
-            )
-        tables.append(table["value"].tolist())
+        PLACES.clear()
+        loop = FederatedLoop(seed=1, metrics={"value": ShadowShapley()}, optimizer_state="persist")
+        fit(loop, tmp_path, make_plain(Recorded), toy_data(), rounds=2, **options)
+        values = loop.contributions["value"].tolist()
 
-    assert "a process that uses an accelerator cannot be forked" in caplog.text
+        trainer = trainer_for(
+            FederatedLoop(seed=1, reporting=Reporting(table=False)), tmp_path, 2, **options
+        )
+        table = flsv.retrain(
+            trainer,
+            make_plain(Recorded),
+            toy_data(),
+            "all",
+            metric="negative_loss",
+            seeds=1,
+        )
+        tables.append(values + table["value"].tolist())
+
+    assert set(PLACES) == {(os.getpid(), DEVICE)}
+    # The run and its coalitions, and then all coalitions.
+    assert len(PLACES) > 1 + 3 + 7
 
     tolerance = 0 if EMULATED else 1e-3
     assert tables[0] == pytest.approx(tables[1], abs=tolerance)

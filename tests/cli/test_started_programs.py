@@ -1,0 +1,97 @@
+"""Values of programs as people start them: with a log beside the script, without a terminal, interactively."""
+
+import ast
+import os
+import runpy
+import shlex
+import subprocess
+import sys
+from math import isfinite
+from pathlib import Path
+
+import pytest
+
+from helpers.runs import read_rows
+
+#: The module is a class of the program, and a lambda makes its optimizer. Nothing is guarded by ``__name__``.
+PROGRAM = """
+import sys
+
+import lightning as L
+import torch
+
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv.data import SizePartitioner, Splits
+from flsv.metrics import ShadowShapley
+
+torch.set_num_threads(1)
+
+
+class OwnModule(ClassifierClient):
+    def training_step(self, batch, batch_index):
+        print("a batch of", len(batch[1]))
+        return super().training_step(batch, batch_index)
+
+
+L.seed_everything(0)
+data = FederatedDataModule(
+    "digits", SizePartitioner([1, 2, 3]), batch_size=64, splits=Splits(server_val=0.1)
+)
+module = OwnModule("softmax", optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+metric = ShadowShapley(performance="negative_loss", verify=(*sys.argv, "start")[1])
+loop = FederatedLoop(metrics={"value": metric})
+trainer = L.Trainer(max_epochs=3, callbacks=[loop], accelerator="cpu", enable_progress_bar=False)
+trainer.fit(module, data)
+values = loop.contributions["value"].tolist()
+print("values", values)
+"""
+PYTHON = shlex.quote(sys.executable)
+COMMANDS = {
+    "with a log": f"{PYTHON} train.py > output.log 2>&1",
+    "without a terminal": f"nohup {PYTHON} train.py > output.log 2>&1",
+    "interactive": f"{PYTHON} -i train.py < /dev/null > output.log 2>&1",
+    "from the standard input": f"{PYTHON} - < train.py > output.log 2>&1",
+    "compared with a fresh process": f"{PYTHON} train.py all > output.log 2>&1",
+}
+
+
+@pytest.fixture(scope="module")
+def expected_values(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    folder = tmp_path_factory.mktemp("in_this_process")
+    script = folder / "train.py"
+    script.write_text(PROGRAM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["train.py"])
+        values: list[float] = runpy.run_path(str(script))["values"]
+    return values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_program_has_the_same_values_however_it_is_started(
+    tmp_path: Path, expected_values: list[float], name: str
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    subprocess.run(COMMANDS[name], shell=True, cwd=tmp_path, check=True)
+    log = (tmp_path / "output.log").read_text()
+    (line,) = [line for line in log.splitlines() if line.startswith("values ")]
+
+    assert ast.literal_eval(line.removeprefix("values ")) == expected_values
+    assert "came to another model" not in log
+    assert "fresh process" not in log
+    # What coalitions print stays out of the log: the run has three rounds of 27 batches.
+    assert log.count("a batch of") < 100
+
+
+@pytest.mark.slow
+def test_command_with_a_log_beside_its_results_has_values(tmp_path: Path) -> None:
+    options = "--trainer.max_epochs=2 --trainer.default_root_dir=. --trainer.accelerator=cpu"
+    command = f"{PYTHON} -m flsv fit --config quickstart {options} > fit.log 2>&1"
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True, env=dict(os.environ))
+
+    rows = read_rows(tmp_path / "lightning_logs" / "version_0" / "contributions.csv")
+    values = [float(row["value"]) for row in rows if row["round"] == "1"]
+
+    assert values
+    assert all(map(isfinite, values))
