@@ -210,6 +210,7 @@ class SiteClient:
                 trainer=self.trainer,
                 questions=self.questions,
             )
+            self._site.say_policy(node.get("policy"), policy)
         self._site.policy = policy
         return self._site.answer(packet, sender)
 

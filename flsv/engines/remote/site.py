@@ -139,6 +139,16 @@ class Site:
             )
         self._agreement = agreement(module(), federation)
 
+    def say_policy(self, path: object, policy: SitePolicy) -> None:
+        """Log at the site's start which policy it has, and what updates without noise spend."""
+        if path is None:
+            text = "has no policy: it does all that the app asks"
+        else:
+            text = f"has the policy {path}: {policy}"
+        if not self._config.is_private:
+            text += ". Its updates leave without noise, which exceeds any max_epsilon that a policy sets later"
+        rank_zero_info(f"flsv: this site {text}.")
+
     def answer(self, packet: Packet, sender: str = "server") -> Packet:
         """Reply to a message of the server, and log it."""
         # The reply reports an error by class and line only, because its text may quote samples. A refusal's text is
