@@ -46,10 +46,10 @@ class _Finder(MetaPathFinder):
     """Finder that answers for ``pytorch_lightning`` and its modules."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        package, _, rest = fullname.partition(".")
+        package, _, submodule = fullname.partition(".")
         if package != _OTHER_PACKAGE:
             return None
-        name = f"{_PACKAGE}.{rest}" if rest else _PACKAGE
+        name = f"{_PACKAGE}.{submodule}" if submodule else _PACKAGE
         spec = find_spec(name)
         if spec is None:
             return None

@@ -430,6 +430,6 @@ def test_site_says_at_its_start_which_policy_it_has(
         client.answer(Packet("hello"), node, "the server")
         client.answer(Packet("hello"), node, "the server")
 
-    said = [text for text in caplog.messages if "this site" in text]
-    assert len(said) == 1
-    assert re.search(expected, said[0])
+    sentences = [text for text in caplog.messages if "this site" in text]
+    assert len(sentences) == 1
+    assert re.search(expected, sentences[0])
