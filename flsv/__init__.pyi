@@ -42,3 +42,4 @@ from .outside.value_round import value_round as value_round
 from .report import read_run as read_run
 from .retraining.retrain import retrain as retrain
 from .utilities.errors import ConfigurationError as ConfigurationError
+from .utilities.one_lightning import import_as_lightning as import_as_lightning

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pandas import DataFrame
@@ -45,6 +45,7 @@ from flsv.cli.command import command_parser, display_path, from_1, printer
 from flsv.cli.options import STRICT_HELP
 from flsv.results.terminal import print_table
 from flsv.utilities.atomic_files import FolderLock
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import refuse_other_versions
 
 #: The federation in which costs are measured, which needs no download.
@@ -97,7 +98,7 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
         _print_lists()
         return 0
     say = printer(quiet)
-    entries = dict(map(entry, options.metric or METRICS))
+    entries = _entries(options.metric or METRICS)
     if any(description.is_users for description in entries.values()):
         for name in BASELINES:
             entries[name] = METRICS[name]
@@ -123,6 +124,20 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
             _print_summary(summary, federations)
         print(f"Written: {display_path(out)} ({', '.join(files)})")
         return _say_failures(results, entries)
+
+
+def _entries(metrics: Iterable[str]) -> dict[str, Entry]:
+    """Return the description of each metric by its short name."""
+    entries = {}
+    for metric in metrics:
+        short_name, description = entry(metric)
+        earlier_description = entries.setdefault(short_name, description)
+        if earlier_description.made_by != description.made_by:
+            raise ConfigurationError(
+                f"--metric {earlier_description.made_by} and --metric {description.made_by} would both be called "
+                f"{short_name}. Give one of the classes another name, or compare them in two runs."
+            )
+    return entries
 
 
 def _federations_and_truths(

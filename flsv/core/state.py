@@ -102,6 +102,7 @@ class FederationState:
         trained: ``{client id: model [P]}``, the model that this client trained last, if the loop keeps it.
         weights: ``[n]``, the clients' weights in the last aggregation, NaN outside its cohort. None before the first
             aggregation.
+        is_aggregate_finite: whether the last aggregate was finite. If not, the global model did not change.
         client_scores: the last evaluation of the clients' own models, ``{score: values [n]}`` for ``"accuracy"``,
             ``"balanced_accuracy"`` and ``"auroc"``, NaN where the score is not defined. Empty before the first
             evaluation.
@@ -126,6 +127,7 @@ class FederationState:
     starts: dict[int, Tensor] = field(default_factory=dict)
     trained: dict[int, Tensor] = field(default_factory=dict)
     weights: Tensor | None = None
+    is_aggregate_finite: bool = True
     client_scores: dict[str, Tensor] = field(default_factory=dict)
     participations: Tensor = field(default_factory=_no_counts)
     updates_received: Tensor = field(default_factory=_no_counts)
@@ -194,8 +196,10 @@ class FederationState:
         return {name: _copied(getattr(self, name)) for name in self._saved()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        # Checkpoints of 2.0.0 do not have it.
+        complete_state = {"is_aggregate_finite": True, **state}
         for name in self._saved():
-            setattr(self, name, _copied(state[name]))
+            setattr(self, name, _copied(complete_state[name]))
 
     def _saved(self) -> list[str]:
         names = [field_of_state.name for field_of_state in fields(self)]

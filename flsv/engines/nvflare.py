@@ -267,6 +267,11 @@ def node_of(fl_ctx: FLContext) -> dict[str, Any]:
         "folder": str(Path(workspace.get_root_dir(), SITE_FOLDER)),
     }
     config_folder = Path(workspace.get_site_config_dir())
+    for file in config_folder.glob("flsv-*"):
+        if file.name not in (POLICY_FILE, NODE_FILE):
+            raise Refused(
+                f"{file.name} in its folder local is no file that flsv reads: expected {POLICY_FILE} or {NODE_FILE}"
+            )
     policy_file = config_folder / POLICY_FILE
     if policy_file.exists():
         node["policy"] = str(policy_file)

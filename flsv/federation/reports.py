@@ -108,6 +108,9 @@ class RunReports:
         self._monitored = Monitored(trainer, self._metrics)
         self.sinks += [self.terminal, self._monitored]
 
+    #: Whether the accuracy that the module logs has been compared with flsv's.
+    _has_compared_accuracies = False
+
     def _doubts_of_tables(self, folder: Path, writes_files: bool) -> list[Event]:
         """Return the doubts about the clients' tables. Of private clients nothing is told."""
         is_reported = writes_files and self._trainer.is_global_zero
@@ -247,6 +250,8 @@ class RunReports:
                 )
 
     def begin_round(self) -> None:
+        if self._reports_learning:
+            self._warn_of_other_accuracies()
         for sink in self.sinks:
             sink.begin_round(self._state.round_index)
 
@@ -349,7 +354,7 @@ class RunReports:
         learning: dict[str, Any] = {}
         if self._reports_learning:
             learning = resolve_name(_LEARNING_MODULE).learning_record(self._federation)
-            self._warn_of_other_accuracies(learning)
+            self._warn_of_other_accuracies()
         result = self._result(learning)
 
         # Pictures are drawn after the last round. If the run has ended early, the last round is known only now.
@@ -362,24 +367,28 @@ class RunReports:
                 sink.draw(result)
             sink.finish(result)
 
-    def _warn_of_other_accuracies(self, learning: Mapping[str, Any]) -> None:
-        """Warn if the module logs another accuracy of the last validated model than flsv values clients by."""
+    def _warn_of_other_accuracies(self) -> None:
+        """Warn after the first validation of a round's model if the module logs another accuracy of it than flsv values
+        clients by."""
         interval = self._trainer.check_val_every_n_epoch
-        if interval is None or self._state.round_index % interval != 0:
-            return  # the last model was not validated
-        accuracies = []
-        for metric, measure in self._federation.metrics.performances.items():
-            end_value = learning["paid_in"][metric]["end"]
-            if measure == "accuracy" and end_value is not None:
-                accuracies.append(end_value)
-        if not accuracies:
+        if self._state.round_index != interval or self._has_compared_accuracies:
             return
-        accuracy = accuracies[0]  # the same for all metrics
+        self._has_compared_accuracies = True
+        logged_accuracies = {}
         for name, logged_value in self._logged_numbers().items():
-            differs = abs(logged_value - accuracy) > _ACCURACY_TOLERANCE
-            if _ACCURACY_NAME.fullmatch(name) and differs:
+            if _ACCURACY_NAME.fullmatch(name):
+                logged_accuracies[name] = logged_value
+        measures = self._federation.metrics.performances
+        metrics_by_accuracy = [name for name in measures if measures[name] == "accuracy"]
+        if not logged_accuracies or not metrics_by_accuracy:
+            return
+
+        performances = resolve_name(_LEARNING_MODULE).performances(self._federation)
+        accuracy = performances[metrics_by_accuracy[0]]["value"]  # the same for all metrics
+        for name, logged_value in logged_accuracies.items():
+            if abs(logged_value - accuracy) > _ACCURACY_TOLERANCE:
                 rank_zero_warn(
-                    f"flsv: the module logs {name} = {logged_value:.4f} of the last model, and clients are valued "
+                    f"flsv: the module logs {name} = {logged_value:.4f} of this model, and clients are valued "
                     f"by its accuracy of {accuracy:.4f}: the share of validation samples whose largest output of "
                     f"forward(x) is their label. To value by what is logged set performance: {name}, mode: max."
                 )

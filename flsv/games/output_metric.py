@@ -101,9 +101,13 @@ class OutputMetric:
                 form = str(list(value.shape))
             else:
                 form = type(value).__name__
+            if isinstance(value, Tensor):
+                advice = 'Let the metric average, such as average="macro".'
+            else:
+                advice = "Give a metric of one number, such as the metric that this one wraps."
             raise ConfigurationError(
                 f"{type(self.metric).__name__} gives {form}, expected one number per model: a utility is a "
-                'scalar. Let the metric average, such as average="macro".'
+                f"scalar. {advice}"
             )
         return float(value)
 

@@ -181,6 +181,7 @@ def value_round(
     models = torch.stack(vectors)  # [k, P]
     if deltas:
         models = models + global_vector
+    _check_variances(models, space, cohort)
 
     if round_index is None:
         round_index = 0
@@ -559,6 +560,21 @@ def games_outside_fit(
         _check_loss(evaluator_or_none, measures)
     validated = make_evaluators(trainer, space, loader, measures)
     return CoalitionGames(evaluator_or_none, validated=validated)
+
+
+def _check_variances(models: Tensor, space: ParameterSpace, cohort: _Cohort) -> None:
+    """Check that BatchNorm's variances in models ``[k, P]`` are not negative, as those of differences are."""
+    sizes = [shape.numel() for shape in space.shapes]
+    for name, entries in zip(space.names, models.split(sizes, dim=1)):
+        if not name.endswith("running_var"):
+            continue
+        for client, variances in zip(cohort.ids, entries):
+            if (variances < 0).any():
+                raise ConfigurationError(
+                    f"{client_called(client, cohort.names)}: {name} has negative entries, which are no variances. If "
+                    "updates holds differences from start, set deltas=True. If it holds sums with start, leave deltas "
+                    "out."
+                )
 
 
 def _check_loss(

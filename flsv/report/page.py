@@ -241,7 +241,8 @@ def _settings_section(run: Run) -> list[str | Table | None]:
         table_of_texts({**run.record["settings"], **_packages(run), **_logged(run)}),
         title_of_encoding,
         table_of_texts(run.encoding),
-        "A second run with the same hashes gave the clients the same samples and measured the same metrics.",
+        "A second run with the same hashes gave the clients the same samples and measured the same metrics. "
+        "At sites each hash is told by the site, and depends on a secret in its folder. A private site's says nothing.",
         table_of_texts(run.hashes_by_owner()),
     ]
 

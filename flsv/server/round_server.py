@@ -293,6 +293,7 @@ class RoundServer:
             self._warn_of_aggregate(round, state)
             vector = round.global_vector.clone()
             weights = torch.zeros_like(weights)
+        state.is_aggregate_finite = is_finite
 
         round = round.aggregated(vector, weights)
         if is_finite:
@@ -330,7 +331,7 @@ class RoundServer:
 
     def _warn_of_aggregate(self, round: Round, state: FederationState) -> None:
         fault = f"round {round.round_index + 1}: {self.aggregator!r} gave a global model that is not finite"
-        if state.weights is not None and not state.weights.nan_to_num().any():
+        if not state.is_aggregate_finite:
             raise NoModel(f"{fault}, for the second time running.")
         warnings.warn(f"{fault}. The model stays that of the round before.", stacklevel=3)
 

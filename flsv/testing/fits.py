@@ -349,9 +349,10 @@ def clients_permuted_in_a_fit(case: FitCase) -> None:
 def finite_fit(case: FitCase, cohort: Sequence[int] = COHORTS[1], **options: Any) -> Fit:
     """Train one round of these clients. Raise AssertionError if a model or a weight is not finite."""
     fit = case.fit(case.make([cohort]), rounds=1, **options)
-    # If an aggregate is not finite, the loop keeps the model and sets all weights to 0.
-    weights: Any = fit.loop.state.weights
-    ensure(weights.nan_to_num().any(), f"the weights {weights.tolist()} or a model not finite")
+    state = fit.loop.state
+    weights: Any = state.weights
+    is_finite = state.is_aggregate_finite and weights[list(cohort)].isfinite().all()
+    ensure(is_finite, f"the weights {weights.tolist()} or a model not finite")
     models = {"the global model": fit.models[0]}
     for client, model in fit.loop.state.starts.items():
         models[f"the start of client {client}"] = model

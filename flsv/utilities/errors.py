@@ -52,7 +52,8 @@ def check_lightning(*things: Any) -> None:
             if base.__module__.startswith("pytorch_lightning."):
                 raise ConfigurationError(
                     f"{cls.__name__} is a class of the package pytorch_lightning, not of lightning. Everywhere, write "
-                    "`import lightning.pytorch as pl` instead of `import pytorch_lightning as pl`."
+                    "`import lightning.pytorch as pl` instead of `import pytorch_lightning as pl`. For another's "
+                    "package call flsv.import_as_lightning() before it is imported."
                 )
 
 

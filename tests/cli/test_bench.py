@@ -99,6 +99,19 @@ def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
     assert 0 <= table["auroc label_noise"]["cgsv"] <= 1
 
 
+def test_two_classes_of_one_name_are_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in ("first_lab", "second_lab"):
+        code = METRIC.format(statement="pass", scale=1)
+        (tmp_path / f"{module}.py").write_text(code)
+
+    names = ["--metric", "first_lab.Mine", "--metric", "second_lab.Mine"]
+    status = main(["bench", *names, "--out", str(tmp_path / "out")])
+
+    assert status == 2
+    assert "second_lab.Mine would both be called Mine" in capsys.readouterr().err
+
+
 def test_bench_quick_runs_four_federations(monkeypatch, tmp_path):
     federations: list[set[str]] = []
 

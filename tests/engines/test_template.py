@@ -280,6 +280,42 @@ else:
 """
 
 
+def write_programs(folder: Path, outcomes: list[str]) -> None:
+    programs = {"nvflare": NVFLARE.replace("ENDS", repr(outcomes)), "sleep": ""}
+    for name, code in programs.items():
+        program = folder / name
+        program.write_text(f"#!{sys.executable}\n{code}")
+        program.chmod(0o755)
+
+
+def test_log_of_nvflares_script_keeps_all_that_was_written(tmp_path: Path) -> None:
+    write_programs(tmp_path, ["FINISHED:EXECUTION_EXCEPTION", "FINISHED:COMPLETED"])
+    status_file = tmp_path / "status.json"
+    status_file.write_text(json.dumps({"status": "running"}))
+    log = tmp_path / "log"
+    script = TEMPLATE.with_name("nvflare") / "run.sh"
+
+    subprocess.run(
+        ["sh", "-c", f"echo begins; sh {script} Boston Lyon; echo ends"],
+        stdout=log.open("w"),
+        stderr=subprocess.STDOUT,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "STATUS": str(status_file)},
+    )
+
+    monitored = ["status: RUNNING elapsed_s: 3", "Job 7-a status: (FINISHED:{})"]
+    status_line = '{"status": "running"}'
+    assert log.read_text().splitlines() == [
+        "begins",
+        monitored[0],
+        monitored[1].format("EXECUTION_EXCEPTION"),
+        status_line,
+        monitored[0],
+        monitored[1].format("COMPLETED"),
+        status_line,
+        "ends",
+    ]
+
+
 @pytest.mark.parametrize(
     ("outcomes", "status", "expected_code"),
     [
@@ -295,12 +331,7 @@ def test_job_of_nvflare_is_submitted_again_unless_its_run_has_ended(
     status: str,
     expected_code: int,
 ) -> None:
-    programs = {"nvflare": NVFLARE.replace("ENDS", repr(outcomes)), "sleep": ""}
-    for name, code in programs.items():
-        program = tmp_path / name
-        program.write_text(f"#!{sys.executable}\n{code}")
-        program.chmod(0o755)
-
+    write_programs(tmp_path, outcomes)
     status_file = tmp_path / "status.json"
     status_file.write_text(json.dumps({"status": status}, indent=1))
 

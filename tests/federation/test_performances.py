@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import CosineGradientShapley, LeaveOneOut, PartialFederatedShapley
@@ -110,6 +111,25 @@ def test_other_accuracy_that_the_module_logs_is_named(
     message = f"logs {name} = 0.* valued by its accuracy of 1"
     with pytest.warns(UserWarning, match=message):
         fit_with_accuracy(tmp_path, name, sign=-1)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_other_accuracy_is_named_before_round_2(
+    tmp_path: Path, rounds: int, recwarn: pytest.WarningsRecorder
+) -> None:
+    loop = FederatedLoop(metrics={"loo": LeaveOneOut()}, seed=3)
+    named_at_start: list[bool] = []
+
+    def note_warning(trainer: Any, module: Any) -> None:
+        texts = [str(warning.message) for warning in recwarn]
+        named_at_start.append("are valued by" in " ".join(texts))
+
+    noting = LambdaCallback(on_train_epoch_start=note_warning)
+    fit(loop, tmp_path, Accuracies("val_acc", -1), rounds=rounds, callbacks=[noting])
+
+    accuracy_warnings = [warning for warning in recwarn if "are valued by" in str(warning.message)]
+    assert len(accuracy_warnings) == 1
+    assert named_at_start == [False, True, True][:rounds]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 import math
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
@@ -223,6 +224,36 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(
             data=toy_data((4, 3, 4, 3)),
             rounds=4,
         )
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_round_in_which_nobody_is_trusted_is_no_broken_round(tmp_path: Path, resumed: bool) -> None:
+    """All weights are 0 in round 1, and the aggregate of round 2 alone is not finite."""
+
+    class TrustsNobodyAtFirst(FedAvg):
+        def aggregate(self, round: Any, contributions: Any) -> tuple[Tensor, Tensor]:
+            vector, weights = super().aggregate(round, contributions)
+            if round.round_index == 0:
+                return round.global_vector, torch.zeros_like(weights)
+            if round.round_index == 1:
+                return vector * float("inf"), weights
+            return vector, weights
+
+    make_data = partial(toy_data, (4, 3, 4, 3))
+    checkpoint = None
+    if resumed:
+        saving = ModelCheckpoint(tmp_path, save_last=True)
+        saved_loop = FederatedLoop(aggregator=TrustsNobodyAtFirst(), seed=1)
+        saved_options = {"callbacks": [saving], "enable_checkpointing": True}
+        fit(saved_loop, tmp_path, data=make_data(), rounds=1, **saved_options)
+        checkpoint = tmp_path / "last.ckpt"
+
+    loop = FederatedLoop(aggregator=TrustsNobodyAtFirst(), seed=1)
+    with pytest.warns(UserWarning, match=r"round 2: .* not finite\. The model stays that"):
+        fit(loop, tmp_path / "run", data=make_data(), rounds=3, ckpt_path=checkpoint)
+
+    assert loop.participations.tolist() == [3, 3, 3, 3]
+    assert loop.state.is_aggregate_finite
 
 
 @pytest.mark.parametrize("size", [1e4, 3e38])

@@ -203,7 +203,17 @@ class NoValidation(Kind):
                     task="multiclass", num_classes=2, average="none"
                 )
             },
-            r"gives \[2\], expected one number",
+            r"gives \[2\], expected one number .* such as average=\"macro\"",
+        ),
+        (
+            Segmentation,
+            {
+                "performance": torchmetrics.MinMaxMetric(
+                    torchmetrics.Accuracy(task="multiclass", num_classes=2, average="micro")
+                ),
+                "mode": "max",
+            },
+            r"MinMaxMetric gives dict, expected one number .* the metric that this one wraps",
         ),
     ],
 )

@@ -280,3 +280,16 @@ class StartsFromTheLast(Personalizer):
 
     def personalize(self, round: Any, contributions: Any, models: Any) -> dict[int, Tensor]:
         return {}
+
+
+class FLTrust(FedAvg):
+    """Weights by the cosine with a trusted update, at least 0 (Cao and others, arXiv:2012.13995, section 4.2), without
+    fault. The trusted update is here the opposite of the mean: nobody is trusted."""
+
+    def aggregate(self, round: Any, contributions: Any) -> tuple[Tensor, Tensor]:
+        updates = round.client_updates
+        trusted_update = -updates.mean(0, keepdim=True)
+        similarities = torch.nn.functional.cosine_similarity(updates, trusted_update)
+        trust = similarities.relu()
+        weights = trust / trust.sum().clamp(min=1e-12)
+        return round.combine(weights), weights

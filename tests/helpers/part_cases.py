@@ -89,8 +89,14 @@ def train_at_sites(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
             wait=0.2,
         )
         directory.gather()
-        sizes = [directory.sizes[client] for client in range(fits.NUM_CLIENTS)]
-        data = RemoteData(names, sizes, fits.NUM_CLASSES, server_data=ServerData())
+        clients = range(fits.NUM_CLIENTS)
+        data = RemoteData(
+            names,
+            sizes=[directory.sizes[client] for client in clients],
+            contents=[directory.contents[client] for client in clients],
+            num_classes=fits.NUM_CLASSES,
+            server_data=ServerData(),
+        )
         remote_loop = loop.replace(engine=partial(RemoteFederation, directory))
         return case.fit(remote_loop, rounds=1, data=data)
 

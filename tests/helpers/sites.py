@@ -135,6 +135,11 @@ def make_site(
     )
 
 
+def announcement(sizes: Mapping[str, int]) -> dict[str, Any]:
+    """What a site without a table says of itself in its greeting."""
+    return {"sizes": dict(sizes), "contents": "0123456789abcdef fedcba9876543210"}
+
+
 class Replay:
     """Sites that send what they are given here, by the kind of what they are asked."""
 
@@ -200,8 +205,13 @@ class SitesInProcess:
             wait=0.2,
         )
         directory.gather()
-        sizes = [directory.sizes[site] for site in range(len(NAMES))]
-        data = RemoteData(NAMES, sizes, num_classes=10, server_data=server_data)
+        data = RemoteData(
+            NAMES,
+            sizes=[directory.sizes[site] for site in range(len(NAMES))],
+            contents=[directory.contents[site] for site in range(len(NAMES))],
+            num_classes=10,
+            server_data=server_data,
+        )
 
         self.loop = self.make().replace(engine=partial(RemoteFederation, directory))
         ckpt_path = options.pop("ckpt_path", None)

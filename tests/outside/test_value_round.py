@@ -1,5 +1,6 @@
 """Values of rounds that somebody else ran: a FederatedLoop's on the same rounds, whatever form models come in."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -221,6 +222,28 @@ def test_value_round_of_deltas_equals_that_of_models(trained_run: Any) -> None:
 
     name = "CosineGradientShapley"
     torch.testing.assert_close(of_deltas[name], of_models[name])
+
+
+def test_differences_of_a_network_with_batch_norm_are_refused_without_deltas() -> None:
+    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))
+    global_vector = ParameterSpace(net).read(net)
+    updates = [-0.1 * global_vector, -0.2 * global_vector]
+    value = partial(
+        value_round,
+        net,
+        global_vector,
+        metrics=CosineGradientShapley(),
+        num_samples=[3, 4],
+        num_classes=3,
+    )
+
+    with pytest.raises(
+        ConfigurationError, match=r"client 0.*1\.running_var has negative .* set deltas=True"
+    ):
+        value(updates)
+
+    values = value(updates, deltas=True)
+    assert values["CosineGradientShapley"].isfinite().all()
 
 
 def test_values_by_a_plain_modules_loss_equal_a_plain_loop(trained_run: Any) -> None:

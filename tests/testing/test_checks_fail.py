@@ -46,6 +46,16 @@ def test_checks_pass_for_the_metric_without_a_fault(check: PartCheck) -> None:
     check()
 
 
+@pytest.mark.parametrize(
+    "name", ["one_client_is_enough", "updates_may_be_zero", "weights_are_given"]
+)
+def test_checks_pass_for_an_aggregator_that_trusts_nobody(name: str) -> None:
+    case = AggregatorCase(faulty_parts.FLTrust())
+    check = next(check for check in case.checks if check.__name__ == name)
+
+    PartCheck(case, check)()
+
+
 def test_expected_failure_of_a_part_with_its_fault_is_allowed() -> None:
     check_metric(faulty_parts.NoUnit(), expected_failures={"guide_says_the_unit": "it has none"})
 

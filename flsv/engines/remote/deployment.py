@@ -132,10 +132,11 @@ class RemoteServer:
             server_data = None
             # Lightning would warn of the empty list of loaders in every round.
             warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
-        sizes = [directory.sizes[number] for number in range(len(self.sites))]
+        numbers = range(len(self.sites))
         data = RemoteData(
             self.sites,
-            sizes,
+            sizes=[directory.sizes[number] for number in numbers],
+            contents=[directory.contents[number] for number in numbers],
             num_classes=self.num_classes,
             class_names=self.class_names,
             server_data=server_data,
@@ -209,6 +210,7 @@ class SiteClient:
                 trainer=self.trainer,
                 questions=self.questions,
             )
+            self._site.say_policy(node.get("policy"), policy)
         self._site.policy = policy
         return self._site.answer(packet, sender)
 

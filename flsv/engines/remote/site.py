@@ -23,6 +23,7 @@ from torch import Tensor
 from flsv._lightning.evaluation import count_answers
 from flsv._lightning.fit_loop import FederatedFitLoop, Rounds
 from flsv.configuration.federation_config import FederationConfig
+from flsv.configuration.identity import sample_hashes
 from flsv.core import ClientUpdate, FederationState, LocalData, opened
 from flsv.core.needs import needs_of
 from flsv.core.parameter_space import ParameterSpace
@@ -43,7 +44,13 @@ from flsv.engines.remote.messages import (
     update_packet,
 )
 from flsv.engines.remote.policy import QUESTIONS, SitePolicy
-from flsv.engines.remote.site_memory import SiteMemory, SiteState, own_secret, visit_secret
+from flsv.engines.remote.site_memory import (
+    SiteMemory,
+    SiteState,
+    keyed_hash,
+    own_secret,
+    visit_secret,
+)
 from flsv.engines.remote.tables import (
     TABLE_SUMMARY,
     packet_of_summary,
@@ -122,6 +129,7 @@ class Site:
         if not isinstance(site_data, FederatedDataModule):
             site_data = FederatedDataModule(site_data, OneClient(), splits=Splits(server_val=0.0))
         self._data = site_data
+        self._hash_by_encoding: dict[tuple[int, str | None], str] = {}
         self._configured_encoder = site_data.encoder
         site_data.prepare_data()
         site_data.deal_from(0)
@@ -130,6 +138,16 @@ class Site:
                 f"this site has data of {site_data.num_clients} clients: a site is one. Use OneClient()."
             )
         self._agreement = agreement(module(), federation)
+
+    def say_policy(self, path: object, policy: SitePolicy) -> None:
+        """Log at the site's start which policy it has, and what updates without noise spend."""
+        if path is None:
+            text = "has no policy: it does all that the app asks"
+        else:
+            text = f"has the policy {path}: {policy}"
+        if not self._config.is_private:
+            text += ". Its updates leave without noise, which exceeds any max_epsilon that a policy sets later"
+        rank_zero_info(f"flsv: this site {text}.")
 
     def answer(self, packet: Packet, sender: str = "server") -> Packet:
         """Reply to a message of the server, and log it."""
@@ -159,6 +177,7 @@ class Site:
             if client_id is not None:
                 self._data.deal_from(client_id)
             take_encoder(self._data, packet, self._configured_encoder, self._config.is_private)
+            self._check_samples(packet)
             return replies[packet.kind](packet)
         except Exception as error:
             _log.exception("%r could not be answered", packet.kind)
@@ -169,7 +188,37 @@ class Site:
         self.policy.check_told(self._needed_reports())
         data: Any = self._data
         sizes = {split: len(data.client_indices(0, split)) for split in ("train", "val", "test")}
-        return Packet("hello", {"sizes": sizes, "table": state_of_table(data)})
+        reply = {"sizes": sizes, "table": state_of_table(data), "contents": self._contents()}
+        return Packet("hello", reply)
+
+    def _contents(self) -> str | None:
+        """Return the name of the site's secret, and a hash of its samples that only who knows the secret can compute.
+
+        It is None for a table that waits for an encoder. The hash of a private site does not depend on its samples.
+        """
+        if self._data.needs_encoder:
+            return None
+        encoding = (self._data.partitioner.first_client, state_of_table(self._data))
+        if encoding not in self._hash_by_encoding:
+            hash_of_samples = (
+                "private" if self._config.is_private else sample_hashes(self._data)["0"]
+            )
+            self._hash_by_encoding[encoding] = keyed_hash(self._secret, hash_of_samples)
+        name_of_secret = keyed_hash(self._secret, "name")
+        return f"{name_of_secret} {self._hash_by_encoding[encoding]}"
+
+    def _check_samples(self, packet: Packet) -> None:
+        """Raise Refused if the samples are not those of which this site told when the run began."""
+        told_before = packet.plain.get("contents")
+        contents = self._contents()
+        if told_before is None or contents is None:
+            return
+        name_of_secret, _, _ = contents.partition(" ")
+        if told_before.startswith(name_of_secret) and told_before != contents:
+            raise Refused(
+                "its samples or labels are other ones than when this run began. Give it those again, or start a new "
+                "run in another folder"
+            )
 
     def _agree(self, packet: Packet) -> Packet:
         self.policy.check_listed(TABLE_SUMMARY)

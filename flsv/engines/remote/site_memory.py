@@ -90,6 +90,11 @@ def own_secret(folder: Path) -> str:
     return secret
 
 
+def keyed_hash(secret: str, text: str) -> str:
+    """Return a hash of ``text``, 16 hexadecimal digits, that nobody can compute without the site's secret."""
+    return hmac.digest(secret.encode(), text.encode(), "sha256").hex()[:16]
+
+
 def visit_secret(secret: str, packet: Packet, state: SiteState | None) -> bytes:
     """Derive the secret key (32 bytes) for the noise of the site's update in a round."""
     # The same message and state give the same key, so that averaging answers reveals nothing. Any difference gives

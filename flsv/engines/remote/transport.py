@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 import time
 import warnings
@@ -31,6 +32,7 @@ from flsv.data.splits import FederatedSplits
 from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import (
     GARBLED_REPLY_ERRORS,
+    BadReply,
     Packet,
     Refused,
     Reply as Reply,
@@ -95,6 +97,8 @@ class Directory:
 
     Attributes:
         sizes: ``{site: {split: number}}``, each site's number of samples in each split.
+        contents: ``{site: text}``, what each site has told of its samples' hash when the run began. The text holds the
+            name of the site's secret and a hash that only who knows the secret can compute.
         encoder: the encoder of all sites' tables, on which they agree in :meth:`gather`. None if the sites have no
             tables, or an encoder of their own. It is stored beside the book, in ``encoder.json``.
         encoder_hash: hash of the encoder of the sites' tables. None if they have no tables.
@@ -125,7 +129,9 @@ class Directory:
         self._sizes_file = book
         self._report_waiting = say
         self._max_samples = max_samples
-        self.sizes = self._read_sizes()
+        self.sizes: dict[int, dict[str, int]] = {}
+        self.contents: dict[int, str] = {}
+        self._read_book()
 
         self._encoder_file = book.with_name(ENCODER_FILE)
         self.encoder = read_encoder(self._encoder_file)
@@ -135,23 +141,29 @@ class Directory:
         self._greeted_sites: set[int] = set()
         self._fault_by_name: dict[str, str] = {}
 
-    def _read_sizes(self) -> dict[int, dict[str, int]]:
+    def _read_book(self) -> None:
         book = self._sizes_file
         if not book.is_file():
-            return {}
-        sizes = {}
+            return
         try:
-            sizes_by_name = json.loads(book.read_bytes())
+            entries = json.loads(book.read_bytes())
             for site, name in enumerate(self.names):
-                if name in sizes_by_name:
-                    sizes[site] = _sizes(sizes_by_name[name], self._max_samples)
+                if name in entries:
+                    self._enter(site, entries[name])
         except Unwilling as error:
             raise ConfigurationError(f"a site of {book} cannot take part: {error}.") from error
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"{book} cannot be read: it lacks or garbles {error}. Delete it and start again with all sites."
             ) from error
-        return sizes
+
+    def _enter(self, site: int, announced: Mapping[str, Any]) -> None:
+        """Note a site's numbers of samples, and the hash of its samples unless there is one already."""
+        sizes = _sizes(announced, self._max_samples)
+        contents = _contents(announced)
+        self.sizes[site] = sizes
+        if contents is not None:
+            self.contents.setdefault(site, contents)
 
     def gather(self) -> None:
         """Wait until every site has announced its numbers of samples, and let sites with tables agree on an encoder."""
@@ -303,7 +315,7 @@ class Directory:
         for site, packet in packets.items():
             address = self._addresses[site]
             site_at_address[address] = site
-            plain = {**packet.plain, **settings}
+            plain = {**packet.plain, **settings, "contents": self.contents.get(site)}
             complete_packets[address] = Packet(packet.kind, plain, packet.tensors)
         if not complete_packets:
             return
@@ -333,8 +345,11 @@ class Directory:
         name = self.names[site]
         try:
             plain = check_done(reply).plain
-            sizes = _sizes(plain["sizes"], self._max_samples)
+            announced = {**plain["sizes"], "contents": plain.get("contents")}
+            self._check_samples(site, announced)
             table_state = read_state(plain)
+            if table_state != NO_ENCODER and announced["contents"] is None:
+                raise BadReply("it tells no hash of its samples")
         # An Unwilling error is one of these. Any site with an error is greeted again later.
         except GARBLED_REPLY_ERRORS as error:
             if strict and isinstance(error, Unwilling):
@@ -346,19 +361,33 @@ class Directory:
             self._greeted_sites.add(site)
             self._table_states[site] = table_state
             self._fault_by_name.pop(name, None)
-            earlier_sizes = self.sizes.get(site)
-            self.sizes[site] = sizes
-            if earlier_sizes is not None and earlier_sizes != sizes:
-                change = f"site {name!r} has {sizes} samples now and had {earlier_sizes}"
-                warnings.warn(f"{change}: values from here on are of its new data.", stacklevel=3)
-            self._write_sizes()
+            self._enter(site, announced)
+            self._write_book()
 
-    def _write_sizes(self) -> None:
-        sizes_by_name = {}
+    def _check_samples(self, site: int, announced: Mapping[str, Any]) -> None:
+        """Raise Unwilling if a site announces other samples than when the run began."""
+        sizes = _sizes(announced, self._max_samples)
+        earlier_sizes = self.sizes.get(site, sizes)
+        if sizes != earlier_sizes:
+            raise Unwilling(
+                f"it has {sizes} samples now and had {earlier_sizes} when this run began. Give it those again, or "
+                "start a new run in another folder"
+            )
+        contents = _contents(announced)
+        # A site that knows its secret has compared the samples itself.
+        if contents is not None and contents != self.contents.get(site, contents):
+            name = self.names[site]
+            self._warn(
+                f"secret of {name}",
+                f"site {name!r} has lost its folder since the run began: nothing shows that its samples are the same.",
+            )
+
+    def _write_book(self) -> None:
+        entries: dict[str, dict[str, Any]] = {}
         for site, sizes in sorted(self.sizes.items()):
-            sizes_by_name[self.names[site]] = sizes
+            entries[self.names[site]] = {**sizes, "contents": self.contents.get(site)}
         with replacing(self._sizes_file) as file:
-            file.write(json.dumps(sizes_by_name).encode())
+            file.write(json.dumps(entries).encode())
 
     def _warn(self, name: str, words: str) -> None:
         if self._fault_by_name.get(name) != words:
@@ -378,6 +407,16 @@ def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
             f"max_samples={max_samples:,} of a site at most. If it has them, raise the server's max_samples"
         )
     return sizes
+
+
+def _contents(plain: Mapping[str, Any]) -> str | None:
+    """Read what a site tells of its samples' hash. None: it has a table that waits for an encoder."""
+    contents = plain.get("contents")
+    if contents is None:
+        return None
+    if not isinstance(contents, str) or not re.fullmatch("[0-9a-f]{16} [0-9a-f]{16}", contents):
+        raise BadReply(f"it says of its samples {contents!r:.80}")
+    return contents
 
 
 def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
@@ -440,6 +479,7 @@ class RemoteData(FederatedDataModule):
     Args:
         names: the sites' names.
         sizes: for each site, its number of samples in each split, ``{split: number}``.
+        contents: for each site, what it has told of its samples' hash. See :class:`Directory`.
         num_classes: the number M of classes. None if the data have no classes, or if ``class_names`` is given.
         class_names: the classes' names.
         server_data: the server's own data module, whose validation and test loaders are used. None if it has none.
@@ -453,6 +493,7 @@ class RemoteData(FederatedDataModule):
         self,
         names: Sequence[str],
         sizes: Sequence[Mapping[str, int]],
+        contents: Sequence[str],
         num_classes: int | None = None,
         class_names: Sequence[str] | None = None,
         server_data: L.LightningDataModule | None = None,
@@ -460,6 +501,7 @@ class RemoteData(FederatedDataModule):
         super().__init__()
         self.names = tuple(names)
         self._sizes = list(sizes)
+        self._contents = list(contents)
         self._server_data = server_data
         reason_without_classes = None
         if not num_classes and not class_names:
@@ -528,11 +570,11 @@ class RemoteData(FederatedDataModule):
         )
 
     def content_hashes(self) -> dict[str, str]:
-        """Return the hash of the server's validation set, and each site's numbers of samples in place of a hash."""
-        contents = {"server": loader_hash(self.val_dataloader())}
-        for client, sizes in enumerate(self._sizes):
-            contents[str(client)] = repr(sorted(sizes.items()))
-        return contents
+        """Return the hash of the server's validation set, and what each site has told of its samples' hash."""
+        hashes = {"server": loader_hash(self.val_dataloader())}
+        for client, contents in enumerate(self._contents):
+            hashes[str(client)] = contents
+        return hashes
 
     def indices_and_labels(self, client: int) -> list[Tensor]:
         """Return no indices and labels, which only the site has."""

@@ -38,6 +38,7 @@ from helpers.sites import (
     Replay,
     ServerData,
     SitesInProcess,
+    announcement,
     make_shapfed_loop,
 )
 
@@ -118,7 +119,7 @@ def make_reply(answer: Any) -> Packet:
 def make_sites(folder: Path, reply: Packet) -> RemoteSites:
     transport = Replay()
     sizes = {"train": 40, "val": HELD_OUT, "test": 0}
-    hello = Packet("hello", {"sizes": sizes})
+    hello = Packet("hello", announcement(sizes))
     transport.says["hello"] = dict.fromkeys(ADDRESSES, hello)
     transport.says["ask"] = {LYON_ADDRESS: reply}
     book = folder / "book.json"

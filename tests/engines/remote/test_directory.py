@@ -40,6 +40,7 @@ from helpers.sites import (
     Replay,
     ServerData,
     SitesInProcess,
+    announcement,
     assert_same_runs,
     make_momentum_module,
     make_shapfed_loop,
@@ -70,7 +71,7 @@ class BostonThatComesLate:
                 self.refusals_left -= 1
                 yield address, "the node is not available"
             else:
-                yield address, Packet("here", {"sizes": SIZES})
+                yield address, Packet("here", announcement(SIZES))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
 ) -> None:
     """At once and by name; what its error says, which may be of its samples, stays there."""
     nodes = Replay()
-    nodes.says["hello"] = {address: Packet("here", {"sizes": SIZES}) for address in ADDRESSES}
+    nodes.says["hello"] = {address: Packet("here", announcement(SIZES)) for address in ADDRESSES}
     nodes.says["hello"][OSAKA_ADDRESS] = failure_packet(
         ConfigurationError("class 'of Jane Doe' has 1 sample")
     )
@@ -176,9 +177,9 @@ def announce_sizes(train: int) -> dict[str, int]:
 def make_sites_with_many_samples_at_lyon() -> Replay:
     nodes = Replay()
     nodes.says["hello"] = {
-        BOSTON_ADDRESS: Packet("here", {"sizes": announce_sizes(train=10)}),
-        LYON_ADDRESS: Packet("here", {"sizes": announce_sizes(train=1001)}),
-        OSAKA_ADDRESS: Packet("here", {"sizes": announce_sizes(train=1000)}),
+        BOSTON_ADDRESS: Packet("here", announcement(announce_sizes(train=10))),
+        LYON_ADDRESS: Packet("here", announcement(announce_sizes(train=1001))),
+        OSAKA_ADDRESS: Packet("here", announcement(announce_sizes(train=1000))),
     }
     return nodes
 
@@ -254,7 +255,7 @@ def test_samples_that_a_site_announces_take_no_memory_at_the_server(tmp_path: Pa
             return reply
         if packet.kind == "hello":
             sizes = dict.fromkeys(("train", "val", "test"), announced)
-            return Packet("hello", {"sizes": sizes})
+            return Packet("hello", announcement(sizes))
         if packet.kind == "train":
             return Packet("update", {**reply.plain, "samples": announced}, reply.tensors)
         return reply
@@ -488,13 +489,11 @@ def test_status_json_of_a_stopped_run_stays_stopped_while_its_server_ends(tmp_pa
         assert "running" in status.read_text()
 
 
-def test_hashes_of_sites_tell_when_a_site_has_other_numbers_of_samples() -> None:
-    boston = {"train": 40, "val": 5, "test": 0}
-    lyon = {"train": 60, "val": 5, "test": 0}
-    smaller_lyon = {"train": 60, "val": 4, "test": 0}
-    names = ["Boston", "Lyon"]
-    data = RemoteData(names, [boston, lyon], num_classes=3)
-    later_data = RemoteData(names, [boston, smaller_lyon], num_classes=3)
+def test_hashes_of_sites_tell_when_a_site_tells_of_other_samples() -> None:
+    sizes = [{"train": 40, "val": 5, "test": 0}] * 2
+    make_data = partial(RemoteData, ["Boston", "Lyon"], sizes, num_classes=3)
+    data = make_data(contents=["secret-a boston", "secret-b lyon"])
+    later_data = make_data(contents=["secret-a boston", "secret-b other"])
 
     hashes = sample_hashes(data)
     later_hashes = sample_hashes(later_data)

@@ -33,6 +33,7 @@ from helpers.sites import (
     OSAKA_ADDRESS,
     SPLITS,
     SitesInProcess,
+    announcement,
     load_site_states,
     make_shapfed_loop,
 )
@@ -247,17 +248,18 @@ def test_absent_site_keeps_its_value(tmp_path: Path) -> None:
             remote.transport.sites[OSAKA_ADDRESS] = osaka
 
     train_samples_of_osaka = 153
-    former_sizes = {"train": train_samples_of_osaka - 1, "val": 0, "test": 0}
-    (tmp_path / "book.json").write_text(json.dumps({"Osaka": former_sizes}))
+    told_before = announcement({"train": train_samples_of_osaka, "val": 0, "test": 0})
+    entry = {**told_before["sizes"], "contents": told_before["contents"]}
+    (tmp_path / "book.json").write_text(json.dumps({"Osaka": entry}))
     with pytest.warns(
         UserWarning, match=r"site 'Osaka' \(client 2\) is left out of round 1: it is away"
     ) as warned:
         loop = remote.fit(callbacks=[OsakaComesBack()])
 
     messages = [str(warning.message) for warning in warned]
-    (message,) = [message for message in messages if "samples now and had" in message]
+    (message,) = [message for message in messages if "has lost its folder" in message]
 
-    assert f"site 'Osaka' has {{'train': {train_samples_of_osaka}" in message
+    assert message.startswith("site 'Osaka'")
     assert loop.participations.tolist() == [3, 3, 2]
     assert values_by_round[0][2].isnan().all()
     assert values_by_round[0][:2].isfinite().all()

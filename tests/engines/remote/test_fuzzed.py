@@ -23,6 +23,7 @@ from helpers.sites import (
     NAMES,
     OSAKA_ADDRESS,
     Replay,
+    announcement,
     make_mlp_module,
     make_shapfed_loop,
 )
@@ -140,7 +141,7 @@ MODEL = SPACE.read(make_mlp_module())
 INSTRUCTIONS = {
     client: Instruction(round_index=0, client_id=client, seed=7, start=MODEL) for client in range(3)
 }
-HELLO = Packet("hello", {"sizes": {"train": SAMPLES, "val": 10, "test": 0}})
+HELLO = Packet("hello", announcement({"train": SAMPLES, "val": 10, "test": 0}))
 _plain, _tensors = pack(torch.tensor(0.5, dtype=torch.float64))
 VISIT = "0" * 64
 ANSWER = Packet("answer", {"answer": _plain, "visit": VISIT}, _tensors)

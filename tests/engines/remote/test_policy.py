@@ -3,6 +3,7 @@
 import json
 import math
 import multiprocessing
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAvg
-from flsv.engines.remote import Packet, SitePolicy
+from flsv.engines.remote import Packet, SiteClient, SitePolicy
 from flsv.engines.remote.messages import Refused
 from flsv.engines.remote.site import LEDGER_FILE
 from flsv.metrics import (
@@ -31,7 +32,9 @@ from helpers.sites import (
     OSAKA_ADDRESS,
     SPLITS,
     ServerData,
+    SiteData,
     SitesInProcess,
+    make_mlp_module,
     make_shapfed_loop,
     make_site,
 )
@@ -404,3 +407,29 @@ def test_two_processes_on_one_ledger_lose_no_count(tmp_path: Path) -> None:
     exit_codes = [process.exitcode for process in processes]
     assert exit_codes == [0, 0]
     assert json.loads(ledger.read_text())["updates"] == 2 * 40
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (None, "this site has no policy: it does all that the app asks. Its updates leave without"),
+        ("min_rows = 9", r"this site has the policy .*flsv-site.toml: SitePolicy\(.*min_rows=9\)"),
+    ],
+)
+def test_site_says_at_its_start_which_policy_it_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, policy: str | None, expected: str
+) -> None:
+    node = {"folder": str(tmp_path)}
+    if policy is not None:
+        policy_file = tmp_path / "flsv-site.toml"
+        policy_file.write_text(policy)
+        node["policy"] = str(policy_file)
+    client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
+
+    with caplog.at_level("INFO"):
+        client.answer(Packet("hello"), node, "the server")
+        client.answer(Packet("hello"), node, "the server")
+
+    sentences = [text for text in caplog.messages if "this site" in text]
+    assert len(sentences) == 1
+    assert re.search(expected, sentences[0])

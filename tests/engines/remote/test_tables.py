@@ -100,7 +100,8 @@ class Hospitals:
         val = make_hospital_table("val")
         data = RemoteData(
             NAMES,
-            [directory.sizes[site] for site in range(len(NAMES))],
+            sizes=[directory.sizes[site] for site in range(len(NAMES))],
+            contents=[directory.contents[site] for site in range(len(NAMES))],
             server_data=make_data(val, val=val),
         )
         data.take_encoder(directory.encoder, directory.encoder_hash)
@@ -182,18 +183,23 @@ def test_the_server_doubts_a_site_whose_column_has_another_unit(tmp_path: Path) 
     assert recorded_doubts == doubts.to_dict()
 
 
-def test_resumed_server_keeps_the_encoder_although_a_site_has_other_rows(tmp_path: Path) -> None:
+def test_resumed_server_keeps_the_encoder_and_refuses_a_site_with_other_rows(
+    tmp_path: Path,
+) -> None:
     encoder = Hospitals(tmp_path, make_hospital_tables()).directory().encoder
+    same_federation = Hospitals(tmp_path, make_hospital_tables())
+    assert same_federation.directory().encoder == encoder
+    assert "agree" not in [packet.kind for packet in same_federation.requests]
+
     changed = {**make_hospital_tables(), "Lyon": make_hospital_table("Lyon")[:50]}
     federation = Hospitals(tmp_path, changed)
+    with pytest.raises(ConfigurationError, match="'Lyon' cannot take part: its samples or labels"):
+        federation.directory()
 
-    with pytest.warns(UserWarning, match="'Lyon' has .* samples now"):
-        directory = federation.directory()
-    assert directory.encoder == encoder
-    assert "agree" not in [packet.kind for packet in federation.requests]
-
+    # Another run of the same sites.
     (tmp_path / "encoder.json").unlink()
-    assert federation.directory().encoder != encoder  # of the same sites, for another run
+    (tmp_path / "book.json").unlink()
+    assert federation.directory().encoder != encoder
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,11 @@ are_there() {
 for attempt in 1 2 3 4 5 6 7 8 9 10; do
   for look in $(seq 24); do are_there "$@" && break; sleep 5; done
   job=$(timeout 120 nvflare job submit -j job | sed -n 's/^job_id: //p')
-  end=$(nvflare job monitor "$job" 2>&1 | tee /dev/stderr | grep -o 'FINISHED:[A-Z_]*' | tail -1)
+  # Each line goes on to this script's error output, which tee would open anew: it would empty a log file.
+  end=$(nvflare job monitor "$job" 2>&1 | while IFS= read -r line; do
+    printf '%s\n' "$line" >&2
+    printf '%s\n' "$line"
+  done | grep -o 'FINISHED:[A-Z_]*' | tail -1)
   [ -f "$STATUS" ] && cat "$STATUS" && echo
   case $end in
     FINISHED:COMPLETED) exit 0 ;;

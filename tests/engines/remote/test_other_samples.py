@@ -1,0 +1,205 @@
+"""A site goes on with the samples with which it began, and tells nobody else what they are."""
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from flsv import FederatedLoop
+from flsv.aggregation import FedAvg
+from flsv.configuration.identity import sample_hashes
+from flsv.engines.remote import Packet, Site
+from flsv.metrics import ShadowShapley
+from flsv.utilities.errors import ConfigurationError
+from helpers.sites import (
+    BOSTON_ADDRESS,
+    LYON_ADDRESS,
+    OSAKA_ADDRESS,
+    SEED,
+    ServerData,
+    SiteData,
+    SitesInProcess,
+    make_mlp_module,
+    make_shapfed_loop,
+)
+
+OTHER_SAMPLES = "its samples or labels are other ones than when this run began"
+
+
+class ChangedData(L.LightningDataModule):
+    """Lyon's samples, each pixel brighter, or with each label the next class's: as many as before."""
+
+    def __init__(self, brighter: float = 0.0, label_shift: int = 0, left_out: int = 0) -> None:
+        super().__init__()
+        self.brighter = brighter
+        self.label_shift = label_shift
+        self.left_out = left_out
+
+    def train_dataloader(self) -> DataLoader:
+        images, labels = [], []
+        for image, label in SiteData(client=1).train_dataloader().dataset:
+            images.append(image + self.brighter)
+            labels.append((int(label) + self.label_shift) % 10)
+        num_samples = len(labels) - self.left_out
+        samples = TensorDataset(
+            torch.stack(images)[:num_samples],
+            torch.tensor(labels)[:num_samples],
+        )
+        return DataLoader(samples, batch_size=48, shuffle=True)
+
+
+def make_loop() -> FederatedLoop:
+    metrics = {"shadow": ShadowShapley(performance="negative_loss")}
+    return make_shapfed_loop(aggregator=FedAvg(), metrics=metrics)
+
+
+def make_lyon(folder: Path, **changes: Any) -> Site:
+    make_data = partial(ChangedData, **changes)
+    return Site(make_mlp_module, make_data, make_loop, folder / "sites" / "Lyon", upload_seed=SEED)
+
+
+class Federation(SitesInProcess):
+    """Three sites, whose server can be started once more."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, make_loop)
+        self.transport.sites[LYON_ADDRESS] = make_lyon(folder)
+
+    def go_on_until(self, rounds: int) -> FederatedLoop:
+        checkpoint = self.tmp / "checkpoints" / "last.ckpt"
+        saving = ModelCheckpoint(checkpoint.parent, save_last=True)
+        return self.fit(
+            rounds,
+            server_data=ServerData(),
+            callbacks=[saving],
+            enable_checkpointing=True,
+            ckpt_path=checkpoint if checkpoint.is_file() else None,
+        )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"label_shift": 1},
+        {"brighter": 100.0},
+        {"left_out": 1},
+    ],
+)
+def test_site_with_other_samples_at_the_second_start_is_refused(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    federation = Federation(tmp_path)
+    federation.go_on_until(1)
+    federation.transport.sites[LYON_ADDRESS] = make_lyon(tmp_path, **changes)
+
+    with pytest.raises(ConfigurationError, match=f"site 'Lyon' cannot take part: {OTHER_SAMPLES}"):
+        federation.go_on_until(2)
+
+
+def test_site_with_the_same_samples_goes_on(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    federation.go_on_until(1)
+    federation.transport.sites[LYON_ADDRESS] = make_lyon(tmp_path)
+
+    loop = federation.go_on_until(2)
+
+    assert loop.participations.tolist() == [2, 2, 2]
+
+
+def test_site_whose_samples_change_within_a_run_refuses_to_train(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+
+    def change_lyon_after_round_0(address: int, packet: Packet, reply: Packet) -> Packet:
+        is_last_site = address == OSAKA_ADDRESS
+        if packet.plain.get("round") == 0 and is_last_site:
+            federation.transport.sites[LYON_ADDRESS] = make_lyon(tmp_path, label_shift=1)
+        return reply
+
+    federation.transport.on_reply = change_lyon_after_round_0
+    with pytest.warns(
+        UserWarning, match=rf"'Lyon' \(client 1\) is left out of round 2: {OTHER_SAMPLES}"
+    ):
+        loop = federation.go_on_until(2)
+
+    assert loop.participations.tolist() == [2, 1, 2]
+    record = json.loads((tmp_path / "run.json").read_text())
+    refusals = [event for event in record["events"] if OTHER_SAMPLES in event["what"]]
+    assert [event["client"] for event in refusals] == [1]
+
+
+def test_site_that_has_lost_its_folder_is_named(tmp_path: Path) -> None:
+    """Its secret is gone with it: what it tells now cannot be compared with what it told."""
+    federation = Federation(tmp_path)
+    federation.go_on_until(1)
+    shutil.rmtree(tmp_path / "sites" / "Lyon")
+    federation.transport.sites[LYON_ADDRESS] = make_lyon(tmp_path, label_shift=1)
+
+    with pytest.warns(
+        UserWarning, match="site 'Lyon' has lost its folder .* nothing shows that its samples are"
+    ):
+        loop = federation.go_on_until(2)
+
+    assert loop.participations.tolist() == [2, 2, 2]
+
+
+def test_what_a_site_tells_of_its_samples_depends_on_its_secret(tmp_path: Path) -> None:
+    """Who guesses the samples cannot confirm the guess."""
+    names_of_secrets = []
+    hashes = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        lyon = make_lyon(folder)
+        greeting = Packet("hello", {"client": 1, "agreement": lyon._agreement})
+
+        contents = lyon.answer(greeting).plain["contents"]
+        repeated_contents = lyon.answer(greeting).plain["contents"]
+
+        own_hash = sample_hashes(lyon._data)["0"]
+        assert repeated_contents == contents
+        assert own_hash not in contents
+
+        name_of_secret, hash_of_samples = contents.split()
+        names_of_secrets.append(name_of_secret)
+        hashes.append(hash_of_samples)
+
+    assert len(set(names_of_secrets)) == 2
+    assert len(set(hashes)) == 2
+
+
+def test_two_runs_of_one_site_have_the_same_hash_for_the_same_samples_only(tmp_path: Path) -> None:
+    hashes = {}
+    for name, brighter in {"first": 0.0, "again": 0.0, "brighter": 1.0}.items():
+        folder = tmp_path / name
+        federation = SitesInProcess(folder, make_loop)
+        federation.transport.sites[LYON_ADDRESS] = make_lyon(tmp_path, brighter=brighter)
+
+        federation.fit(1, server_data=ServerData())
+
+        record = json.loads((folder / "run.json").read_text())
+        hashes[name] = record["hashes"]["1"]
+
+    assert hashes["again"] == hashes["first"]
+    assert hashes["brighter"] != hashes["first"]
+
+
+@pytest.mark.parametrize("contents", [None, "", 7, ["a"], "0123456789abcdef", "x" * 33])
+def test_site_that_tells_no_hash_is_not_let_in(tmp_path: Path, contents: Any) -> None:
+    federation = Federation(tmp_path)
+
+    def tell_other_contents(address: int, packet: Packet, reply: Packet) -> Packet:
+        if packet.kind == "hello" and address == BOSTON_ADDRESS:
+            return Packet("hello", {**reply.plain, "contents": contents})
+        return reply
+
+    federation.transport.on_reply = tell_other_contents
+    with (
+        pytest.warns(UserWarning, match="site 'Boston' has not said what it has: it "),
+        pytest.raises(RuntimeError, match="have not come"),
+    ):
+        federation.go_on_until(1)

@@ -1,0 +1,91 @@
+"""Packages that import ``pytorch_lightning`` train in a federation of ``lightning``."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+#: A package as strangers write them.
+PACKAGE = """
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.utilities.rank_zero import rank_zero_info
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+class Counts(Callback):
+    batches = 0
+
+    def on_train_batch_end(self, *arguments):
+        self.batches += 1
+"""
+FIT = """
+import lightning as L
+import torch
+from torch.utils.data import TensorDataset
+from flsv import FederatedDataModule, FederatedLoop
+from flsv.metrics import CosineGradientShapley
+
+from strangers import Counts, Model
+
+x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+samples = TensorDataset(x, (x[:, 0] > 0).long())
+loop = FederatedLoop(metrics={"cgsv": CosineGradientShapley()}, seed=1)
+counts = Counts()
+trainer = L.Trainer(max_epochs=1, callbacks=[loop, counts], logger=False, accelerator="cpu")
+data = FederatedDataModule(clients={"a": samples, "b": samples}, batch_size=8)
+trainer.fit(Model(), data)
+print("batches", counts.batches, "finite", bool(loop.contributions["cgsv"].isfinite().all()))
+print("spec", L.pytorch.__spec__.name, L.pytorch.callbacks.__spec__.name)
+"""
+CALL = "import flsv\nflsv.import_as_lightning()\n"
+
+
+def run_program(folder: Path, program: str) -> subprocess.CompletedProcess:
+    (folder / "strangers.py").write_text(PACKAGE)
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_package_of_pytorch_lightning_trains_after_the_call(tmp_path: Path, calls: int) -> None:
+    process = run_program(tmp_path, calls * CALL + FIT)
+
+    assert "batches 4 finite True" in process.stdout, process.stderr
+    assert "spec lightning.pytorch lightning.pytorch.callbacks" in process.stdout
+
+
+def test_module_that_lightning_does_not_have_is_not_found(tmp_path: Path) -> None:
+    process = run_program(tmp_path, CALL + "import pytorch_lightning.nothing")
+
+    assert "No module named 'pytorch_lightning.nothing'" in process.stderr
+
+
+@pytest.mark.parametrize("name", ["pytorch_lightning", "pytorch_lightning.callbacks"])
+def test_call_after_the_first_import_is_refused(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("pytorch_lightning")
+
+    process = run_program(tmp_path, f"import {name}\n{CALL}")
+
+    assert "ConfigurationError: pytorch_lightning is imported already" in process.stderr
