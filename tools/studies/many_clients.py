@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 from common import be_quiet, grid
-from predicted_federations import ALL, Federation, Training, score
+from predicted_federations import Training, score
+from predicted_sets import ALL, Federation
 from torch import Tensor
 
 from flsv.benchmark.scores import share_error
