@@ -1,6 +1,6 @@
 """How far values from halvings of unlike clients lie from those of retrained coalitions.
 
-    python tools/studies/halvings.py train [SET...] [--seeds 6]    few, seven_or_eight, held_out; goes on where it was stopped
+    python tools/studies/halvings.py train [SET...] [--seeds 6]    goes on where it was stopped
 
 `train` trains all 2^n coalitions of each federation of ``predicted_sets.py`` with at most eight clients, and keeps all
 utilities and outputs. The truth for a seed is the mean of the exact values of the *other* seeds.

@@ -28,7 +28,7 @@ from torchvision.datasets import MNIST, FashionMNIST
 
 from flsv.functional import few_coalitions
 from flsv.functional.shapley.exact import all_coalitions
-from flsv.functional.shapley.predicted_outputs import coalition_shares
+from flsv.functional.shapley.mixtures import coalition_shares
 
 ROOT = Path(os.environ.get("FLSV_DATA_ROOT", "."))
 Samples = tuple[Tensor, Tensor]
@@ -81,7 +81,8 @@ def source(name: str, classes: int) -> tuple[Tensor, Tensor, Tensor]:
         (y.float() if y.is_floating_point() else y.long()),
     )
     groups = torch.zeros(len(y)) if groups is None else torch.as_tensor(groups)
-    if y.is_floating_point():
+    are_classes = y.ndim == 1 and not y.is_floating_point()
+    if not are_classes:
         return x, y, groups
     rows = y < classes
     return x[rows], y[rows], groups[rows]
