@@ -8,10 +8,8 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,22 +22,14 @@ from flsv.filters import OutlierFilter
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.game import MAX_EXACT_PLAYERS
 from flsv.games.members import members_of
+from flsv.retraining.copied_fits import UTILITY_NAME, CopiedFits, Scoring, copy_of_run
 from flsv.retraining.fit_order import FitOrder
-from flsv.retraining.fits_in_processes import (
-    UTILITY_NAME,
-    Federation as Retrainable,
-    FitsInProcesses,
-    Prediction,
-    process_request,
-)
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import UtilityStore
 from flsv.scores.performance import performance_of
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.forks import num_cores, why_not_fork
-from flsv.utilities.own_files import own_folder
+from flsv.utilities.run_copy import RunCopy
 from flsv.utilities.seeding import isolated_rngs
-from flsv.utilities.supervisor import supervise, supervise_fresh
 
 FOLDER = Path(__file__).parent / "truths"
 #: Training seeds of the ground truth. No metric is run with these seeds.
@@ -205,40 +195,26 @@ def _train(
     seed: int,
     store: UtilityStore,
 ) -> None:
-    """Train the coalitions that are missing in a store, each in a process of its own."""
+    """Train the coalitions that are missing in a store."""
     measure = performance_of("make_truth", federation.performance, federation.mode)
     data = federation.datamodule()
     samples = federation.num_samples.tolist()
 
-    def work_in_new_federation(request: FitOrder | Prediction) -> Any:
+    def copy_of(seed: int) -> RunCopy:
         # The loop's own seed: with the same seed it starts from the same weights.
-        with isolated_rngs(request.seed, "benchmark"), quiet(), own_folder() as folder:
+        with isolated_rngs(seed, "benchmark"), quiet():
             loop = FederatedLoop(
                 uploads=[*federation.attackers()],
                 filters=[OutlierFilter(threshold=None)],
                 local_epochs=federation.local_epochs,
-                seed=request.seed,
+                seed=seed,
                 reporting=Reporting(table=False, figures=0, files=False),
             )
-            retrainable = Retrainable(
-                federation.trainer(loop),
-                federation.module(),
-                data=data,
-                measure=measure,
-            )
-            return process_request(request, retrainable, str(folder))
+            return copy_of_run(federation.trainer(loop), federation.module(), data)
 
-    run: Any = supervise_fresh
-    if why_not_fork() is None:
-        run = supervise
-    processes = FitsInProcesses(
-        lambda request: partial(work_in_new_federation, request),
-        num_cores(),
-        run=run,
-    )
     training = CoalitionTraining(
-        processes,
+        CopiedFits(copy_of, Scoring.by(measure)),
         FitOrder(members=(), seed=seed),
         num_samples=samples,
     )
-    training.train(members_of(masks), seed, store)
+    training.train(members_of(masks), [seed], store)

@@ -6,7 +6,7 @@
     flsv retrain lightning_logs/version_0 --with Osaka=data/osaka.csv
     flsv retrain lightning_logs/version_0 --backend dask
 
-Trains coalitions of the run's clients, each in a process of its own, and
+Trains coalitions of the run's clients, each by the fit of a copy of it, and
 computes Shapley values with intervals. By default it trains each client alone,
 all but one, and all (2 n + 1 trainings for n clients), with three seeds. From
 their outputs it predicts those of all other coalitions (from their scores if
@@ -46,7 +46,7 @@ import torch
 from pandas import DataFrame
 
 from flsv.cli.command import command_parser, display_path, from_1, printer
-from flsv.cli.retrained_run import Question, RunSummary, run_in_children, summarized_run, train
+from flsv.cli.retrained_run import Question, RunSummary, copy_of_saved_run, summarized_run
 from flsv.core.artifacts import client_folders
 from flsv.functional.intervals import interval_over_seeds
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions
@@ -55,8 +55,8 @@ from flsv.results.folder import RECORD, RETRAINED
 from flsv.results.record import read_record
 from flsv.results.terminal import print_table
 from flsv.results.text import joined, percent, with_intervals
-from flsv.retraining.fit_order import FitOrder, FitResult
-from flsv.retraining.fits_in_processes import FitsInProcesses, Prediction
+from flsv.retraining.copied_fits import CopiedFits, Scoring
+from flsv.retraining.fit_order import FitResult
 from flsv.retraining.retrain import NUM_SEEDS, Retrained, copy_from_run, stored_outputs, train_seeds
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import UtilityStore
@@ -67,11 +67,6 @@ from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.display import BRACKETS_NOTE
 from flsv.utilities.errors import ConfigurationError, listed
-from flsv.utilities.forks import num_cores
-
-#: A training is ended after ``LIMIT_IN_RUN_TIMES`` times the run's seconds, plus ``EXTRA_SECONDS``.
-LIMIT_IN_RUN_TIMES = 20
-EXTRA_SECONDS = 3600.0
 
 
 @checked
@@ -86,14 +81,11 @@ def retrain(
     seeds: Count | None = None,
     participation: Participation = "drawn",
     overrides: Sequence[str] = (),
-    jobs: Count | None = None,
-    threads: Count | None = 1,
+    jobs: Count = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
     """Train a run's federation again with only some of its clients, and compute the clients' Shapley values."""
-    # Arguments are those of flsv.retrain. None takes the run's own measure and judges, its rounds, three seeds, and all
-    # cores (one process on an accelerator). Give `threads=None` only if this process has not used PyTorch's threads
-    # itself.
+    # Arguments are those of flsv.retrain. None takes the run's own measure and judges, its rounds and three seeds.
     # In the table `by` is the performance that models were judged by, `majority` the accuracy of always answering the
     # most frequent class. With one seed the width of `low` to `high` is from the usual spread between seeds, see
     # flsv.functional.intervals.
@@ -121,10 +113,10 @@ def retrain(
                 seeds=range(summary.seed, summary.seed + (seeds or NUM_SEEDS)),
                 num_rounds=summary.rounds,
             )
-        processes = _processes(summary, jobs, threads, _limit_s(summary, changes))
+        fits = _fits(summary, jobs)
         retrained = train_seeds(
-            _training(summary, processes),
-            processes.predict,
+            _training(summary, fits),
+            fits.predict,
             design=coalitions,
             first_seed=summary.seed,
             num_seeds=seeds,
@@ -136,9 +128,7 @@ def retrain(
     return rows, run / RETRAINED
 
 
-def _without(
-    run: Path, names: Sequence[str], options: Namespace, changes: Sequence[str], threads: int
-) -> Path:
+def _without(run: Path, names: Sequence[str], options: Namespace, changes: Sequence[str]) -> Path:
     """Train a run's federation without the clients ``names``, and return the path of the saved module."""
     question = Question(options.metric, options.mode, options.judges, options.participation)
     with summarized_run(run, changes, question, "leave-one-out") as summary:
@@ -156,8 +146,7 @@ def _without(
 
         path = (run / f"without_{'_'.join(omitted)}.ckpt").absolute()
         order = replace(summary.order, members=tuple(members), save_as=path)
-        processes = _processes(summary, 1, threads, _limit_s(summary, changes))
-        ((_, result),) = processes.train([order])
+        ((_, result),) = _fits(summary, jobs=1).train([order])
         if not isinstance(result, FitResult):
             raise ConfigurationError(
                 f"the federation without {joined(names)} failed to train: {result}"
@@ -182,15 +171,17 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
     question = Question(options.metric, options.mode, options.judges, options.participation)
     with summarized_run(run, changes, question, "leave-one-out") as summary:
         joined_run = replace(summary, joining={name: joining_data})
-        processes = _processes(joined_run, options.jobs, None, _limit_s(joined_run, changes))
-        training = _training(joined_run, processes)
+        training = _training(joined_run, _fits(joined_run, options.jobs))
 
         everybody = summary.order.members
         with_joining = (*everybody, len(everybody))
         seeds = list(range(summary.seed, summary.seed + (options.seeds or NUM_SEEDS)))
         scores = []
         for seed in seeds:
-            results: dict[Any, Any] = dict(training.fits([everybody, with_joining], seed))
+            trainings = [(seed, everybody), (seed, with_joining)]
+            results: dict[Any, Any] = {}
+            for (_seed, members), result in training.fits(trainings):
+                results[members] = result
             for result in results.values():
                 if not isinstance(result, FitResult):
                     raise ConfigurationError(
@@ -245,37 +236,21 @@ def _score(result: FitResult, summary: RunSummary, before_training: bool = False
     return float(utilities[column])
 
 
-def _processes(
-    summary: RunSummary, jobs: int | None, threads: int | None, limit_s: float | None
-) -> FitsInProcesses:
-    """Return an object that trains coalitions in child processes."""
-    if jobs is None:
-        jobs = num_cores() if summary.on_cpu else 1
-    if threads is None:
-        cores_per_job = num_cores() // jobs
-        threads = max(1, min(torch.get_num_threads(), cores_per_job))
-
-    def task(request: FitOrder | Prediction) -> Callable[[], Any]:
-        return partial(train, summary, request, threads)
-
-    return FitsInProcesses(task, jobs, limit_s, run=run_in_children)
-
-
-def _training(summary: RunSummary, processes: FitsInProcesses) -> CoalitionTraining:
-    """Return the training of a run's coalitions, which must come to the run's checkpoint if there is one."""
-    return CoalitionTraining(
-        processes, summary.order, num_samples=summary.num_samples, proof=summary.proof
+def _fits(summary: RunSummary, jobs: int) -> CopiedFits:
+    """Return an object that trains coalitions of a run."""
+    question = summary.question
+    return CopiedFits(
+        partial(copy_of_saved_run, summary),
+        Scoring.by(question.measure, question.participation),
+        jobs=jobs,
     )
 
 
-def _limit_s(summary: RunSummary, changes: Sequence[str]) -> float | None:
-    """Return the time limit of a training in seconds from the run's duration. None: the run has not ended, or has other
-    settings.
-    """
-    if changes or summary.run_time is None:
-        return None
-    started, ended = summary.run_time
-    return EXTRA_SECONDS + LIMIT_IN_RUN_TIMES * (ended - started)
+def _training(summary: RunSummary, fits: CopiedFits) -> CoalitionTraining:
+    """Return the training of a run's coalitions, which must come to the run's checkpoint if there is one."""
+    return CoalitionTraining(
+        fits, summary.order, num_samples=summary.num_samples, proof=summary.proof
+    )
 
 
 def _table(retrained: Retrained, summary: RunSummary, has_overrides: bool) -> DataFrame:
@@ -390,9 +365,9 @@ def _parser() -> ArgumentParser:
         "a client that took no part, and its file or folder: what it would add to the others' model"
     )
     parser.add_argument("--with", dest="joining", metavar="NAME=DATA", help=joining)
-    jobs = "trainings at once, each in a process of its own. Default: as many as cores, on an accelerator 1"
-    parser.add_argument("--jobs", type=from_1, help=jobs)
-    backend = "joblib backend whose workers train, such as dask. Default: processes of this machine"
+    jobs = "trainings at once, each in a process of its own. Default: 1, in the command's own"
+    parser.add_argument("--jobs", type=from_1, default=1, help=jobs)
+    backend = "joblib backend whose workers train, such as dask"
     parser.add_argument("--backend", metavar="NAME", help=backend)
     return parser
 
@@ -400,7 +375,7 @@ def _parser() -> ArgumentParser:
 def _check_options(options: Namespace) -> None:
     if options.without and options.joining:
         raise ConfigurationError("--with and --without are two questions: ask one after the other.")
-    if options.backend and options.jobs:
+    if options.backend and options.jobs > 1:
         raise ConfigurationError(
             f"--jobs and --backend {options.backend}: its workers are as many as it has."
         )
@@ -421,18 +396,11 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         if joining:
             path = _with(options.run, joining, options, changes)
         elif without:
-            path = _without(
-                options.run,
-                without,
-                options,
-                changes,
-                torch.get_num_threads(),
-            )
+            path = _without(options.run, without, options, changes)
         else:
             rows, path = retrain(
                 **vars(options),
                 overrides=fit_arguments,
-                threads=None,
                 say=printer(quiet),
             )
             if not quiet:

@@ -1,15 +1,12 @@
-"""Functions of ``flsv retrain`` that rebuild and train a run's federation in child processes."""
-# The command's own process runs none of the user's code, so that its forks are as good as fresh processes.
+"""Functions of ``flsv retrain`` that rebuild a run's federation from its folder."""
 
 from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +24,8 @@ from flsv.results.folder import RECORD
 from flsv.results.record import read_record
 from flsv.results.text import joined
 from flsv.retraining.coalition_refusals import check_draws, sampler_of
+from flsv.retraining.copied_fits import copy_of_run
 from flsv.retraining.fit_order import FitOrder
-from flsv.retraining.fits_in_processes import Federation, Prediction, process_request
 from flsv.retraining.train_fits import Proof
 from flsv.retraining.utility_store import LAST_ROUND_KEY, column_name
 from flsv.sampling import FullParticipation
@@ -45,15 +42,9 @@ from flsv.scores.performance import (
 from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.forks import has_accelerator, why_not_fork
 from flsv.utilities.formats import refuse_other_versions
-from flsv.utilities.supervisor import (
-    ChildFailed,
-    by_workers,
-    supervise,
-    supervise_by_joblib,
-    supervise_fresh,
-)
+from flsv.utilities.run_copy import RunCopy
+from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
 #: Error if all clients, trained again, come to other weights than the run.
 MESSAGE_IF_DIFFERENT = (
@@ -110,7 +101,7 @@ class Question:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Summary of a run's federation, sent to the command by a child process."""
+    """Summary of a run's federation."""
 
     arguments: Sequence[str]
     seed: int
@@ -132,11 +123,8 @@ class RunSummary:
     is_another_game: bool
     notes: list[str]
     warning_texts: list[str]
-    on_cpu: bool
     # Whether results of other versions of packages are refused
     is_strict: bool
-    # From when to when the run has trained, None if it has not ended
-    run_time: tuple[float, float] | None
     # The run's last checkpoint, which the coalition of all clients must reproduce, None if they cannot be compared
     checkpoint: Path | None
     # `{name: data}` of a client that has taken no part, the last one of the trainings
@@ -155,7 +143,6 @@ class RunSummary:
             members=tuple(range(len(self.clients))),
             seed=self.seed,
             rounds=(last_round,),  # those after which models are scored
-            run_time=self.run_time,
         )
 
     @property
@@ -239,9 +226,7 @@ def summarize(
         is_another_game=is_another_game,
         notes=notes,
         warning_texts=warning_texts,
-        on_cpu=cli.trainer.strategy.root_device.type == "cpu",
         is_strict=cli.config.strict,
-        run_time=_run_time(record),
         checkpoint=checkpoint,
     )
 
@@ -252,15 +237,6 @@ def _rounds(record: Mapping[str, Any], arguments: Sequence[str], cli: FederatedC
     if is_asked_for:
         return cli.trainer.max_epochs
     return record.get("rounds_done") or cli.trainer.max_epochs
-
-
-def _run_time(record: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return from when to when a run has trained, in seconds as files have them."""
-    if not record.get("ended"):
-        return None
-    started = datetime.fromisoformat(record["started"]).timestamp()
-    ended = datetime.fromisoformat(record["ended"]).timestamp()
-    return started, ended
 
 
 def _check_data(
@@ -376,59 +352,33 @@ def _majority(cli: FederatedCLI) -> float:
     return float(labels.bincount().max()) / len(labels)
 
 
-def train(summary: RunSummary, request: FitOrder | Prediction, threads: int) -> Any:
-    """Rebuild a run's federation, and process one request in it, such as to train a coalition."""
-    torch.set_num_threads(threads)
-    cli = make_run(summary.arguments, request.seed)
-    for name, joining_data in summary.joining.items():
-        cli.datamodule.join(name, joining_data)
-
-    federation = Federation(
-        cli.trainer,
-        cli.model,
-        data=cli.datamodule,
-        measure=summary.question.measure,
-        participation=summary.question.participation,
-    )
-    return process_request(request, federation, str(summary.folder))
-
-
-def run_in_children(
-    tasks: Any, jobs: int = 1, limit_s: float | None = None
-) -> Iterator[tuple[Any, Any]]:
-    """Run ``tasks``, pairs of name and callable, in child processes, and return pairs of name and result.
-
-    A backend named by ``joblib.parallel_config`` runs them on its workers instead.
-    """
-    if by_workers():
-        return supervise_by_joblib(tasks, jobs, limit_s)
-    if why_not_fork() is None and not has_accelerator():  # a fork could not train there
-        return supervise(tasks, jobs, limit_s)
-    return supervise_fresh(tasks, jobs, limit_s, forks=False)
-
-
-def _result_or_error(function: Callable[..., Any], *arguments: Any) -> Any:
+def copy_of_saved_run(summary: RunSummary, seed: int) -> RunCopy:
+    """Rebuild a run's federation by a seed, and return its copy before the fit."""
+    states = global_rngs()
     try:
-        return function(*arguments)
-    except ConfigurationError as error:
-        return error
+        cli = make_run(summary.arguments, seed)
+        for name, joining_data in summary.joining.items():
+            cli.datamodule.join(name, joining_data)
+        return copy_of_run(cli.trainer, cli.model, cli.datamodule)
+    finally:
+        restore_global_rngs(states)
 
 
 @contextmanager
 def summarized_run(
     run: Path, overrides: Sequence[str], question: Question, coalitions: Which
 ) -> Iterator[RunSummary]:
-    """Make the summary of a saved run in a child process, and yield it. See :func:`summarize` for the arguments."""
+    """Make the summary of a saved run, and yield it. See :func:`summarize` for the arguments."""
     with saved_run(run, overrides) as (arguments, seed):
-        # In a process of its own, which answers with the summary or with an error.
-        task = partial(_result_or_error, summarize, run, arguments, seed, question, coalitions)
-        ((_name, answer),) = run_in_children([(None, task)])
-        if isinstance(answer, ConfigurationError):
-            raise answer
-        if isinstance(answer, ChildFailed):
+        try:
+            summary = summarize(run, arguments, seed, question, coalitions)
+        except ConfigurationError:
+            raise
+        except (Exception, SystemExit) as error:  # whatever the run's own code raises
             raise ConfigurationError(
-                f"{run}: the federation of its configuration cannot be made: {answer}"
-            )
-        if answer.is_strict:
+                f"{run}: the federation of its configuration cannot be made: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if summary.is_strict:
             refuse_other_versions()
-        yield answer
+        yield summary

@@ -12,7 +12,7 @@ import yaml
 from flsv.cli.command import NO_BARS
 from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.results.folder import find_config_of
-from flsv.utilities.own_files import own_folder
+from flsv.utilities.own_folder import own_folder
 
 #: Sections of a saved configuration that define a federation.
 SAVED_SECTIONS = (

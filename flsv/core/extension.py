@@ -59,9 +59,8 @@ class RunExtension:
         self,
         trainer: L.Trainer,
         module: L.LightningModule,
-    ) -> bool:
-        """Store what is needed of the state before the fit. Return True if this process has become another run's."""
-        return False
+    ) -> None:
+        """Store what is needed of the state before the fit."""
 
     def check_run(
         self,
@@ -114,7 +113,7 @@ class RunExtension:
         return []
 
     def close(self) -> None:
-        """Release processes and the run's module."""
+        """Release the run's module."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs."""

@@ -122,6 +122,15 @@ class ParameterSpace:
         self.unshared_head: str | None = None
         self.head = self._locate_head(module, head)
 
+    def name_of_entry(self, index: int) -> str:
+        """Return the name of the parameter or buffer that holds a position of the vector."""
+        end = 0
+        for name, size in zip(self.names, self._sizes):
+            end += size
+            if index < end:
+                return name
+        raise IndexError(f"the vector has {self.size} entries, and there is no entry {index}.")
+
     def _assign_names(
         self,
         module: nn.Module,

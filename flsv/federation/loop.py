@@ -237,9 +237,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         if is_new_fit:
             self._reset()
             self.contribution_metrics.reset()
-        trains_coalition = self._extension.prepare(trainer, pl_module)
-        if trains_coalition:
-            return  # this process has become a coalition's, whose own loop is set up
+        self._extension.prepare(trainer, pl_module)
 
         self._lightning_fit = LightningFit(
             trainer=trainer,

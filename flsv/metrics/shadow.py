@@ -64,16 +64,15 @@ class ShadowShapley(MeasuredMetric):
     :mod:`flsv.functional.shapley.predicted_outputs`. With ``coalitions="all"`` the values are exact.
 
     **Training.** A coalition is the same run with its members only: the same module, data, callbacks and Trainer, the
-    same seed, as many rounds as the run had. It is trained after the run, in a process of its own, without loggers,
-    checkpoints, progress bars, early stopping or time limit. If training reads one of these callbacks, all of them take
-    part. The processes are forked at the fit's beginning or, where forks are
-    impossible, started anew. Ranks share the coalitions. The coalition of all clients is trained again for two rounds,
-    or for all with ``verify="all"``, and must reach the run's own model of that round. Sites train coalitions beside
-    the run, each as a run of its own.
+    same seed, as many rounds as the run had. It is the ordinary fit of a copy of Trainer, module and loop, which is made
+    before the run, and is trained after it in the same process, without loggers, progress bars, early stopping or time
+    limit. Ranks share the coalitions. The coalition of all clients is trained once more for two rounds, or for all with
+    ``verify="all"``. If it does not come to the run's own model, to the bit, a warning and the verdict say so. Sites
+    train coalitions beside the run, each as a run of its own.
 
     **Cost.** For n clients ``"singles"`` costs the training of one more run and validations of n models, ``"both"``
-    that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`. A coalition validates in the valued rounds only, unless its
-    training depends on validations.
+    that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`. The smallest coalition is trained with Lightning's validations
+    and without. If both come to the same model, the others leave them out.
 
     **Performances.** Outputs are predicted for accuracy, balanced accuracy, negative loss, values per class and
     torchmetrics metrics of ``(forward(x), y)``. A value that the module logs has no outputs: then the missing
@@ -117,8 +116,9 @@ class ShadowShapley(MeasuredMetric):
         judges: who scores the models: the ``"server"`` on its validation set, or the ``"clients"`` on the samples that
             they hold out (``Splits(client_val=...)``), with accuracy replaced by balanced accuracy, see
             :mod:`flsv.games.judges`. Then each client predicts coalitions' outputs on its own samples.
-        verify: the rounds for which the coalition of all clients is trained again, which must reach the run's model:
-            the first two (``"start"``) or ``"all"``, which costs one more fit and sees what matters later only.
+        verify: the rounds for which the coalition of all clients is trained again and compared with the run: the first
+            two (``"start"``) or ``"all"``, which costs one more fit and sees what matters later only. ``"all"`` also
+            compares one coalition with a fit in a fresh process, which is done anyway if it costs below 3 % of the run.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -216,7 +216,13 @@ class ShadowShapley(MeasuredMetric):
 
         It is called before the first round, and again if the way of training changes during the run.
         """
-        self._pending = "values stand after training" if after_the_run else None
+        self._pending = None
+        if after_the_run:
+            self._pending = "values stand after training"
+            # Those in a checkpoint are of an earlier round.
+            self.values = torch.full_like(self.values, torch.nan)
+            self.errors = torch.full_like(self.errors, torch.nan)
+            self._computed = None
 
     def check_rounds(self, rounds: int) -> None:
         if self.every is not None:

@@ -1,15 +1,11 @@
-"""TrainingAfterTheRun: trains coalitions when a run has ended, for metrics that need their models.
-
-SavedBeginning holds the state before the run's fit, from which they are trained.
-"""
+"""TrainingAfterTheRun: trains coalitions when a run has ended, for metrics that need their models."""
 
 from __future__ import annotations
 
-import os
+import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self
 
 import lightning as L
@@ -17,28 +13,31 @@ import torch
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from flsv.core.extension import EndedRun
+from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ranks_of
 from flsv.functional.shapley.predicted_outputs import has_complete_sizes
 from flsv.games.members import Members, members_of
 from flsv.games.trained_game import OutputScore
 from flsv.metrics.shadow import ShadowShapley
-from flsv.retraining.fit_order import CoalitionTrainer, FitOrder
-from flsv.retraining.forked_fits import ForkedFits, why_not_by_forks
-from flsv.retraining.fresh_fits import FreshFits, pickled_fit
-from flsv.retraining.readings import file_time
-from flsv.retraining.train_fits import CoalitionTraining, Proof, Unproved
+from flsv.retraining.copied_fits import CopiedFits, Scoring
+from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
+from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import COALITIONS_FILE, UtilityStore, column_name
 from flsv.scores.performance import CLASSIFICATION, ModelScore
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.plain_values import digest
-from flsv.utilities.supervisor import ChildFailed
+from flsv.utilities.run_copy import RunCopy
 
 #: Seconds between two log lines about the trainings' progress.
 PAUSE_SECONDS = 10.0
 #: The most entries of outputs that are stored if all coalitions are trained. Only errors are computed from them then.
 MAX_STORED_OUTPUTS = 2**24
+#: A coalition is compared with a fresh process if this costs less than this part of the run.
+MAX_PART_FOR_FRESH_PROCESS = 0.03
+#: Seconds until a fresh process has imported torch and Lightning, about.
+SECONDS_OF_IMPORTS = 10.0
 
 
 def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
@@ -54,106 +53,6 @@ def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]
     return measures
 
 
-class SavedBeginning:
-    """State before a fit. It is a fork of the process, or the pickled Trainer, module and data."""
-
-    #: When the run's first round began.
-    first_round_time = float("inf")
-    #: The round whose model the coalition of all clients must reach.
-    checked_round = 0
-
-    def __init__(self) -> None:
-        self.forks: ForkedFits | None = None
-        self._fresh_fits: FreshFits | None = None
-        # Makes `_fresh_fits` from a pickled fit.
-        self._make_fresh_fits: Any = None
-        # The reasons for which there is no fork, and no pickled fit.
-        self.why_no_fork: str | None = None
-        self.why_not_pickled = ""
-
-    def __bool__(self) -> bool:
-        """Return whether the state before the fit is stored."""
-        return self.forks is not None or self._fresh_fits is not None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_fresh_fits": None, "forks": None, "_make_fresh_fits": None}
-
-    def fork_or_pickle(
-        self,
-        trainer: L.Trainer,
-        module: L.LightningModule,
-        measures: Mapping[str, str | ModelScore],
-    ) -> bool:
-        """Fork the process or pickle the fit. Return True only in a process that is forked later for a coalition."""
-        self.why_no_fork = why_not_by_forks(trainer)
-        self._make_fresh_fits = partial(
-            FreshFits, trainer, measures=measures, start_time=time.monotonic()
-        )
-        pickle_fit = partial(pickled_fit, trainer, module, environment=dict(os.environ))
-        if self.why_no_fork is None:
-            # The constructor forks a process that waits in it. After the run the coalitions' processes are forked from
-            # that one, and in them the constructor returns, too.
-            self.forks = ForkedFits(trainer, module, measures, pickle_fit)
-            return self.forks.is_in_coalition_process
-
-        has_been_fitted = trainer.current_epoch > 0
-        if has_been_fitted:
-            self.why_not_pickled = (
-                "this Trainer has been fitted before: make a new one, and resume from a checkpoint"
-            )
-            return False
-        try:
-            fit = pickle_fit()
-            self._fresh_fits = self._make_fresh_fits(fit)
-        except Exception as error:  # reported when it is known that coalitions will be trained
-            self.why_not_pickled = f"{type(error).__name__}: {error}"
-        return False
-
-    def note_first_round(self) -> None:
-        """Note that the run's first round begins."""
-        self.first_round_time = file_time()
-
-    def close(self) -> None:
-        """End the forked process that holds the state, if there is one."""
-        for fits in (self.forks, self._fresh_fits):
-            if fits is not None:
-                fits.close()
-        self.forks = None
-
-    def forget(self) -> None:
-        """Release the state, since no coalition will be trained after the run."""
-        self.close()
-        self._fresh_fits = None
-
-    @property
-    def trainer(self) -> CoalitionTrainer:
-        """Return the object that trains coalitions from the stored state."""
-        fits = self.forks or self._fresh_fits
-        assert fits is not None
-        return fits
-
-    def switch_to_fresh_processes(self, reason: str) -> CoalitionTrainer | None:
-        """Return a trainer of coalitions in new processes, after forks failed for this reason. None if that is
-        impossible.
-        """
-        forks = self.forks
-        if forks is None:
-            return None
-        self.forks = None
-        # Only the waiting fork still has the fit as it was at the beginning.
-        fit = forks.pickled_fit()
-        forks.close()
-        self.why_no_fork = f"forks have failed ({reason})"
-        if isinstance(fit, ChildFailed):
-            self.why_not_pickled = str(fit)
-            return None
-        rank_zero_info(
-            f"flsv: coalitions are trained in fresh processes, since {self.why_no_fork}."
-        )
-        self._fresh_fits = self._make_fresh_fits(fit)
-        return self._fresh_fits
-
-
 class TrainingAfterTheRun:
     """Training of coalitions after a run, for metrics that need the coalitions' models."""
 
@@ -161,20 +60,31 @@ class TrainingAfterTheRun:
         self,
         metrics: Mapping[str, ShadowShapley],
         masks: Tensor,
-        beginning: SavedBeginning,
+        run_copy: RunCopy,
         # The state_dict from which the coalitions are trained.
         initial_state: dict[str, Any],
-        # The run's model after the round that the coalition of all clients must reach.
+        # The run's model after a round, which the coalition of all clients must reach.
+        checked_round: int,
         checked_model: Tensor | None,
-        # Names of what the run's first validation has changed, on which later training may depend.
-        validation_changes: Sequence[str] = (),
+        # What is compared in a fresh process: one coalition if that is cheap, or always.
+        verifies_all: bool,
+        # Name of the run, under which trained coalitions are stored.
+        run_id: str,
+        space: ParameterSpace,
+        run_seconds: float,
     ) -> None:
         self._metrics = dict(metrics)
         self._masks = masks
-        self._beginning = beginning
+        self._run_copy = run_copy
         self._initial_state = initial_state
+        self._checked_round = checked_round
         self._checked_model = checked_model
-        self._validation_changes = validation_changes
+        self._verifies_all = verifies_all
+        self._run_id = run_id
+        self._space = space
+        self._run_seconds = run_seconds
+        # Sentences on what speaks against the values.
+        self.doubts: list[str] = []
         rounds = set()
         for metric in metrics.values():
             metric.choose_rounds()
@@ -199,20 +109,24 @@ class TrainingAfterTheRun:
 
         training = self._make_training(run)
         start_time = time.monotonic()
+        state_hash = _hash_of_state(run.trainer)
         try:
             with _Progress(run.trainer, len(trained_coalitions)) as progress:
-                training.train(trained_coalitions, run.seed, store, progress)
+                training.train(trained_coalitions, [run.seed], store, progress)
+            self._compare_with_run(training, trained_coalitions, run, store)
         except KeyboardInterrupt:
             done = store.progress(run.seed, trained_coalitions)
-            rank_zero_warn(
-                f"{', '.join(self._metrics)}: there are no values. {done} are trained{_rest(run)}"
-            )
-            return {}
+            return self._without_values(f"{done} are trained{_rest(run)}")
         except ConfigurationError as error:  # the federation itself is trained
-            rank_zero_warn(
-                f"{', '.join(self._metrics)}: there are no values. {error}{self._advice_after_failure(error)}"
+            advice = "flsv retrain trains the coalitions that are missing."
+            return self._without_values(f"{error} {advice}")
+        if _hash_of_state(run.trainer) != state_hash:
+            self.doubts.append(
+                "the run's own module or optimizers have changed while coalitions were trained, so that these have "
+                "shared tensors with the run. Copy what a data set or a global holds of the module"
             )
-            return {}
+        for doubt in self.doubts:
+            rank_zero_warn(f"{', '.join(self._metrics)}: {doubt}.")
         seconds = time.monotonic() - start_time
         rank_zero_info(f"flsv: the coalitions were trained in {seconds:.1f} s.")
 
@@ -223,42 +137,131 @@ class TrainingAfterTheRun:
                 values_by_round[index][name] = values
         return values_by_round
 
+    def _without_values(self, reason: str) -> dict[int, dict[str, Tensor]]:
+        """Warn that there are no values."""
+        rank_zero_warn(f"{', '.join(self._metrics)}: there are no values. {reason}")
+        return {}
+
     def _make_training(self, run: EndedRun) -> CoalitionTraining:
-        """Return the training of coalitions by fits from the run's initial state. It first trains all clients, and
-        compares this with the run's model after the checked round.
-        """
-        num_clients = run.data.num_clients
-        checked_round = self._beginning.checked_round
-        is_checked = self._checked_model is not None
+        """Return the training of coalitions by fits from the run's initial state."""
+        scoring = Scoring(measures_of(self._metrics.values()))
         order = FitOrder(
-            members=tuple(range(num_clients)),
+            members=tuple(range(run.data.num_clients)),
             seed=run.seed,
             rounds=tuple(self._rounds),
             initial=self._initial_state,
-            validates=bool(self._validation_changes) or not is_checked,
-            run_time=(self._beginning.first_round_time, file_time()),
         )
-        proof = None
-        if is_checked:
-            proof_order = replace(
-                order,
-                rounds=(checked_round,),
-                scores_rounds=False,
-                returns_models=True,
-                expected_hash=digest(self._checked_model).hex(),
-            )
-            message = (
-                "The coalition of all clients, trained in the same way as the others, came to another model after "
-                f"round {checked_round + 1} than the run ({{}})"
-            )
-            proof = Proof(proof_order, message, self._checked_model)
         return CoalitionTraining(
-            self._beginning.trainer,
+            CopiedFits(lambda seed: self._run_copy, scoring),
             order,
             num_samples=run.data.num_samples.tolist(),
-            proof=proof,
-            make_replacement=self._beginning.switch_to_fresh_processes,
         )
+
+    def _compare_with_run(
+        self,
+        training: CoalitionTraining,
+        coalitions: Sequence[Members],
+        run: EndedRun,
+        store: UtilityStore,
+    ) -> None:
+        """Train the coalition of all clients, the twin, for the first rounds: it must come to the run's model."""
+        ranks = ranks_of(run.trainer)
+        doubts: list[str] = []
+        is_whole = training.is_whole
+        if ranks.rank == 0:
+            doubt = self._doubt_by_twin(training, is_whole=is_whole is not False)
+            if doubt is not None and is_whole is False:
+                doubt = self._doubt_by_twin(training, is_whole=True)
+                is_whole = True
+            if doubt is not None:
+                doubts.append(doubt)
+            doubts += self._doubts_by_fresh_process(training, coalitions, run.seed, store)
+        is_whole, doubts = ranks.broadcast(0, (is_whole, doubts), "the comparison with the run")
+        self.doubts += doubts
+        if is_whole and training.is_whole is False and not doubts:
+            # Only without validations the twin was another: the coalitions need them, too.
+            training.is_whole = True
+            store.discard(run.seed, coalitions)
+            training.train(coalitions, [run.seed], store)
+
+    def _doubt_by_twin(self, training: CoalitionTraining, is_whole: bool) -> str | None:
+        if self._checked_model is None:
+            return None
+        order = replace(
+            training.order,
+            rounds=(self._checked_round,),
+            scores_rounds=False,
+            returns_models=True,
+            is_whole=is_whole,
+        )
+        ((_, result),) = training.trainer.train([order])
+        described_twin = (
+            f"the coalition of all clients, trained once more for {self._checked_round + 1} rounds"
+        )
+        if isinstance(result, FitFailed):
+            return f"{described_twin}, has failed ({result}), so that nothing shows that coalitions are like the run"
+        difference = self._difference(result, self._checked_model)
+        if difference is None:
+            return None
+        return (
+            f"{described_twin}, came to another model than the run ({difference}). Training depends on something that "
+            "Trainer, module and callbacks do not hold, such as a global, a class attribute, an environment variable, "
+            "a file or a data set that changes, and the values with it"
+        )
+
+    def _difference(self, result: FitResult, expected: Tensor) -> str | None:
+        """Describe the difference of a fit's model from the expected one. None: it is the same, to the bit on a CPU, or
+        as near as rounding lets two runs be on an accelerator.
+        """
+        models = result.models
+        assert models is not None
+        if torch.equal(models.trained, expected):
+            return None
+        distance = result.rounding.unexplained_distance(models.trained, expected, models.initial)
+        is_on_cpu = all(value.device.type == "cpu" for value in self._initial_state.values())
+        if distance is None and not is_on_cpu:
+            return None
+        is_same = (models.trained == expected) | (models.trained.isnan() & expected.isnan())
+        if is_same.all():
+            return None
+        first_entry = int((~is_same).nonzero()[0])
+        name = self._space.name_of_entry(first_entry)
+        path_length = float((expected - models.initial).double().norm())
+        change = float((models.trained - expected).double().norm())
+        percent = 100 * change / max(path_length, 1e-30)
+        return f"{percent:.2g} % of the way that training went, first in {name!r}"
+
+    def _doubts_by_fresh_process(
+        self,
+        training: CoalitionTraining,
+        coalitions: Sequence[Members],
+        seed: int,
+        store: UtilityStore,
+    ) -> Iterator[str]:
+        """Compare one coalition with its fit in a fresh process, if that is cheap or asked for."""
+        trained = [members for members in coalitions if members]
+        smallest = min(trained, key=training.cost)
+        part_of_samples = training.cost(smallest) / training.cost(training.order.members)
+        seconds = SECONDS_OF_IMPORTS + part_of_samples * self._run_seconds
+        if not self._verifies_all and seconds > MAX_PART_FOR_FRESH_PROCESS * self._run_seconds:
+            return
+        order = replace(training.order, members=smallest, is_whole=training.is_whole is not False)
+        try:
+            result = training.trainer.train_in_fresh_process(order)
+        except Exception as error:  # whatever pickling the data raises
+            result = FitFailed(f"{type(error).__name__}: {error}")
+        described_coalition = f"coalition {list(smallest)}, trained in a fresh process"
+        if isinstance(result, FitFailed):
+            if self._verifies_all:
+                yield f"{described_coalition}, has failed ({result}), so that it could not be compared"
+            return
+        stored_row = store.rows(seed, smallest)[-1]
+        row = result.rows(store.rounds)[store.rounds[-1]]
+        if [list(numbers) for numbers in row] != [list(numbers) for numbers in stored_row]:
+            yield (
+                f"{described_coalition}, has another score ({row} instead of {stored_row}): the run and its "
+                "coalitions share something that the program keeps, such as a cache"
+            )
 
     def _make_store(self, run: EndedRun, measures_with_outputs: set[str]) -> UtilityStore:
         ranks = ranks_of(run.trainer)
@@ -271,7 +274,7 @@ class TrainingAfterTheRun:
         return UtilityStore(
             path,
             names=list(measures_of(self._metrics.values())),
-            settings=run.settings,
+            settings={**run.settings, "run": self._run_id},
             rounds=self._rounds,
             ranks=ranks,
             outputs=measures_with_outputs,
@@ -335,24 +338,6 @@ class TrainingAfterTheRun:
         outputs = torch.stack(outputs_by_coalition, 1)  # [rounds, K - 2, ...]
         return metric.complete(self._masks, utilities, outputs, run.weights, score)
 
-    def _advice_after_failure(self, error: ConfigurationError) -> str:
-        """Return how the warning of an error goes on: what was tried, and what helps."""
-        if not isinstance(error, Unproved):
-            why_not_fresh = ""
-            reason = self._beginning.why_not_pickled
-            if reason:
-                why_not_fresh = f" Nor can fresh processes train them, since the fit cannot be pickled ({reason})."
-            return f"{why_not_fresh} flsv retrain trains the coalitions that are missing."
-        if self._beginning.forks is not None:
-            return (
-                ": training depends on something that neither its seed nor the state of this process at the beginning "
-                "sets, as the time, a file that it writes or a generator of its own does. Seed it, and train again."
-            )
-        return (
-            f": coalitions were trained in fresh processes, since {self._beginning.why_no_fork}. Training depends on "
-            "something that neither its seed nor what the program has set determines. Value the run by flsv retrain."
-        )
-
 
 def _rest(run: EndedRun) -> str:
     if run.folder is None:
@@ -364,6 +349,19 @@ def _is_scored_by_clients(metric: ShadowShapley, run: EndedRun) -> bool:
     """Return whether clients score the metric's models, after replacing a part by their local parameters."""
     evaluator = run.games.evaluator_of(metric.measured_by)
     return evaluator.asks_clients and bool(evaluator.space.private_names)
+
+
+def _hash_of_state(trainer: L.Trainer) -> bytes:
+    """Return a hash of all tensors of the Trainer's module and optimizers."""
+    states = [trainer.lightning_module.state_dict()]
+    for optimizer in trainer.optimizers:
+        states.append(optimizer.state_dict())
+    hasher = hashlib.sha256()
+    for leaf in tree_leaves(states):
+        if isinstance(leaf, Tensor):
+            raw_bytes = leaf.detach().cpu().contiguous().flatten().view(torch.uint8)
+            hasher.update(raw_bytes.numpy().tobytes())
+    return hasher.digest()
 
 
 class _Progress:

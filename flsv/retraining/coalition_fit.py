@@ -1,13 +1,13 @@
-"""A fit of the members of one coalition: an unfitted Trainer prepared for it, and the scores that it delivers.
+"""A fit of the members of one coalition: a copy of a run prepared for it, and the scores that it delivers.
 
-Nothing is shown or logged, and stand-ins take the place of callbacks that only watch a run or end it.
+Nothing is shown or logged. A fit that is not whole leaves out validations, and callbacks that only watch a run.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,8 +15,8 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelSummary, ProgressBar
-from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
+from lightning.pytorch.cli import SaveConfigCallback
 from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
@@ -36,12 +36,13 @@ from flsv.games.vector_evaluator import Scores, VectorEvaluator
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_refusals import check_scored
 from flsv.retraining.fit_order import FitModels, FitOrder, FitResult
-from flsv.retraining.readings import ChangedFiles, OmittedValidation, become_stand_in
 from flsv.retraining.utility_store import LAST_ROUND_KEY
 from flsv.sampling import ClientSampler
 from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
+from flsv.utilities.errors import listed
 from flsv.utilities.plain_values import digest
+from flsv.utilities.run_copy import SilentLogger
 
 
 def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
@@ -154,9 +155,11 @@ class GlobalModelScoring(L.Callback):
     def _end_round(self, trainer: L.Trainer) -> None:
         round_index = trainer.current_epoch - 1
         assert self._rounds is not None
-        if round_index == self._rounds[-1]:  # scored after all hooks at the end of training
+        # A fit has as many rounds as the run, whatever would stop it.
+        is_last = round_index == self._rounds[-1]
+        trainer.should_stop = is_last
+        if is_last:  # scored after all hooks at the end of training
             self.has_ended = True
-            trainer.should_stop = True
             trainer.fit_loop.min_epochs = 0
         elif round_index in self._rounds:
             module = trainer.lightning_module
@@ -252,7 +255,6 @@ class CoalitionScoring(GlobalModelScoring):
             scores_untrained=order.scores_untrained,
         )
         self._order = order
-        self._omission = OmittedValidation()
         # After training: the module's weights, and the model of the loop. None until then.
         self.final_vector: Tensor | None = None
         self._global_model: Tensor | None = None
@@ -262,8 +264,6 @@ class CoalitionScoring(GlobalModelScoring):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
         self._rounding = rounding_of(trainer)
-        if not self._order.validates:
-            self._omission.begin(trainer, pl_module)
         if self._order.nudged:
             self._nudge_weights(pl_module)
 
@@ -277,7 +277,10 @@ class CoalitionScoring(GlobalModelScoring):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._omission.end_if_scheduled(trainer)
+        if not self._order.is_whole:
+            hooks = hooks_of_validation(trainer, pl_module)
+            if hooks:
+                raise NeedsValidation(f"training may depend on {listed(hooks)}")
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
@@ -324,9 +327,6 @@ class CoalitionScoring(GlobalModelScoring):
         fit_models = None
         if self._order.returns_models:
             fit_models = self._fit_models()
-            expected_hash = self._order.expected_hash
-            if expected_hash is not None and digest(fit_models.trained).hex() == expected_hash:
-                fit_models = None  # nothing is left to compare
         _scored_model, initial_model = self.models.cpu()
         return FitResult(
             utilities=utilities,
@@ -372,51 +372,93 @@ class CoalitionScoring(GlobalModelScoring):
         return utility_of(scores_of_model, self._measures_by_name[name])[0].cpu()
 
 
+class NeedsValidation(Exception):
+    """Error: training may depend on validations, which its fit leaves out."""
+
+
 def prepare_coalition_fit(
     trainer: L.Trainer,
+    module: L.LightningModule,
     data: FederatedDataModule,
     measures: Mapping[str, str | ModelScore],
     order: FitOrder,
-    folder: str | None,
-    on_end: Callable[[], Any] = lambda: None,
+    folder: str,
 ) -> CoalitionScoring:
-    """Prepare an unfitted Trainer to train the coalition in ``order``. Return the callback with the result. Callbacks
-    write into ``folder`` if it is set. ``on_end`` is called when the result is complete.
+    """Prepare the copy of a run to train the coalition in ``order``. Return the callback with the result. What
+    Lightning writes lies in ``folder``.
     """
     data.counted_clients = order.members
     if order.rounds == (LAST_ROUND_KEY,):
         num_rounds = int(trainer.max_epochs or 0)
         order = replace(order, rounds=(num_rounds - 1,))
     scoring = CoalitionScoring(data, measures, order)
-    callbacks: list[Any] = callbacks_of(trainer)
-    for callback in callbacks:
-        if is_loop(callback):
-            sampler = callback.config.sampler.among(order.members)
-            coalition_loop(callback, sampler, order.seed)
-        elif only_watches_the_run(callback) and not order.watched:
-            become_stand_in(callback)
-    for logger in trainer.loggers:
-        become_stand_in(logger, folder)
-
-    if order.run_time is not None:
-        ChangedFiles(*order.run_time).watch()
-
     untyped_trainer: Any = trainer
-    untyped_trainer.callbacks = [scoring, *callbacks]
-    untyped_trainer._default_root_dir = folder or trainer.default_root_dir
-    untyped_trainer.profiler = PassThroughProfiler()
+    untyped_trainer.callbacks = [scoring, *_callbacks_of_copy(trainer, order, folder)]
+    untyped_trainer._default_root_dir = folder
+    for logger in trainer.loggers:
+        if isinstance(logger, SilentLogger):
+            logger.folder = folder
 
-    def deliver_and_end() -> None:
-        scoring.deliver(trainer)
-        on_end()
-
+    untyped_module: Any = module
+    untyped_module.configure_callbacks = (
+        list  # those that the module has made are among the Trainer's
+    )
+    if not order.is_whole:
+        untyped_trainer.limit_val_batches = 0
+        untyped_trainer.num_sanity_val_steps = 0
     # The strategy's hook runs after those of the callbacks and of the module.
-    untyped_trainer.strategy.on_train_end = deliver_and_end
+    untyped_trainer.strategy.on_train_end = partial(scoring.deliver, trainer)
     return scoring
 
 
-def nothing(*_: Any, **__: Any) -> None:
-    """Do nothing, in place of a method."""
+def _callbacks_of_copy(trainer: L.Trainer, order: FitOrder, folder: str) -> list[L.Callback]:
+    """Return the callbacks that take part in a coalition's fit, with the loop prepared for its members."""
+    taking_part = []
+    for callback in callbacks_of(trainer):
+        if isinstance(callback, SaveConfigCallback | ModelSummary | ProgressBar):
+            continue
+        if not order.is_whole and only_watches_the_run(callback):
+            continue
+        if is_loop(callback):
+            untyped_loop: Any = callback
+            sampler = untyped_loop.config.sampler.among(order.members)
+            coalition_loop(callback, sampler, order.seed)
+        if isinstance(callback, Checkpoint) and hasattr(callback, "dirpath"):
+            callback.dirpath = folder
+        taking_part.append(callback)
+    return taking_part
+
+
+#: Packages whose hooks of validation are known not to change training.
+_PACKAGES_WITH_IDLE_HOOKS = ("flsv", "lightning", "pytorch_lightning", "torch", "builtins")
+_PREFIXES_OF_VALIDATION_HOOKS = ("on_validation_", "on_sanity_check_")
+
+
+def hooks_of_validation(trainer: L.Trainer, module: L.LightningModule) -> list[str]:
+    """List what sees validations and may change training: hooks of the module and of callbacks, and schedulers by a
+    logged value. Such as ``["Net.on_validation_end", "ReduceLROnPlateau"]``.
+    """
+    owners: list[Any] = [module]
+    for callback in callbacks_of(trainer):
+        if not only_watches_the_run(callback):
+            owners.append(callback)
+
+    names = []
+    for owner in owners:
+        attributes = set(vars(owner))
+        for parent in type(owner).__mro__:
+            package, _, _ = parent.__module__.partition(".")
+            is_callback_of_lightning = isinstance(owner, L.Callback) and package == "lightning"
+            is_idle = package in _PACKAGES_WITH_IDLE_HOOKS and not is_callback_of_lightning
+            if parent is not L.Callback and not is_idle:
+                attributes.update(vars(parent))
+        for attribute in sorted(attributes):
+            if attribute.startswith(_PREFIXES_OF_VALIDATION_HOOKS):
+                names.append(f"{type(owner).__name__}.{attribute}")
+    for config in trainer.lr_scheduler_configs:
+        if config.reduce_on_plateau:
+            names.append(type(config.scheduler).__name__)
+    return names
 
 
 def only_watches_the_run(callback: L.Callback) -> bool:

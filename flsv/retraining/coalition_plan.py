@@ -17,7 +17,6 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from flsv._lightning.patches import callbacks_of
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Round, TrainedCoalitions
 from flsv.core.extension import EndedRun, RunExtension
@@ -35,8 +34,8 @@ from flsv.metrics.coalitions.design import (
     equivalent_runs,
 )
 from flsv.metrics.shadow import ShadowShapley
-from flsv.retraining.after_the_run import SavedBeginning, TrainingAfterTheRun, measures_of
-from flsv.retraining.coalition_fit import only_watches_the_run
+from flsv.results.folder import leaves_files, run_folder
+from flsv.retraining.after_the_run import TrainingAfterTheRun
 from flsv.retraining.coalition_refusals import (
     check_scored,
     check_settings,
@@ -44,21 +43,17 @@ from flsv.retraining.coalition_refusals import (
     checked_mean_cohort,
 )
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites, models_of
-from flsv.retraining.readings import (
-    observe_first_validation,
-    stop_observing,
-    validation_hooks,
-)
+from flsv.retraining.copied_fits import copy_of_run
+from flsv.retraining.utility_store import COALITIONS_FILE
 from flsv.sampling import FullParticipation
 from flsv.scores.performance import is_logged
 from flsv.utilities.arguments import attribute_of
-from flsv.utilities.errors import ConfigurationError, listed
-from flsv.utilities.forks import num_cores
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import digest
+from flsv.utilities.run_copy import RunCopy
 
 #: Number of a run's first rounds that the coalition of all clients trains again, to check the training of coalitions.
 NUM_VERIFIED_ROUNDS = 2
-#: Seconds that the process of a coalition takes beside training, about.
-PROCESS_SECONDS = 0.2
 #: Errors in percent of shares from clients alone, and from all coalitions: means over eight federations in which no two
 #: clients have a class in common.
 _ERROR_OF_SINGLES, _ERROR_OF_ALL = 24, 16
@@ -80,7 +75,6 @@ class CoalitionPlan(RunExtension):
                 f"metrics {list(metrics)} need different coalitions, but a run trains one set. Give them the same "
                 "coalitions, or leave out all but one."
             )
-        self._beginning = SavedBeginning()
         self.reset()
 
     @classmethod
@@ -98,7 +92,13 @@ class CoalitionPlan(RunExtension):
     def reset(self) -> None:
         """Forget the coalitions' models of an earlier fit."""
         self.close()
-        self._beginning = SavedBeginning()
+        # The state before the fit, or why there is none.
+        self._run_copy: RunCopy | None = None
+        self._why_no_copy = ""
+        self._checked_round = 0
+        self._first_round_time = time.monotonic()
+        # Sentences on what speaks against the values.
+        self._doubts: list[str] = []
         self._initial_state: dict[str, Any] | None = None
         self._frozen_parameters: dict[str, Tensor] = {}
         # The run's model after the round that the coalition of all clients must reach.
@@ -111,8 +111,6 @@ class CoalitionPlan(RunExtension):
         self._mean_cohort_size: float | None = None
         # Whether no two clients have a class in common, as far as the server may know.
         self._shares_no_class = False
-        # Names of what the run's first validation has changed.
-        self._validation_changes: list[str] = []
         self._scored_round: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -124,7 +122,7 @@ class CoalitionPlan(RunExtension):
         return {  # by the keys of checkpoints
             "initial": self._initial_state,
             "first": self._checked_model,
-            "checked_round": self._beginning.checked_round,
+            "checked_round": self._checked_round,
             "sites": state_of_sites,
         }
 
@@ -133,20 +131,27 @@ class CoalitionPlan(RunExtension):
         self._initial_state = state["initial"]
         self._checked_model = state["first"]
         self._saved_sites = state["sites"]
-        self._beginning.checked_round = state.get("checked_round", 0)
+        self._checked_round = state.get("checked_round", 0)
 
     # ---- before the first round
 
-    def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> bool:
-        """Save the state before the fit. Return True only in a process that is forked later to train a coalition."""
-        if self._beginning or not self._metrics:
-            return False
-        measures = measures_of(self._metrics.values())
-        return self._beginning.fork_or_pickle(trainer, module, measures)
+    def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Copy the state before the fit."""
+        if not self._metrics:
+            return
+        if trainer.current_epoch > 0:
+            self._why_no_copy = (
+                "this Trainer has been fitted before. Make a new one, and resume from a checkpoint"
+            )
+            return
+        untyped_trainer: Any = trainer
+        try:
+            self._run_copy = copy_of_run(trainer, module, untyped_trainer.datamodule)
+        except ConfigurationError as error:  # told when it is known that coalitions will be trained
+            self._why_no_copy = str(error)
 
     def close(self) -> None:
-        """End the forked process, if any, and release the run's module."""
-        self._beginning.close()
+        """Release the run's module."""
         self._valued_models: _ValuedModels | None = None
         self._games: Any = None
 
@@ -168,7 +173,7 @@ class CoalitionPlan(RunExtension):
 
         trained, frozen = _initial_state(module, config)
         if self._initial_state is None:
-            # Coalitions have the frozen weights of the process from which they are forked.
+            # Coalitions have the frozen weights of the copied run.
             self._initial_state = copy.deepcopy(trained)
         else:  # of a resumed run, whose frozen weights are the checkpoint's
             self._frozen_parameters = frozen
@@ -177,13 +182,11 @@ class CoalitionPlan(RunExtension):
             metric.await_training(after_the_run=not self._trains_at_sites)
             metric.averages = not isinstance(config.sampler, FullParticipation)
         if self._trains_at_sites:
-            self._beginning.forget()
+            self._run_copy = None
             check_at_sites(config)
-        elif not self._beginning:
+        elif self._run_copy is None:
             raise ConfigurationError(
-                "ShadowShapley: coalitions are trained in fresh processes after the run, since "
-                f"{self._beginning.why_no_fork}. But the Trainer, a callback, the module or the data cannot be pickled "
-                f"({self._beginning.why_not_pickled}). Leave that out, or leave ShadowShapley out and run flsv retrain."
+                f"ShadowShapley: {self._why_no_copy} Or leave ShadowShapley out, and run flsv retrain after the run."
             )
 
     def masks(self, num_clients: int) -> Tensor:
@@ -226,7 +229,8 @@ class CoalitionPlan(RunExtension):
         if not self._metrics:
             return
         self._games = games
-        self._beginning.note_first_round()
+        self._first_round_time = time.monotonic()
+        self._remove_stale_coalitions(module.trainer)
         if not self._trains_at_sites:
             self._check_and_score_untrained(games, module)
         self._log_plan(num_clients, games)
@@ -238,9 +242,13 @@ class CoalitionPlan(RunExtension):
             check_scored(f"metric {name!r}", self._share, module, evaluator, measure)
         if self._valued_models is not None:
             self._valued_models.score_untrained(module, self._initial_state, games, measures)
-            space = self._valued_models.space
-            # The observer fills `_validation_changes`, at the run's first validation.
-            observe_first_validation(module.trainer, space, self._validation_changes)
+
+    def _remove_stale_coalitions(self, trainer: L.Trainer) -> None:
+        """Remove the coalitions of an earlier run in the folder of one that begins."""
+        is_new_run = trainer.ckpt_path is None
+        if is_new_run and trainer.is_global_zero and leaves_files(trainer):
+            path = run_folder(trainer) / COALITIONS_FILE
+            path.unlink(missing_ok=True)
 
     def _log_plan(self, num_clients: int, games: Any) -> None:
         masks = self.masks(num_clients)
@@ -253,11 +261,9 @@ class CoalitionPlan(RunExtension):
     def _training_in_words(self, masks: Tensor) -> str:
         if self._trains_at_sites:
             return "trained by the sites, beside the run"
-        how_trained = "trained after the run, each by a fit of its own"
-        reason = self._beginning.why_no_fork
-        if reason is not None:
-            how_trained += f", in a fresh process, since {reason}"
-        return f"{how_trained}, which costs {self._cost(masks)}"
+        return "trained after the run, each by a fit of a copy of it, which costs " + self._cost(
+            masks
+        )
 
     def _sentence_on_untrained(self, masks: Tensor, games: Any) -> str:
         """Say how the scores of the coalitions are computed that are not trained."""
@@ -319,6 +325,8 @@ class CoalitionPlan(RunExtension):
                 f"Such shares were {_ERROR_OF_SINGLES} % off, and by all coalitions {_ERROR_OF_ALL} %. coalitions: "
                 "both trains all but one, too."
             )
+        for doubt in self._doubts:
+            lines.append(f"{metric_names}: {doubt}.")
         return lines
 
     def end_round(self, module: L.LightningModule, index: int, skips_scored: bool) -> None:
@@ -362,56 +370,48 @@ class CoalitionPlan(RunExtension):
         metrics = self._metrics
         pending = {name: metrics[name] for name in metrics if metrics[name].pending is not None}
         masks = self.masks(run.data.num_clients)
-        stop_observing(run.trainer)
+        run_seconds = time.monotonic() - self._first_round_time
+        num_fits = equivalent_runs(masks, self._mean_cohort_size)
         rank_zero_info(
-            f"flsv: coalitions are trained now, {self._time_in_words(run, masks)}.{self._validation_in_words(run)}"
+            f"flsv: coalitions are trained now, in about {run_seconds * num_fits:.1f} s."
         )
-        trainings = TrainingAfterTheRun(
+        assert self._run_copy is not None
+        assert self._valued_models is not None
+        initial_state = self._initial_state | self._frozen_parameters
+        training = TrainingAfterTheRun(
             pending,
             masks,
-            beginning=self._beginning,
-            initial_state=self._initial_state | self._frozen_parameters,
+            run_copy=self._run_copy,
+            initial_state=initial_state,
+            checked_round=self._checked_round,
             checked_model=self._checked_model,
-            validation_changes=self._validation_changes,
+            verifies_all=self._verifies_all,
+            run_id=self._run_id(),
+            space=self._valued_models.space,
+            run_seconds=run_seconds,
         )
-        return trainings.train(run)
+        values = training.train(run)
+        self._doubts = training.doubts
+        return values
 
-    def _time_in_words(self, run: EndedRun, masks: Tensor) -> str:
-        run_seconds = time.time() - self._beginning.first_round_time
-        if run.trainer.strategy.root_device.type == "cpu":
-            num_trained = len(masks) - 2  # without the empty and the full coalition
-            num_jobs = max(1, min(num_cores(), num_trained))
-        else:  # an accelerator trains one at a time
-            num_jobs = 1
-        num_fits = equivalent_runs(masks, self._mean_cohort_size)
-        seconds = run_seconds * num_fits / num_jobs
-        return f"in about {seconds:.1f} s and {PROCESS_SECONDS} s a process"
+    @property
+    def _verifies_all(self) -> bool:
+        return any(metric.verify == "all" for metric in self._metrics.values())
 
-    def _validation_in_words(self, run: EndedRun) -> str:
-        """Say why coalitions run the module's own validation beside flsv's scoring, if they do."""
-        trainer = run.trainer
-        callbacks = callbacks_of(trainer)
-        training_callbacks = [
-            callback for callback in callbacks if not only_watches_the_run(callback)
-        ]
-        # The names of what may make a validation change the training after it.
-        causes = validation_hooks(trainer.lightning_module, training_callbacks)
-        for config in trainer.lr_scheduler_configs:
-            if config.reduce_on_plateau:
-                causes.append(type(config.scheduler).__name__)
-        causes += self._validation_changes
-        if not causes:
-            return ""
-        return (
-            f" They validate as the run does, too, since training may depend on {listed(causes)}."
-        )
+    def _run_id(self) -> str:
+        """Return a text that two runs have in common only if they begin and end with the same models."""
+        assert self._valued_models is not None
+        models = [self._valued_models.untrained_model, self._valued_models.full_model]
+        if self._checked_model is not None:
+            models.append(self._checked_model)
+        hashes = [digest(model.cpu()).hex() for model in models if model is not None]
+        return " ".join(text[:16] for text in hashes)
 
     def keep_checked_model(self, round: Round) -> None:
         """Store the run's model after a round, which the coalition of all clients must reach."""
-        verifies_all = any(metric.verify == "all" for metric in self._metrics.values())
-        is_checked = verifies_all or round.round_index < NUM_VERIFIED_ROUNDS
+        is_checked = self._verifies_all or round.round_index < NUM_VERIFIED_ROUNDS
         if is_checked and not self._trains_at_sites and round.server_vector is not None:
-            self._beginning.checked_round = round.round_index
+            self._checked_round = round.round_index
             self._checked_model = round.server_vector.cpu().clone()
 
 
@@ -467,10 +467,10 @@ class _ValuedModels(Strategy):
     ) -> None:
         self._plan = plan
         self.space = space
-        self._untrained_model = untrained_model
+        self.untrained_model = untrained_model
         self._weights = weights
         self._untrained_scores: dict[Any, Any] = {}
-        self._full_model: Tensor | None = None
+        self.full_model: Tensor | None = None
 
     def score_untrained(
         self,
@@ -494,7 +494,7 @@ class _ValuedModels(Strategy):
     def coalition_models(self, round: Round) -> TrainedCoalitions | None:
         assert round.server_vector is not None
         self._plan.keep_checked_model(round)
-        self._full_model = round.server_vector
+        self.full_model = round.server_vector
         weights = self._weights()
         if round.trained is not None:  # all coalitions, which sites train
             coalitions = round.trained
@@ -502,7 +502,7 @@ class _ValuedModels(Strategy):
             empty_and_full = torch.tensor([[False], [True]])
             masks = empty_and_full.expand(-1, len(weights))  # [2, n]
             coalitions = models_of(
-                masks, empty=self._untrained_model, full=self._full_model, inner_models=()
+                masks, empty=self.untrained_model, full=self.full_model, inner_models=()
             )
         coalitions = replace(coalitions, weights=weights)
         if not self._untrained_scores:
@@ -513,6 +513,4 @@ class _ValuedModels(Strategy):
 
     def is_full_model(self, module: L.LightningModule) -> bool:
         """Return whether the module holds the last global model."""
-        return self._full_model is not None and torch.equal(
-            self.space.read(module), self._full_model
-        )
+        return self.full_model is not None and torch.equal(self.space.read(module), self.full_model)

@@ -1,19 +1,17 @@
-"""Orders to train coalitions, the results, and the protocol of whoever trains: forks, fresh processes or joblib."""
+"""Orders to train coalitions, and the results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from flsv._lightning.rounding import ROUNDINGS, Rounding
 from flsv.games.members import Members
-from flsv.retraining.readings import Reading
 from flsv.retraining.utility_store import LAST_ROUND_KEY, Row
-from flsv.utilities.supervisor import ChildFailed
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,19 +27,13 @@ class FitOrder:
     initial: Mapping[str, Any] | None = None
     # Whether the weights are then nudged, see Rounding.nudged.
     nudged: bool = False
-    # Whether callbacks that only watch the run or end it take part, since training reads them.
-    watched: bool = False
     # Whether the module is scored after the rounds, and before the first.
     scores_rounds: bool = True
     scores_untrained: bool = False
-    # Whether Lightning's own validations are run although nothing may read them.
-    validates: bool = True
-    # From when to when the run has trained. Files that were changed then are not to be read.
-    run_time: tuple[float, float] | None = None
+    # Whether Lightning validates and callbacks that only watch a run take part, although nothing may depend on them.
+    is_whole: bool = True
     # Whether the result has the models before and after training.
     returns_models: bool = False
-    # The hash of a trained model that is expected, and then not returned.
-    expected_hash: str | None = None
     # A file of the run whose weights the result has too, to compare with.
     checkpoint: Path | None = None
     # A new file for the trained module.
@@ -93,15 +85,11 @@ def _as_floats(utility: Tensor) -> list[float]:
     return utility.view(-1).tolist()
 
 
-class CoalitionTrainer(Protocol):
-    """Protocol of objects that train coalitions, each by a fit of its own."""
+@dataclass(frozen=True)
+class FitFailed:
+    """Answer in place of a result: the error that ended a coalition's fit."""
 
-    # Whether further orders can be trained while results are read.
-    is_reentrant: bool
+    error: str
 
-    def train(
-        self, orders: Sequence[FitOrder]
-    ) -> Iterator[tuple[FitOrder, FitResult | ChildFailed | Reading]]:
-        """Train the coalitions. Yield each order with its result or error, in any order. If a stand-in is read, others
-        may be left out.
-        """
+    def __str__(self) -> str:
+        return self.error

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +35,15 @@ from flsv.results.folder import (
 from flsv.results.text import shares_in
 from flsv.results.verdict import Source
 from flsv.retraining.coalition_refusals import check_draws, sampler_of
-from flsv.retraining.fit_order import FitOrder
-from flsv.retraining.fits_in_processes import (
+from flsv.retraining.copied_fits import (
     UTILITY_NAME,
-    Federation,
-    FitsInProcesses,
+    CopiedFits,
     Predicted,
     Prediction,
-    process_request,
+    Scoring,
+    copy_of_run,
 )
-from flsv.retraining.fresh_fits import pickled_fit, unpickled_fit
+from flsv.retraining.fit_order import FitOrder
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import (
     COALITIONS_FILE,
@@ -59,10 +57,8 @@ from flsv.utilities.choices import Participation
 from flsv.utilities.csv_files import NAN, numbers_text
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, check_lightning
-from flsv.utilities.forks import num_cores, why_not_fork
-from flsv.utilities.own_files import own_folder
+from flsv.utilities.run_copy import RunCopy
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_default
-from flsv.utilities.supervisor import ForksOrFresh, by_workers, supervise_by_joblib, supervise_fresh
 
 #: Options of ``flsv retrain`` whose coalitions only rank the clients if outputs are not predicted.
 RANKING_DESIGNS = ("singles", "leave-one-out")
@@ -84,19 +80,17 @@ def retrain(
     seeds: Count = NUM_SEEDS,
     judges: Judges = "server",
     participation: Participation = "drawn",
-    jobs: Count | None = None,
+    jobs: Count = 1,
 ) -> DataFrame:
     """Compute clients' values by training the federation again with coalitions of them.
 
-    Give a trainer, a module and data as for a fit that has not begun. Each coalition is trained by a fit of its own in
-    a fork of this process, with its own module, callbacks and data. By default each client alone, all but one, and all
-    are trained, with three seeds. The values of other coalitions follow from predicted outputs, see
+    Give a trainer, a module and data as for a fit that has not begun. Each coalition is trained by the fit of a copy of
+    them. By default each client alone, all but one, and all are trained, with three seeds. The values of other coalitions follow from predicted outputs, see
     :mod:`flsv.functional.shapley.predicted_outputs`, or from predicted scores if the performance is not computed from
     outputs.
 
-    A process cannot be forked outside Linux, on a machine with an accelerator, or with other threads. Fresh processes
-    then train from what can be pickled, and a line says so. So do the workers of the backend of
-    ``joblib.parallel_config``, such as ``"dask"``, if one is set.
+    The fits run one after the other in this process, or in several by joblib: with ``jobs``, or with the workers of the
+    backend of ``joblib.parallel_config``, such as ``"dask"``, if one is set.
 
     Args:
         trainer: a trainer with a :class:`flsv.FederatedLoop` among its callbacks.
@@ -111,8 +105,7 @@ def retrain(
             cohorts among its members, as many clients as the run draws, with ``"all"`` all members train.
         seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or
             the seed of ``seed_everything``.
-        jobs: the number of processes that train at once. None: the number of cores, or 1 on an accelerator. A
-            backend of ``joblib`` has its own number.
+        jobs: the number of processes that train at once. A backend of ``joblib`` has its own number.
 
     Returns:
         A table with a row per client and the columns ``client``, ``client_name``, ``value`` (in the metric's unit),
@@ -152,30 +145,21 @@ def retrain(
             "the module starts from the same weights with all seeds. Give a function that makes it to draw new weights"
         )
 
-    device = trainer.strategy.root_device
-    no_fork = why_not_fork(device)
-    if jobs is None:
-        jobs = num_cores() if no_fork is None or device.type == "cpu" else 1
-    run: Any
-    if by_workers():
-        run = supervise_by_joblib
-    elif no_fork:
-        _say(f"coalitions are trained in fresh processes: {no_fork}")
-        run = partial(supervise_fresh, forks=device.type != "cuda")
-    else:
-        run = ForksOrFresh(_say)
+    def copy_of(seed: int) -> RunCopy:
+        # Under the seed, since a factory draws weights by it.
+        with _seeded(seed):
+            return copy_of_run(trainer, module, data)
 
-    work = partial(_process_with_seed, _Parts(trainer, module, data), measure, participation)
-    processes = FitsInProcesses(lambda request: partial(work, request), jobs, run=run)
+    fits = CopiedFits(copy_of, Scoring.by(measure, participation), jobs=jobs)
     training = CoalitionTraining(
-        processes,
+        fits,
         FitOrder(members=(), seed=first_seed),
         num_samples=data.num_samples.tolist(),
     )
     store = UtilityStore(None, [UTILITY_NAME], outputs=stored_outputs(masks, measure))
     retrained = train_seeds(
         training,
-        processes.predict,
+        fits.predict,
         design=coalitions,
         first_seed=first_seed,
         num_seeds=seeds,
@@ -184,46 +168,6 @@ def retrain(
     )
     columns = {"client": range(data.num_clients), "client_name": data.client_names}
     return DataFrame(columns | retrained.values())
-
-
-def _process_with_seed(
-    make_parts: Callable[[], tuple[Any, Any, Any]],
-    measure: Measure,
-    participation: Participation,
-    request: FitOrder | Prediction,
-) -> Any:
-    # Seeded before the parts are made, since they may draw weights.
-    with _seeded(request.seed), own_folder() as folder:
-        trainer, module_or_factory, data = make_parts()
-        if isinstance(module_or_factory, L.LightningModule):
-            module = module_or_factory
-        else:
-            module = module_or_factory()
-        federation = Federation(trainer, module, data, measure, participation)
-        return process_request(request, federation, str(folder))
-
-
-class _Parts:
-    """Callable that returns a trainer, a module and data, pickled together for a new process."""
-
-    def __init__(self, *parts: Any) -> None:
-        self._parts = parts
-
-    @cached_property
-    def _pickled(self) -> bytes:
-        try:
-            return pickled_fit(*self._parts)
-        except Exception as error:
-            error.add_note(
-                "flsv: fresh processes train coalitions here, from the trainer, module and data, pickled"
-            )
-            raise
-
-    def __reduce__(self) -> Any:
-        return partial, (unpickled_fit, self._pickled)
-
-    def __call__(self) -> Any:
-        return self._parts
 
 
 def _say(text: str) -> None:
@@ -447,8 +391,7 @@ def train_seeds(
     coalitions = members_of(masks)
     num_seeds = num_seeds or NUM_SEEDS
     seeds = list(range(first_seed, first_seed + num_seeds))
-    for seed in seeds:
-        training.train(coalitions, seed, store, say)
+    training.train(coalitions, seeds, store, say)
     utilities = torch.stack([store.table(seed, masks) for seed in seeds])  # [s, K, C]
 
     not_empty = coalitions[1:]

@@ -1,44 +1,41 @@
-"""CoalitionTraining: trains the coalitions that a store lacks, in any kind of process, and proves the way of training.
-
-The coalition of all clients is trained first, and must come to the run's own model. This check needs no knowledge of
-the state that a module or a callback keeps, or of faults of its copies.
-"""
+"""CoalitionTraining: trains the coalitions that a store lacks, with several seeds, and compares with the run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
-from lightning.pytorch.utilities import rank_zero_info
+import torch
 from torch import Tensor
 
 from flsv._lightning.rounding import Rounding
-from flsv.core import Ranks
+from flsv.core import ALONE, Ranks
 from flsv.core.ranks import balance_load
 from flsv.games.members import EMPTY, Members
 from flsv.results.text import joined
-from flsv.retraining.fit_order import CoalitionTrainer, FitModels, FitOrder, FitResult
-from flsv.retraining.readings import Reading, ReadingRefused
+from flsv.retraining.copied_fits import CopiedFits
+from flsv.retraining.fit_order import FitFailed, FitModels, FitOrder, FitResult
 from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.errors import ConfigurationError, listed
-from flsv.utilities.supervisor import ChildFailed
 
 Result = TypeVar("Result")
-Trained = tuple[FitOrder, FitResult | ChildFailed]
+#: Seed and members of a coalition to train.
+Training = tuple[int, Members]
+
+#: From so many coalitions on it is tried whether they can be trained without validations.
+MIN_COALITIONS_FOR_TRIAL = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """Check of the way of training: the coalition of all clients must come to the run's model."""
+    """Check of the way of training: the coalition of all clients must come to the model of its order's checkpoint."""
 
-    # Trains all clients with the run's seed, and returns models.
+    # Trains all clients with the run's seed, scores them, and returns models.
     order: FitOrder
     # The error's text, with "{}" for the distance.
     message: str
-    # [P]. None: the model of the order's checkpoint.
-    run_model: Tensor | None = None
 
 
 class Unproved(ConfigurationError):
@@ -48,7 +45,7 @@ class Unproved(ConfigurationError):
 class FitsFailed(ConfigurationError):
     """Error: some coalitions' fits have failed, ``{coalition: error}``."""
 
-    def __init__(self, failed: Mapping[Members, ChildFailed]) -> None:
+    def __init__(self, failed: Mapping[Members, FitFailed]) -> None:
         self.failed = failed
         coalitions_by_reason: dict[str, list[Members]] = {}
         for members, failure in failed.items():
@@ -61,7 +58,7 @@ class FitsFailed(ConfigurationError):
         plural = "s" if len(failed) > 1 else ""
         super().__init__(f"{len(failed)} coalition{plural} failed to train, {'; '.join(reasons)}.")
 
-    def __reduce__(self) -> tuple[type, tuple[Mapping[Members, ChildFailed]]]:
+    def __reduce__(self) -> tuple[type, tuple[Mapping[Members, FitFailed]]]:
         """Let a rank send the error to the others, which make it anew from the coalitions."""
         return type(self), (self.failed,)
 
@@ -71,35 +68,24 @@ def _clients(members: Members) -> str:
     return f"client{plural} {joined(map(str, members))}"
 
 
-class _ChangedOrders(Exception):
-    """Error: coalitions must be trained by orders with these changes. The message says why."""
-
-    def __init__(self, message: str, **changes: Any) -> None:
-        super().__init__(message)
-        self.changes = changes
-
-
 class CoalitionTraining:
     """Training of coalitions by ``trainer``, which has to pass the proof, if there is one, before results count."""
 
     def __init__(
         self,
-        trainer: CoalitionTrainer,
+        trainer: CopiedFits,
         # Each coalition gets a copy of it with its members.
         order: FitOrder,
         # The clients' numbers of samples, [n].
         num_samples: Sequence[int],
         proof: Proof | None = None,
-        # Makes another trainer after this one has failed for a reason, or returns None.
-        make_replacement: Callable[[str], CoalitionTrainer | None] = lambda reason: None,
     ) -> None:
-        self._trainer = trainer
-        self._order = order
+        self.trainer = trainer
+        self.order = order
         self._num_samples = num_samples
-        self._everybody = tuple(range(len(num_samples)))
         self._proof = proof
-        self._is_proved = proof is None
-        self._make_replacement = make_replacement
+        # Whether fits are whole, see FitOrder. None: it has not been tried.
+        self.is_whole: bool | None = None
 
     @property
     def num_clients(self) -> int:
@@ -109,30 +95,32 @@ class CoalitionTraining:
     def train(
         self,
         coalitions: Sequence[Members],
-        seed: int,
+        seeds: Sequence[int],
         store: UtilityStore,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Train the coalitions that a store lacks. Successful results are stored, even if other fits fail."""
-        missing = store.missing(seed, coalitions)
-        # The empty coalition's model is that of any fit before training. If no other is missing, one client's is cheap.
-        coalitions_to_fit = [members for members in missing if members]
-        if missing and not coalitions_to_fit:
-            first_client_alone = (0,)
-            coalitions_to_fit = [first_client_alone]
+        trainings: list[Training] = []
+        for seed in seeds:
+            missing = store.missing(seed, coalitions)
+            members_to_fit = [members for members in missing if members]
+            if missing and not members_to_fit:
+                # The empty coalition's model is that of any fit before training, and one client's is cheap.
+                members_to_fit = [(0,)]
+            trainings += [(seed, members) for members in members_to_fit]
 
-        failed: dict[Members, ChildFailed] = {}
-        start_hashes: set[str] = set()
-        for members, result in self._on_ranks(coalitions_to_fit, seed, store.ranks):
-            if isinstance(result, ChildFailed):
+        failed: dict[Members, FitFailed] = {}
+        start_hashes: dict[int, set[str]] = {seed: set() for seed in seeds}
+        for (seed, members), result in self.fits(trainings, store.ranks):
+            if isinstance(result, FitFailed):
                 failed[members] = result
                 continue
-            start_hashes.add(result.start_hash)
-            _check_starts(start_hashes)
+            start_hashes[seed].add(result.start_hash)
+            _check_starts(start_hashes[seed])
             # The fit of one client may only stand in for the empty coalition.
-            if members in missing:
+            if store.missing(seed, [members]) and members in coalitions:
                 store.add(seed, members, result.rows(store.rounds), result.outputs)
-            needs_empty_row = EMPTY in missing and bool(store.missing(seed, [EMPTY]))
+            needs_empty_row = EMPTY in coalitions and bool(store.missing(seed, [EMPTY]))
             if needs_empty_row and result.untrained:
                 untrained_rows = dict.fromkeys(store.rounds, result.untrained_row())
                 store.add(seed, EMPTY, untrained_rows)
@@ -141,195 +129,133 @@ class CoalitionTraining:
         if failed:
             raise FitsFailed(failed)
 
-    def _on_ranks(
-        self, coalitions: Sequence[Members], seed: int, ranks: Ranks
-    ) -> Iterator[tuple[Members, FitResult | ChildFailed]]:
-        """Divide the coalitions among the ranks by their samples. Yield the results of all ranks."""
+    def fits(
+        self, trainings: Sequence[Training], ranks: Ranks = ALONE
+    ) -> Iterator[tuple[Training, FitResult | FitFailed]]:
+        """Train coalitions, divided among the ranks by their samples. Yield the results of all ranks."""
         if ranks.size == 1:
-            yield from self.fits(coalitions, seed)
+            yield from self._fits_of_rank(trainings)
             return
-        costs = []
-        for members in coalitions:
-            samples = [self._num_samples[client] for client in members]
-            costs.append(float(sum(samples)))
+        if self.is_whole is None:
+            rank_of_trial = 0
+            is_whole = True
+            if ranks.rank == rank_of_trial:
+                is_whole, _ = self._tried_without_validation(trainings)
+            self.is_whole = ranks.broadcast(rank_of_trial, is_whole, "the trial without validation")
 
-        coalitions_by_rank: list[list[Members]] = [[] for _ in range(ranks.size)]
-        rank_of_coalition = balance_load(costs, ranks.size)
-        for members, rank in zip(coalitions, rank_of_coalition):
-            coalitions_by_rank[rank].append(members)
-        coalitions_of_rank = coalitions_by_rank[ranks.rank]
-        most_coalitions = max(map(len, coalitions_by_rank))
+        costs = [self.cost(members) for _seed, members in trainings]
+        trainings_by_rank: list[list[Training]] = [[] for _ in range(ranks.size)]
+        for training, rank in zip(trainings, balance_load(costs, ranks.size)):
+            trainings_by_rank[rank].append(training)
+        trainings_of_rank = trainings_by_rank[ranks.rank]
         # One coalition at a time, so that a kill loses no more.
-        for position in range(most_coalitions):
-            next_coalition = coalitions_of_rank[position : position + 1]  # empty if none is left
-            fit_next = partial(self.fits, next_coalition, seed)
+        for position in range(max(map(len, trainings_by_rank))):
+            next_training = trainings_of_rank[position : position + 1]  # empty if none is left
+            fit_next = partial(self._fits_of_rank, next_training)
             yield from gathered(ranks, fit_next, "coalitions' trainings")
 
-    def fits(
-        self, coalitions: Sequence[Members], seed: int
-    ) -> Iterator[tuple[Members, FitResult | ChildFailed]]:
-        """Train coalitions, and yield each with its result or error."""
-        # {members: why its process was killed, None without one}. Those with a result are removed.
-        missing: dict[Members, ChildFailed | None] = dict.fromkeys(coalitions)
-        failed_proof: FitsFailed | None = None
-        while missing:
-            try:
-                yield from self._train_missing(missing, seed)
-                failed_proof = None
-            except _ChangedOrders as retry:  # with other orders, by the same trainer
-                self._change_orders(retry)
-                continue
-            except FitsFailed as error:
-                if failed_proof is None:  # the first trainer's says more
-                    failed_proof = error
+    def cost(self, members: Members) -> float:
+        """Return a coalition's number of samples."""
+        known_clients = [client for client in members if client < self.num_clients]
+        return float(sum(self._num_samples[client] for client in known_clients))
 
-            # What forks cannot do, fresh processes may.
-            if missing:
-                reason = str(_first_failure(missing, failed_proof))
-                replacement = self._make_replacement(reason)
-                if replacement is None:
-                    break
-                self._trainer = replacement
-                self._is_proved = self._proof is None
-        # No trainer is left.
-        if failed_proof is not None:
-            raise failed_proof
-        for members, failure in missing.items():
-            yield members, failure or _first_failure(missing, failed_proof)
-
-    def _change_orders(self, retry: _ChangedOrders) -> None:
-        """Train by changed orders from now on, after another proof."""
-        rank_zero_info(f"flsv: {retry}.")
-        self._order = replace(self._order, **retry.changes)
-        if self._proof is not None:
-            order_of_proof = replace(self._proof.order, **retry.changes)
-            self._proof = replace(self._proof, order=order_of_proof)
-            self._is_proved = False
-
-    def _train_missing(
-        self, missing: dict[Members, ChildFailed | None], seed: int
-    ) -> Iterator[tuple[Members, FitResult | ChildFailed]]:
-        """Train coalitions, and yield each with its result or error. It is removed from ``missing``, unless its process
-        was killed.
-        """
-        # The proof is a fit that must reach the run's own model. It is left out if it has done so, or has another seed.
+    def _fits_of_rank(
+        self, trainings: Sequence[Training]
+    ) -> Iterator[tuple[Training, FitResult | FitFailed]]:
+        """Train coalitions on this rank, and yield each with its result or error."""
+        results: dict[Training, FitResult | FitFailed] = {}
         proof = self._proof
-        has_other_seed = proof is not None and proof.order.seed != seed
-        if self._is_proved or has_other_seed:
-            proof = None
+        everybody = tuple(range(self.num_clients))
+        is_proof_due = any(proof is not None and proof.order.seed == seed for seed, _ in trainings)
+        if proof is not None and is_proof_due:
+            results[proof.order.seed, everybody] = self._prove(proof)
+            self._proof = None
+        if self.is_whole is None:
+            pending = [training for training in trainings if training not in results]
+            self.is_whole, tried_results = self._tried_without_validation(pending)
+            results |= tried_results
 
-        orders = self._orders([*missing], seed, proof)
-        checked_results = self._checked(orders, proof)
-        for order, result in _held_until_proved(checked_results, proof):
-            is_proof = proof is not None and order is proof.order
-            if is_proof:
-                self._is_proved = True  # no result comes before the proof has reached the model
-            if isinstance(result, ChildFailed) and result.killed:
-                missing[order.members] = result  # another trainer may train this coalition
-                continue
-            # A proof without scores only returns its model, and is no coalition's result.
-            if order.scores_rounds:
-                missing.pop(order.members, None)
-                yield order.members, result
+        scored_seeds = set()
+        for training, result in results.items():
+            if isinstance(result, FitResult) and result.untrained:
+                scored_seeds.add(training[0])
+            if training in trainings:
+                yield training, result
 
-    def _orders(
-        self, coalitions: Sequence[Members], seed: int, proof: Proof | None
-    ) -> list[FitOrder]:
-        # The proof trains all clients. If it is scored, it is the grand coalition's fit.
-        orders = [] if proof is None else [proof.order]
-        is_grand_scored = proof is not None and proof.order.scores_rounds
-        is_untrained_scored = proof is not None and proof.order.scores_untrained
-
-        # The grand coalition comes first, as the dearest.
-        smaller_coalitions = [members for members in coalitions if members != self._everybody]
-        if self._everybody in coalitions and not is_grand_scored:
-            coalitions_to_train = [self._everybody, *smaller_coalitions]
-        else:
-            coalitions_to_train = smaller_coalitions
-        for members in coalitions_to_train:
-            order = replace(
-                self._order,
-                members=members,
-                seed=seed,
-                scores_untrained=not is_untrained_scored,  # the untrained model is the same for all
-            )
-            is_untrained_scored = True
-            orders.append(order)
-        return orders
-
-    def _checked(self, orders: Sequence[FitOrder], proof: Proof | None) -> Iterator[Trained]:
-        """Train, and yield each order with its result or error. If the proof's model deviates from the run's, its
-        result is checked and yielded last, unless the trainer can train for the check at once.
-        """
-        doubted: FitResult | None = None
-        reason = ""
-        for order, result in self._trainer.train(orders):
-            if isinstance(result, Reading):
-                _raise_for(result, order)
-            if isinstance(result, ChildFailed):
-                if result.killed or order.validates:
-                    yield order, result
-                else:
-                    reason = f"without them a coalition fails ({result})"
-                continue
-
-            deviates = False
-            if proof is not None and order is proof.order:
-                deviates = _deviates(proof, result)
-            if not deviates:
-                yield order, result
-            elif not order.validates:
-                reason = "without them the first rounds come to another model"
-            elif self._trainer.is_reentrant:
-                self._check_proof(proof, result)
-                yield order, result
+        orders = []
+        for training in trainings:
+            if training not in results:
+                is_first_of_seed = training[0] not in scored_seeds
+                scored_seeds.add(training[0])
+                orders.append(self._order_of(training, scores_untrained=is_first_of_seed))
+        failed_orders = []
+        for order, result in self.trainer.train(orders):
+            if isinstance(result, FitFailed) and not order.is_whole:
+                failed_orders.append(order)
             else:
-                doubted = result
-        if reason:  # the trainer trains nothing else any more
-            raise _ChangedOrders(
-                f"coalitions are trained with validations: {reason}", validates=True
-            )
-        if doubted is not None and proof is not None:
-            self._check_proof(proof, doubted)
-            yield proof.order, doubted
+                yield (order.seed, order.members), result
+        # What a fit lacks may be the validations, or a callback that only watches.
+        whole_orders = [replace(order, is_whole=True) for order in failed_orders]
+        for order, result in self.trainer.train(whole_orders):
+            yield (order.seed, order.members), result
 
-    def _check_proof(self, proof: Proof | None, result: FitResult) -> None:
-        """Raise Unproved unless rounding explains the proof's difference from the run's model."""
-        assert proof is not None
-        models, run_model = _models_of(proof, result)
+    def _order_of(self, training: Training, scores_untrained: bool) -> FitOrder:
+        seed, members = training
+        return replace(
+            self.order,
+            members=members,
+            seed=seed,
+            scores_untrained=scores_untrained,
+            is_whole=self.is_whole is not False,
+        )
+
+    def _tried_without_validation(
+        self, trainings: Sequence[Training]
+    ) -> tuple[bool, dict[Training, FitResult | FitFailed]]:
+        """Train the smallest coalition whole and without validations. Return whether they differ, so that all fits
+        must be whole, and the result of that which is whole.
+        """
+        if len(trainings) < MIN_COALITIONS_FOR_TRIAL:
+            return True, {}
+        smallest = min(trainings, key=lambda training: self.cost(training[1]))
+        whole_order = replace(
+            self._order_of(smallest, scores_untrained=True), is_whole=True, returns_models=True
+        )
+        lean_order = replace(whole_order, is_whole=False)
+        results = dict(self.trainer.train([lean_order, whole_order]))
+        lean_result = results[lean_order]
+        whole_result = results[whole_order]
+        return not _are_equal(lean_result, whole_result), {smallest: whole_result}
+
+    def _prove(self, proof: Proof) -> FitResult | FitFailed:
+        """Train the proof's order. Raise Unproved unless rounding explains its difference from the run's model."""
+        ((_, result),) = self.trainer.train([proof.order])
+        if isinstance(result, FitFailed):
+            raise FitsFailed({proof.order.members: result})
+        models = result.models
+        assert models is not None
+        assert models.checkpoint is not None
         train_again = partial(self._trained_again, proof.order)
-        distance = difference_from_run(models, run_model, train_again, result.rounding)
+        distance = difference_from_run(models, models.checkpoint, train_again, result.rounding)
         if distance is not None:
             description = f"{100 * distance:.2g} % of the way that training went lie between them"
             raise Unproved(proof.message.format(description))
+        return result
 
     def _trained_again(self, order: FitOrder, nudged: bool) -> FitModels | None:
         """Train by ``order`` again, from slightly changed weights if ``nudged``. None on failure."""
-        repeated_order = replace(order, nudged=nudged, expected_hash=None)
-        ((_, result),) = self._trainer.train([repeated_order])  # of the only order
+        ((_, result),) = self.trainer.train([replace(order, nudged=nudged)])
         if isinstance(result, FitResult):
             return result.models
         return None
 
 
-def _models_of(proof: Proof, result: FitResult) -> tuple[FitModels, Tensor]:
-    models = result.models
-    assert models is not None
-    if proof.run_model is None:
-        run_model = models.checkpoint
-    else:
-        run_model = proof.run_model
-    assert run_model is not None
-    return models, run_model
-
-
-def _deviates(proof: Proof, result: FitResult) -> bool:
-    if result.models is None:
-        return False  # it is the expected model
-    models, run_model = _models_of(proof, result)
-    return (
-        result.rounding.unexplained_distance(models.trained, run_model, models.initial) is not None
-    )
+def _are_equal(result: FitResult | FitFailed, other: FitResult | FitFailed) -> bool:
+    if isinstance(result, FitFailed) or isinstance(other, FitFailed):
+        return False
+    if result.models is None or other.models is None:
+        return False
+    return torch.equal(result.models.trained, other.models.trained)
 
 
 def difference_from_run(
@@ -366,22 +292,11 @@ def difference_from_run(
     )
 
 
-def _raise_for(reading: Reading, order: FitOrder) -> NoReturn:
-    """Raise _ChangedOrders if a coalition can train with what it has read, else ReadingRefused."""
-    if reading.needs_validation:
-        raise _ChangedOrders(f"coalitions are trained with validations: {reading}", validates=True)
-    if reading.can_take_part and not order.watched:
-        raise _ChangedOrders(
-            f"coalitions are trained with all callbacks: {reading}", watched=True, validates=True
-        )
-    raise ReadingRefused(reading)
-
-
 def gathered(
-    ranks: Ranks, train: Callable[[], Iterable[tuple[Members, Result]]], description: str
-) -> Iterator[tuple[Members, Result]]:
+    ranks: Ranks, train: Callable[[], Iterable[tuple[Training, Result]]], description: str
+) -> Iterator[tuple[Training, Result]]:
     """Call ``train`` on this rank, and yield the pairs of all ranks. Any rank's error is raised."""
-    results_or_error: dict[Members, Result] | Exception
+    results_or_error: dict[Training, Result] | Exception
     try:
         results_or_error = dict(train())
     except Exception as error:
@@ -399,34 +314,3 @@ def _check_starts(start_hashes: set[str]) -> None:
             "not tell what a client adds: the module draws its weights by a generator of its own. Let torch's global "
             "generator draw them, which is seeded."
         )
-
-
-def _held_until_proved(results: Iterable[Trained], proof: Proof | None) -> Iterator[Trained]:
-    """Yield pairs of order and result as soon as the proof has succeeded. Raise FitsFailed if it fails."""
-    if proof is None:
-        yield from results
-        return
-    waiting_results: list[Trained] = []
-    is_proved = False
-    for order, result in results:
-        waiting_results.append((order, result))
-        if order is proof.order:
-            if isinstance(result, ChildFailed):
-                raise FitsFailed({order.members: result})
-            is_proved = True  # a deviating model has raised by now
-        if is_proved:
-            yield from waiting_results
-            waiting_results.clear()
-
-
-def _first_failure(
-    missing: Mapping[Members, ChildFailed | None], failed_proof: FitsFailed | None
-) -> ChildFailed:
-    # None for a coalition that was not tried.
-    failures: list[ChildFailed | None] = list(missing.values())
-    if failed_proof is not None:
-        failures += failed_proof.failed.values()
-    for failure in failures:
-        if failure is not None:
-            return failure
-    return ChildFailed("the first coalition has failed")

@@ -223,6 +223,12 @@ class UtilityStore:
         with replacing(folder / outputs_file(seed, members)) as file:
             torch.save(self._outputs_by_training[seed, members], file)
 
+    def discard(self, seed: int, coalitions: Sequence[Members]) -> None:
+        """Forget the utilities of coalitions, which are computed anew."""
+        for members in coalitions:
+            self._rows_by_training.pop((seed, members), None)
+            self._outputs_by_training.pop((seed, members), None)
+
     def sort(self) -> None:
         """Write the file with sorted rows, whatever the order in which trainings ended."""
         if self._file is None or not self._rows_by_training:

@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from flsv.utilities.own_files import own_folder
+from flsv.utilities.own_folder import own_folder
 from helpers.forked import Forked
 
 

@@ -1,0 +1,256 @@
+"""RunCopy: a Trainer and its module before their fit, as bytes of which each load is a run of its own."""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import io
+import pickle
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import cloudpickle
+import torch
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.profilers import PassThroughProfiler
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import global_rngs, restore_global_rngs
+
+#: How an object is pickled, as ``__reduce__`` returns it.
+Reduction = tuple[Any, ...]
+_LOCK_TYPES = (type(threading.Lock()), type(threading.RLock()))
+
+
+class RunCopy:
+    """The state of a Trainer and a module, taken before their fit.
+
+    Data are shared: every load refers to a shallow copy of the same data module, and so to the same data sets. All else
+    is copied, with the references that its objects have to each other. Loggers become ones that log nothing.
+
+    Args:
+        trainer: a Trainer that has not been fitted, which may be in the ``setup`` of its fit.
+        module: its module, or what makes the module.
+        data: its data module.
+        reductions: ``{id of an object: how it is pickled}``, for objects that copies have in another form.
+
+    Raises:
+        ConfigurationError: a part cannot be pickled. The message has its path.
+
+    Example:
+        >>> import lightning as L
+        >>> trainer, module = L.Trainer(logger=False, barebones=True), L.LightningModule()
+        >>> run_copy = RunCopy(trainer, module, data=L.LightningDataModule())
+        >>> other_trainer, other_module, _ = run_copy.load()
+        >>> other_module is module, type(other_trainer)
+        (False, <class 'lightning.pytorch.trainer.trainer.Trainer'>)
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        module: Any,
+        *,
+        data: Any,
+        reductions: Mapping[int, Reduction] | None = None,
+    ) -> None:
+        # A fit changes attributes of the data module until its end.
+        self._data = copy.copy(data)
+        self._global_rngs = global_rngs()
+        self._torch_settings = torch_settings()
+
+        all_reductions: dict[int, Reduction] = dict(reductions or {})
+        all_reductions[id(trainer.profiler)] = (PassThroughProfiler, ())
+        for logger in trainer.loggers:
+            all_reductions[id(logger)] = (SilentLogger, (logger.name, logger.version))
+
+        def dump(value: Any) -> bytes:
+            file = io.BytesIO()
+            _Pickler(file, data, all_reductions).dump(value)
+            return file.getvalue()
+
+        try:
+            self._bytes = dump((trainer, module))
+        except Exception as error:
+            path, part_error = _path_of_unpicklable((trainer, module), dump)
+            raise ConfigurationError(
+                f"the run cannot be copied, and a coalition is a fit of a copy: {path} cannot be pickled "
+                f"({type(part_error).__name__}: {part_error}). Make it where it is used, or give its class "
+                "a __getstate__ that leaves it out and a __setstate__ that makes it anew."
+            ) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker that unpickles the data may know less of them than this process: cloudpickle brings their classes.
+        return {**vars(self), "_data": cloudpickle.dumps(self._data)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _data=pickle.loads(state["_data"]))
+
+    def __len__(self) -> int:
+        """Return the number of bytes, without data."""
+        return len(self._bytes)
+
+    def load(self) -> tuple[Any, Any, Any]:
+        """Return a new Trainer, module and data module, and set the global generators as they were then."""
+        restore_global_rngs(self._global_rngs)
+        restore_torch(self._torch_settings)
+        data = copy.copy(self._data)
+        trainer, module = _Unpickler(io.BytesIO(self._bytes), data).load()
+        return trainer, module, data
+
+
+def torch_settings() -> dict[str, Any]:
+    """Return those settings of torch on which numbers depend."""
+    return {
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "cudnn_tf32": torch.backends.cudnn.allow_tf32,
+    }
+
+
+def restore_torch(settings: Mapping[str, Any]) -> None:
+    """Set torch as :func:`torch_settings` describes it."""
+    if settings == torch_settings():
+        return
+    torch.set_default_dtype(settings["dtype"])
+    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
+    torch.set_float32_matmul_precision(settings["precision"])
+    torch.backends.cudnn.benchmark = settings["cudnn_benchmark"]
+    torch.backends.cudnn.deterministic = settings["cudnn_deterministic"]
+    torch.backends.cudnn.allow_tf32 = settings["cudnn_tf32"]
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Pickler that refers to the data, and knows parts of a run that refuse to be pickled."""
+
+    def __init__(
+        self,
+        file: io.BytesIO,
+        data: Any,
+        reductions: Mapping[int, Reduction],
+    ) -> None:
+        super().__init__(file)
+        self._run_data = data
+        self._reductions = reductions
+
+    def persistent_id(self, value: Any) -> str | None:
+        return "data" if value is self._run_data else None
+
+    def reducer_override(self, value: Any) -> Any:
+        reduction = self._reductions.get(id(value))
+        if reduction is not None:
+            return reduction
+        kind = type(value)
+        if kind in _LOCK_TYPES:  # free in a copy, whoever holds the original
+            return kind, ()
+        if kind is weakref.ref:
+            return _reference, (value(),)
+        # torch refuses these, since a class is made for each. Here it is pickled, too.
+        if issubclass(kind, nn.Module) and is_parametrized(value):
+            return copyreg.__newobj__, (kind,), vars(value)  # type: ignore[attr-defined]
+        return super().reducer_override(value)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, data: Any) -> None:
+        super().__init__(file)
+        self._run_data = data
+
+    def persistent_load(self, _name: str) -> Any:
+        return self._run_data
+
+
+def _reference(value: Any) -> Any:
+    """Return a weak reference to ``value``, or one to an object that has gone."""
+    if value is None:
+        return weakref.ref(_Gone())
+    return weakref.ref(value)
+
+
+class _Gone:
+    pass
+
+
+class SilentLogger(DummyLogger):
+    """Logger that logs nothing, with the name and the version of another, and files in the Trainer's folder."""
+
+    def __init__(self, name: str | None, version: int | str | None) -> None:
+        super().__init__()
+        self._name_of_original = name
+        self._version_of_original = version
+        self.folder: str | None = None
+
+    @property
+    def name(self) -> str | None:  # type: ignore[override]
+        return self._name_of_original
+
+    @property
+    def version(self) -> int | str | None:  # type: ignore[override]
+        return self._version_of_original
+
+    @property
+    def save_dir(self) -> str | None:
+        return self.folder
+
+    @property
+    def log_dir(self) -> str | None:
+        return self.folder
+
+
+def _path_of_unpicklable(value: Any, dump: Callable[[Any], bytes]) -> tuple[str, Exception]:
+    """Return the path of a part that cannot be pickled although all its parts can, and its error."""
+    trainer, module = value
+    pending = deque([("the module", module), ("the Trainer", trainer)])
+    looked_at = {id(trainer), id(module)}
+    while pending:
+        path, part = pending.popleft()
+        error = _error_of(part, dump)
+        if error is None:
+            continue
+        unpicklable_parts = []
+        for name, nested_part in _parts_of(part):
+            if _error_of(nested_part, dump) is not None:
+                unpicklable_parts.append((path + name, nested_part))
+        if not unpicklable_parts:
+            return f"{path} ({type(part).__name__})", error
+        for nested_path, nested_part in unpicklable_parts:
+            if id(nested_part) not in looked_at:
+                looked_at.add(id(nested_part))
+                pending.append((nested_path, nested_part))
+    return "a combination of its parts", RuntimeError("each by itself can be pickled")
+
+
+def _error_of(part: Any, dump: Callable[[Any], bytes]) -> Exception | None:
+    try:
+        dump(part)
+    except Exception as error:
+        return error
+    return None
+
+
+def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the entries and attributes of an object with how they are written."""
+    if type(value) is weakref.ref:
+        yield "()", value()
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            yield f"[{key!r}]", entry
+    elif isinstance(value, list | tuple):
+        for position, entry in enumerate(value):
+            yield f"[{position}]", entry
+    try:  # not by vars(): an object may say that its class is another one
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:  # it has none
+        return
+    if isinstance(attributes, dict):
+        for name, attribute in attributes.items():
+            yield f".{name}", attribute
