@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
 from typing import Annotated, Any
@@ -19,7 +19,8 @@ from torchmetrics import Metric
 from flsv.core import Round
 from flsv.functional import few_coalitions_shapley
 from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
-from flsv.functional.shapley.predicted_outputs import PredictedValues, has_complete_sizes
+from flsv.functional.shapley.halvings import choose_halvings
+from flsv.functional.shapley.predicted_outputs import PredictedValues, favors_nobody
 from flsv.games.trained_game import NUM_UNTRAINED_MODELS, OutputScore, TrainedGame
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.design import NUM_RECENT_ROUNDS, Coalitions, spread_rounds
@@ -29,6 +30,7 @@ from flsv.utilities.choices import Verify
 from flsv.utilities.csv_files import numbers_text
 from flsv.utilities.declared import Count
 from flsv.utilities.display import INTERVAL_LEVEL
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import to_host
 
 #: How often values are computed in a run by default, if their performance is not one of the cheap ones.
@@ -49,6 +51,21 @@ def _last_values(stretches: Tensor) -> Tensor:
 
 def _one_after_the_other(stretches: Tensor) -> Tensor:
     return torch.cat([*stretches])
+
+
+def _check_halvings(coalitions: Coalitions, halvings: int, judges: Judges) -> None:
+    """Raise ConfigurationError if halves cannot be chosen, or are not asked for."""
+    if coalitions != "halves":
+        if halvings != 1:
+            raise ConfigurationError(
+                f'ShadowShapley: halvings={halvings} needs coalitions="halves", not {coalitions!r}.'
+            )
+        return
+    if judges == "clients":
+        raise ConfigurationError(
+            'ShadowShapley(coalitions="halves", judges="clients"): halves are chosen by outputs for the validation '
+            'samples of the server. Let the server judge, or train coalitions="both".'
+        )
 
 
 class ShadowShapley(MeasuredMetric):
@@ -103,9 +120,11 @@ class ShadowShapley(MeasuredMetric):
         num_classes: M, the number of classes. If it is set, values are per class: each class's accuracy is a game of
             its own.
         coalitions: the coalitions to train: a design of :func:`flsv.functional.few_coalitions` (``"singles"``,
-            ``"both"``, ``"all"``, ...) or a list of coalitions, each a list of its members' numbers. ``"auto"``: the
-            most accurate of ``"all"``, ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"`` and
-            ``"singles"`` within ``max_fits``.
+            ``"both"``, ``"all"``, ...) or a list of coalitions, each a list of its members' numbers. ``"halves"``: each
+            client alone, then complementary halves of clients whose outputs are unlike, see
+            :func:`flsv.functional.choose_halvings`. ``"auto"``: the most
+            accurate of ``"all"``, ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"``
+            within ``max_fits``.
         performance: the performance measure of a model, see :mod:`flsv.scores.performance`.
         per_class: compute values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
@@ -119,6 +138,7 @@ class ShadowShapley(MeasuredMetric):
         verify: the rounds for which the coalition of all clients is trained again and compared with the run: the first
             two (``"start"``) or ``"all"``, which costs one more fit and sees what matters later only. ``"all"`` also
             compares one coalition with a fit in a fresh process, which is done anyway if it costs below 3 % of the run.
+        halvings: the number of times that all clients are halved with ``coalitions="halves"``. Each costs one more run.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -163,8 +183,11 @@ class ShadowShapley(MeasuredMetric):
         max_fits: Annotated[float, Ge(1)] = 1,
         judges: Judges = "server",
         verify: Verify = "start",
+        halvings: Count = 1,
         **kwargs: Any,
     ) -> None:
+        _check_halvings(coalitions, halvings, judges)
+        self.halvings = halvings
         self.max_fits = max_fits
         self.verify = verify
         self.coalitions = coalitions
@@ -194,6 +217,28 @@ class ShadowShapley(MeasuredMetric):
     def trains(self) -> Coalitions:
         """The argument ``coalitions``, by which a ``FederatedLoop`` knows which coalitions to train."""
         return self.coalitions
+
+    def next_coalitions(
+        self, masks: Tensor, outputs: Tensor, logits: bool, names: Sequence[str], seed: int
+    ) -> Tensor:
+        """Choose the coalitions to train next, bool ``[J, n]``, from those that are trained. None are left if J is 0.
+
+        Args:
+            masks: bool ``[K, n]``, the trained coalitions.
+            outputs: ``[K, V, ...]``, their models' outputs in the last round. Those of the empty and the full coalition
+                are not used.
+            logits: whether the outputs are logits.
+            names: the clients' names.
+            seed: the run's seed.
+        """
+        is_single = masks.sum(1) == 1
+        num_clients = masks.shape[1]
+        has_singles_only = len(masks) == 2 + int(is_single.sum())
+        if self.coalitions != "halves" or not has_singles_only:
+            return torch.empty(0, num_clients, dtype=torch.bool)
+        clients = masks[is_single].int().argmax(1)
+        outputs_by_client = outputs[is_single][clients.argsort()]
+        return choose_halvings(outputs_by_client, names, self.halvings, logits=logits, seed=seed)
 
     @property
     def pending(self) -> str | None:
@@ -414,7 +459,7 @@ class ShadowShapley(MeasuredMetric):
             output_score is not None
             and outputs is not None
             and weights is not None
-            and has_complete_sizes(masks)
+            and favors_nobody(masks)
         ):
             if not are_all_trained:
                 predict = partial(output_score.shapley, masks, utilities.cpu(), outputs, weights)

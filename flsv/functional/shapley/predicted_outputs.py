@@ -65,8 +65,9 @@ class PredictedValues(ShapleyEstimate):
     """Shapley values from predicted outputs.
 
     Attributes:
-        disagreement: ``[n]`` or ``[n, M]``, the value of the interpolated game minus that of the ensemble's game. Where
-            it is large, the prediction is bad.
+        disagreement: ``[n]`` or ``[n, M]``, the value of the interpolated game minus that of the ensemble's game. With
+            halves the values' standard deviation over the games, times the root of 2. Where it is large, the prediction
+            is bad.
     """
 
     disagreement: Tensor
@@ -191,7 +192,8 @@ def predicted_shapley(
 
     Args:
         trained: bool ``[T, n]``, the trained coalitions: the empty and the grand one, and each player alone, at least.
-            Of each size train all coalitions or none: training some favors their members.
+            Of each size train all coalitions or none, or train halves, see
+            :func:`flsv.functional.choose_halvings`: training others favors their members.
         utilities: ``[T]`` or ``[T, M]``, the trained coalitions' own utilities, such as accuracies.
         outputs: ``[T, V, ...]``, their models' outputs for V validation samples. Of classifiers logits ``[T, V, M]``.
         weights: ``[n]``, the weights with which the federation averages its clients, such as numbers of samples.
@@ -307,6 +309,11 @@ def _mean_of_predictions(
         evaluations=evaluations,
         disagreement=disagreement,
     )
+
+
+def favors_nobody(trained: Tensor) -> bool:
+    """Return whether each player is as often among the ``trained`` as any other, so that outputs can be predicted."""
+    return has_complete_sizes(trained) or has_halvings(trained)
 
 
 def has_complete_sizes(trained: Tensor) -> bool:
