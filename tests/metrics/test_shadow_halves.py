@@ -29,12 +29,24 @@ def make_data():
     centers = 2 * torch.randn(CLASSES, FEATURES, generator=generator)
     clients = {}
     for client in range(NUM_CLIENTS):
-        labels = torch.randint(CLASSES, (24 + 8 * client,), generator=generator)
+        labels = torch.randint(
+            CLASSES,
+            (24 + 8 * client,),
+            generator=generator,
+        )
         if client < 2:
             labels = labels % 2
-        samples = centers[labels] + torch.randn(len(labels), FEATURES, generator=generator)
+        samples = centers[labels] + torch.randn(
+            len(labels),
+            FEATURES,
+            generator=generator,
+        )
         clients[f"site {client}"] = TensorDataset(samples, labels)
-    return FederatedDataModule(clients=clients, batch_size=7, splits=Splits(server_val=0.3))
+    return FederatedDataModule(
+        clients=clients,
+        batch_size=7,
+        splits=Splits(server_val=0.3),
+    )
 
 
 def make_loop(metric, **options):
@@ -55,7 +67,13 @@ def trained_coalitions(folder):
 def test_values_are_those_of_the_same_coalitions_named_before(tmp_path: Any, halvings: int) -> None:
     loop = make_loop(ShadowShapley(coalitions="halves", halvings=halvings))
 
-    fit(loop, tmp_path / "halves", Plainest(), make_data(), ROUNDS)
+    fit(
+        loop,
+        tmp_path / "halves",
+        Plainest(),
+        make_data(),
+        ROUNDS,
+    )
 
     coalitions = trained_coalitions(tmp_path / "halves")
     everybody = set(range(NUM_CLIENTS))
@@ -64,12 +82,28 @@ def test_values_are_those_of_the_same_coalitions_named_before(tmp_path: Any, hal
     assert len(halves) == 2 * halvings
     assert all(tuple(sorted(everybody - set(half))) in coalitions for half in halves)
 
-    named = make_loop(ShadowShapley(coalitions=sorted(coalitions)))
-    fit(named, tmp_path / "named", Plainest(), make_data(), ROUNDS)
+    loop_of_named = make_loop(ShadowShapley(coalitions=sorted(coalitions)))
+    fit(
+        loop_of_named,
+        tmp_path / "named",
+        Plainest(),
+        make_data(),
+        ROUNDS,
+    )
     metric: Any = loop.metrics["shadow"]
-    metric_of_named: Any = named.metrics["shadow"]
-    torch.testing.assert_close(metric.compute(), metric_of_named.compute(), rtol=0, atol=1e-6)
-    torch.testing.assert_close(metric.errors, metric_of_named.errors, rtol=0, atol=1e-6)
+    metric_of_named: Any = loop_of_named.metrics["shadow"]
+    torch.testing.assert_close(
+        metric.compute(),
+        metric_of_named.compute(),
+        rtol=0,
+        atol=1e-6,
+    )
+    torch.testing.assert_close(
+        metric.errors,
+        metric_of_named.errors,
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 def test_the_halves_are_those_of_the_outputs_of_each_client_alone() -> None:
@@ -77,16 +111,38 @@ def test_the_halves_are_those_of_the_outputs_of_each_client_alone() -> None:
     generator = torch.Generator().manual_seed(1)
     masks = few_coalitions(NUM_CLIENTS, "singles")
     order = torch.tensor([0, 1, 4, 6, 2, 5, 3])  # clients in another order
-    outputs = torch.randn(len(masks), 10, CLASSES, generator=generator)
+    outputs = torch.randn(
+        len(masks),
+        10,
+        CLASSES,
+        generator=generator,
+    )
     names = [f"site {client}" for client in range(NUM_CLIENTS)]
-    expected = choose_halvings(outputs[2:], names, 2, logits=True)
+    expected = choose_halvings(
+        outputs[2:],
+        names,
+        2,
+        logits=True,
+    )
 
-    chosen = metric.next_coalitions(masks[order], outputs[order], logits=True, names=names, seed=0)
+    chosen = metric.next_coalitions(
+        masks[order],
+        outputs[order],
+        logits=True,
+        names=names,
+        seed=0,
+    )
 
     assert torch.equal(chosen, expected)
     all_masks = torch.cat([masks, chosen])
     all_outputs = torch.cat([outputs, outputs[:4]])
-    none_left = metric.next_coalitions(all_masks, all_outputs, logits=True, names=names, seed=0)
+    none_left = metric.next_coalitions(
+        all_masks,
+        all_outputs,
+        logits=True,
+        names=names,
+        seed=0,
+    )
     assert len(none_left) == 0
 
 
@@ -102,8 +158,14 @@ def test_other_designs_choose_nothing() -> None:
     assert len(chosen) == 0
 
 
-@pytest.mark.parametrize("halvings", [1, 2, 3])
-@pytest.mark.parametrize("num_clients", [4, 5, 8])
+@pytest.mark.parametrize(
+    "halvings",
+    [1, 2, 3],
+)
+@pytest.mark.parametrize(
+    "num_clients",
+    [4, 5, 8],
+)
 def test_a_halving_costs_one_more_run(num_clients: int, halvings: int) -> None:
     masks = with_any_halves(coalition_masks("halves", num_clients), halvings)
 
@@ -117,7 +179,10 @@ def test_a_resumed_run_chooses_the_same_halves(tmp_path: Any) -> None:
 
 
 def test_drawn_cohorts_have_halves_too(tmp_path: Any) -> None:
-    loop = make_loop(ShadowShapley(coalitions="halves"), sampler=UniformSampler(4))
+    loop = make_loop(
+        ShadowShapley(coalitions="halves"),
+        sampler=UniformSampler(4),
+    )
 
     fit(loop, tmp_path, Plainest(), make_data(), ROUNDS)
 
@@ -142,7 +207,13 @@ def test_logged_values_are_refused_before_training(tmp_path: Any) -> None:
     metric = ShadowShapley(coalitions="halves", performance="val_acc", mode="max")
 
     with pytest.raises(ConfigurationError, match="chosen by the outputs"):
-        fit(make_loop(metric), tmp_path, Plainest(), make_data(), ROUNDS)
+        fit(
+            make_loop(metric),
+            tmp_path,
+            Plainest(),
+            make_data(),
+            ROUNDS,
+        )
 
 
 def test_two_metrics_of_one_run_need_as_many_halvings() -> None:

@@ -69,7 +69,10 @@ SETS = {
 }
 
 
-def play(name: str, seed: int) -> dict[str, Any]:
+def play(
+    name: str,
+    seed: int,
+) -> dict[str, Any]:
     """Train all coalitions of a federation. Return their utilities and outputs, and the clients' updates in the run."""
     began = time.process_time()
     training = Training(name, seed)
@@ -81,22 +84,31 @@ def play(name: str, seed: int) -> dict[str, Any]:
     outputs = []
     for part in masks.split(coalitions_per_chunk):
         # The last chunk ends with the coalition of all clients, whose updates are kept.
-        models, first, total = training(part)
-        outputs.append(training.outputs(models, training.validation[0]))
+        models, first_updates, total = training(part)
+        outputs.append(
+            training.outputs(
+                models,
+                training.validation[0],
+            )
+        )
     all_outputs = torch.cat(outputs)
     return {
         "masks": masks,
         "utilities": score(federation, training.validation[1], all_outputs),
         "outputs": all_outputs,
         "sizes": training.sizes,
-        "first": first,
+        "first": first_updates,
         "total": total,
         "labels": training.validation[1],
         "seconds": time.process_time() - began,
     }
 
 
-def train(folder: Path, names: Sequence[str], num_seeds: int) -> None:
+def train(
+    folder: Path,
+    names: Sequence[str],
+    num_seeds: int,
+) -> None:
     """Train all federations with one seed after the other."""
     for seed in range(num_seeds):
         for name in names:
@@ -127,7 +139,7 @@ class Trained:
     # Utilities of untrained models.
     untrained: Tensor
     # The clients' updates of the first round, and their sums. None: they were not kept.
-    first: Tensor | None
+    first_updates: Tensor | None
     total: Tensor | None
 
     @property
@@ -141,7 +153,11 @@ class Trained:
         return (masks.long() * place_values).sum(1).tolist()
 
 
-def trained(record: Mapping[str, Any], score: Callable[[Tensor], Tensor], logits: bool) -> Trained:
+def trained(
+    record: Mapping[str, Any],
+    score: Callable[[Tensor], Tensor],
+    logits: bool,
+) -> Trained:
     """Read a record of ``halvings.py`` or ``usual.py``."""
     masks = record["masks"]
     num_clients = masks.shape[1]
@@ -156,7 +172,7 @@ def trained(record: Mapping[str, Any], score: Callable[[Tensor], Tensor], logits
         score=score,
         logits=logits,
         untrained=record["untrained"].double(),
-        first=record.get("first"),
+        first_updates=record.get("first"),
         total=record.get("total"),
     )
 
@@ -165,13 +181,19 @@ def trained(record: Mapping[str, Any], score: Callable[[Tensor], Tensor], logits
 SCORES = {"accuracy": "accuracy", "balanced_accuracy": "balanced", "negative_loss": "loss"}
 
 
-def seeds_of(name: str, folder: Path) -> list[Trained]:
+def seeds_of(
+    name: str,
+    folder: Path,
+) -> list[Trained]:
     """All seeds of a federation."""
     records = [torch.load(path) for path in sorted((folder / name).glob("*.pt"))]
     if name in FEDERATIONS:
-        usual = FEDERATIONS[name]
+        usual_federation = FEDERATIONS[name]
         federation = Federation(
-            usual.data, usual.num_clients, usual.split, score=SCORES[usual.performance]
+            usual_federation.data,
+            usual_federation.num_clients,
+            usual_federation.split,
+            score=SCORES[usual_federation.performance],
         )
     else:
         federation = ALL[name]
@@ -181,7 +203,13 @@ def seeds_of(name: str, folder: Path) -> list[Trained]:
     seeds = []
     for record in records:
         measure = partial(score, federation, record["labels"])
-        seeds.append(trained(record, measure, logits=federation.score != "r2"))
+        seeds.append(
+            trained(
+                record,
+                measure,
+                logits=federation.score != "r2",
+            )
+        )
     return seeds
 
 
@@ -222,7 +250,12 @@ def halved(seed: Trained, halvings: int) -> Tensor:
     """List each client alone and the halves of unlike clients."""
     singles = few_coalitions(seed.num_clients, "singles")
     outputs = seed.outputs[seed.numbers_of(singles[2:])]
-    halves = choose_halvings(outputs, names_of(seed), halvings, logits=seed.logits)
+    halves = choose_halvings(
+        outputs,
+        names_of(seed),
+        halvings,
+        logits=seed.logits,
+    )
     return torch.cat([singles, halves])
 
 
@@ -239,14 +272,22 @@ def by_halves(seed: Trained, halvings: int) -> Valued:
 def by_scores(seed: Trained, halvings: int) -> Valued:
     """Estimate the values from the scores of each client alone and of halves, as for a logged value."""
     masks = halved(seed, halvings)
-    estimate = few_coalitions_shapley(masks, seed.utilities[seed.numbers_of(masks)])
+    estimate = few_coalitions_shapley(
+        masks,
+        seed.utilities[seed.numbers_of(masks)],
+    )
     return Valued(estimate.values, estimate.stderr)
 
 
 def by_updates(seed: Trained, updates: Tensor) -> Valued:
     """Compute the values from halves of clients whose updates are unlike."""
     singles = few_coalitions(seed.num_clients, "singles")
-    halves = choose_halvings(updates, names_of(seed), 1, logits=False)
+    halves = choose_halvings(
+        updates,
+        names_of(seed),
+        1,
+        logits=False,
+    )
     return valued(seed, torch.cat([singles, halves]))
 
 
@@ -274,16 +315,24 @@ SEEDS_OF_WAY = (1, 3)
 
 
 def values_by_seed(seeds: Sequence[Trained]) -> dict[str, list[list[Valued]]]:
-    """Compute each seed's values in all ways. A way has a list for each of its random halvings, else one."""
-    ways = {way: [[value(seed) for seed in seeds]] for way, value in WAYS.items()}
+    """Compute each seed's values in all ways. A method has a list for each of its random halvings, else one."""
+    ways = {method: [[value(seed) for seed in seeds]] for method, value in WAYS.items()}
     ways[RANDOM_WAY] = []
     for number in range(NUM_RANDOM):
-        ways[RANDOM_WAY].append([by_random_halves(seed, number) for seed in seeds])
-    if seeds[0].first is not None:
+        ways[RANDOM_WAY].append(
+            [
+                by_random_halves(
+                    seed,
+                    number,
+                )
+                for seed in seeds
+            ]
+        )
+    if seeds[0].first_updates is not None:
         by_first = []
         for seed in seeds:
-            assert seed.first is not None
-            by_first.append(by_updates(seed, seed.first))
+            assert seed.first_updates is not None
+            by_first.append(by_updates(seed, seed.first_updates))
         ways[WAY_BY_FIRST_UPDATES] = [by_first]
     return ways
 
@@ -299,16 +348,26 @@ def coverage(
     fractions = []
     values = torch.stack([valued.values for valued in of_seeds])
     errors = torch.stack([valued.stderr for valued in of_seeds])
-    for chosen in map(list, combinations(range(len(values)), num_seeds)):
-        others = [seed for seed in range(len(values)) if seed not in chosen]
+    for chosen in map(
+        list,
+        combinations(range(len(values)), num_seeds),
+    ):
+        other_seeds = [seed for seed in range(len(values)) if seed not in chosen]
         if num_seeds == 1:
             (seed,) = chosen
-            stderr = one_seed_stderr(values[seed], errors[seed], untrained[seed])
+            stderr = one_seed_stderr(
+                values[seed],
+                errors[seed],
+                untrained[seed],
+            )
             half_width = quantile * stderr
         else:
-            half_width = interval_over_seeds(values[chosen], errors[chosen].mean(0))
-        variance_of_truth = quantile**2 * truths.var(0).mean() / len(others)
-        distance = (values[chosen].mean(0) - truths[others].mean(0)).abs()
+            half_width = interval_over_seeds(
+                values[chosen],
+                errors[chosen].mean(0),
+            )
+        variance_of_truth = quantile**2 * truths.var(0).mean() / len(other_seeds)
+        distance = (values[chosen].mean(0) - truths[other_seeds].mean(0)).abs()
         is_held = distance <= (half_width.square() + variance_of_truth).sqrt()
         fractions.append(is_held.double().mean())
     return float(torch.stack(fractions).mean())
@@ -316,7 +375,7 @@ def coverage(
 
 @dataclass(frozen=True)
 class Measured:
-    """How far one way's values lie from the truth in one federation."""
+    """How far one method's values lie from the truth in one federation."""
 
     wrong: float
     coverage: float
@@ -328,7 +387,7 @@ def measure(seeds: Sequence[Trained]) -> dict[tuple[str, int], Measured]:
     truths = torch.stack([valued.values for valued in by_way["exact"][0]])
     untrained = [seed.untrained for seed in seeds]
     measured = {}
-    for way, alternatives in by_way.items():
+    for method, alternatives in by_way.items():
         for num_seeds in SEEDS_OF_WAY:
             if len(seeds) < num_seeds + 2 and num_seeds > 1:
                 continue
@@ -338,7 +397,10 @@ def measure(seeds: Sequence[Trained]) -> dict[tuple[str, int], Measured]:
                 values = torch.stack([valued.values for valued in of_seeds])
                 wrong.append(wrong_by(values, truths, num_seeds))
                 covered.append(coverage(of_seeds, truths, untrained, num_seeds))
-            measured[way, num_seeds] = Measured(float(np.mean(wrong)), float(np.mean(covered)))
+            measured[method, num_seeds] = Measured(
+                float(np.mean(wrong)),
+                float(np.mean(covered)),
+            )
     return measured
 
 
@@ -360,7 +422,11 @@ def kinds_of(
     return kinds
 
 
-def table(folder: Path, usual_folder: Path, path: Path | None) -> str:
+def table(
+    folder: Path,
+    usual_folder: Path,
+    path: Path | None,
+) -> str:
     """Percent misallocated, what it exceeds the exact game's by, and what brackets hold."""
     by_name = {}
     for name in [*FEDERATIONS, *SETS["few"], *SETS["seven_or_eight"], *SETS["held_out"]]:
@@ -371,12 +437,19 @@ def table(folder: Path, usual_folder: Path, path: Path | None) -> str:
     rows = [["federations", "way", "seeds", "misallocated", "over exact", "most", "brackets hold"]]
     for title, names in kinds_of(by_name).items():
         ways = dict.fromkeys(key for name in names for key in by_name[name])
-        for way, num_seeds in ways:
-            measured = [by_name[name].get((way, num_seeds)) for name in names]
+        for method, num_seeds in ways:
+            measured = [by_name[name].get((method, num_seeds)) for name in names]
             exact_measured = [by_name[name].get(("exact", num_seeds)) for name in names]
-            pairs = [pair for pair in zip(measured, exact_measured) if pair[0] and pair[1]]
+            pairs = [
+                pair
+                for pair in zip(
+                    measured,
+                    exact_measured,
+                )
+                if pair[0] and pair[1]
+            ]
             over = [pair[0].wrong - pair[1].wrong for pair in pairs]
-            cells = [f"{title}: {len(pairs)}", way, str(num_seeds)]
+            cells = [f"{title}: {len(pairs)}", method, str(num_seeds)]
             cells.append(f"{np.mean([pair[0].wrong for pair in pairs]):.2f}")
             cells.append(interval(over) if len(over) > 1 else f"{np.mean(over):+.2f}")
             cells.append(f"{max(over):+.1f}")
@@ -387,14 +460,17 @@ def table(folder: Path, usual_folder: Path, path: Path | None) -> str:
     return grid(rows)
 
 
-def write(by_name: Mapping[str, Mapping[tuple[str, int], Measured]], path: Path) -> None:
-    """Write a row for each federation and way."""
+def write(
+    by_name: Mapping[str, Mapping[tuple[str, int], Measured]],
+    path: Path,
+) -> None:
+    """Write a row for each federation and method."""
     lines = [["federation", "clients", "way", "seeds", "misallocated_percent", "held"]]
     for name, measured in by_name.items():
         num_clients = FEDERATIONS[name].num_clients if name in FEDERATIONS else ALL[name].n
-        for (way, num_seeds), of_way in measured.items():
+        for (method, num_seeds), of_way in measured.items():
             numbers = [f"{of_way.wrong:.2f}", f"{of_way.coverage:.3f}"]
-            lines.append([name, str(num_clients), way, str(num_seeds), *numbers])
+            lines.append([name, str(num_clients), method, str(num_seeds), *numbers])
     with path.open("w", newline="") as file:
         csv.writer(file).writerows(lines)
 
@@ -405,9 +481,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=["train", "table"])
-    parser.add_argument("sets", nargs="*", choices=[*SETS, []])
-    parser.add_argument("--folder", type=Path, default=Path("runs/halvings"))
-    parser.add_argument("--usual-folder", type=Path, default=Path("runs/usual"))
+    parser.add_argument(
+        "sets",
+        nargs="*",
+        choices=[*SETS, []],
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("runs/halvings"),
+    )
+    parser.add_argument(
+        "--usual-folder",
+        type=Path,
+        default=Path("runs/usual"),
+    )
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
@@ -416,7 +504,13 @@ def main() -> None:
         names = [name for set_name in options.sets or SETS for name in SETS[set_name]]
         train(options.folder, names, options.seeds)
     else:
-        print(table(options.folder, options.usual_folder, options.csv))
+        print(
+            table(
+                options.folder,
+                options.usual_folder,
+                options.csv,
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -70,13 +70,22 @@ def expected_classes(trained: TrainedOutputs) -> Prediction:
     probabilities = single_outputs.softmax(-1)
     num_classes = probabilities.shape[-1]
     num_players = len(probabilities)
-    frequencies = probabilities.double().view(num_players, -1, num_classes).mean(1)  # [n, M]
+    frequencies = (
+        probabilities.double()
+        .view(
+            num_players,
+            -1,
+            num_classes,
+        )
+        .mean(1)
+    )  # [n, M]
     other_axes = [1] * (probabilities.ndim - 2)
 
     def predict(masks: Tensor) -> Tensor:
         shares = coalition_shares(masks, trained.weights)
         coalition_frequencies = shares @ frequencies.cpu()  # q_S [c, M]
-        smoothed = (1 - UNIFORM_PART) * coalition_frequencies + UNIFORM_PART / num_classes
+        uniform = UNIFORM_PART / num_classes
+        smoothed = (1 - UNIFORM_PART) * coalition_frequencies + uniform
         logits = center_logits(smoothed.log())
         return logits.to(probabilities).view(-1, *other_axes, num_classes)
 
@@ -103,7 +112,8 @@ def blocks(trained: TrainedOutputs) -> Prediction:
         outputs = outputs.softmax(-1)
 
     def predict(masks: Tensor) -> Tensor:
-        mean = mix_outputs(block_weights(masks, trained.masks, trained.weights), outputs)
+        mixing_weights = block_weights(masks, trained.masks, trained.weights)
+        mean = mix_outputs(mixing_weights, outputs)
         if trained.logits:
             return mean.clamp_min(MIN_PROBABILITY).log()
         return mean
@@ -126,15 +136,18 @@ def block_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
     # A block of m members saves m - 1 blocks of one.
     num_saved = unions.sum(1) - cuts.sum(1)
 
-    num_outside = unions.double() @ (~masks).double().T  # [C, K]
-    is_inside = num_outside.T == 0  # [K, C]
+    non_members = (~masks).double()
+    num_outside = non_members @ unions.double().T  # [K, C]
+    is_inside = num_outside == 0
     saved = num_saved.masked_fill(~is_inside, -1)
     is_fewest = saved == saved.amax(1, keepdim=True)
-    parts_of_cuts = is_fewest.double() / is_fewest.sum(1, keepdim=True)
+    num_cuts = is_fewest.sum(1, keepdim=True)
+    parts_of_cuts = is_fewest.double() / num_cuts
 
     totals = masks.double() @ weights
     block_totals = trained.double() @ weights
-    mixing_weights = parts_of_cuts @ cuts.double() * block_totals / totals[:, None]
+    parts_of_blocks = parts_of_cuts @ cuts.double()  # [K, T]
+    mixing_weights = parts_of_blocks * block_totals / totals[:, None]
     part_alone = parts_of_cuts @ (~unions).double()  # [K, n]
     alone_weights = part_alone * coalition_shares(masks, weights)
     is_single = trained.sum(1) == 1
@@ -152,7 +165,11 @@ def _disjoint_coalitions(trained: Tensor) -> Tensor:
             shares_player = (trained[list(chosen)] & trained[position]).any()
             if not shares_player:
                 sets.append((*chosen, position))
-    cuts = torch.zeros(len(sets), len(trained), dtype=torch.bool)
+    cuts = torch.zeros(
+        len(sets),
+        len(trained),
+        dtype=torch.bool,
+    )
     for row, chosen in enumerate(sets):
         cuts[row, list(chosen)] = True
     return cuts
@@ -176,7 +193,7 @@ def _combiner_features(trained: TrainedOutputs) -> Callable[[Tensor], Tensor]:
     """Return the function from masks ``[c, n]`` to the combiner's four logits, ``[c, V, ..., M, 4]``."""
     single_outputs = trained.outputs[trained.single_positions]
     probabilities = single_outputs.softmax(-1)
-    are_single = torch.ones(len(single_outputs), dtype=torch.bool, device=single_outputs.device)
+    are_single = torch.ones(len(single_outputs), dtype=torch.bool)
     capped_logits = cap_logits(single_outputs, is_single=are_single)
     mean_by_shares = ensemble(trained)
     class_logits = expected_classes(trained)
@@ -184,34 +201,43 @@ def _combiner_features(trained: TrainedOutputs) -> Callable[[Tensor], Tensor]:
     def features(masks: Tensor) -> Tensor:
         shares = coalition_shares(masks, trained.weights)
         equal_shares = masks.double() / masks.sum(1, keepdim=True)
-        unweighted_mean = mix_outputs(equal_shares, probabilities).clamp_min(MIN_PROBABILITY)
+        unweighted_mean = mix_outputs(equal_shares, probabilities)
+        unweighted_logits = unweighted_mean.clamp_min(MIN_PROBABILITY).log()
         mean_logits = center_logits(mean_by_shares(masks))
-        return torch.stack(
-            [
-                mean_logits,
-                mix_outputs(shares, capped_logits),
-                center_logits(unweighted_mean.log()),
-                class_logits(masks).expand_as(mean_logits),
-            ],
-            -1,
-        )
+        logits = [
+            mean_logits,
+            mix_outputs(shares, capped_logits),
+            center_logits(unweighted_logits),
+            class_logits(masks).expand_as(mean_logits),
+        ]
+        return torch.stack(logits, -1)
 
     return features
 
 
-def _fit_combiner(trained: TrainedOutputs, features: Callable[[Tensor], Tensor]) -> Tensor:
+def _fit_combiner(
+    trained: TrainedOutputs,
+    features: Callable[[Tensor], Tensor],
+) -> Tensor:
     """Fit the combiner's coefficients to the trained coalitions' probabilities, float64 ``[4]``. No label is used."""
     member_features = features(trained.masks).double()
     targets = trained.outputs.double().softmax(-1)
     num_players = trained.masks.shape[1]
-    weights = torch.ones(len(trained.masks), dtype=torch.float64)
+    weights = torch.ones(
+        len(trained.masks),
+        dtype=torch.float64,
+    )
     weights[trained.is_single.cpu()] = WEIGHT_OF_SINGLES / num_players
     weights = (weights / weights.sum()).to(targets.device)
 
     # The first coefficient alone gives the ensemble.
-    first = torch.zeros(4, dtype=torch.float64, device=targets.device)
-    first[0] = 1
-    coefficients = first.clone().requires_grad_()
+    of_ensemble = torch.zeros(
+        4,
+        dtype=torch.float64,
+        device=targets.device,
+    )
+    of_ensemble[0] = 1
+    coefficients = of_ensemble.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
         [coefficients], max_iter=COMBINER_STEPS, line_search_fn="strong_wolfe"
     )
@@ -221,8 +247,8 @@ def _fit_combiner(trained: TrainedOutputs, features: Callable[[Tensor], Tensor])
         log_probabilities = F.log_softmax(member_features @ coefficients, dim=-1)
         cross_entropies = -(targets * log_probabilities).sum(-1)  # [T, V, ...]
         mean_cross_entropies = cross_entropies.flatten(1).mean(1)
-        penalty = COMBINER_PENALTY * (coefficients - first).square().sum()
-        total = weights @ mean_cross_entropies + penalty
+        squared_distance = (coefficients - of_ensemble).square().sum()
+        total = weights @ mean_cross_entropies + COMBINER_PENALTY * squared_distance
         total.backward()
         return total
 
@@ -233,10 +259,12 @@ def _fit_combiner(trained: TrainedOutputs, features: Callable[[Tensor], Tensor])
 
 def with_kriged_residuals(trained: TrainedOutputs, prediction: Prediction) -> Prediction:
     """Return a prediction plus the interpolation of what it misses in the trained coalitions."""
-    residuals = center_logits(trained.outputs) - center_logits(prediction(trained.masks))
+    predicted = center_logits(prediction(trained.masks))
+    residuals = center_logits(trained.outputs) - predicted
 
     def predict(masks: Tensor) -> Tensor:
         mixing_weights = interpolation_weights(masks, trained.masks, trained.weights)
-        return center_logits(prediction(masks)) + mix_outputs(mixing_weights, residuals)
+        interpolated_residuals = mix_outputs(mixing_weights, residuals)
+        return center_logits(prediction(masks)) + interpolated_residuals
 
     return predict

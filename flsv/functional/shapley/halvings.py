@@ -57,10 +57,12 @@ def choose_halvings(
                 [0, 0, 1, 1]], dtype=torch.int32)
     """
     num_players = len(outputs)
-    if len(names) != num_players or len(set(names)) != num_players:
+    are_distinct = len(set(names)) == len(names)
+    if len(names) != num_players or not are_distinct:
         raise ValueError(f"expected {num_players} distinct names, got {list(names)}.")
     # All is computed in the order of names, and put back into the players' order at the end.
-    order = torch.tensor(sorted(range(num_players), key=lambda player: names[player]))
+    players_by_name = sorted(range(num_players), key=names.__getitem__)
+    order = torch.tensor(players_by_name)
     similarity = output_similarity(outputs[order], logits=logits)
 
     num_partitions = comb(num_players, num_players // 2) // (2 - num_players % 2)
@@ -71,7 +73,10 @@ def choose_halvings(
     costs = _costs(firsts, similarity)
     best = costs.argsort(stable=True)[:count]
 
-    halves = torch.stack([firsts[best], ~firsts[best]], 1)  # [count, 2, n]
+    halves = torch.stack(
+        [firsts[best], ~firsts[best]],
+        1,
+    )  # [count, 2, n]
     by_name = halves.flatten(0, 1)
     masks = torch.empty_like(by_name)
     masks[:, order] = by_name
@@ -108,55 +113,77 @@ def _all_first_halves(num_players: int) -> Tensor:
         if is_listed_twice and 0 not in members:
             break
         halves.append(members)
-    firsts = torch.zeros(len(halves), num_players, dtype=torch.bool)
-    return firsts.scatter(1, torch.tensor(halves, dtype=torch.long), True)
+    firsts = torch.zeros(
+        len(halves),
+        num_players,
+        dtype=torch.bool,
+    )
+    players = torch.tensor(halves, dtype=torch.long)
+    return firsts.scatter(1, players, True)
 
 
-def _searched_first_halves(similarity: Tensor, names: Sequence[str], seed: int) -> Tensor:
+def _searched_first_halves(
+    similarity: Tensor,
+    names: Sequence[str],
+    seed: int,
+) -> Tensor:
     """Return partitions from which no exchange of two players leads to a lower cost, and those one exchange away from
     the best, bool ``[P, n]``."""
     num_players = len(similarity)
     generator = generator_for(seed, "halvings", *names)
-    found = []
+    optima = []
     for _ in range(NUM_STARTS):
-        first = torch.zeros(num_players, dtype=torch.bool)
         order = torch.randperm(num_players, generator=generator)
-        first[order[: num_players // 2]] = True
-        while True:
-            neighbors = _exchanges(first)
-            costs = _costs(torch.cat([first[None], neighbors]), similarity)
-            if costs[0] <= costs.min():
-                break
-            first = neighbors[int(costs[1:].argmin())]
-        found.append(first)
-    local_optima = torch.stack(found)
-    best = local_optima[int(_costs(local_optima, similarity).argmin())]
-    candidates = torch.cat([local_optima, _exchanges(best)])
+        members = order[: num_players // 2]
+        half = torch.zeros(num_players, dtype=torch.bool)
+        half[members] = True
+        optima.append(_local_optimum(half, similarity))
+
+    local_optima = torch.stack(optima)
+    costs = _costs(local_optima, similarity)
+    best_half = local_optima[int(costs.argmin())]
+    candidates = torch.cat([local_optima, _exchanges(best_half)])
     if num_players % 2 == 0:  # each partition is listed by the half with the first player
-        candidates = torch.where(candidates[:, :1], candidates, ~candidates)
+        has_first_player = candidates[:, :1]
+        candidates = torch.where(has_first_player, candidates, ~candidates)
     return candidates.unique(dim=0)
 
 
-def _exchanges(first: Tensor) -> Tensor:
+def _local_optimum(half: Tensor, similarity: Tensor) -> Tensor:
+    """Exchange two players, as long as that lowers the cost."""
+    while True:
+        neighbors = _exchanges(half)
+        with_itself = torch.cat([half[None], neighbors])
+        costs = _costs(with_itself, similarity)
+        best = int(costs.argmin())
+        if costs[0] <= costs[best]:
+            return half
+        half = with_itself[best]
+
+
+def _exchanges(half: Tensor) -> Tensor:
     """Return all partitions that differ by an exchange of two players, bool ``[P, n]``."""
-    inside, outside = torch.meshgrid(
-        first.nonzero().flatten(), (~first).nonzero().flatten(), indexing="ij"
-    )
-    exchanged = first.repeat(inside.numel(), 1)
-    exchanged.scatter_(1, inside.reshape(-1, 1), False)
-    return exchanged.scatter_(1, outside.reshape(-1, 1), True)
+    members = half.nonzero().flatten()
+    other_players = (~half).nonzero().flatten()
+    exchanges = torch.cartesian_prod(members, other_players)  # [P, 2]
+    exchanged = half.repeat(len(exchanges), 1)
+    exchanged.scatter_(1, exchanges[:, :1], False)
+    return exchanged.scatter_(1, exchanges[:, 1:], True)
 
 
 def has_halvings(trained: Tensor) -> bool:
-    """Return whether ``trained`` contains each player alone, and each other coalition with all who are not in it.
-    The empty and the grand coalition do not matter.
+    """Return whether ``trained`` contains each player alone and halves, each with all who are not in it. The empty and
+    the grand coalition do not matter.
     """
-    coalitions = {tuple(mask) for mask in trained.tolist()}
     num_players = trained.shape[1]
-    singles = torch.eye(num_players, dtype=torch.bool).tolist()
-    if not all(tuple(single) in coalitions for single in singles):
-        return False
     sizes = trained.sum(1)
     is_inner = (sizes > 1) & (sizes < num_players)
-    complements = (~trained[is_inner]).tolist()
-    return all(tuple(complement) in coalitions for complement in complements)
+    halves = trained[is_inner]
+    half_sizes = {num_players // 2, num_players - num_players // 2}
+    if not len(halves) or not set(halves.sum(1).tolist()) <= half_sizes:
+        return False
+
+    coalitions = {tuple(mask) for mask in trained.tolist()}
+    singles = torch.eye(num_players, dtype=torch.bool)
+    needed = torch.cat([singles, ~halves])
+    return all(tuple(mask) in coalitions for mask in needed.tolist())

@@ -77,8 +77,7 @@ def predictions_for(trained: TrainedOutputs) -> list[Prediction]:
     """Return the predictions of untrained coalitions' outputs: by interpolation and by ensemble, or with halvings those
     of :mod:`flsv.functional.shapley.halving_games`.
     """
-    are_halvings = not has_complete_sizes(trained.masks) and has_halvings(trained.masks)
-    if are_halvings:
+    if has_halvings(trained.masks):
         return halving_predictions(trained)
     return [interpolation(trained), ensemble(trained)]
 

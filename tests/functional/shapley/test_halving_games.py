@@ -17,20 +17,50 @@ NUM_CLASSES = 3
 TOLERANCE = 1e-5  # outputs are float32
 
 
-def make_trained(num_clients, count=1, num_classes=NUM_CLASSES, seed=0):
+def make_trained(
+    num_clients,
+    count=1,
+    num_classes=NUM_CLASSES,
+    seed=0,
+):
     """Clients alone, the halves of some halvings and all clients, with logits that depend on the members."""
     generator = torch.Generator().manual_seed(seed)
     singles = torch.eye(num_clients, dtype=torch.bool)
-    client_logits = 2 * torch.randn(num_clients, NUM_SAMPLES, num_classes, generator=generator)
+    client_logits = 2 * torch.randn(
+        num_clients,
+        NUM_SAMPLES,
+        num_classes,
+        generator=generator,
+    )
     names = [f"client {client}" for client in range(num_clients)]
     halves = choose_halvings(client_logits, names, count, logits=True)
-    masks = torch.cat([singles, halves, torch.ones(1, num_clients, dtype=torch.bool)])
-    sizes = torch.randint(20, 90, (num_clients,), generator=generator)
+    masks = torch.cat(
+        [
+            singles,
+            halves,
+            torch.ones(
+                1,
+                num_clients,
+                dtype=torch.bool,
+            ),
+        ]
+    )
+    sizes = torch.randint(
+        20,
+        90,
+        (num_clients,),
+        generator=generator,
+    )
 
     shares = coalition_shares(masks, sizes).float()
     outputs = torch.einsum("tn,nvm->tvm", shares, client_logits)
     outputs += 0.3 * torch.randn(outputs.shape, generator=generator)
-    return TrainedOutputs(masks=masks, outputs=outputs, weights=sizes, logits=True)
+    return TrainedOutputs(
+        masks=masks,
+        outputs=outputs,
+        weights=sizes,
+        logits=True,
+    )
 
 
 def untrained_masks(trained):
@@ -44,7 +74,13 @@ def untrained_masks(trained):
 
 
 def softmax(logits):
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    powers = np.exp(
+        logits
+        - logits.max(
+            -1,
+            keepdims=True,
+        )
+    )
     return powers / powers.sum(-1, keepdims=True)
 
 
@@ -59,13 +95,23 @@ def members_of(mask):
 def outputs_by_members(trained):
     masks = trained.masks.numpy()
     outputs = trained.outputs.double().numpy()
-    return {members_of(mask): logits for mask, logits in zip(masks, outputs)}
+    return {
+        members_of(mask): logits
+        for mask, logits in zip(
+            masks,
+            outputs,
+        )
+    }
 
 
 def class_logits_by_hand(members, outputs, sizes):
     """l_S: the centered logarithm of the class frequencies that the members are expected to know."""
     frequencies = [softmax(outputs[client,]).mean(0) for client in members]
-    mean = np.average(frequencies, axis=0, weights=sizes[list(members)])
+    mean = np.average(
+        frequencies,
+        axis=0,
+        weights=sizes[list(members)],
+    )
     return center(np.log(0.99 * mean + 0.01 / len(mean)))
 
 
@@ -81,29 +127,66 @@ def interpolation_by_hand(members, outputs, sizes):
         return 4 * a @ b + np.exp(-((a - b) ** 2).sum() / 0.5)
 
     points = [point(coalition) for coalition in outputs]
-    matrix = np.array([[kernel(a, b) for b in points] for a in points]) + 1e-3 * np.eye(len(points))
+    matrix = np.array(
+        [
+            [
+                kernel(
+                    a,
+                    b,
+                )
+                for b in points
+            ]
+            for a in points
+        ]
+    ) + 1e-3 * np.eye(len(points))
     # The bordered system of kriging with an unknown mean.
     ones = np.ones((len(points), 1))
     system = np.block([[matrix, ones], [ones.T, np.zeros((1, 1))]])
-    right_side = np.array([kernel(point(members), b) for b in points] + [1.0])
-    weights = np.linalg.solve(system, right_side)[:-1]
-    return np.tensordot(weights, np.array(list(outputs.values())), 1)
+    right_side = np.array(
+        [
+            kernel(
+                point(members),
+                b,
+            )
+            for b in points
+        ]
+        + [1.0]
+    )
+    weights = np.linalg.solve(
+        system,
+        right_side,
+    )[:-1]
+    return np.tensordot(
+        weights,
+        np.array(list(outputs.values())),
+        1,
+    )
 
 
 def capped_by_hand(outputs):
     norms = {
-        members: np.linalg.norm(center(logits), axis=-1).mean()
+        members: np.linalg.norm(
+            center(logits),
+            axis=-1,
+        ).mean()
         for members, logits in outputs.items()
     }
     alone = sorted(norms[members] for members in norms if len(members) == 1)
     limit = 1.5 * alone[(len(alone) - 1) // 2]
     return {
-        members: center(logits) * min(1, limit / norms[members])
+        members: center(logits)
+        * min(
+            1,
+            limit / norms[members],
+        )
         for members, logits in outputs.items()
     }
 
 
-@pytest.mark.parametrize(("num_clients", "count"), [(3, 1), (4, 1), (5, 2), (6, 3)])
+@pytest.mark.parametrize(
+    ("num_clients", "count"),
+    [(3, 1), (4, 1), (5, 2), (6, 3)],
+)
 def test_transported_interpolation_equals_its_formula(num_clients, count):
     trained = make_trained(num_clients, count)
     sizes = trained.weights.double().numpy()
@@ -116,7 +199,10 @@ def test_transported_interpolation_equals_its_formula(num_clients, count):
 
     predicted = halving_games.transported_interpolation(trained)(masks)
 
-    for mask, logits in zip(masks.numpy(), predicted.double().numpy()):
+    for mask, logits in zip(
+        masks.numpy(),
+        predicted.double().numpy(),
+    ):
         members = members_of(mask)
         expected = interpolation_by_hand(members, transported, sizes)
         expected = expected + class_logits_by_hand(members, outputs, sizes)
@@ -137,7 +223,10 @@ def cuts_by_hand(members, coalitions):
     raise AssertionError("each player alone is trained")
 
 
-@pytest.mark.parametrize(("num_clients", "count"), [(3, 1), (4, 2), (5, 2), (6, 3)])
+@pytest.mark.parametrize(
+    ("num_clients", "count"),
+    [(3, 1), (4, 2), (5, 2), (6, 3)],
+)
 def test_blocks_equal_an_enumeration_of_cuts(num_clients, count):
     trained = make_trained(num_clients, count)
     sizes = trained.weights.double().numpy()
@@ -146,13 +235,26 @@ def test_blocks_equal_an_enumeration_of_cuts(num_clients, count):
 
     predicted = halving_games.blocks(trained)(masks)
 
-    for mask, logits in zip(masks.numpy(), predicted.double().numpy()):
+    for mask, logits in zip(
+        masks.numpy(),
+        predicted.double().numpy(),
+    ):
         means = []
         for cut in cuts_by_hand(members_of(mask), list(outputs)):
             block_sizes = [sizes[list(block)].sum() for block in cut]
             probabilities = [softmax(outputs[block]) for block in cut]
-            means.append(np.average(probabilities, axis=0, weights=block_sizes))
-        np.testing.assert_allclose(softmax(logits), np.mean(means, 0), atol=TOLERANCE)
+            means.append(
+                np.average(
+                    probabilities,
+                    axis=0,
+                    weights=block_sizes,
+                )
+            )
+        np.testing.assert_allclose(
+            softmax(logits),
+            np.mean(means, 0),
+            atol=TOLERANCE,
+        )
 
 
 def combiner_loss_by_hand(coefficients, features, trained):
@@ -173,13 +275,24 @@ def features_by_hand(members, outputs, sizes):
     capped = capped_by_hand({alone: logits for alone, logits in outputs.items() if len(alone) == 1})
     probabilities = [softmax(logits) for logits in singles.values()]
     by_size = np.average(probabilities, axis=0, weights=weights)
-    mean_logits = np.average([capped[client,] for client in members], axis=0, weights=weights)
+    mean_logits = np.average(
+        [capped[client,] for client in members],
+        axis=0,
+        weights=weights,
+    )
     classes = class_logits_by_hand(members, outputs, sizes)
     return np.stack(
         [
             center(np.log(by_size)),
             mean_logits,
-            center(np.log(np.mean(probabilities, 0))),
+            center(
+                np.log(
+                    np.mean(
+                        probabilities,
+                        0,
+                    )
+                )
+            ),
             np.broadcast_to(classes, by_size.shape),
         ],
         -1,
@@ -190,25 +303,46 @@ def test_combiner_is_a_sum_of_four_logits_that_minimizes_its_loss():
     trained = make_trained(5, count=2)
     sizes = trained.weights.double().numpy()
     outputs = outputs_by_members(trained)
-    all_features = np.stack([features_by_hand(members, outputs, sizes) for members in outputs])
+    all_features = np.stack(
+        [
+            features_by_hand(
+                members,
+                outputs,
+                sizes,
+            )
+            for members in outputs
+        ]
+    )
     masks = untrained_masks(trained)
     of_untrained = np.stack(
-        [features_by_hand(members_of(mask), outputs, sizes) for mask in masks.numpy()]
+        [
+            features_by_hand(
+                members_of(mask),
+                outputs,
+                sizes,
+            )
+            for mask in masks.numpy()
+        ]
     )
 
     predicted = halving_games.combiner(trained)(masks).double().numpy()
 
     # The coefficients that the predictions show, by least squares.
     coefficients, residuals, *_ = np.linalg.lstsq(
-        of_untrained.reshape(-1, 4), predicted.reshape(-1), rcond=None
+        of_untrained.reshape(
+            -1,
+            4,
+        ),
+        predicted.reshape(-1),
+        rcond=None,
     )
     assert residuals < 1e-6
     least_loss = combiner_loss_by_hand(coefficients, all_features, trained)
     rng = np.random.default_rng(0)
     for step in 0.02 * rng.normal(size=(50, 4)):
         assert combiner_loss_by_hand(coefficients + step, all_features, trained) > least_loss - 1e-6
-    first = np.array([1.0, 0, 0, 0])
-    assert combiner_loss_by_hand(first, all_features, trained) > least_loss + 1e-3
+    of_ensemble = np.array([1.0, 0, 0, 0])
+    assert combiner_loss_by_hand(of_ensemble, all_features, trained) > least_loss + 1e-3
 
 
 def test_kriged_residuals_equal_their_formula():
@@ -223,10 +357,21 @@ def test_kriged_residuals_equal_their_formula():
     }
     masks = untrained_masks(trained)
 
-    predicted = halving_games.with_kriged_residuals(trained, combined)(masks).double().numpy()
+    predicted = (
+        halving_games.with_kriged_residuals(
+            trained,
+            combined,
+        )(masks)
+        .double()
+        .numpy()
+    )
 
     for mask, logits in zip(masks, predicted):
-        residual = interpolation_by_hand(members_of(mask.numpy()), missed, sizes)
+        residual = interpolation_by_hand(
+            members_of(mask.numpy()),
+            missed,
+            sizes,
+        )
         expected = center(combined(mask[None])[0].double().numpy()) + residual
         np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
 
@@ -234,12 +379,20 @@ def test_kriged_residuals_equal_their_formula():
 def game_of(trained):
     """The trained coalitions with the empty one, their accuracies and the function that scores outputs."""
     generator = torch.Generator().manual_seed(1)
-    labels = torch.randint(NUM_CLASSES, (NUM_SAMPLES,), generator=generator)
+    labels = torch.randint(
+        NUM_CLASSES,
+        (NUM_SAMPLES,),
+        generator=generator,
+    )
 
     def accuracy(outputs):
         return (outputs.argmax(-1) == labels).double().mean(-1)
 
-    empty = torch.zeros(1, trained.masks.shape[1], dtype=torch.bool)
+    empty = torch.zeros(
+        1,
+        trained.masks.shape[1],
+        dtype=torch.bool,
+    )
     masks = torch.cat([empty, trained.masks])
     outputs = torch.cat([torch.zeros_like(trained.outputs[:1]), trained.outputs])
     return masks, outputs, accuracy
@@ -263,7 +416,12 @@ def test_values_are_those_of_the_mean_of_four_tables():
     ).values
 
     expected = shapley_of_table(table[:, None])[:, 0]
-    torch.testing.assert_close(values, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        values,
+        expected,
+        rtol=0,
+        atol=1e-12,
+    )
 
 
 @pytest.mark.parametrize("num_clients", [2, 3])
@@ -279,7 +437,10 @@ def test_two_and_three_players(num_clients):
         masks, utilities, outputs, trained.weights, accuracy, logits=True
     ).values
 
-    torch.testing.assert_close(values.sum(), utilities[-1] - utilities[0])
+    torch.testing.assert_close(
+        values.sum(),
+        utilities[-1] - utilities[0],
+    )
     if num_clients == 2:
         without_others = utilities[1:3] - utilities[0]
         with_other = utilities[3] - utilities[1:3].flip(0)
@@ -290,7 +451,12 @@ def test_a_player_whose_model_knows_one_class_has_finite_predictions():
     trained = make_trained(4)
     outputs = trained.outputs.clone()
     outputs[0] = torch.tensor([1e4, 0, 0])
-    sure = TrainedOutputs(trained.masks, outputs, trained.weights, logits=True)
+    sure = TrainedOutputs(
+        trained.masks,
+        outputs,
+        trained.weights,
+        logits=True,
+    )
 
     for predict in halving_games.halving_predictions(sure):
         assert predict(untrained_masks(sure)).isfinite().all()
@@ -298,14 +464,22 @@ def test_a_player_whose_model_knows_one_class_has_finite_predictions():
 
 def test_regressions_have_the_interpolation_and_blocks():
     trained = make_trained(4)
-    targets = TrainedOutputs(trained.masks, trained.outputs[..., 0], trained.weights, logits=False)
+    targets = TrainedOutputs(
+        trained.masks,
+        trained.outputs[..., 0],
+        trained.weights,
+        logits=False,
+    )
     masks = untrained_masks(targets)
     interpolate = mixtures.interpolation(targets)
 
     predictions = halving_games.halving_predictions(targets)
 
     assert len(predictions) == 2
-    torch.testing.assert_close(predictions[0](masks), interpolate(masks))
+    torch.testing.assert_close(
+        predictions[0](masks),
+        interpolate(masks),
+    )
     weights = halving_games.block_weights(masks, targets.masks, targets.weights)
     expected = weights.float() @ targets.outputs
     torch.testing.assert_close(predictions[1](masks), expected)
@@ -324,4 +498,9 @@ def test_permuted_players_have_permuted_values():
         masks[:, order], utilities, outputs, trained.weights[order], accuracy, logits=True
     ).values
 
-    torch.testing.assert_close(permuted, values[order], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        permuted,
+        values[order],
+        rtol=0,
+        atol=1e-12,
+    )
