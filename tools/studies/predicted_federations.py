@@ -37,55 +37,84 @@ Parameters = dict[str, Tensor]
 
 @cache
 def source(name: str, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Features ``[N, ...]``, targets and groups ``[N]`` of a data set."""
+    """Features ``[N, ...]``, targets and groups ``[N]`` of a data set, of classification of the first classes."""
     groups: Any = None
-    if name == "blobs":
-        x, y = datasets.make_classification(2500, 20, n_informative=8, n_classes=4, random_state=5)
-    elif name in ("digits", "wine", "breast_cancer", "diabetes"):
-        x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
-        x = x / 16 if name == "digits" else (x - x.mean(0)) / x.std(0)
-        y = (y - y.mean()) / y.std() if name == "diabetes" else y
-    elif name in ("mnist", "fashion"):
-        of = (MNIST if name == "mnist" else FashionMNIST)(ROOT, train=True)
-        x, y = pooled(of.data[:6000, None]), of.targets[:6000]
-    elif name == "cifar":
-        batch = pickle.loads(
-            (ROOT / "cifar-10-batches-py/data_batch_1").read_bytes(), encoding="latin1"
-        )
-        few = np.array(batch["labels"]) < classes
-        x, y = (
-            pooled(torch.tensor(batch["data"][few]).view(-1, 3, 32, 32)),
-            np.array(batch["labels"])[few],
-        )
-    elif name in ("ham10000_28", "pneumoniamnist"):
-        kept = np.load(ROOT / f"{name}.npz")
-        x, y = torch.tensor(kept["train_images"]), kept["train_labels"][:, 0]
-        x = pooled(x.movedim(-1, 1) if x.ndim == 4 else x[:, None])
-        y = y == 5 if name == "ham10000_28" else y  # a nevus or not
-    elif name == "reuters":
-        x, y, groups = news()
+    if name == "reuters":
+        samples, targets, groups = news()
+        return samples.long(), targets.long(), groups
+    if name in ("exam", "contraception"):
+        samples, targets, groups = table_of_people(name)
     elif name.endswith("_frozen"):
-        x, y = features_and_labels(name.removesuffix("_frozen"))
+        samples, targets = features_and_labels(name.removesuffix("_frozen"))
+    elif name in ("mnist", "fashion", "cifar", "ham10000_28", "pneumoniamnist"):
+        samples, targets = images_and_labels(name)
     else:
-        target, group = {"exam": ("normexam", "school"), "contraception": ("use", "district")}[name]
-        frame = pd.read_csv(ROOT / "tables" / f"{name}.csv").drop(
-            columns="student", errors="ignore"
+        samples, targets = from_scikit_learn(name)
+    samples = torch.as_tensor(samples).float()
+    targets = torch.as_tensor(targets)
+    if groups is None:
+        groups = torch.zeros(len(targets))
+    groups = torch.tensor(groups)
+    if targets.is_floating_point():
+        return samples, targets.float(), groups
+    targets = targets.long()
+    is_included = targets < classes
+    return samples[is_included], targets[is_included], groups[is_included]
+
+
+def from_scikit_learn(name: str) -> tuple[Any, Any]:
+    """Features and targets of a data set of scikit-learn."""
+    if name == "blobs":
+        return datasets.make_classification(
+            2500,
+            20,
+            n_informative=8,
+            n_classes=4,
+            random_state=5,
         )
-        y, groups = frame[target].to_numpy(), frame[group].to_numpy()
-        y = y if name == "exam" else y == "Y"
-        rest = pd.get_dummies(frame.drop(columns=[target, group]), dtype=float)
-        x = ((rest - rest.mean()) / rest.std()).to_numpy()
-    x, y = (each if isinstance(each, Tensor) else torch.tensor(each) for each in (x, y))
-    x, y = (
-        (x if name == "reuters" else x.float()),
-        (y.float() if y.is_floating_point() else y.long()),
-    )
-    groups = torch.zeros(len(y)) if groups is None else torch.as_tensor(groups)
-    are_classes = y.ndim == 1 and not y.is_floating_point()
-    if not are_classes:
-        return x, y, groups
-    rows = y < classes
-    return x[rows], y[rows], groups[rows]
+    load = getattr(datasets, f"load_{name}")
+    samples, targets = load(return_X_y=True)
+    if name == "digits":
+        return samples / 16, targets
+    samples = (samples - samples.mean(0)) / samples.std(0)
+    if name == "diabetes":
+        targets = (targets - targets.mean()) / targets.std()
+    return samples, targets
+
+
+def images_and_labels(name: str) -> tuple[Tensor, Any]:
+    """Images of half the side, and their labels."""
+    if name in ("mnist", "fashion"):
+        dataset_class = MNIST if name == "mnist" else FashionMNIST
+        images = dataset_class(ROOT, train=True)
+        return pooled(images.data[:6000, None]), images.targets[:6000]
+    if name == "cifar":
+        path = ROOT / "cifar-10-batches-py/data_batch_1"
+        batch = pickle.loads(path.read_bytes(), encoding="latin1")
+        pixels = torch.tensor(batch["data"])
+        return pooled(pixels.view(-1, 3, 32, 32)), np.array(batch["labels"])
+    arrays = np.load(ROOT / f"{name}.npz")
+    pixels = torch.tensor(arrays["train_images"])
+    labels = arrays["train_labels"][:, 0]
+    if name == "ham10000_28":
+        is_nevus = labels == 5
+        return pooled(pixels.movedim(-1, 1)), is_nevus
+    return pooled(pixels[:, None]), labels
+
+
+def table_of_people(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Features, targets and groups of a table's rows."""
+    columns = {"exam": ("normexam", "school"), "contraception": ("use", "district")}
+    target, group = columns[name]
+    frame = pd.read_csv(ROOT / "tables" / f"{name}.csv")
+    frame = frame.drop(columns="student", errors="ignore")
+    targets = frame[target].to_numpy()
+    if name == "contraception":
+        targets = targets == "Y"
+    features = frame.drop(columns=[target, group])
+    features = pd.get_dummies(features, dtype=float)
+    scaled = (features - features.mean()) / features.std()
+    return scaled.to_numpy(), targets, frame[group].to_numpy()
 
 
 def pooled(images: Tensor) -> Tensor:
@@ -276,51 +305,77 @@ def network(of: Federation, x: Tensor, outputs: int) -> nn.Module:
     )
 
 
-def deal(of: Federation, y: Tensor, groups: Tensor, draw: np.random.Generator) -> list[np.ndarray]:
+def deal(
+    federation: Federation,
+    labels: Tensor,
+    groups: Tensor,
+    draw: np.random.Generator,
+) -> list[np.ndarray]:
     """Rows of each client."""
-    how, _, number = of.split.partition(" ")
-    rows, labels = draw.permutation(len(y)), y.numpy()
+    how, _, number = federation.split.partition(" ")
+    num_clients = federation.n
+    rows = draw.permutation(len(labels))
+    labels_of_rows = labels.numpy()[rows]
     if how == "sizes":
-        parts = np.array([1.5**client for client in range(of.n)]).cumsum()
-        return np.split(rows, (parts[:-1] / parts[-1] * len(y)).astype(int))
+        parts = np.array([1.5**client for client in range(num_clients)]).cumsum()
+        borders = parts[:-1] / parts[-1] * len(labels)
+        return np.split(rows, borders.astype(int))
     if how == "groups":
-        place = np.unique(groups.numpy(), return_inverse=True)[1]
-        client = draw.permutation(place.max() + 1)[place] % of.n
-        return [np.flatnonzero(client == each) for each in range(of.n)]
+        group_numbers = np.unique(groups.numpy(), return_inverse=True)[1]
+        order = draw.permutation(group_numbers.max() + 1)
+        clients = order[group_numbers] % num_clients
+        return [np.flatnonzero(clients == client) for client in range(num_clients)]
     if how == "classes":
-        owner = draw.permutation(10)
-        return [
-            rows[np.isin(labels[rows], owner[c * int(number) : (c + 1) * int(number)])]
-            for c in range(of.n)
-        ]
+        order = draw.permutation(10)
+        per_client = int(number)
+        parts = [order[client * per_client :][:per_client] for client in range(num_clients)]
+        return [rows[np.isin(labels_of_rows, classes)] for classes in parts]
     if how == "few":
-        return few_classes(of, labels, rows, int(number), draw)
+        return few_classes(rows, labels_of_rows, num_clients, int(number), draw)
     if how == "dir":
-        dealt: list[list[int]] = [[] for _ in range(of.n)]
-        for label in np.unique(labels):
-            own = rows[labels[rows] == label]
-            cuts = (draw.dirichlet([float(number)] * of.n).cumsum()[:-1] * len(own)).astype(int)
-            for client, part in enumerate(np.split(own, cuts)):
-                dealt[client] += part.tolist()
-        return [np.array(each if len(each) >= 12 else each + rows[:12].tolist()) for each in dealt]
-    return np.array_split(rows, of.n)
+        return by_dirichlet(rows, labels_of_rows, num_clients, float(number), draw)
+    return np.array_split(rows, num_clients)
+
+
+def by_dirichlet(
+    rows: np.ndarray,
+    labels: np.ndarray,
+    num_clients: int,
+    alpha: float,
+    draw: np.random.Generator,
+) -> list[np.ndarray]:
+    """Rows of clients whose parts of each class are drawn. Each has at least 12."""
+    dealt: list[list[int]] = [[] for _ in range(num_clients)]
+    for label in np.unique(labels):
+        rows_of_class = rows[labels == label]
+        fractions = draw.dirichlet([alpha] * num_clients)
+        borders = fractions.cumsum()[:-1] * len(rows_of_class)
+        parts = np.split(rows_of_class, borders.astype(int))
+        for client, part in enumerate(parts):
+            dealt[client] += part.tolist()
+    few = rows[:12].tolist()
+    return [np.array(part if len(part) >= 12 else part + few) for part in dealt]
 
 
 def few_classes(
-    of: Federation, labels: np.ndarray, rows: np.ndarray, per_client: int, draw: np.random.Generator
+    rows: np.ndarray,
+    labels: np.ndarray,
+    num_clients: int,
+    per_client: int,
+    draw: np.random.Generator,
 ) -> list[np.ndarray]:
     """Rows of clients with this many classes each, in turn. A client has 30 to 100 % of its part of each."""
     num_classes = int(labels.max()) + 1
     order = draw.permutation(num_classes)
-    places = np.arange(of.n * per_client) % num_classes
-    classes = order[places].reshape(of.n, per_client)
-    parts: list[list[int]] = [[] for _ in range(of.n)]
+    numbers = np.arange(num_clients * per_client) % num_classes
+    classes = order[numbers].reshape(num_clients, per_client)
+    parts: list[list[int]] = [[] for _ in range(num_clients)]
     for label in range(num_classes):
         holders = np.flatnonzero((classes == label).any(1))
         if not len(holders):
             continue
-        of_class = rows[labels[rows] == label]
-        for holder, part in zip(holders, np.array_split(of_class, len(holders))):
+        rows_of_class = rows[labels == label]
+        for holder, part in zip(holders, np.array_split(rows_of_class, len(holders))):
             size = int(len(part) * draw.uniform(0.3, 1))
             parts[holder] += part[:size].tolist()
     return [np.array(part) for part in parts]
