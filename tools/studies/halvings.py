@@ -438,16 +438,12 @@ def table(
     for title, names in kinds_of(by_name).items():
         ways = dict.fromkeys(key for name in names for key in by_name[name])
         for method, num_seeds in ways:
-            measured = [by_name[name].get((method, num_seeds)) for name in names]
-            exact_measured = [by_name[name].get(("exact", num_seeds)) for name in names]
-            pairs = [
-                pair
-                for pair in zip(
-                    measured,
-                    exact_measured,
-                )
-                if pair[0] and pair[1]
-            ]
+            pairs = []
+            for name in names:
+                of_method = by_name[name].get((method, num_seeds))
+                of_exact = by_name[name].get(("exact", num_seeds))
+                if of_method is not None and of_exact is not None:
+                    pairs.append((of_method, of_exact))
             over = [pair[0].wrong - pair[1].wrong for pair in pairs]
             cells = [f"{title}: {len(pairs)}", method, str(num_seeds)]
             cells.append(f"{np.mean([pair[0].wrong for pair in pairs]):.2f}")
