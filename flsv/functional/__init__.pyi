@@ -38,6 +38,7 @@ from .shapley.gradient import (
     gradient_shapley as gradient_shapley,
     step_weights as step_weights,
 )
+from .shapley.halvings import choose_halvings as choose_halvings
 from .shapley.knn import knn_shapley as knn_shapley
 from .shapley.permutation import (
     gtg_shapley as gtg_shapley,

@@ -19,7 +19,8 @@ from torchmetrics import Metric
 from flsv.core import Round
 from flsv.functional import few_coalitions_shapley
 from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
-from flsv.functional.shapley.predicted_outputs import PredictedValues, has_complete_sizes
+from flsv.functional.shapley.halvings import choose_halvings
+from flsv.functional.shapley.predicted_outputs import PredictedValues, favors_nobody
 from flsv.games.trained_game import NUM_UNTRAINED_MODELS, OutputScore, TrainedGame
 from flsv.metrics.base import latest
 from flsv.metrics.coalitions.design import NUM_RECENT_ROUNDS, Coalitions, spread_rounds
@@ -29,6 +30,7 @@ from flsv.utilities.choices import Verify
 from flsv.utilities.csv_files import numbers_text
 from flsv.utilities.declared import Count
 from flsv.utilities.display import INTERVAL_LEVEL
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import to_host
 
 #: How often values are computed in a run by default, if their performance is not one of the cheap ones.
@@ -49,6 +51,21 @@ def _last_values(stretches: Tensor) -> Tensor:
 
 def _one_after_the_other(stretches: Tensor) -> Tensor:
     return torch.cat([*stretches])
+
+
+def _check_halvings(coalitions: Coalitions, halvings: int, judges: Judges) -> None:
+    """Raise ConfigurationError if halves cannot be chosen, or are not asked for."""
+    if coalitions != "halves":
+        if halvings != 1:
+            raise ConfigurationError(
+                f'ShadowShapley: halvings={halvings} needs coalitions="halves", not {coalitions!r}.'
+            )
+        return
+    if judges == "clients":
+        raise ConfigurationError(
+            'ShadowShapley(coalitions="halves", judges="clients"): halves are chosen by outputs for the validation '
+            'samples of the server. Let the server judge, or train coalitions="both".'
+        )
 
 
 class ShadowShapley(MeasuredMetric):
@@ -103,9 +120,11 @@ class ShadowShapley(MeasuredMetric):
         num_classes: M, the number of classes. If it is set, values are per class: each class's accuracy is a game of
             its own.
         coalitions: the coalitions to train: a design of :func:`flsv.functional.few_coalitions` (``"singles"``,
-            ``"both"``, ``"all"``, ...) or a list of coalitions, each a list of its members' numbers. ``"auto"``: the
-            most accurate of ``"all"``, ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"`` and
-            ``"singles"`` within ``max_fits``.
+            ``"both"``, ``"all"``, ...) or a list of coalitions, each a list of its members' numbers. ``"halves"``: each
+            client alone, then complementary halves of clients whose outputs are unlike, see
+            :func:`flsv.functional.choose_halvings`. ``"auto"``: the most
+            accurate of ``"all"``, ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"``
+            within ``max_fits``.
         performance: the performance measure of a model, see :mod:`flsv.scores.performance`.
         per_class: compute values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
@@ -120,6 +139,7 @@ class ShadowShapley(MeasuredMetric):
             two (``"start"``) or ``"all"``, which costs one more fit and sees what matters later only. ``"all"`` also
             compares one coalition with a fit in a fresh process, which is done anyway if it costs below 3 % of the run.
         leave_out: names of classes of callbacks that take no part in coalitions, such as one that sends messages.
+        halvings: the number of times that all clients are halved with ``coalitions="halves"``. Each costs one more run.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -165,8 +185,11 @@ class ShadowShapley(MeasuredMetric):
         judges: Judges = "server",
         verify: Verify = "start",
         leave_out: Sequence[str] = (),
+        halvings: Count = 1,
         **kwargs: Any,
     ) -> None:
+        _check_halvings(coalitions, halvings, judges)
+        self._halvings = halvings  # private: stored runs of 2.0 have no such setting
         self.max_fits = max_fits
         self.verify = verify
         self._leaves_out = tuple(leave_out)
@@ -197,6 +220,33 @@ class ShadowShapley(MeasuredMetric):
     def trains(self) -> Coalitions:
         """The argument ``coalitions``, by which a ``FederatedLoop`` knows which coalitions to train."""
         return self.coalitions
+
+    def next_coalitions(
+        self, masks: Tensor, outputs: Tensor, logits: bool, names: Sequence[str], seed: int
+    ) -> Tensor:
+        """Choose the coalitions to train next, bool ``[J, n]``, from those that are trained. None are left if J is 0.
+
+        Args:
+            masks: bool ``[K, n]``, the trained coalitions.
+            outputs: ``[K, V, ...]``, their models' outputs in the last round. Those of the empty and the full coalition
+                are not used.
+            logits: whether the outputs are logits.
+            names: the clients' names.
+            seed: the run's seed.
+        """
+        is_single = masks.sum(1) == 1
+        num_clients = masks.shape[1]
+        has_singles_only = len(masks) == 2 + int(is_single.sum())
+        if self.coalitions != "halves" or not has_singles_only:
+            return torch.empty(0, num_clients, dtype=torch.bool)
+        clients = masks[is_single].int().argmax(1)
+        outputs_by_client = outputs[is_single][clients.argsort()]
+        return choose_halvings(outputs_by_client, names, self.halvings, logits=logits, seed=seed)
+
+    @property
+    def halvings(self) -> int:
+        """The argument ``halvings``."""
+        return self._halvings
 
     @property
     def leaves_out(self) -> tuple[str, ...]:
@@ -425,7 +475,7 @@ class ShadowShapley(MeasuredMetric):
             output_score is not None
             and outputs is not None
             and weights is not None
-            and has_complete_sizes(masks)
+            and favors_nobody(masks)
         ):
             if not are_all_trained:
                 predict = partial(output_score.shapley, masks, utilities.cpu(), outputs, weights)

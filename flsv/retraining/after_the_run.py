@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from flsv.core.extension import EndedRun
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ranks_of
-from flsv.functional.shapley.predicted_outputs import has_complete_sizes
+from flsv.functional.shapley.predicted_outputs import favors_nobody
 from flsv.games.members import Members, members_of
 from flsv.games.trained_game import OutputScore
 from flsv.metrics.shadow import ShadowShapley
@@ -103,8 +103,7 @@ class TrainingAfterTheRun:
             if scores[name] is not None:
                 measures_with_outputs.add(column_name(metric.measured_by))
         store = self._make_store(run, measures_with_outputs)
-        coalitions = members_of(self._masks[2:])
-        trained_coalitions = list(coalitions)
+        trained_coalitions = members_of(self._masks[2:])
         if any(_is_scored_by_clients(metric, run) for metric in self._metrics.values()):
             trained_coalitions.append(())
 
@@ -115,6 +114,11 @@ class TrainingAfterTheRun:
             new_files = _NewFiles(run)
             with _Progress(run.trainer, len(trained_coalitions), new_files.warn) as progress:
                 training.train(trained_coalitions, [run.seed], store, progress)
+                halves = self._next_coalitions(store, run, scores)
+                if len(halves):
+                    self._masks = torch.cat([self._masks, halves])
+                    trained_coalitions += members_of(halves)
+                    training.train(trained_coalitions, [run.seed], store, progress)
             self._compare_with_run(training, trained_coalitions, run, store)
         except KeyboardInterrupt:
             done = store.progress(run.seed, trained_coalitions)
@@ -132,12 +136,37 @@ class TrainingAfterTheRun:
         seconds = time.monotonic() - start_time
         rank_zero_info(f"flsv: the coalitions were trained in {seconds:.1f} s.")
 
+        coalitions = members_of(self._masks[2:])
         values_by_round: dict[int, dict[str, Tensor]] = {index: {} for index in self._rounds}
         for name, metric in self._metrics.items():
             metric_values = self._complete(metric, store, coalitions, run, scores[name])
             for index, values in metric_values.items():
                 values_by_round[index][name] = values
         return values_by_round
+
+    def _next_coalitions(
+        self, store: UtilityStore, run: EndedRun, scores: Mapping[str, OutputScore | None]
+    ) -> Tensor:
+        """Ask the first metric which coalitions to train next, given the outputs of the trained ones."""
+        no_coalitions = self._masks[:0]
+        name, metric = next(iter(self._metrics.items()))
+        score = scores[name]
+        if score is None:
+            return no_coalitions
+        measure_name = column_name(metric.measured_by)
+        # Those of the empty and the full coalition, then of the others, after the last round.
+        inner_outputs = [
+            store.outputs(run.seed, members, measure_name)[-1]
+            for members in members_of(self._masks[2:])
+        ]
+        outputs = torch.cat([metric.outputs[-1].cpu(), torch.stack(inner_outputs).cpu()])
+        return metric.next_coalitions(
+            self._masks,
+            outputs,
+            logits=score.logits,
+            names=run.data.client_names,
+            seed=run.seed,
+        )
 
     def _without_values(self, reason: str) -> dict[int, dict[str, Tensor]]:
         """Warn that there are no values, and let the metrics tell why."""
@@ -293,7 +322,7 @@ class TrainingAfterTheRun:
         needed, or if those of all coalitions are too many.
         """
         has_outputs = len(metric.outputs) > 0
-        if not has_outputs or not has_complete_sizes(self._masks):
+        if not has_outputs or not favors_nobody(self._masks):
             return None
         num_coalitions, num_clients = self._masks.shape
         are_all_trained = num_coalitions == 2**num_clients

@@ -417,7 +417,7 @@ def _callbacks_of_copy(trainer: L.Trainer, order: FitOrder, folder: str) -> list
     for callback in callbacks_of(trainer):
         if isinstance(callback, SaveConfigCallback | ModelSummary | ProgressBar):
             continue
-        if not order.is_whole and only_watches_the_run(callback):
+        if only_watches_the_run(callback):
             continue
         if is_loop(callback):
             untyped_loop: Any = callback

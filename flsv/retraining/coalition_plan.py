@@ -24,7 +24,7 @@ from flsv.core.extension import EndedRun, RunExtension
 from flsv.core.parameter_space import ParameterSpace, sharing
 from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
-from flsv.functional.shapley.predicted_outputs import has_complete_sizes
+from flsv.functional.shapley.predicted_outputs import favors_nobody, has_complete_sizes
 from flsv.games.coalition_utility import check_untrained, utility_of
 from flsv.games.lent_module import lent
 from flsv.games.trained_game import OutputScore, untrained_models
@@ -33,6 +33,7 @@ from flsv.metrics.coalitions.design import (
     coalition_masks,
     design_within,
     equivalent_runs,
+    with_any_halves,
 )
 from flsv.metrics.shadow import ShadowShapley
 from flsv.results.folder import leaves_files, run_folder
@@ -66,12 +67,15 @@ class CoalitionPlan(RunExtension):
     def __init__(self, metrics: Mapping[str, ShadowShapley]) -> None:
         self._metrics = dict(metrics)
         self._coalitions: Coalitions = ()
+        self._halvings = 1
         self._max_fits = 0.0
         if metrics:
             first_metric = next(iter(metrics.values()))
             self._coalitions = first_metric.trains
+            self._halvings = first_metric.halvings
             self._max_fits = min(metric.max_fits for metric in metrics.values())
-        if any(metric.trains != self._coalitions for metric in metrics.values()):
+        wanted = (self._coalitions, self._halvings)
+        if any((metric.trains, metric.halvings) != wanted for metric in metrics.values()):
             raise ConfigurationError(
                 f"metrics {list(metrics)} need different coalitions, but a run trains one set. Give them the same "
                 "coalitions, or leave out all but one."
@@ -168,7 +172,9 @@ class CoalitionPlan(RunExtension):
         self._share = config.share
         if self._trains_at_sites:
             check_shared(config, module)
-        self._mean_cohort_size = checked_mean_cohort(config.sampler, self.masks, data.num_clients)
+        self._mean_cohort_size = checked_mean_cohort(
+            config.sampler, self._planned_masks, data.num_clients
+        )
         may_count_classes = not self._trains_at_sites and not config.is_private
         self._shares_no_class = may_count_classes and _shares_no_class(data.class_counts)
 
@@ -193,6 +199,11 @@ class CoalitionPlan(RunExtension):
             metric.averages = not isinstance(config.sampler, FullParticipation)
         if self._trains_at_sites:
             self._run_copy = None
+            if self._coalitions == "halves":
+                raise ConfigurationError(
+                    'ShadowShapley(coalitions="halves"): sites train coalitions round by round beside the run, and '
+                    'halves are chosen when each client alone has been trained. Train coalitions="both".'
+                )
             check_at_sites(config)
         elif self._run_copy is None:
             raise ConfigurationError(
@@ -200,11 +211,21 @@ class CoalitionPlan(RunExtension):
             )
 
     def masks(self, num_clients: int) -> Tensor:
-        """Return the K coalitions, bool ``[K, n]``, the empty and the full one first."""
+        """Return the K coalitions that are trained first, bool ``[K, n]``, the empty and the full one at their head.
+
+        They are all, but for halves, which are chosen later.
+        """
         design = self._coalitions
         if design == "auto":
             design = design_within(self._max_fits, num_clients, self._mean_cohort_size)
         return coalition_masks(design, num_clients)
+
+    def _planned_masks(self, num_clients: int) -> Tensor:
+        """Return as many coalitions of the same sizes as will be trained, bool ``[K, n]``."""
+        masks = self.masks(num_clients)
+        if self._coalitions == "halves":
+            return with_any_halves(masks, self._halvings)
+        return masks
 
     def strategies(
         self, run: Any, module: L.LightningModule, weights: Callable[[], Tensor]
@@ -250,6 +271,14 @@ class CoalitionPlan(RunExtension):
         for name, measure in measures.items():
             evaluator = games.evaluator_of(measure)
             check_scored(f"metric {name!r}", self._share, module, evaluator, measure)
+            if (
+                self._coalitions == "halves"
+                and OutputScore.for_evaluator(evaluator, measure) is None
+            ):
+                raise ConfigurationError(
+                    f'metric {name!r}: coalitions="halves" are chosen by the outputs of clients\' models, and this '
+                    'performance has none. Choose one of outputs, such as "accuracy", or coalitions="both".'
+                )
         if self._valued_models is not None:
             self._valued_models.score_untrained(module, self._initial_state, games, measures)
 
@@ -261,9 +290,9 @@ class CoalitionPlan(RunExtension):
             path.unlink(missing_ok=True)
 
     def _log_plan(self, num_clients: int, games: Any) -> None:
-        masks = self.masks(num_clients)
+        masks = self._planned_masks(num_clients)
         metric_names = ", ".join(self._metrics)
-        coalitions = _coalitions_in_words(masks)
+        coalitions = self._coalitions_in_words(masks)
         how_trained = self._training_in_words(masks)
         estimation = self._sentence_on_untrained(masks, games)
         rank_zero_info(f"flsv: {metric_names}: {coalitions} {how_trained}.{estimation}")
@@ -281,8 +310,11 @@ class CoalitionPlan(RunExtension):
         are_all_trained = len(masks) == 2**num_clients
         if are_all_trained:
             return ""
-        if not has_complete_sizes(masks):
-            return " The others' scores are estimated: to predict outputs, train each client alone and whole sizes."
+        if not favors_nobody(masks):
+            return (
+                " The others' scores are estimated: to predict outputs, train each client alone and whole sizes, or "
+                "halves."
+            )
         measures = [metric.measured_by for metric in self._metrics.values()]
         output_scores = []  # of the measures by which outputs can be predicted
         for measure in measures:
@@ -303,6 +335,18 @@ class CoalitionPlan(RunExtension):
             'as "accuracy" or a torchmetrics metric, comes closer.'
         )
 
+    def _coalitions_in_words(self, masks: Tensor) -> str:
+        num_clients = masks.shape[1]
+        num_coalitions = len(masks) - 2
+        if num_coalitions == num_clients and has_complete_sizes(masks):
+            return f"each of {num_clients} clients alone is"
+        if self._coalitions == "halves":
+            num_halves = num_coalitions - num_clients
+            return (
+                f"each of {num_clients} clients alone and {num_halves} halves of unlike clients are"
+            )
+        return f"{num_coalitions} coalitions are"
+
     def _cost(self, masks: Tensor) -> str:
         num_fits = equivalent_runs(masks, self._mean_cohort_size)
         return f"{num_fits:.3g} more fit{'s' * (num_fits != 1)} and {len(masks) - 2} models' validations"
@@ -319,13 +363,13 @@ class CoalitionPlan(RunExtension):
         if pending_lines:
             return pending_lines
 
-        masks = self.masks(num_clients)
+        masks = self._planned_masks(num_clients)
         if self._trains_at_sites:
             where_trained = "by the sites, beside the run"
         else:
             where_trained = f"after the run ({self._cost(masks)})"
         metric_names = ", ".join(self._metrics)
-        lines = [f"{metric_names}: {_coalitions_in_words(masks)} trained {where_trained}."]
+        lines = [f"{metric_names}: {self._coalitions_in_words(masks)} trained {where_trained}."]
         _empty, _full, *inner_masks = masks
         are_all_trained = len(masks) == 2**num_clients
         are_singles = all(int(mask.sum()) == 1 for mask in inner_masks)
@@ -384,7 +428,8 @@ class CoalitionPlan(RunExtension):
         pending = {name: metrics[name] for name in metrics if metrics[name].pending is not None}
         masks = self.masks(run.data.num_clients)
         run_seconds = time.monotonic() - self._first_round_time
-        num_fits = equivalent_runs(masks, self._mean_cohort_size)
+        planned_masks = self._planned_masks(run.data.num_clients)
+        num_fits = equivalent_runs(planned_masks, self._mean_cohort_size)
         rank_zero_info(
             f"flsv: coalitions are trained now, in about {run_seconds * num_fits:.1f} s."
         )
@@ -459,13 +504,6 @@ def _initial_state(
         else:
             trained[name] = value
     return trained, frozen
-
-
-def _coalitions_in_words(masks: Tensor) -> str:
-    n, count = masks.shape[1], len(masks) - 2
-    if count == n and has_complete_sizes(masks):
-        return f"each of {n} clients alone is"
-    return f"{count} coalitions are"
 
 
 class _ValuedModels(Strategy):

@@ -23,7 +23,7 @@ from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.data import FederatedDataModule
 from flsv.functional.intervals import interval_over_seeds, prediction_stderr, seed_covariance
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_coalitions_shapley
-from flsv.functional.shapley.predicted_outputs import has_complete_sizes
+from flsv.functional.shapley.predicted_outputs import favors_nobody
 from flsv.games.coalition_utility import Measure
 from flsv.games.members import members_of
 from flsv.results.folder import (
@@ -329,7 +329,7 @@ def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
     num_clients = masks.shape[1]
     are_all_trained = len(masks) == 2**num_clients
     are_too_many = are_all_trained and num_clients > MAX_CLIENTS_WITH_OUTPUTS
-    if are_too_many or not has_complete_sizes(masks):
+    if are_too_many or not favors_nobody(masks):
         return ()
     if isinstance(measure, ModelScore) and not _has_outputs(measure, are_all_trained):
         return ()

@@ -21,14 +21,16 @@ from typing import Any
 
 import torch
 from common import be_quiet, grid
-from predicted_federations import ALL, Federation, Training, score
+from predicted_federations import Training, score
+from predicted_sets import ALL, Federation
 from torch import Tensor
 
 from flsv.benchmark.scores import share_error
 from flsv.functional import few_coalitions, predicted_shapley
 from flsv.functional.intervals import one_seed_stderr, prediction_stderr
+from flsv.functional.shapley.mixtures import interpolation_weights
 from flsv.functional.shapley.permutation import Moments, prefixes, random_permutations
-from flsv.functional.shapley.predicted_outputs import PredictedGame, interpolation_weights
+from flsv.functional.shapley.predicted_outputs import PredictedGame
 
 FEDERATIONS = {
     "digits_20": Federation("digits", 20, "dir 1", samples=1400),

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 from common import be_quiet, grid
-from predicted_federations import ALL, Samples, Training, numbers, source
+from predicted_federations import Samples, Training, numbers, source
+from predicted_sets import ALL
 from shares_coverage import moved_alone
 from torch import Generator, Tensor
 

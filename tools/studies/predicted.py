@@ -26,17 +26,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from common import be_quiet, grid
-from predicted_federations import (
-    ALL,
-    HELD_OUT,
-    TUNING,
-    Training,
-    flat,
-    numbers,
-    play,
-    samples_of,
-    score,
-)
+from predicted_federations import Training, flat, numbers, play, samples_of, score
+from predicted_sets import ALL, HELD_OUT, TUNING
 from torch import Tensor
 
 from flsv.benchmark.scores import share_error, shares, spearman

@@ -10,7 +10,8 @@ import csv
 import os
 import pickle
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
+from predicted_sets import ALL, Federation
 from sklearn import datasets
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -26,148 +28,175 @@ from torchvision.datasets import MNIST, FashionMNIST
 
 from flsv.functional import few_coalitions
 from flsv.functional.shapley.exact import all_coalitions
-from flsv.functional.shapley.predicted_outputs import coalition_shares
+from flsv.functional.shapley.mixtures import coalition_shares
 
 ROOT = Path(os.environ.get("FLSV_DATA_ROOT", "."))
 Samples = tuple[Tensor, Tensor]
 Parameters = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Federation:
-    """One federation: its data, how they are dealt, what is wrong with them, and how it is trained."""
-
-    data: str
-    n: int
-    split: str  # iid, sizes, dir ALPHA, classes PER CLIENT, groups
-    model: str = "mlp 32"  # soft, mlp WIDTH, cnn, lora
-    rounds: int = 10
-    lr: float = 0.1
-    samples: int = 1000  # of all clients together
-    validation: int = 300
-    epochs: int = 1
-    batch: int = 16
-    score: str = "accuracy"  # balanced, loss, r2
-    wrong: str = ""  # labels, features, duplicate, harm
-    components: int = 0  # principal components in place of pixels
-    cohort: int = 0  # clients drawn each round, among the coalition's members; 0: all
-    classes: int = 10
-    apart: bool = False  # the truth is of other samples than the validation set's
-
-
-TUNING = {
-    "digits_dir_5": Federation("digits", 5, "dir 0.5", rounds=15),
-    "digits_sizes_6": Federation("digits", 6, "sizes", rounds=12),
-    "digits_labels_6": Federation("digits", 6, "iid", rounds=12, wrong="labels"),
-    "digits_two_5": Federation("digits", 5, "classes 2", rounds=15),
-    "mnist_dir_6": Federation("mnist", 6, "dir 0.3", rounds=8),
-    "mnist_twins_6": Federation("mnist", 6, "dir 0.5", rounds=8, wrong="duplicate"),
-    "fashion_dir_7": Federation("fashion", 7, "dir 0.3", rounds=6),
-    "fashion_features_6": Federation("fashion", 6, "iid", "soft", rounds=8, wrong="features"),
-    "wine_dir_4": Federation("wine", 4, "dir 1", rounds=15, epochs=2, samples=100, validation=39),
-    "breast_labels_5": Federation(
-        "breast_cancer", 5, "sizes", rounds=12, samples=300, validation=130, wrong="labels"
-    ),
-    "blobs_dir_6": Federation("blobs", 6, "dir 0.5", rounds=12, samples=1200),
-    "blobs_labels_7": Federation("blobs", 7, "iid", rounds=8, samples=1200, wrong="labels"),
-    "mnist_cnn_5": Federation("mnist", 5, "dir 0.3", "cnn", rounds=18, samples=700),
-    "digits_harm_5": Federation("digits", 5, "dir 0.5", rounds=10, epochs=2, lr=0.05, wrong="harm"),
-    "women_5": Federation(
-        "contraception", 5, "groups", "mlp 16", 15, samples=1200, score="balanced"
-    ),
-    "mnist_dir_10": Federation("mnist", 10, "dir 0.5", "mlp 16", 8, components=30),
-    "digits_labels_10": Federation("digits", 10, "dir 1", "soft", 12, wrong="labels"),
-}
-#: Written down, and committed, before any of them was trained.
-HELD_OUT = {
-    "digits_16": Federation("digits", 16, "dir 1", "soft", 12, 0.3, batch=32, components=20),
-    "fashion_labels_14": Federation(
-        "fashion", 14, "dir 0.5", "mlp 12", 10, 0.3, components=20, wrong="labels"
-    ),
-    "lesions_12": Federation(
-        "ham10000_28",
-        12,
-        "dir 0.5",
-        "mlp 12",
-        12,
-        0.3,
-        samples=1400,
-        score="balanced",
-        components=24,
-    ),
-    "lungs_11": Federation(
-        "pneumoniamnist", 11, "sizes", "mlp 12", 10, score="balanced", components=20, wrong="labels"
-    ),
-    "mnist_disjoint_10": Federation("mnist", 10, "classes 1", "mlp 16", 12, 0.3, components=30),
-    "cifar_cnn_4": Federation("cifar", 4, "dir 0.5", "cnn", 25, samples=800, classes=4),
-    "fashion_cnn_4": Federation("fashion", 4, "dir 0.3", "cnn", 18, samples=800),
-    "pupils_6": Federation("exam", 6, "groups", "mlp 16", 12, 0.05, samples=1200, score="r2"),
-    "diabetes_5": Federation(
-        "diabetes", 5, "sizes", "mlp 16", 15, 0.02, samples=280, validation=80, score="r2"
-    ),
-    "topics_lora_4": Federation(
-        "reuters", 4, "groups", "lora", 8, 1.5, samples=480, validation=100, score="loss"
-    ),
-    "mnist_three_of_6": Federation("mnist", 6, "dir 0.5", rounds=40, lr=0.05, cohort=3),
-    "digits_two_of_7": Federation("digits", 7, "dir 1", rounds=60, lr=0.05, cohort=2),
-    "fashion_labels_6": Federation("fashion", 6, "dir 1", rounds=10, wrong="labels"),
-    "digits_disjoint_5": Federation("digits", 5, "classes 2", "mlp 24", 20),
-    "fashion_twins_6": Federation("fashion", 6, "dir 0.5", rounds=10, wrong="duplicate"),
-    "mnist_harm_6": Federation("mnist", 6, "dir 1", rounds=10, wrong="harm"),
-    "mnist_hundred_7": Federation("mnist", 7, "dir 0.3", rounds=10, validation=100, apart=True),
-}
-ALL = TUNING | HELD_OUT
-
-
 @cache
 def source(name: str, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Features ``[N, ...]``, targets and groups ``[N]`` of a data set."""
+    """Features ``[N, ...]``, targets and groups ``[N]`` of a data set, of classification of the first classes."""
     groups: Any = None
-    if name == "blobs":
-        x, y = datasets.make_classification(2500, 20, n_informative=8, n_classes=4, random_state=5)
-    elif name in ("digits", "wine", "breast_cancer", "diabetes"):
-        x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
-        x = x / 16 if name == "digits" else (x - x.mean(0)) / x.std(0)
-        y = (y - y.mean()) / y.std() if name == "diabetes" else y
-    elif name in ("mnist", "fashion"):
-        of = (MNIST if name == "mnist" else FashionMNIST)(ROOT, train=True)
-        x, y = pooled(of.data[:6000, None]), of.targets[:6000]
-    elif name == "cifar":
-        batch = pickle.loads(
-            (ROOT / "cifar-10-batches-py/data_batch_1").read_bytes(), encoding="latin1"
-        )
-        few = np.array(batch["labels"]) < classes
-        x, y = (
-            pooled(torch.tensor(batch["data"][few]).view(-1, 3, 32, 32)),
-            np.array(batch["labels"])[few],
-        )
-    elif name in ("ham10000_28", "pneumoniamnist"):
-        kept = np.load(ROOT / f"{name}.npz")
-        x, y = torch.tensor(kept["train_images"]), kept["train_labels"][:, 0]
-        x = pooled(x.movedim(-1, 1) if x.ndim == 4 else x[:, None])
-        y = y == 5 if name == "ham10000_28" else y  # a nevus or not
-    elif name == "reuters":
-        x, y, groups = news()
+    if name == "reuters":
+        samples, targets, groups = news()
+        return samples.long(), targets.long(), groups
+    if name in ("exam", "contraception"):
+        samples, targets, groups = table_of_people(name)
+    elif name.endswith("_frozen"):
+        samples, targets = features_and_labels(name.removesuffix("_frozen"))
+    elif name in ("mnist", "fashion", "cifar", "ham10000_28", "pneumoniamnist"):
+        samples, targets = images_and_labels(name)
     else:
-        target, group = {"exam": ("normexam", "school"), "contraception": ("use", "district")}[name]
-        frame = pd.read_csv(ROOT / "tables" / f"{name}.csv").drop(
-            columns="student", errors="ignore"
+        samples, targets = from_scikit_learn(name)
+    samples = torch.as_tensor(samples).float()
+    targets = torch.as_tensor(targets)
+    if groups is None:
+        groups = torch.zeros(len(targets))
+    groups = torch.tensor(groups)
+    if targets.is_floating_point():
+        return samples, targets.float(), groups
+    targets = targets.long()
+    is_included = targets < classes
+    return samples[is_included], targets[is_included], groups[is_included]
+
+
+def from_scikit_learn(name: str) -> tuple[Any, Any]:
+    """Features and targets of a data set of scikit-learn."""
+    if name == "blobs":
+        return datasets.make_classification(
+            2500,
+            20,
+            n_informative=8,
+            n_classes=4,
+            random_state=5,
         )
-        y, groups = frame[target].to_numpy(), frame[group].to_numpy()
-        y = y if name == "exam" else y == "Y"
-        rest = pd.get_dummies(frame.drop(columns=[target, group]), dtype=float)
-        x = ((rest - rest.mean()) / rest.std()).to_numpy()
-    x, y = (each if isinstance(each, Tensor) else torch.tensor(each) for each in (x, y))
-    x, y = (
-        (x if name == "reuters" else x.float()),
-        (y.float() if y.is_floating_point() else y.long()),
-    )
-    return x, y, torch.zeros(len(y)) if groups is None else torch.as_tensor(groups)
+    load = getattr(datasets, f"load_{name}")
+    samples, targets = load(return_X_y=True)
+    if name == "digits":
+        return samples / 16, targets
+    samples = (samples - samples.mean(0)) / samples.std(0)
+    if name == "diabetes":
+        targets = (targets - targets.mean()) / targets.std()
+    return samples, targets
+
+
+def images_and_labels(name: str) -> tuple[Tensor, Any]:
+    """Images of half the side, and their labels."""
+    if name in ("mnist", "fashion"):
+        dataset_class = MNIST if name == "mnist" else FashionMNIST
+        images = dataset_class(ROOT, train=True)
+        return pooled(images.data[:6000, None]), images.targets[:6000]
+    if name == "cifar":
+        path = ROOT / "cifar-10-batches-py/data_batch_1"
+        batch = pickle.loads(path.read_bytes(), encoding="latin1")
+        pixels = torch.tensor(batch["data"])
+        return pooled(pixels.view(-1, 3, 32, 32)), np.array(batch["labels"])
+    arrays = np.load(ROOT / f"{name}.npz")
+    pixels = torch.tensor(arrays["train_images"])
+    labels = arrays["train_labels"][:, 0]
+    if name == "ham10000_28":
+        is_nevus = labels == 5
+        return pooled(pixels.movedim(-1, 1)), is_nevus
+    return pooled(pixels[:, None]), labels
+
+
+def table_of_people(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Features, targets and groups of a table's rows."""
+    columns = {"exam": ("normexam", "school"), "contraception": ("use", "district")}
+    target, group = columns[name]
+    frame = pd.read_csv(ROOT / "tables" / f"{name}.csv")
+    frame = frame.drop(columns="student", errors="ignore")
+    targets = frame[target].to_numpy()
+    if name == "contraception":
+        targets = targets == "Y"
+    features = frame.drop(columns=[target, group])
+    features = pd.get_dummies(features, dtype=float)
+    scaled = (features - features.mean()) / features.std()
+    return scaled.to_numpy(), targets, frame[group].to_numpy()
 
 
 def pooled(images: Tensor) -> Tensor:
     """Halve the sides of images."""
     return F.avg_pool2d(images.float() / 255, 2).flatten(1)
+
+
+@cache
+def lesions() -> tuple[Tensor, Tensor]:
+    """Skin lesions in 14 x 14 pixels, of the four most frequent kinds."""
+    arrays = np.load(ROOT / "ham10000_28.npz")
+    kinds = arrays["train_labels"][:, 0]
+    counts = Counter(kinds.tolist())
+    frequent = [kind for kind, _ in counts.most_common(4)]
+    rows = np.isin(kinds, frequent)
+    pixels = torch.tensor(arrays["train_images"][rows])
+    images = pixels.movedim(-1, 1).float() / 255
+    labels = [frequent.index(kind) for kind in kinds[rows].tolist()]
+    return F.avg_pool2d(images, 2).flatten(1), torch.tensor(labels)
+
+
+class ConvFeatures(nn.Sequential):
+    """Two convolutions, to 64 features."""
+
+    def __init__(self, colors: int, side: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__(
+            nn.Unflatten(1, (colors, side, side)),
+            nn.Conv2d(colors, 8, 3),
+            norm(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3),
+            norm(16),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+        )
+
+
+IMAGES: Mapping[str, tuple[int, int]] = {
+    "digits": (1, 8),
+    "mnist": (1, 14),
+    "fashion": (1, 14),
+    "pneumoniamnist": (1, 14),
+    "cifar": (3, 16),
+    "lesions": (3, 14),
+}
+
+
+@cache
+def frozen_features(data: str) -> dict[str, Tensor]:
+    """Features that were trained on other images: those of fashion for numbers, of numbers for fashion, and others."""
+    other_images = {"mnist": "fashion", "fashion": "mnist", "lesions": "cifar"}[data]
+    colors, side = IMAGES[other_images]
+    samples, labels, _ = source(other_images, 10)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        features = ConvFeatures(colors, side, nn.BatchNorm2d)
+        network = nn.Sequential(features, nn.Linear(64, 10))
+        optimizer = torch.optim.Adam(network.parameters(), 0.003)
+        for _ in range(6):
+            for rows in torch.randperm(len(labels)).split(32):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(network(samples[rows]), labels[rows])
+                loss.backward()
+                optimizer.step()
+    return features.state_dict()
+
+
+@cache
+def features_and_labels(data: str) -> tuple[Tensor, Tensor]:
+    """The frozen features ``[N, 64]`` of all samples of a data set, scaled to a variance of 1, and their labels."""
+    if data == "lesions":
+        samples, labels = lesions()
+    else:
+        samples, labels, _ = source(data, 10)
+    features = ConvFeatures(*IMAGES[data], nn.BatchNorm2d)
+    features.load_state_dict(frozen_features(data))
+    features.eval()
+    with torch.no_grad():
+        outputs = features(samples)
+    return outputs / outputs.std(), labels
 
 
 LETTERS, LENGTH = " abcdefghijklmnopqrstuvwxyz", 48
@@ -276,32 +305,80 @@ def network(of: Federation, x: Tensor, outputs: int) -> nn.Module:
     )
 
 
-def deal(of: Federation, y: Tensor, groups: Tensor, draw: np.random.Generator) -> list[np.ndarray]:
+def deal(
+    federation: Federation,
+    labels: Tensor,
+    groups: Tensor,
+    draw: np.random.Generator,
+) -> list[np.ndarray]:
     """Rows of each client."""
-    how, _, number = of.split.partition(" ")
-    rows, labels = draw.permutation(len(y)), y.numpy()
+    how, _, number = federation.split.partition(" ")
+    num_clients = federation.n
+    rows = draw.permutation(len(labels))
+    labels_of_rows = labels.numpy()[rows]
     if how == "sizes":
-        parts = np.array([1.5**client for client in range(of.n)]).cumsum()
-        return np.split(rows, (parts[:-1] / parts[-1] * len(y)).astype(int))
+        parts = np.array([1.5**client for client in range(num_clients)]).cumsum()
+        borders = parts[:-1] / parts[-1] * len(labels)
+        return np.split(rows, borders.astype(int))
     if how == "groups":
-        place = np.unique(groups.numpy(), return_inverse=True)[1]
-        client = draw.permutation(place.max() + 1)[place] % of.n
-        return [np.flatnonzero(client == each) for each in range(of.n)]
+        group_numbers = np.unique(groups.numpy(), return_inverse=True)[1]
+        order = draw.permutation(group_numbers.max() + 1)
+        clients = order[group_numbers] % num_clients
+        return [np.flatnonzero(clients == client) for client in range(num_clients)]
     if how == "classes":
-        owner = draw.permutation(10)
-        return [
-            rows[np.isin(labels[rows], owner[c * int(number) : (c + 1) * int(number)])]
-            for c in range(of.n)
-        ]
+        order = draw.permutation(10)
+        per_client = int(number)
+        parts = [order[client * per_client :][:per_client] for client in range(num_clients)]
+        return [rows[np.isin(labels_of_rows, classes)] for classes in parts]
+    if how == "few":
+        return few_classes(rows, labels_of_rows, num_clients, int(number), draw)
     if how == "dir":
-        dealt: list[list[int]] = [[] for _ in range(of.n)]
-        for label in np.unique(labels):
-            own = rows[labels[rows] == label]
-            cuts = (draw.dirichlet([float(number)] * of.n).cumsum()[:-1] * len(own)).astype(int)
-            for client, part in enumerate(np.split(own, cuts)):
-                dealt[client] += part.tolist()
-        return [np.array(each if len(each) >= 12 else each + rows[:12].tolist()) for each in dealt]
-    return np.array_split(rows, of.n)
+        return by_dirichlet(rows, labels_of_rows, num_clients, float(number), draw)
+    return np.array_split(rows, num_clients)
+
+
+def by_dirichlet(
+    rows: np.ndarray,
+    labels: np.ndarray,
+    num_clients: int,
+    alpha: float,
+    draw: np.random.Generator,
+) -> list[np.ndarray]:
+    """Rows of clients whose parts of each class are drawn. Each has at least 12."""
+    dealt: list[list[int]] = [[] for _ in range(num_clients)]
+    for label in np.unique(labels):
+        rows_of_class = rows[labels == label]
+        fractions = draw.dirichlet([alpha] * num_clients)
+        borders = fractions.cumsum()[:-1] * len(rows_of_class)
+        parts = np.split(rows_of_class, borders.astype(int))
+        for client, part in enumerate(parts):
+            dealt[client] += part.tolist()
+    few = rows[:12].tolist()
+    return [np.array(part if len(part) >= 12 else part + few) for part in dealt]
+
+
+def few_classes(
+    rows: np.ndarray,
+    labels: np.ndarray,
+    num_clients: int,
+    per_client: int,
+    draw: np.random.Generator,
+) -> list[np.ndarray]:
+    """Rows of clients with this many classes each, in turn. A client has 30 to 100 % of its part of each."""
+    num_classes = int(labels.max()) + 1
+    order = draw.permutation(num_classes)
+    numbers = np.arange(num_clients * per_client) % num_classes
+    classes = order[numbers].reshape(num_clients, per_client)
+    parts: list[list[int]] = [[] for _ in range(num_clients)]
+    for label in range(num_classes):
+        holders = np.flatnonzero((classes == label).any(1))
+        if not len(holders):
+            continue
+        rows_of_class = rows[labels == label]
+        for holder, part in zip(holders, np.array_split(rows_of_class, len(holders))):
+            size = int(len(part) * draw.uniform(0.3, 1))
+            parts[holder] += part[:size].tolist()
+    return [np.array(part) for part in parts]
 
 
 @cache

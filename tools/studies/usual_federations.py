@@ -19,7 +19,7 @@ import lightning as L
 import numpy as np
 import torch
 import torch.nn.functional as F
-from predicted_federations import ROOT, source
+from predicted_federations import IMAGES, ROOT, ConvFeatures, frozen_features, lesions, source
 from torch import Tensor, nn
 
 #: Words of a text, and different words that are known.
@@ -363,20 +363,6 @@ def topics() -> tuple[Tensor, Tensor]:
     return samples, torch.tensor(labels)
 
 
-@cache
-def lesions() -> tuple[Tensor, Tensor]:
-    """Skin lesions in 14 x 14 pixels, of the four most frequent kinds."""
-    arrays = np.load(ROOT / "ham10000_28.npz")
-    kinds = arrays["train_labels"][:, 0]
-    counts = Counter(kinds.tolist())
-    frequent = [kind for kind, _ in counts.most_common(4)]
-    rows = np.isin(kinds, frequent)
-    pixels = torch.tensor(arrays["train_images"][rows])
-    images = pixels.movedim(-1, 1).float() / 255
-    labels = [frequent.index(kind) for kind in kinds[rows].tolist()]
-    return F.avg_pool2d(images, 2).flatten(1), torch.tensor(labels)
-
-
 def samples_and_labels(federation: UsualFederation) -> tuple[Tensor, Tensor]:
     """All samples of a federation's classes."""
     if federation.data == "topics":
@@ -460,24 +446,6 @@ def dealt(name: str) -> Dealt:
     return Dealt(clients, (samples[held_out], labels[held_out]))
 
 
-class ConvFeatures(nn.Sequential):
-    """Two convolutions, to 64 features."""
-
-    def __init__(self, colors: int, side: int, norm: Callable[[int], nn.Module]) -> None:
-        super().__init__(
-            nn.Unflatten(1, (colors, side, side)),
-            nn.Conv2d(colors, 8, 3),
-            norm(8),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, 3),
-            norm(16),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(2),
-            nn.Flatten(),
-        )
-
-
 class Transformer(nn.Module):
     """One layer of attention over the rows of an image or the words of a text."""
 
@@ -507,14 +475,6 @@ class TextConv(nn.Module):
         return self.head(channels.amax(2))
 
 
-IMAGES: Mapping[str, tuple[int, int]] = {
-    "digits": (1, 8),
-    "mnist": (1, 14),
-    "fashion": (1, 14),
-    "pneumoniamnist": (1, 14),
-    "cifar": (3, 16),
-    "lesions": (3, 14),
-}
 NORMS: Mapping[str, Callable[[int], nn.Module]] = {
     "": lambda width: nn.Identity(),
     "batch": nn.BatchNorm2d,
@@ -525,26 +485,6 @@ ROW_NORMS: Mapping[str, Callable[[int], nn.Module]] = {
     "batch": nn.BatchNorm1d,
     "layer": nn.LayerNorm,
 }
-
-
-@cache
-def frozen_features(data: str) -> dict[str, Tensor]:
-    """Features that were trained on other images: those of fashion for numbers, of numbers for fashion, and others."""
-    other_images = {"mnist": "fashion", "fashion": "mnist", "lesions": "cifar"}[data]
-    colors, side = IMAGES[other_images]
-    samples, labels, _ = source(other_images, 10)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        features = ConvFeatures(colors, side, nn.BatchNorm2d)
-        network = nn.Sequential(features, nn.Linear(64, 10))
-        optimizer = torch.optim.Adam(network.parameters(), 0.003)
-        for _ in range(6):
-            for rows in torch.randperm(len(labels)).split(32):
-                optimizer.zero_grad()
-                loss = F.cross_entropy(network(samples[rows]), labels[rows])
-                loss.backward()
-                optimizer.step()
-    return features.state_dict()
 
 
 class Frozen(nn.Module):

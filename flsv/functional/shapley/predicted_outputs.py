@@ -38,17 +38,16 @@ from torch import Generator, Tensor
 
 from flsv.functional.shapley.exact import all_coalitions, exact_shapley, shapley_of_table
 from flsv.functional.shapley.game import ShapleyEstimate, coalition_keys
+from flsv.functional.shapley.halving_games import halving_predictions
+from flsv.functional.shapley.halvings import has_halvings
+from flsv.functional.shapley.mixtures import (
+    Prediction,
+    TrainedOutputs,
+    ensemble,
+    interpolation,
+)
 from flsv.functional.shapley.surrogate import surrogate_shapley
 
-#: Factor of the inner product in the kernel, and the squared width of its Gaussian part.
-LINEAR_FACTOR = 4.0
-GAUSSIAN_WIDTH = 0.5
-#: The variance that is added to the kernel's diagonal.
-NOISE_VARIANCE = 1e-3
-#: The largest norm of a model's centered logits, as a multiple of the median over the single clients' models.
-MAX_NORM_RATIO = 1.5
-#: The least probability of a class in an ensemble.
-MIN_PROBABILITY = 1e-6
 #: The largest number of players whose 2^n coalitions are all predicted, and how many are drawn with more.
 MAX_PREDICTED_PLAYERS = 16
 NUM_DRAWN_COALITIONS = 2**14
@@ -56,62 +55,9 @@ NUM_DRAWN_COALITIONS = 2**14
 OUTPUTS_PER_CHUNK = 2**19
 #: The most utilities that are in memory at once.
 UTILITIES_PER_CHUNK = 2**22
-#: Predictions of each coalition: by interpolation, then by ensemble.
-NUM_PREDICTIONS = 2
-#: The smallest divisor, against 0 / 0.
-TINY = 1e-300
 
 Score = Callable[[Tensor], Tensor]
 """A function from the outputs ``[c, V, ...]`` of c models for V samples to their utilities ``[c]`` or ``[c, M]``."""
-
-
-def coalition_shares(masks: Tensor, weights: Tensor) -> Tensor:
-    """Compute each member's share of its coalition's total weight, float64 ``[K, n]``. 0 in the empty coalition."""
-    weights = weights.double().cpu()
-    member_weights = masks.double() * weights
-    totals = member_weights.sum(1, keepdim=True)
-    return member_weights / totals.clamp_min(TINY)
-
-
-def interpolation_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
-    """Compute the Gaussian process's coefficients of trained coalitions' outputs, ``[K, T]``. They predict the outputs
-    of the coalitions ``masks`` from those of ``trained``. Rows sum to 1.
-    """
-    trained_shares = coalition_shares(trained, weights)  # [T, n]
-    shares = coalition_shares(masks, weights)  # [K, n]
-    # Kriging, with A = (K_TT + noise)^-1 and outputs y [T]: the mean by generalized least squares is w^T y with
-    # w = A 1 / (1^T A 1), and the prediction is w^T y + k_T^T A (y - 1 w^T y). These are the coefficients of y.
-    noise = NOISE_VARIANCE * torch.eye(len(trained), dtype=torch.float64)
-    kernel = _kernel(trained_shares, trained_shares)
-    inverse = torch.linalg.inv(kernel + noise)  # A [T, T]
-
-    weights_of_mean = inverse.sum(0) / inverse.sum()  # w [T]
-    row_sums = inverse.sum(1, keepdim=True)  # A 1 [T, 1]
-    centered = inverse - row_sums * weights_of_mean
-    kernel_of_masks = _kernel(shares, trained_shares)  # k_T [K, T]
-    return weights_of_mean + kernel_of_masks @ centered
-
-
-def _kernel(a: Tensor, b: Tensor) -> Tensor:
-    squared_distances = torch.cdist(a, b).square()
-    return LINEAR_FACTOR * a @ b.T + torch.exp(-squared_distances / GAUSSIAN_WIDTH)
-
-
-def cap_logits(logits: Tensor, is_single: Tensor) -> Tensor:
-    """Center logits ``[T, V, ..., M]`` of T models, and scale large ones down. A model's mean norm gets at most 1.5
-    times the median of the models that the mask ``is_single`` selects.
-    """
-    # A client could multiply its last layer by ten: no score of its model would change, but it would rule every
-    # interpolation.
-    means = logits.mean(-1, keepdim=True)
-    centered = logits - means
-    norms = centered.norm(dim=-1)  # [T, V, ...]
-    model_norms = norms.flatten(1).mean(1)  # [T]
-    max_norm = MAX_NORM_RATIO * model_norms[is_single].median()
-    factors = max_norm / model_norms.clamp_min(TINY)
-    factors = factors.clamp(max=1)
-    other_axes = [1] * (logits.ndim - 1)
-    return centered * factors.view(-1, *other_axes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,20 +65,30 @@ class PredictedValues(ShapleyEstimate):
     """Shapley values from predicted outputs.
 
     Attributes:
-        disagreement: ``[n]`` or ``[n, M]``, the value of the interpolated game minus that of the ensemble's game. Where
-            it is large, the prediction is bad.
+        disagreement: ``[n]`` or ``[n, M]``, the value of the interpolated game minus that of the ensemble's game. With
+            halves the values' standard deviation over the games, times the root of 2. Where it is large, the prediction
+            is bad.
     """
 
     disagreement: Tensor
 
 
+def predictions_for(trained: TrainedOutputs) -> list[Prediction]:
+    """Return the predictions of untrained coalitions' outputs: by interpolation and by ensemble, or with halvings those
+    of :mod:`flsv.functional.shapley.halving_games`.
+    """
+    if has_halvings(trained.masks):
+        return halving_predictions(trained)
+    return [interpolation(trained), ensemble(trained)]
+
+
 class PredictedGame:
-    """Game with two utilities per coalition, by interpolation and by ensemble, from masks ``[K, n]`` to ``[K, 2 M]``.
-    Trained coalitions have their own utilities twice, others the scores of predicted outputs.
+    """Game with P predicted utilities per coalition, from masks ``[K, n]`` to ``[K, P * M]``. Trained coalitions have
+    their own utilities P times, others the scores of predicted outputs.
     """
 
-    # First the M utilities of interpolated outputs, then those of the ensemble's. Raises ValueError if shapes do
-    # not fit, a number is not finite, or a needed coalition is missing.
+    # First come the M utilities by the first prediction. Raises ValueError if shapes do not fit, a number is not
+    # finite, or a needed coalition is missing.
 
     def __init__(
         self,
@@ -147,36 +103,26 @@ class PredictedGame:
         utilities = torch.as_tensor(utilities).detach()
         utilities = utilities.double().cpu()
         _check_trained(trained, utilities, outputs, weights)
-        sizes = trained.sum(1)
-        is_single = sizes == 1
-        has_members = sizes > 0
 
         rows = utilities.reshape(len(trained), -1)
         self._utilities = dict(zip(coalition_keys(trained.cpu()), rows))
-        self._weights = weights
         self._score = score
-        self._logits = logits
-        self._trained = trained[has_members].cpu()
-        self._output_shape = outputs.shape[1:]
+        self._outputs_per_coalition = outputs[0].numel()
 
-        # For interpolation: the outputs of all trained coalitions with members.
-        outputs_to_mix = outputs[has_members]
-        if logits:
-            outputs_to_mix = cap_logits(outputs_to_mix, is_single=is_single[has_members])
-        self._outputs = outputs_to_mix.flatten(1)
-
-        # For ensembles: the outputs of the single players, in their order.
-        players = trained[is_single].int().argmax(1)
-        order = players.argsort()
-        single_outputs = outputs[is_single][order]
-        if logits:
-            single_outputs = single_outputs.softmax(-1)
-        self._single_outputs = single_outputs.flatten(1)
+        has_members = trained.any(1)
+        trained_outputs = TrainedOutputs(
+            masks=trained[has_members].cpu(),
+            outputs=outputs[has_members.to(outputs.device)],
+            weights=weights,
+            logits=logits,
+        )
+        self._predictions = predictions_for(trained_outputs)
+        self.num_predictions = len(self._predictions)
 
     def __call__(self, masks: Tensor) -> Tensor:
         keys = coalition_keys(masks.cpu())
         num_games = len(next(iter(self._utilities.values())))
-        utilities = torch.empty(len(masks), NUM_PREDICTIONS, num_games).double()
+        utilities = torch.empty(len(masks), self.num_predictions, num_games).double()
         untrained = []
         for position, key in enumerate(keys):
             if key in self._utilities:
@@ -185,32 +131,21 @@ class PredictedGame:
                 untrained.append(position)
 
         if untrained:
-            num_outputs = max(1, self._outputs.shape[1])
+            num_outputs = max(1, self._outputs_per_coalition)
             coalitions_per_chunk = max(1, OUTPUTS_PER_CHUNK // num_outputs)
             for positions in torch.tensor(untrained).split(coalitions_per_chunk):
                 scores = self._predicted_utilities(masks[positions])
-                utilities[positions] = scores.view(len(positions), NUM_PREDICTIONS, num_games)
+                shape = (len(positions), self.num_predictions, num_games)
+                utilities[positions] = scores.view(shape)
         return utilities.flatten(1)
 
     def _predicted_utilities(self, masks: Tensor) -> Tensor:
-        """Return the utilities ``[c, 2, ...]`` of c coalitions by interpolation and by ensemble."""
-        interpolated, ensemble = self._predicted_outputs(masks)
-        by_interpolation = self._score(interpolated).double().cpu()
-        by_ensemble = self._score(ensemble).double().cpu()
-        return torch.stack([by_interpolation, by_ensemble], 1)
-
-    def _predicted_outputs(self, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict outputs ``[c, V, ...]`` of c coalitions by interpolation and by ensemble."""
-        # Outputs are kept flat: [T, numbers] of the T trained coalitions, [n, numbers] of single clients.
-        mixing_weights = interpolation_weights(masks, self._trained, self._weights)  # [K, T]
-        interpolated = mixing_weights.to(self._outputs) @ self._outputs
-
-        shares = coalition_shares(masks, self._weights)  # [K, n]
-        ensemble = shares.to(self._single_outputs) @ self._single_outputs
-        if self._logits:  # an ensemble averages probabilities
-            ensemble = ensemble.clamp_min(MIN_PROBABILITY).log()
-        shape = (-1, *self._output_shape)
-        return interpolated.view(shape), ensemble.view(shape)
+        """Return the utilities ``[c, P, ...]`` of c coalitions by each prediction."""
+        utilities = []
+        for predict in self._predictions:
+            scores = self._score(predict(masks))
+            utilities.append(scores.double().cpu())
+        return torch.stack(utilities, 1)
 
 
 def _check_trained(
@@ -256,7 +191,8 @@ def predicted_shapley(
 
     Args:
         trained: bool ``[T, n]``, the trained coalitions: the empty and the grand one, and each player alone, at least.
-            Of each size train all coalitions or none: training some favors their members.
+            Of each size train all coalitions or none, or train halves, see
+            :func:`flsv.functional.choose_halvings`: training others favors their members.
         utilities: ``[T]`` or ``[T, M]``, the trained coalitions' own utilities, such as accuracies.
         outputs: ``[T, V, ...]``, their models' outputs for V validation samples. Of classifiers logits ``[T, V, M]``.
         weights: ``[n]``, the weights with which the federation averages its clients, such as numbers of samples.
@@ -293,9 +229,10 @@ def predicted_shapley(
             game, num_players, budget=NUM_DRAWN_COALITIONS, generator=generator
         )
 
-    # The game has its M utilities by interpolation, then by ensemble: [n, 2 M].
+    # The game has its M utilities by the first prediction, then by the next: [n, P * M].
     game_shape = torch.as_tensor(utilities).shape[1:]
-    values_by_prediction = estimate.values.double().view(num_players, NUM_PREDICTIONS, *game_shape)
+    shape = (num_players, game.num_predictions, *game_shape)
+    values_by_prediction = estimate.values.double().view(shape)
     stderr_by_prediction = estimate.stderr.double().view(values_by_prediction.shape)
     stderr = stderr_by_prediction.square().mean(1).sqrt()  # [n, M]
     return _mean_of_predictions(values_by_prediction, stderr, estimate.evaluations)
@@ -325,12 +262,12 @@ def case_values(
 
     num_games = utilities.shape[1]
     values = torch.zeros(num_players, num_games, dtype=torch.float64)
-    coalitions_per_chunk = max(1, UTILITIES_PER_CHUNK // (NUM_PREDICTIONS * num_games))
+    coalitions_per_chunk = max(1, UTILITIES_PER_CHUNK // (game.num_predictions * num_games))
     num_coalitions = 2**num_players
     for begin in range(0, num_coalitions, coalitions_per_chunk):
         end = min(begin + coalitions_per_chunk, num_coalitions)
         masks = all_coalitions(num_players, begin, end)
-        predictions = game(masks).view(len(masks), NUM_PREDICTIONS, num_games)
+        predictions = game(masks).view(len(masks), game.num_predictions, num_games)
         values += _shapley_weights(masks).T @ predictions.mean(1)
     return values
 
@@ -358,14 +295,24 @@ def values_of_tables(tables: Tensor) -> PredictedValues:
 def _mean_of_predictions(
     values_by_prediction: Tensor, stderr: Tensor, evaluations: int
 ) -> PredictedValues:
-    """Average the values ``[n, 2, ...]`` of the two predictions."""
-    by_interpolation, by_ensemble = values_by_prediction.unbind(1)
+    """Average the values ``[n, P, ...]`` of P predictions."""
+    if values_by_prediction.shape[1] == 2:
+        by_interpolation, by_ensemble = values_by_prediction.unbind(1)
+        disagreement = by_interpolation - by_ensemble
+    else:
+        # Of two predictions this is the size of their difference.
+        disagreement = math.sqrt(2) * values_by_prediction.std(1)
     return PredictedValues(
         values=values_by_prediction.mean(1),
         stderr=stderr,
         evaluations=evaluations,
-        disagreement=by_interpolation - by_ensemble,
+        disagreement=disagreement,
     )
+
+
+def favors_nobody(trained: Tensor) -> bool:
+    """Return whether each player is as often among the ``trained`` as any other, so that outputs can be predicted."""
+    return has_complete_sizes(trained) or has_halvings(trained)
 
 
 def has_complete_sizes(trained: Tensor) -> bool:

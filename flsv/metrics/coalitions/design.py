@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import comb
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from flsv.functional import few_coalitions
 from flsv.functional.shapley.few_coalitions import Which
+from flsv.functional.shapley.halvings import choose_halvings
 from flsv.utilities.errors import ConfigurationError
 
-#: A set of coalitions: the name of a design of :func:`flsv.functional.few_coalitions`, or each coalition's members.
-Coalitions = Which | Sequence[Sequence[int]]
+#: A set of coalitions: the name of a design of :func:`flsv.functional.few_coalitions`, each coalition's members, or
+#: halves, which are chosen when each client alone has been trained.
+Coalitions = Which | Literal["halves"] | Sequence[Sequence[int]]
 #: Designs, from the most accurate to the cheapest, and the coalition sizes that each contains completely, as a function
 #: of the number n of clients.
 DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
@@ -62,7 +65,11 @@ def equivalent_runs(masks: Tensor, clients_per_round: float | None = None) -> fl
 
 
 def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
-    """Make the masks ``[K, n]`` of the empty coalition, the full one and those that ``coalitions`` names."""
+    """Make the masks ``[K, n]`` of the empty coalition, the full one and those that ``coalitions`` names. Of halves
+    they are each client alone, see :func:`with_any_halves`.
+    """
+    if coalitions == "halves":
+        return few_coalitions(num_clients, "singles")
     if isinstance(coalitions, str):
         return few_coalitions(num_clients, coalitions)
 
@@ -81,6 +88,17 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
         if mask not in masks:
             masks.append(mask)
     return torch.tensor(masks)  # bool [K, n]
+
+
+def with_any_halves(masks: Tensor, halvings: int) -> Tensor:
+    """Add as many halves to coalitions ``[K, n]`` as will be chosen later. Their sizes are right, so that their cost is
+    known before.
+    """
+    num_clients = masks.shape[1]
+    names = [f"{client}" for client in range(num_clients)]
+    equal_outputs = torch.zeros(num_clients, 1)
+    halves = choose_halvings(equal_outputs, names, halvings, logits=False)
+    return torch.cat([masks, halves])
 
 
 #: The number of last rounds whose values' spread enters the intervals.

@@ -10,14 +10,13 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
 
 from flsv.functional import exact_shapley, few_coalitions, predicted_shapley
 from flsv.functional.shapley.exact import all_coalitions
-from flsv.functional.shapley.predicted_outputs import (
+from flsv.functional.shapley.mixtures import (
     MAX_NORM_RATIO,
-    PredictedGame,
     cap_logits,
     coalition_shares,
-    has_complete_sizes,
     interpolation_weights,
 )
+from flsv.functional.shapley.predicted_outputs import PredictedGame, has_complete_sizes
 
 NUM_SAMPLES = 60
 NUM_CLASSES = 4

@@ -1,0 +1,270 @@
+r"""Four predictions of outputs, for players who were trained alone and in complementary halves.
+
+Each player is trained as often as any other then, so that no prediction favors some. Of a coalition S with members'
+shares w_S, let q_S be the mean of its members' probabilities over all samples and members, weighted by w_S, and
+
+.. math:: l_S = \log(0.99\, q_S + 0.01 / M)
+
+the logarithm of the class frequencies that S is expected to know, of M classes, minus its mean.
+
+- *transported interpolation*: capped logits minus :math:`l_T` of their own coalition T are interpolated, and
+  :math:`l_S` is added.
+- *blocks*: S is cut into as few disjoint trained coalitions as possible. Their probabilities are averaged by weight,
+  and over all such cuts.
+- *combiner*: a weighted sum of four logits that need no coalition of several players. Its four coefficients are fitted
+  to the trained coalitions' outputs.
+- *kriged combiner*: the combiner plus the interpolation of what it misses in the trained coalitions.
+
+Of regressions only two are defined: the interpolation, and blocks of outputs. The predictions are this package's own.
+``docs/results/predicted.md`` has how far the values lie from those of retrained coalitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flsv.functional.shapley.mixtures import (
+    MIN_PROBABILITY,
+    Prediction,
+    TrainedOutputs,
+    cap_logits,
+    center_logits,
+    coalition_shares,
+    ensemble,
+    interpolation,
+    interpolation_weights,
+    mix_outputs,
+)
+
+#: The part of uniform frequencies in the classes that a coalition is expected to know.
+UNIFORM_PART = 0.01
+#: The weight of all players alone in the combiner's loss. A coalition of several has 1.
+WEIGHT_OF_SINGLES = 0.2
+#: The penalty on the combiner's distance from the mean of the members' probabilities, and its steps of L-BFGS.
+COMBINER_PENALTY = 0.01
+COMBINER_STEPS = 25
+
+
+def halving_predictions(trained: TrainedOutputs) -> list[Prediction]:
+    """Return the four predictions, or the two that are defined for regressions."""
+    if not trained.logits:
+        return [interpolation(trained), blocks(trained)]
+    combined = combiner(trained)
+    return [
+        transported_interpolation(trained),
+        blocks(trained),
+        combined,
+        with_kriged_residuals(trained, combined),
+    ]
+
+
+def expected_classes(trained: TrainedOutputs) -> Prediction:
+    """Return the centered logarithm l_S of the class frequencies that coalitions are expected to know, ``[c, 1, ...,
+    M]``.
+    """
+    single_outputs = trained.outputs[trained.single_positions]
+    probabilities = single_outputs.softmax(-1)
+    num_classes = probabilities.shape[-1]
+    num_players = len(probabilities)
+    frequencies = (
+        probabilities.double()
+        .view(
+            num_players,
+            -1,
+            num_classes,
+        )
+        .mean(1)
+    )  # [n, M]
+    other_axes = [1] * (probabilities.ndim - 2)
+
+    def predict(masks: Tensor) -> Tensor:
+        shares = coalition_shares(masks, trained.weights)
+        coalition_frequencies = shares @ frequencies.cpu()  # q_S [c, M]
+        uniform = UNIFORM_PART / num_classes
+        smoothed = (1 - UNIFORM_PART) * coalition_frequencies + uniform
+        logits = center_logits(smoothed.log())
+        return logits.to(probabilities).view(-1, *other_axes, num_classes)
+
+    return predict
+
+
+def transported_interpolation(trained: TrainedOutputs) -> Prediction:
+    """Return the interpolation of capped logits without the classes that their coalition is expected to know."""
+    class_logits = expected_classes(trained)
+    capped_outputs = cap_logits(trained.outputs, is_single=trained.is_single)
+    outputs = capped_outputs - class_logits(trained.masks)
+
+    def predict(masks: Tensor) -> Tensor:
+        mixing_weights = interpolation_weights(masks, trained.masks, trained.weights)
+        return mix_outputs(mixing_weights, outputs) + class_logits(masks)
+
+    return predict
+
+
+def blocks(trained: TrainedOutputs) -> Prediction:
+    """Return the mean outputs of the fewest disjoint trained coalitions, of classifiers of their probabilities."""
+    outputs = trained.outputs
+    if trained.logits:
+        outputs = outputs.softmax(-1)
+
+    def predict(masks: Tensor) -> Tensor:
+        mixing_weights = block_weights(masks, trained.masks, trained.weights)
+        mean = mix_outputs(mixing_weights, outputs)
+        if trained.logits:
+            return mean.clamp_min(MIN_PROBABILITY).log()
+        return mean
+
+    return predict
+
+
+def block_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
+    """Compute the weights ``[K, T]`` of trained coalitions in others, which are cut into the fewest disjoint trained
+    ones. A coalition counts by its members' weight, and the mean is over all such cuts.
+
+    Args:
+        masks: bool ``[K, n]``, coalitions with members.
+        trained: bool ``[T, n]``, each player alone among them.
+        weights: ``[n]``, the players' weights.
+    """
+    weights = weights.double().cpu()
+    cuts = _disjoint_coalitions(trained)  # bool [C, T]
+    unions = (cuts.double() @ trained.double()) > 0  # [C, n]
+    # A block of m members saves m - 1 blocks of one.
+    num_saved = unions.sum(1) - cuts.sum(1)
+
+    non_members = (~masks).double()
+    num_outside = non_members @ unions.double().T  # [K, C]
+    is_inside = num_outside == 0
+    saved = num_saved.masked_fill(~is_inside, -1)
+    is_fewest = saved == saved.amax(1, keepdim=True)
+    num_cuts = is_fewest.sum(1, keepdim=True)
+    parts_of_cuts = is_fewest.double() / num_cuts
+
+    totals = masks.double() @ weights
+    block_totals = trained.double() @ weights
+    parts_of_blocks = parts_of_cuts @ cuts.double()  # [K, T]
+    mixing_weights = parts_of_blocks * block_totals / totals[:, None]
+    part_alone = parts_of_cuts @ (~unions).double()  # [K, n]
+    alone_weights = part_alone * coalition_shares(masks, weights)
+    is_single = trained.sum(1) == 1
+    players = trained[is_single].int().argmax(1)
+    mixing_weights[:, is_single] += alone_weights[:, players]
+    return mixing_weights
+
+
+def _disjoint_coalitions(trained: Tensor) -> Tensor:
+    """List all sets of disjoint trained coalitions of several players, bool ``[C, T]``. The empty set comes first."""
+    sets: list[tuple[int, ...]] = [()]
+    is_several = trained.sum(1) > 1
+    for position in is_several.nonzero().flatten().tolist():
+        for chosen in list(sets):
+            shares_player = (trained[list(chosen)] & trained[position]).any()
+            if not shares_player:
+                sets.append((*chosen, position))
+    cuts = torch.zeros(
+        len(sets),
+        len(trained),
+        dtype=torch.bool,
+    )
+    for row, chosen in enumerate(sets):
+        cuts[row, list(chosen)] = True
+    return cuts
+
+
+def combiner(trained: TrainedOutputs) -> Prediction:
+    """Return the weighted sum of four logits: of the weighted mean of the members' probabilities, of their unweighted
+    mean, of the classes they are expected to know, and the weighted mean of their capped logits.
+    """
+    features = _combiner_features(trained)
+    coefficients = _fit_combiner(trained, features)
+
+    def predict(masks: Tensor) -> Tensor:
+        member_features = features(masks)
+        return member_features @ coefficients.to(member_features)
+
+    return predict
+
+
+def _combiner_features(trained: TrainedOutputs) -> Callable[[Tensor], Tensor]:
+    """Return the function from masks ``[c, n]`` to the combiner's four logits, ``[c, V, ..., M, 4]``."""
+    single_outputs = trained.outputs[trained.single_positions]
+    probabilities = single_outputs.softmax(-1)
+    are_single = torch.ones(len(single_outputs), dtype=torch.bool)
+    capped_logits = cap_logits(single_outputs, is_single=are_single)
+    mean_by_shares = ensemble(trained)
+    class_logits = expected_classes(trained)
+
+    def features(masks: Tensor) -> Tensor:
+        shares = coalition_shares(masks, trained.weights)
+        equal_shares = masks.double() / masks.sum(1, keepdim=True)
+        unweighted_mean = mix_outputs(equal_shares, probabilities)
+        unweighted_logits = unweighted_mean.clamp_min(MIN_PROBABILITY).log()
+        mean_logits = center_logits(mean_by_shares(masks))
+        logits = [
+            mean_logits,
+            mix_outputs(shares, capped_logits),
+            center_logits(unweighted_logits),
+            class_logits(masks).expand_as(mean_logits),
+        ]
+        return torch.stack(logits, -1)
+
+    return features
+
+
+def _fit_combiner(
+    trained: TrainedOutputs,
+    features: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Fit the combiner's coefficients to the trained coalitions' probabilities, float64 ``[4]``. No label is used."""
+    member_features = features(trained.masks).double()
+    targets = trained.outputs.double().softmax(-1)
+    num_players = trained.masks.shape[1]
+    weights = torch.ones(
+        len(trained.masks),
+        dtype=torch.float64,
+    )
+    weights[trained.is_single.cpu()] = WEIGHT_OF_SINGLES / num_players
+    weights = (weights / weights.sum()).to(targets.device)
+
+    # The first coefficient alone gives the ensemble.
+    of_ensemble = torch.zeros(
+        4,
+        dtype=torch.float64,
+        device=targets.device,
+    )
+    of_ensemble[0] = 1
+    coefficients = of_ensemble.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [coefficients], max_iter=COMBINER_STEPS, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        log_probabilities = F.log_softmax(member_features @ coefficients, dim=-1)
+        cross_entropies = -(targets * log_probabilities).sum(-1)  # [T, V, ...]
+        mean_cross_entropies = cross_entropies.flatten(1).mean(1)
+        squared_distance = (coefficients - of_ensemble).square().sum()
+        total = weights @ mean_cross_entropies + COMBINER_PENALTY * squared_distance
+        total.backward()
+        return total
+
+    with torch.inference_mode(False), torch.enable_grad():
+        optimizer.step(loss)
+    return coefficients.detach()
+
+
+def with_kriged_residuals(trained: TrainedOutputs, prediction: Prediction) -> Prediction:
+    """Return a prediction plus the interpolation of what it misses in the trained coalitions."""
+    predicted = center_logits(prediction(trained.masks))
+    residuals = center_logits(trained.outputs) - predicted
+
+    def predict(masks: Tensor) -> Tensor:
+        mixing_weights = interpolation_weights(masks, trained.masks, trained.weights)
+        interpolated_residuals = mix_outputs(mixing_weights, residuals)
+        return center_logits(prediction(masks)) + interpolated_residuals
+
+    return predict

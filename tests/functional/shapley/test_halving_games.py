@@ -1,0 +1,506 @@
+"""The four games of halvings: against NumPy and enumerations, at the smallest sizes, and for regressions."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from flsv.functional import predicted_shapley
+from flsv.functional.shapley import halving_games, mixtures
+from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
+from flsv.functional.shapley.halvings import choose_halvings
+from flsv.functional.shapley.mixtures import TrainedOutputs, coalition_shares
+
+NUM_SAMPLES = 30
+NUM_CLASSES = 3
+TOLERANCE = 1e-5  # outputs are float32
+
+
+def make_trained(
+    num_clients,
+    count=1,
+    num_classes=NUM_CLASSES,
+    seed=0,
+):
+    """Clients alone, the halves of some halvings and all clients, with logits that depend on the members."""
+    generator = torch.Generator().manual_seed(seed)
+    singles = torch.eye(num_clients, dtype=torch.bool)
+    client_logits = 2 * torch.randn(
+        num_clients,
+        NUM_SAMPLES,
+        num_classes,
+        generator=generator,
+    )
+    names = [f"client {client}" for client in range(num_clients)]
+    halves = choose_halvings(client_logits, names, count, logits=True)
+    masks = torch.cat(
+        [
+            singles,
+            halves,
+            torch.ones(
+                1,
+                num_clients,
+                dtype=torch.bool,
+            ),
+        ]
+    )
+    sizes = torch.randint(
+        20,
+        90,
+        (num_clients,),
+        generator=generator,
+    )
+
+    shares = coalition_shares(masks, sizes).float()
+    outputs = torch.einsum("tn,nvm->tvm", shares, client_logits)
+    outputs += 0.3 * torch.randn(outputs.shape, generator=generator)
+    return TrainedOutputs(
+        masks=masks,
+        outputs=outputs,
+        weights=sizes,
+        logits=True,
+    )
+
+
+def untrained_masks(trained):
+    trained_rows = trained.masks.tolist()
+    masks = [
+        mask
+        for mask in all_coalitions(trained.masks.shape[1])[1:].tolist()
+        if mask not in trained_rows
+    ]
+    return torch.tensor(masks)
+
+
+def softmax(logits):
+    powers = np.exp(
+        logits
+        - logits.max(
+            -1,
+            keepdims=True,
+        )
+    )
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def center(logits):
+    return logits - logits.mean(-1, keepdims=True)
+
+
+def members_of(mask):
+    return tuple(np.flatnonzero(mask).tolist())
+
+
+def outputs_by_members(trained):
+    masks = trained.masks.numpy()
+    outputs = trained.outputs.double().numpy()
+    return {
+        members_of(mask): logits
+        for mask, logits in zip(
+            masks,
+            outputs,
+        )
+    }
+
+
+def class_logits_by_hand(members, outputs, sizes):
+    """l_S: the centered logarithm of the class frequencies that the members are expected to know."""
+    frequencies = [softmax(outputs[client,]).mean(0) for client in members]
+    mean = np.average(
+        frequencies,
+        axis=0,
+        weights=sizes[list(members)],
+    )
+    return center(np.log(0.99 * mean + 0.01 / len(mean)))
+
+
+def interpolation_by_hand(members, outputs, sizes):
+    """Kriging between the trained coalitions' shares, with an unknown mean, as in the model's formula."""
+
+    def point(coalition):
+        share = np.zeros(len(sizes))
+        share[list(coalition)] = sizes[list(coalition)] / sizes[list(coalition)].sum()
+        return share
+
+    def kernel(a, b):
+        return 4 * a @ b + np.exp(-((a - b) ** 2).sum() / 0.5)
+
+    points = [point(coalition) for coalition in outputs]
+    matrix = np.array(
+        [
+            [
+                kernel(
+                    a,
+                    b,
+                )
+                for b in points
+            ]
+            for a in points
+        ]
+    ) + 1e-3 * np.eye(len(points))
+    # The bordered system of kriging with an unknown mean.
+    ones = np.ones((len(points), 1))
+    system = np.block([[matrix, ones], [ones.T, np.zeros((1, 1))]])
+    right_side = np.array(
+        [
+            kernel(
+                point(members),
+                b,
+            )
+            for b in points
+        ]
+        + [1.0]
+    )
+    weights = np.linalg.solve(
+        system,
+        right_side,
+    )[:-1]
+    return np.tensordot(
+        weights,
+        np.array(list(outputs.values())),
+        1,
+    )
+
+
+def capped_by_hand(outputs):
+    norms = {
+        members: np.linalg.norm(
+            center(logits),
+            axis=-1,
+        ).mean()
+        for members, logits in outputs.items()
+    }
+    alone = sorted(norms[members] for members in norms if len(members) == 1)
+    limit = 1.5 * alone[(len(alone) - 1) // 2]
+    return {
+        members: center(logits)
+        * min(
+            1,
+            limit / norms[members],
+        )
+        for members, logits in outputs.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "count"),
+    [(3, 1), (4, 1), (5, 2), (6, 3)],
+)
+def test_transported_interpolation_equals_its_formula(num_clients, count):
+    trained = make_trained(num_clients, count)
+    sizes = trained.weights.double().numpy()
+    outputs = outputs_by_members(trained)
+    transported = {
+        members: logits - class_logits_by_hand(members, outputs, sizes)
+        for members, logits in capped_by_hand(outputs).items()
+    }
+    masks = untrained_masks(trained)
+
+    predicted = halving_games.transported_interpolation(trained)(masks)
+
+    for mask, logits in zip(
+        masks.numpy(),
+        predicted.double().numpy(),
+    ):
+        members = members_of(mask)
+        expected = interpolation_by_hand(members, transported, sizes)
+        expected = expected + class_logits_by_hand(members, outputs, sizes)
+        np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
+
+
+def cuts_by_hand(members, coalitions):
+    """All sets of the fewest disjoint coalitions whose union is ``members``."""
+    inside = [coalition for coalition in coalitions if set(coalition) <= set(members)]
+    for num_blocks in range(1, len(members) + 1):
+        cuts = [
+            cut
+            for cut in itertools.combinations(inside, num_blocks)
+            if sorted(itertools.chain(*cut)) == list(members)
+        ]
+        if cuts:
+            return cuts
+    raise AssertionError("each player alone is trained")
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "count"),
+    [(3, 1), (4, 2), (5, 2), (6, 3)],
+)
+def test_blocks_equal_an_enumeration_of_cuts(num_clients, count):
+    trained = make_trained(num_clients, count)
+    sizes = trained.weights.double().numpy()
+    outputs = outputs_by_members(trained)
+    masks = untrained_masks(trained)
+
+    predicted = halving_games.blocks(trained)(masks)
+
+    for mask, logits in zip(
+        masks.numpy(),
+        predicted.double().numpy(),
+    ):
+        means = []
+        for cut in cuts_by_hand(members_of(mask), list(outputs)):
+            block_sizes = [sizes[list(block)].sum() for block in cut]
+            probabilities = [softmax(outputs[block]) for block in cut]
+            means.append(
+                np.average(
+                    probabilities,
+                    axis=0,
+                    weights=block_sizes,
+                )
+            )
+        np.testing.assert_allclose(
+            softmax(logits),
+            np.mean(means, 0),
+            atol=TOLERANCE,
+        )
+
+
+def combiner_loss_by_hand(coefficients, features, trained):
+    """The penalized cross-entropy of the trained coalitions' probabilities."""
+    targets = softmax(trained.outputs.double().numpy())
+    predicted = np.log(softmax(features @ coefficients))
+    cross_entropies = -(targets * predicted).sum(-1).mean(1)
+    num_members = trained.masks.sum(1).numpy()
+    num_clients = trained.masks.shape[1]
+    weights = np.where(num_members == 1, 0.2 / num_clients, 1.0)
+    distance = coefficients - np.array([1.0, 0, 0, 0])
+    return weights @ cross_entropies / weights.sum() + 0.01 * (distance**2).sum()
+
+
+def features_by_hand(members, outputs, sizes):
+    singles = {client: outputs[client,] for client in members}
+    weights = sizes[list(members)]
+    capped = capped_by_hand({alone: logits for alone, logits in outputs.items() if len(alone) == 1})
+    probabilities = [softmax(logits) for logits in singles.values()]
+    by_size = np.average(probabilities, axis=0, weights=weights)
+    mean_logits = np.average(
+        [capped[client,] for client in members],
+        axis=0,
+        weights=weights,
+    )
+    classes = class_logits_by_hand(members, outputs, sizes)
+    return np.stack(
+        [
+            center(np.log(by_size)),
+            mean_logits,
+            center(
+                np.log(
+                    np.mean(
+                        probabilities,
+                        0,
+                    )
+                )
+            ),
+            np.broadcast_to(classes, by_size.shape),
+        ],
+        -1,
+    )
+
+
+def test_combiner_is_a_sum_of_four_logits_that_minimizes_its_loss():
+    trained = make_trained(5, count=2)
+    sizes = trained.weights.double().numpy()
+    outputs = outputs_by_members(trained)
+    all_features = np.stack(
+        [
+            features_by_hand(
+                members,
+                outputs,
+                sizes,
+            )
+            for members in outputs
+        ]
+    )
+    masks = untrained_masks(trained)
+    of_untrained = np.stack(
+        [
+            features_by_hand(
+                members_of(mask),
+                outputs,
+                sizes,
+            )
+            for mask in masks.numpy()
+        ]
+    )
+
+    predicted = halving_games.combiner(trained)(masks).double().numpy()
+
+    # The coefficients that the predictions show, by least squares.
+    coefficients, residuals, *_ = np.linalg.lstsq(
+        of_untrained.reshape(
+            -1,
+            4,
+        ),
+        predicted.reshape(-1),
+        rcond=None,
+    )
+    assert residuals < 1e-6
+    least_loss = combiner_loss_by_hand(coefficients, all_features, trained)
+    rng = np.random.default_rng(0)
+    for step in 0.02 * rng.normal(size=(50, 4)):
+        assert combiner_loss_by_hand(coefficients + step, all_features, trained) > least_loss - 1e-6
+    of_ensemble = np.array([1.0, 0, 0, 0])
+    assert combiner_loss_by_hand(of_ensemble, all_features, trained) > least_loss + 1e-3
+
+
+def test_kriged_residuals_equal_their_formula():
+    trained = make_trained(5)
+    sizes = trained.weights.double().numpy()
+    outputs = outputs_by_members(trained)
+    combined = halving_games.combiner(trained)
+    missed = {
+        members_of(mask): center(outputs[members_of(mask)])
+        - center(combined(mask[None])[0].double().numpy())
+        for mask in trained.masks
+    }
+    masks = untrained_masks(trained)
+
+    predicted = (
+        halving_games.with_kriged_residuals(
+            trained,
+            combined,
+        )(masks)
+        .double()
+        .numpy()
+    )
+
+    for mask, logits in zip(masks, predicted):
+        residual = interpolation_by_hand(
+            members_of(mask.numpy()),
+            missed,
+            sizes,
+        )
+        expected = center(combined(mask[None])[0].double().numpy()) + residual
+        np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
+
+
+def game_of(trained):
+    """The trained coalitions with the empty one, their accuracies and the function that scores outputs."""
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.randint(
+        NUM_CLASSES,
+        (NUM_SAMPLES,),
+        generator=generator,
+    )
+
+    def accuracy(outputs):
+        return (outputs.argmax(-1) == labels).double().mean(-1)
+
+    empty = torch.zeros(
+        1,
+        trained.masks.shape[1],
+        dtype=torch.bool,
+    )
+    masks = torch.cat([empty, trained.masks])
+    outputs = torch.cat([torch.zeros_like(trained.outputs[:1]), trained.outputs])
+    return masks, outputs, accuracy
+
+
+def test_values_are_those_of_the_mean_of_four_tables():
+    trained = make_trained(5, count=2)
+    masks, outputs, accuracy = game_of(trained)
+    utilities = accuracy(outputs)
+    every_mask = all_coalitions(5)
+    table = torch.zeros(2**5, dtype=torch.float64)
+    predictions = halving_games.halving_predictions(trained)
+    assert len(predictions) == 4
+    for predict in predictions:
+        table[1:] += accuracy(predict(every_mask[1:])) / 4
+    trained_numbers = (masks.long() * 2 ** torch.arange(5)).sum(1)
+    table[trained_numbers] = utilities
+
+    values = predicted_shapley(
+        masks, utilities, outputs, trained.weights, accuracy, logits=True
+    ).values
+
+    expected = shapley_of_table(table[:, None])[:, 0]
+    torch.testing.assert_close(
+        values,
+        expected,
+        rtol=0,
+        atol=1e-12,
+    )
+
+
+@pytest.mark.parametrize("num_clients", [2, 3])
+def test_two_and_three_players(num_clients):
+    trained = make_trained(num_clients)
+    num_halves = len(trained.masks) - num_clients - 1
+    # Halves of two players are players alone, and of three players one of them.
+    assert num_halves == num_clients - 2
+    masks, outputs, accuracy = game_of(trained)
+    utilities = accuracy(outputs)
+
+    values = predicted_shapley(
+        masks, utilities, outputs, trained.weights, accuracy, logits=True
+    ).values
+
+    torch.testing.assert_close(
+        values.sum(),
+        utilities[-1] - utilities[0],
+    )
+    if num_clients == 2:
+        without_others = utilities[1:3] - utilities[0]
+        with_other = utilities[3] - utilities[1:3].flip(0)
+        torch.testing.assert_close(values, (without_others + with_other) / 2)
+
+
+def test_a_player_whose_model_knows_one_class_has_finite_predictions():
+    trained = make_trained(4)
+    outputs = trained.outputs.clone()
+    outputs[0] = torch.tensor([1e4, 0, 0])
+    sure = TrainedOutputs(
+        trained.masks,
+        outputs,
+        trained.weights,
+        logits=True,
+    )
+
+    for predict in halving_games.halving_predictions(sure):
+        assert predict(untrained_masks(sure)).isfinite().all()
+
+
+def test_regressions_have_the_interpolation_and_blocks():
+    trained = make_trained(4)
+    targets = TrainedOutputs(
+        trained.masks,
+        trained.outputs[..., 0],
+        trained.weights,
+        logits=False,
+    )
+    masks = untrained_masks(targets)
+    interpolate = mixtures.interpolation(targets)
+
+    predictions = halving_games.halving_predictions(targets)
+
+    assert len(predictions) == 2
+    torch.testing.assert_close(
+        predictions[0](masks),
+        interpolate(masks),
+    )
+    weights = halving_games.block_weights(masks, targets.masks, targets.weights)
+    expected = weights.float() @ targets.outputs
+    torch.testing.assert_close(predictions[1](masks), expected)
+
+
+def test_permuted_players_have_permuted_values():
+    trained = make_trained(6, count=2)
+    masks, outputs, accuracy = game_of(trained)
+    utilities = accuracy(outputs)
+    order = torch.tensor([3, 0, 5, 4, 2, 1])
+
+    values = predicted_shapley(
+        masks, utilities, outputs, trained.weights, accuracy, logits=True
+    ).values
+    permuted = predicted_shapley(
+        masks[:, order], utilities, outputs, trained.weights[order], accuracy, logits=True
+    ).values
+
+    torch.testing.assert_close(
+        permuted,
+        values[order],
+        rtol=0,
+        atol=1e-12,
+    )

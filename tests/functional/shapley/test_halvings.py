@@ -1,0 +1,202 @@
+"""Halvings of unlike players: against an enumeration, and what names and order may change."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from flsv.functional import few_coalitions
+from flsv.functional.shapley import halvings
+from flsv.functional.shapley.halvings import choose_halvings, has_halvings
+
+
+def make_outputs(num_players, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_players, 20, 3, generator=generator)
+
+
+def names_of(num_players):
+    return [f"site {player:02}" for player in range(num_players)]
+
+
+def costs_by_hand(outputs):
+    """Each partition's sum of cosines within its halves, ``{(half, other half): cost}``."""
+    powers = np.exp(outputs.double().numpy())
+    probabilities = powers / powers.sum(-1, keepdims=True)
+    rows = probabilities.reshape(len(outputs), -1)
+    rows = rows - rows.mean(0)
+    players = range(len(outputs))
+    costs = {}
+    for half in itertools.combinations(
+        players,
+        len(outputs) // 2,
+    ):
+        other_half = tuple(player for player in players if player not in half)
+        pairs = [
+            *itertools.combinations(
+                half,
+                2,
+            ),
+            *itertools.combinations(other_half, 2),
+        ]
+        cosines = [
+            rows[i] @ rows[j] / np.linalg.norm(rows[i]) / np.linalg.norm(rows[j]) for i, j in pairs
+        ]
+        costs[frozenset((half, other_half))] = sum(cosines)
+    return costs
+
+
+def partitions_of(masks):
+    halves = [tuple(mask.nonzero().flatten().tolist()) for mask in masks]
+    return [
+        frozenset(halves[row : row + 2])
+        for row in range(
+            0,
+            len(halves),
+            2,
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "num_players",
+    [4, 5, 6, 7],
+)
+def test_the_halvings_are_those_with_the_least_cosines(num_players):
+    outputs = make_outputs(num_players)
+    costs = costs_by_hand(outputs)
+    expected = sorted(costs, key=costs.__getitem__)[:3]
+
+    masks = choose_halvings(
+        outputs,
+        names_of(num_players),
+        3,
+        logits=True,
+    )
+
+    assert partitions_of(masks) == expected
+
+
+@pytest.mark.parametrize(
+    "num_players",
+    [4, 5, 20],
+)
+@pytest.mark.parametrize("are_alike", [False, True])
+def test_permuting_the_players_permutes_the_halvings(num_players, are_alike):
+    outputs = make_outputs(num_players)
+    if are_alike:  # so that only names decide
+        outputs = outputs[:1].expand_as(outputs)
+    names = names_of(num_players)
+    order = torch.randperm(
+        num_players,
+        generator=torch.Generator().manual_seed(3),
+    )
+    permuted_names = [names[player] for player in order.tolist()]
+
+    masks = choose_halvings(outputs, names, 2, logits=True)
+    permuted = choose_halvings(
+        outputs[order],
+        permuted_names,
+        2,
+        logits=True,
+    )
+
+    assert torch.equal(permuted, masks[:, order])
+
+
+def test_the_search_finds_the_best_of_all_partitions(monkeypatch):
+    outputs = make_outputs(10)
+    compared = choose_halvings(
+        outputs,
+        names_of(10),
+        2,
+        logits=True,
+    )
+
+    monkeypatch.setattr(halvings, "MAX_COMPARED", 0)
+    searched = choose_halvings(
+        outputs,
+        names_of(10),
+        2,
+        logits=True,
+    )
+
+    assert torch.equal(
+        searched[:2],
+        compared[:2],
+    )
+
+
+def test_thirty_players_are_halved():
+    masks = choose_halvings(
+        make_outputs(30),
+        names_of(30),
+        3,
+        logits=True,
+    )
+
+    assert masks.shape == (6, 30)
+    assert masks.sum(1).tolist() == [15] * 6
+    assert len(masks.unique(dim=0)) == 6
+    for row in (0, 2, 4):
+        assert torch.equal(
+            masks[row],
+            ~masks[row + 1],
+        )
+
+
+def test_halves_of_one_player_are_left_out():
+    assert (
+        len(
+            choose_halvings(
+                make_outputs(2),
+                ["a", "b"],
+                2,
+                logits=True,
+            )
+        )
+        == 0
+    )
+    of_three = choose_halvings(
+        make_outputs(3),
+        ["a", "b", "c"],
+        5,
+        logits=True,
+    )
+    assert of_three.sum(1).tolist() == [2, 2, 2]
+
+
+def test_names_must_be_distinct():
+    with pytest.raises(ValueError, match="3 distinct names"):
+        choose_halvings(
+            make_outputs(3),
+            ["a", "b", "a"],
+            logits=True,
+        )
+
+
+def test_regressions_are_compared_by_their_outputs():
+    # With a softmax over the samples these would be other directions.
+    outputs = torch.tensor([[10.0, 0, 0], [0, 10, 0], [9, 0, 1], [1, 9, 0]])
+
+    masks = choose_halvings(
+        outputs,
+        ["a", "b", "c", "d"],
+        logits=False,
+    )
+
+    assert partitions_of(masks)[0] in (frozenset(((0, 1), (2, 3))), frozenset(((0, 3), (1, 2))))
+
+
+def test_sets_of_halvings_are_known():
+    singles = few_coalitions(5, "singles")
+    halves = choose_halvings(
+        make_outputs(5),
+        names_of(5),
+        2,
+        logits=True,
+    )
+    assert has_halvings(torch.cat([singles, halves]))
+    assert not has_halvings(torch.cat([singles, halves[:-1]]))
+    assert not has_halvings(halves)

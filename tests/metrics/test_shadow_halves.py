@@ -1,0 +1,223 @@
+"""ShadowShapley(coalitions="halves"): halves are chosen from each client alone, and trained then."""
+
+import csv
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from flsv import FederatedLoop, Reporting
+from flsv.data import FederatedDataModule, Splits
+from flsv.functional import choose_halvings, few_coalitions
+from flsv.metrics import ShadowShapley
+from flsv.metrics.coalitions.design import coalition_masks, equivalent_runs, with_any_halves
+from flsv.sampling import UniformSampler
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import CLASSES, FEATURES
+from helpers.fits import assert_resumes, fit
+from helpers.models import Plainest
+
+NUM_CLIENTS = 5
+ROUNDS = 3
+
+
+def make_data():
+    """Five clients, two of which have labels of their own."""
+    generator = torch.Generator().manual_seed(0)
+    centers = 2 * torch.randn(CLASSES, FEATURES, generator=generator)
+    clients = {}
+    for client in range(NUM_CLIENTS):
+        labels = torch.randint(
+            CLASSES,
+            (24 + 8 * client,),
+            generator=generator,
+        )
+        if client < 2:
+            labels = labels % 2
+        samples = centers[labels] + torch.randn(
+            len(labels),
+            FEATURES,
+            generator=generator,
+        )
+        clients[f"site {client}"] = TensorDataset(samples, labels)
+    return FederatedDataModule(
+        clients=clients,
+        batch_size=7,
+        splits=Splits(server_val=0.3),
+    )
+
+
+def make_loop(metric, **options):
+    return FederatedLoop(
+        metrics={"shadow": metric}, seed=3, reporting=Reporting(table=False), **options
+    )
+
+
+def trained_coalitions(folder):
+    """The members of the coalitions in a run's file, whose first line has settings."""
+    (path,) = folder.rglob("coalitions.csv")
+    _settings, *lines = path.read_text().splitlines()
+    members = [row["coalition"].split("+") for row in csv.DictReader(lines)]
+    return {tuple(map(int, coalition)) for coalition in members}
+
+
+@pytest.mark.parametrize("halvings", [1, 2])
+def test_values_are_those_of_the_same_coalitions_named_before(tmp_path: Any, halvings: int) -> None:
+    loop = make_loop(ShadowShapley(coalitions="halves", halvings=halvings))
+
+    fit(
+        loop,
+        tmp_path / "halves",
+        Plainest(),
+        make_data(),
+        ROUNDS,
+    )
+
+    coalitions = trained_coalitions(tmp_path / "halves")
+    everybody = set(range(NUM_CLIENTS))
+    halves = [coalition for coalition in coalitions if len(coalition) > 1]
+    assert len(coalitions) - len(halves) == NUM_CLIENTS
+    assert len(halves) == 2 * halvings
+    assert all(tuple(sorted(everybody - set(half))) in coalitions for half in halves)
+
+    loop_of_named = make_loop(ShadowShapley(coalitions=sorted(coalitions)))
+    fit(
+        loop_of_named,
+        tmp_path / "named",
+        Plainest(),
+        make_data(),
+        ROUNDS,
+    )
+    metric: Any = loop.metrics["shadow"]
+    metric_of_named: Any = loop_of_named.metrics["shadow"]
+    torch.testing.assert_close(
+        metric.compute(),
+        metric_of_named.compute(),
+        rtol=0,
+        atol=1e-6,
+    )
+    torch.testing.assert_close(
+        metric.errors,
+        metric_of_named.errors,
+        rtol=0,
+        atol=1e-6,
+    )
+
+
+def test_the_halves_are_those_of_the_outputs_of_each_client_alone() -> None:
+    metric = ShadowShapley(coalitions="halves", halvings=2)
+    generator = torch.Generator().manual_seed(1)
+    masks = few_coalitions(NUM_CLIENTS, "singles")
+    order = torch.tensor([0, 1, 4, 6, 2, 5, 3])  # clients in another order
+    outputs = torch.randn(
+        len(masks),
+        10,
+        CLASSES,
+        generator=generator,
+    )
+    names = [f"site {client}" for client in range(NUM_CLIENTS)]
+    expected = choose_halvings(
+        outputs[2:],
+        names,
+        2,
+        logits=True,
+    )
+
+    chosen = metric.next_coalitions(
+        masks[order],
+        outputs[order],
+        logits=True,
+        names=names,
+        seed=0,
+    )
+
+    assert torch.equal(chosen, expected)
+    all_masks = torch.cat([masks, chosen])
+    all_outputs = torch.cat([outputs, outputs[:4]])
+    none_left = metric.next_coalitions(
+        all_masks,
+        all_outputs,
+        logits=True,
+        names=names,
+        seed=0,
+    )
+    assert len(none_left) == 0
+
+
+def test_other_designs_choose_nothing() -> None:
+    masks = few_coalitions(NUM_CLIENTS, "singles")
+    outputs = torch.randn(len(masks), 10, CLASSES)
+    names = [f"site {client}" for client in range(NUM_CLIENTS)]
+
+    chosen = ShadowShapley(coalitions="singles").next_coalitions(
+        masks, outputs, logits=True, names=names, seed=0
+    )
+
+    assert len(chosen) == 0
+
+
+@pytest.mark.parametrize(
+    "halvings",
+    [1, 2, 3],
+)
+@pytest.mark.parametrize(
+    "num_clients",
+    [4, 5, 8],
+)
+def test_a_halving_costs_one_more_run(num_clients: int, halvings: int) -> None:
+    masks = with_any_halves(coalition_masks("halves", num_clients), halvings)
+
+    assert equivalent_runs(masks) == pytest.approx(1 + halvings)
+
+
+def test_a_resumed_run_chooses_the_same_halves(tmp_path: Any) -> None:
+    assert_resumes(
+        lambda: make_loop(ShadowShapley(coalitions="halves")), tmp_path, Plainest, make_data
+    )
+
+
+def test_drawn_cohorts_have_halves_too(tmp_path: Any) -> None:
+    loop = make_loop(
+        ShadowShapley(coalitions="halves"),
+        sampler=UniformSampler(4),
+    )
+
+    fit(loop, tmp_path, Plainest(), make_data(), ROUNDS)
+
+    values = loop.metrics["shadow"].compute()
+    assert values.isfinite().all()
+    assert len(trained_coalitions(tmp_path)) == NUM_CLIENTS + 2
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"coalitions": "singles", "halvings": 2}, 'needs coalitions="halves"'),
+        ({"coalitions": "halves", "judges": "clients"}, "Let the server judge"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: Any, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        ShadowShapley(**options)
+
+
+def test_logged_values_are_refused_before_training(tmp_path: Any) -> None:
+    metric = ShadowShapley(coalitions="halves", performance="val_acc", mode="max")
+
+    with pytest.raises(ConfigurationError, match="chosen by the outputs"):
+        fit(
+            make_loop(metric),
+            tmp_path,
+            Plainest(),
+            make_data(),
+            ROUNDS,
+        )
+
+
+def test_two_metrics_of_one_run_need_as_many_halvings() -> None:
+    make_metric = partial(ShadowShapley, coalitions="halves")
+
+    with pytest.raises(ConfigurationError, match="need different coalitions"):
+        FederatedLoop(metrics={"one": make_metric(), "two": make_metric(halvings=2)})
