@@ -23,6 +23,8 @@ from flsv.utilities.plain_values import digest
 LARGEST_NUMBER = 1e38
 #: Bits of a double-precision number's mantissa.
 MANTISSA_BITS = 53
+#: Bits of a digit in exact sums of mantissas.
+DIGIT_BITS = 18
 _FRACTION_PATTERN = re.compile(r"-?\d{1,1000}(/\d{1,1000})?")
 
 
@@ -49,10 +51,10 @@ class Moments:
         total = Fraction(0)
         squares = Fraction(0)
         for exponent in np.unique(exponents).tolist():
-            integers = mantissas[exponents == exponent].tolist()
             unit = Fraction(2) ** (exponent - MANTISSA_BITS)
-            total += sum(integers) * unit
-            squares += sum(integer * integer for integer in integers) * unit**2
+            sum_of_integers, sum_of_squares = _exact_sums(mantissas[exponents == exponent])
+            total += sum_of_integers * unit
+            squares += sum_of_squares * unit**2
         return cls(len(numbers), total, squares)
 
     def __add__(self, moments: Moments) -> Moments:
@@ -316,6 +318,23 @@ class AgreedEncoder:
             raise ConfigurationError(
                 f"encoder: {error!s:.200}. Expected what encoder.json of a run at sites holds."
             ) from error
+
+
+def _exact_sums(integers: np.ndarray) -> tuple[int, int]:
+    """Return the sum and the sum of squares of fewer than 2^27 integers below 2^53, int64 ``[N]``.
+
+    They are split into digits of 18 bits, so that no sum of products of two digits exceeds 64 bits.
+    """
+    mask = (1 << DIGIT_BITS) - 1
+    digits = [integers & mask, (integers >> DIGIT_BITS) & mask, integers >> 2 * DIGIT_BITS]
+    total = 0
+    squares = 0
+    for position, digit in enumerate(digits):
+        total += int(digit.sum()) << position * DIGIT_BITS
+        for other_position, other_digit in enumerate(digits):
+            shift = (position + other_position) * DIGIT_BITS
+            squares += int(digit @ other_digit) << shift
+    return total, squares
 
 
 def _fraction(text: Any) -> Fraction:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -17,7 +18,9 @@ from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dt
 from flsv.data.groups import check_spelling
 from flsv.data.sources.agreed import LARGEST_NUMBER, AgreedEncoder
 from flsv.data.sources.frames import (
+    as_categories,
     as_texts,
+    by_distinct_text,
     by_file,
     category_names,
     places_of_words,
@@ -280,6 +283,18 @@ def with_gaps_as_nan(table: Table, name: str, argument: str, columns: Columns) -
     marks = columns.missing(name, table.typed)
     if is_numeric_dtype(column.dtype) and marks == {""}:
         return column  # no number is an empty text
+    if table.typed:
+        return _masked_gaps(column, marks, columns.decimal, typed=True)
+
+    def mask_gaps(texts: list[str]) -> pd.Series:
+        return _masked_gaps(pd.Series(texts, dtype=object), marks, columns.decimal)
+
+    return as_categories(column, mask_gaps)
+
+
+def _masked_gaps(
+    column: pd.Series, marks: set[str], decimal: str, typed: bool = False
+) -> pd.Series:
     texts = as_texts(column)
     is_gap = texts.isna() | texts.isin(list(marks))
 
@@ -287,10 +302,10 @@ def with_gaps_as_nan(table: Table, name: str, argument: str, columns: Columns) -
     parsed_marks = parse_numbers(marks)  # NaN for words
     finite_marks = parsed_marks[np.isfinite(parsed_marks)]
     if len(finite_marks) > 0:
-        is_gap |= texts.isin(_texts_of_numbers(texts, finite_marks, columns.decimal))
+        is_gap |= texts.isin(_texts_of_numbers(texts, finite_marks, decimal))
 
     kind = _KIND_OF_DTYPE.get(infer_dtype(column, skipna=True))
-    keeps_types = table.typed and kind != WORDS_KIND
+    keeps_types = typed and kind != WORDS_KIND
     values = column.astype(object) if keeps_types else texts
     return values.mask(is_gap)
 
@@ -317,19 +332,18 @@ def _kind_and_numbers(
         kind = _KIND_OF_DTYPE.get(infer_dtype(values, skipna=True))
         return kind, pd.Series(parse_numbers(values))  # truth values, too
 
-    texts = values.dropna()
-    if len(texts) == 0:
-        return NUMBERS_KIND, values.map(_NUMBER_OF_TRUTH)  # all are missing: NaN
-    if set(texts) <= _NUMBER_OF_TRUTH.keys():
-        return TRUTH_KIND, values.map(_NUMBER_OF_TRUTH)
+    texts = values.dropna().unique()
+    if set(texts) <= _NUMBER_OF_TRUTH.keys():  # also if all are missing: NaN
+        kind = TRUTH_KIND if len(texts) else NUMBERS_KIND
+        return kind, values.astype(object).map(_NUMBER_OF_TRUTH)
 
+    # Each file may have its own notation of numbers.
+    read_file = partial(column_numbers, decimal=columns.decimal, thousands=columns.thousands)
     numbers_by_file = []
     for texts_of_file in by_file(table, values):
-        # Each file may have its own notation of numbers.
-        numbers_by_file.append(column_numbers(texts_of_file, columns.decimal, columns.thousands))
-    numbers = pd.Series(np.concatenate(numbers_by_file))
-    has_text = values.notna()
-    is_number = np.isfinite(numbers[has_text])
+        numbers_by_file.append(by_distinct_text(texts_of_file, read_file, dtype=float))
+    numbers = pd.concat(numbers_by_file)
+    is_number = np.isfinite(numbers[values.notna()])
     have_leading_zeros = any(_LEADING_ZERO.fullmatch(text) for text in texts)
     are_codes = is_number.all() and have_leading_zeros  # such as 007
     if is_number.any() and not are_codes:
@@ -387,7 +401,9 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     if name in dates:
         return _days_since(table, name, dates[name], columns)
     values = with_gaps_as_nan(table, name, "features", columns)
-    values = values.astype(object).reset_index(drop=True)
+    values = values.reset_index(drop=True)
+    if table.typed:
+        values = values.astype(object)
     if name in (columns.categorical or ()):
         return WORDS_KIND, category_names(values)
 
