@@ -16,7 +16,7 @@ from annotated_types import Ge
 from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
 from flsv.data.groups import check_spelling
-from flsv.data.sources.agreed import LARGEST_NUMBER, AgreedEncoder
+from flsv.data.sources.agreed import LARGEST_NUMBER, AgreedEncoder, read_encoder_file
 from flsv.data.sources.frames import (
     as_categories,
     as_texts,
@@ -92,8 +92,9 @@ class Columns:
         min_rows: smallest number of a client's rows of which the client tells something. A category or class with fewer
             rows, and numbers or missing values of fewer rows, count as if the client had none. A category that no
             client tells becomes zeros. A class that no client tells is refused, unless ``classes`` names it.
-        encoder: an encoder that was agreed on beforehand, as ``encoder.json`` of an earlier run has it. Then nothing is
-            fitted, and no site tells anything about its table.
+        encoder: an encoder that was agreed on beforehand, as ``encoder.json`` of an earlier run has it, or its file.
+            Then nothing is fitted, and no site tells anything about its table. If it names the ``target`` it is a data
+            dictionary, as ``flsv data --write`` drafts it: cells that do not fit are refused.
 
     Raises:
         ConfigurationError: arguments are out of range or contradict each other.
@@ -121,7 +122,7 @@ class Columns:
     date_format: list[str] | str | None = None
     classes: list[str] | None = None
     min_rows: Count = 1
-    encoder: dict[str, Any] | None = None
+    encoder: dict[str, Any] | str | None = None
 
     def missing(self, name: str, typed: bool = False) -> set[str]:
         """Return the texts that mark a missing value in the column ``name``.
@@ -129,9 +130,13 @@ class Columns:
         With ``typed`` the column is from a DataFrame or Parquet file.
         """
         default_marks = () if typed else GAPS
+        marks_of_column: Sequence[str] = ()
+        if self.agreed is not None:
+            marks_of_column = self.agreed.gap_marks(name)
         if isinstance(self.gaps, dict):
-            return {"", *default_marks, *self.gaps.get(name, ())}
-        return {"", *(default_marks if self.gaps is None else self.gaps)}
+            return {"", *default_marks, *marks_of_column, *self.gaps.get(name, ())}
+        marks = default_marks if self.gaps is None else self.gaps
+        return {"", *marks, *marks_of_column}
 
     def __post_init__(self) -> None:
         # Columns of a DataFrame may be called by numbers.
@@ -150,6 +155,8 @@ class Columns:
             self.gaps = _texts(self.gaps)
 
         self.agreed: AgreedEncoder | None = None
+        if isinstance(self.encoder, str):
+            self.encoder = read_encoder_file(self.encoder)
         if self.encoder is not None:
             self.agreed = AgreedEncoder.from_plain(self.encoder)
             has_classes = self.agreed.classes is not None
@@ -375,6 +382,9 @@ def raise_problems(problems: Sequence[ColumnError], columns: Columns) -> None:
     lines = list(map(str, problems[:_MAX_LISTED_PROBLEMS]))
     if len(problems) > _MAX_LISTED_PROBLEMS:
         lines.append(f"and {len(problems) - _MAX_LISTED_PROBLEMS} more")
+    if columns.agreed is not None and columns.agreed.is_dictionary:
+        lines.append("Correct the tables, or let all sites sign another data dictionary.")
+        raise ConfigurationError("\n".join(lines))
     lines.append("These options may help (in Python columns={...}):")
     options = json.dumps(columns.with_remedies(problems), ensure_ascii=False)
     lines.append(f"  columns: {options}")

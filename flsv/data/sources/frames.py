@@ -46,8 +46,8 @@ def as_texts(column: pd.Series) -> pd.Series:
     """Convert values to texts. Whole numbers get no decimal point, although missing values make them floats."""
     values = column.to_numpy(dtype=object, na_value=np.nan)
     if infer_dtype(values, skipna=True) == "string":
-        stripped = np.full(len(values), np.nan, dtype=object)
         is_text = ~pd.isna(values)
+        stripped = np.full(len(values), np.nan, dtype=object)
         stripped[is_text] = list(map(str.strip, values[is_text]))
         return pd.Series(stripped, index=column.index, dtype=object)
     floats = [value for value in values if isinstance(value, float) and np.isfinite(value)]
@@ -69,8 +69,9 @@ def by_distinct_text(
     """Convert a column's distinct texts, and give each row what its text becomes. Missing values stay NaN."""
     numbers_of_texts, distinct_texts = pd.factorize(texts)
     # The number of a missing value is -1, which is the place of the NaN.
-    converted = np.array([*convert(distinct_texts.tolist()), np.nan], dtype=dtype)
-    return pd.Series(converted[numbers_of_texts], index=texts.index, dtype=dtype)
+    converted = [*convert(distinct_texts.tolist()), np.nan]
+    values = np.array(converted, dtype=dtype)[numbers_of_texts]
+    return pd.Series(values, index=texts.index, dtype=dtype)
 
 
 def as_categories(texts: pd.Series, convert: Callable[[list[str]], pd.Series]) -> pd.Series:
