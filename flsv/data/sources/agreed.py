@@ -336,7 +336,7 @@ class AgreedEncoder:
     def to_plain(self) -> dict[str, Any]:
         """Return the encoder as values of JSON's types, as ``Columns(encoder=...)`` takes them."""
         columns = {code.name: code.to_plain() for code in self.columns}
-        plain = {
+        plain: dict[str, Any] = {
             "columns": columns,
             "classes": None if self.classes is None else list(self.classes),
             "target_mean": self.target_mean,

@@ -48,7 +48,8 @@ def as_texts(column: pd.Series) -> pd.Series:
     if infer_dtype(values, skipna=True) == "string":
         is_text = ~pd.isna(values)
         stripped = np.full(len(values), np.nan, dtype=object)
-        stripped[is_text] = list(map(str.strip, values[is_text]))
+        texts_read = values[is_text].tolist()
+        stripped[is_text] = list(map(str.strip, texts_read))
         return pd.Series(stripped, index=column.index, dtype=object)
     floats = [value for value in values if isinstance(value, float) and np.isfinite(value)]
     are_whole_numbers = all(value.is_integer() for value in floats)
@@ -70,7 +71,8 @@ def by_distinct_text(
     numbers_of_texts, distinct_texts = pd.factorize(texts)
     # The number of a missing value is -1, which is the place of the NaN.
     converted = [*convert(distinct_texts.tolist()), np.nan]
-    values = np.array(converted, dtype=dtype)[numbers_of_texts]
+    converted_array = np.array(converted, dtype=dtype)
+    values = converted_array[numbers_of_texts]
     return pd.Series(values, index=texts.index, dtype=dtype)
 
 
@@ -79,8 +81,10 @@ def as_categories(texts: pd.Series, convert: Callable[[list[str]], pd.Series]) -
     numbers_of_texts, distinct_texts = pd.factorize(texts)
     converted = convert(distinct_texts.tolist())
     new_numbers, names = pd.factorize(converted)  # " 7" and "7" are one now
-    numbers = np.append(new_numbers, -1)[numbers_of_texts]
-    values = pd.Categorical.from_codes(numbers, pd.Index(names, dtype=object))
+    new_numbers = np.append(new_numbers, -1)
+    numbers = new_numbers[numbers_of_texts]
+    categories = pd.Index(names, dtype=object)
+    values = pd.Categorical.from_codes(numbers, categories)
     return pd.Series(values, index=texts.index)
 
 
