@@ -71,7 +71,7 @@ def by_distinct_text(
     numbers_of_texts, distinct_texts = pd.factorize(texts)
     # The number of a missing value is -1, which is the place of the NaN.
     converted = [*convert(distinct_texts.tolist()), np.nan]
-    converted_array = np.array(converted, dtype=dtype)
+    converted_array: np.ndarray = np.array(converted, dtype=dtype)
     values = converted_array[numbers_of_texts]
     return pd.Series(values, index=texts.index, dtype=dtype)
 
