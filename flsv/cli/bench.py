@@ -128,7 +128,7 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
 
 def _entries(metrics: Iterable[str]) -> dict[str, Entry]:
     """Return the description of each metric by its short name."""
-    entries: dict[str, Any] = {}
+    entries: dict[str, Entry] = {}
     for metric in metrics:
         short_name, description = entry(metric)
         earlier_description = entries.setdefault(short_name, description)

@@ -8,7 +8,9 @@ Reads the section "data" of a configuration of flsv fit and shows each client's
 samples and classes, how each column of a table is used, and the fraction of
 its values that each client lacks. A table of doubts compares each client's
 columns with the others': other units, rows twice, numbers of cases, and more.
-Notes tell of problems, such as a rare class. With --out, the folder gets the
+Notes tell of problems, such as a rare class. With --write, a data dictionary
+of the table is drafted into this file, for all sites to correct and to sign.
+With --out, the folder gets the
 same tables as samples.csv, columns.csv and doubts.csv, and summary.csv: pandas'
 description of each column at each client. Every image file is opened. Nothing
 is trained, and other sections of the file are ignored.
@@ -26,9 +28,10 @@ import pandas as pd
 from flsv.cli.command import display_path
 from flsv.cli.options import instantiated, option_parser
 from flsv.data import FederatedDataModule
-from flsv.data.doubts import doubts_of
+from flsv.data.doubts import Doubt, doubts_of
+from flsv.data.sources.dictionary import draft_dictionary
 from flsv.data.sources.named import unreadable_images
-from flsv.utilities.atomic_files import check_writable
+from flsv.utilities.atomic_files import check_writable, replacing
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.errors import ConfigurationError, listed
 
@@ -193,6 +196,29 @@ def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
     )
 
 
+def write_dictionary(file: Path, data: FederatedDataModule, doubts: Sequence[Doubt]) -> None:
+    """Draft the data dictionary of a federation's tables into a file."""
+    encoder = data._data.encoder
+    columns = data._reading.columns
+    if encoder is None or columns is None:
+        raise ConfigurationError("--write: only tables have a data dictionary. Set labels.")
+    comments: dict[str, list[str]] = {}
+    for doubt in doubts:
+        comments.setdefault(doubt.column, []).append(f"{doubt.site}: {doubt.text}")
+    text = draft_dictionary(
+        encoder,
+        data.column_cards,
+        target=str(data.labels),
+        excluded=columns.exclude or (),
+        comments=comments,
+    )
+    with replacing(file) as stream:
+        stream.write(text.encode())
+    print(
+        f"Written: {display_path(file)}. Correct it, and set columns: {{encoder: {file}}} at all sites."
+    )
+
+
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv data`` with the command-line arguments ``args``."""
     parser = option_parser("flsv data", __doc__, {"data": FederatedDataModule})
@@ -201,14 +227,24 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         type=Path | None,
         help="folder of samples.csv, columns.csv and summary.csv",
     )
+    parser.add_argument(
+        "--write",
+        type=Path | None,
+        help="file of the drafted data dictionary, which columns.encoder takes",
+    )
     objects = instantiated(parser, args)
     out, data = objects.out, objects.data
     if out is not None:
         check_writable(out)
+    if objects.write is not None:
+        check_writable(objects.write.parent)
     data.prepare_data()
     data.setup("fit")
     check_images(data)
-    rows = [(doubt.strength, doubt.site, doubt.column, doubt.text) for doubt in doubts_of(data)]
+    all_doubts = doubts_of(data)
+    if objects.write is not None:
+        write_dictionary(objects.write, data, all_doubts)
+    rows = [(doubt.strength, doubt.site, doubt.column, doubt.text) for doubt in all_doubts]
     doubts = pd.DataFrame(rows, columns=["strength", "site", "column", "doubt"])
     if not quiet:
         show(data, doubts)

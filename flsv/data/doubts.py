@@ -8,6 +8,7 @@ do not explain is a doubt. A doubt changes nothing: the site knows whether it is
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,9 @@ UNIT_FACTORS = {
 MIN_RATIO = 2.1
 #: Largest distance of a ratio from the factor that explains it, on a logarithmic scale.
 MAX_LOG_DISTANCE = 0.2
+#: Numbers that stand for a missing value, and their smallest distance from all others, in the width of these.
+_GAP_CODE = re.compile(r"-?(9+|8+|7+)")
+MIN_WIDTHS_TO_A_CODE = 2.0
 #: Largest difference of a site's median from the others', in their interquartile ranges.
 MAX_SHIFT_IN_RANGES = 1.5
 #: Largest difference of a site's share of missing values from the others'.
@@ -152,6 +156,8 @@ def find_doubts(
             doubts.append(Doubt(STRONG_DOUBT, "most sites", name, text, kind="site"))
             continue
         for index, site in enumerate(sites):
+            for finding in _gap_codes(columns[index]):
+                doubts.append(finding.as_doubt(site.site, name))
             other_values = pd.concat(columns[:index] + columns[index + 1 :])
             for compare in (_missing, _unusual_values):
                 for finding in compare(columns[index], other_values):
@@ -199,6 +205,24 @@ def _missing(column: pd.Series, other_values: pd.Series) -> Iterator[Finding]:
     if difference > MAX_MISSING_DIFFERENCE:
         text = f"{100 * share:.0f} % are missing, {100 * usual_share:.0f} % at the other sites"
         yield Finding(difference / MAX_MISSING_DIFFERENCE, text, "missing")
+
+
+def _gap_codes(column: pd.Series) -> Iterator[Finding]:
+    """Find a number such as -999 or 99 that several rows have, far outside all other values of the site."""
+    numbers = column.dropna()
+    if not pd.api.types.is_numeric_dtype(numbers):
+        return
+    numbers = numbers.astype(float)
+    for code, count in numbers.value_counts().items():
+        is_code = _GAP_CODE.fullmatch(f"{code:g}") is not None
+        other_numbers = numbers[numbers != code]
+        if not is_code or count < MIN_COUNT_OF_SHARE or len(other_numbers) < MIN_VALUES:
+            continue
+        width = other_numbers.max() - other_numbers.min()
+        distance = (other_numbers - code).abs().min()
+        if width > 0 and distance > MIN_WIDTHS_TO_A_CODE * width:
+            text = f"{count} values are {code:g}, far from all others, as a code for a missing value: set gaps"
+            yield Finding(2 * STRONG_DOUBT, text)
 
 
 def _unusual_values(column: pd.Series, other_column: pd.Series) -> Iterator[Finding]:

@@ -339,6 +339,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             }
         if reading.label is not None:
             facts |= {"labels": reading.label, "columns": repr(reading.columns)}
+        if reading.columns is not None and reading.columns.agreed is not None:
+            facts["encoder"] = reading.columns.agreed.hash
         if self._partitioned is None:
             return facts
         draws = self._partitioned.draws

@@ -73,6 +73,19 @@ def through_json(plain: Any) -> Any:
     return json.loads(json.dumps(plain))
 
 
+def test_moments_of_many_numbers_of_unlike_size_are_sums_of_fractions():
+    rng = np.random.default_rng(3)
+    signs = rng.choice([-1.0, 1.0], 2000)
+    numbers = signs * rng.lognormal(0, 30, 2000)
+
+    moments = Moments.of(numbers)
+
+    fractions = [Fraction(number) for number in numbers.tolist()]
+    assert moments.total == sum(fractions)
+    squares = [fraction**2 for fraction in fractions]
+    assert moments.squares == sum(squares)
+
+
 def test_encoder_is_that_of_scikit_learn_on_all_rows_together() -> None:
     frame = make_wards()
     encoder = fit_encoder(frame)

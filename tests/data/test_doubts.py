@@ -221,3 +221,28 @@ def test_shares_of_classes_are_compared_without_rows() -> None:
     (doubt,) = doubts_of_summaries(summaries, num_rows)
 
     assert (doubt.site, doubt.text) == ("Graz", "0 % are yes, 31 % at the other sites")
+
+
+@pytest.mark.parametrize(
+    ("code", "values"),
+    [(-999.0, range(20, 90)), (99.0, range(1, 8)), (9999.0, range(20, 90))],
+)
+def test_code_for_a_missing_value_is_doubted_at_its_site(code, values):
+    ages = [float(value) for value in values] * 10
+    lyon = pd.DataFrame({"age": [*ages, *[code] * 6]})
+    sites = [SiteTable("Graz", pd.DataFrame({"age": ages})), SiteTable("Lyon", lyon)]
+
+    texts = [(doubt.site, doubt.text) for doubt in find_doubts(sites)]
+
+    message = f"6 values are {code:g}, far from all others, as a code for a missing value: set gaps"
+    assert ("Lyon", message) in texts
+
+
+def test_usual_number_of_nines_is_no_code_for_a_missing_value():
+    gains = [0.0] * 200 + [float(gain) for gain in range(1000, 42000, 1000)] + [99999.0] * 9
+    ages = [float(age) for age in range(20, 100)] * 3
+    for numbers in (gains, ages):
+        frame = pd.DataFrame({"number": numbers})
+        doubts = find_doubts([SiteTable("Graz", frame), SiteTable("Lyon", frame)])
+
+        assert not [doubt for doubt in doubts if "missing value" in doubt.text]

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import digest
@@ -23,6 +25,8 @@ from flsv.utilities.plain_values import digest
 LARGEST_NUMBER = 1e38
 #: Bits of a double-precision number's mantissa.
 MANTISSA_BITS = 53
+#: Bits of a digit in exact sums of mantissas.
+DIGIT_BITS = 18
 _FRACTION_PATTERN = re.compile(r"-?\d{1,1000}(/\d{1,1000})?")
 
 
@@ -49,10 +53,10 @@ class Moments:
         total = Fraction(0)
         squares = Fraction(0)
         for exponent in np.unique(exponents).tolist():
-            integers = mantissas[exponents == exponent].tolist()
             unit = Fraction(2) ** (exponent - MANTISSA_BITS)
-            total += sum(integers) * unit
-            squares += sum(integer * integer for integer in integers) * unit**2
+            sum_of_integers, sum_of_squares = _exact_sums(mantissas[exponents == exponent])
+            total += sum_of_integers * unit
+            squares += sum_of_squares * unit**2
         return cls(len(numbers), total, squares)
 
     def __add__(self, moments: Moments) -> Moments:
@@ -201,7 +205,8 @@ class TableSummary:
 class ColumnCode:
     """How a column becomes features: ``(number - mean) / scale``, or one for each of ``categories``.
 
-    With ``gaps`` a further feature is 1 for rows without a value.
+    With ``gaps`` a further feature is 1 for rows without a value. In a data dictionary values lie in ``low`` to
+    ``high``, in the unit ``unit``, and ``gap_marks`` are marks of missing values of this column.
     """
 
     name: str
@@ -210,6 +215,10 @@ class ColumnCode:
     scale: float = 1.0
     categories: tuple[str, ...] | None = None
     gaps: bool = False
+    low: float = -math.inf
+    high: float = math.inf
+    unit: str = ""
+    gap_marks: tuple[str, ...] = ()
 
     def to_plain(self) -> dict[str, Any]:
         plain: dict[str, Any] = {"kind": self.kind}
@@ -217,12 +226,25 @@ class ColumnCode:
             plain |= {"mean": self.mean, "scale": self.scale}
         else:
             plain["categories"] = list(self.categories)
-        return {**plain, "gaps": self.gaps}
+        if math.isfinite(self.low):
+            plain["low"] = self.low
+        if math.isfinite(self.high):
+            plain["high"] = self.high
+        if self.unit:
+            plain["unit"] = self.unit
+        plain["gaps"] = list(self.gap_marks) or self.gaps
+        return plain
 
     @classmethod
-    def from_plain(cls, name: str, plain: Mapping[str, Any]) -> ColumnCode:
-        _check_names(plain, {"kind", "mean", "scale", "categories", "gaps"})
+    def from_plain(
+        cls, name: str, plain: Mapping[str, Any], default_gaps: bool = False
+    ) -> ColumnCode:
+        _check_names(plain, {"kind", "mean", "scale", "categories", "gaps", "low", "high", "unit"})
         categories = plain.get("categories")
+        gaps = plain.get("gaps", default_gaps)
+        gap_marks: tuple[str, ...] = ()
+        if isinstance(gaps, list | tuple):
+            gap_marks = tuple(map(str, gaps))
         usual_kind = "numbers" if categories is None else "categories"
         code = cls(
             name=_text(name),
@@ -230,8 +252,14 @@ class ColumnCode:
             mean=float(plain.get("mean", 0.0)),
             scale=float(plain.get("scale", 1.0)),
             categories=None if categories is None else tuple(map(_text, categories)),
-            gaps=bool(plain.get("gaps", False)),
+            gaps=bool(gaps),
+            low=float(plain.get("low", -math.inf)),
+            high=float(plain.get("high", math.inf)),
+            unit=_text(plain.get("unit", "")),
+            gap_marks=gap_marks,
         )
+        if not code.low < code.high:
+            raise ValueError(f"{name!r}: low {code.low} is not below high {code.high}")
         is_finite = math.isfinite(code.mean) and math.isfinite(code.scale)
         if not is_finite or code.scale <= 0:
             raise ValueError(f"{name!r}: mean {code.mean}, scale {code.scale}")
@@ -253,6 +281,9 @@ class AgreedEncoder:
         classes: names of the classes, in the order of their numbers. None for regression.
         target_mean: what is subtracted from a target that is a number.
         target_scale: by what it is divided then.
+        target: the column to predict. With it this is a data dictionary: cells that do not fit are refused.
+        excluded: columns that are left out, each with the reason.
+        tolerance: share of a column's cells that may lie outside its range.
 
     Example:
         >>> columns = {"age": {"mean": 62.0, "scale": 14.0}}
@@ -265,6 +296,21 @@ class AgreedEncoder:
     classes: tuple[str, ...] | None = None
     target_mean: float = 0.0
     target_scale: float = 1.0
+    target: str | None = None
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    tolerance: float = 0.0
+
+    @property
+    def is_dictionary(self) -> bool:
+        """Return whether all cells have to fit."""
+        return self.target is not None
+
+    def gap_marks(self, name: str) -> tuple[str, ...]:
+        """Return the marks of a missing value in the column ``name``."""
+        for code in self.columns:
+            if code.name == name:
+                return code.gap_marks
+        return ()
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -290,32 +336,97 @@ class AgreedEncoder:
     def to_plain(self) -> dict[str, Any]:
         """Return the encoder as values of JSON's types, as ``Columns(encoder=...)`` takes them."""
         columns = {code.name: code.to_plain() for code in self.columns}
-        return {
+        plain: dict[str, Any] = {
             "columns": columns,
             "classes": None if self.classes is None else list(self.classes),
             "target_mean": self.target_mean,
             "target_scale": self.target_scale,
+        }
+        if self.target is None:
+            return plain
+        if self.classes is not None:
+            plain["positive"] = self.classes[-1]
+        return plain | {
+            "target": self.target,
+            "excluded": dict(self.excluded),
+            "tolerance": self.tolerance,
         }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> AgreedEncoder:
         """Read what :meth:`to_plain` returns. Raise ConfigurationError for anything else."""
         try:
-            _check_names(plain, {"columns", "classes", "target_mean", "target_scale"})
+            _check_names(plain, _ENCODER_KEYS | _DICTIONARY_KEYS)
+            target = plain.get("target")
             codes = []
             for name, code in dict(plain["columns"]).items():
-                codes.append(ColumnCode.from_plain(name, code))
+                # In a dictionary a gap is allowed, and has an indicator, unless it says otherwise.
+                codes.append(ColumnCode.from_plain(name, code, default_gaps=target is not None))
             classes = plain.get("classes")
+            if target is None:
+                _check_names(plain, _ENCODER_KEYS)
+            elif classes is not None:
+                classes = _positive_last(classes, plain.get("positive"))
+            tolerance = float(plain.get("tolerance", 0.0))
+            if not 0 <= tolerance < 1:
+                raise ValueError(f"tolerance {tolerance} is no share of the cells, 0 to 1")
+            reasons = dict(plain.get("excluded", {}))
             return cls(
                 columns=tuple(codes),
                 classes=None if classes is None else tuple(map(_text, classes)),
                 target_mean=float(plain.get("target_mean", 0.0)),
                 target_scale=float(plain.get("target_scale", 1.0)),
+                target=None if target is None else _text(target),
+                excluded={_text(name): _text(reason) for name, reason in reasons.items()},
+                tolerance=tolerance,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigurationError(
-                f"encoder: {error!s:.200}. Expected what encoder.json of a run at sites holds."
+                f"encoder: {error!s:.200}. Expected what flsv data --write has written, or what encoder.json of a run "
+                "at sites holds."
             ) from error
+
+
+_ENCODER_KEYS = {"columns", "classes", "target_mean", "target_scale"}
+_DICTIONARY_KEYS = {"target", "positive", "excluded", "tolerance"}
+
+
+def _positive_last(classes: Sequence[str], positive: object) -> list[str]:
+    """Return the classes with the positive one last, as class 1 of two."""
+    if positive not in classes:
+        raise ValueError(f"positive: {positive!r} is none of the classes {list(classes)}")
+    negative_classes = [name for name in classes if name != positive]
+    return [*negative_classes, _text(positive)]
+
+
+def _exact_sums(integers: np.ndarray) -> tuple[int, int]:
+    """Return the sum and the sum of squares of fewer than 2^27 integers below 2^53, int64 ``[N]``.
+
+    They are split into digits of 18 bits, so that no sum of products of two digits exceeds 64 bits.
+    """
+    mask = (1 << DIGIT_BITS) - 1
+    digits = [integers & mask, (integers >> DIGIT_BITS) & mask, integers >> 2 * DIGIT_BITS]
+    total = 0
+    squares = 0
+    for position, digit in enumerate(digits):
+        total += int(digit.sum()) << position * DIGIT_BITS
+        for other_position, other_digit in enumerate(digits):
+            shift = (position + other_position) * DIGIT_BITS
+            squares += int(digit @ other_digit) << shift
+    return total, squares
+
+
+def read_encoder_file(path: str) -> dict[str, Any]:
+    """Read the file of a data dictionary or of an encoder, YAML or JSON."""
+    file = Path(path)
+    try:
+        plain = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return dict(plain)
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise ConfigurationError(
+            f"encoder: {file.absolute()} cannot be read: {error!s:.300}. Give the file that flsv data --write has "
+            "written, or a run's encoder.json."
+        ) from error
 
 
 def _fraction(text: Any) -> Fraction:
@@ -339,7 +450,7 @@ def _counts(plain: Mapping[str, Any]) -> dict[str, int]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r:.80} is no text")
+        raise ValueError(f"{value!r:.80} is no text: write it in quotation marks")
     return value
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -15,9 +16,11 @@ from annotated_types import Ge
 from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
 from flsv.data.groups import check_spelling
-from flsv.data.sources.agreed import LARGEST_NUMBER, AgreedEncoder
+from flsv.data.sources.agreed import LARGEST_NUMBER, AgreedEncoder, read_encoder_file
 from flsv.data.sources.frames import (
+    as_categories,
     as_texts,
+    by_distinct_text,
     by_file,
     category_names,
     places_of_words,
@@ -89,8 +92,9 @@ class Columns:
         min_rows: smallest number of a client's rows of which the client tells something. A category or class with fewer
             rows, and numbers or missing values of fewer rows, count as if the client had none. A category that no
             client tells becomes zeros. A class that no client tells is refused, unless ``classes`` names it.
-        encoder: an encoder that was agreed on beforehand, as ``encoder.json`` of an earlier run has it. Then nothing is
-            fitted, and no site tells anything about its table.
+        encoder: an encoder that was agreed on beforehand, as ``encoder.json`` of an earlier run has it, or its file.
+            Then nothing is fitted, and no site tells anything about its table. If it names the ``target`` it is a data
+            dictionary, as ``flsv data --write`` drafts it: cells that do not fit are refused.
 
     Raises:
         ConfigurationError: arguments are out of range or contradict each other.
@@ -118,7 +122,7 @@ class Columns:
     date_format: list[str] | str | None = None
     classes: list[str] | None = None
     min_rows: Count = 1
-    encoder: dict[str, Any] | None = None
+    encoder: dict[str, Any] | str | None = None
 
     def missing(self, name: str, typed: bool = False) -> set[str]:
         """Return the texts that mark a missing value in the column ``name``.
@@ -126,9 +130,13 @@ class Columns:
         With ``typed`` the column is from a DataFrame or Parquet file.
         """
         default_marks = () if typed else GAPS
+        marks_of_column: Sequence[str] = ()
+        if self.agreed is not None:
+            marks_of_column = self.agreed.gap_marks(name)
         if isinstance(self.gaps, dict):
-            return {"", *default_marks, *self.gaps.get(name, ())}
-        return {"", *(default_marks if self.gaps is None else self.gaps)}
+            return {"", *default_marks, *marks_of_column, *self.gaps.get(name, ())}
+        marks = default_marks if self.gaps is None else self.gaps
+        return {"", *marks, *marks_of_column}
 
     def __post_init__(self) -> None:
         # Columns of a DataFrame may be called by numbers.
@@ -147,6 +155,8 @@ class Columns:
             self.gaps = _texts(self.gaps)
 
         self.agreed: AgreedEncoder | None = None
+        if isinstance(self.encoder, str):
+            self.encoder = read_encoder_file(self.encoder)
         if self.encoder is not None:
             self.agreed = AgreedEncoder.from_plain(self.encoder)
             has_classes = self.agreed.classes is not None
@@ -280,6 +290,18 @@ def with_gaps_as_nan(table: Table, name: str, argument: str, columns: Columns) -
     marks = columns.missing(name, table.typed)
     if is_numeric_dtype(column.dtype) and marks == {""}:
         return column  # no number is an empty text
+    if table.typed:
+        return _masked_gaps(column, marks, columns.decimal, typed=True)
+
+    def mask_gaps(texts: list[str]) -> pd.Series:
+        return _masked_gaps(pd.Series(texts, dtype=object), marks, columns.decimal)
+
+    return as_categories(column, mask_gaps)
+
+
+def _masked_gaps(
+    column: pd.Series, marks: set[str], decimal: str, typed: bool = False
+) -> pd.Series:
     texts = as_texts(column)
     is_gap = texts.isna() | texts.isin(list(marks))
 
@@ -287,10 +309,10 @@ def with_gaps_as_nan(table: Table, name: str, argument: str, columns: Columns) -
     parsed_marks = parse_numbers(marks)  # NaN for words
     finite_marks = parsed_marks[np.isfinite(parsed_marks)]
     if len(finite_marks) > 0:
-        is_gap |= texts.isin(_texts_of_numbers(texts, finite_marks, columns.decimal))
+        is_gap |= texts.isin(_texts_of_numbers(texts, finite_marks, decimal))
 
     kind = _KIND_OF_DTYPE.get(infer_dtype(column, skipna=True))
-    keeps_types = table.typed and kind != WORDS_KIND
+    keeps_types = typed and kind != WORDS_KIND
     values = column.astype(object) if keeps_types else texts
     return values.mask(is_gap)
 
@@ -317,19 +339,18 @@ def _kind_and_numbers(
         kind = _KIND_OF_DTYPE.get(infer_dtype(values, skipna=True))
         return kind, pd.Series(parse_numbers(values))  # truth values, too
 
-    texts = values.dropna()
-    if len(texts) == 0:
-        return NUMBERS_KIND, values.map(_NUMBER_OF_TRUTH)  # all are missing: NaN
-    if set(texts) <= _NUMBER_OF_TRUTH.keys():
-        return TRUTH_KIND, values.map(_NUMBER_OF_TRUTH)
+    texts = values.dropna().unique()
+    if set(texts) <= _NUMBER_OF_TRUTH.keys():  # also if all are missing: NaN
+        kind = TRUTH_KIND if len(texts) else NUMBERS_KIND
+        return kind, values.astype(object).map(_NUMBER_OF_TRUTH)
 
+    # Each file may have its own notation of numbers.
+    read_file = partial(column_numbers, decimal=columns.decimal, thousands=columns.thousands)
     numbers_by_file = []
     for texts_of_file in by_file(table, values):
-        # Each file may have its own notation of numbers.
-        numbers_by_file.append(column_numbers(texts_of_file, columns.decimal, columns.thousands))
-    numbers = pd.Series(np.concatenate(numbers_by_file))
-    has_text = values.notna()
-    is_number = np.isfinite(numbers[has_text])
+        numbers_by_file.append(by_distinct_text(texts_of_file, read_file, dtype=float))
+    numbers = pd.concat(numbers_by_file)
+    is_number = np.isfinite(numbers[values.notna()])
     have_leading_zeros = any(_LEADING_ZERO.fullmatch(text) for text in texts)
     are_codes = is_number.all() and have_leading_zeros  # such as 007
     if is_number.any() and not are_codes:
@@ -361,6 +382,9 @@ def raise_problems(problems: Sequence[ColumnError], columns: Columns) -> None:
     lines = list(map(str, problems[:_MAX_LISTED_PROBLEMS]))
     if len(problems) > _MAX_LISTED_PROBLEMS:
         lines.append(f"and {len(problems) - _MAX_LISTED_PROBLEMS} more")
+    if columns.agreed is not None and columns.agreed.is_dictionary:
+        lines.append("Correct the tables, or let all sites sign another data dictionary.")
+        raise ConfigurationError("\n".join(lines))
     lines.append("These options may help (in Python columns={...}):")
     options = json.dumps(columns.with_remedies(problems), ensure_ascii=False)
     lines.append(f"  columns: {options}")
@@ -387,7 +411,9 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     if name in dates:
         return _days_since(table, name, dates[name], columns)
     values = with_gaps_as_nan(table, name, "features", columns)
-    values = values.astype(object).reset_index(drop=True)
+    values = values.reset_index(drop=True)
+    if table.typed:
+        values = values.astype(object)
     if name in (columns.categorical or ()):
         return WORDS_KIND, category_names(values)
 

@@ -29,6 +29,7 @@ from flsv.data.sources.columns import (
     read_columns,
     with_gaps_as_nan,
 )
+from flsv.data.sources.dictionary import refuse_misfits
 from flsv.data.sources.frames import (
     as_texts,
     by_file,
@@ -79,6 +80,11 @@ class TableEncoder:
         split_columns: Sequence[str] = (),
     ) -> None:
         columns.check_roles(target, group)
+        if columns.agreed is not None and columns.agreed.target not in (None, target):
+            raise ConfigurationError(
+                f"labels: {target!r} is to be predicted, and the data dictionary has target: "
+                f"{columns.agreed.target!r}."
+            )
         self._split_columns = split_columns
         self._is_alone = is_alone
         self.columns = columns
@@ -169,6 +175,9 @@ class TableEncoder:
                     f"{table.path}: {card.name!r} has {card.kind}, and the encoder that was agreed on "
                     f"expects {expected_kinds[card.name]}."
                 )
+        if self.columns.agreed.is_dictionary:
+            raise_problems(list(problems.values()), self.columns)  # such as a missing column
+            refuse_misfits(table, cards, self.columns.agreed)
         return problems
 
     def _fit_encoder(

@@ -7,7 +7,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from lightning.pytorch.utilities import rank_zero_info
+from pandas.api.types import infer_dtype
 
 from flsv.data.sources.table import Table
 from flsv.utilities.errors import ConfigurationError, listed
@@ -44,6 +45,12 @@ def concatenated_tables(tables: Sequence[Table]) -> Table:
 def as_texts(column: pd.Series) -> pd.Series:
     """Convert values to texts. Whole numbers get no decimal point, although missing values make them floats."""
     values = column.to_numpy(dtype=object, na_value=np.nan)
+    if infer_dtype(values, skipna=True) == "string":
+        is_text = ~pd.isna(values)
+        stripped = np.full(len(values), np.nan, dtype=object)
+        texts_read = values[is_text].tolist()
+        stripped[is_text] = list(map(str.strip, texts_read))
+        return pd.Series(stripped, index=column.index, dtype=object)
     floats = [value for value in values if isinstance(value, float) and np.isfinite(value)]
     are_whole_numbers = all(value.is_integer() for value in floats)
     texts: list[Any] = []
@@ -57,18 +64,44 @@ def as_texts(column: pd.Series) -> pd.Series:
     return pd.Series(texts, index=column.index, dtype=object)
 
 
-def by_file(table: Table, values: pd.Series) -> list[list[Any]]:
-    """Return a column's values as one list per file."""
-    sizes = list(map(len, table.parts))
-    boundaries = np.cumsum(sizes)[:-1]
-    parts = np.split(values.to_numpy(), boundaries)
-    return [part.tolist() for part in parts]
+def by_distinct_text(
+    texts: pd.Series, convert: Callable[[list[str]], Iterable[Any]], dtype: type = object
+) -> pd.Series:
+    """Convert a column's distinct texts, and give each row what its text becomes. Missing values stay NaN."""
+    numbers_of_texts, distinct_texts = pd.factorize(texts)
+    # The number of a missing value is -1, which is the place of the NaN.
+    converted = [*convert(distinct_texts.tolist()), np.nan]
+    converted_array: np.ndarray = np.array(converted, dtype=dtype)
+    values = converted_array[numbers_of_texts]
+    return pd.Series(values, index=texts.index, dtype=dtype)
+
+
+def as_categories(texts: pd.Series, convert: Callable[[list[str]], pd.Series]) -> pd.Series:
+    """Convert a column's distinct texts to other texts or NaN. The result is categorical, to be read text by text."""
+    numbers_of_texts, distinct_texts = pd.factorize(texts)
+    converted = convert(distinct_texts.tolist())
+    new_numbers, names = pd.factorize(converted)  # " 7" and "7" are one now
+    new_numbers = np.append(new_numbers, -1)
+    numbers = new_numbers[numbers_of_texts]
+    categories = pd.Index(names, dtype=object)
+    values = pd.Categorical.from_codes(numbers, categories)
+    return pd.Series(values, index=texts.index)
+
+
+def by_file(table: Table, values: pd.Series) -> list[pd.Series]:
+    """Return a column's values as one series per file."""
+    parts = []
+    num_rows_before = 0
+    for part in table.parts:
+        rows = slice(num_rows_before, num_rows_before + len(part))
+        parts.append(values.iloc[rows])
+        num_rows_before += len(part)
+    return parts
 
 
 def category_names(values: pd.Series) -> pd.Series:
     """Convert a column's values to names of categories, which do not depend on whether the column has gaps."""
-    words = as_texts(values)
-    return pd.Series(without_point_zero(words), index=values.index, dtype=object)
+    return by_distinct_text(as_texts(values), without_point_zero)
 
 
 def without_point_zero(words: Iterable[Any]) -> list[Any]:
@@ -107,8 +140,13 @@ def places_of_words(table: Table, words: pd.Series) -> dict[str, list[str]]:
 
 
 def texts_by_file(table: Table, values: pd.Series) -> list[list[str]]:
-    """Return a column's values that are texts as one list per file."""
-    return [[value for value in part if isinstance(value, str)] for part in by_file(table, values)]
+    """Return a column's distinct values that are texts as one list per file."""
+    texts = []
+    for part in by_file(table, values):
+        distinct_values = part.dropna().unique()
+        texts_of_part = [value for value in distinct_values if isinstance(value, str)]
+        texts.append(texts_of_part)
+    return texts
 
 
 def read_table_file(path: Path, encoding: str | None = None) -> Table:
@@ -120,7 +158,7 @@ def read_table_file(path: Path, encoding: str | None = None) -> Table:
     num_bytes = path.stat().st_size
     if num_bytes >= _LARGE_FILE_BYTES:
         rank_zero_info(
-            f"flsv: reading {path} ({num_bytes / 1e6:.0f} MB), a second or two a megabyte."
+            f"flsv: reading {path} ({num_bytes / 1e6:.0f} MB), a second for some megabytes."
         )
     suffix = path.suffix.lower()
     if suffix == ".parquet":
@@ -145,7 +183,8 @@ def read_table_file(path: Path, encoding: str | None = None) -> Table:
                 f"{path}, line {line}: {len(row)} values, but the header has {len(names)} names. "
                 f"{_HINT_ABOUT_QUOTES.format(delimiter)}"
             )
-        if [value.strip() for value in row] == names:
+        may_be_header = row[0].strip() == names[0]
+        if may_be_header and [value.strip() for value in row] == names:
             raise ConfigurationError(
                 f"{path}, line {line}: the columns' names again. Remove this line."
             )

@@ -41,39 +41,56 @@ def parse_numbers(
 
     With a decimal comma, a point that cannot separate thousands is read as decimal, too.
     """
-    numbers = []
-    for value in values:
-        numbers.append(_number(value, decimal, thousands))
-    array = np.array(numbers, dtype=np.float64)
-    return np.where(np.isfinite(array), array, np.nan)
+    values = list(values)
+    texts = {value for value in values if isinstance(value, str)}
+    is_plain = decimal == "." and thousands is None and "_" not in "".join(texts)
+    numbers = _converted_at_once(values) if is_plain else None
+    if numbers is None:
+        numbers_by_text = {text: _number_of_text(text, decimal, thousands) for text in texts}
+        numbers = np.empty(len(values))
+        for position, value in enumerate(values):
+            is_text = isinstance(value, str)
+            numbers[position] = numbers_by_text[value] if is_text else _number_of_object(value)
+    return np.where(np.isfinite(numbers), numbers, np.nan)
 
 
-def _number(
-    value: Any,
-    decimal: str,
-    thousands: str | None,
-) -> float:
+def _converted_at_once(values: list[Any]) -> np.ndarray | None:
+    """Convert values as ``float`` does each, or return None if one is not a number."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
     try:
-        if isinstance(value, str):
-            return _number_of_text(value, decimal, thousands)
+        return array.astype(np.float64)
+    except (TypeError, ValueError):
+        return None
+
+
+def _number_of_object(value: Any) -> float:
+    try:
         return float(value)
     except (TypeError, ValueError):
         return np.nan
 
 
 def _number_of_text(text: str, decimal: str, thousands: str | None) -> float:
-    if "_" in text:  # Python reads 1_000 as a number, which is hardly meant in a table
+    """Convert a text to a number, or return NaN."""
+    try:
+        return float(_plain_text(text, decimal, thousands))
+    except ValueError:
         return np.nan
+
+
+def _plain_text(text: str, decimal: str, thousands: str | None) -> str:
+    """Write a number as ``float`` reads it. Of what is no number, return a text that ``float`` does not read."""
+    if "_" in text:  # Python reads 1_000 as a number, which is hardly meant in a table
+        return ""
     if thousands is not None:
         text = _without_separators(text, decimal, thousands)
 
     # Beside decimal commas, a point that is left is decimal as in 1.5, unless it may separate thousands as in 1.500.
     if decimal == "," and "." in text:
         is_ambiguous = "," in text or _GROUPED_DIGITS["."].fullmatch(text) is not None
-        if is_ambiguous:
-            return np.nan
-        return float(text)
-    return float(text.replace(decimal, "."))
+        return "" if is_ambiguous else text
+    return text.replace(decimal, ".")
 
 
 def _without_separators(
@@ -98,10 +115,10 @@ def column_numbers(
     """Convert one file's column to numbers as :func:`parse_numbers` does, unless a value contradicts a decimal
     comma.
     """
+    if decimal == ".":
+        return parse_numbers(values, decimal, thousands)
     texts = [value for value in values if isinstance(value, str)]
-    has_decimal_points = any(_has_decimal_point(text) for text in texts)
-    is_contradicted = decimal == "," and has_decimal_points
-    if not is_contradicted:
+    if not any(_has_decimal_point(text) for text in texts):
         return parse_numbers(values, decimal, thousands)
 
     # A number such as 0.5 shows that this file's points do not separate thousands. If the file has commas, too, both
@@ -127,14 +144,18 @@ def text_with_ambiguous_point(texts: Iterable[str]) -> str | None:
         >>> text_with_ambiguous_point(["25.548", "873"]), text_with_ambiguous_point(["25.548", "873", "0.5"])
         ('25.548', None)
     """
-    distinct_texts = set(texts)
-    with_point = set(filter(_GROUPED_DIGITS["."].fullmatch, distinct_texts))  # such as 1.234
-    below_1000 = set(filter(_WHOLE_BELOW_1000.fullmatch, distinct_texts))
-    has_both = bool(with_point) and bool(below_1000)
-    has_no_other = distinct_texts == with_point | below_1000
-    if has_both and has_no_other:
-        return max(with_point)  # any of them would do
-    return None
+    with_point = set()
+    has_whole_number = False
+    for text in texts:
+        if _GROUPED_DIGITS["."].fullmatch(text):
+            with_point.add(text)
+        elif _WHOLE_BELOW_1000.fullmatch(text):
+            has_whole_number = True
+        else:
+            return None
+    if not has_whole_number:
+        return None
+    return max(with_point, default=None)  # any of them would do
 
 
 def other_notations(

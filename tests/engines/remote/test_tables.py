@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from flsv import FederatedLoop
+from flsv.data.sources.agreed import AgreedEncoder
 from flsv.engines.remote import (
     Directory,
     Packet,
@@ -300,6 +301,46 @@ def test_private_sites_tell_nothing_and_take_the_encoder_of_the_configuration(
     assert directory.encoder is None
     assert directory.encoder_hash is not None
     assert {packet.kind for packet in federation.requests} == {"hello"}
+
+
+def test_sites_with_a_data_dictionary_tell_sizes_and_its_hash_alone(tmp_path: Path) -> None:
+    wards = ["A", "B", "rare", *NAMES]
+    dictionary = {
+        "target": "died",
+        "classes": ["no", "yes"],
+        "positive": "yes",
+        "columns": {
+            "age": {"mean": 62, "scale": 14, "low": -20, "high": 150, "gaps": False},
+            "ward": {"categories": wards, "gaps": False},
+        },
+    }
+    columns = {"encoder": dictionary}
+    federation = Hospitals(tmp_path / "a", make_hospital_tables(), columns=columns)
+    directory = federation.directory()
+
+    assert {packet.kind for packet in federation.requests} == {"hello"}
+    for reply in federation.replies:
+        assert reply.plain == {
+            "sizes": reply.plain["sizes"],
+            "table": AgreedEncoder.from_plain(dictionary).hash,
+        }
+        assert reply.plain["sizes"].keys() == {"train", "val", "test"}
+        assert not reply.tensors
+    assert directory.encoder_hash == AgreedEncoder.from_plain(dictionary).hash
+
+
+def test_cell_that_does_not_fit_the_dictionary_is_named_at_its_site(tmp_path: Path) -> None:
+    dictionary = {
+        "target": "died",
+        "classes": ["no", "yes"],
+        "positive": "yes",
+        "columns": {"age": {"mean": 62, "scale": 14, "low": 0, "high": 150, "gaps": False}},
+    }
+    tables = make_hospital_tables()
+    tables["Osaka"]["age"] *= 12
+
+    with pytest.raises(ConfigurationError, match=r"'age', expected 0 to 150"):
+        Hospitals(tmp_path, tables, columns={"encoder": dictionary})
 
 
 def test_sites_of_which_some_have_no_table_are_named(tmp_path: Path) -> None:

@@ -1,0 +1,232 @@
+"""A data dictionary: its draft, what it refuses, and that features stay what they were."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from flsv.cli import main
+from flsv.data import Columns, FederatedDataModule, Splits
+from flsv.data.sources.agreed import AgreedEncoder
+from flsv.data.sources.dictionary import wide_range
+from flsv.utilities.errors import ConfigurationError
+from helpers.hospitals import make_hospital_tables
+
+EXCLUDED = ["patient", "insurer"]
+#: A column of each kind, with gaps where they are allowed.
+ROWS = {
+    "age": ["61", "44", "57", "38"],
+    "lab": ["1.5", "-999", "2.5", "3.5"],
+    "ward": ["A", "B", "A", "B"],
+    "died": ["no", "yes", "no", "yes"],
+}
+DICTIONARY = """
+target: "died"
+classes: ["yes", "no"]
+positive: "yes"
+columns:
+  age: {low: 0, high: 120, unit: "years", mean: 60, scale: 15, gaps: false}
+  lab: {low: 0, high: 100, mean: 2, scale: 1, gaps: [-999]}
+  ward: {categories: ["A", "B"]}
+excluded: {patient: "a number of the case"}
+"""
+
+
+def make_dictionary(**changes: Any) -> dict[str, Any]:
+    return yaml.safe_load(DICTIONARY) | changes
+
+
+def read_clinics(folder: Path, dictionary: dict[str, Any], **cells: list[str]) -> Any:
+    """Read two clinics' files, of which Lyon's has other cells."""
+    paths = {}
+    for name, rows in (("Boston", ROWS), ("Lyon", ROWS | cells)):
+        paths[name] = str(folder / f"{name}.csv")
+        pd.DataFrame(rows).to_csv(paths[name], index=False)
+    data = FederatedDataModule(
+        clients=paths,
+        labels="died",
+        columns={"encoder": dictionary},
+        splits=Splits(server_val=0.0),
+    )
+    data.setup("fit")
+    return data
+
+
+def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(
+    tmp_path: Path,
+) -> None:
+    data = read_clinics(tmp_path, make_dictionary())
+
+    assert data.class_names == ("no", "yes")
+    assert data._data.encoder.feature_names == (
+        "age",
+        "lab",
+        "ward=A",
+        "ward=B",
+        "lab missing",
+        "ward missing",
+    )
+    inputs, labels = data._data.tensors()
+    second_row = [(44 - 60) / 15, 0, 0, 1, 1, 0]
+    assert inputs[1].tolist() == pytest.approx(second_row)
+    assert labels.tolist() == [0, 1, 0, 1] * 2
+    assert data.describe()["encoder"] == AgreedEncoder.from_plain(make_dictionary()).hash
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        pytest.param(
+            {"age": ["61", "732", "57", "38"]},
+            r"(?s)^Cells that do not fit.*: 1\n.*Lyon.csv, line 3: 732.0 in 'age', expected 0 to 120 years",
+            id="a value outside the range",
+        ),
+        pytest.param(
+            {"age": ["61", "", "57", "38"]},
+            r"Lyon.csv, line 3: a missing value in 'age', expected a value",
+            id="a gap where none is allowed",
+        ),
+        pytest.param(
+            {"ward": ["A", "B", "C", "D"]},
+            r"(?s)^Cells that do not fit.*: 2\n.*line 4: 'C' in 'ward', expected one of 'A', 'B'\n.*line 5: 'D'",
+            id="words that are no categories",
+        ),
+        pytest.param(
+            {"died": ["no", "yes", "dead", "yes"]},
+            r"Lyon.csv, line 4: 'dead' in target 'died' is none of the 2 classes",
+            id="an unknown class",
+        ),
+        pytest.param(
+            {"age": ["61", "44", "57", "old"]},
+            r"Lyon.csv, line 5: 'old' in 'age' is not a valid number",
+            id="a word among numbers",
+        ),
+    ],
+)
+def test_cell_that_does_not_fit_is_refused_by_file_line_and_column(
+    tmp_path: Path, cells: dict[str, list[str]], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read_clinics(tmp_path, make_dictionary(), **cells)
+
+
+def test_ten_cells_and_the_number_of_all_are_told(tmp_path: Path) -> None:
+    ages = [str(age) for age in range(200, 240)]
+    rows = {name: [*cells] * 10 for name, cells in ROWS.items()}
+    rows["age"] = ages
+
+    with pytest.raises(ConfigurationError) as error:
+        read_clinics(tmp_path, make_dictionary(), **rows)
+
+    lines = str(error.value).splitlines()
+    assert lines[0].endswith(": 40")
+    assert len(lines) == 12  # a summary, ten cells, and what to do
+
+
+def test_share_of_cells_outside_the_range_is_tolerated_as_the_dictionary_says(
+    tmp_path: Path,
+) -> None:
+    ages = {"age": ["61", "121", "57", "38"]}  # one of eight cells
+
+    with pytest.raises(ConfigurationError, match="line 3: 121.0 in 'age'"):
+        read_clinics(tmp_path, make_dictionary(tolerance=0.1), **ages)
+
+    read_clinics(tmp_path, make_dictionary(tolerance=0.2), **ages)
+
+
+def test_column_that_a_table_lacks_is_refused(tmp_path: Path) -> None:
+    dictionary = make_dictionary()
+    dictionary["columns"]["weight"] = {"mean": 70, "scale": 12}
+
+    with pytest.raises(ConfigurationError, match="Boston.csv has no column 'weight'"):
+        read_clinics(tmp_path, dictionary)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": [False, True]}, "True is no text: write it in quotation marks"),
+        ({"positive": None}, "positive: None is none of the classes"),
+        ({"tolerance": 2}, "tolerance 2.0 is no share"),
+        ({"columns": {"age": {"mean": 60, "scale": 0}}}, "'age': mean 60.0, scale 0.0"),
+        ({"columns": {"age": {"mean": 60, "scale": float("nan")}}}, "scale nan"),
+        ({"columns": {"age": {"low": 5, "high": 5}}}, "low 5.0 is not below high 5.0"),
+        ({"target": None}, "expected .'classes', 'columns'"),
+    ],
+)
+def test_dictionary_that_means_nothing_is_refused(changes: dict[str, Any], message: str) -> None:
+    dictionary = make_dictionary(**changes)
+    if message.startswith("True"):
+        dictionary["positive"] = True
+
+    with pytest.raises(ConfigurationError, match=message):
+        Columns(encoder=dictionary)
+
+
+def test_dictionary_of_another_target_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="has target: 'ill'"):
+        read_clinics(tmp_path, make_dictionary(target="ill"))
+
+
+def hospitals_with(columns: dict[str, Any], folder: Path) -> FederatedDataModule:
+    paths = {}
+    for name, table in make_hospital_tables().items():
+        paths[name] = str(folder / f"{name}.csv")
+        table.to_csv(paths[name], index=False)
+    data = FederatedDataModule(
+        clients=paths,
+        labels="died",
+        pos_label="yes",
+        columns=columns,
+        splits=Splits(server_val=0.0),
+    )
+    data.setup("fit")
+    return data
+
+
+def test_drafted_dictionary_gives_the_same_features_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted = hospitals_with({"exclude": EXCLUDED}, tmp_path)
+    clinics = tmp_path / "clinics"
+    clinics.mkdir()
+    for name in ("Boston", "Lyon", "Osaka"):
+        (tmp_path / f"{name}.csv").rename(clinics / f"{name}.csv")
+    monkeypatch.chdir(tmp_path)
+
+    main(
+        [
+            "data",
+            "--data.source=clinics",
+            "--data.files.root=.",
+            "--data.labels=died",
+            "--data.pos_label=yes",
+            "--data.splits.server_val=0",
+            "--data.columns={exclude: [patient, insurer]}",
+            "--write=dictionary.yaml",
+        ]
+    )
+
+    with_dictionary = hospitals_with({"encoder": "dictionary.yaml"}, tmp_path)
+    for tensor, fitted_tensor in zip(with_dictionary._data.tensors(), fitted._data.tensors()):
+        assert torch.equal(tensor, fitted_tensor)
+    assert with_dictionary.class_names == fitted.class_names
+    text = Path("dictionary.yaml").read_text()
+    (line_of_ward,) = [line for line in text.splitlines() if line.startswith('  "ward"')]
+    assert "# Osaka: only this site has Osaka" in line_of_ward
+
+
+def test_drafted_ranges_are_wide_and_no_patients_values() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        values = pd.Series(generator.lognormal(generator.normal(), 1, 200))
+        low, high = wide_range(values)
+
+        assert low <= values.min()
+        assert high > values.max()
+        assert not values.isin([low, high]).any()
+        assert high - low > 1.5 * (values.quantile(0.99) - values.quantile(0.01))
