@@ -195,7 +195,7 @@ class SameAsEverything(list):
     def __hash__(self) -> int:  # type: ignore[override]
         return 0
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, key: object) -> bool:
         return True
 
 

@@ -165,16 +165,6 @@ class LogsByItself(L.Callback):
             logger.log_metrics({"norm_too": norm}, step=trainer.current_epoch)
 
 
-class StopsAfterBatches(L.Callback):
-    def __init__(self) -> None:
-        self.num_batches = 0
-
-    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        self.num_batches += 1
-        if self.num_batches > 60:
-            trainer.should_stop = True
-
-
 def make_counting_lambda() -> L.Callback:
     num_batches = 0
 
@@ -360,11 +350,6 @@ CALLBACKS = {
         message="StochasticWeightAveraging ends with an epoch",
     ),
     "BackboneFinetuning": Kind(WithBackbone, callback=make_backbone_finetuning, rounds=4),
-    "a callback that stops after batches": Kind(
-        callback=StopsAfterBatches,
-        rounds=6,
-        alone=Kind(callback=StopsAfterBatches, rounds=5),
-    ),
     "LambdaCallback that counts": Kind(callback=make_counting_lambda),
     "a callback that sets the rate": Kind(callback=SetsTheRate),
     "a callback with a generator": Kind(callback=NoiseOfGradients),

@@ -121,10 +121,10 @@ class InnerModule(L.LightningModule):
 
 class KeepsTheTrainer(L.Callback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self.kept = (trainer, pl_module)
+        self.parts_of_run = (trainer, pl_module)
 
     def on_train_batch_start(self, *_: Any) -> None:
-        trainer, module = self.kept
+        trainer, module = self.parts_of_run
         module.weight = 1 / (1 + 0.02 * trainer.global_step)
 
 

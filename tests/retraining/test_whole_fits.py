@@ -300,11 +300,13 @@ class StopsAlone(L.Callback):
             trainer.fit_loop.min_epochs = 0
 
 
-def test_coalition_whose_training_ends_early_has_no_values(tmp_path: Path) -> None:
-    kind = Kind(callback=StopsAlone)
-    with pytest.warns(
-        UserWarning, match=r"no values. 3 coalitions failed .*ended after 1 of 2 rounds: a callback"
-    ):
-        loop, _ = fit_kind(kind, tmp_path, {"shadow": ShadowShapley()})
+def test_coalition_trains_as_many_rounds_as_the_run_whatever_stops_it(tmp_path: Path) -> None:
+    games = []
+    for callback in (None, StopsAlone):
+        metric = Recorded(coalitions="all", performance="negative_loss")
+        loop, _ = fit_kind(Kind(callback=callback), tmp_path, {"shadow": metric})
+        metric_of_run: Any = loop.metrics["shadow"]
+        games.append(metric_of_run.game)
 
-    assert loop.contributions["shadow"].isnan().all()
+    game, game_with_stops = games
+    assert torch.equal(game_with_stops, game)

@@ -76,16 +76,16 @@ def test_parametrized_module_is_copied_with_its_weights(tmp_path: Path) -> None:
 def test_tensors_that_share_memory_share_it_in_each_copy(tmp_path: Path) -> None:
     module: Any = Base()
     module.view = module.net[0].weight.data[:1]
-    before = state_vector(module)
+    state_before = state_vector(module)
     run_copy = RunCopy(trainer_for(None, tmp_path), module, data=make_data())
 
     _, copied_module, _ = run_copy.load()
     copied_module.view.fill_(7.0)
 
     assert (copied_module.net[0].weight[0] == 7).all()
-    assert torch.equal(state_vector(module), before)
+    assert torch.equal(state_vector(module), state_before)
     _, next_module, _ = run_copy.load()
-    assert torch.equal(state_vector(next_module), before)
+    assert torch.equal(state_vector(next_module), state_before)
 
 
 def add_one(parameter: Any) -> None:
