@@ -222,7 +222,7 @@ def _gap_codes(column: pd.Series) -> Iterator[Finding]:
         distance = (other_numbers - code).abs().min()
         if width > 0 and distance > MIN_WIDTHS_TO_A_CODE * width:
             text = f"{count} values are {code:g}, far from all others, as a code for a missing value: set gaps"
-            yield Finding(2 * STRONG_DOUBT, text)
+            yield Finding(2 * STRONG_DOUBT, text, "gaps")
 
 
 def _unusual_values(column: pd.Series, other_column: pd.Series) -> Iterator[Finding]:

@@ -457,13 +457,12 @@ class CoalitionPlan(RunExtension):
         return any(metric.verify == "all" for metric in self._metrics.values())
 
     def _run_id(self) -> str:
-        """Return a text that two runs have in common only if they begin and end with the same models."""
+        """Return a text that two runs have in common only if they begin with the same models and score the same."""
         assert self._valued_models is not None
-        models = [self._valued_models.untrained_model, self._valued_models.full_model]
-        if self._checked_model is not None:
-            models.append(self._checked_model)
-        hashes = [digest(model.cpu()).hex() for model in models if model is not None]
-        return " ".join(text[:16] for text in hashes)
+        scores = [metric.ends for metric in self._metrics.values()]
+        tensors = [self._valued_models.untrained_model, self._checked_model, *scores]
+        hashes = [digest(tensor.cpu()).hex()[:16] for tensor in tensors if tensor is not None]
+        return " ".join(hashes)
 
     def keep_checked_model(self, round: Round) -> None:
         """Store the run's model after a round, which the coalition of all clients must reach."""
