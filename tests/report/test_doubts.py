@@ -52,6 +52,10 @@ def remove_half_of_ages(tables: Tables) -> None:
     tables["Bilbao"].loc[::2, "age"] = np.nan
 
 
+def write_codes_for_missing_ages(tables: Tables) -> None:
+    tables["Bilbao"].loc[:9, "age"] = -999.0
+
+
 def make_ward_constant(tables: Tables) -> None:
     tables["Bilbao"]["ward"] = "A"
 
@@ -101,6 +105,7 @@ def keep(tables: Tables) -> None:
 
 FAULTS: dict[str, Callable[[Tables], None]] = {
     "missing": remove_half_of_ages,
+    "gaps": write_codes_for_missing_ages,
     "constant": make_ward_constant,
     "unit": count_age_in_months,
     "part": count_some_ages_in_months,
