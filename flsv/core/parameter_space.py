@@ -200,13 +200,15 @@ class ParameterSpace:
         torch._foreach_copy_(self._shared_tensors(module), self._views(vector))
 
     def check(self, module: nn.Module) -> None:
-        """Check that the module has the same parameters and buffers as this space.
+        """Check that the module has the same parameters and buffers as this space, of the same shapes.
 
         Raises:
-            ConfigurationError: entries were added or removed. The message names them.
+            ConfigurationError: entries were added or removed, or have other shapes. The message names them.
         """
-        names = dict(_float_state(module)).keys()
+        tensors = dict(_float_state(module))
+        names = tensors.keys()
         if names == self._floating:
+            self._check_shapes(tensors)
             return
         added = sorted(names - self._floating)
         removed = sorted(self._floating - names)
@@ -216,6 +218,19 @@ class ParameterSpace:
             "along: change the module before the fit, for example in configure_model, and put a callback that "
             "does so in on_fit_start before FederatedLoop."
         )
+
+    def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
+        changes = []
+        for name, shape in zip(self.names, self.shapes):
+            present_shape = tensors[name].shape
+            if present_shape != shape:
+                changes.append(f"{name} was {list(shape)} and is {list(present_shape)}")
+        if changes:
+            raise ConfigurationError(
+                f"training changes the sizes of the module's parameters or buffers: {listed(changes)}. Clients' models "
+                "are averaged entry by entry. Give a buffer its size in __init__, or register it with "
+                "persistent=False, so that it is no part of what clients send."
+            )
 
     def read_private(self, module: nn.Module) -> dict[str, Tensor]:
         """Return copies of the parameters and buffers that the client keeps to itself, ``{name: tensor}``."""
@@ -262,7 +277,10 @@ class ParameterSpace:
 
     def _shared_tensors(self, module: nn.Module) -> list[Tensor]:
         tensors = [tensor for name, tensor in _float_state(module) if name not in self._excluded]
-        if len(tensors) != len(self.names):  # a callback changed the module after the round's check
+        shapes = tuple(tensor.shape for tensor in tensors)
+        if (
+            shapes != self.shapes
+        ):  # training or a callback changed the module after the round's check
             self.check(module)  # raises an error that names the tensors
         return tensors
 

@@ -76,6 +76,7 @@ class LightningFit(Rounds):
 
         self.is_fitting = True
         self._has_finished = False
+        self._has_scored_untrained = False
         self.requested_seed: int | str | None = config.seed
         if config.seed is None:
             self.requested_seed = os.environ.get("PL_GLOBAL_SEED")
@@ -262,9 +263,7 @@ class LightningFit(Rounds):
         federation.begin_training(run_state.buffers)
         run_state.buffers = None
 
-        self.extension.begin_training(self.state.num_clients, federation.server.games, module)
         self.reports.check_monitors()
-        self.reports.evaluate_untrained()
         self.average = RoundAverage(callbacks_of(self.trainer))
         self._deliver_global_model()
 
@@ -310,11 +309,22 @@ class LightningFit(Rounds):
     def begin_round(self) -> None:
         """Store the federation's state before Lightning calls any hook of the next round."""
         assert self.reports is not None
+        if not self._has_scored_untrained:
+            self._score_untrained()
         self.loop.copy_states()
         self.reports.begin_round()
         self.finetuning.begin_round()
         self.average.begin_round(self.trainer)
         self.running.begin_round()
+
+    def _score_untrained(self) -> None:
+        """Score the initial model, after the hooks in which the module and callbacks begin to train."""
+        assert self.reports is not None
+        self._has_scored_untrained = True
+        games = self.running.server.games
+        module = self.trainer.lightning_module
+        self.extension.begin_training(self.state.num_clients, games, module)
+        self.reports.evaluate_untrained()
 
     def run_round(self) -> None:
         """Run a round in place of an epoch of Lightning's fit loop."""
@@ -411,6 +421,7 @@ class LightningFit(Rounds):
     def finish(self) -> None:
         """Value the last round, train missing coalitions, and write the final results."""
         assert self.reports is not None
+        self._warn_of_sizes()
         # Values that are only known now belong to the last round, whose rows are written already.
         late_values = self.metrics.end_run()
         late_scores: Mapping[str, torch.Tensor] = {}
@@ -423,6 +434,13 @@ class LightningFit(Rounds):
         if self.state.global_vector is not None:
             self._train_and_write_late(late_values, late_scores)
         self.reports.finish()
+
+    def _warn_of_sizes(self) -> None:
+        """Say it if hooks of the last round's end have changed the sizes of buffers, which is refused before others."""
+        try:
+            self.running.space.check(self.trainer.lightning_module)
+        except ConfigurationError as error:
+            warnings.warn(f"after the last round {error}", stacklevel=2)
 
     def _warn_of_filters(self) -> None:
         """Show what filters have noticed in the whole run."""

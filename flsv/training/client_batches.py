@@ -176,9 +176,15 @@ class LocalSteps:
             self._steps_by_client[client] = self._count_steps(client)
         return self._steps_by_client[client]
 
-    def max_num_steps(self) -> float:
-        """Return the largest number of steps of any client, for use outside of clients' training."""
-        return max(self.num_steps(client) for client in self.work_by_client)
+    def lengths_of(self, client: int) -> tuple[float, int]:
+        """Return a client's numbers of optimizer steps in the whole fit and of batches in a round."""
+        return self.num_steps(client), self._count_batches(client)
+
+    def largest_lengths(self) -> tuple[float, int]:
+        """Return the largest number of steps and of batches of any client, which are told between clients."""
+        lengths = [self.lengths_of(client) for client in self.work_by_client]
+        numbers_of_steps, numbers_of_batches = zip(*lengths)
+        return max(numbers_of_steps), max(numbers_of_batches)
 
     def patch_step_counts(self) -> PatchedAttributes:
         """Make the trainer report the present client's number of steps and last batch. Undo it by ``restore`` of the

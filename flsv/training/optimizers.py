@@ -183,7 +183,8 @@ class Schedules:
             else:
                 self._round_schedulers.append(config.scheduler)
         self._check_schedulers()
-        self._schedulers_by_length: dict[float, _SchedulersOfLength] = {}
+        # By the numbers of steps and batches for which they are made.
+        self._schedulers_by_length: dict[tuple[float, int], _SchedulersOfLength] = {}
         self._attributes = [vars(scheduler) for scheduler in self._schedulers]
         self._states_before_client: list[Any] | None = None
         self._round_states_before_client: list[Any] | None = None
@@ -224,18 +225,18 @@ class Schedules:
         return dict(enumerate(client_states))
 
     def _schedulers_for(self, client: int) -> _SchedulersOfLength | None:
-        """Return schedulers made for the client's number of steps, or None if it is the fit's largest."""
+        """Return schedulers made for the client's numbers of steps and batches, or None if these are the fit's."""
         if not self._steps.length_was_read:
-            return None  # no schedule depends on the number of steps
-        num_steps = self._steps.num_steps(client)
-        if num_steps == self._steps.max_num_steps():
-            return None  # the fit's own schedulers are made for it
-        if num_steps not in self._schedulers_by_length:
-            # configure_optimizers asks the trainer for the number of steps, which is now this client's.
-            self._schedulers_by_length[num_steps] = _SchedulersOfLength(
+            return None  # no schedule depends on a number of steps or batches
+        lengths = self._steps.lengths_of(client)
+        if lengths == self._steps.largest_lengths():
+            return None  # the fit's own schedulers are made for them
+        if lengths not in self._schedulers_by_length:
+            # configure_optimizers asks the trainer for these numbers, which are now this client's.
+            self._schedulers_by_length[lengths] = _SchedulersOfLength(
                 self._trainer, self._indices, self._steps
             )
-        return self._schedulers_by_length[num_steps]
+        return self._schedulers_by_length[lengths]
 
     def _check_schedulers(self) -> None:
         for scheduler in self._schedulers:

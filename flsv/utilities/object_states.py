@@ -32,11 +32,14 @@ from torch.autograd import _unsafe_preserve_version_counter
 from flsv.utilities.reachable import (
     GENERATORS,
     PLAIN_TYPES,
+    attributes_of,
     by_class,
     claimed_class,
     facts_of,
+    has_attributes,
     is_opaque,
     is_plain_data,
+    slots_of_object,
 )
 
 #: Types of objects that do not change, or whose parts are objects of their own.
@@ -76,15 +79,21 @@ def states_of(value: Any) -> Iterator[ObjectState]:
     kind = type(value)
     make_state = _content_state_of(kind) or _content_state_of(claimed_class(value))
     if make_state is not None:
-        yield make_state(value)
+        try:
+            state = make_state(value)
+        except (
+            Exception
+        ):  # an object that claims a class, or whose own code raises an error, cannot be copied
+            return
+        yield state
     if is_opaque(value):
         return
 
     facts = facts_of(kind)
     if facts.is_metaclass:
         yield _ClassState(value)
-    elif isinstance(getattr(value, "__dict__", None), dict):
-        yield _ContentState(vars(value))
+    elif has_attributes(value):
+        yield _ContentState(attributes_of(value))
     if facts.slots:
         yield _SlotState(value)
 
@@ -139,6 +148,8 @@ class TensorState(ObjectState):
         content = self._content
         if tensor.shape != content.shape or tensor.dtype != content.dtype:
             return False
+        if tensor.layout != torch.strided:
+            tensor, content = tensor.to_dense(), content.to_dense()
         is_equal = tensor == content
         are_both_nan = (tensor != tensor) & (content != content)  # only NaN differs from itself
         return bool((is_equal | are_both_nan).all())
@@ -301,7 +312,8 @@ class _SlotState(ObjectState):
                 object.__setattr__(self._object, name, content)
 
     def _current_content(self) -> list[Any]:
-        return [getattr(self._object, name, _MISSING) for name in self._names]
+        values = dict(slots_of_object(self._object))
+        return [values.get(name, _MISSING) for name in self._names]
 
 
 class _ClassState(ObjectState):

@@ -170,8 +170,11 @@ def digest(value: Any) -> bytes:
     def add(part: Any) -> None:
         if isinstance(part, Tensor):
             sha256.update(f"tensor {part.dtype} {list(part.shape)}:".encode())
-            entries = part.detach().cpu().contiguous().reshape(-1)
-            entry_bytes = entries.view(torch.uint8)
+            entries = part.detach().cpu().reshape(-1)
+            # A copy: torch takes a single entry with any stride for contiguous, but does not view it as bytes.
+            dense_entries = torch.empty(len(entries), dtype=entries.dtype)
+            dense_entries.copy_(entries)
+            entry_bytes = dense_entries.view(torch.uint8)
             sha256.update(entry_bytes.numpy().data)
         elif isinstance(part, Mapping):
             sha256.update(f"mapping {len(part)}:".encode())

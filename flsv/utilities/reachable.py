@@ -132,6 +132,8 @@ def by_class(fact_of: Callable[[type], Fact]) -> Callable[[type], Fact]:
             return facts[kind]
         except KeyError:
             facts[kind] = fact_of(kind)
+        except Exception:  # of a metaclass whose classes cannot be hashed or compared
+            return fact_of(kind)
         return facts[kind]
 
     return stored_fact
@@ -174,7 +176,7 @@ def walk(
             continue
         visited[id(value)] = value  # an object that is gone would leave its id to another one
         yield path, value
-        is_closed = id(value) in closed_ids or isinstance(value, closed)
+        is_closed = id(value) in closed_ids or is_instance(value, closed)
         if not is_closed and not is_opaque(value):
             parts = list(parts_of(value, path))
             pending.extend(reversed(parts))  # the last is visited first
@@ -191,7 +193,7 @@ def find_generators(*roots: Any, closed: Types = ()) -> list[Any]:
     """
     generators = []
     for _, value in walk(roots, closed=closed):
-        if isinstance(value, GENERATORS) and not is_global(value):
+        if is_instance(value, GENERATORS) and not is_global(value):
             generators.append(value)
     return generators
 
@@ -202,29 +204,85 @@ def is_global(generator: Any) -> bool:
 
 
 def parts_of(value: Any, path: str = "") -> Iterator[Part]:
-    """Yield ``(path, object)`` for each object that ``value`` refers to directly, without plain values."""
+    """Yield ``(path, object)`` for each object that ``value`` refers to directly, without plain values.
+
+    An object that raises an error when its content is read refers to what Python's garbage collector finds.
+    """
     facts = facts_of(type(value))
     content_parts = facts.parts or facts_of(claimed_class(value)).parts
     if content_parts is not None:
-        yield from content_parts(value, path)
+        try:
+            yield from list(content_parts(value, path))
+        except Exception:  # of code of the object's class
+            yield from _referents(value, path)
     else:
-        is_c_object = not (facts.slots or facts.is_generator or hasattr(value, "__dict__"))
+        is_c_object = not (facts.slots or facts.is_generator or has_attributes(value))
         if is_c_object:
-            for index, referent in enumerate(gc.get_referents(value)):
-                yield f"{path}<{index}>", referent
+            yield from _referents(value, path)
     if not facts.is_metaclass:
         yield from _attributes(value, path, facts)
+
+
+def _referents(value: Any, path: str) -> Iterator[Part]:
+    for index, referent in enumerate(gc.get_referents(value)):
+        yield f"{path}<{index}>", referent
+
+
+def has_attributes(value: Any) -> bool:
+    """Return whether an object has a dictionary of attributes."""
+    try:
+        return is_instance(value.__dict__, dict)
+    except Exception:  # of the object's own __getattribute__, or of a weak proxy
+        return False
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return an object's ``__dict__``, or an empty dictionary if it has none or does not show it."""
+    try:
+        attributes = value.__dict__
+    except Exception:  # of the object's own __getattribute__, or of a weak proxy
+        return {}
+    if is_instance(attributes, dict):
+        return attributes
+    return {}
+
+
+def slots_of_object(value: Any) -> list[tuple[str, Any]]:
+    """Return the names and values of the attributes of an object that are in ``__slots__`` and are set."""
+    values = []
+    for name in facts_of(type(value)).slots:
+        try:
+            values.append((name, object.__getattribute__(value, name)))
+        except AttributeError:
+            continue  # it is not set
+    return values
+
+
+def is_instance(value: Any, types: Any) -> bool:
+    """Return whether an object is of a class, also if its own ``__class__`` raises an error."""
+    try:
+        return isinstance(value, types)
+    except Exception:  # of the object's own __class__
+        return issubclass(type(value), types)
 
 
 def claimed_class(value: Any) -> type:
     """Return the class that an object says it is of, for a weak proxy that of its referent."""
     try:
         claimed = value.__class__
-    except ReferenceError:  # the referent is gone
+    except Exception:  # the referent is gone, or the object raises an error
         return type(value)
     if isinstance(claimed, type):
         return claimed
     return type(value)
+
+
+def package_of(kind: type) -> str:
+    """Return the name of the package of a class, or an empty text if the class does not say it."""
+    try:
+        return str(kind.__module__).partition(".")[0]
+    except Exception:  # of the class's metaclass
+        return ""
 
 
 def is_plain_data(value: Any, num_levels: int = _NUM_LEVELS) -> bool:
@@ -304,9 +362,9 @@ def slots_of(kind: type) -> list[str]:
 
 def is_opaque(value: Any) -> bool:
     """Return whether :func:`walk` does not enter an object."""
-    if isinstance(value, type):
+    if is_instance(value, type):
         return _is_of_library(value)
-    if isinstance(value, FunctionType):
+    if is_instance(value, FunctionType):
         return _is_in_closed_package(value)
     return facts_of(type(value)).is_opaque
 
@@ -316,18 +374,12 @@ def _is_in_closed_package(definition: type | FunctionType) -> bool:
 
 
 def _is_of_library(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in LIBRARIES
+    return package_of(kind) in LIBRARIES
 
 
 def _attributes(value: Any, path: str, facts: ClassFacts) -> Iterator[Part]:
     """Yield an object's attributes, and its class if it is of no library."""
-    attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict):
-        for name, item in list(attributes.items()):
-            if type(item) not in PLAIN_TYPES:
-                yield f"{path}.{name}", item
-    for name in facts.slots:
-        item = getattr(value, name, None)
+    for name, item in [*attributes_of(value).items(), *slots_of_object(value)]:
         if type(item) not in PLAIN_TYPES:
             yield f"{path}.{name}", item
     if not facts.is_of_library:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
+from torchmetrics import MaxMetric
+from torchmetrics.classification import MulticlassAccuracy
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import CosineGradientShapley, LeaveOneOut, PartialFederatedShapley
@@ -65,6 +67,43 @@ def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path: Pa
 
     assert resumed == uninterrupted
     assert uninterrupted["start"] < uninterrupted["end"]
+
+
+class BestAccuracy(Plain):
+    """Logs the best accuracy of all validations since the training began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(3, average="micro")
+        self.best = MaxMetric()
+
+    def on_train_start(self) -> None:
+        self.best.reset()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.accuracy.update(self(x), y)
+
+    def on_validation_epoch_end(self) -> None:
+        self.best.update(self.accuracy.compute())
+        self.accuracy.reset()
+        self.log("best", self.best.compute())
+
+
+def test_untrained_model_is_scored_without_the_state_of_the_sanity_check(tmp_path: Path) -> None:
+    scores = []
+    for num_steps in (0, 1):
+        metric = PartialFederatedShapley(performance="best", mode="max")
+        loop = FederatedLoop(metrics={"sv": metric}, seed=0)
+        module = BestAccuracy()
+        folder = tmp_path / str(num_steps)
+        # The data have several batches, of which the sanity check sees one.
+        data = toy_data(server_val=0.5, batch_size=4)
+        fit(loop, folder, module, data, rounds=1, num_sanity_val_steps=num_steps)
+        record = json.loads((folder / "run.json").read_text())
+        scores.append(record["paid_in"]["sv"]["start"])
+
+    assert scores[0] == scores[1]
 
 
 class Accuracies(Plain):

@@ -97,6 +97,27 @@ class Grows(Plain):
             self.late_layer = nn.Linear(1, 1)
 
 
+class Bank(Plain):
+    """Its buffer gets its size when a client trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.empty(0))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.bank = torch.cat([self.bank, batch[0].flatten()])
+        return super().training_step(batch, batch_idx)
+
+
+class BankOfEpoch(Bank):
+    """Its buffer gets its size at the end of a round."""
+
+    training_step = Plain.training_step
+
+    def on_train_epoch_end(self) -> None:
+        self.bank = torch.ones(4, 2)
+
+
 class OwnSchedule(torch.optim.lr_scheduler.StepLR):
     """Its state holds what refers to everything by name, as a wrapper does."""
 
@@ -138,6 +159,8 @@ class WithOwnSchedule(Plain):
             {},
             r"have changed since the fit began: \['late_layer.bias', 'late_layer.weight'\] have come",
         ),
+        (Bank, {}, r"changes the sizes of .* bank was \[0\] and is"),
+        (BankOfEpoch, {}, r"changes the sizes of .* bank was \[0\] and is \[4, 2\]"),
         (
             Plain,
             {"callbacks": [ModelPruning("l1_unstructured", amount=0.5)]},
@@ -150,6 +173,11 @@ def test_module_or_optimizer_state_that_cannot_be_averaged_or_copied_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         fit(FederatedLoop(seed=1), tmp_path, module(), **kwargs)
+
+
+def test_buffer_that_gets_its_size_after_the_last_round_is_named(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"after the last round .* bank was \[0\] and is"):
+        fit(FederatedLoop(seed=1), tmp_path, BankOfEpoch(), rounds=1)
 
 
 class FrozenBody(Plain):

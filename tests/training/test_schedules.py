@@ -21,7 +21,7 @@ from flsv.utilities.seeding import generator_for
 from helpers.data import toy_data
 from helpers.fits import StopInRound, fit, state_vector, trainer_for
 from helpers.loops_by_hand import Batches
-from helpers.models import Plain, network
+from helpers.models import Plain, loop_of, network
 
 SEED, ROUNDS, CLIENTS = 4, 3, 3
 
@@ -386,3 +386,47 @@ def test_clients_schedules_resume_bitwise(tmp_path: Path, kind: str, make_saver:
         rates_of_whole = uninterrupted.rates[client]
         rates_of_last_two_rounds = rates_of_whole[len(rates_of_whole) // 2 :]
         assert rates == rates_of_last_two_rounds
+
+
+class DecaysByBatches(Plain):
+    """Its rate decays to 0 over the batches that the trainer tells, and is recorded by client."""
+
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False))
+        self.rates = SimpleNamespace(by_client={})
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        client = loop_of(self).current_client
+        rates = self.rates.by_client.setdefault(client, [])
+        rates.append(self.optimizers().param_groups[0]["lr"])
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+        num_batches = self.trainer.max_epochs * self.trainer.num_training_batches
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / num_batches)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+@pytest.mark.parametrize(
+    ("cohort", "num_batches_per_step"),
+    [
+        ([1, 2], 1),  # without the client with most batches
+        ([0, 1, 2], 2),  # two clients have equal numbers of steps
+    ],
+)
+def test_schedule_is_made_for_the_clients_own_number_of_batches(
+    tmp_path: Path, cohort: list[int], num_batches_per_step: int
+) -> None:
+    module: Any = DecaysByBatches()
+    data = toy_data((5, 4, 3))
+    loop = FederatedLoop(sampler=FixedCohort(cohort), seed=1)
+    fit(loop, tmp_path, module, data, rounds=1, accumulate_grad_batches=num_batches_per_step)
+
+    for client in cohort:
+        num_batches = len(data.client_loader(client, "train"))
+        expected = []
+        for batch_index in range(num_batches):
+            num_steps = batch_index // num_batches_per_step
+            expected.append(1 - num_steps / num_batches)
+        assert module.rates.by_client[client] == pytest.approx(expected)

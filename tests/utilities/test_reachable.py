@@ -9,6 +9,7 @@ import logging
 import random
 import threading
 import time
+import types
 import weakref
 from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
@@ -20,6 +21,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv.utilities.object_states import states_of
+from flsv.utilities.plain_values import digest
 from flsv.utilities.reachable import facts_of, find_generators, is_plain_data, parts_of, walk
 
 
@@ -281,3 +283,73 @@ def test_a_weak_proxy_is_entered_as_what_it_stands_for() -> None:
 
     state.restore()
     assert entries == [entry]
+
+
+class Raises:
+    """Raises an error at every look at it."""
+
+    def __getattribute__(self, name):
+        raise RuntimeError(name)
+
+    def __eq__(self, other):
+        raise RuntimeError("eq")
+
+    __hash__ = object.__hash__
+
+
+class LiesAboutItsClass:
+    def __init__(self, claimed):
+        self.claimed = claimed
+
+    @property
+    def __class__(self):
+        return object.__getattribute__(self, "claimed")
+
+
+class RaisesAsAList(list):
+    def __len__(self):
+        raise RuntimeError("len")
+
+    def __iter__(self):
+        raise RuntimeError("iter")
+
+
+class RaisesAsADict(dict):
+    def __len__(self):
+        raise RuntimeError("len")
+
+    def items(self):
+        raise RuntimeError("items")
+
+
+def make_gone_proxy():
+    return weakref.proxy(Holder(1))
+
+
+ODD_OBJECTS = {
+    "raises": Raises,
+    "says it is a method": lambda: LiesAboutItsClass(types.BuiltinMethodType),
+    "says it is a partial": lambda: LiesAboutItsClass(partial),
+    "says it is an array": lambda: LiesAboutItsClass(np.ndarray),
+    "says it is a tensor": lambda: LiesAboutItsClass(torch.Tensor),
+    "list": lambda: RaisesAsAList([1]),
+    "dictionary": lambda: RaisesAsADict(a=[1]),
+    "proxy of a gone object": make_gone_proxy,
+    "sparse tensor": lambda: torch.eye(3).to_sparse(),
+    "strided tensor": lambda: torch.arange(9.0)[::3][:1],
+}
+
+
+@pytest.mark.parametrize("kind", ODD_OBJECTS)
+def test_no_look_at_an_object_raises(kind):
+    value = ODD_OBJECTS[kind]()
+    holder = Holder([value, Holder(value)])
+    assert find_generators(holder) == []
+    for _, part in walk(holder):
+        for state in states_of(part):
+            state.is_unchanged()
+
+
+def test_hash_of_a_single_entry_does_not_depend_on_its_stride():
+    column = torch.arange(12.0).view(4, 3)[2:3, 1]
+    assert digest(column) == digest(torch.tensor([7.0]))
