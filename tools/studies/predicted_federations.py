@@ -113,7 +113,8 @@ def table_of_people(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Features, targets and groups of a table's rows."""
     columns = {"exam": ("normexam", "school"), "contraception": ("use", "district")}
     target, group = columns[name]
-    frame = pd.read_csv(ROOT / "tables" / f"{name}.csv")
+    path = ROOT / "tables" / f"{name}.csv"
+    frame = pd.read_csv(path)
     frame = frame.drop(columns="student", errors="ignore")
     targets = frame[target].to_numpy()
     if name == "contraception":
@@ -140,7 +141,8 @@ def lesions() -> tuple[Tensor, Tensor]:
     frequent = [kind for kind, _ in counts.most_common(4)]
     rows = np.isin(kinds, frequent)
     pixels = torch.tensor(arrays["train_images"][rows])
-    images = pixels.movedim(-1, 1).float() / 255
+    colors_first = pixels.movedim(-1, 1)
+    images = colors_first.float() / 255
     kinds_of_rows = kinds[rows].tolist()
     labels = [frequent.index(kind) for kind in kinds_of_rows]
     half_images = F.avg_pool2d(images, 2)
