@@ -464,8 +464,8 @@ class ShadowShapley(MeasuredMetric):
         self.errors = errors.to(self.errors).reshape(shape)
 
     def payment_record(self) -> dict[str, Any]:
-        """Return the evidence of the latest values, and the rows of their covariance between draws of as many validation
-        samples. It is None for values per class, if outputs are not known, or if it would take too long.
+        """Return the evidence of the latest values, and the rows of their covariance between draws of as many samples.
+        The covariance is None for values per class, if outputs are not known, or if it would take too long.
         """
         covariance = None if self._case_covariance is None else self._case_covariance()
         rows = None if covariance is None else [*map(numbers_text, covariance.tolist())]
