@@ -119,7 +119,8 @@ def federation(network: str) -> tuple[L.LightningModule, FederatedDataModule]:
     )
     splits = Splits(server_val=0.1)
     data = FederatedDataModule(dataset, by_class, batch_size=16, splits=splits)
-    return ClassifierClient("lenet5", optimizer=partial(torch.optim.SGD, lr=0.1)), data
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    return ClassifierClient("lenet5", optimizer=optimizer), data
 
 
 def fit(network: str, rounds: int, with_values: bool) -> None:
@@ -153,7 +154,9 @@ def run_command(*words: str) -> None:
 
 
 def measure(
-    timer: PartTimer, works: dict[str, Callable[[], Any]], repeats: int
+    timer: PartTimer,
+    works: dict[str, Callable[[], Any]],
+    repeats: int,
 ) -> dict[str, Counter[str]]:
     """Do works in turns. Return the parts of each one's least processor seconds."""
     best_seconds: dict[str, Counter[str]] = {}
@@ -171,7 +174,8 @@ def print_row(name: str, alone: Counter[str], valued: Counter[str]) -> None:
     numbers = [alone.total(), valued.total() / alone.total()]
     for part in PARTS:
         numbers.append(valued[part] / alone.total())
-    print(name, *(f"{number:.2f}" for number in numbers), sep=",", flush=True)
+    columns = [f"{number:.2f}" for number in numbers]
+    print(name, *columns, sep=",", flush=True)
 
 
 def main() -> None:
@@ -180,7 +184,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     cases = [*CASES, "retrain"]
-    parser.add_argument("cases", nargs="*", metavar="CASE", default=cases, help=f"of {cases}")
+    parser.add_argument(
+        "cases",
+        nargs="*",
+        metavar="CASE",
+        default=cases,
+        help=f"of {cases}",
+    )
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)

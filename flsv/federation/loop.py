@@ -29,8 +29,9 @@ from flsv.configuration.identity import settings_of
 from flsv.core import FederationState
 from flsv.core.extension import extension_of
 from flsv.core.strategy import Strategy
+from flsv.federation.contribution import Contribution, contribution
 from flsv.federation.lightning_fit import LightningFit
-from flsv.federation.reports import Contribution, contribution, current_table, events_of
+from flsv.federation.reports import current_table, events_of
 from flsv.federation.resume import check_checkpoint, check_state, refuse_incomplete
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter

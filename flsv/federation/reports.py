@@ -1,8 +1,7 @@
-"""RunReports, which passes rounds' results to files and loggers, and Contribution, a metric's values."""
+"""RunReports, which passes rounds' results to files and loggers."""
 
 from __future__ import annotations
 
-import copy
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,11 +10,9 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
-from torchmetrics import Metric
 
 from flsv import scores
 from flsv.__about__ import __version__
@@ -28,12 +25,11 @@ from flsv.engines.engine import Engine
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.filters.base import COPY, LARGE, NOT_FINITE
-from flsv.metrics import ContributionMetric
 from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, DOUBTS_FILE, run_folder
 from flsv.results.record import Record, record_of, to_pay_by
 from flsv.results.round_result import UNLIKE_RUN, Event, RoundResult, Row, RunResult, Sink
-from flsv.results.rows import RoundResults, column_names, overall
+from flsv.results.rows import RoundResults, column_names
 from flsv.results.run_table import CSV, frame, tidy
 from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_to_retraining_first
@@ -489,54 +485,6 @@ class ClientPictures(Sink):
             return
         cohort = [row.client for row in result.table if row.metric == "weight"]
         self._engine.write_artifacts(cohort, result.round_index, self._folder)
-
-
-# ---- values between two rounds
-
-
-class Contribution(Tensor):
-    """Tensor with a metric's values ``[n]``, values per class and interval.
-
-    Example:
-        >>> import torch
-        >>> from torchmetrics import MeanMetric
-        >>> found = contribution(MeanMetric(), torch.tensor([[0.5, 1.0], [0.0, 0.5]]))
-        >>> found, found.by_class[0]
-        (tensor([0.7500, 0.2500]), tensor([0.5000, 1.0000]))
-    """
-
-    # Results of operations are plain tensors.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # not a classmethod
-    by_class: Tensor | None = None
-    interval: tuple[Tensor, Tensor] | None = None
-    pending: str | None = None
-
-    def __repr__(self, **options: Any) -> str:  # type: ignore[override]  # torch names the option
-        text = str(self.as_subclass(Tensor).__repr__(**options))
-        if self.pending is None:
-            return text
-        return f"{text} ({self.pending})"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Contribution:
-        copied = self.detach().clone().as_subclass(Contribution)
-        copied.by_class = copy.deepcopy(self.by_class, memo)
-        copied.interval = copy.deepcopy(self.interval, memo)
-        copied.pending = self.pending
-        return copied
-
-
-def contribution(metric: Metric, value: Tensor) -> Contribution:
-    """Make a Contribution from a metric's value ``[n]`` or ``[n, M]``."""
-    # `value` is [n], or [n, M] by class.
-    client_values = overall(metric, value)  # [n]
-    contributions = client_values.as_subclass(Contribution)
-    contributions.by_class = value if value.ndim == 2 else None
-    contributions.interval = None
-    has_clients = client_values.ndim > 0
-    if isinstance(metric, ContributionMetric) and has_clients:
-        contributions.interval = metric.intervals(value=client_values)
-    contributions.pending = getattr(metric, "pending", None)
-    return contributions
 
 
 def _row_key(row: Row) -> tuple[Any, ...]:

@@ -64,6 +64,21 @@ def latest(stretches: Tensor) -> Tensor:
     return latest
 
 
+def last_values(stretches: Tensor) -> Tensor:
+    """Merge the last rounds' values of W successive parts of a run, ``[W, L, ...]``. Return the run's last L values,
+    with NaN in front if there are fewer."""
+    num_rounds = stretches.shape[1]
+    rounds = stretches.flatten(0, 1)  # [W * L, ...]
+    is_empty = rounds.flatten(1).isnan().all(1)
+    padding = torch.full_like(stretches[0], float("nan"))
+    return torch.cat([padding, rounds[~is_empty]])[-num_rounds:]
+
+
+def concatenated(stretches: Tensor) -> Tensor:
+    """Merge the states ``[W, R, ...]`` of successive parts of a run, as rows one after the other."""
+    return torch.cat([*stretches])
+
+
 @dataclass(frozen=True)
 class Guide:
     """Guide to a metric's values, in short sentences.

@@ -22,50 +22,26 @@ from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quan
 from flsv.functional.shapley.halvings import choose_halvings
 from flsv.functional.shapley.predicted_outputs import PredictedValues, favors_nobody
 from flsv.games.trained_game import NUM_UNTRAINED_MODELS, OutputScore, TrainedGame
-from flsv.metrics.base import latest
-from flsv.metrics.coalitions.design import NUM_RECENT_ROUNDS, Coalitions, spread_rounds
+from flsv.metrics.base import concatenated, last_values, latest
+from flsv.metrics.coalitions.design import (
+    EVALUATIONS_PER_RUN,
+    NUM_RECENT_ROUNDS,
+    Coalitions,
+    are_singles_only,
+    check_halvings,
+    spread_rounds,
+)
+from flsv.metrics.coalitions.evidence import coalitions_not_finite, evidence_of
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.scores.performance import Judges, Mode
 from flsv.utilities.choices import Verify
 from flsv.utilities.csv_files import numbers_text
 from flsv.utilities.declared import Count
 from flsv.utilities.display import INTERVAL_LEVEL
-from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import to_host
 
-#: How often values are computed in a run by default, if their performance is not one of the cheap ones.
-EVALUATIONS_PER_RUN = 5
 #: States with a row per valued round. That of outputs may be empty.
 STATES_BY_VALUED_ROUND = ("valued", "ends", "outputs")
-
-
-def _last_values(stretches: Tensor) -> Tensor:
-    """Merge the last rounds' values of W successive parts of a run, ``[W, L, ...]``. Return the run's last L values,
-    with NaN in front if there are fewer."""
-    num_rounds = stretches.shape[1]
-    rounds = stretches.flatten(0, 1)  # [W * L, ...]
-    is_empty = rounds.flatten(1).isnan().all(1)
-    padding = torch.full_like(stretches[0], float("nan"))
-    return torch.cat([padding, rounds[~is_empty]])[-num_rounds:]
-
-
-def _one_after_the_other(stretches: Tensor) -> Tensor:
-    return torch.cat([*stretches])
-
-
-def _check_halvings(coalitions: Coalitions, halvings: int, judges: Judges) -> None:
-    """Raise ConfigurationError if halves cannot be chosen, or are not asked for."""
-    if coalitions != "halves":
-        if halvings != 1:
-            raise ConfigurationError(
-                f'ShadowShapley: halvings={halvings} needs coalitions="halves", not {coalitions!r}.'
-            )
-        return
-    if judges == "clients":
-        raise ConfigurationError(
-            'ShadowShapley(coalitions="halves", judges="clients"): halves are chosen by outputs for the validation '
-            'samples of the server. Let the server judge, or train coalitions="both".'
-        )
 
 
 class ShadowShapley(MeasuredMetric):
@@ -122,9 +98,8 @@ class ShadowShapley(MeasuredMetric):
         coalitions: the coalitions to train: a design of :func:`flsv.functional.few_coalitions` (``"singles"``,
             ``"both"``, ``"all"``, ...) or a list of coalitions, each a list of its members' numbers. ``"halves"``: each
             client alone, then complementary halves of clients whose outputs are unlike, see
-            :func:`flsv.functional.choose_halvings`. ``"auto"``: the most
-            accurate of ``"all"``, ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"``
-            within ``max_fits``.
+            :func:`flsv.functional.choose_halvings`. ``"auto"``: the most accurate of ``"all"``,
+            ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"`` within ``max_fits``.
         performance: the performance measure of a model, see :mod:`flsv.scores.performance`.
         per_class: compute values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
@@ -188,7 +163,7 @@ class ShadowShapley(MeasuredMetric):
         halvings: Count = 1,
         **kwargs: Any,
     ) -> None:
-        _check_halvings(coalitions, halvings, judges)
+        check_halvings(coalitions, halvings, judges)
         self._halvings = halvings  # private: stored runs of 2.0 have no such setting
         self.max_fits = max_fits
         self.verify = verify
@@ -234,11 +209,9 @@ class ShadowShapley(MeasuredMetric):
             names: the clients' names.
             seed: the run's seed.
         """
+        if self.coalitions != "halves" or not are_singles_only(masks):
+            return torch.empty(0, masks.shape[1], dtype=torch.bool)
         is_single = masks.sum(1) == 1
-        num_clients = masks.shape[1]
-        has_singles_only = len(masks) == 2 + int(is_single.sum())
-        if self.coalitions != "halves" or not has_singles_only:
-            return torch.empty(0, num_clients, dtype=torch.bool)
         clients = masks[is_single].int().argmax(1)
         outputs_by_client = outputs[is_single][clients.argsort()]
         return choose_halvings(outputs_by_client, names, self.halvings, logits=logits, seed=seed)
@@ -312,34 +285,21 @@ class ShadowShapley(MeasuredMetric):
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
         for name in ("values", "errors"):
-            self.add_state(
-                name, torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest
-            )
+            no_values = torch.full((num_clients, width), float("nan"))
+            self.add_state(name, no_values, dist_reduce_fx=latest)
         # Utilities of untrained models, and the values after the last rounds; NaN where they are not known.
-        self.add_state(
-            "starts",
-            torch.full((NUM_UNTRAINED_MODELS, width), float("nan")).double(),
-            dist_reduce_fx=latest,
-        )
-        self.add_state(
-            "recent",
-            torch.full((NUM_RECENT_ROUNDS, num_clients, width), float("nan")),
-            dist_reduce_fx=_last_values,
-        )
+        no_utilities = torch.full((NUM_UNTRAINED_MODELS, width), float("nan")).double()
+        self.add_state("starts", no_utilities, dist_reduce_fx=latest)
+        no_recent_values = torch.full((NUM_RECENT_ROUNDS, num_clients, width), float("nan"))
+        self.add_state("recent", no_recent_values, dist_reduce_fx=last_values)
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
         # Where coalitions are trained after the run: the utilities of the empty and the full coalition by round.
-        self.add_state(
-            "ends",
-            torch.empty(0, 2, width, dtype=torch.float64),
-            dist_reduce_fx=_one_after_the_other,
-        )
-        self.add_state(
-            "valued", torch.empty(0, dtype=torch.long), dist_reduce_fx=_one_after_the_other
-        )
-        self.add_state(
-            "outputs", torch.empty(0), dist_reduce_fx=_one_after_the_other
-        )  # of their models, [R, 2, V, ...]
+        no_rows = torch.empty(0, 2, width, dtype=torch.float64)
+        self.add_state("ends", no_rows, dist_reduce_fx=concatenated)
+        self.add_state("valued", torch.empty(0, dtype=torch.long), dist_reduce_fx=concatenated)
+        # The outputs of their models, [R, 2, V, ...].
+        self.add_state("outputs", torch.empty(0), dist_reduce_fx=concatenated)
 
     def update(
         self,
@@ -411,8 +371,7 @@ class ShadowShapley(MeasuredMetric):
             outputs = utility.outputs
 
         if self.judges == "clients":
-            is_full_coalition = masks.all(1)
-            self._client_scores = utilities[is_full_coalition].mean()
+            self._client_scores = utilities[masks.all(1)].mean()
         if self._pending is not None:
             self._store_round(utilities, outputs, round_index)
             return
@@ -452,15 +411,8 @@ class ShadowShapley(MeasuredMetric):
     ) -> None:
         """Compute the Shapley values from the utilities ``[K]`` or ``[K, M]`` of the coalitions ``masks [K, n]``, and
         store them. If a utility or an output is not finite, all values become NaN, with a warning."""
-        rows = utilities.reshape(len(masks), -1)
-        is_finite = rows.isfinite().all(1).cpu()
-        if outputs is not None:
-            is_finite &= outputs.flatten(1).isfinite().all(1)
-        if not is_finite.all():
-            broken = []
-            for mask in masks[~is_finite]:
-                members = mask.nonzero().flatten()
-                broken.append(members.tolist())
+        broken = coalitions_not_finite(masks, utilities, outputs)
+        if broken:
             reason = f"The coalitions {broken} come to no finite performance."
             warnings.warn(f"ShadowShapley: there are no values. {reason}", stacklevel=2)
             self._evidence = {"why_no_values": reason}
@@ -487,13 +439,7 @@ class ShadowShapley(MeasuredMetric):
         source = "outputs"
         if predict is None:
             source = "trainings" if are_all_trained else "scores"
-        is_alone = masks.sum(1) == 1
-        self._evidence = {
-            "source": source,
-            "alone_only": len(masks) == 2 + int(is_alone.sum()) and not are_all_trained,
-            "alone": [] if self.per_class else utilities[is_alone].tolist(),
-            "together": None if self.per_class else float(utilities[masks.all(1)]),
-        }
+        self._evidence = evidence_of(masks, utilities, source, per_class=self.per_class)
 
         if predict is not None:
             prediction = predict()
@@ -518,13 +464,10 @@ class ShadowShapley(MeasuredMetric):
         self.errors = errors.to(self.errors).reshape(shape)
 
     def payment_record(self) -> dict[str, Any]:
-        """Return the evidence of the latest values: where the coalitions' utilities come from, whether only clients
-        alone were trained, their utilities, and the rows of the values' covariance between draws of as many validation
-        samples. The covariance is None for values per class, if outputs are not known, or if it would take too long.
+        """Return the evidence of the latest values, and the rows of their covariance between draws of as many samples.
+        The covariance is None for values per class, if outputs are not known, or if it would take too long.
         """
-        covariance = None
-        if self._case_covariance is not None:
-            covariance = self._case_covariance()
+        covariance = None if self._case_covariance is None else self._case_covariance()
         rows = None if covariance is None else [*map(numbers_text, covariance.tolist())]
         return {**self._evidence, "case_covariance": rows}
 
@@ -573,13 +516,8 @@ class ShadowShapley(MeasuredMetric):
                 self.recent = torch.full_like(self.recent, torch.nan)  # rounds lie between
             previous_round = round_index
 
-            inner_utilities = utilities[row].to(self.ends)
-            game = torch.cat(
-                [
-                    self.ends[row],
-                    inner_utilities.reshape(len(masks) - 2, -1),
-                ]
-            )
+            inner_utilities = utilities[row].to(self.ends).reshape(len(masks) - 2, -1)
+            game = torch.cat([self.ends[row], inner_utilities])
             if not self.per_class:
                 game = game.squeeze(-1)
 
@@ -587,8 +525,7 @@ class ShadowShapley(MeasuredMetric):
             if outputs is not None:
                 # Coalitions' outputs come from files and other processes, on the CPU.
                 end_outputs = self.outputs[row].cpu()
-                inner_outputs = outputs[row].cpu()
-                game_outputs = torch.cat([end_outputs, inner_outputs])
+                game_outputs = torch.cat([end_outputs, outputs[row].cpu()])
             self._compute_values(
                 masks,
                 game,
@@ -647,8 +584,7 @@ class ShadowShapley(MeasuredMetric):
         if value is None:
             value = current_value
         # The standard errors belong to the current values; for values of another round they are not known.
-        is_current = torch.allclose(value.to(current_value), current_value, equal_nan=True)
-        if not is_current:
+        if not torch.allclose(value.to(current_value), current_value, equal_nan=True):
             return None
         half_width = t_quantile(level) * self.errors.squeeze(-1).to(value)
         return value - half_width, value + half_width

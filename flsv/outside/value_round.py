@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import copy
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import lightning as L
 import pandas
 import torch
 from annotated_types import Ge
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 
-from flsv._lightning.evaluation import StoredBatches, all_on_device
-from flsv._lightning.private import attach, detach_fabric, unwrapped
+from flsv._lightning.private import unwrapped
 from flsv.configuration.federation_config import named_head
 from flsv.core import VOCABULARY, Round
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data.groups import client_called
 from flsv.games import CoalitionGames
 from flsv.games.lent_module import module_device
-from flsv.games.make_evaluators import LOGGED_VALUE_ADVICE, make_evaluators
-from flsv.games.model_evaluator import ModelEvaluator
 from flsv.metrics import ContributionMetric, PartialFederatedShapley
+from flsv.outside.games import LOSS, games_outside_fit
 from flsv.results.rows import numbers_of, overall
 from flsv.results.run_table import COLUMNS, frame, round_rows
-from flsv.scores.performance import ModelScore, is_logged
+from flsv.scores.performance import is_logged
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.utilities.declared import Count, check_argument, checked
@@ -40,9 +33,6 @@ from flsv.utilities.errors import ConfigurationError, check_lightning
 Model = Tensor | Mapping[str, Any] | Sequence[Any]
 """A model: a ``state_dict``, or its entries as arrays in the same order, as Flower sends them, or a vector ``[P]`` of
 :class:`flsv.ParameterSpace`."""
-
-#: Name under which a plain network's loss is logged.
-LOSS = "loss"
 
 
 @dataclass(frozen=True, eq=False)
@@ -494,74 +484,6 @@ def _shape(
     return state[name].shape
 
 
-class PlainModule(L.LightningModule):
-    """LightningModule that wraps a network and logs its loss in validation."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        loss: Callable[[Any, Any], Tensor] | None,
-    ) -> None:
-        super().__init__()
-        self.module = module
-        self._loss = loss
-
-    def forward(self, x: Any) -> Any:
-        return self.module(x)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        if self._loss is not None:
-            x, y = batch
-            self.log(LOSS, self._loss(self(x), y), batch_size=len(y))
-
-
-def games_outside_fit(
-    module: nn.Module,
-    loader: Any,
-    measures: Mapping[str, str | ModelScore],
-    loss: Callable[[Any, Any], Tensor] | None = None,
-    num_classes: int | None = None,
-) -> CoalitionGames:
-    """Make coalition games that score models on ``loader`` by ``measures``, ``{name: performance}``, outside of a
-    fit."""
-    if isinstance(loader, list | tuple):
-        are_loaders = all(isinstance(part, DataLoader) for part in loader)
-        if not are_loaders:
-            loader = StoredBatches(loader)  # Lightning takes a list for several loaders
-    lightning_module: L.LightningModule
-    if isinstance(module, L.LightningModule):
-        if loss is not None:
-            raise ConfigurationError(
-                "loss=... is for plain modules: name what the LightningModule logs, performance='val_loss', mode='min'."
-            )
-        lightning_module = copy.copy(module)
-        detach_fabric(lightning_module)
-    else:
-        lightning_module = PlainModule(module, loss)
-
-    num_classes = num_classes or 1
-    space = ParameterSpace(lightning_module)  # other prefixes, the same order
-    are_accuracies = [isinstance(measure, str) for measure in measures.values()]
-    if isinstance(lightning_module, PlainModule) and all(are_accuracies):
-        evaluator = ModelEvaluator(lightning_module, space, loader, num_classes=num_classes)
-        _check_loss(evaluator, measures)
-        return CoalitionGames(evaluator)
-
-    trainer = _trainer(lightning_module)
-    evaluator_or_none = None
-    if any(are_accuracies):
-        try:
-            batches = all_on_device(trainer, loader)
-            evaluator_or_none = ModelEvaluator(
-                lightning_module, space, batches, num_classes=num_classes
-            )
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{error}{LOGGED_VALUE_ADVICE}") from error
-        _check_loss(evaluator_or_none, measures)
-    validated = make_evaluators(trainer, space, loader, measures)
-    return CoalitionGames(evaluator_or_none, validated=validated)
-
-
 def _check_variances(models: Tensor, space: ParameterSpace, cohort: _Cohort) -> None:
     """Check that BatchNorm's variances in models ``[k, P]`` are not negative, as those of differences are."""
     sizes = [shape.numel() for shape in space.shapes]
@@ -575,42 +497,3 @@ def _check_variances(models: Tensor, space: ParameterSpace, cohort: _Cohort) -> 
                     "updates holds differences from start, set deltas=True. If it holds sums with start, leave deltas "
                     "out."
                 )
-
-
-def _check_loss(
-    evaluator: ModelEvaluator,
-    measures: Mapping[str, str | ModelScore],
-) -> None:
-    """Check that forward gives logits if a metric is measured by their loss."""
-    for name, measure in measures.items():
-        if measure == "negative_loss":
-            evaluator.check_logits(name)
-
-
-def _trainer(module: L.LightningModule) -> L.Trainer:
-    """Make a Trainer without output that validates on the module's device."""
-    device = module_device(module)
-    accelerator = "gpu" if device.type == "cuda" else device.type
-    devices: int | list[int]
-    if device.index is not None and device.type != "cpu":
-        devices = [device.index]
-    else:
-        devices = 1
-    log = logging.getLogger("lightning.pytorch")
-    level = log.level
-    log.setLevel(logging.WARNING)  # the Trainer would announce the devices
-    try:
-        trainer = L.Trainer(
-            accelerator=accelerator,
-            devices=devices,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-    finally:
-        log.setLevel(level)
-    trainer.strategy.connect(module)
-    attach(module, trainer)  # to the copy only: its hooks ask the trainer whether it validates
-    trainer.state.fn = TrainerFn.FITTING
-    return trainer

@@ -104,7 +104,8 @@ class TrainingAfterTheRun:
                 measures_with_outputs.add(column_name(metric.measured_by))
         store = self._make_store(run, measures_with_outputs)
         trained_coalitions = members_of(self._masks[2:])
-        if any(_is_scored_by_clients(metric, run) for metric in self._metrics.values()):
+        metrics = self._metrics.values()
+        if any(_is_scored_by_clients(metric, run) for metric in metrics):
             trained_coalitions.append(())
 
         training = self._make_training(run)
@@ -145,7 +146,10 @@ class TrainingAfterTheRun:
         return values_by_round
 
     def _next_coalitions(
-        self, store: UtilityStore, run: EndedRun, scores: Mapping[str, OutputScore | None]
+        self,
+        store: UtilityStore,
+        run: EndedRun,
+        scores: Mapping[str, OutputScore | None],
     ) -> Tensor:
         """Ask the first metric which coalitions to train next, given the outputs of the trained ones."""
         no_coalitions = self._masks[:0]
@@ -159,7 +163,8 @@ class TrainingAfterTheRun:
             store.outputs(run.seed, members, measure_name)[-1]
             for members in members_of(self._masks[2:])
         ]
-        outputs = torch.cat([metric.outputs[-1].cpu(), torch.stack(inner_outputs).cpu()])
+        outer_outputs = metric.outputs[-1].cpu()
+        outputs = torch.cat([outer_outputs, torch.stack(inner_outputs).cpu()])
         return metric.next_coalitions(
             self._masks,
             outputs,
@@ -180,7 +185,10 @@ class TrainingAfterTheRun:
         left_out: set[str] = set()
         for metric in self._metrics.values():
             left_out.update(metric.leaves_out)
-        scoring = Scoring(measures_of(self._metrics.values()), left_out=frozenset(left_out))
+        scoring = Scoring(
+            measures_of(self._metrics.values()),
+            left_out=frozenset(left_out),
+        )
         order = FitOrder(
             members=tuple(range(run.data.num_clients)),
             seed=run.seed,
@@ -257,7 +265,8 @@ class TrainingAfterTheRun:
         is_on_cpu = all(value.device.type == "cpu" for value in self._initial_state.values())
         if distance is None and not is_on_cpu:
             return None
-        is_same = (models.trained == expected) | (models.trained.isnan() & expected.isnan())
+        are_both_nan = models.trained.isnan() & expected.isnan()
+        is_same = (models.trained == expected) | are_both_nan
         if is_same.all():
             return None
         first_entry = int((~is_same).nonzero()[0])
@@ -281,7 +290,11 @@ class TrainingAfterTheRun:
         seconds = SECONDS_OF_IMPORTS + part_of_samples * self._run_seconds
         if not self._verifies_all and seconds > MAX_PART_FOR_FRESH_PROCESS * self._run_seconds:
             return
-        order = replace(training.order, members=smallest, is_whole=training.is_whole is not False)
+        order = replace(
+            training.order,
+            members=smallest,
+            is_whole=training.is_whole is not False,
+        )
         try:
             result = training.trainer.train_in_fresh_process(order)
         except Exception as error:  # whatever pickling the data raises

@@ -81,7 +81,11 @@ class Scoring:
         return cls({name: name for name in measure}, participation)
 
 
-def train_coalition(run_copy: RunCopy, scoring: Scoring, order: FitOrder) -> FitResult | FitFailed:
+def train_coalition(
+    run_copy: RunCopy,
+    scoring: Scoring,
+    order: FitOrder,
+) -> FitResult | FitFailed:
     """Train one coalition in this process, and return its result, or the error by which its fit has ended."""
     with _in_quiet(), _new_folder() as folder:
         try:
@@ -92,7 +96,12 @@ def train_coalition(run_copy: RunCopy, scoring: Scoring, order: FitOrder) -> Fit
             return FitFailed(f"{type(error).__name__}: {error}")
 
 
-def _trained(run_copy: RunCopy, scoring: Scoring, order: FitOrder, folder: str) -> FitResult:
+def _trained(
+    run_copy: RunCopy,
+    scoring: Scoring,
+    order: FitOrder,
+    folder: str,
+) -> FitResult:
     trainer, module, data = _load(run_copy, scoring)
     run_state: Any = None
     if order.checkpoint is not None:
@@ -142,9 +151,8 @@ def _fit(trainer: L.Trainer, module: Any, data: Any) -> None:
         trainer.fit(module, data)
     except SystemExit as error:
         if isinstance(error.__context__, KeyboardInterrupt):
-            signal.signal(
-                signal.SIGINT, handler
-            )  # Lightning ignores it from its first interrupt on
+            # Lightning ignores it from its first interrupt on.
+            signal.signal(signal.SIGINT, handler)
             raise KeyboardInterrupt from None
         raise
 
@@ -182,7 +190,11 @@ class CopiedFits:
     """
 
     def __init__(
-        self, copy_of: Callable[[int], RunCopy], scoring: Scoring, *, jobs: int = 1
+        self,
+        copy_of: Callable[[int], RunCopy],
+        scoring: Scoring,
+        *,
+        jobs: int = 1,
     ) -> None:
         self._make_copy = copy_of
         self._scoring = scoring
@@ -220,7 +232,8 @@ class CopiedFits:
     def predict(self, prediction: Prediction) -> Predicted:
         """Compute the clients' values that ``prediction`` requests."""
         with _in_quiet(), tempfile.TemporaryDirectory(prefix="flsv-coalition-") as folder:
-            return _predict(self.copy_of(prediction.seed), self._scoring, prediction, folder=folder)
+            run_copy = self.copy_of(prediction.seed)
+            return _predict(run_copy, self._scoring, prediction, folder=folder)
 
 
 def _has_workers() -> bool:
@@ -300,13 +313,29 @@ class Predicted:
     case_covariance: Tensor
 
 
-def _predict(run_copy: RunCopy, scoring: Scoring, prediction: Prediction, folder: str) -> Predicted:
+def _predict(
+    run_copy: RunCopy,
+    scoring: Scoring,
+    prediction: Prediction,
+    folder: str,
+) -> Predicted:
     trainer, module, data = _load(run_copy, scoring)
     loop: Any = find_loop(callbacks_of(trainer))
     sampler = loop.config.sampler
     evaluator = _Evaluator(data, [*scoring.measures.values()])
-    order = FitOrder(members=tuple(range(data.num_clients)), seed=prediction.seed, is_whole=False)
-    prepare_coalition_fit(trainer, module, data, measures={}, order=order, folder=folder)
+    order = FitOrder(
+        members=tuple(range(data.num_clients)),
+        seed=prediction.seed,
+        is_whole=False,
+    )
+    prepare_coalition_fit(
+        trainer,
+        module,
+        data,
+        measures={},
+        order=order,
+        folder=folder,
+    )
     coalition_loop(loop, sampler, prediction.seed)
     _scoring, *callbacks = callbacks_of(trainer)
     untyped_trainer: Any = trainer

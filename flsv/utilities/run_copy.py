@@ -68,7 +68,8 @@ class RunCopy:
         all_reductions: dict[int, Reduction] = dict(reductions or {})
         all_reductions[id(trainer.profiler)] = (PassThroughProfiler, ())
         for logger in trainer.loggers:
-            all_reductions[id(logger)] = (SilentLogger, (logger.name, logger.version))
+            name_and_version = (logger.name, logger.version)
+            all_reductions[id(logger)] = (SilentLogger, name_and_version)
 
         def dump(value: Any) -> tuple[bytes, list[torch.Tensor]]:
             return _pickled(value, data, all_reductions)
@@ -85,7 +86,8 @@ class RunCopy:
 
     def __getstate__(self) -> dict[str, Any]:
         # For a worker, which has no data yet.
-        return {**vars(self), "_data": _pickled(self._data, _NO_DATA, {})}
+        pickled_data = _pickled(self._data, _NO_DATA, {})
+        return {**vars(self), "_data": pickled_data}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         data_bytes, storages = state["_data"]
@@ -101,7 +103,8 @@ class RunCopy:
         restore_global_rngs(self._global_rngs)
         restore_torch(self._torch_settings)
         data = copy.copy(self._data)
-        trainer, module = _Unpickler(io.BytesIO(self._bytes), data, self._storages).load()
+        unpickler = _Unpickler(io.BytesIO(self._bytes), data, self._storages)
+        trainer, module = unpickler.load()
         return trainer, module, data
 
 
@@ -159,7 +162,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         key = storage._cdata
         if key not in self._position_of_storage:
             self._position_of_storage[key] = len(self.storages)
-            raw_bytes = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            raw_bytes = torch.empty(0, dtype=torch.uint8, device=storage.device)
+            raw_bytes.set_(storage)
             self.storages.append(raw_bytes.cpu().clone())
         return self._position_of_storage[key]
 

@@ -59,7 +59,9 @@ def source(name: str, classes: int) -> tuple[Tensor, Tensor, Tensor]:
         return samples, targets.float(), groups
     targets = targets.long()
     is_included = targets < classes
-    return samples[is_included], targets[is_included], groups[is_included]
+    samples = samples[is_included]
+    targets = targets[is_included]
+    return samples, targets, groups[is_included]
 
 
 def from_scikit_learn(name: str) -> tuple[Any, Any]:
@@ -87,26 +89,32 @@ def images_and_labels(name: str) -> tuple[Tensor, Any]:
     if name in ("mnist", "fashion"):
         dataset_class = MNIST if name == "mnist" else FashionMNIST
         images = dataset_class(ROOT, train=True)
-        return pooled(images.data[:6000, None]), images.targets[:6000]
+        pixels = images.data[:6000, None]
+        return pooled(pixels), images.targets[:6000]
     if name == "cifar":
         path = ROOT / "cifar-10-batches-py/data_batch_1"
         batch = pickle.loads(path.read_bytes(), encoding="latin1")
-        pixels = torch.tensor(batch["data"])
-        return pooled(pixels.view(-1, 3, 32, 32)), np.array(batch["labels"])
+        flat_pixels = torch.tensor(batch["data"])
+        pixels = flat_pixels.view(-1, 3, 32, 32)
+        labels = np.array(batch["labels"])
+        return pooled(pixels), labels
     arrays = np.load(ROOT / f"{name}.npz")
     pixels = torch.tensor(arrays["train_images"])
     labels = arrays["train_labels"][:, 0]
     if name == "ham10000_28":
         is_nevus = labels == 5
-        return pooled(pixels.movedim(-1, 1)), is_nevus
-    return pooled(pixels[:, None]), labels
+        colors_first = pixels.movedim(-1, 1)
+        return pooled(colors_first), is_nevus
+    one_color = pixels[:, None]
+    return pooled(one_color), labels
 
 
 def table_of_people(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Features, targets and groups of a table's rows."""
     columns = {"exam": ("normexam", "school"), "contraception": ("use", "district")}
     target, group = columns[name]
-    frame = pd.read_csv(ROOT / "tables" / f"{name}.csv")
+    path = ROOT / "tables" / f"{name}.csv"
+    frame = pd.read_csv(path)
     frame = frame.drop(columns="student", errors="ignore")
     targets = frame[target].to_numpy()
     if name == "contraception":
@@ -114,12 +122,14 @@ def table_of_people(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     features = frame.drop(columns=[target, group])
     features = pd.get_dummies(features, dtype=float)
     scaled = (features - features.mean()) / features.std()
-    return scaled.to_numpy(), targets, frame[group].to_numpy()
+    groups = frame[group].to_numpy()
+    return scaled.to_numpy(), targets, groups
 
 
 def pooled(images: Tensor) -> Tensor:
     """Halve the sides of images."""
-    return F.avg_pool2d(images.float() / 255, 2).flatten(1)
+    half_images = F.avg_pool2d(images.float() / 255, 2)
+    return half_images.flatten(1)
 
 
 @cache
@@ -131,15 +141,23 @@ def lesions() -> tuple[Tensor, Tensor]:
     frequent = [kind for kind, _ in counts.most_common(4)]
     rows = np.isin(kinds, frequent)
     pixels = torch.tensor(arrays["train_images"][rows])
-    images = pixels.movedim(-1, 1).float() / 255
-    labels = [frequent.index(kind) for kind in kinds[rows].tolist()]
-    return F.avg_pool2d(images, 2).flatten(1), torch.tensor(labels)
+    colors_first = pixels.movedim(-1, 1)
+    images = colors_first.float() / 255
+    kinds_of_rows = kinds[rows].tolist()
+    labels = [frequent.index(kind) for kind in kinds_of_rows]
+    half_images = F.avg_pool2d(images, 2)
+    return half_images.flatten(1), torch.tensor(labels)
 
 
 class ConvFeatures(nn.Sequential):
     """Two convolutions, to 64 features."""
 
-    def __init__(self, colors: int, side: int, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(
+        self,
+        colors: int,
+        side: int,
+        norm: Callable[[int], nn.Module],
+    ) -> None:
         super().__init__(
             nn.Unflatten(1, (colors, side, side)),
             nn.Conv2d(colors, 8, 3),
@@ -178,7 +196,8 @@ def frozen_features(data: str) -> dict[str, Tensor]:
         for _ in range(6):
             for rows in torch.randperm(len(labels)).split(32):
                 optimizer.zero_grad()
-                loss = F.cross_entropy(network(samples[rows]), labels[rows])
+                outputs = network(samples[rows])
+                loss = F.cross_entropy(outputs, labels[rows])
                 loss.backward()
                 optimizer.step()
     return features.state_dict()
@@ -317,19 +336,25 @@ def deal(
     rows = draw.permutation(len(labels))
     labels_of_rows = labels.numpy()[rows]
     if how == "sizes":
-        parts = np.array([1.5**client for client in range(num_clients)]).cumsum()
-        borders = parts[:-1] / parts[-1] * len(labels)
+        sizes = [1.5**client for client in range(num_clients)]
+        ends_of_parts = np.array(sizes).cumsum()
+        borders = ends_of_parts[:-1] / ends_of_parts[-1] * len(labels)
         return np.split(rows, borders.astype(int))
     if how == "groups":
-        group_numbers = np.unique(groups.numpy(), return_inverse=True)[1]
+        _, group_numbers = np.unique(groups.numpy(), return_inverse=True)
         order = draw.permutation(group_numbers.max() + 1)
         clients = order[group_numbers] % num_clients
         return [np.flatnonzero(clients == client) for client in range(num_clients)]
     if how == "classes":
         order = draw.permutation(10)
         per_client = int(number)
-        parts = [order[client * per_client :][:per_client] for client in range(num_clients)]
-        return [rows[np.isin(labels_of_rows, classes)] for classes in parts]
+        rows_of_clients = []
+        for client in range(num_clients):
+            begin = client * per_client
+            classes = order[begin:][:per_client]
+            is_dealt = np.isin(labels_of_rows, classes)
+            rows_of_clients.append(rows[is_dealt])
+        return rows_of_clients
     if how == "few":
         return few_classes(rows, labels_of_rows, num_clients, int(number), draw)
     if how == "dir":
@@ -354,7 +379,10 @@ def by_dirichlet(
         for client, part in enumerate(parts):
             dealt[client] += part.tolist()
     few = rows[:12].tolist()
-    return [np.array(part if len(part) >= 12 else part + few) for part in dealt]
+    for part in dealt:
+        if len(part) < 12:
+            part += few
+    return [np.array(part) for part in dealt]
 
 
 def few_classes(
@@ -375,7 +403,8 @@ def few_classes(
         if not len(holders):
             continue
         rows_of_class = rows[labels == label]
-        for holder, part in zip(holders, np.array_split(rows_of_class, len(holders))):
+        parts_of_class = np.array_split(rows_of_class, len(holders))
+        for holder, part in zip(holders, parts_of_class):
             size = int(len(part) * draw.uniform(0.3, 1))
             parts[holder] += part[:size].tolist()
     return [np.array(part) for part in parts]

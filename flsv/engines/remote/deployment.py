@@ -17,13 +17,13 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from flsv.engines.remote.federation import RemoteFederation, check_deployment
 from flsv.engines.remote.messages import Packet, failure_packet
 from flsv.engines.remote.policy import SitePolicy
+from flsv.engines.remote.remote_data import RemoteData
 from flsv.engines.remote.run_status import run_status
 from flsv.engines.remote.site import Site
 from flsv.engines.remote.transport import (
     ENCODER_FILE,
     MAX_SAMPLES_OF_SPLIT,
     Directory,
-    RemoteData,
     Transport,
     agreement,
 )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hmac
 import importlib
 import inspect
 import logging
 import signal
-import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,25 +15,18 @@ import lightning as L
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
 
 from flsv._lightning.evaluation import count_answers
-from flsv._lightning.fit_loop import FederatedFitLoop, Rounds
-from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import sample_hashes
-from flsv.core import ClientUpdate, FederationState, LocalData, opened
+from flsv.core import ClientUpdate, opened
 from flsv.core.needs import needs_of
-from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, OneClient, Splits
-from flsv.engines.client_manager import ClientManager
-from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import (
     TRAINING_LOSS,
     Packet,
     Refused,
     check_request,
     failure_packet,
-    global_model,
     on_cpu,
     pack,
     read_instruction,
@@ -51,6 +41,7 @@ from flsv.engines.remote.site_memory import (
     own_secret,
     visit_secret,
 )
+from flsv.engines.remote.site_visit import SiteVisit, restore_state
 from flsv.engines.remote.tables import (
     TABLE_SUMMARY,
     packet_of_summary,
@@ -59,17 +50,12 @@ from flsv.engines.remote.tables import (
     take_encoder,
 )
 from flsv.engines.remote.transport import agreement, check_agreement
-from flsv.personalization.base import OWN_MODEL
 from flsv.scores import OWN_SCORES
 from flsv.scores.class_scores import ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
-from flsv.training.client_batches import CohortLoader, LocalSteps
-from flsv.training.local_training import LocalTraining
-from flsv.training.store import TENSORS, ClientStore
-from flsv.training.training_step import note_on_types
-from flsv.uploads import UploadContext, sanitize_report, upload
+from flsv.training.client_batches import CohortLoader
+from flsv.training.store import TENSORS
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.seeding import seed_global_rngs
 
 _log = logging.getLogger(__name__)
 #: File in the site's folder with the privacy loss of its updates so far.
@@ -389,261 +375,3 @@ class Site:
                 "this site no longer holds what it kept of the round that it is asked about."
             )
         return dict(state)
-
-
-def restore_state(
-    trainer: L.Trainer,
-    data: FederatedDataModule,
-    config: FederationConfig,
-    packet: Packet,
-    site_state: SiteState,
-) -> tuple[ParameterSpace, ClientStore, LocalData]:
-    """Restore a site's saved state, and return its parameter space, store and :class:`LocalData`."""
-    module = trainer.lightning_module
-    client = packet.plain["client"]
-    space = shared_space(module, config)
-    store = ClientStore()
-    store.load_state_dict({client: site_state.get("store", {})})
-    store.to(module.device)
-    manager = ClientManager(
-        trainer,
-        data,
-        space=space,
-        store=store,
-        first_client=client,
-        num_classes=packet.plain["classes"],
-    )
-    (local,) = manager.locals
-
-    tell = None
-    if "who" in site_state:
-        client, num_clients, round_index = site_state["who"]
-        context = UploadContext(client, num_clients, space.num_parameters, round_index)
-        tell = partial(sanitize_report, config.uploads, context)
-    models = []
-    for name in ("start", "trained", "sent"):
-        model = site_state.get(name)
-        if model is not None:
-            model = model.to(module.device)
-        models.append(model)
-    initial_model, trained, sent = models
-    local.set_models(initial_model, trained, sent=sent, tell=tell)
-    return space, store, local
-
-
-class NumberedData:
-    """Wrapper of a site's data module that gives its client the site's id. Random draws depend on it."""
-
-    def __init__(self, data: FederatedDataModule, num_clients: int) -> None:
-        self._data = data
-        self.num_clients = num_clients
-
-    def client_loader(self, client: int, *args: Any, **kwargs: Any) -> Any:
-        return self._data.client_loader(0, *args, **kwargs)
-
-
-class SiteVisit(L.Callback, Rounds):
-    """Callback that turns a fit into one site's training in one round."""
-
-    def __init__(
-        self,
-        packet: Packet,
-        data: FederatedDataModule,
-        site_state: SiteState,
-        config: FederationConfig,
-        upload_secret: bytes | int,
-        limit_train_batches: float = 1.0,
-    ) -> None:
-        self._packet = packet
-        self._instruction = read_instruction(packet)
-        self._time_limit = packet.plain.get("seconds", float("inf"))
-        self._start_time = time.monotonic()
-        self._num_clients = packet.plain["clients"]
-        self._numbered_data: Any = NumberedData(data, self._num_clients)
-        self._data = data
-        self._config = config
-        self._limit_train_batches = limit_train_batches
-        # The site's state after an earlier round, empty if there is none.
-        self.site_state = site_state
-        self._upload_secret = upload_secret
-        self.update: ClientUpdate | None = None
-
-    def loader(self, trainer: L.Trainer) -> CohortLoader:
-        instruction = self._instruction
-        state = FederationState(
-            round_index=instruction.round_index,
-            seed=instruction.seed,
-            num_clients=self._num_clients,
-        )
-        sampler: Any = self._config.strategies["sampler"]
-        site_name = self._packet.plain.get("name", "")
-        work_by_client = {instruction.client_id: self._config.work_of(site_name)}
-        self._steps = LocalSteps(
-            trainer, self._numbered_data, sampler, state, work_by_client, self._limit_train_batches
-        )
-        self._loader = CohortLoader(
-            self._numbered_data,
-            [instruction.client_id],
-            seed=instruction.seed,
-            round_index=instruction.round_index,
-            lengths=self._steps.lengths,
-        )
-        return self._loader
-
-    def has_update(self) -> bool:
-        """Return whether there is an update of the global model's shape."""
-        model = global_model(self._instruction)
-        if self.update is None or model is None:
-            return False
-        vector = self.update.vector
-        return vector.shape == model.shape and vector.dtype == model.dtype
-
-    def noise_alone(self) -> ClientUpdate:
-        """Return the update of a private site that has none: the global model, as its uploads send it."""
-        instruction = self._instruction
-        model = global_model(instruction)
-        assert model is not None  # checked before
-        upload_seed, upload_secret = self._upload_keys()
-        store = self.site_state.get("store", {})
-        tensors = dict(store.get(TENSORS, {}))
-        context = UploadContext(
-            client=instruction.client_id,
-            num_clients=self._num_clients,
-            num_parameters=len(model),  # noise is refused for models with buffers
-            round_index=instruction.round_index,
-            seed=upload_seed,
-            state=tensors,
-            secret=upload_secret,
-        )
-        vector, traffic = upload(self._config.uploads, model, model, model, context)
-        # What compression has not sent is part of the next update, as after any other.
-        self.site_state["store"] = {**store, TENSORS: tensors}
-
-        (visit,) = self._loader.visits
-        return ClientUpdate(
-            instruction.client_id,
-            num_samples=int(self._data.num_samples[0]),
-            vector=vector,
-            num_steps=self._steps.steps_in_round(visit.lengths, instruction.round_index),
-            traffic=traffic,
-        )
-
-    def _upload_keys(self) -> tuple[int, bytes]:
-        if isinstance(self._upload_secret, int):
-            return self._upload_secret, b""
-        # What a seed gives away tells nothing of the key.
-        digest_of_secret = hmac.digest(self._upload_secret, b"seed", "sha256")
-        return int.from_bytes(digest_of_secret[:8], "little") >> 1, self._upload_secret
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._steps.client = self._instruction.client_id
-        self._loop = FederatedFitLoop(trainer, rounds=self)
-        self._step_counts = self._steps.patch_step_counts()
-        self._batch_counts = self._steps.patch_batch_counts()
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._batch_counts.restore()
-
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        loop = trainer.fit_loop
-        if not isinstance(loop, FederatedFitLoop):
-            return
-        note = note_on_types(exception, loop.batch)
-        if note:
-            exception.add_note(f"flsv: {note}")
-
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._batch_counts.restore()
-        self._step_counts.restore()
-        self._loop.give_back()
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._data.warn_of_growth()
-        self._forward_schedules(trainer)
-        space, self._store, self._local_data = restore_state(
-            trainer, self._data, self._config, self._packet, self.site_state
-        )
-        for transformation in self._config.uploads:
-            transformation.check(space)
-        training = LocalTraining(
-            trainer, space, self._config, self._store, self._num_clients, self._steps
-        )
-        self._training = training
-        training.upload_seed, training.upload_secret = self._upload_keys()
-        buffers = self.site_state.get("buffers")
-        if buffers is not None:
-            training.state.restore(buffers)
-
-        instruction = read_instruction(self._packet, pl_module.device)
-        model = global_model(instruction)
-        if model is not None:
-            space.write(pl_module, model)
-        seed_global_rngs(instruction.seed, "round", instruction.round_index)
-        training.state.remember()
-        training.state.begin_round()
-        self._loop.begin(training.begin_batch, self._end_batch)
-
-        if self._has_lost_its_model():
-            with opened(self._local_data) as local:
-                local.state[OWN_MODEL] = space.read(pl_module)
-        (visit,) = self._loader.visits
-        num_samples = int(self._data.num_samples[0])
-        training.begin(instruction, self._local_data, num_samples, visit.lengths)
-
-    def _has_lost_its_model(self) -> bool:
-        """Return whether the server sends no model, since this site should have its own, and it is gone."""
-        has_trained_before = self._packet.plain["counted"] is not None
-        return has_trained_before and not self.site_state and self._instruction.start is None
-
-    def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
-    ) -> None:
-        self._training.begin_step(optimizer)
-
-    def _end_batch(self, loss: Tensor | None) -> None:
-        if time.monotonic() - self._start_time > self._time_limit:
-            raise Refused(f"it has stopped, not ready after {self._time_limit} s")
-        self._training.end_batch(loss)
-
-    def run_round(self) -> None:
-        (visit,) = self._loader.visits  # a site trains one client
-        self._loader.train(visit, self._loop.train_epoch)
-        if self._training.is_trained:
-            self._end_training()
-            self._loop.trainer.should_stop = True  # each round is a fit of its own
-        self._loop.end_round()
-
-    def _end_training(self) -> None:
-        self.update = self._training.end()
-        if self.update is None:
-            return  # as if the site had not taken part
-        trainer_state = self._training.state
-        trainer_state.end_round(self.update.vector)
-        self._store.commit()
-        self._store.to("cpu")
-        client_id = self._instruction.client_id
-        with opened(self._local_data) as local:  # the site's data may be read
-            has_sent_trained_model = local.sent is local.model
-            other_sent_model = None if has_sent_trained_model else local.sent
-            self.site_state = {
-                "store": self._store.state_dict().get(client_id, {}),
-                "buffers": trainer_state.buffers(),
-                "start": local.start,
-                "trained": local.model,
-                "sent": other_sent_model,
-                "who": [client_id, self._num_clients, self._instruction.round_index],
-            }
-
-    def _forward_schedules(self, trainer: L.Trainer) -> None:
-        # Each round is a new fit, in which schedulers start from the beginning.
-        for config in trainer.lr_scheduler_configs:
-            if config.interval != "epoch":
-                continue
-            num_earlier_steps = self._instruction.round_index // config.frequency
-            with warnings.catch_warnings():
-                # torch warns of schedules that step before the optimizer.
-                warnings.simplefilter("ignore")
-                for _ in range(num_earlier_steps):
-                    config.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau says so itself

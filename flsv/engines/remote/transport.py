@@ -1,4 +1,4 @@
-"""Directory, which finds the sites, Transport, which carries packets, and RemoteData, which counts samples."""
+"""Directory, which finds the sites, and Transport, which carries packets."""
 
 from __future__ import annotations
 
@@ -10,25 +10,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Protocol
 
 import lightning as L
-import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
-from torch.utils.data import TensorDataset
 
-from flsv.data import FederatedDataModule
-from flsv.data.contents import loader_hash, loader_rows
-from flsv.data.federated_data import FederatedData
-from flsv.data.groups import client_called
-from flsv.data.labels import Classes
-from flsv.data.sources.agreed import AgreedEncoder
-from flsv.data.splits import FederatedSplits
 from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import (
     GARBLED_REPLY_ERRORS,
@@ -469,174 +458,3 @@ def check_agreement(facts_of_site: Mapping[str, str], facts_of_server: Mapping[s
                 f"it and the server differ in {name}: {facts_of_site.get(name)!r} there, {value!r} here. Start both "
                 "from the same version, module and settings"
             )
-
-
-class RemoteData(FederatedDataModule):
-    """Data module of the server, with placeholders for the sites' samples.
-
-    Each announced sample has a placeholder with the label 0, which takes no memory and raises an error when it is read.
-
-    Args:
-        names: the sites' names.
-        sizes: for each site, its number of samples in each split, ``{split: number}``.
-        contents: for each site, what it has told of its samples' hash. See :class:`Directory`.
-        num_classes: the number M of classes. None if the data have no classes, or if ``class_names`` is given.
-        class_names: the classes' names.
-        server_data: the server's own data module, whose validation and test loaders are used. None if it has none.
-    """
-
-    #: The encoder of the sites' tables, and its hash, which is known also if it is the sites' alone.
-    encoder_of_sites: AgreedEncoder | None = None
-    encoder_hash: str | None = None
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        sizes: Sequence[Mapping[str, int]],
-        contents: Sequence[str],
-        num_classes: int | None = None,
-        class_names: Sequence[str] | None = None,
-        server_data: L.LightningDataModule | None = None,
-    ) -> None:
-        super().__init__()
-        self.names = tuple(names)
-        self._sizes = list(sizes)
-        self._contents = list(contents)
-        self._server_data = server_data
-        reason_without_classes = None
-        if not num_classes and not class_names:
-            reason_without_classes = "the server was told no num_classes"
-        if not class_names:
-            class_numbers = [str(number) for number in range(num_classes or 0)]
-            class_names = class_numbers or ["samples"]
-
-        # The samples are at the sites: only their numbers matter here.
-        splits = []
-        for site_sizes in sizes:
-            splits.append({split: _placeholders(size) for split, size in site_sizes.items()})
-        largest_split = max(max(site_sizes.values()) for site_sizes in sizes)
-        labels = _placeholders(largest_split)
-        no_server_indices = torch.arange(0)
-        is_unchanged = torch.zeros(1, dtype=torch.bool)
-        self._partitioned = FederatedData(
-            train=TensorDataset(labels),
-            val=None,
-            test=None,
-            splits=FederatedSplits(no_server_indices, tuple(splits), self.names),
-            classes=Classes(labels, tuple(class_names), reason_without_classes),
-            train_options={},
-            eval_options={},
-            is_changed=is_unchanged.expand(len(labels)),
-        )
-
-    def take_encoder(self, encoder: AgreedEncoder | None, encoder_hash: str | None) -> None:
-        """Take the encoder of the sites' tables, by which a FederatedDataModule of the server's encodes its tables."""
-        self.encoder_of_sites = encoder
-        self.encoder_hash = encoder_hash
-        classes = self._data.classes
-        if encoder is not None and encoder.classes is not None:
-            classes = Classes(classes.labels, encoder.classes)
-        self._partitioned = replace(self._data, classes=classes, encoder=encoder)
-
-    def prepare_data(self) -> None:
-        if self._server_data is not None:
-            self._server_data.prepare_data()
-
-    def setup(self, stage: str | None = None) -> None:
-        server_data = self._server_data
-        if server_data is None:
-            return
-        server_data.trainer = self.trainer
-        if self.encoder_of_sites is not None and isinstance(server_data, FederatedDataModule):
-            server_data.encode(self.encoder_of_sites)
-        server_data.setup(stage or "fit")
-
-    def teardown(self, stage: str) -> None:
-        if self._server_data is not None:
-            self._server_data.teardown(stage)
-
-    def val_dataloader(self) -> Any:
-        return [] if self._server_data is None else self._server_data.val_dataloader()
-
-    def test_dataloader(self) -> Any:
-        return [] if self._server_data is None else self._server_data.test_dataloader()
-
-    def client_loader(
-        self, client: int, split: Literal["train", "val", "test"] = "train", *_: Any, **__: Any
-    ) -> Any:
-        """Return a placeholder loader, of which only the number of samples can be read."""
-        return _Elsewhere(
-            self._sizes[client][split], f"{client_called(client, self.names)} are at its site"
-        )
-
-    def content_hashes(self) -> dict[str, str]:
-        """Return the hash of the server's validation set, and what each site has told of its samples' hash."""
-        hashes = {"server": loader_hash(self.val_dataloader())}
-        for client, contents in enumerate(self._contents):
-            hashes[str(client)] = contents
-        return hashes
-
-    def indices_and_labels(self, client: int) -> list[Tensor]:
-        """Return no indices and labels, which only the site has."""
-        return [torch.arange(0)] * 6
-
-    def to_device(self, trainer: L.Trainer) -> FederatedData | None:
-        """Return the placeholders without copying them to the device, where they would take memory."""
-        return self._partitioned
-
-    @property
-    def class_counts(self) -> Tensor:
-        """Return each client's number of training samples ``[n, 1]``, as if there were one class."""
-        return torch.tensor([[sizes["train"]] for sizes in self._sizes])
-
-    @property
-    def known_class_counts(self) -> None:
-        return None
-
-    @property
-    def input_shape(self) -> Any:
-        return getattr(self._server_data, "input_shape", None)
-
-    def validation(self) -> dict[str, Any] | None:
-        """Describe the server's own validation data, if any."""
-        if isinstance(self._server_data, FederatedDataModule):
-            return self._server_data.validation()
-        loaders = self.val_dataloader()
-        return {"of": "the server's own data", "rows": loader_rows(loaders)} if loaders else None
-
-    def describe(self) -> dict[str, str | int | float]:
-        facts: dict[str, str | int | float] = {
-            "source": f"sites {', '.join(self.names)}",
-            "num_clients": self.num_clients,
-            "num_classes": self.num_classes,
-            "train_samples": int(self.num_samples.sum()),
-        }
-        if self.encoder_hash is not None:
-            facts["encoder"] = self.encoder_hash
-        return facts
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the encoder of the sites' tables, if they have agreed on one."""
-        if self.encoder_of_sites is None:
-            return {}
-        return {"encoder": self.encoder_of_sites.to_plain()}
-
-    def __str__(self) -> str:
-        return f"RemoteData({', '.join(self.names)})"
-
-
-def _placeholders(count: int) -> Tensor:
-    return torch.zeros(1, dtype=torch.long).expand(count)
-
-
-class _Elsewhere:
-    """Loader of a known length whose samples are at a site. Reading raises PermissionError."""
-
-    def __init__(self, length: int, whose: str) -> None:
-        self._length, self._whose = length, whose
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> NoReturn:
-        raise PermissionError(f"the samples of {self._whose}.")

@@ -12,6 +12,7 @@ from torch import Tensor
 from flsv.functional import few_coalitions
 from flsv.functional.shapley.few_coalitions import Which
 from flsv.functional.shapley.halvings import choose_halvings
+from flsv.scores.performance import Judges
 from flsv.utilities.errors import ConfigurationError
 
 #: A set of coalitions: the name of a design of :func:`flsv.functional.few_coalitions`, each coalition's members, or
@@ -101,10 +102,33 @@ def with_any_halves(masks: Tensor, halvings: int) -> Tensor:
     return torch.cat([masks, halves])
 
 
+def check_halvings(coalitions: Coalitions, halvings: int, judges: Judges) -> None:
+    """Raise ConfigurationError if halves cannot be chosen, or are not asked for."""
+    if coalitions != "halves":
+        if halvings != 1:
+            raise ConfigurationError(
+                f'ShadowShapley: halvings={halvings} needs coalitions="halves", not {coalitions!r}.'
+            )
+        return
+    if judges == "clients":
+        raise ConfigurationError(
+            'ShadowShapley(coalitions="halves", judges="clients"): halves are chosen by outputs for the validation '
+            'samples of the server. Let the server judge, or train coalitions="both".'
+        )
+
+
+def are_singles_only(masks: Tensor) -> bool:
+    """Return whether coalitions ``[K, n]`` are each a client alone, beside the empty one and the full one."""
+    is_single = masks.sum(1) == 1
+    return len(masks) == 2 + int(is_single.sum())
+
+
 #: The number of last rounds whose values' spread enters the intervals.
 NUM_RECENT_ROUNDS = 3
 #: The largest number of rounds that have values by default.
 MAX_VALUED_ROUNDS = 10
+#: How often values are computed in a run by default, if their performance is not one of the cheap ones.
+EVALUATIONS_PER_RUN = 5
 
 
 def spread_rounds(rounds: Sequence[int]) -> list[int]:

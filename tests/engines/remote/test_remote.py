@@ -15,7 +15,7 @@ from flsv.aggregation import FedAdam, FedAvg, FedCE
 from flsv.attacks import FalseReports
 from flsv.data import load_image_data
 from flsv.engines.remote import Packet, SitePolicy
-from flsv.engines.remote.site import SiteVisit
+from flsv.engines.remote.site_visit import SiteVisit
 from flsv.metrics import (
     ClassSpecificShapley,
     CommunicationCost,

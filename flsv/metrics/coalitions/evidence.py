@@ -1,0 +1,43 @@
+"""What is told of trained coalitions beside the values: their utilities, and which have none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from flsv.metrics.coalitions.design import are_singles_only
+
+
+def coalitions_not_finite(
+    masks: Tensor,
+    utilities: Tensor,
+    outputs: Tensor | None,
+) -> list[list[int]]:
+    """Return the members of each coalition ``[K, n]`` with a utility or an output that is not finite."""
+    rows = utilities.reshape(len(masks), -1)
+    is_finite = rows.isfinite().all(1).cpu()
+    if outputs is not None:
+        is_finite &= outputs.flatten(1).isfinite().all(1)
+    coalitions = []
+    for mask in masks[~is_finite]:
+        members = mask.nonzero().flatten()
+        coalitions.append(members.tolist())
+    return coalitions
+
+
+def evidence_of(
+    masks: Tensor,
+    utilities: Tensor,
+    source: str,
+    per_class: bool,
+) -> dict[str, Any]:
+    """Return where the utilities of coalitions ``[K, n]`` come from, those of clients alone, and of all together."""
+    are_all_trained = len(masks) == 2 ** masks.shape[1]
+    is_alone = masks.sum(1) == 1
+    return {
+        "source": source,
+        "alone_only": are_singles_only(masks) and not are_all_trained,
+        "alone": [] if per_class else utilities[is_alone].tolist(),
+        "together": None if per_class else float(utilities[masks.all(1)]),
+    }

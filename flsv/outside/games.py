@@ -1,0 +1,133 @@
+"""games_outside_fit: makes coalition games for a module that no Trainer fits."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from flsv._lightning.evaluation import StoredBatches, all_on_device
+from flsv._lightning.private import attach, detach_fabric
+from flsv.core.parameter_space import ParameterSpace
+from flsv.games import CoalitionGames
+from flsv.games.lent_module import module_device
+from flsv.games.make_evaluators import LOGGED_VALUE_ADVICE, make_evaluators
+from flsv.games.model_evaluator import ModelEvaluator
+from flsv.scores.performance import ModelScore
+from flsv.utilities.errors import ConfigurationError
+
+#: Name under which a plain network's loss is logged.
+LOSS = "loss"
+
+
+class PlainModule(L.LightningModule):
+    """LightningModule that wraps a network and logs its loss in validation."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[[Any, Any], Tensor] | None,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self._loss = loss
+
+    def forward(self, x: Any) -> Any:
+        return self.module(x)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if self._loss is not None:
+            x, y = batch
+            self.log(LOSS, self._loss(self(x), y), batch_size=len(y))
+
+
+def games_outside_fit(
+    module: nn.Module,
+    loader: Any,
+    measures: Mapping[str, str | ModelScore],
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    num_classes: int | None = None,
+) -> CoalitionGames:
+    """Make coalition games that score models on ``loader`` by ``measures``, ``{name: performance}``, outside of a
+    fit."""
+    if isinstance(loader, list | tuple):
+        are_loaders = all(isinstance(part, DataLoader) for part in loader)
+        if not are_loaders:
+            loader = StoredBatches(loader)  # Lightning takes a list for several loaders
+    lightning_module: L.LightningModule
+    if isinstance(module, L.LightningModule):
+        if loss is not None:
+            raise ConfigurationError(
+                "loss=... is for plain modules: name what the LightningModule logs, performance='val_loss', mode='min'."
+            )
+        lightning_module = copy.copy(module)
+        detach_fabric(lightning_module)
+    else:
+        lightning_module = PlainModule(module, loss)
+
+    num_classes = num_classes or 1
+    space = ParameterSpace(lightning_module)  # other prefixes, the same order
+    are_accuracies = [isinstance(measure, str) for measure in measures.values()]
+    if isinstance(lightning_module, PlainModule) and all(are_accuracies):
+        evaluator = ModelEvaluator(lightning_module, space, loader, num_classes=num_classes)
+        _check_loss(evaluator, measures)
+        return CoalitionGames(evaluator)
+
+    trainer = _trainer(lightning_module)
+    evaluator_or_none = None
+    if any(are_accuracies):
+        try:
+            batches = all_on_device(trainer, loader)
+            evaluator_or_none = ModelEvaluator(
+                lightning_module, space, batches, num_classes=num_classes
+            )
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}{LOGGED_VALUE_ADVICE}") from error
+        _check_loss(evaluator_or_none, measures)
+    validated = make_evaluators(trainer, space, loader, measures)
+    return CoalitionGames(evaluator_or_none, validated=validated)
+
+
+def _check_loss(
+    evaluator: ModelEvaluator,
+    measures: Mapping[str, str | ModelScore],
+) -> None:
+    """Check that forward gives logits if a metric is measured by their loss."""
+    for name, measure in measures.items():
+        if measure == "negative_loss":
+            evaluator.check_logits(name)
+
+
+def _trainer(module: L.LightningModule) -> L.Trainer:
+    """Make a Trainer without output that validates on the module's device."""
+    device = module_device(module)
+    accelerator = "gpu" if device.type == "cuda" else device.type
+    devices: int | list[int]
+    if device.index is not None and device.type != "cpu":
+        devices = [device.index]
+    else:
+        devices = 1
+    log = logging.getLogger("lightning.pytorch")
+    level = log.level
+    log.setLevel(logging.WARNING)  # the Trainer would announce the devices
+    try:
+        trainer = L.Trainer(
+            accelerator=accelerator,
+            devices=devices,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+    finally:
+        log.setLevel(level)
+    trainer.strategy.connect(module)
+    attach(module, trainer)  # to the copy only: its hooks ask the trainer whether it validates
+    trainer.state.fn = TrainerFn.FITTING
+    return trainer
