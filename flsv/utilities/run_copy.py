@@ -6,10 +6,13 @@ import copy
 import copyreg
 import io
 import pickle
+import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import CellType, FunctionType
 from typing import Any
 
 import cloudpickle
@@ -62,6 +65,7 @@ class RunCopy:
     ) -> None:
         # A fit changes attributes of the data module until its end.
         self._data = copy.copy(data)
+        self._data.trainer = None
         self._global_rngs = global_rngs()
         self._torch_settings = torch_settings()
 
@@ -71,11 +75,11 @@ class RunCopy:
             name_and_version = (logger.name, logger.version)
             all_reductions[id(logger)] = (SilentLogger, name_and_version)
 
-        def dump(value: Any) -> tuple[bytes, list[torch.Tensor]]:
+        def dump(value: Any) -> Pickled:
             return _pickled(value, data, all_reductions)
 
         try:
-            self._bytes, self._storages = dump((trainer, module))
+            self._pickled = dump((trainer, module))
         except Exception as error:
             path, part_error = _path_of_unpicklable((trainer, module), dump)
             raise ConfigurationError(
@@ -90,21 +94,20 @@ class RunCopy:
         return {**vars(self), "_data": pickled_data}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        data_bytes, storages = state["_data"]
-        data = _Unpickler(io.BytesIO(data_bytes), _NO_DATA, storages).load()
+        data = state["_data"].load(_NO_DATA)
         vars(self).update(state, _data=data)
 
     def __len__(self) -> int:
         """Return the number of bytes, without data."""
-        return len(self._bytes) + sum(storage.nbytes for storage in self._storages)
+        num_bytes_of_tensors = sum(storage.nbytes for storage in self._pickled.storages)
+        return len(self._pickled.bytes) + num_bytes_of_tensors
 
     def load(self) -> tuple[Any, Any, Any]:
         """Return a new Trainer, module and data module, and set the global generators as they were then."""
         restore_global_rngs(self._global_rngs)
         restore_torch(self._torch_settings)
         data = copy.copy(self._data)
-        unpickler = _Unpickler(io.BytesIO(self._bytes), data, self._storages)
-        trainer, module = unpickler.load()
+        trainer, module = self._pickled.load(data)
         return trainer, module, data
 
 
@@ -147,6 +150,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self._reductions = reductions
         # The memory of tensors. Those that share it do so in a copy, too.
         self.storages: list[torch.Tensor] = []
+        # Classes and functions to which a copy refers.
+        self.shared: list[Any] = []
+        self._position_of_shared: dict[int, int] = {}
         self._position_of_storage: dict[int, int] = {}
 
     def persistent_id(self, value: Any) -> Any:
@@ -155,7 +161,22 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if isinstance(value, torch.TypedStorage):
             storage = value._untyped_storage
             return self._position(storage), storage.device, value.dtype
+        # By value, cloudpickle would set the attributes of classes anew, of the run's own, too.
+        if issubclass(type(value), type):
+            return SHARED, self._share(value)
+        if type(value) is FunctionType and not _has_state(value):
+            return SHARED, self._share(value)
+        if type(value) is _Original:
+            return SHARED, self._share(value.function)
         return None
+
+    def _share(self, value: Any) -> int:
+        """Return the position of a class or a function that a copy has in common with the run."""
+        key = id(value)
+        if key not in self._position_of_shared:
+            self._position_of_shared[key] = len(self.shared)
+            self.shared.append(value)
+        return self._position_of_shared[key]
 
     def _position(self, storage: torch.UntypedStorage) -> int:
         """Return the position of a copy of tensors' memory, which is made at first."""
@@ -172,6 +193,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if reduction is not None:
             return reduction
         kind = type(value)
+        if kind is FunctionType:
+            cells = value.__closure__ or ()
+            state = value.__defaults__, value.__kwdefaults__, vars(value)
+            return _empty_function, (_Original(value), cells), state, None, None, _fill_function
+        if kind is CellType:
+            return CellType, (), _contents_of(value), None, None, _fill_cell
         if kind in _LOCK_MAKERS:  # free in a copy, whoever holds the original
             return _LOCK_MAKERS[kind], ()
         if kind is weakref.ref:
@@ -191,29 +218,95 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 _NO_DATA = object()
 
 
-def _pickled(
-    value: Any, data: Any, reductions: Mapping[int, Reduction]
-) -> tuple[bytes, list[torch.Tensor]]:
-    """Return the bytes of an object, and the memory of its tensors."""
+#: Marks what a copy has in common with the run.
+SHARED = "shared"
+
+
+@dataclass(frozen=True, eq=False)
+class _Original:
+    """A function of which a copy has its code and its globals."""
+
+    function: FunctionType
+
+
+def _has_state(function: FunctionType) -> bool:
+    """Return whether a function holds objects, and cannot be found by its name."""
+    if not (function.__closure__ or function.__defaults__ or function.__kwdefaults__):
+        return bool(vars(function))
+    module = sys.modules.get(str(function.__module__))
+    return getattr(module, function.__qualname__, None) is not function
+
+
+def _empty_function(original: FunctionType, cells: tuple[CellType, ...]) -> FunctionType:
+    return FunctionType(
+        original.__code__,
+        original.__globals__,
+        name=original.__name__,
+        closure=cells,
+    )
+
+
+def _fill_function(function: FunctionType, state: tuple[Any, Any, dict[str, Any]]) -> None:
+    function.__defaults__, function.__kwdefaults__, attributes = state
+    vars(function).update(attributes)
+
+
+def _contents_of(cell: CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:  # it is empty
+        return []
+
+
+def _fill_cell(cell: CellType, contents: list[Any]) -> None:
+    for content in contents:
+        cell.cell_contents = content
+
+
+@dataclass
+class Pickled:
+    """Bytes of an object, the memory of its tensors, and what its copies have in common with it."""
+
+    bytes: bytes
+    storages: list[torch.Tensor]
+    shared: list[Any]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker imports classes and functions, or has those of a program's main module by value.
+        return {**vars(self), "shared": cloudpickle.dumps(self.shared)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        shared = pickle.loads(state["shared"])
+        vars(self).update(state, shared=shared)
+
+    def load(self, data: Any) -> Any:
+        """Return a copy of the object that refers to these data."""
+        return _Unpickler(self, data).load()
+
+
+def _pickled(value: Any, data: Any, reductions: Mapping[int, Reduction]) -> Pickled:
     file = io.BytesIO()
     pickler = _Pickler(file, data, reductions)
     pickler.dump(value)
-    return file.getvalue(), pickler.storages
+    return Pickled(file.getvalue(), pickler.storages, pickler.shared)
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, data: Any, storages: Sequence[torch.Tensor]) -> None:
-        super().__init__(file)
+    def __init__(self, pickled: Pickled, data: Any) -> None:
+        super().__init__(io.BytesIO(pickled.bytes))
         self._run_data = data
-        self._storages = storages
+        self._pickled = pickled
         self._copied_storages: dict[int, torch.UntypedStorage] = {}
 
     def persistent_load(self, name: Any) -> Any:
         if name == "data":
             return self._run_data
+        if name[0] == SHARED:
+            _, position = name
+            return self._pickled.shared[position]
         position, device, dtype = name
         if position not in self._copied_storages:
-            raw_bytes = self._storages[position].clone().to(device)
+            raw_bytes = self._pickled.storages[position].clone().to(device)
             self._copied_storages[position] = raw_bytes.untyped_storage()
         storage = self._copied_storages[position]
         return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
