@@ -20,7 +20,7 @@ class SignFlip(Attack):
     Args:
         scale: factor above 0. 1 leaves the norm unchanged.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: share of the clients that attack, instead of ``clients``.
+        fraction: their share, instead of ``clients``.
         seed: seed of the choice of clients.
 
     Raises:

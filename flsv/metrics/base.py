@@ -103,8 +103,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     on them.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        num_classes: M, the number of classes. None inside a ``FederatedLoop``, which takes it from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
+        num_classes: M, the number of classes. None inside a ``FederatedLoop``.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:

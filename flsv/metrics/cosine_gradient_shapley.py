@@ -58,7 +58,7 @@ class CosineGradientShapley(ContributionMetric):
         wrong.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         alpha: in [0, 1), the weight of the previous reputation.
         floor: the smallest reputation before normalization, above 0.
         init: the reputations before the first round: ``"zero"``, as in the authors' code, where the first round gives
@@ -120,7 +120,7 @@ class CosineGradientShapley(ContributionMetric):
         """Update the states with one round.
 
         Args:
-            client_ids: ``[k]``, the ids of the round's k clients.
+            client_ids: ``[k]``, the round's clients.
             client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers). A ``FederatedLoop``
                 passes the round's :class:`ClientMatrix`, without a copy.
             num_samples: ``[k]``, the clients' numbers of samples, whose shares replace the reputations in the first

@@ -49,7 +49,7 @@ class GradientAgreement(ContributionMetric):
         clients may overstate their numbers of samples and nothing bounds them (:class:`flsv.filters.SampleCap`).
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         blend: the weight b of the agreement, in [0, 1].
         loss: for modules other than classifiers: the name of the loss that they log in ``validation_step``, such as
             ``"val_loss"``. Its slopes are computed by difference quotients, with one evaluation per client. None: the
@@ -143,7 +143,7 @@ class GradientAgreement(ContributionMetric):
         """Update the states with one round.
 
         Args:
-            client_ids: ``[k]``, the ids of the round's k clients.
+            client_ids: ``[k]``, the round's clients.
             gradient_products: ``[k]``, the products g . d_i of the validation loss's gradient g with the clients'
                 updates d_i.
             client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers). A ``FederatedLoop``

@@ -52,7 +52,7 @@ class BlendedContribution(
         nearly twice as much. Clients that join late get little of the first half.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         decay: omega in (0, 1]: round t = 1, 2, ... has the weight omega^t.
         estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
@@ -109,7 +109,7 @@ class BlendedContribution(
         """Update the states with one round.
 
         Args:
-            client_ids: ``[k]``, the ids of the round's k clients.
+            client_ids: ``[k]``, the round's clients.
             utility: the round's coalition game, ``utility(masks: bool [K, k]) -> [K]``, for K coalitions.
             client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers). A ``FederatedLoop``
                 passes the round's :class:`ClientMatrix`.

@@ -85,7 +85,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         rounds: the number of rounds after which the game is evaluated, usually the run's ``max_epochs``. A longer run
             evaluates the game of all rounds so far again after each multiple of this number, and at its end. So does a
             shorter run.
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         performance: the performance measure of a coalition's model, see :mod:`flsv.scores.performance`.
@@ -172,7 +172,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         """Add a round's updates to the sums. After each ``rounds`` rounds, and at the run's end, evaluate the game.
 
         Args:
-            client_ids: ``[k]``, the ids of the round's k clients.
+            client_ids: ``[k]``, the round's clients.
             round_index: the round's index, from 0.
             global_vector: ``[P]``, the model before the round.
             client_updates: ``[k, P]``, the clients' updates with buffers, a round's ``state_updates``.
