@@ -38,8 +38,7 @@ class CosineGradientShapley(ContributionMetric):
         \qquad r \leftarrow r / \textstyle\sum_j r_j
 
     with :math:`u_i` client *i*'s update scaled to length 1, :math:`u_N` the weighted sum of these, :math:`r_i` its
-    reputation and :math:`\epsilon` the ``floor``. It costs two products with the matrix of updates, without validation
-    data or coalitions.
+    reputation and :math:`\epsilon` the ``floor``.
 
     In a ``FederatedLoop`` the metric is updated after aggregation, with the weights of that aggregation in :math:`u_N`:
     with :class:`flsv.aggregation.CGSV` these weights are the reputations before the round, as in the paper, and in the
@@ -54,8 +53,7 @@ class CosineGradientShapley(ContributionMetric):
 
     When not to use it:
         For payment: it compares directions, and does not measure by how much a model has improved. Where some clients'
-        data are rare and correct: a client that differs from the majority has a low reputation. Where the majority is
-        wrong.
+        data are rare and correct, or the majority is wrong.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``.

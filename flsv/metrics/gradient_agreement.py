@@ -32,9 +32,8 @@ class GradientAgreement(ContributionMetric):
 
     with :math:`L` the validation loss, :math:`x^t` the global model of round t, :math:`d_i^t` client i's update,
     :math:`n_i` its number of samples, b the ``blend``, and :math:`d_N^t` the sum of the updates, each scaled to length
-    1 and weighted by samples. A round costs one gradient of the validation loss and two products with the matrix of
-    updates. No coalition is evaluated, so thousands of clients are possible. A client gets 0 if its update is zero, or
-    if it raises the loss and opposes the other clients' updates.
+    1 and weighted by samples. A client gets 0 if its update is zero, or if it raises the loss and opposes the other
+    clients' updates.
 
     **Absence.** Early rounds reduce the loss more than late ones, so a plain sum would punish clients that were absent
     early. So :math:`u_i` is a ratio estimate: the sum of the client's terms is multiplied by :math:`A / A_i`, where A
@@ -53,10 +52,9 @@ class GradientAgreement(ContributionMetric):
         blend: the weight b of the agreement, in [0, 1].
         loss: for modules other than classifiers: the name of the loss that they log in ``validation_step``, such as
             ``"val_loss"``. Its slopes are computed by difference quotients, with one evaluation per client. None: the
-            classifier's cross-entropy, whose slopes are computed from its gradient.
+            classifier's cross-entropy.
         balanced: use a cross-entropy in which all classes of the validation set have the same weight, for models that
-            are evaluated by balanced accuracy: if most samples are of one class, the mean loss hardly depends on the
-            other classes.
+            are evaluated by balanced accuracy.
         kwargs: further arguments of ``torchmetrics.Metric``.
 
     Raises:

@@ -39,17 +39,16 @@ class BlendedContribution(
     majority is wrong. This method is not from a paper. Both halves and the decay were chosen on ``flsv.benchmark``'s
     tuning federations (docs/benchmark.md).
 
-    A round costs its coalition game and two products with the matrix of updates. If no client has a positive gain u,
-    the cosines alone determine the values. If no client has a positive mean cosine a, the gains alone. If neither, all
-    values are 0. In a round in which it does not take part a client has no gain and no cosine. A client that never took
-    part is NaN.
+    If no client has a positive gain u, the cosines alone determine the values. If no client has a positive mean cosine
+    a, the gains alone. If neither, all values are 0. In a round in which it does not take part a client has no gain and
+    no cosine. A client that never took part is NaN.
 
     ``compute`` gives ``[num_clients]``, shares that sum to 1.
 
     When not to use it:
-        Where money depends on it: take :class:`flsv.metrics.ShadowShapley` or ``flsv retrain``. It does not detect
-        copies: a client that copies another's updates gets as much, and one that splits its samples between two names
-        nearly twice as much. Clients that join late get little of the first half.
+        Where money depends on it: take :class:`flsv.metrics.ShadowShapley` or ``flsv retrain``. A client that copies
+        another's updates gets as much, and one that splits its samples between two names nearly twice as much. Clients
+        that join late get little of the first half.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``.

@@ -66,16 +66,15 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
     The model of coalition S is the initial model :math:`x_0` plus the updates :math:`d_i^t` of its members from all
     rounds t, with weights :math:`w_i^t`. The updates come from the run with all clients. Buffers (BatchNorm's
     statistics) are the global model's buffers. Until the game is evaluated all values are NaN. The metric stores n + 1
-    vectors of the model's size, in checkpoints too. The game needs all rounds in one place: merging parts of a run, or
-    a sync between processes, raises an error.
+    vectors of the model's size, in checkpoints too. Merging parts of a run, or a sync between processes, raises an
+    error.
 
     The paper stores every client's update of every round. This metric stores each client's weighted sum over the
     rounds. With ``coalition_weights="renormalized"`` the two are equal only if a client's weight is the same in all
     rounds. Otherwise (partial participation, adaptive weights) this metric renormalizes with each client's mean weight
     over the rounds, the paper with the weights of each round.
 
-    ``compute`` returns ``[num_clients]``, in the performance's unit. Use ``update``, not ``forward``, since a single
-    round has no game of its own.
+    ``compute`` returns ``[num_clients]``, in the performance's unit. Use ``update``, not ``forward``.
 
     When not to use it:
         With many rounds of large steps: the coalitions' models are sums of updates that were never trained. Above ten
