@@ -26,7 +26,7 @@ class Alignment(Attack):
         mix: weight of the server's step, in (0, 1]. With 1 the direction is that of the server's step only.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: their share, instead of ``clients``.
-        seed: seed of the choice of clients.
+        seed: seed of their choice.
 
     Raises:
         ConfigurationError: ``mix`` is out of range.

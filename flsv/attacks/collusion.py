@@ -119,7 +119,7 @@ class InnerProductManipulation(Collusion):
             :class:`flsv.filters.OutlierFilter` can name a client.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: their share, instead of ``clients``.
-        seed: seed of the choice of clients.
+        seed: seed of their choice.
         knows: the updates that colluders see, see :class:`flsv.attacks.Collusion`.
 
     Raises:

@@ -26,7 +26,7 @@ class FalseReports(Attack):
             samples, see :class:`flsv.metrics.ContributionEstimation` (FedCE). None for the true score.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: their share, instead of ``clients``.
-        seed: seed of the choice of clients.
+        seed: seed of their choice.
 
     Raises:
         ConfigurationError: neither loss nor score is given, or a number is not finite.

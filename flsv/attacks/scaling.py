@@ -20,7 +20,7 @@ class Scaling(Attack):
         factor: factor on the update. Above 1, it increases the client's influence on the aggregate.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: their share, instead of ``clients``.
-        seed: seed of the choice of clients.
+        seed: seed of their choice.
 
     Raises:
         ConfigurationError: the factor is not finite.

@@ -21,7 +21,7 @@ class SignFlip(Attack):
         scale: factor above 0. 1 leaves the norm unchanged.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
         fraction: their share, instead of ``clients``.
-        seed: seed of the choice of clients.
+        seed: seed of their choice.
 
     Raises:
         ConfigurationError: the scale is not positive and finite.

@@ -105,7 +105,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         num_classes: M, the number of classes. None inside a ``FederatedLoop``.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: a number is out of range, or an argument is changed after construction.

@@ -56,7 +56,7 @@ class ClassSpecificShapley(ContributionMetric):
             by the moving average of the client's number of samples, with the momentum of the cosines.
         head: name of the classifier head as in ``module.named_modules()``. By default timm's ``get_classifier()`` or
             the last ``nn.Linear``.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the momentum is outside [0, 1), or the source or weighting is unknown.

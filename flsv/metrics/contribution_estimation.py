@@ -162,7 +162,7 @@ class ContributionEstimation(ContributionMetric):
         mode: ``"max"`` for a value that the module logs.
         cap: the largest mean error that counts, as a multiple of the median over all clients. Clients report errors
             themselves, and could exaggerate. None, as in the paper: no cap.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: an option is unknown, or less is better for the performance, or before training: a client

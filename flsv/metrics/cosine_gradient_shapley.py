@@ -62,7 +62,7 @@ class CosineGradientShapley(ContributionMetric):
         init: the reputations before the first round: ``"zero"``, as in the authors' code, where the first round gives
             :math:`\varphi / \sum_j \varphi_j`, or ``"shares"``, the clients' shares of the samples, which an alpha near
             1 preserves for many rounds.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: ``alpha`` is outside [0, 1), ``floor`` is not above 0, or ``init`` is unknown.

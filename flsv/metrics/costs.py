@@ -44,7 +44,7 @@ class CommunicationCost(ContributionMetric):
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ValueError: shapes do not fit, or client ids are unknown or repeated.
@@ -174,7 +174,7 @@ class PrivacyLoss(ContributionMetric):
     Args:
         privacy: the mechanism that the clients apply to their updates.
         num_clients: n, the number of clients. None inside a ``FederatedLoop``.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ValueError: client ids are unknown or repeated.

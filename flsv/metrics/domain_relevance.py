@@ -43,7 +43,7 @@ class DomainRelevance(ContributionMetric):
         truth: ``[n, n]``, above 0 for a relevant pair. It is used only to evaluate the scores. None: in a
             ``FederatedLoop``, the label overlap (:func:`flsv.functional.label_overlap`) of the clients' training
             samples, which no real client knows.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: ``alpha`` is outside [0, 1).

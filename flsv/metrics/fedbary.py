@@ -50,7 +50,7 @@ class WassersteinContribution(ContributionMetric):
             need no model.
         allow_reconstruction: whether to allow a support from which the server can reconstruct samples.
         options: further arguments of :class:`flsv.valuation.FedBary`.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: an argument is out of range, or clients have too few samples for the support, or at an

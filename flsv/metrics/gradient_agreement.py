@@ -55,7 +55,7 @@ class GradientAgreement(ContributionMetric):
             classifier's cross-entropy.
         balanced: use a cross-entropy in which all classes of the validation set have the same weight, for models that
             are evaluated by balanced accuracy.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: ``blend`` is out of range, or ``balanced`` is used with a ``loss``, or before the first

@@ -41,7 +41,7 @@ class GradientShapley(ContributionMetric):
             round's value.
         loss: for modules other than classifiers, such as language models: the name of the loss that they log in
             ``validation_step``, such as ``"val_loss"``. None: the classifier's cross-entropy.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the momentum is outside [0, 1), or before the first round: the module does not log the loss,
@@ -138,7 +138,7 @@ class InRunShapley(ContributionMetric):
         loss: for modules other than classifiers, such as language models: the name of the loss that they log in
             ``validation_step``, such as ``"val_loss"``. Samples without classes count as one class.
             None: the classifier's cross-entropy.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: in a loop: clients do not report, since ``client_algorithm=InRunValues()`` is missing, or

@@ -137,7 +137,7 @@ class ShadowShapley(MeasuredMetric):
             compares one coalition with a fit in a fresh process, as is done anyway if it costs below 3 % of the run.
         leave_out: names of classes of callbacks that take no part in coalitions, such as one that sends messages.
         halvings: the number of times that all clients are halved with ``coalitions="halves"``. Each costs one more run.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: an option is unknown, values per class are computed with a performance other than accuracy,

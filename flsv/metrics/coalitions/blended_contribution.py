@@ -53,11 +53,11 @@ class BlendedContribution(
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         decay: omega in (0, 1]: round t = 1, 2, ... has the weight omega^t.
-        estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
-        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
-        performance: the performance measure of a coalition's model, see :mod:`flsv.scores.performance`.
+        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
+        estimator_args: its keywords, such as ``{"budget": 200}``.
+        performance: the performance measure, see :mod:`flsv.scores.performance`.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the estimator is unknown, or the decay is out of range.

@@ -85,13 +85,13 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
             evaluates the game of all rounds so far again after each multiple of this number, and at its end. So does a
             shorter run.
         num_clients: n, the number of clients. None inside a ``FederatedLoop``.
-        estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
-        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
-        performance: the performance measure of a coalition's model, see :mod:`flsv.scores.performance`.
+        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
+        estimator_args: its keywords, such as ``{"budget": 200}``.
+        performance: the performance measure, see :mod:`flsv.scores.performance`.
         coalition_weights: as for :class:`flsv.metrics.DecayedShapley`. ``"fixed"`` equals the paper's game even if the
             weights change between rounds.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: ``rounds`` is below 1, or the estimator or the kind of weights is unknown.

@@ -117,7 +117,7 @@ class PartialFederatedShapley(CoalitionValue, chosen=("fold",)):
         estimator: a name in ``flsv.functional.ESTIMATORS``, a function of the same signature, or ``"auto"``: exact for
             up to 10 players, else ``"surrogate"`` with 20 evaluations per player, or with the budget in
             ``estimator_args``.
-        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
+        estimator_args: its keywords, such as ``{"budget": 200}``.
         performance: the performance measure of a coalition's model if values are not per class: ``"accuracy"``,
             ``"balanced_accuracy"``, ``"negative_loss"``, ``"auroc"``, ``"average_precision"``, ``"f1"``, any name that
             the module logs when it validates, or any torchmetrics metric. See :mod:`flsv.scores.performance`.
@@ -133,7 +133,7 @@ class PartialFederatedShapley(CoalitionValue, chosen=("fold",)):
         init: the value before a client's first round, from which the moving average starts: a number, or ``"uniform"``,
             1/n, as in S-FedAvg. Samplers and aggregators assume this value for clients that never took part. None: the
             average starts at the first round's value.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the estimator, its arguments or the weighting are unknown, the momentum is outside [0, 1), a
@@ -194,14 +194,14 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "fold", "
         beta: the weight of the past. The authors' code gives the present round the weight 0.3, which is beta = 0.7 in
             their eq. 3.
         init: the value before a client's first round. None: the average starts at the first round's value.
-        estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
-        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
-        performance: the performance measure of a coalition's model, see :mod:`flsv.scores.performance`.
+        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
+        estimator_args: its keywords, such as ``{"budget": 200}``.
+        performance: the performance measure, see :mod:`flsv.scores.performance`.
         weighting: how a coalition's updates are averaged, as for :class:`flsv.metrics.PartialFederatedShapley`.
         normalize: ``"min-max"``, as above, or ``"positive"``: max(SV_i, 0) / max SV. See
             :func:`flsv.functional.normalize_shapley`.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: ``beta`` is outside [0, 1) or ``init`` outside [0, 1], the estimator, its arguments or the
@@ -261,15 +261,15 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting",
         num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         decay: omega in (0, 1]: round t = 1, 2, ... has the weight omega^t.
         threshold: rounds with omega^t below this number are not evaluated. At most ``decay``.
-        estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
-        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
+        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
+        estimator_args: its keywords, such as ``{"budget": 200}``.
         normalize: divide each round's values by their sum. False: the value is in the unit of the performance.
-        performance: the performance measure of a coalition's model, see :mod:`flsv.scores.performance`.
+        performance: the performance measure, see :mod:`flsv.scores.performance`.
         coalition_weights: the weights of a coalition's updates: ``"renormalized"``, the aggregation's weights, scaled
             to sum to 1 inside the coalition (eq. 4), or ``"fixed"``, the aggregation's weights without scaling
             (Algorithm 1, line 12), so that a small coalition's model moves less.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the estimator or the kind of weights is unknown, or the decay or threshold is out of range.

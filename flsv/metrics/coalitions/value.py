@@ -109,8 +109,8 @@ class CoalitionValue(MeasuredMetric):
         num_classes: M, the number of classes. If it is set, each class's accuracy is a game of its own.
         performance: the performance measure of a coalition's model if values are not per class, as for
             :class:`PartialFederatedShapley`.
-        estimator: the estimator of Shapley values, as for :class:`PartialFederatedShapley`, or ``"leave_one_out"``.
-        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
+        estimator: as for :class:`PartialFederatedShapley`, or ``"leave_one_out"``.
+        estimator_args: its keywords, such as ``{"budget": 200}``.
         fold: how the rounds' values are combined: ``"last"``, ``"average"``, ``"surrogate"``, ``"sum"`` or ``"decay"``,
             or a fold from :mod:`flsv.metrics.coalitions` with arguments of its own, such as
             ``Decay(0.9, normalize=False)``.
@@ -122,7 +122,7 @@ class CoalitionValue(MeasuredMetric):
         mode: whether less (``"min"``) or more (``"max"``) is better, for a logged value, and for a torchmetrics metric
             without ``higher_is_better``.
         judges: who scores the models, see :mod:`flsv.games.judges`: the ``"server"`` or the ``"clients"``.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the fold, weighting or estimator is unknown, the estimator does not take an argument, an
