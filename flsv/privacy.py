@@ -131,23 +131,18 @@ class GaussianPrivacy(PrivateUpload):
     amplification by sampling), because the server sees the cohorts.
 
     **What leaves a client.** The noised update, and what follows from it and from public settings: the number of
-    samples, the number of steps that they take, and the update's size. A client has no training loss for the server. If
-    its training fails or its model is not finite, its update is 0 before noise is added, and looks like any other
-    update. Components by which clients would send more are refused: strategies that request scores or reports from
-    clients, and metrics that read a loss, a report or a reply. Personalizers whose clients send nothing are refused,
-    too.
+    samples, the number of steps that they take, and the update's size. If training fails or the model is not finite,
+    the update is 0 before noise is added, and looks like any other. Components by which clients would send more are
+    refused, and so are personalizers whose clients send nothing.
 
     **Where the noise comes from.** In a simulation it follows from the run's seed, so anyone who knows the seed can
     subtract it. At a site (:mod:`flsv.engines.remote`) a cryptographic generator draws it. The
     generator's key is a hash of the site's secret, the server's whole message, the site's stored state and the update
     itself. Two different updates never have the same noise, and an update that is requested twice has the same noise
-    twice, so nothing is gained by subtracting or averaging the replies. Epsilon then holds against a server that cannot
-    break SHA-256, and up to the rounding of numbers of 53 bits.
+    twice. Epsilon then holds against a server that cannot break SHA-256, and up to the rounding of numbers of 53 bits.
 
-    **Effect on contributions.** Metrics see the noised updates, and their values are soon noise, too
-    (``docs/results/privacy_contributions.md``). A ``FederatedLoop`` warns of this.
-
-    In a ``FederatedLoop`` the update is the client's model minus the global model, which all clients know.
+    **Effect on contributions.** Metrics' values are soon noise, too (``docs/results/privacy_contributions.md``). A
+    ``FederatedLoop`` warns of this.
 
     Args:
         clip: C, the largest Euclidean norm of an update, in the unit of the weights.

@@ -25,8 +25,8 @@ class Alignment(Attack):
     Args:
         mix: weight of the server's step, in (0, 1]. With 1 the direction is that of the server's step only.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: share of the clients that attack, instead of ``clients``.
-        seed: seed of the choice of clients.
+        fraction: their share, instead of ``clients``.
+        seed: seed of their choice.
 
     Raises:
         ConfigurationError: ``mix`` is out of range.

@@ -22,7 +22,7 @@ class Attack(ClientChoice, Upload):
 
     Args:
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: share of the clients that attack, instead of ``clients``.
+        fraction: their share, instead of ``clients``.
         seed: seed of the choice of clients and of all noise. By default the seed of ``seed_everything``.
 
     Raises:

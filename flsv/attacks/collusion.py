@@ -29,7 +29,7 @@ class Collusion(ClientChoice, JointUpload):
 
     Args:
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: share of the clients that attack, instead of ``clients``.
+        fraction: their share, instead of ``clients``.
         seed: seed of the choice of clients and of all noise.
         knows: whose updates the colluders see before they attack: ``"colluders"``: their own only. ``"all"``: those of
             all clients of the round, as by eavesdropping.
@@ -118,8 +118,8 @@ class InnerProductManipulation(Collusion):
         length: c, the length as a multiple of the median. The default is just below 5, from which on
             :class:`flsv.filters.OutlierFilter` can name a client.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: share of the clients that attack, instead of ``clients``.
-        seed: seed of the choice of clients.
+        fraction: their share, instead of ``clients``.
+        seed: seed of their choice.
         knows: the updates that colluders see, see :class:`flsv.attacks.Collusion`.
 
     Raises:

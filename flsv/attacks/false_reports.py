@@ -25,8 +25,8 @@ class FalseReports(Attack):
         score: the score that the client reports when it evaluates the other clients' joint model on its validation
             samples, see :class:`flsv.metrics.ContributionEstimation` (FedCE). None for the true score.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: share of the clients that attack, instead of ``clients``.
-        seed: seed of the choice of clients.
+        fraction: their share, instead of ``clients``.
+        seed: seed of their choice.
 
     Raises:
         ConfigurationError: neither loss nor score is given, or a number is not finite.

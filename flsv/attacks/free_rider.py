@@ -25,7 +25,7 @@ class FreeRider(Attack):
         scale: norm of the noise, above 0, in units of the norm of the update that training would have given. (A real
             free-rider would have to guess that norm from the steps of the global model.) Only for ``"noise"``.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: share of the clients that attack, instead of ``clients``.
+        fraction: their share, instead of ``clients``.
         seed: seed of the choice of clients and of the noise.
 
     Raises:

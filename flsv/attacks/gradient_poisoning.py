@@ -26,7 +26,7 @@ class GradientPoisoning(Attack):
         low: the smallest possible b.
         high: the largest possible b, above ``low``.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: share of the clients that attack, instead of ``clients``.
+        fraction: their share, instead of ``clients``.
         seed: seed of the choice of clients and of the noise.
 
     Raises:

@@ -19,8 +19,8 @@ class Scaling(Attack):
     Args:
         factor: factor on the update. Above 1, it increases the client's influence on the aggregate.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: share of the clients that attack, instead of ``clients``.
-        seed: seed of the choice of clients.
+        fraction: their share, instead of ``clients``.
+        seed: seed of their choice.
 
     Raises:
         ConfigurationError: the factor is not finite.

@@ -20,8 +20,8 @@ class SignFlip(Attack):
     Args:
         scale: factor above 0. 1 leaves the norm unchanged.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
-        fraction: share of the clients that attack, instead of ``clients``.
-        seed: seed of the choice of clients.
+        fraction: their share, instead of ``clients``.
+        seed: seed of their choice.
 
     Raises:
         ConfigurationError: the scale is not positive and finite.

@@ -93,8 +93,8 @@ class Round:
         server_vector: ``[P]``, the next global model. None before aggregation.
         aggregation_weights: ``[k]``, the clients' weights in the next global model. None before aggregation.
         left_out: ids of the clients whose update was excluded.
-        unmeasured: ids of clients whose updates are aggregated but hidden from metrics, because they are far too large
-            or their start is unknown.
+        unmeasured: ids of clients whose updates are aggregated but hidden from metrics: too large, or of an unknown
+            start.
         peer_values: ``[k, n]``, the value that each of the cohort's k clients assigned to the model of each of the n
             clients, NaN for models that it did not evaluate. None before personalization, or if clients do not evaluate
             each other's models.

@@ -56,7 +56,7 @@ class FederatedDataModule(FederationView):
             - a name or a path, as for :func:`~flsv.data.load_image_data`: ``digits``, ``mnist``, ``fashion_mnist``,
               ``cifar10``, ``cifar100``, a MedMNIST-style ``.npz`` file, a folder of images, a CSV file; or a folder
               with one subfolder (``<client>/<class>/*.png``, or one CSV file in it) or one CSV file per client, which
-              is named after it; ``val`` and ``test`` next to them go to the server;
+              is named after it; ``val`` and ``test`` go to the server;
             - a ``LightningDataModule``, used as it is: its training loader gives the data set and the loaders' options
               (batch size, ``collate_fn``, workers), its validation loader is the server's, and its test loader is used
               for tests;
@@ -68,20 +68,18 @@ class FederatedDataModule(FederationView):
             ``groups`` are given, else ``IIDPartitioner(num_clients=5)``.
         batch_size: samples per training batch. None: the batch size of the wrapped data module, else 32.
         clients: the clients' data by name, in place of ``source``: data sets, ``(X, y)`` arrays, DataFrames, Hugging
-            Face data sets, or paths of CSV files or of folders of images. Classes that have names get the same numbers
-            at all clients, even if a client lacks some of the classes.
-        val: the server's validation data, in a form of a client's data. Then no training sample is set aside
-            for validation by the server.
+            Face data sets, or paths of CSV files or of folders of images. Classes with names get the same numbers at
+            all clients.
+        val: the server's validation data, in a form of a client's data. Then no training sample is set aside for it.
         test: test data that no client has, in one of the forms of a client's data.
         labels: class of each training sample, 0 .. M-1; or the name of the column to predict, if the data have columns,
             else the name of an attribute of the training data or the name or position of a field of its samples; False
-            for data without classes. By default, the only integer after a sample's first element, or in its fields
-            called ``label``, ``target`` or similar, if no other of them is a number. Without labels, all samples belong
-            to one class.
+            for data without classes. By default, the only number after a sample's first element, or in its fields
+            called ``label``, ``target`` or similar, if it is an integer. Without labels all samples have one class.
         pos_label: the positive one of two classes, to which scores such as average precision and F1 refer. None: the
             larger of two numbers, ``True`` among truth values, else the rarer class in the training data, with a
-            warning if a metric uses it. Classes given as words or folders are numbered so that the positive one is
-            class 1. See :mod:`flsv.data.labels`.
+            warning if a metric uses it. Words and folders are numbered so that it is class 1, see
+            :mod:`flsv.data.labels`.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups.
             By default the attribute ``groups``, if any.

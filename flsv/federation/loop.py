@@ -61,9 +61,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     the number of rounds. ``limit_train_batches`` applies to each client and local epoch. Gradient accumulation ends
     with each of these epochs. Validation uses the global model. A checkpoint always holds the state between two rounds,
     and a resumed run continues bit for bit (on CUDA as far as its kernels are deterministic: ``docs/gpu.md``). Resuming
-    with other data, clients, labels, seed, strategies, metrics, attacks or privacy raises an error that names the
-    difference. You may change ``max_epochs``, ``server_lr``, ``local_epochs``, options of optimizers that have no
-    scheduler, batch sizes, the privacy budget, and everything that is only logged or drawn.
+    with other data, seed, strategies, metrics, attacks or privacy raises an error that names the difference. You may
+    change ``max_epochs``, ``server_lr``, ``local_epochs``, options of optimizers that have no scheduler, batch sizes,
+    the privacy budget, and everything that is only logged or drawn.
 
     A scheduler with ``interval="epoch"`` steps once a round. Every client has its own scheduler with
     ``interval="step"``, even if ``training_step`` steps it. ``trainer.estimated_stepping_batches`` is a client's number
@@ -86,8 +86,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             ``"epsilon"``, and compression, such as ``flsv.uploads.TopK``.
         filters: filters that the server applies to a cohort's updates before it measures and averages them, in this
             order, such as ``[OutlierFilter(), CopyFilter(0.7, gap=0.45)]``, see :mod:`flsv.filters`. Default: an
-            ``OutlierFilter()``, which warns. Non-finite updates, and updates so large that they swamp the sum
-            numerically, are always dropped.
+            ``OutlierFilter()``, which warns. Updates that are not finite, or swamp the sum numerically, are always
+            dropped.
         local_epochs: the number of passes over a client's data per round, or ``{"Boston": 2, "Lyon": 1}``, by client,
             or ``"100 steps"``, the same number of optimizer steps (with manual optimization, of batches) for every
             client. Weights stay those of the aggregator.

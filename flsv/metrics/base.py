@@ -118,9 +118,9 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     on them.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        num_classes: M, the number of classes. None inside a ``FederatedLoop``, which takes it from the data.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
+        num_classes: M, the number of classes. None inside a ``FederatedLoop``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: a number is out of range, or an argument is changed after construction.

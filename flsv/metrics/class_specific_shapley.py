@@ -27,16 +27,15 @@ class ClassSpecificShapley(ContributionMetric):
 
     where :math:`h_{ij}` is row *j* of client *i*'s classifier head: with ``source="update"`` the change of the weights
     and bias of class *j* in the round, with ``"weights"`` their values after training. :math:`h_{sj}` is the weighted
-    average of these rows over the round's clients, and :math:`\mu` the momentum. The metric costs one dot product per
-    client and class, without validation data or coalitions.
+    average of these rows over the round's clients, and :math:`\mu` the momentum.
 
     ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]. 1: the client's update for this class points the same
     way as the aggregate. 0: orthogonal. Negative: opposed. A client that does not take part in a round keeps its row. A
-    client that never took part is NaN. ``per_client`` returns the mean over classes, which is in [-1, 1] too. ShapFed
-    weights its aggregation by gamma of eq. 6, (1 + mean) / 2, see :func:`flsv.functional.participant_weights`.
+    client that never took part is NaN. ``per_client`` returns the mean over classes. ShapFed weights its aggregation by
+    gamma of eq. 6, (1 + mean) / 2, see :func:`flsv.functional.participant_weights`.
 
-    With two classes one row of the head's update is minus the other, so that both have the same value. It then shows
-    which clients oppose the majority, and not how useful clients are. A warning is given before training.
+    With two classes one row of the head's update is minus the other, so that both have the same value. A warning is
+    given before training.
 
     A cosine does not depend on the amount of data: a client that splits its samples between two names gets nearly twice
     as much. With ``weighting="samples"``, which is not in the paper, ``per_client`` multiplies the mean by the client's
@@ -47,8 +46,8 @@ class ClassSpecificShapley(ContributionMetric):
         classifier head, or by the plain mean where clients have different numbers of samples.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        num_classes: M, the number of classes. None inside a ``FederatedLoop``, which takes it from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
+        num_classes: M, the number of classes. None inside a ``FederatedLoop``.
         momentum: mu in [0, 1), the weight of the past in the moving average. The paper gives no value. The average is
             over the rounds in which the client took part.
         source: whether the head's ``"update"`` or its ``"weights"`` are compared. The authors' code compares weights,
@@ -57,7 +56,7 @@ class ClassSpecificShapley(ContributionMetric):
             by the moving average of the client's number of samples, with the momentum of the cosines.
         head: name of the classifier head as in ``module.named_modules()``. By default timm's ``get_classifier()`` or
             the last ``nn.Linear``.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the momentum is outside [0, 1), or the source or weighting is unknown.
@@ -154,7 +153,7 @@ class ClassSpecificShapley(ContributionMetric):
         """Update the states with one round.
 
         Args:
-            client_ids: ``[k]``, the ids of the round's k clients.
+            client_ids: ``[k]``, the round's clients.
             client_heads: ``[k, M, D]``, the change, or with ``source="weights"`` the values, of the clients' classifier
                 heads: for each of M classes a row of D entries, weights and bias.
             server_head: ``[M, D]``, the same of the aggregate.

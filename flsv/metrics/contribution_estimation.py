@@ -145,16 +145,16 @@ class ContributionEstimation(ContributionMetric):
 
     Differences from the authors' code: (1) Clients may be absent. Means are over the rounds in which a client took
     part. (2) Clients score the aggregate in the round in which it is computed, not at the beginning of their next
-    round. (3) The other clients' updates have their weights in the aggregate. In the authors' code the weights are
-    equal, contrary to its comments. As in the authors' code, every client's mean score includes an initial score of 0.
-    If a client on a remote site does not answer, the round is left out of its estimate.
+    round. (3) The other clients' updates have their weights in the aggregate, not equal ones. As in the authors' code,
+    every client's mean score includes an initial score of 0. If a site does not answer, the round is left out of its
+    estimate.
 
     When not to use it:
         For payment: it rewards being different. Of six clients one that returns the model unchanged, or whose labels
         are all wrong, has nearly half of the sum. With two clients, which are equally different.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         combine: ``"times"``: the product of the two factors, as above. ``"plus"``: their sum.
         performance: the score m, in [0, 1], of which more is better: ``"accuracy"``, ``"balanced_accuracy"``, a value
             that the module logs when it validates, or a torchmetrics metric. See :mod:`flsv.scores.performance`.
@@ -162,7 +162,7 @@ class ContributionEstimation(ContributionMetric):
         mode: ``"max"`` for a value that the module logs.
         cap: the largest mean error that counts, as a multiple of the median over all clients. Clients report errors
             themselves, and could exaggerate. None, as in the paper: no cap.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: an option is unknown, or less is better for the performance, or before training: a client
@@ -243,7 +243,7 @@ class ContributionEstimation(ContributionMetric):
         """Update the states with one round, and request scores from its clients.
 
         Args:
-            client_ids: ``[k]``, the ids of the round's k clients.
+            client_ids: ``[k]``, the round's clients.
             client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers).
             aggregation_weights: ``[k]``, the clients' weights in the round's aggregation.
             aggregate: ``[P]``, the clients' models averaged with these weights.

@@ -38,8 +38,7 @@ class CosineGradientShapley(ContributionMetric):
         \qquad r \leftarrow r / \textstyle\sum_j r_j
 
     with :math:`u_i` client *i*'s update scaled to length 1, :math:`u_N` the weighted sum of these, :math:`r_i` its
-    reputation and :math:`\epsilon` the ``floor``. It costs two products with the matrix of updates, without validation
-    data or coalitions.
+    reputation and :math:`\epsilon` the ``floor``.
 
     In a ``FederatedLoop`` the metric is updated after aggregation, with the weights of that aggregation in :math:`u_N`:
     with :class:`flsv.aggregation.CGSV` these weights are the reputations before the round, as in the paper, and in the
@@ -54,17 +53,16 @@ class CosineGradientShapley(ContributionMetric):
 
     When not to use it:
         For payment: it compares directions, and does not measure by how much a model has improved. Where some clients'
-        data are rare and correct: a client that differs from the majority has a low reputation. Where the majority is
-        wrong.
+        data are rare and correct, or the majority is wrong.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         alpha: in [0, 1), the weight of the previous reputation.
         floor: the smallest reputation before normalization, above 0.
         init: the reputations before the first round: ``"zero"``, as in the authors' code, where the first round gives
             :math:`\varphi / \sum_j \varphi_j`, or ``"shares"``, the clients' shares of the samples, which an alpha near
             1 preserves for many rounds.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: ``alpha`` is outside [0, 1), ``floor`` is not above 0, or ``init`` is unknown.
@@ -120,7 +118,7 @@ class CosineGradientShapley(ContributionMetric):
         """Update the states with one round.
 
         Args:
-            client_ids: ``[k]``, the ids of the round's k clients.
+            client_ids: ``[k]``, the round's clients.
             client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers). A ``FederatedLoop``
                 passes the round's :class:`ClientMatrix`, without a copy.
             num_samples: ``[k]``, the clients' numbers of samples, whose shares replace the reputations in the first

@@ -43,8 +43,8 @@ class CommunicationCost(ContributionMetric):
         As a contribution: it measures traffic, not usefulness.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ValueError: shapes do not fit, or client ids are unknown or repeated.
@@ -99,7 +99,7 @@ class CommunicationCost(ContributionMetric):
         """Add the numbers and bytes that clients have sent and received in a round.
 
         Args:
-            client_ids: ``[k]``, the ids of the round's k clients.
+            client_ids: ``[k]``, the round's clients.
             uploaded: ``[k]``, how many numbers each client sent to the server.
             downloaded: ``[k]``, how many numbers each client received from the server.
             uploaded_bytes: ``[k]``, the bytes of ``uploaded``. None: 4 bytes per number.
@@ -173,8 +173,8 @@ class PrivacyLoss(ContributionMetric):
 
     Args:
         privacy: the mechanism that the clients apply to their updates.
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ValueError: client ids are unknown or repeated.

@@ -38,12 +38,12 @@ class DomainRelevance(ContributionMetric):
         and where tens of clients would each have to receive many models.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         alpha: in [0, 1), the weight of the old score. The paper gives no value.
         truth: ``[n, n]``, above 0 for a relevant pair. It is used only to evaluate the scores. None: in a
             ``FederatedLoop``, the label overlap (:func:`flsv.functional.label_overlap`) of the clients' training
             samples, which no real client knows.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: ``alpha`` is outside [0, 1).
@@ -96,7 +96,7 @@ class DomainRelevance(ContributionMetric):
         """Update the states with one round.
 
         Args:
-            client_ids: ``[k]``, the ids of the round's k clients.
+            client_ids: ``[k]``, the round's clients.
             peer_values: ``[k, n]``. Entry (i, j) is the value of client j's model to the i-th of the round's k clients,
                 NaN if this client has not evaluated the model.
         """

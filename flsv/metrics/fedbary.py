@@ -39,7 +39,7 @@ class WassersteinContribution(ContributionMetric):
         Where clients may send made-up summaries, which nothing checks.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         features: ``"penultimate"``, ``"pixels"``, ``"pca"`` or a :class:`flsv.valuation.features.Features`.
         support: the number of points that clients and server exchange. None: 100, or as many as the client with the
             fewest samples can send without revealing them, see :class:`flsv.valuation.FedBary`.
@@ -50,7 +50,7 @@ class WassersteinContribution(ContributionMetric):
             need no model.
         allow_reconstruction: whether to allow a support from which the server can reconstruct samples.
         options: further arguments of :class:`flsv.valuation.FedBary`.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: an argument is out of range, or clients have too few samples for the support, or at an
@@ -132,7 +132,7 @@ class WassersteinContribution(ContributionMetric):
         """Compute the distances of a round's clients, in the rounds that ``every`` selects.
 
         Args:
-            client_ids: ``[k]``, the ids of the round's k clients.
+            client_ids: ``[k]``, the round's clients.
             clients: these clients, in the same order.
             server_data: the server's data. None: the target is the clients' barycenter.
             global_vector: ``[P]``, the global model, for features that need it.

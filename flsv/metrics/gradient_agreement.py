@@ -32,9 +32,8 @@ class GradientAgreement(ContributionMetric):
 
     with :math:`L` the validation loss, :math:`x^t` the global model of round t, :math:`d_i^t` client i's update,
     :math:`n_i` its number of samples, b the ``blend``, and :math:`d_N^t` the sum of the updates, each scaled to length
-    1 and weighted by samples. A round costs one gradient of the validation loss and two products with the matrix of
-    updates. No coalition is evaluated, so thousands of clients are possible. A client gets 0 if its update is zero, or
-    if it raises the loss and opposes the other clients' updates.
+    1 and weighted by samples. A client gets 0 if its update is zero, or if it raises the loss and opposes the other
+    clients' updates.
 
     **Absence.** Early rounds reduce the loss more than late ones, so a plain sum would punish clients that were absent
     early. So :math:`u_i` is a ratio estimate: the sum of the client's terms is multiplied by :math:`A / A_i`, where A
@@ -49,15 +48,14 @@ class GradientAgreement(ContributionMetric):
         clients may overstate their numbers of samples and nothing bounds them (:class:`flsv.filters.SampleCap`).
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         blend: the weight b of the agreement, in [0, 1].
         loss: for modules other than classifiers: the name of the loss that they log in ``validation_step``, such as
             ``"val_loss"``. Its slopes are computed by difference quotients, with one evaluation per client. None: the
-            classifier's cross-entropy, whose slopes are computed from its gradient.
+            classifier's cross-entropy.
         balanced: use a cross-entropy in which all classes of the validation set have the same weight, for models that
-            are evaluated by balanced accuracy: if most samples are of one class, the mean loss hardly depends on the
-            other classes.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+            are evaluated by balanced accuracy.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: ``blend`` is out of range, or ``balanced`` is used with a ``loss``, or before the first
@@ -143,7 +141,7 @@ class GradientAgreement(ContributionMetric):
         """Update the states with one round.
 
         Args:
-            client_ids: ``[k]``, the ids of the round's k clients.
+            client_ids: ``[k]``, the round's clients.
             gradient_products: ``[k]``, the products g . d_i of the validation loss's gradient g with the clients'
                 updates d_i.
             client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers). A ``FederatedLoop``

@@ -36,12 +36,12 @@ class GradientShapley(ContributionMetric):
         For a performance other than the loss: take :class:`CumulativeShapley`.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         momentum: mu in [0, 1), the weight of the past in a moving average over a client's rounds. 0 gives the last
             round's value.
         loss: for modules other than classifiers, such as language models: the name of the loss that they log in
             ``validation_step``, such as ``"val_loss"``. None: the classifier's cross-entropy.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the momentum is outside [0, 1), or before the first round: the module does not log the loss,
@@ -89,7 +89,7 @@ class GradientShapley(ContributionMetric):
         """Update the states with one round.
 
         Args:
-            client_ids: ``[k]``, the ids of the round's k clients.
+            client_ids: ``[k]``, the round's clients.
             gradient_products: ``[k]``, the products g . d_i of the validation loss's gradient g with the clients'
                 updates d_i.
         """
@@ -107,9 +107,8 @@ class InRunShapley(ContributionMetric):
 
     The method is from Wang, Mittal, Song and Jia, "Data Shapley in One Training Run", ICLR 2025.
 
-    The players are the training samples of all clients. A client's value is the sum of its samples' values. In a round
-    that moves the global model x by :math:`\eta \sum_i w_i d_i`, with g the gradient of the server's validation loss
-    (mean cross-entropy) at x,
+    A client's value is the sum of its samples' values. In a round that moves the global model x by :math:`\eta \sum_i
+    w_i d_i`, with g the gradient of the server's validation loss (mean cross-entropy) at x,
 
     .. math::
         \phi_i = -\eta w_i \langle g, d_i \rangle, \qquad
@@ -118,10 +117,9 @@ class InRunShapley(ContributionMetric):
     with :math:`\eta` the server's learning rate, :math:`w_i` client i's weight, :math:`d_i` its update, z its samples,
     :math:`l_z` their losses and :math:`f_{t(z)}` the factor with which the gradient of the local step t(z), which used
     z, enters the update. It is the paper's first order. The server computes :math:`\phi_i` from the updates alone. The
-    client's report (:class:`flsv.training.algorithms.InRunValues`) only divides this value among classes, so a client
-    cannot raise its value by its report. The column ``"rest"`` is the part of the value that comes not from samples but
-    from weight decay, clipping, momentum of an earlier round, upload transformations such as attacks, and steps in
-    which the client computed no sample values.
+    client's report (:class:`flsv.training.algorithms.InRunValues`) only divides this value among classes. The column
+    ``"rest"`` is the part of the value that comes not from samples but from weight decay, clipping, momentum of an
+    earlier round, upload transformations such as attacks, and steps in which the client computed no sample values.
 
     Values are summed over rounds, as the paper sums them over steps. A client gets 0 in a round in which it is absent.
     The sum of a client's row equals the value of :func:`flsv.functional.gradient_shapley` with fixed weights. It is
@@ -135,12 +133,12 @@ class InRunShapley(ContributionMetric):
         updates, with optimizers other than SGD at the clients, and without a validation set at the server.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        num_classes: M, the number of classes. None inside a ``FederatedLoop``, which takes it from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
+        num_classes: M, the number of classes. None inside a ``FederatedLoop``.
         loss: for modules other than classifiers, such as language models: the name of the loss that they log in
             ``validation_step``, such as ``"val_loss"``. Samples without classes count as one class.
             None: the classifier's cross-entropy.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: in a loop: clients do not report, since ``client_algorithm=InRunValues()`` is missing, or
@@ -210,7 +208,7 @@ class InRunShapley(ContributionMetric):
         """Update the states with one round.
 
         Args:
-            client_ids: ``[k]``, the ids of the round's k clients.
+            client_ids: ``[k]``, the round's clients.
             in_run_values: ``[k, M]``, the reported in-run values of each client's samples, summed by class.
             gradient_products: ``[k]``, the products g . d_i of the validation loss's gradient with the updates d_i.
             aggregation_weights: ``[k]``, the clients' weights in the round's aggregation.

@@ -56,16 +56,15 @@ class ShadowShapley(MeasuredMetric):
     the validation samples are predicted from those of the trained ones, and scored, see
     :mod:`flsv.functional.shapley.predicted_outputs`. With ``coalitions="all"`` the values are exact.
 
-    **Training.** A coalition is the same run with its members only: the same module, data, callbacks and Trainer, the
-    same seed, as many rounds as the run had. It is the ordinary fit of a copy of Trainer and module, made before the
-    run. It is trained after the run in the same process, without loggers, progress bars, early stopping or time limit.
-    Ranks share the coalitions. The coalition of all clients is trained once more for two rounds, or for all with
-    ``verify="all"``. If it does not come to the run's own model, to the bit, a warning and the verdict say so. Sites
-    train coalitions beside the run, each as a run of its own.
+    **Training.** A coalition is the same run with its members only. It is the ordinary fit of a copy of Trainer, module
+    and callbacks, made before the run, with the same seed and as many rounds. It is trained after the run in the same
+    process, without loggers, progress bars, early stopping or time limit. Ranks share the coalitions. The coalition of
+    all clients is trained once more, see ``verify``. If it does not come to the run's own model, to the bit, a warning
+    and the verdict say so. Sites train coalitions beside the run.
 
     **Cost.** For n clients ``"singles"`` costs the training of one more run and validations of n models, ``"both"``
-    that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`. The smallest coalition is trained with Lightning's validations
-    and without. If both come to the same model, the others leave them out.
+    that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`. Validations are left out if the smallest coalition comes to
+    the same model without them.
 
     **Performances.** Outputs are predicted for accuracy, balanced accuracy, negative loss, values per class and
     torchmetrics metrics of ``(forward(x), y)``. A value that the module logs has no outputs: then the missing
@@ -92,30 +91,28 @@ class ShadowShapley(MeasuredMetric):
         (``docs/results/judges.md``).
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        num_classes: M, the number of classes. If it is set, values are per class: each class's accuracy is a game of
-            its own.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
+        num_classes: M, the number of classes. If it is set, each class's accuracy is a game of its own.
         coalitions: the coalitions to train: a design of :func:`flsv.functional.few_coalitions` (``"singles"``,
             ``"both"``, ``"all"``, ...) or a list of coalitions, each a list of its members' numbers. ``"halves"``: each
             client alone, then complementary halves of clients whose outputs are unlike, see
             :func:`flsv.functional.choose_halvings`. ``"auto"``: the most accurate of ``"all"``,
             ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"`` within ``max_fits``.
         performance: the performance measure of a model, see :mod:`flsv.scores.performance`.
-        per_class: compute values per class, with the number of classes taken from the data.
+        per_class: compute values per class.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         every: compute values every ``every`` rounds and after the last. Between them the previous values stand. None:
             ten times in a run, with the last three rounds, for ``"accuracy"``, ``"balanced_accuracy"`` and
             ``"negative_loss"``, five times for any other performance. Sites train each round, and value each.
         max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation.
-        judges: who scores the models: the ``"server"`` on its validation set, or the ``"clients"`` on the samples that
-            they hold out (``Splits(client_val=...)``), with accuracy replaced by balanced accuracy, see
-            :mod:`flsv.games.judges`. Then each client predicts coalitions' outputs on its own samples.
+        judges: who scores the models, see :mod:`flsv.games.judges`: the ``"server"``, or the ``"clients"``, of whom
+            then each predicts coalitions' outputs on its own samples.
         verify: the rounds for which the coalition of all clients is trained again and compared with the run: the first
             two (``"start"``) or ``"all"``, which costs one more fit and sees what matters later only. ``"all"`` also
-            compares one coalition with a fit in a fresh process, which is done anyway if it costs below 3 % of the run.
+            compares one coalition with a fit in a fresh process, as is done anyway if it costs below 3 % of the run.
         leave_out: names of classes of callbacks that take no part in coalitions, such as one that sends messages.
         halvings: the number of times that all clients are halved with ``coalitions="halves"``. Each costs one more run.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: an option is unknown, values per class are computed with a performance other than accuracy,
@@ -315,7 +312,7 @@ class ShadowShapley(MeasuredMetric):
         utilities of the empty and the full coalition are stored.
 
         Args:
-            client_ids: ``[k]``, the ids of the round's k clients.
+            client_ids: ``[k]``, the round's clients.
             coalitions: bool ``[K, n]``, the trained coalitions with the empty and the full one. Only these two if
                 coalitions are trained after the run.
             utility: ``utility(masks: bool [K, n]) -> [K]`` or ``[K, M]``, the performance of the coalitions' models.

@@ -105,8 +105,8 @@ class ClassifierClient(ReadyClient):
         network_args: options of the network if it is given by name.
         num_classes: number of classes M. None: the data module's ``num_classes``.
         input_shape: shape of one sample without the batch. None: the data module's ``input_shape``.
-        optimizer: function that returns an optimizer of the parameters. In YAML: ``class_path`` and ``init_args``. Set
-            the learning rate there. Otherwise it is 0.01 for every optimizer.
+        optimizer: function that returns an optimizer of the parameters. In YAML: ``class_path`` and ``init_args``. The
+            learning rate is 0.01 unless it is set there.
         scheduler: function that returns a learning-rate scheduler of the optimizer. None: constant learning rate.
             ``ReduceLROnPlateau`` monitors ``val_loss``, or the value that its option ``monitor`` names.
         scheduler_interval: whether the scheduler steps after every ``"epoch"`` (every round in a federation) or after
@@ -118,8 +118,8 @@ class ClassifierClient(ReadyClient):
 
     Raises:
         ConfigurationError: the network is unknown, the number of classes or the shape is missing or contradicts the
-            data module or the network, or an option is wrong. It is raised at construction or, if this depends on the
-            data module, before training starts.
+            data module or the network, or an option is wrong. At construction or, if this depends on the data module,
+            before training starts.
 
     Example:
         >>> client = ClassifierClient("lenet5", {"padding": 2}, num_classes=10, input_shape=(1, 8, 8))

@@ -90,8 +90,7 @@ def value_round(
 ) -> RoundValues:
     """Measure how much each client contributed to one round.
 
-    Metrics keep their state. Pass the same metric objects after every round, and the values cover all rounds so far.
-    Nothing is trained, and no global model changes.
+    Pass the same metric objects after every round, and the values cover all rounds so far. Nothing is trained.
 
     Args:
         module: a module with the models' structure: any network, one set up by Fabric, or a LightningModule. It is not

@@ -266,16 +266,15 @@ class PFedSV(UploadKeeper):
     ``round.peer_values`` they are also the scores that :class:`flsv.metrics.DomainRelevance` averages. A client that no
     download helps keeps the model that it has trained, without the privacy noise of the model that it sends.
 
-    In its first round a client starts from the initial model of the run, because there is no meaningful global model.
-    The exceptions are ``mode="extractor"``, where only the classifier is personalized and all other layers are those of
-    the new global model (with FedAvg as in the paper), and ``shared`` above 0.
+    In its first round a client starts from the initial model of the run. The exceptions are ``mode="extractor"``, where
+    only the classifier is personalized and all other layers are those of the new global model (with FedAvg as in the
+    paper), and ``shared`` above 0.
 
     Args:
         metric: name of a :class:`flsv.metrics.DomainRelevance` among the loop's metrics.
         k: number of downloads per round, as long as there are clients whose models the client has never evaluated.
             Later it downloads all models with a positive score.
-        permutations_factor: number of orders of the players (models) per player. It determines the number of
-            evaluations.
+        permutations_factor: number of orders of the players (models) per player.
         self_weight: distance assigned to the client's own model in equation 6: ``"mean"``, ``"min"``, ``"exclude"``, or
             a number, see :func:`flsv.functional.personalized_weights`.
         mode: ``"model"``: whole models are downloaded. ``"extractor"``: classifiers are downloaded, and all clients

@@ -89,23 +89,21 @@ def retrain(
     coalitions follow from predicted outputs, see :mod:`flsv.functional.shapley.predicted_outputs`, or from predicted
     scores if the performance is not computed from outputs.
 
-    The fits run one after the other in this process, or in several by joblib: with ``jobs``, or with the workers of the
-    backend of ``joblib.parallel_config``, such as ``"dask"``, if one is set.
-
     Args:
         trainer: a trainer with a :class:`flsv.FederatedLoop` among its callbacks.
-        module: the module, or a function that makes the module. A function is called under each seed, so that the
-            initial weights are drawn anew, as ``flsv retrain`` does. A module starts from the same weights.
+        module: the module, or a function that makes the module. A function is called under each seed, as by ``flsv
+            retrain``. A module starts from the same weights.
         data: the federation's data module, with a validation set for the server, or held-out samples at the clients.
         coalitions: name of the set of coalitions, see :func:`flsv.functional.few_coalitions`.
         metric: the performance of a model, see :class:`flsv.retraining.RetrainedUtility`.
         mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
         judges: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
         participation: the clients that train if the loop has a sampler. With ``"drawn"`` each coalition draws its own
-            cohorts among its members, as many clients as the run draws, with ``"all"`` all members train.
+            cohorts among its members, with ``"all"`` all members train.
         seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or
             the seed of ``seed_everything``.
-        jobs: the number of processes that train at once. A backend of ``joblib`` has its own number.
+        jobs: the number of processes that train at once. 1: this process. A backend of ``joblib.parallel_config``, such
+            as ``"dask"``, has its own number.
 
     Returns:
         A table with a row per client and the columns ``client``, ``client_name``, ``value`` (in the metric's unit),

@@ -34,9 +34,9 @@ class RetrainedUtility:
     It maps masks, bool ``[K, n]``, to utilities, float64 ``[K]``. Pass it to any estimator of :mod:`flsv.functional`:
     ``exact_shapley`` gives the exact value by retraining, ``permutation_shapley`` with a ``truncation`` TMC Shapley.
     Each coalition is trained once, and its final model scored on the server's
-    validation set. All trainings start from the same weights: the module's current weights or, if the module is built
-    only when training starts, the initial weights of the first training. Give the loop a seed, or coalitions differ by
-    chance too. The empty coalition's model is the untrained module.
+    validation set. All trainings start from the same weights: the module's or, if it is built only when training
+    starts, the initial ones of the first training. Give the loop a seed, or coalitions differ by chance too. The empty
+    coalition's model is the untrained module.
 
     Args:
         trainer: a function that makes a new trainer for a coalition, ``trainer(cohort)``, with
@@ -47,8 +47,7 @@ class RetrainedUtility:
             gives utilities ``[K, C]``. Also ``"per_class_accuracy"``, with utilities ``[K, M]`` for M classes,
             ``"auroc"`` or another name of :mod:`flsv.scores.performance`, a name that the module logs, or a
             torchmetrics metric.
-        max_clients: the largest number of clients that is allowed, since the number of trainings doubles with each
-            client.
+        max_clients: the largest number of clients that is allowed.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         ranks: the processes among which the trainings are divided, such as
             ``flsv.engines.ranks.ranks_of_environment()``. Each of them calls the utility with the same masks, gets all

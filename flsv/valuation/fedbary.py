@@ -93,9 +93,8 @@ class FedBary(ValidatedArguments, SampleFilter):
     barycenter. A sample is valued by this distance's gradient.
 
     Clients send only interpolants (points between their data and the server's) and distances and, if samples are
-    valued, the number of flagged samples and a histogram. Interpolants are means of a client's samples. The larger
-    ``support``, the fewer samples are in a mean, up to the point where the server could reconstruct them, see
-    ``allow_reconstruction``. Clients work in a thread pool.
+    valued, the number of flagged samples and a histogram. Interpolants are means of a client's samples, of the fewer
+    the larger ``support`` is. Clients work in a thread pool.
 
     Args:
         features: features in which samples are compared: ``"pixels"``, ``"pca"``, ``"penultimate"`` (in a
@@ -117,8 +116,7 @@ class FedBary(ValidatedArguments, SampleFilter):
         blur: regularization of the transport, see :func:`flsv.functional.client_values`.
         scaling: factor of the regularization from one stage to the next, see :func:`flsv.functional.client_values`.
         part: part of a sample that is valued: its ``"features"``, its ``"labels"`` or ``"both"``, see
-            ``flsv.functional.transport.potentials``. If the noise is known to be in one part, valuing this part alone
-            finds more bad samples.
+            ``flsv.functional.transport.potentials``. Valuing the part that is noisy alone finds more bad samples.
         chunk: largest number of samples that a client values at once, since the costs form a matrix.
         workers: number of threads. None: as many as there are cores.
         allow_reconstruction: whether to accept a ``support`` of half a client's number of samples or more, from which

@@ -56,22 +56,20 @@ class Columns:
     Columns of dates are refused unless ``dates`` converts them to days since 1970 or since another column's date (the
     length of a stay from ``{"left": "came"}``).
 
-    Numbers are standardized, and a missing value becomes 0, the mean. Words are one-hot encoded. Words that differ in
-    case, white space or a full stop only are refused. A missing value, or a category that no training row has, becomes
-    zeros. A column with a missing value in a training row adds a feature that is 1 for rows without a value and 0 for
-    others. Rows without a target are left out, with a warning.
+    Numbers are standardized, and a missing value becomes 0, the mean. Words are one-hot encoded, a missing or unknown
+    one as zeros. Words that differ in case, white space or a full stop only are refused. A column with a missing value
+    in a training row adds a feature that is 1 for rows without a value. Rows without a target are left out, with a
+    warning.
 
     Means, deviations and categories are fitted on all clients' training rows together. On several machines each site
-    tells the count, the sum and the sum of squares of each column of numbers, and how many rows have each category and
-    class (:class:`~flsv.data.sources.agreed.TableSummary`). Sums are exact, so that the features are the same to the
-    bit in one process.
+    tells counts and sums (:class:`~flsv.data.sources.agreed.TableSummary`). Sums are exact, so that the features are
+    the same to the bit in one process.
 
     A number to predict stays as in the table. With ``standardize_target`` squared errors are shares of its variance.
 
     Args:
         task: ``"classification"`` if the target's values are classes, or ``"regression"``.
-        features: columns to predict from. None: all columns except the target and the group, even identifiers and
-            columns known only after the target.
+        features: columns to predict from. None: all columns except the target and the group, even identifiers.
         exclude: columns to leave out. Some tables may lack them.
         categorical: columns whose numbers are names of categories.
         gaps: marks of a missing value besides blanks. None: :data:`GAPS` in a text file, no marks in a DataFrame. A
@@ -84,14 +82,14 @@ class Columns:
         thousands: thousands separator of numbers in a file: with ``"."``, ``"1.234,5"`` is 1234.5. None: numbers have
             none, and a column whose points may separate thousands is refused.
         encoding: encoding of the text files that are not in UTF-8, such as ``cp1252`` of Windows in Western Europe.
-        dates: ``{column: start}`` for columns of dates, which become numbers of days: since 1970 if ``start`` is
-            ``"days"``, else since the date in the column ``start``.
+        dates: ``{column: start}`` for columns of dates, which become days since 1970 if ``start`` is ``"days"``, else
+            since the date in the column ``start``.
         date_format: formats of dates, as for ``strftime``, such as ``"%d.%m.%Y"``, besides ISO 8601 (``2024-03-31``).
         classes: names of all classes. None: all labels in the tables, which then have to share labels. Any other label
             is refused.
-        min_rows: smallest number of a client's rows of which the client tells something. A category or class with fewer
-            rows, and numbers or missing values of fewer rows, count as if the client had none. A category that no
-            client tells becomes zeros. A class that no client tells is refused, unless ``classes`` names it.
+        min_rows: smallest number of a client's rows of which the client tells something. Categories, classes, numbers
+            or missing values of fewer rows count as if the client had none. A class that no client tells is refused,
+            unless ``classes`` names it.
         encoder: an encoder that was agreed on beforehand, as ``encoder.json`` of an earlier run has it, or its file.
             Then nothing is fitted, and no site tells anything about its table. If it names the ``target`` it is a data
             dictionary, as ``flsv data --write`` drafts it: cells that do not fit are refused.

@@ -98,7 +98,7 @@ def output_similarity(outputs: Tensor, *, logits: bool) -> Tensor:
 
 
 def _costs(firsts: Tensor, similarity: Tensor) -> Tensor:
-    """Compute each partition's sum of cosines within halves. Which cosines are left out makes no difference."""
+    """Compute each partition's sum of cosines within halves."""
     signs = 2 * firsts.double() - 1  # 1 in the first half, -1 in the second
     sums = (signs @ similarity * signs).sum(1)
     return sums.round(decimals=COST_DECIMALS)

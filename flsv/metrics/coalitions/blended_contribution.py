@@ -39,26 +39,25 @@ class BlendedContribution(
     majority is wrong. This method is not from a paper. Both halves and the decay were chosen on ``flsv.benchmark``'s
     tuning federations (docs/benchmark.md).
 
-    A round costs its coalition game and two products with the matrix of updates. If no client has a positive gain u,
-    the cosines alone determine the values. If no client has a positive mean cosine a, the gains alone. If neither, all
-    values are 0. In a round in which it does not take part a client has no gain and no cosine. A client that never took
-    part is NaN.
+    If no client has a positive gain u, the cosines alone determine the values. If no client has a positive mean cosine
+    a, the gains alone. If neither, all values are 0. In a round in which it does not take part a client has no gain and
+    no cosine. A client that never took part is NaN.
 
     ``compute`` gives ``[num_clients]``, shares that sum to 1.
 
     When not to use it:
-        Where money depends on it: take :class:`flsv.metrics.ShadowShapley` or ``flsv retrain``. It does not detect
-        copies: a client that copies another's updates gets as much, and one that splits its samples between two names
-        nearly twice as much. Clients that join late get little of the first half.
+        Where money depends on it: take :class:`flsv.metrics.ShadowShapley` or ``flsv retrain``. A client that copies
+        another's updates gets as much, and one that splits its samples between two names nearly twice as much. Clients
+        that join late get little of the first half.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         decay: omega in (0, 1]: round t = 1, 2, ... has the weight omega^t.
-        estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
-        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
-        performance: the performance measure of a coalition's model, see :mod:`flsv.scores.performance`.
+        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
+        estimator_args: its keywords, such as ``{"budget": 200}``.
+        performance: the performance measure, see :mod:`flsv.scores.performance`.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the estimator is unknown, or the decay is out of range.
@@ -109,7 +108,7 @@ class BlendedContribution(
         """Update the states with one round.
 
         Args:
-            client_ids: ``[k]``, the ids of the round's k clients.
+            client_ids: ``[k]``, the round's clients.
             utility: the round's coalition game, ``utility(masks: bool [K, k]) -> [K]``, for K coalitions.
             client_updates: ``[k, P]``, the clients' updates of the P parameters (without buffers). A ``FederatedLoop``
                 passes the round's :class:`ClientMatrix`.

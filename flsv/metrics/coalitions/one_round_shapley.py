@@ -66,16 +66,15 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
     The model of coalition S is the initial model :math:`x_0` plus the updates :math:`d_i^t` of its members from all
     rounds t, with weights :math:`w_i^t`. The updates come from the run with all clients. Buffers (BatchNorm's
     statistics) are the global model's buffers. Until the game is evaluated all values are NaN. The metric stores n + 1
-    vectors of the model's size, in checkpoints too. The game needs all rounds in one place: merging parts of a run, or
-    a sync between processes, raises an error.
+    vectors of the model's size, in checkpoints too. Merging parts of a run, or a sync between processes, raises an
+    error.
 
     The paper stores every client's update of every round. This metric stores each client's weighted sum over the
     rounds. With ``coalition_weights="renormalized"`` the two are equal only if a client's weight is the same in all
     rounds. Otherwise (partial participation, adaptive weights) this metric renormalizes with each client's mean weight
     over the rounds, the paper with the weights of each round.
 
-    ``compute`` returns ``[num_clients]``, in the performance's unit. Use ``update``, not ``forward``, since a single
-    round has no game of its own.
+    ``compute`` returns ``[num_clients]``, in the performance's unit. Use ``update``, not ``forward``.
 
     When not to use it:
         With many rounds of large steps: the coalitions' models are sums of updates that were never trained. Above ten
@@ -85,14 +84,14 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         rounds: the number of rounds after which the game is evaluated, usually the run's ``max_epochs``. A longer run
             evaluates the game of all rounds so far again after each multiple of this number, and at its end. So does a
             shorter run.
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
-        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
-        performance: the performance measure of a coalition's model, see :mod:`flsv.scores.performance`.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
+        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
+        estimator_args: its keywords, such as ``{"budget": 200}``.
+        performance: the performance measure, see :mod:`flsv.scores.performance`.
         coalition_weights: as for :class:`flsv.metrics.DecayedShapley`. ``"fixed"`` equals the paper's game even if the
             weights change between rounds.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: ``rounds`` is below 1, or the estimator or the kind of weights is unknown.
@@ -172,7 +171,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         """Add a round's updates to the sums. After each ``rounds`` rounds, and at the run's end, evaluate the game.
 
         Args:
-            client_ids: ``[k]``, the ids of the round's k clients.
+            client_ids: ``[k]``, the round's clients.
             round_index: the round's index, from 0.
             global_vector: ``[P]``, the model before the round.
             client_updates: ``[k, P]``, the clients' updates with buffers, a round's ``state_updates``.

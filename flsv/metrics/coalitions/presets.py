@@ -112,29 +112,28 @@ class PartialFederatedShapley(CoalitionValue, chosen=("fold",)):
         model unchanged, unless ``weighting="fixed"``.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        num_classes: M, the number of classes. If it is set, values are per class: each class's accuracy is a game of
-            its own.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
+        num_classes: M, the number of classes. If it is set, each class's accuracy is a game of its own.
         estimator: a name in ``flsv.functional.ESTIMATORS``, a function of the same signature, or ``"auto"``: exact for
             up to 10 players, else ``"surrogate"`` with 20 evaluations per player, or with the budget in
             ``estimator_args``.
-        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
+        estimator_args: its keywords, such as ``{"budget": 200}``.
         performance: the performance measure of a coalition's model if values are not per class: ``"accuracy"``,
             ``"balanced_accuracy"``, ``"negative_loss"``, ``"auroc"``, ``"average_precision"``, ``"f1"``, any name that
             the module logs when it validates, or any torchmetrics metric. See :mod:`flsv.scores.performance`.
         weighting: how a coalition's updates are averaged: ``"uniform"``, by ``"samples"``, or ``"fixed"``: every update
             has the weight 1/k, whatever the size of the coalition. With fixed weights an update of zero changes no
-            coalition's model (without BatchNorm) and has value 0. In an average an update of zero shrinks the others'
-            updates: if local training overshoots, this improves the model, and a free rider gets a positive value.
+            coalition's model (without BatchNorm) and has value 0. In an average it shrinks the others' updates: if
+            local training overshoots, a free rider gets a positive value.
         momentum: mu in [0, 1), the weight of the past in a moving average over a client's rounds. 0 gives the last
             round's value.
-        per_class: compute values per class, with the number of classes taken from the data.
+        per_class: compute values per class.
         mode: whether less (``"min"``) or more (``"max"``) is better, for a logged value, and for a torchmetrics metric
             without ``higher_is_better``.
         init: the value before a client's first round, from which the moving average starts: a number, or ``"uniform"``,
             1/n, as in S-FedAvg. Samplers and aggregators assume this value for clients that never took part. None: the
             average starts at the first round's value.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the estimator, its arguments or the weighting are unknown, the momentum is outside [0, 1), a
@@ -179,31 +178,30 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "fold", "
     and :math:`\beta` the weight of the past. If all values are equal, NSV is 1/2. A client that does not take part in a
     round keeps its value. All clients start at ``init``.
 
-    **Free riders.** As the paper defines the value, a client that returns the model unchanged has a positive value. In
-    an average an update of zero shrinks the others' updates, which helps if local training overshoots. And min-max
-    moves the zero, so that doing nothing ranks above doing harm. With ``normalize="positive", weighting="fixed",
-    init=None`` together its value is exactly 0, for exact values and models without BatchNorm.
+    **Free riders.** As the paper defines the value, a client that returns the model unchanged has a positive value:
+    min-max moves the zero. With ``normalize="positive", weighting="fixed", init=None`` together its value is exactly 0,
+    for exact values and models without BatchNorm.
 
     Inputs are those of :class:`flsv.metrics.PartialFederatedShapley`. ``compute`` returns ``[num_clients]`` in [0, 1],
     NaN for clients that never took part. Samplers and aggregators assume ``init`` for them.
 
     When not to use it:
-        For payment: values are mapped to [0, 1], so that clients that do harm or nothing have positive ones. It is made
-        for sampling and weighting clients.
+        For payment: clients that do harm or nothing have positive values. It is made for sampling and weighting
+        clients.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         beta: the weight of the past. The authors' code gives the present round the weight 0.3, which is beta = 0.7 in
             their eq. 3.
         init: the value before a client's first round. None: the average starts at the first round's value.
-        estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
-        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
-        performance: the performance measure of a coalition's model, see :mod:`flsv.scores.performance`.
+        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
+        estimator_args: its keywords, such as ``{"budget": 200}``.
+        performance: the performance measure, see :mod:`flsv.scores.performance`.
         weighting: how a coalition's updates are averaged, as for :class:`flsv.metrics.PartialFederatedShapley`.
         normalize: ``"min-max"``, as above, or ``"positive"``: max(SV_i, 0) / max SV. See
             :func:`flsv.functional.normalize_shapley`.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: ``beta`` is outside [0, 1) or ``init`` outside [0, 1], the estimator, its arguments or the
@@ -245,9 +243,8 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting",
     with :math:`\omega` the decay and :math:`\phi_i(t)` client i's Shapley value in the game of round t. The game's
     coalition models are rebuilt from the round's updates with the weights of the round's aggregation, so the metric is
     updated after the aggregation. A round whose values are all 0 is skipped. Values that sum to 0 or less are divided
-    by the sum of their absolute values instead. ``diagnostics`` counts the rounds of either kind. A round with hardly
-    any gain has as much weight as any other, and its shares are unbounded if its values have both signs.
-    ``normalize=False`` omits the division.
+    by the sum of their absolute values instead. ``diagnostics`` counts the rounds of either kind. ``normalize=False``
+    omits the division.
 
     With FedAvg it covers three baselines of the paper, the sum of the rounds' values (SOR), the multi-round index (MR)
     and the truncated one (TMR): ``DecayedShapley(**MULTI_ROUND_INDICES["MR"])``, see
@@ -261,18 +258,18 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting",
         round's gain may be near 0 or negative: its shares can be arbitrarily large.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         decay: omega in (0, 1]: round t = 1, 2, ... has the weight omega^t.
         threshold: rounds with omega^t below this number are not evaluated. At most ``decay``.
-        estimator: the estimator of Shapley values, as for :class:`flsv.metrics.PartialFederatedShapley`.
-        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
+        estimator: as for :class:`flsv.metrics.PartialFederatedShapley`.
+        estimator_args: its keywords, such as ``{"budget": 200}``.
         normalize: divide each round's values by their sum. False: the value is in the unit of the performance.
-        performance: the performance measure of a coalition's model, see :mod:`flsv.scores.performance`.
+        performance: the performance measure, see :mod:`flsv.scores.performance`.
         coalition_weights: the weights of a coalition's updates: ``"renormalized"``, the aggregation's weights, scaled
             to sum to 1 inside the coalition (eq. 4), or ``"fixed"``, the aggregation's weights without scaling
             (Algorithm 1, line 12), so that a small coalition's model moves less.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the estimator or the kind of weights is unknown, or the decay or threshold is out of range.

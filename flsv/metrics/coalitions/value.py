@@ -101,18 +101,16 @@ class CoalitionValue(MeasuredMetric):
 
     When not to use it:
         Without validation data at the server, or with data unlike those that the model is for. With
-        ``judges="clients"``, to pay clients who may report false scores. For published methods take the presets, whose
-        options fit together. In cohorts above some 20 clients each round costs hundreds of evaluations: take
-        :class:`GradientAgreement` there.
+        ``judges="clients"``, to pay clients who may report false scores. In cohorts above some 20 clients, where each
+        round costs hundreds of evaluations: take :class:`GradientAgreement`.
 
     Args:
-        num_clients: n, the number of clients. None inside a ``FederatedLoop``, which takes it from the data.
-        num_classes: M, the number of classes. If it is set, values are per class: each class's accuracy is a game of
-            its own.
+        num_clients: n, the number of clients. None inside a ``FederatedLoop``.
+        num_classes: M, the number of classes. If it is set, each class's accuracy is a game of its own.
         performance: the performance measure of a coalition's model if values are not per class, as for
             :class:`PartialFederatedShapley`.
-        estimator: the estimator of Shapley values, as for :class:`PartialFederatedShapley`, or ``"leave_one_out"``.
-        estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
+        estimator: as for :class:`PartialFederatedShapley`, or ``"leave_one_out"``.
+        estimator_args: its keywords, such as ``{"budget": 200}``.
         fold: how the rounds' values are combined: ``"last"``, ``"average"``, ``"surrogate"``, ``"sum"`` or ``"decay"``,
             or a fold from :mod:`flsv.metrics.coalitions` with arguments of its own, such as
             ``Decay(0.9, normalize=False)``.
@@ -120,13 +118,11 @@ class CoalitionValue(MeasuredMetric):
             :class:`PartialFederatedShapley`. ``"aggregation"``: by the weights of the round's aggregation, scaled to
             sum to 1 inside a coalition. ``"aggregation-fixed"``: by the same weights without scaling, so that a small
             coalition's model moves less.
-        per_class: compute values per class, with the number of classes taken from the data.
+        per_class: compute values per class.
         mode: whether less (``"min"``) or more (``"max"``) is better, for a logged value, and for a torchmetrics metric
             without ``higher_is_better``.
-        judges: who scores the models: the ``"server"`` on its validation set, or the ``"clients"`` on the samples that
-            they hold out (``Splits(client_val=...)``), with accuracy replaced by balanced accuracy, see
-            :mod:`flsv.games.judges`.
-        kwargs: further arguments of ``torchmetrics.Metric``.
+        judges: who scores the models, see :mod:`flsv.games.judges`: the ``"server"`` or the ``"clients"``.
+        kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: the fold, weighting or estimator is unknown, the estimator does not take an argument, an
