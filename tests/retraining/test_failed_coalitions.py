@@ -47,8 +47,8 @@ def test_resumed_run_whose_coalitions_fail_shows_no_values_of_an_earlier_round(
     first_part = fit(tmp_path, rounds=2)
     assert first_part.contributions["shadow"].isfinite().all()
 
+    checkpoint = tmp_path / "after.ckpt"
     with pytest.warns(UserWarning, match="there are no values.*no batch norm of one client"):
-        checkpoint = tmp_path / "after.ckpt"
         resumed = fit(tmp_path, rounds=4, checkpoint=checkpoint)
 
     assert resumed.round_index == 4

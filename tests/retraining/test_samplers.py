@@ -243,8 +243,8 @@ def test_samplers_that_cannot_draw_within_a_coalition_are_refused(
 
     with pytest.raises(ConfigurationError, match=match):
         fit(loop, tmp_path, module, make_three_clients(), 1)
+    trainer = trainer_for(loop, tmp_path, 1)
     with pytest.raises(ConfigurationError, match=match):
-        trainer = trainer_for(loop, tmp_path, 1)
         flsv.retrain(trainer, module, make_three_clients())
 
 
