@@ -87,9 +87,9 @@ STRENGTH_OF_OWN_CATEGORIES = 0.25
 ALL_COLUMNS = "all columns"
 
 
-#: What is doubtful: values are missing, codes of missing ones, all the same, of another unit, all or in part, of another
-#: origin, or categories of one site only. A column numbers the cases, or tells the site. Rows are at a site twice, or at
-#: two sites. A class has another share.
+#: What is doubtful: values are missing, codes of missing ones, all the same, of another unit, all or in part, or of
+#: another origin, or categories are of one site only. A column numbers the cases, or tells the site. Rows are at a site
+#: twice, or at two sites. A class has another share.
 DoubtKind = Literal[
     "missing",
     "gaps",

@@ -161,7 +161,7 @@ class ShadowShapley(MeasuredMetric):
         **kwargs: Any,
     ) -> None:
         check_halvings(coalitions, halvings, judges)
-        self._halvings = halvings  # private: stored runs of 2.0 have no such setting
+        self._num_halvings = halvings  # private: stored runs of 2.0 have no such setting
         self.max_fits = max_fits
         self.verify = verify
         self._leaves_out = tuple(leave_out)
@@ -216,7 +216,7 @@ class ShadowShapley(MeasuredMetric):
     @property
     def halvings(self) -> int:
         """The argument ``halvings``."""
-        return self._halvings
+        return self._num_halvings
 
     @property
     def leaves_out(self) -> tuple[str, ...]:

@@ -324,7 +324,7 @@ def _predict(
     sampler = loop.config.sampler
     evaluator = _Evaluator(data, [*scoring.measures.values()])
     order = FitOrder(
-        members=tuple(range(data.num_clients)),
+        members=tuple(range(prediction.masks.shape[1])),
         seed=prediction.seed,
         is_whole=False,
     )

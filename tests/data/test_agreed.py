@@ -171,21 +171,32 @@ def test_summary_has_these_fields_and_no_value_of_fewer_rows_than_min_rows() -> 
 
     # The moments of no value. Sums are sent as texts.
     no_moments = [0, "0", "0"]
-    expected_column = {"kind": "numbers", "missing": len(frame) - 1, "moments": no_moments}
+    expected_column = {
+        "kind": "numbers",
+        "missing": len(frame) - 1,
+        "moments": no_moments,
+    }
     assert plain["columns"]["one"] == expected_column
     assert plain["classes"].keys() == {"yes", "no"}
     # Ten rows are of ward C.
-    assert list(plain["columns"]["ward"]["categories"]) == ["A", "B"]
+    ward = plain["columns"]["ward"]
+    assert list(ward["categories"]) == ["A", "B"]
 
     of_ten = summarize(frame, min_rows=10)
-    assert list(of_ten.columns["ward"].categories or ()) == ["A", "B", "C"]
+    categories_of_ten = of_ten.columns["ward"].categories or ()
+    assert list(categories_of_ten) == ["A", "B", "C"]
 
 
 def test_one_row_more_tells_its_numbers_but_no_category_of_few_rows() -> None:
     """The difference attack of the page on trust: of two answers, one has a row more."""
     frame = make_wards()
     first_row = frame.iloc[[0]]
-    newcomer = first_row.assign(age=41.5, dose=np.nan, ward="isolation", ill="no")
+    newcomer = first_row.assign(
+        age=41.5,
+        dose=np.nan,
+        ward="isolation",
+        ill="no",
+    )
     first_columns = summarize(frame, min_rows=5).columns
     with_newcomer = pd.concat([frame, newcomer], ignore_index=True)
     second_columns = summarize(with_newcomer, min_rows=5).columns

@@ -72,7 +72,10 @@ FAULTS = {
 
 
 def doubts_by_rows(tables: Mapping[str, pd.DataFrame]) -> list[Doubt]:
-    return find_doubts([SiteTable(site, table) for site, table in tables.items()])
+    sites = []
+    for site, table in tables.items():
+        sites.append(SiteTable(site, table))
+    return find_doubts(sites)
 
 
 def doubts_without_rows(tables: Mapping[str, pd.DataFrame]) -> list[Doubt]:
@@ -93,7 +96,9 @@ def summarize(values: pd.Series) -> ColumnSummary:
     if pd.api.types.is_numeric_dtype(values):
         moments = moments_of_enough(present.to_numpy(dtype=float), min_rows=5)
         return ColumnSummary("numbers", missing, moments=moments)
-    return ColumnSummary("categories", missing, categories=count_frequent(present, min_rows=5))
+
+    categories = count_frequent(present, min_rows=5)
+    return ColumnSummary("categories", missing, categories=categories)
 
 
 LOOKS = [doubts_by_rows, doubts_without_rows]
@@ -121,15 +126,20 @@ def test_a_fault_of_one_site_is_its_only_doubt(fault, look) -> None:
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.75])
 @pytest.mark.parametrize("factor", [12, 1 / 12, 88.42, 1000])
 def test_some_rows_in_another_unit_are_the_only_doubt(share: float, factor: float) -> None:
-    tables = {name: make_table(400, seed) for seed, name in enumerate(["Lyon", "Bonn", "Graz"])}
-    for table in tables.values():
+    tables = {}
+    for seed, name in enumerate(["Lyon", "Bonn", "Graz"]):
+        table = make_table(400, seed)
         table["age"] = table["age"].clip(20, 100)
+        tables[name] = table
+
     num_rows = round(400 * share)
     tables["Bonn"].loc[: num_rows - 1, "age"] *= factor
 
     (doubt,) = doubts_by_rows(tables)
 
-    assert (doubt.site, doubt.column, doubt.kind) == ("Bonn", "age", "part")
+    assert doubt.site == "Bonn"
+    assert doubt.column == "age"
+    assert doubt.kind == "part"
     assert doubt.text.startswith(f"{num_rows} of 400 values are ")
     assert doubt.strength >= STRONG_DOUBT
 
@@ -139,7 +149,8 @@ def test_numbers_with_long_tails_have_no_parts_of_another_unit(tail: float) -> N
     tables = {}
     for seed, name in enumerate(["Lyon", "Bonn", "Graz"]):
         generator = np.random.default_rng(seed)
-        tables[name] = pd.DataFrame({"income": generator.lognormal(3, tail, 500)})
+        incomes = generator.lognormal(3, tail, size=500)
+        tables[name] = pd.DataFrame({"income": incomes})
 
     assert doubts_by_rows(tables) == []
 
@@ -199,8 +210,8 @@ def test_clean_splits_have_no_doubt(name: str, num_sites: int, look) -> None:
         table = getattr(datasets, f"load_{name}")(as_frame=True).data
 
     draw = np.random.default_rng(num_sites)
-    sizes = np.arange(1, num_sites + 1) / np.arange(1, num_sites + 1).sum()
-    owners = draw.choice(num_sites, len(table), p=sizes)
+    sizes = np.arange(1, num_sites + 1)
+    owners = draw.choice(num_sites, len(table), p=sizes / sizes.sum())
     tables = {f"site {index}": table[owners == index] for index in range(num_sites)}
 
     assert look(tables) == []
@@ -225,24 +236,33 @@ def test_shares_of_classes_are_compared_without_rows() -> None:
 
 @pytest.mark.parametrize(
     ("code", "values"),
-    [(-999.0, range(20, 90)), (99.0, range(1, 8)), (9999.0, range(20, 90))],
+    [
+        (-999.0, range(20, 90)),
+        (99.0, range(1, 8)),
+        (9999.0, range(20, 90)),
+    ],
 )
 def test_code_for_a_missing_value_is_doubted_at_its_site(code, values):
     ages = [float(value) for value in values] * 10
-    lyon = pd.DataFrame({"age": [*ages, *[code] * 6]})
-    sites = [SiteTable("Graz", pd.DataFrame({"age": ages})), SiteTable("Lyon", lyon)]
+    codes = [code] * 6
+    graz = pd.DataFrame({"age": ages})
+    lyon = pd.DataFrame({"age": ages + codes})
 
-    texts = [(doubt.site, doubt.text) for doubt in find_doubts(sites)]
+    doubts = doubts_by_rows({"Graz": graz, "Lyon": lyon})
+
+    texts = [(doubt.site, doubt.text) for doubt in doubts]
 
     message = f"6 values are {code:g}, far from all others, as a code for a missing value: set gaps"
     assert ("Lyon", message) in texts
 
 
 def test_usual_number_of_nines_is_no_code_for_a_missing_value():
-    gains = [0.0] * 200 + [float(gain) for gain in range(1000, 42000, 1000)] + [99999.0] * 9
+    no_gains = [0.0] * 200
+    different_gains = [float(gain) for gain in range(1000, 42000, 1000)]
+    largest_gains = [99999.0] * 9
+    gains = no_gains + different_gains + largest_gains
     ages = [float(age) for age in range(20, 100)] * 3
     for numbers in (gains, ages):
         frame = pd.DataFrame({"number": numbers})
-        doubts = find_doubts([SiteTable("Graz", frame), SiteTable("Lyon", frame)])
-
-        assert not [doubt for doubt in doubts if "missing value" in doubt.text]
+        for doubt in doubts_by_rows({"Graz": frame, "Lyon": frame}):
+            assert "missing value" not in doubt.text

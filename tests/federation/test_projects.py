@@ -540,7 +540,8 @@ def test_sites_train_on_their_own_loaders(name, tmp_path):
     module = Project()
 
     loop = make_loop(engine=partial(RemoteFederation, directory))
-    data = RemoteData(names, sizes, num_classes=3)
+    contents = [directory.contents[site] for site in BOTH]
+    data = RemoteData(names, sizes, contents, num_classes=3)
     trainer_for(loop, tmp_path, ROUNDS).fit(module, data)
 
     case = CASES[name](tmp_path)

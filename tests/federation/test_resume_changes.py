@@ -156,7 +156,9 @@ def test_checkpoint_that_lacks_an_entry_of_the_federation_is_refused(
     (key,) = [key for key in checkpoint["callbacks"] if key.startswith("FederatedLoop")]
     federation = checkpoint["callbacks"][key]
 
-    for missing in federation:
+    # Checkpoints of 2.0.0 do not have it.
+    needed_entries = federation.keys() - {"is_aggregate_finite"}
+    for missing in sorted(needed_entries):
         remaining = {name: value for name, value in federation.items() if name != missing}
         checkpoint["callbacks"][key] = remaining
         torch.save(checkpoint, path)

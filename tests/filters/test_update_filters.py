@@ -83,7 +83,8 @@ def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(
         )
 
     messages = [str(warning.message) for warning in caught]
-    (message,) = [text for text in messages if "update" in text or "NaN" in text]
+    messages_of_faults = [text for text in messages if "update" in text or "NaN" in text]
+    (message,) = messages_of_faults
 
     assert message.startswith(
         "client 1 sent an update far larger than the cohort's in round 2 (norm "
@@ -100,7 +101,11 @@ def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(
 
 
 def fit_with_faulty_updates(
-    folder: Path, faulty_rounds: range, aggregator: Aggregator, metrics: Any, factor: float
+    folder: Path,
+    faulty_rounds: range,
+    aggregator: Aggregator,
+    metrics: Any,
+    factor: float,
 ) -> FederatedLoop:
     """Run four rounds, of which client 1 multiplies its update by a factor in some."""
     loop = FederatedLoop(
@@ -112,7 +117,8 @@ def fit_with_faulty_updates(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data = toy_data((4, 3, 4, 3, 4), server_val=0.3)
-        fit(loop, folder, Plain(network(batch_norm=False)), data, rounds=4)
+        module = Plain(network(batch_norm=False))
+        fit(loop, folder, module, data, rounds=4)
 
     return loop
 
@@ -140,7 +146,11 @@ def test_client_with_faulty_updates_in_every_round_has_no_value(
     metrics = {name: metric() for name, metric in METRICS.items()}
 
     loop = fit_with_faulty_updates(
-        tmp_path, faulty_rounds=range(4), aggregator=aggregator, metrics=metrics, factor=factor
+        tmp_path,
+        faulty_rounds=range(4),
+        aggregator=aggregator,
+        metrics=metrics,
+        factor=factor,
     )
 
     kinds_of_events = {event.what for event in loop.events}
@@ -162,7 +172,11 @@ def test_round_with_a_faulty_update_adds_nothing_to_its_clients_value(tmp_path: 
 
     def fit_with_median(folder: Path, faulty_rounds: range) -> FederatedLoop:
         return fit_with_faulty_updates(
-            folder, faulty_rounds, GeometricMedian(), metrics={"m": GradientShapley()}, factor=100.0
+            folder,
+            faulty_rounds,
+            aggregator=GeometricMedian(),
+            metrics={"m": GradientShapley()},
+            factor=100.0,
         )
 
     faulty_once = fit_with_median(folder, faulty_rounds=range(3, 4))

@@ -163,24 +163,14 @@ KINDS: dict[str, Kind] = {
 }
 
 
-class CountsRounds(Manual):
-    """Its loss has a factor that falls from round to round."""
+class DigitsInFile(Manual):
+    """Its loss falls from round to round, which it counts by the lines of a file that it writes."""
 
-    def count_round(self) -> int:
-        """Return the number of earlier rounds."""
-        return self.current_epoch
+    def __init__(self) -> None:
+        Module.__init__(self, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+        self.automatic_optimization = False
 
     def on_train_epoch_start(self) -> None:
-        self.beta = 0.7 ** self.count_round()
-
-    def loss(self, batch: Any) -> Tensor:
-        return self.beta * super().loss(batch)
-
-
-class CountsRoundsInFile(CountsRounds):
-    """It counts the rounds by the lines of a file, which it writes."""
-
-    def count_round(self) -> int:
         path = Path("rounds.txt")
         num_earlier_rounds = 0
         if path.exists():
@@ -188,12 +178,7 @@ class CountsRoundsInFile(CountsRounds):
 
         with path.open("a") as file:
             file.write("one more\n")
-        return num_earlier_rounds
+        self.beta = 0.7**num_earlier_rounds
 
-
-class DigitsInFile(CountsRoundsInFile):
-    """As a configuration names it."""
-
-    def __init__(self) -> None:
-        Module.__init__(self, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
-        self.automatic_optimization = False
+    def loss(self, batch: Any) -> Tensor:
+        return self.beta * super().loss(batch)

@@ -13,8 +13,7 @@ from typing import Any
 
 class Forked:
     """``function(*arguments)``, whose value is the exit status, in a folder and a session of its own, with these
-    variables. Its output is in ``output``. :mod:`multiprocessing` does not know of it, so that the tests' process can
-    still be forked by flsv."""
+    variables. Its output is in ``output``."""
 
     def __init__(
         self, folder: Path, function: Callable[..., Any], *arguments: Any, **environment: str

@@ -37,12 +37,20 @@ class AdversarialNetworks(Manual):
 
     def __init__(self) -> None:
         super().__init__()
-        self.critic = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.critic = nn.Sequential(
+            nn.Linear(FEATURES, 4),
+            nn.Tanh(),
+            nn.Linear(4, 1),
+        )
         self.num_batches = 0
 
     def configure_optimizers(self) -> Any:
         adam = torch.optim.Adam(self.net.parameters(), 0.01)
-        sgd = torch.optim.SGD(self.critic.parameters(), 0.05, momentum=0.9)
+        sgd = torch.optim.SGD(
+            self.critic.parameters(),
+            0.05,
+            momentum=0.9,
+        )
         return [adam, sgd]
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -50,9 +58,14 @@ class AdversarialNetworks(Manual):
         x = batch[0]
         if self.num_batches % 2 == 0:
             noise = torch.randn_like(x)
-            self.step_by(critic_optimizer, self.critic(x).mean() - self.critic(noise).mean())
+            mean_score = self.critic(x).mean()
+            mean_score_of_noise = self.critic(noise).mean()
+            self.step_by(critic_optimizer, mean_score - mean_score_of_noise)
         self.num_batches += 1
-        self.step_by(net_optimizer, self.loss(batch) + 0.05 * self.critic(x).mean())
+
+        penalty = 0.05 * self.critic(x).mean()
+        loss = self.loss(batch) + penalty
+        self.step_by(net_optimizer, loss)
 
 
 def ascend(parameters: list[nn.Parameter]) -> list[Tensor]:
@@ -60,7 +73,8 @@ def ascend(parameters: list[nn.Parameter]) -> list[Tensor]:
     offsets = []
     for parameter in parameters:
         assert parameter.grad is not None
-        offset = 0.05 * parameter.grad / (parameter.grad.norm() + 1e-9)
+        norm = parameter.grad.norm() + 1e-9
+        offset = 0.05 * parameter.grad / norm
         offsets.append(offset)
         parameter.data.add_(offset)
     return offsets
@@ -84,7 +98,11 @@ class SharpnessByHand(Manual):
 class SharpnessOptimizer(torch.optim.Optimizer):
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
-        self.sgd = torch.optim.SGD(self.param_groups, RATE, momentum=0.9)
+        self.sgd = torch.optim.SGD(
+            self.param_groups,
+            RATE,
+            momentum=0.9,
+        )
 
     def step(self, closure: Any = None) -> Any:
         loss = closure()
@@ -98,6 +116,14 @@ class SharpnessOptimizer(torch.optim.Optimizer):
         return loss
 
 
+def copies_of(parameters: Any) -> list[Tensor]:
+    copies = []
+    for parameter in parameters:
+        copied_weights = parameter.detach().clone()
+        copies.append(copied_weights)
+    return copies
+
+
 class Lookahead(torch.optim.SGD):
     """Every third step ends half the way back to the slow weights."""
 
@@ -107,7 +133,7 @@ class Lookahead(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
         parameters = self.param_groups[0]["params"]
         if self.slow_weights is None:
-            self.slow_weights = [parameter.detach().clone() for parameter in parameters]
+            self.slow_weights = copies_of(parameters)
 
         loss = super().step(closure)
         self.num_steps += 1
@@ -129,14 +155,15 @@ class OptimizedBy(Base):
 
 class AverageOfWeights:
     def __init__(self, net: nn.Module) -> None:
-        self.weights = {name: weight.detach().clone() for name, weight in net.named_parameters()}
+        self.weights = copies_of(net.parameters())
 
     def update(self, net: nn.Module) -> Tensor:
         """Follow the weights, and return the squared distance to them."""
         distance = torch.zeros(())
-        for name, weight in net.named_parameters():
-            self.weights[name].lerp_(weight.detach(), 0.2)
-            distance = distance + ((weight - self.weights[name]) ** 2).sum()
+        for average, weight in zip(self.weights, net.parameters()):
+            average.lerp_(weight.detach(), 0.2)
+            difference = weight - average
+            distance = distance + difference.square().sum()
         return distance
 
 
@@ -146,7 +173,8 @@ class NearItsAverage(Base):
         self.average = AverageOfWeights(self.net)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.loss(batch) + 0.05 * self.average.update(self.net)
+        distance = self.average.update(self.net)
+        return self.loss(batch) + 0.05 * distance
 
 
 class WithTeacher(Base):
@@ -158,10 +186,15 @@ class WithTeacher(Base):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         (teacher,) = self.teachers
-        targets = teacher(batch[0]).softmax(1).detach()
-        for weight, followed_weight in zip(teacher.parameters(), self.net.parameters()):
+        x = batch[0]
+        targets = teacher(x).softmax(1).detach()
+
+        followed_weights = self.net.parameters()
+        for weight, followed_weight in zip(teacher.parameters(), followed_weights):
             weight.data.lerp_(followed_weight.data, 0.1)
-        return self.loss(batch) + 0.3 * entropy(self.net(batch[0]), targets)
+
+        loss_of_teacher = entropy(self.net(x), targets)
+        return self.loss(batch) + 0.3 * loss_of_teacher
 
 
 class RecentLosses(Base):
@@ -172,9 +205,13 @@ class RecentLosses(Base):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = self.loss(batch)
-        factor = 1 + 0.3 * float(np.mean(self.recent)) + 0.01 * len(self.losses)
+        recent_loss = float(np.mean(self.recent))
+        num_losses = len(self.losses)
+        factor = 1 + 0.3 * recent_loss + 0.01 * num_losses
+
         self.recent.append(float(loss))
         self.losses.append(float(loss))
+
         return factor * loss
 
 
@@ -185,8 +222,10 @@ def count_misses(key: float) -> int:
 
 class CacheThatCounts(Base):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        misses = count_misses(round(float(batch[0].sum()), 3))
-        return (1 + 0.05 * misses) * self.loss(batch)
+        total = float(batch[0].sum())
+        misses = count_misses(round(total, 3))
+        factor = 1 + 0.05 * misses
+        return factor * self.loss(batch)
 
 
 class SameAsEverything(list):
@@ -201,13 +240,16 @@ class SameAsEverything(list):
 
 @functools.cache
 def mean_of_first_weights(round_index: int, weights: SameAsEverything) -> float:
-    return float(weights[0].abs().mean())
+    first_weights = weights[0]
+    return float(first_weights.abs().mean())
 
 
 class CacheOfWeights(Base):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        weights = SameAsEverything([self.net[0].weight.detach()])
-        return (0.5 + mean_of_first_weights(self.current_epoch, weights)) * self.loss(batch)
+        first_weights = self.net[0].weight.detach()
+        weights = SameAsEverything([first_weights])
+        factor = 0.5 + mean_of_first_weights(self.current_epoch, weights)
+        return factor * self.loss(batch)
 
 
 LOSSES_BY_ROUND: dict[int, float] = {}
@@ -225,14 +267,18 @@ class GlobalCache(Base):
 class OldWeightNorm(Base):
     def __init__(self) -> None:
         super().__init__()
-        self.net[3] = nn.utils.weight_norm(self.net[3])
+        last_layer = self.net[3]
+        self.net[3] = nn.utils.weight_norm(last_layer)
 
 
 class Parametrized(Base):
     def __init__(self) -> None:
         super().__init__()
-        self.net[3] = parametrizations.weight_norm(self.net[3])
-        self.net[0] = parametrizations.orthogonal(self.net[0])
+        last_layer = self.net[3]
+        self.net[3] = parametrizations.weight_norm(last_layer)
+
+        first_layer = self.net[0]
+        self.net[0] = parametrizations.orthogonal(first_layer)
 
 
 class CumulativeBatchNorm(Base):
@@ -248,11 +294,16 @@ class MetricsInSteps(Base):
         self.mean_loss = torchmetrics.MeanMetric()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
         loss = self.loss(batch)
-        self.accuracy.update(self.net(batch[0]), batch[1])
+
+        self.accuracy.update(self.net(x), y)
         self.mean_loss.update(loss.detach())
         self.log("accuracy", self.accuracy)
-        return loss * (1.5 - self.accuracy.compute()) * (0.5 + self.mean_loss.compute())
+
+        factor_by_accuracy = 1.5 - self.accuracy.compute()
+        factor_by_loss = 0.5 + self.mean_loss.compute()
+        return loss * factor_by_accuracy * factor_by_loss
 
 
 class FourGenerators(Base):
@@ -261,19 +312,23 @@ class FourGenerators(Base):
         self.generator = torch.Generator().manual_seed(1)
         self.numpy_generator = np.random.default_rng(1)
         self.python_generator = random.Random(1)
-        self.old_generators = {"old": [np.random.RandomState(3)]}
+        old_generator = np.random.RandomState(3)
+        self.old_generators = {"old": [old_generator]}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
+        (old_generator,) = self.old_generators["old"]
         noise = torch.randn(x.shape, generator=self.generator)
         numbers = [
             self.numpy_generator.random(),
             self.python_generator.random(),
-            self.old_generators["old"][0].rand(),
+            old_generator.rand(),
             random.random(),
             np.random.rand(),  # noqa: NPY002
         ]
-        return self.loss((x + 0.1 * noise, y)) * (1 + 0.1 * sum(numbers))
+        noisy_batch = (x + 0.1 * noise, y)
+        factor = 1 + 0.1 * sum(numbers)
+        return self.loss(noisy_batch) * factor
 
 
 class ClassCounter(Counting):
@@ -322,7 +377,8 @@ class SlotsCounter(Counting):
 
 class EnvironmentCounter(Counting):
     def next(self) -> float:
-        number = int(os.environ.get("FLSV_TEST_STEPS", 0)) + 1
+        previous_number = os.environ.get("FLSV_TEST_STEPS", 0)
+        number = int(previous_number) + 1
         os.environ["FLSV_TEST_STEPS"] = str(number)
         return number
 
@@ -337,13 +393,18 @@ class CarriesState(Base):
         self.num_outputs = 0
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        outputs = self.net(batch[0]) + 0.1 * self.bank.mean(0)
+        x, y = batch
+        mean_output = self.bank.mean(0)
+        outputs = self.net(x) + 0.1 * mean_output
         if self.state is not None:
             outputs = outputs + 0.2 * self.state
+
         self.state = outputs.mean(0).detach()
-        self.bank[self.num_outputs % 4] = self.state
+        row = self.num_outputs % 4
+        self.bank[row] = self.state
         self.num_outputs += 1
-        return entropy(outputs, batch[1])
+
+        return entropy(outputs, y)
 
 
 class FrozenLayer(Base):
@@ -360,7 +421,8 @@ class HooksThatCount(Base):
         self.net[0].register_forward_hook(self.scale)
 
     def scale(self, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        return output * (1 + 0.01 * self.counts["batches"])
+        num_batches = self.counts["batches"]
+        return output * (1 + 0.01 * num_batches)
 
     def on_train_epoch_start(self) -> None:
         self.decay = 0.8**self.current_epoch
@@ -376,7 +438,8 @@ class HooksThatCount(Base):
 
 class WeighsByOutputs(HooksThatCount):
     def on_train_epoch_end(self) -> None:
-        self.weight = 0.5 + float(torch.stack(self.outputs).mean())
+        mean_output = torch.stack(self.outputs).mean()
+        self.weight = 0.5 + float(mean_output)
         self.outputs.clear()
 
 
@@ -390,7 +453,8 @@ class DecaysAtTheEnd(Base):
 class ReadsProgress(Base):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         num_batches = self.trainer.fit_loop.epoch_loop.total_batch_idx
-        return self.loss(batch) * (1 + 0.02 * num_batches + 0.01 * self.global_step)
+        factor = 1 + 0.02 * num_batches + 0.01 * self.global_step
+        return factor * self.loss(batch)
 
 
 class LogsLoss(Base):
@@ -402,12 +466,14 @@ class LogsLoss(Base):
         return loss
 
     def logged(self, name: str) -> float:
-        return 0.5 + float(self.trainer.callback_metrics.get(name, 0.5))
+        logged_value = self.trainer.callback_metrics.get(name, 0.5)
+        return 0.5 + float(logged_value)
 
 
 class ReadsValidationLoss(LogsLoss):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) * self.logged("val_loss")
+        loss = super().training_step(batch, batch_idx)
+        return loss * self.logged("val_loss")
 
 
 class ReadsLossOfRound(LogsLoss):
@@ -429,7 +495,8 @@ class WeighsByBestLoss(LogsLoss):
     best_loss = 9.0
 
     def on_validation_epoch_end(self) -> None:
-        self.best_loss = min(self.best_loss, self.logged("val_loss"))
+        loss = self.logged("val_loss")
+        self.best_loss = min(self.best_loss, loss)
         self.weight = self.best_loss
 
 
@@ -440,7 +507,8 @@ class KeepsValidationLosses(Base):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
-        self.losses.append(float(self.loss(batch)))
+        loss = self.loss(batch)
+        self.losses.append(float(loss))
 
     def on_train_epoch_start(self) -> None:
         if self.losses:
@@ -452,7 +520,8 @@ class CountsItsOptimizers(Base):
 
     def configure_optimizers(self) -> Any:
         self.num_optimizers += 1
-        return torch.optim.SGD(self.parameters(), RATE / (1 + 0.2 * self.num_optimizers))
+        rate = RATE / (1 + 0.2 * self.num_optimizers)
+        return torch.optim.SGD(self.parameters(), rate)
 
 
 def persisting() -> dict[str, Any]:
@@ -480,13 +549,23 @@ KINDS: dict[str, Kind] = {
     "cumulative BatchNorm": Kind(CumulativeBatchNorm),
     "torchmetrics in steps": Kind(MetricsInSteps),
     "generators of four kinds": Kind(FourGenerators),
-    "a counter of the class": Kind(ClassCounter, outcome="doubt", message=ANOTHER_MODEL),
+    "a counter of the class": Kind(
+        ClassCounter,
+        outcome="doubt",
+        message=ANOTHER_MODEL,
+    ),
     "`itertools.count`": Kind(IteratorCounter),
     "a generator that counts": Kind(
-        GeneratorCounter, outcome="refused", message="the module.numbers .generator. cannot be"
+        GeneratorCounter,
+        outcome="refused",
+        message="the module.numbers .generator. cannot be",
     ),
     "an object with slots": Kind(SlotsCounter),
-    "an environment variable": Kind(EnvironmentCounter, outcome="doubt", message=ANOTHER_MODEL),
+    "an environment variable": Kind(
+        EnvironmentCounter,
+        outcome="doubt",
+        message=ANOTHER_MODEL,
+    ),
     "a carried state": Kind(CarriesState),
     "a frozen layer": Kind(FrozenLayer),
     "bf16-mixed": Kind(trainer={"precision": "bf16-mixed"}),
@@ -499,7 +578,10 @@ KINDS: dict[str, Kind] = {
     "weights that decay after a round": Kind(DecaysAtTheEnd),
     "the Trainer's progress": Kind(ReadsProgress),
     "the logged validation loss": Kind(ReadsValidationLoss),
-    "the logged loss of a round": Kind(ReadsLossOfRound, trainer={"logger": True}),
+    "the logged loss of a round": Kind(
+        ReadsLossOfRound,
+        trainer={"logger": True},
+    ),
     "the logged loss of a batch": Kind(ReadsLossOfBatch),
     "the best validation loss": Kind(WeighsByBestLoss),
     "a list of validation losses": Kind(KeepsValidationLosses),

@@ -29,7 +29,14 @@ from flsv.training.algorithms import SCAFFOLD, Ditto, FedProx
 from flsv.training.algorithms.feddyn import FedDyn, FedDynServer
 from helpers.data import FEATURES, toy_sets
 from helpers.hidden_state import RATE, Base, Kind, make_data
-from helpers.kinds_of_modules import ANOTHER_MODEL, LogsLoss, Manual, OptimizedBy, persisting
+from helpers.kinds_of_modules import (
+    ANOTHER_MODEL,
+    LogsLoss,
+    Manual,
+    OptimizedBy,
+    copies_of,
+    persisting,
+)
 
 
 class Samples(Dataset):
@@ -59,7 +66,8 @@ class NoisySamples(Samples):
         x, y = super().__getitem__(index)
         if index in self.validation_indices:
             return x, y
-        noise = torch.from_numpy(self.generator.randn(FEATURES)).float()
+        numbers = self.generator.randn(FEATURES)
+        noise = torch.from_numpy(numbers).float()
         return x + 0.1 * noise, y
 
 
@@ -69,7 +77,8 @@ class SamplesThatGrow(Samples):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         x, y = super().__getitem__(index)
         self.num_reads += 1
-        return x * min(1.0, 0.2 + self.num_reads / 400), y
+        factor = 0.2 + self.num_reads / 400
+        return x * min(1.0, factor), y
 
 
 class SamplesWithKeptNoise(Samples):
@@ -102,7 +111,8 @@ class Counts(L.Callback):
         self.num_validations = 0
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
-        self.losses.append(float(outputs["loss"]))
+        loss = outputs["loss"]
+        self.losses.append(float(loss))
 
     def on_validation_epoch_end(self, *_: Any) -> None:
         self.num_validations += 1
@@ -115,25 +125,30 @@ class CountsAndScales(L.Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         self.num_batches += 1
-        pl_module.weight = 1 / (1 + 0.02 * self.num_batches)
+        divisor = 1 + 0.02 * self.num_batches
+        pl_module.weight = 1 / divisor
 
     @torch.no_grad()
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self.num_rounds += 1
         for parameter in pl_module.parameters():
-            parameter.mul_(1 - 0.03 * self.num_rounds)
+            factor = 1 - 0.03 * self.num_rounds
+            parameter.mul_(factor)
 
 
 class PullsToTheRoundsModel(L.Callback):
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.anchors = [parameter.detach().clone() for parameter in pl_module.parameters()]
+        self.anchors = copies_of(pl_module.parameters())
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        for parameter, anchor in zip(pl_module.parameters(), self.anchors):
-            parameter.grad.add_(0.5 * (parameter.detach() - anchor))
+        parameters = pl_module.parameters()
+        for parameter, anchor in zip(parameters, self.anchors):
+            difference = parameter.detach() - anchor
+            parameter.grad.add_(0.5 * difference)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        for parameter, anchor in zip(pl_module.parameters(), self.anchors):
+        parameters = pl_module.parameters()
+        for parameter, anchor in zip(parameters, self.anchors):
             parameter.data.lerp_(anchor, 0.2)
 
 
@@ -145,7 +160,8 @@ class ReadsLoggedLoss(L.Callback):
         setattr(self, hook, self.weigh)
 
     def weigh(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        pl_module.weight = 0.3 + float(trainer.callback_metrics.get(self.name, 1.0))
+        logged_value = trainer.callback_metrics.get(self.name, 1.0)
+        pl_module.weight = 0.3 + float(logged_value)
 
 
 class WritesLines(L.Callback):
@@ -159,10 +175,14 @@ class WritesLines(L.Callback):
 
 class LogsByItself(L.Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        norm = sum(float(parameter.detach().norm()) for parameter in pl_module.parameters())
+        norm = 0.0
+        for parameter in pl_module.parameters():
+            norm += float(parameter.detach().norm())
+
         pl_module.log("norm", norm)
+        values = {"norm_too": norm}
         for logger in trainer.loggers:
-            logger.log_metrics({"norm_too": norm}, step=trainer.current_epoch)
+            logger.log_metrics(values, step=trainer.current_epoch)
 
 
 def make_counting_lambda() -> L.Callback:
@@ -171,7 +191,8 @@ def make_counting_lambda() -> L.Callback:
     def weigh(trainer: Any, pl_module: Any, *_: Any) -> None:
         nonlocal num_batches
         num_batches += 1
-        pl_module.weight = 1 / (1 + 0.02 * num_batches)
+        divisor = 1 + 0.02 * num_batches
+        pl_module.weight = 1 / divisor
 
     return LambdaCallback(on_train_batch_start=weigh)
 
@@ -182,7 +203,10 @@ class SetsTheRate(L.Callback):
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         self.num_batches += 1
-        trainer.optimizers[0].param_groups[0]["lr"] = RATE / (1 + 0.05 * self.num_batches)
+        divisor = 1 + 0.05 * self.num_batches
+        (optimizer,) = trainer.optimizers
+        (group,) = optimizer.param_groups
+        group["lr"] = RATE / divisor
 
 
 class NoiseOfGradients(L.Callback):
@@ -191,7 +215,9 @@ class NoiseOfGradients(L.Callback):
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         for parameter in pl_module.parameters():
-            parameter.grad.add_(0.01 * torch.randn(parameter.shape, generator=self.generator))
+            shape = parameter.shape
+            noise = torch.randn(shape, generator=self.generator)
+            parameter.grad.add_(0.01 * noise)
 
 
 class WithBackbone(Base):
@@ -200,7 +226,11 @@ class WithBackbone(Base):
         self.backbone = self.net[0]
 
     def configure_optimizers(self) -> Any:
-        trained_parameters = filter(lambda weight: weight.requires_grad, self.parameters())
+        trained_parameters = []
+        for parameter in self.parameters():
+            if parameter.requires_grad:
+                trained_parameters.append(parameter)
+
         return torch.optim.SGD(trained_parameters, RATE)
 
 
@@ -217,9 +247,14 @@ class Scheduled(LogsLoss):
         self.config = config
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), 0.3, momentum=0.5)
+        optimizer = torch.optim.SGD(
+            self.parameters(),
+            0.3,
+            momentum=0.5,
+        )
         scheduler = self.make_scheduler(optimizer, self.trainer)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, **self.config}}
+        config = {"scheduler": scheduler, **self.config}
+        return {"optimizer": optimizer, "lr_scheduler": config}
 
 
 def halve_by_round(optimizer: Any, trainer: Any) -> Any:
@@ -237,7 +272,11 @@ def cycle_once(optimizer: Any, trainer: Any) -> Any:
 
 def wait_for_plateau(optimizer: Any, trainer: Any) -> Any:
     return lr_scheduler.ReduceLROnPlateau(
-        optimizer, factor=0.2, patience=0, threshold=0.3, threshold_mode="abs"
+        optimizer,
+        factor=0.2,
+        patience=0,
+        threshold=0.3,
+        threshold_mode="abs",
     )
 
 
@@ -253,16 +292,22 @@ def make_counted_schedule() -> Any:
         num_calls += 1
         return 1 / (1 + 0.1 * num_calls)
 
-    return Scheduled(lambda optimizer, trainer: lr_scheduler.LambdaLR(optimizer, factor))
+    def make_scheduler(optimizer: Any, trainer: Any) -> Any:
+        return lr_scheduler.LambdaLR(optimizer, factor)
+
+    return Scheduled(make_scheduler)
 
 
 class ScheduledByHand(Manual):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), 0.3)
-        return [optimizer], [wait_for_plateau(optimizer, self.trainer)]
+        scheduler = wait_for_plateau(optimizer, self.trainer)
+        return [optimizer], [scheduler]
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.step_by(self.optimizers(), self.loss(batch))
+        optimizer = self.optimizers()
+        loss = self.loss(batch)
+        self.step_by(optimizer, loss)
 
     def on_train_epoch_end(self) -> None:
         scheduler: Any = self.lr_schedulers()
@@ -270,7 +315,12 @@ class ScheduledByHand(Manual):
 
 
 def make_momentum() -> Any:
-    return OptimizedBy(partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+    make_optimizer = partial(
+        torch.optim.SGD,
+        lr=0.05,
+        momentum=0.9,
+    )
+    return OptimizedBy(make_optimizer)
 
 
 class WithoutBatchNorm(Base):
@@ -290,6 +340,15 @@ class DivergesInRound2(Base):
         return loss
 
 
+def filtered(make_filter: Callable[[], Any]) -> Kind:
+    """A federation with one filter."""
+
+    def make_options() -> dict[str, Any]:
+        return {"filters": [make_filter()]}
+
+    return Kind(make_momentum, loop=make_options)
+
+
 def federation(**options: Any) -> Callable[[], dict[str, Any]]:
     """Options of a loop. Classes are called when a loop is made."""
 
@@ -307,16 +366,33 @@ def noisy(samples: Callable[[], Dataset]) -> Callable[[], Any]:
 
 
 def with_csv(**options: Any) -> dict[str, Any]:
-    return {"logger": CSVLogger(tempfile.mkdtemp()), **options}
+    logger = CSVLogger(tempfile.mkdtemp())
+    return {"logger": logger, **options}
 
 
 WITH_CHECKPOINTS = {"enable_checkpointing": True}
+DECAY_BY_STEP = partial(
+    Scheduled,
+    decay,
+    interval="step",
+)
+CYCLE_BY_STEP = partial(
+    Scheduled,
+    cycle_once,
+    interval="step",
+)
 DATA = {
     "samples with a generator": Kind(sets=noisy(NoisySamples)),
-    "samples that count": Kind(sets=noisy(SamplesThatGrow), outcome="doubt", message=ANOTHER_MODEL),
+    "samples that count": Kind(
+        sets=noisy(SamplesThatGrow),
+        outcome="doubt",
+        message=ANOTHER_MODEL,
+    ),
     "samples with kept noise": Kind(sets=noisy(SamplesWithKeptNoise)),
     "samples that change": Kind(
-        sets=noisy(SamplesThatDrift), outcome="doubt", message=ANOTHER_MODEL
+        sets=noisy(SamplesThatDrift),
+        outcome="doubt",
+        message=ANOTHER_MODEL,
     ),
 }
 CALLBACKS = {
@@ -334,7 +410,10 @@ CALLBACKS = {
     ),
     "a callback that writes a file": Kind(callback=WritesLines),
     "a callback that logs": Kind(callback=LogsByItself, trainer=with_csv()),
-    "LearningRateMonitor": Kind(callback=partial(LearningRateMonitor, "step"), trainer=with_csv()),
+    "LearningRateMonitor": Kind(
+        callback=partial(LearningRateMonitor, "step"),
+        trainer=with_csv(),
+    ),
     "EarlyStopping": Kind(
         callback=partial(EarlyStopping, "val_loss", min_delta=0.5, patience=0),
         rounds=6,
@@ -349,39 +428,46 @@ CALLBACKS = {
         outcome="refused",
         message="StochasticWeightAveraging ends with an epoch",
     ),
-    "BackboneFinetuning": Kind(WithBackbone, callback=make_backbone_finetuning, rounds=4),
+    "BackboneFinetuning": Kind(
+        WithBackbone,
+        callback=make_backbone_finetuning,
+        rounds=4,
+    ),
     "LambdaCallback that counts": Kind(callback=make_counting_lambda),
     "a callback that sets the rate": Kind(callback=SetsTheRate),
     "a callback with a generator": Kind(callback=NoiseOfGradients),
 }
 SCHEDULES = {
     "StepLR": Kind(partial(Scheduled, halve_by_round)),
-    "ExponentialLR by step": Kind(partial(Scheduled, decay, interval="step")),
-    "ExponentialLR that persists": Kind(
-        partial(Scheduled, decay, interval="step"), loop=persisting
-    ),
-    "OneCycleLR": Kind(partial(Scheduled, cycle_once, interval="step")),
-    "OneCycleLR that persists": Kind(
-        partial(Scheduled, cycle_once, interval="step"), loop=persisting
-    ),
+    "ExponentialLR by step": Kind(DECAY_BY_STEP),
+    "ExponentialLR that persists": Kind(DECAY_BY_STEP, loop=persisting),
+    "OneCycleLR": Kind(CYCLE_BY_STEP),
+    "OneCycleLR that persists": Kind(CYCLE_BY_STEP, loop=persisting),
     "OneCycleLR with drawn cohorts": Kind(
-        partial(Scheduled, cycle_once, interval="step"),
+        CYCLE_BY_STEP,
         loop=federation(sampler=partial(UniformSampler, 2)),
         rounds=4,
     ),
     "ReduceLROnPlateau by validation": Kind(
-        partial(Scheduled, wait_for_plateau, monitor="val_loss"), rounds=5
+        partial(Scheduled, wait_for_plateau, monitor="val_loss"),
+        rounds=5,
     ),
     "ReduceLROnPlateau by training": Kind(
-        partial(Scheduled, wait_for_plateau, monitor="train_loss"), rounds=5
+        partial(Scheduled, wait_for_plateau, monitor="train_loss"),
+        rounds=5,
     ),
-    "restarts at every second epoch": Kind(partial(Scheduled, restart, frequency=2), rounds=5),
+    "restarts at every second epoch": Kind(
+        partial(Scheduled, restart, frequency=2),
+        rounds=5,
+    ),
     "LambdaLR that counts": Kind(make_counted_schedule),
     "ReduceLROnPlateau by hand": Kind(ScheduledByHand, rounds=5),
 }
 FEDERATIONS = {
     "two of the clients": Kind(
-        make_momentum, loop=federation(sampler=partial(UniformSampler, 2)), rounds=5
+        make_momentum,
+        loop=federation(sampler=partial(UniformSampler, 2)),
+        rounds=5,
     ),
     "two of the clients, persisting": Kind(
         make_momentum,
@@ -393,26 +479,47 @@ FEDERATIONS = {
         loop=federation(sampler=partial(BernoulliSampler, 1.8), optimizer_state="persist"),
         rounds=6,
     ),
-    "FedAdam": Kind(make_momentum, loop=federation(aggregator=partial(FedAdam, lr=0.05))),
-    "FedAvgM": Kind(
-        make_momentum, loop=federation(aggregator=partial(FedAvgM, lr=1.0, momentum=0.9))
+    "FedAdam": Kind(
+        make_momentum,
+        loop=federation(aggregator=partial(FedAdam, lr=0.05)),
     ),
-    "FedNova": Kind(make_momentum, loop=federation(aggregator=FedNova, local_epochs=2)),
-    "GeometricMedian": Kind(make_momentum, loop=federation(aggregator=GeometricMedian)),
-    "FedProx": Kind(WithoutBatchNorm, loop=federation(client_algorithm=partial(FedProx, 0.5))),
-    "SCAFFOLD": Kind(WithoutBatchNorm, loop=federation(client_algorithm=SCAFFOLD)),
+    "FedAvgM": Kind(
+        make_momentum,
+        loop=federation(aggregator=partial(FedAvgM, lr=1.0, momentum=0.9)),
+    ),
+    "FedNova": Kind(
+        make_momentum,
+        loop=federation(aggregator=FedNova, local_epochs=2),
+    ),
+    "GeometricMedian": Kind(
+        make_momentum,
+        loop=federation(aggregator=GeometricMedian),
+    ),
+    "FedProx": Kind(
+        WithoutBatchNorm,
+        loop=federation(client_algorithm=partial(FedProx, 0.5)),
+    ),
+    "SCAFFOLD": Kind(
+        WithoutBatchNorm,
+        loop=federation(client_algorithm=SCAFFOLD),
+    ),
     "FedDyn": Kind(
         WithoutBatchNorm,
         loop=federation(client_algorithm=partial(FedDyn, 0.1), aggregator=FedDynServer),
     ),
-    "Ditto": Kind(WithoutBatchNorm, loop=federation(client_algorithm=partial(Ditto, 0.5))),
-    "NormCap": Kind(make_momentum, loop=lambda: {"filters": [NormCap(0.5)]}),
-    "OutlierFilter": Kind(make_momentum, loop=lambda: {"filters": [OutlierFilter()]}),
-    "MultiKrum": Kind(make_momentum, loop=lambda: {"filters": [MultiKrum(0)]}),
-    "CopyFilter": Kind(make_momentum, loop=lambda: {"filters": [CopyFilter()]}),
+    "Ditto": Kind(
+        WithoutBatchNorm,
+        loop=federation(client_algorithm=partial(Ditto, 0.5)),
+    ),
+    "NormCap": filtered(partial(NormCap, 0.5)),
+    "OutlierFilter": filtered(OutlierFilter),
+    "MultiKrum": filtered(partial(MultiKrum, 0)),
+    "CopyFilter": filtered(CopyFilter),
     "clients that fail": Kind(DivergesInRound2, loop=persisting, rounds=4),
     "a head that stays": Kind(
-        loop=federation(share=["!net.3*"]), outcome="refused", message="Let clients judge"
+        loop=federation(share=["!net.3*"]),
+        outcome="refused",
+        message="Let clients judge",
     ),
 }
 KINDS = {**DATA, **CALLBACKS, **SCHEDULES, **FEDERATIONS}

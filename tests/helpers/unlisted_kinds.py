@@ -28,13 +28,15 @@ from helpers.kinds_of_modules import ANOTHER_MODEL, OptimizedBy
 class Pruned(Base):
     def __init__(self) -> None:
         super().__init__()
-        prune.l1_unstructured(self.net[0], "weight", 0.3)
+        first_layer = self.net[0]
+        prune.l1_unstructured(first_layer, "weight", amount=0.3)
 
 
 class CachedProperty(Base):
     @functools.cached_property
     def factor(self) -> float:
-        return 1 + float(self.net[0].weight.abs().mean())
+        weight = self.net[0].weight
+        return 1 + float(weight.abs().mean())
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.factor * self.loss(batch)
@@ -61,7 +63,8 @@ class WeakValues(Base):
         self.layers = weakref.WeakValueDictionary({"last": self.net[3]})
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.loss(batch) + 0.1 * self.layers["last"].weight.square().sum()
+        weight = self.layers["last"].weight
+        return self.loss(batch) + 0.1 * weight.square().sum()
 
 
 class Proxy(Base):
@@ -70,7 +73,8 @@ class Proxy(Base):
         self.last_layer = [weakref.proxy(self.net[3])]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.loss(batch) + 0.1 * self.last_layer[0].weight.square().sum()
+        (last_layer,) = self.last_layer
+        return self.loss(batch) + 0.1 * last_layer.weight.square().sum()
 
 
 @dataclass
@@ -92,12 +96,16 @@ class Collection(Base):
     def __init__(self) -> None:
         super().__init__()
         accuracy = torchmetrics.Accuracy("multiclass", num_classes=CLASSES)
-        self.scores = torchmetrics.MetricCollection({"accuracy": accuracy, "too": accuracy.clone()})
+        metrics = {"accuracy": accuracy, "too": accuracy.clone()}
+        self.scores = torchmetrics.MetricCollection(metrics)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.scores.update(self.net(batch[0]), batch[1])
+        x, y = batch
+        self.scores.update(self.net(x), y)
         self.log_dict(self.scores)
-        return self.loss(batch) * (1.5 - self.scores.compute()["too"])
+
+        accuracy = self.scores.compute()["too"]
+        return self.loss(batch) * (1.5 - accuracy)
 
 
 class AroundAnother(Base):
@@ -139,7 +147,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> Any:
         self.num_steps += 1
-        self.param_groups[0]["lr"] = RATE / self.num_steps
+        (group,) = self.param_groups
+        group["lr"] = RATE / self.num_steps
         return self.inner.step(closure)
 
 
@@ -193,7 +202,12 @@ class MemoryMap(Counting):
     def __init__(self) -> None:
         super().__init__()
         path = Path(tempfile.mkdtemp()) / "numbers"
-        self.numbers = np.memmap(path, np.float32, "w+", shape=(3,))
+        self.numbers = np.memmap(
+            path,
+            np.float32,
+            mode="w+",
+            shape=(3,),
+        )
 
     def next(self) -> float:
         self.numbers[0] += 1
@@ -235,7 +249,8 @@ class TiedWeights(Base):
         self.tied = [self.net[3].weight]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.loss(batch) + 0.1 * self.tied[0].square().sum()
+        (tied_weights,) = self.tied
+        return self.loss(batch) + 0.1 * tied_weights.square().sum()
 
 
 class ViewOfWeights(Base):
@@ -243,7 +258,8 @@ class ViewOfWeights(Base):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first_weights = self.net[3].weight.data[:1]
+        weights = self.net[3].weight.data
+        self.first_weights = weights[:1]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         factor = 1 + float(self.first_weights.square().sum())
@@ -268,7 +284,8 @@ class HookOfTensor(Base):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net[3].weight.register_hook(lambda gradient: 0.5 * gradient)
+        weight = self.net[3].weight
+        weight.register_hook(lambda gradient: 0.5 * gradient)
 
 
 class HookAfterAccumulation(Base):
@@ -292,7 +309,8 @@ class NotedParameter(Base):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = self.loss(batch)
         for parameter in self.parameters():
-            loss = loss + getattr(parameter, "decay", 0.0) * parameter.square().sum()
+            decay = getattr(parameter, "decay", 0.0)
+            loss = loss + decay * parameter.square().sum()
         return loss
 
 
@@ -306,7 +324,8 @@ class ReplacedStep(Base):
 
         def slower_step(batch: Any, batch_idx: int) -> Tensor:
             self.num_steps += 1
-            return step(batch, batch_idx) / (1 + 0.02 * self.num_steps)
+            loss = step(batch, batch_idx)
+            return loss / (1 + 0.02 * self.num_steps)
 
         self.training_step = slower_step  # type: ignore[method-assign]
 
@@ -369,7 +388,11 @@ KINDS: dict[str, Kind] = {
     "a callback that keeps the Trainer": Kind(callback=KeepsTheTrainer),
     "an optimizer around another": Kind(lambda: OptimizedBy(WrappedOptimizer)),
     "a state of an enumeration": Kind(Phases),
-    "a global context variable": Kind(ContextCounter, outcome="doubt", message=ANOTHER_MODEL),
+    "a global context variable": Kind(
+        ContextCounter,
+        outcome="doubt",
+        message=ANOTHER_MODEL,
+    ),
     "a context variable of the module": Kind(
         ContextOfModule, outcome="refused", message="the module.number .ContextVar. cannot be"
     ),
@@ -387,6 +410,10 @@ KINDS: dict[str, Kind] = {
     "an attribute of a parameter": Kind(NotedParameter),
     "a replaced method": Kind(ReplacedStep),
     "an attribute of the data module": Kind(StepsInTheData),
-    "a singleton": Kind(HoldsSingleton, outcome="doubt", message=ANOTHER_MODEL),
+    "a singleton": Kind(
+        HoldsSingleton,
+        outcome="doubt",
+        message=ANOTHER_MODEL,
+    ),
     "a callback that wraps a step": Kind(callback=WrapsTheOptimizersStep),
 }

@@ -33,7 +33,7 @@ def test_cost_of_coalitions_is_said_before_the_first_round(
         (line,) = (
             text
             for text in caplog.messages
-            if "trained after the run, each by a fit of its own," in text
+            if "trained after the run, each by a fit of a copy of it," in text
         )
         messages.append(line)
 

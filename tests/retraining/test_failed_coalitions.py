@@ -8,6 +8,7 @@ from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
 from helpers.fits import trainer_for
 from helpers.hidden_state import SEED, Base, make_data
+from helpers.models import loop_of
 
 
 class FailingAlone(Base):
@@ -16,17 +17,26 @@ class FailingAlone(Base):
     first_failing_round = 2
 
     def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
-        (loop,) = (c for c in self.trainer.callbacks if isinstance(c, FederatedLoop))  # type: ignore[attr-defined]
+        loop = loop_of(self)
         is_alone = len(loop.state.cohort) == 1
         if is_alone and self.current_epoch >= self.first_failing_round:
             raise ValueError("no batch norm of one client")
 
 
-def fit(folder: Path, rounds: int, checkpoint: Path | None = None) -> FederatedLoop:
+def fit(
+    folder: Path,
+    rounds: int,
+    checkpoint: Path | None = None,
+) -> FederatedLoop:
     metrics = {"shadow": ShadowShapley(coalitions="singles")}
-    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
+    loop = FederatedLoop(
+        metrics=metrics,
+        seed=SEED,
+        reporting=Reporting(table=False),
+    )
     trainer = trainer_for(loop, folder, rounds)
-    trainer.fit(FailingAlone(), make_data(), ckpt_path=checkpoint)
+    module = FailingAlone()
+    trainer.fit(module, make_data(), ckpt_path=checkpoint)
     trainer.save_checkpoint(folder / "after.ckpt")
     return loop
 
@@ -37,9 +47,11 @@ def test_resumed_run_whose_coalitions_fail_shows_no_values_of_an_earlier_round(
     first_part = fit(tmp_path, rounds=2)
     assert first_part.contributions["shadow"].isfinite().all()
 
+    checkpoint = tmp_path / "after.ckpt"
     with pytest.warns(UserWarning, match="there are no values.*no batch norm of one client"):
-        resumed = fit(tmp_path, rounds=4, checkpoint=tmp_path / "after.ckpt")
+        resumed = fit(tmp_path, rounds=4, checkpoint=checkpoint)
 
     assert resumed.round_index == 4
     assert resumed.contributions["shadow"].isnan().all()
-    assert "no batch norm" in resumed.metrics["shadow"].payment_record()["why_no_values"]
+    record = resumed.metrics["shadow"].payment_record()
+    assert "no batch norm" in record["why_no_values"]

@@ -1,42 +1,14 @@
-"""Files that training writes and reads: trainings of flsv retrain begin without those of the run and of each other."""
+"""A file that training writes and reads: flsv retrain has no values, since it reads what the run has written."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import flsv
-from flsv import FederatedLoop, Reporting
 from flsv.cli import main
-from helpers.coalition_kinds import CountsRounds, CountsRoundsInFile
-from helpers.coalitions_by_hand import SEED, make_three_clients
-from helpers.fits import trainer_for
 from helpers.runs import fit_by_command, write_config
 
 
-def retrain_values(module: Any, folder: Path) -> list[float]:
-    loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
-    trainer = trainer_for(loop, folder, 3)
-    rows = flsv.retrain(
-        trainer, module, make_three_clients(), "all", metric="negative_loss", seeds=1
-    )
-
-    return rows["value"].tolist()
-
-
-def test_a_coalition_does_not_read_what_another_one_has_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "user"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    expected = retrain_values(CountsRounds, tmp_path / "without")
-
-    assert retrain_values(CountsRoundsInFile, tmp_path / "with") == expected
-    assert list(folder.iterdir()) == []
-
-
-def test_flsv_retrain_names_a_file_that_the_run_has_changed(
+def test_flsv_retrain_has_no_values_if_training_depends_on_a_file_that_the_run_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "user"
@@ -54,4 +26,5 @@ def test_flsv_retrain_names_a_file_that_the_run_has_changed(
     assert main(["retrain", str(run), "--trainings", "singles", "--seeds", "1"]) == 2
 
     message = " ".join(capsys.readouterr().err.split())
-    assert "rounds.txt', which the run has changed" in message
+    assert "there are no values: the coalition of all clients" in message
+    assert "does not follow from configuration and seed" in message

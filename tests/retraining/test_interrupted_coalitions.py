@@ -2,6 +2,7 @@
 
 import os
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
+from flsv.retraining.copied_fits import CopiedFits
 from flsv.retraining.utility_store import UtilityStore
 from helpers.coalition_kinds import Manual
 from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, make_three_clients
 from helpers.fits import trainer_for
 from helpers.forked import Forked
 from helpers.hidden_state import Base, make_data
+from helpers.models import loop_of
 
 
 @pytest.mark.parametrize("writes_files", [True, False])
@@ -39,8 +42,9 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(
     else:
         message = "1 of 3 coalitions are trained, and none is kept"
 
+    trainer = trainer_for(loop, tmp_path, 2)
     with pytest.warns(UserWarning, match=message):
-        trainer_for(loop, tmp_path, 2).fit(Base(), make_data())
+        trainer.fit(Base(), make_data())
 
     assert loop.round_index == 2
     assert loop.contributions["shadow"].isnan().all()
@@ -53,10 +57,9 @@ class SignalsItself(Manual):
     """Sends itself the signal in FLSV_TEST_SIGNAL when clients 1 and 2 train alone."""
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-        loop: Any = next(part for part in callbacks if isinstance(part, FederatedLoop))
         number = os.environ.get("FLSV_TEST_SIGNAL")
-        if number and loop.state.cohort == [1, 2]:
+        cohort = loop_of(self).state.cohort
+        if number and cohort == [1, 2]:
             os.kill(os.getpid(), int(number))
 
         super().training_step(batch, batch_idx)
@@ -64,26 +67,52 @@ class SignalsItself(Manual):
 
 def fit_with_values(folder: Path, path: str | None = None) -> list[float]:
     metric = ShadowShapley(coalitions="both", performance="negative_loss")
-    loop = FederatedLoop(metrics={"shadow": metric}, seed=SEED, reporting=Reporting(table=False))
+    loop = FederatedLoop(
+        metrics={"shadow": metric},
+        seed=SEED,
+        reporting=Reporting(table=False),
+    )
     saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
-    trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=[saves], enable_checkpointing=True)
+    trainer = trainer_for(
+        loop,
+        folder,
+        FIT_ROUNDS,
+        callbacks=[saves],
+        enable_checkpointing=True,
+    )
 
-    trainer.fit(SignalsItself(), make_three_clients(), ckpt_path=path)
+    module = SignalsItself()
+    trainer.fit(module, make_three_clients(), ckpt_path=path)
 
     rows = loop.history().query("metric == 'shadow'")
-    return rows.sort_values(["round", "client"]).value.tolist()
+    sorted_rows = rows.sort_values(["round", "client"])
+    return sorted_rows.value.tolist()
 
 
 def fit_once(folder: Path) -> None:
-    fit_with_values(folder)
+    """Fit, and print the warnings, which the tests' process would record."""
+    with warnings.catch_warnings(record=True) as caught_warnings:
+        warnings.simplefilter("always")
+        fit_with_values(folder)
+
+    for warning in caught_warnings:
+        print(warning.message)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_ended_run_resumes_to_the_bit(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+def test_ended_run_resumes_to_the_bit_and_trains_only_the_rest(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = signal.Signals[name]
     folder = tmp_path / "ended"
     variables = {"FLSV_TEST_SIGNAL": str(int(number))}
-    process = Forked(tmp_path / "process", fit_once, folder, **variables)
+    process = Forked(
+        tmp_path / "process",
+        fit_once,
+        folder,
+        **variables,
+    )
 
     status, output = process.wait()
 
@@ -92,6 +121,36 @@ def test_ended_run_resumes_to_the_bit(tmp_path: Path, number: signal.Signals) ->
     assert (status == 0) == is_trained, output
     assert ("there are no values" in output) == is_trained
 
-    values = fit_with_values(folder, str(folder / "checkpoints" / "last.ckpt"))
+    stored_members = members_in_store(folder)
+    assert stored_members
 
+    trained_members: list[str] = []
+    record_orders(monkeypatch, trained_members)
+    checkpoint = folder / "checkpoints" / "last.ckpt"
+    values = fit_with_values(folder, str(checkpoint))
+
+    assert not stored_members & set(trained_members)
     assert values == fit_with_values(tmp_path / "whole")
+
+
+def members_in_store(folder: Path) -> set[str]:
+    """The coalitions in the store's file, whose first two lines are no rows."""
+    members = set()
+    lines = (folder / "coalitions.csv").read_text().splitlines()
+    for line in lines[2:]:
+        cells = line.split(",")
+        members.add(cells[1])
+    return members
+
+
+def record_orders(monkeypatch: pytest.MonkeyPatch, trained_members: list[str]) -> None:
+    """List the coalitions that are trained, as the store names them."""
+    train = CopiedFits.train
+
+    def record_and_train(fits: CopiedFits, orders: Any) -> Any:
+        for order in orders:
+            members = map(str, order.members)
+            trained_members.append("+".join(members))
+        return train(fits, orders)
+
+    monkeypatch.setattr(CopiedFits, "train", record_and_train)

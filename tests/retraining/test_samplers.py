@@ -46,7 +46,11 @@ def draw_uniform(members: Sequence[int], size: int, index: int) -> list[int]:
     return [client for client in order if client in members][:size]
 
 
-def toss_for_members(members: Sequence[int], size: float, index: int) -> list[int]:
+def toss_for_members(
+    members: Sequence[int],
+    size: float,
+    index: int,
+) -> list[int]:
     """Those whose coin of chance size / |S| falls, two at least, in the same numbers for all coalitions."""
     draw = generator_for(SEED, "cohort", index)
     while True:
@@ -71,7 +75,11 @@ SAMPLERS: dict[str, Any] = {
 }
 
 
-def utilities_by_hand(initial_module: Any, draw: Any, rounds: int = ROUNDS) -> Tensor:
+def utilities_by_hand(
+    initial_module: Any,
+    draw: Any,
+    rounds: int = ROUNDS,
+) -> Tensor:
     """Minus the validation loss of each coalition's model."""
     utilities = []
     for mask in coalition_masks("all", 3):
@@ -81,6 +89,7 @@ def utilities_by_hand(initial_module: Any, draw: Any, rounds: int = ROUNDS) -> T
             for index in range(rounds):
                 cohort = draw(members, index)
                 cohorts.append(sorted(cohort))
+
         net = copy.deepcopy(initial_module.net)
         hand = CoalitionByHand(net, initial_module.make_optimizer)
         utilities.append(hand.utility(members, cohorts))
@@ -100,8 +109,18 @@ def test_trained_coalitions_draw_cohorts_as_by_hand(tmp_path: Path, name: str) -
     loop = make_shadow_loop(metric, sampler=make_sampler())
     measured = fit(loop, tmp_path, module, make_three_clients(), rounds=ROUNDS)
     reporting = Reporting(table=False)
-    loop_alone = FederatedLoop(sampler=make_sampler(), seed=SEED, reporting=reporting)
-    unmeasured = fit(loop_alone, tmp_path, unmeasured_module, make_three_clients(), rounds=ROUNDS)
+    loop_alone = FederatedLoop(
+        sampler=make_sampler(),
+        seed=SEED,
+        reporting=reporting,
+    )
+    unmeasured = fit(
+        loop_alone,
+        tmp_path,
+        unmeasured_module,
+        make_three_clients(),
+        rounds=ROUNDS,
+    )
 
     assert torch.equal(state_vector(unmeasured), state_vector(measured))
 
@@ -180,7 +199,8 @@ def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path: Path) -> None:
 
     # Clients that were never drawn have no value.
     was_drawn = whole.metrics["shadow"].seen > 0
-    assert whole.contributions["shadow"].isnan().tolist() == (~was_drawn).tolist()
+    has_no_value = whole.contributions["shadow"].isnan()
+    assert torch.equal(has_no_value, ~was_drawn)
 
 
 class OwnSampler(ClientSampler):
@@ -223,8 +243,9 @@ def test_samplers_that_cannot_draw_within_a_coalition_are_refused(
 
     with pytest.raises(ConfigurationError, match=match):
         fit(loop, tmp_path, module, make_three_clients(), 1)
+    trainer = trainer_for(loop, tmp_path, 1)
     with pytest.raises(ConfigurationError, match=match):
-        flsv.retrain(trainer_for(loop, tmp_path, 1), module, make_three_clients())
+        flsv.retrain(trainer, module, make_three_clients())
 
 
 def test_sampler_that_draws_outside_of_a_coalition_fails_that_coalition(tmp_path: Path) -> None:

@@ -120,7 +120,8 @@ def test_kill_during_coalitions_keeps_finished_ones(
     assert resumed == whole
     *missing_members, all_clients = members_to_train
     assert all_clients == (0, 1, 2)  # it is trained again to be compared with the run
-    # The smallest coalition is trained with and without validations.
+    assert not {*stored_members} & {*missing_members}
+    # The smallest missing coalition is trained with and without validations.
     assert sorted({*stored_members, *missing_members}) == [
         (0,),
         (0, 1),

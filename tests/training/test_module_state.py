@@ -85,7 +85,8 @@ class Array(Remembers):
     def remember(self, batch: Any) -> float:
         self.mean *= 0.9
         self.mean += batch[0].mean(0).numpy()
-        return float(1 + abs(self.mean).sum())
+        size = float(abs(self.mean).sum())
+        return 1 + min(size, 1.0)
 
 
 class Object(Remembers):
@@ -96,7 +97,7 @@ class Object(Remembers):
     def remember(self, batch: Any) -> float:
         self.bank.batches.append(batch[0].mean())
         self.bank.mean = float(sum(self.bank.batches))
-        return 1 + abs(self.bank.mean)
+        return 1 + min(abs(self.bank.mean), 1.0)
 
 
 class NewObject(Object):

@@ -23,16 +23,32 @@ from helpers.hidden_state import Base, make_data
 def load_copy(module: Any, folder: Path, **trainer_options: Any) -> tuple[Any, Any]:
     """Return the Trainer and the module of a copy of a run."""
     trainer = trainer_for(None, folder, **trainer_options)
-    copied_trainer, copied_module, _ = RunCopy(trainer, module, data=make_data()).load()
+    run_copy = RunCopy(trainer, module, data=make_data())
+    copied_trainer, copied_module, _ = run_copy.load()
     return copied_trainer, copied_module
+
+
+def run_copy_of(module: Any, folder: Path, data: Any = None) -> RunCopy:
+    trainer = trainer_for(None, folder)
+    return RunCopy(trainer, module, data=data or make_data())
 
 
 class Refers(L.Callback):
     def __init__(self, module: Any) -> None:
         self.module = module
-        self.first_layer = weakref.ref(module.net[0])
-        self.locks = (threading.Lock(), threading.RLock())
+        first_layer = module.net[0]
+        self.first_layer = weakref.ref(first_layer)
+        self.locks = (
+            threading.Lock(),
+            threading.RLock(),
+        )
         self.gone = weakref.ref(Base())
+
+
+def referring_callback_of(trainer: L.Trainer) -> Refers:
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    (callback,) = (part for part in callbacks if isinstance(part, Refers))
+    return callback
 
 
 def test_copy_refers_to_itself_where_the_original_does(tmp_path: Path) -> None:
@@ -41,10 +57,11 @@ def test_copy_refers_to_itself_where_the_original_does(tmp_path: Path) -> None:
 
     trainer, copied_module = load_copy(module, tmp_path, callbacks=[callback])
 
-    (copied_callback,) = (part for part in trainer.callbacks if isinstance(part, Refers))
+    copied_callback = referring_callback_of(trainer)
+    copied_layer = copied_module.net[0]
     assert copied_module is not module
     assert copied_callback.module is copied_module
-    assert copied_callback.first_layer() is copied_module.net[0]
+    assert copied_callback.first_layer() is copied_layer
     assert copied_callback.gone() is None
 
 
@@ -55,7 +72,7 @@ def test_locks_of_a_copy_are_free(tmp_path: Path) -> None:
     with lock, reentrant_lock:
         trainer, _ = load_copy(callback.module, tmp_path, callbacks=[callback])
 
-    (copied_callback,) = (part for part in trainer.callbacks if isinstance(part, Refers))
+    copied_callback = referring_callback_of(trainer)
     for copied_lock, held_lock in zip(copied_callback.locks, callback.locks):
         assert type(copied_lock) is type(held_lock)
         assert copied_lock is not held_lock
@@ -64,25 +81,32 @@ def test_locks_of_a_copy_are_free(tmp_path: Path) -> None:
 
 def test_parametrized_module_is_copied_with_its_weights(tmp_path: Path) -> None:
     module = Base()
-    module.net[0] = parametrizations.orthogonal(module.net[0])
+    plain_layer = module.net[0]
+    layer = parametrizations.orthogonal(plain_layer)
+    module.net[0] = layer
 
     _, copied_module = load_copy(module, tmp_path)
 
     assert torch.equal(state_vector(copied_module), state_vector(module))
-    copied_module.net[0].weight = nn.init.orthogonal_(torch.empty_like(module.net[0].weight))
-    assert not torch.equal(copied_module.net[0].weight, module.net[0].weight)
+
+    copied_layer = copied_module.net[0]
+    other_weight = torch.empty_like(layer.weight)
+    copied_layer.weight = nn.init.orthogonal_(other_weight)
+    assert not torch.equal(copied_layer.weight, layer.weight)
 
 
 def test_tensors_that_share_memory_share_it_in_each_copy(tmp_path: Path) -> None:
     module: Any = Base()
-    module.view = module.net[0].weight.data[:1]
+    weight = module.net[0].weight
+    module.view = weight.data[:1]
     state_before = state_vector(module)
-    run_copy = RunCopy(trainer_for(None, tmp_path), module, data=make_data())
+    run_copy = run_copy_of(module, tmp_path)
 
     _, copied_module, _ = run_copy.load()
     copied_module.view.fill_(7.0)
 
-    assert (copied_module.net[0].weight[0] == 7).all()
+    copied_weight = copied_module.net[0].weight
+    assert (copied_weight[0] == 7).all()
     assert torch.equal(state_vector(module), state_before)
     _, next_module, _ = run_copy.load()
     assert torch.equal(state_vector(next_module), state_before)
@@ -114,7 +138,7 @@ def test_copy_begins_with_the_generators_and_settings_of_its_time(tmp_path: Path
     module: Any = Base()
     module.generator = torch.Generator().manual_seed(4)
     torch.manual_seed(1)
-    run_copy = RunCopy(trainer_for(None, tmp_path), module, data=make_data())
+    run_copy = run_copy_of(module, tmp_path)
     expected = torch.rand(3)
     expected_of_module = torch.rand(3, generator=module.generator)
 
@@ -134,7 +158,7 @@ def test_data_are_shared_and_not_copied(tmp_path: Path) -> None:
     data.setup("fit")
     module: Any = Base()
     module.data = [data]
-    run_copy = RunCopy(trainer_for(None, tmp_path), module, data=data)
+    run_copy = run_copy_of(module, tmp_path, data)
 
     _, copied_module, copied_data = run_copy.load()
 
@@ -144,13 +168,18 @@ def test_data_are_shared_and_not_copied(tmp_path: Path) -> None:
 
 
 def test_loggers_of_a_copy_write_nothing(tmp_path: Path) -> None:
-    logger = CSVLogger(tmp_path / "logs", name="name", version="version")
+    logger = CSVLogger(
+        tmp_path / "logs",
+        name="name",
+        version="version",
+    )
 
     trainer, _ = load_copy(Base(), tmp_path, logger=logger)
 
     (silent_logger,) = trainer.loggers
     assert isinstance(silent_logger, SilentLogger)
-    assert (silent_logger.name, silent_logger.version) == ("name", "version")
+    assert silent_logger.name == "name"
+    assert silent_logger.version == "version"
     silent_logger.log_metrics({"loss": 1.0}, step=0)
     silent_logger.save()
     assert list(tmp_path.rglob("*.csv")) == []
@@ -158,7 +187,8 @@ def test_loggers_of_a_copy_write_nothing(tmp_path: Path) -> None:
 
 def test_part_that_cannot_be_pickled_is_named_by_its_path(tmp_path: Path) -> None:
     module: Any = Base()
-    module.parts = {"files": [1, (number for number in range(3))]}
+    numbers = (number for number in range(3))
+    module.parts = {"files": [1, numbers]}
 
     with pytest.raises(
         ConfigurationError,
@@ -172,14 +202,22 @@ def test_worker_gets_the_same_copy_by_bytes(tmp_path: Path) -> None:
         """A worker does not find its class by a name."""
 
     module: Any = OfAFunction()
-    module.view = module.net[0].weight.data[:1]
-    run_copy = RunCopy(trainer_for(None, tmp_path), module, data=make_data())
+    weight = module.net[0].weight
+    module.view = weight.data[:1]
+    state = state_vector(module)
+    run_copy = run_copy_of(module, tmp_path)
 
-    sent_copy = pickle.loads(cloudpickle.dumps(run_copy))
+    sent_bytes = cloudpickle.dumps(run_copy)
+    sent_copy = pickle.loads(sent_bytes)
 
     trainer, copied_module, data = sent_copy.load()
-    assert torch.equal(state_vector(copied_module), state_vector(module))
+    copied_state = state_vector(copied_module)
+    assert torch.equal(copied_state, state)
+
     copied_module.view.fill_(7.0)
-    assert (copied_module.net[0].weight[0] == 7).all()
+    copied_weight = copied_module.net[0].weight
+    assert (copied_weight[0] == 7).all()
+
     trainer.fit(copied_module, data)
-    assert not torch.equal(state_vector(copied_module), state_vector(module))
+    trained_state = state_vector(copied_module)
+    assert not torch.equal(trained_state, state)

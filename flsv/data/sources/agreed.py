@@ -288,8 +288,8 @@ class AgreedEncoder:
     Example:
         >>> columns = {"age": {"mean": 62.0, "scale": 14.0}}
         >>> encoder = AgreedEncoder.from_plain({"columns": columns, "classes": ["no", "yes"]})
-        >>> encoder.columns
-        (ColumnCode(name='age', kind='numbers', mean=62.0, scale=14.0, categories=None, gaps=False),)
+        >>> [(column.name, column.kind, column.mean, column.scale) for column in encoder.columns]
+        [('age', 'numbers', 62.0, 14.0)]
     """
 
     columns: tuple[ColumnCode, ...]

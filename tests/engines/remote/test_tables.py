@@ -322,6 +322,7 @@ def test_sites_with_a_data_dictionary_tell_sizes_and_its_hash_alone(tmp_path: Pa
     for reply in federation.replies:
         assert reply.plain == {
             "sizes": reply.plain["sizes"],
+            "contents": reply.plain["contents"],  # a hash that is keyed by the site's secret
             "table": AgreedEncoder.from_plain(dictionary).hash,
         }
         assert reply.plain["sizes"].keys() == {"train", "val", "test"}
