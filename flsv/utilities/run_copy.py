@@ -62,6 +62,8 @@ class RunCopy:
     ) -> None:
         # A fit changes attributes of the data module until its end.
         self._data = copy.copy(data)
+        # It leads to this copy, and the Trainer of a fit sets its own.
+        self._data.trainer = None
         self._global_rngs = global_rngs()
         self._torch_settings = torch_settings()
 
