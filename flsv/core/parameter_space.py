@@ -228,8 +228,7 @@ class ParameterSpace:
         if changes:
             raise ConfigurationError(
                 f"training changes the sizes of the module's parameters or buffers: {listed(changes)}. Clients' models "
-                "are averaged entry by entry. Give a buffer its size in __init__, or register it with "
-                "persistent=False, so that it is no part of what clients send."
+                "are averaged entry by entry. Give a buffer its size in __init__, or register it by persistent=False."
             )
 
     def read_private(self, module: nn.Module) -> dict[str, Tensor]:
@@ -277,10 +276,8 @@ class ParameterSpace:
 
     def _shared_tensors(self, module: nn.Module) -> list[Tensor]:
         tensors = [tensor for name, tensor in _float_state(module) if name not in self._excluded]
-        shapes = tuple(tensor.shape for tensor in tensors)
-        if (
-            shapes != self.shapes
-        ):  # training or a callback changed the module after the round's check
+        # Training or a callback may have changed the module after the round's check.
+        if tuple(tensor.shape for tensor in tensors) != self.shapes:
             self.check(module)  # raises an error that names the tensors
         return tensors
 
