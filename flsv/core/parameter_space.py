@@ -122,15 +122,6 @@ class ParameterSpace:
         self.unshared_head: str | None = None
         self.head = self._locate_head(module, head)
 
-    def name_of_entry(self, index: int) -> str:
-        """Return the name of the parameter or buffer that holds a position of the vector."""
-        end = 0
-        for name, size in zip(self.names, self._sizes):
-            end += size
-            if index < end:
-                return name
-        raise IndexError(f"the vector has {self.size} entries, and there is no entry {index}.")
-
     def _assign_names(
         self,
         module: nn.Module,
@@ -200,11 +191,7 @@ class ParameterSpace:
         torch._foreach_copy_(self._shared_tensors(module), self._views(vector))
 
     def check(self, module: nn.Module) -> None:
-        """Check that the module has the same parameters and buffers as this space, of the same shapes.
-
-        Raises:
-            ConfigurationError: entries were added or removed, or have other shapes. The message names them.
-        """
+        """Raise ConfigurationError if the module's entries are others than this space's, or of other shapes."""
         tensors = dict(_float_state(module))
         names = tensors.keys()
         if names == self._floating:
@@ -213,18 +200,16 @@ class ParameterSpace:
         added = sorted(names - self._floating)
         removed = sorted(self._floating - names)
         raise ConfigurationError(
-            f"the module's parameters and buffers have changed since the fit began: {added} "
-            f"have come, {removed} have gone. Vectors of the clients' models need the same all "
-            "along: change the module before the fit, for example in configure_model, and put a callback that "
-            "does so in on_fit_start before FederatedLoop."
+            f"the module's parameters and buffers have changed since the fit began: {added} have come, {removed} "
+            "have gone. Vectors of the clients' models need the same all along: change the module before the fit, for "
+            "example in configure_model, and put a callback that does so in on_fit_start before FederatedLoop."
         )
 
     def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
         changes = []
         for name, shape in zip(self.names, self.shapes):
-            present_shape = tensors[name].shape
-            if present_shape != shape:
-                changes.append(f"{name} was {list(shape)} and is {list(present_shape)}")
+            if tensors[name].shape != shape:
+                changes.append(f"{name} was {list(shape)} and is {list(tensors[name].shape)}")
         if changes:
             raise ConfigurationError(
                 f"training changes the sizes of the module's parameters or buffers: {listed(changes)}. Clients' models "

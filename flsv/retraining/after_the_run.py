@@ -270,7 +270,7 @@ class TrainingAfterTheRun:
         if is_same.all():
             return None
         first_entry = int((~is_same).nonzero()[0])
-        name = self._space.name_of_entry(first_entry)
+        name = _name_of_entry(self._space, first_entry)
         path_length = float((expected - models.initial).double().norm())
         change = float((models.trained - expected).double().norm())
         percent = 100 * change / max(path_length, 1e-30)
@@ -386,6 +386,16 @@ class TrainingAfterTheRun:
         ]
         outputs = torch.stack(outputs_by_coalition, 1)  # [rounds, K - 2, ...]
         return metric.complete(self._masks, utilities, outputs, run.weights, score)
+
+
+def _name_of_entry(space: ParameterSpace, index: int) -> str:
+    """Return the name of the parameter or buffer that holds a position of a model's vector."""
+    end = 0
+    for name, shape in zip(space.names, space.shapes):
+        end += shape.numel()
+        if index < end:
+            return name
+    raise IndexError(f"the vector has {space.size} entries, and there is no entry {index}.")
 
 
 def _rest(run: EndedRun) -> str:

@@ -34,8 +34,8 @@ _LOCK_MAKERS = {type(make()): make for make in (threading.Lock, threading.RLock)
 class RunCopy:
     """The state of a Trainer and a module, taken before their fit.
 
-    Data are shared: every load refers to a shallow copy of the same data module, and so to the same data sets. All else
-    is copied, with the references that its objects have to each other. Loggers become ones that log nothing.
+    Data, classes and functions without a state are shared. All else is copied, with the references that its objects
+    have to each other. Loggers become ones that log nothing.
 
     Args:
         trainer: a Trainer that has not been fitted, which may be in the ``setup`` of its fit.

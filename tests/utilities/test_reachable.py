@@ -291,7 +291,7 @@ class Raises:
     def __getattribute__(self, name):
         raise RuntimeError(name)
 
-    def __eq__(self, other):
+    def __eq__(self, value):
         raise RuntimeError("eq")
 
     __hash__ = object.__hash__
