@@ -1,7 +1,7 @@
 """Modules, callbacks and data with state that nothing declares, and plain federations of them."""
 
 import contextlib
-import multiprocessing
+import pickle
 import sqlite3
 import tempfile
 import threading
@@ -25,6 +25,7 @@ from flsv.sampling import FullParticipation
 from flsv.server.round_server import NoModel
 from helpers.data import CLASSES, FEATURES, toy_sets
 from helpers.fits import state_vector, trainer_for
+from helpers.forked import Forked
 from helpers.recorded import Recorded
 
 SEED, ROUNDS, RATE = 5, 3, 0.1
@@ -390,5 +391,21 @@ def fit_with_values(kind: Kind, **options: Any) -> FitWithValues:
 
 def in_fork(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function returns in a fork of this process, in which no kind is trained."""
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply_async(function, arguments).get(timeout=300)
+    with tempfile.TemporaryDirectory() as folder:
+        answer_file = Path(folder, "answer")
+        process = Forked(Path(folder, "process"), store_answer, answer_file, function, arguments)
+        status, output = process.wait(300)
+        assert status == 0, output
+        answer = pickle.loads(answer_file.read_bytes())
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def store_answer(file: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Write what a function returns or raises into a file."""
+    try:
+        answer = function(*arguments)
+    except Exception as error:
+        answer = error
+    file.write_bytes(pickle.dumps(answer))
