@@ -156,15 +156,15 @@ class ShadowShapley(MeasuredMetric):
         max_fits: Annotated[float, Ge(1)] = 1,
         judges: Judges = "server",
         verify: Verify = "start",
-        leave_out: Sequence[str] = (),
-        halvings: Count = 1,
+        leave_out: Sequence[str] | None = None,
+        halvings: Count | None = None,
         **kwargs: Any,
     ) -> None:
-        check_halvings(coalitions, halvings, judges)
-        self._num_halvings = halvings  # private: stored runs of 2.0 have no such setting
+        check_halvings(coalitions, halvings or 1, judges)
+        self._num_halvings = halvings or 1  # private: stored runs of 2.0 have no such setting
         self.max_fits = max_fits
         self.verify = verify
-        self._leaves_out = tuple(leave_out)
+        self._leaves_out = tuple(leave_out or ())
         self.coalitions = coalitions
         if not isinstance(coalitions, str):
             self.coalitions = [list(members) for members in coalitions]
