@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -29,6 +29,7 @@ from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import COALITIONS_FILE, UtilityStore, column_name
 from flsv.scores.performance import CLASSIFICATION, ModelScore
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.plain_values import digest
 from flsv.utilities.run_copy import RunCopy
 
 #: Seconds between two log lines about the trainings' progress.
@@ -238,7 +239,11 @@ class TrainingAfterTheRun:
             returns_models=True,
             is_whole=is_whole,
         )
-        ((_, result),) = training.trainer.train([order])
+        result: FitResult | FitFailed
+        try:
+            ((_, result),) = training.trainer.train([order])
+        except ConfigurationError as error:  # the coalitions themselves are trained
+            result = FitFailed(str(error))
         described_twin = (
             f"the coalition of all clients, trained once more for {self._checked_round + 1} rounds"
         )
@@ -415,27 +420,24 @@ def _hash_of_state(trainer: L.Trainer) -> bytes:
     states = [trainer.lightning_module.state_dict()]
     for optimizer in trainer.optimizers:
         states.append(optimizer.state_dict())
-    hasher = hashlib.sha256()
-    for leaf in tree_leaves(states):
-        if isinstance(leaf, Tensor):
-            raw_bytes = leaf.detach().cpu().contiguous().flatten().view(torch.uint8)
-            hasher.update(raw_bytes.numpy().tobytes())
-    return hasher.digest()
+    tensors = [leaf for leaf in tree_leaves(states) if isinstance(leaf, Tensor)]
+    return digest(tensors)
 
 
 class _NewFiles:
-    """Notice of the files that a coalition's fit writes into the folders of the run."""
+    """Notice of files that come into the run's folder and the working folder while the first coalition is trained."""
 
     def __init__(self, run: EndedRun) -> None:
-        self._run_folder = run.folder or Path(run.trainer.default_root_dir)
+        self._folders = [run.folder or Path(run.trainer.default_root_dir), Path()]
         self._has_looked = False
         self._files_before = self._files()
 
-    def _files(self) -> set[Path]:
-        files = {*self._run_folder.rglob("*"), *Path.cwd().iterdir()}
-        # Those of coalitions, which are stored meanwhile.
-        own_stem = Path(COALITIONS_FILE).stem
-        return {path for path in files if own_stem not in str(path.relative_to(path.anchor))}
+    def _files(self) -> set[str]:
+        files: set[str] = set()
+        for folder in self._folders:
+            with suppress(OSError):  # it has not been made, or is gone
+                files.update(str(path) for path in folder.iterdir() if not _is_of_store(path))
+        return files
 
     def warn(self) -> None:
         """Warn of new files, once, after the first coalition."""
@@ -445,10 +447,15 @@ class _NewFiles:
         new_files = sorted(map(str, self._files() - self._files_before))
         if new_files:
             rank_zero_warn(
-                f"a coalition's fit has written {listed(new_files)}, beside the run's files: what writes there does so "
-                "in each coalition. Let it write below trainer.default_root_dir, which is a coalition's own, or name "
-                "the callback's class in ShadowShapley(leave_out=[...])."
+                f"while the first coalition was trained, {listed(new_files)} came into being. A callback that writes "
+                "there does so in each coalition. Let it write below trainer.default_root_dir, which is a coalition's "
+                "own, or name its class in ShadowShapley(leave_out=[...])."
             )
+
+
+def _is_of_store(path: Path) -> bool:
+    """Return whether a file or folder is one in which trained coalitions are stored."""
+    return Path(COALITIONS_FILE).stem in path.name
 
 
 class _Progress:

@@ -1,6 +1,7 @@
 """A fit of the members of one coalition: a copy of a run prepared for it, and the scores that it delivers.
 
-Nothing is shown or logged. A fit that is not whole leaves out validations, and callbacks that only watch a run.
+Nothing is shown or logged, and callbacks that only watch a run take no part. A fit that is not whole leaves out
+validations.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def _fit(trainer: L.Trainer, module: Any, data: Any) -> None:
 
 @contextmanager
 def _in_quiet() -> Iterator[None]:
-    """Print, log and warn nothing within this context, and restore the generators and variables that a fit may set."""
+    """Print, log and warn nothing within this context, and restore the global generators at its end."""
     disabled_level = logging.root.manager.disable
     states = global_rngs()
     try:
@@ -231,7 +231,7 @@ class CopiedFits:
 
     def predict(self, prediction: Prediction) -> Predicted:
         """Compute the clients' values that ``prediction`` requests."""
-        with _in_quiet(), tempfile.TemporaryDirectory(prefix="flsv-coalition-") as folder:
+        with _in_quiet(), _new_folder() as folder:
             run_copy = self.copy_of(prediction.seed)
             return _predict(run_copy, self._scoring, prediction, folder=folder)
 

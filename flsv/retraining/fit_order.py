@@ -30,7 +30,7 @@ class FitOrder:
     # Whether the module is scored after the rounds, and before the first.
     scores_rounds: bool = True
     scores_untrained: bool = False
-    # Whether Lightning validates and callbacks that only watch a run take part, although nothing may depend on them.
+    # Whether Lightning validates, as in the run.
     is_whole: bool = True
     # Whether the result has the models before and after training.
     returns_models: bool = False

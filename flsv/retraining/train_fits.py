@@ -137,11 +137,7 @@ class CoalitionTraining:
             yield from self._fits_of_rank(trainings)
             return
         if self.is_whole is None:
-            rank_of_trial = 0
-            is_whole = True
-            if ranks.rank == rank_of_trial:
-                is_whole, _ = self._tried_without_validation(trainings)
-            self.is_whole = ranks.broadcast(rank_of_trial, is_whole, "the trial without validation")
+            self.is_whole = self._is_whole_on_ranks(trainings, ranks)
 
         costs = [self.cost(members) for _seed, members in trainings]
         trainings_by_rank: list[list[Training]] = [[] for _ in range(ranks.size)]
@@ -153,6 +149,19 @@ class CoalitionTraining:
             next_training = trainings_of_rank[position : position + 1]  # empty if none is left
             fit_next = partial(self._fits_of_rank, next_training)
             yield from gathered(ranks, fit_next, "coalitions' trainings")
+
+    def _is_whole_on_ranks(self, trainings: Sequence[Training], ranks: Ranks) -> bool:
+        """Let the first rank try to leave out validations, and tell the others."""
+        outcome: bool | Exception = True
+        if ranks.rank == 0:
+            try:
+                outcome, _ = self._tried_without_validation(trainings)
+            except Exception as error:
+                outcome = error  # raised below: the other ranks wait for this one
+        outcome = ranks.broadcast(0, outcome, "the trial without validation")
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def cost(self, members: Members) -> float:
         """Return a coalition's number of samples."""
@@ -194,7 +203,7 @@ class CoalitionTraining:
                 failed_orders.append(order)
             else:
                 yield (order.seed, order.members), result
-        # What a fit lacks may be the validations, or a callback that only watches.
+        # What a fit lacks may be the validations.
         whole_orders = [replace(order, is_whole=True) for order in failed_orders]
         for order, result in self.trainer.train(whole_orders):
             yield (order.seed, order.members), result

@@ -72,8 +72,7 @@ class RunCopy:
         all_reductions: dict[int, Reduction] = dict(reductions or {})
         all_reductions[id(trainer.profiler)] = (PassThroughProfiler, ())
         for logger in trainer.loggers:
-            name_and_version = (logger.name, logger.version)
-            all_reductions[id(logger)] = (SilentLogger, name_and_version)
+            all_reductions[id(logger)] = (SilentLogger, ())
 
         def dump(value: Any) -> Pickled:
             return _pickled(value, data, all_reductions)
@@ -103,7 +102,7 @@ class RunCopy:
         return len(self._pickled.bytes) + num_bytes_of_tensors
 
     def load(self) -> tuple[Any, Any, Any]:
-        """Return a new Trainer, module and data module, and set the global generators as they were then."""
+        """Return a new Trainer, module and data module, and set the global generators as they were."""
         restore_global_rngs(self._global_rngs)
         restore_torch(self._torch_settings)
         data = copy.copy(self._data)
@@ -112,7 +111,7 @@ class RunCopy:
 
 
 def torch_settings() -> dict[str, Any]:
-    """Return those settings of torch on which numbers depend."""
+    """Return torch's settings on which numbers depend."""
     return {
         "dtype": torch.get_default_dtype(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -231,10 +230,11 @@ class _Original:
 
 def _has_state(function: FunctionType) -> bool:
     """Return whether a function holds objects, and cannot be found by its name."""
-    if not (function.__closure__ or function.__defaults__ or function.__kwdefaults__):
-        return bool(vars(function))
     module = sys.modules.get(str(function.__module__))
-    return getattr(module, function.__qualname__, None) is not function
+    if getattr(module, function.__qualname__, None) is function:
+        return False
+    defaults = function.__defaults__ or function.__kwdefaults__
+    return bool(function.__closure__ or defaults or vars(function))
 
 
 def _empty_function(original: FunctionType, cells: tuple[CellType, ...]) -> FunctionType:
@@ -333,21 +333,9 @@ class _Gone:
 
 
 class SilentLogger(DummyLogger):
-    """Logger that logs nothing, with the name and the version of another, and files in the Trainer's folder."""
+    """Logger that logs nothing, with a folder for the files of who asks it."""
 
-    def __init__(self, name: str | None, version: int | str | None) -> None:
-        super().__init__()
-        self._name_of_original = name
-        self._version_of_original = version
-        self.folder: str | None = None
-
-    @property
-    def name(self) -> str | None:  # type: ignore[override]
-        return self._name_of_original
-
-    @property
-    def version(self) -> int | str | None:  # type: ignore[override]
-        return self._version_of_original
+    folder: str | None = None
 
     @property
     def save_dir(self) -> str | None:
