@@ -55,8 +55,10 @@ class Record(Sink):
         self._write_new_events(result.events)
 
     def finish(self, result: RunResult) -> None:
+        # Some events are known only now.
         content = {
             **self._content,
+            "events": [asdict(event) for event in result.events],
             "ended": now(),
             "rounds_done": result.rounds,
             "logged": result.logged,

@@ -204,6 +204,11 @@ class CoalitionPlan(RunExtension):
                     'ShadowShapley(coalitions="halves"): sites train coalitions round by round beside the run, and '
                     'halves are chosen when each client alone has been trained. Train coalitions="both".'
                 )
+            if any(metric.leaves_out for metric in self._metrics.values()):
+                raise ConfigurationError(
+                    "ShadowShapley(leave_out=...): sites train coalitions beside the run, with all their callbacks. "
+                    "Leave the argument out."
+                )
             check_at_sites(config)
         elif self._run_copy is None:
             raise ConfigurationError(

@@ -178,8 +178,6 @@ def test_loggers_of_a_copy_write_nothing(tmp_path: Path) -> None:
 
     (silent_logger,) = trainer.loggers
     assert isinstance(silent_logger, SilentLogger)
-    assert silent_logger.name == "name"
-    assert silent_logger.version == "version"
     silent_logger.log_metrics({"loss": 1.0}, step=0)
     silent_logger.save()
     assert list(tmp_path.rglob("*.csv")) == []
@@ -221,3 +219,58 @@ def test_worker_gets_the_same_copy_by_bytes(tmp_path: Path) -> None:
     trainer.fit(copied_module, data)
     trained_state = state_vector(copied_module)
     assert not torch.equal(trained_state, state)
+
+
+def test_class_of_the_run_stays_as_it_is_when_a_copy_is_loaded(tmp_path: Path) -> None:
+    losses: list[float] = []
+
+    class Local(Base):  # pickle has no name for it, as for a class of a notebook
+        def loss(self, batch: Any) -> torch.Tensor:
+            loss = super().loss(batch)
+            losses.append(loss.item())
+            return loss
+
+    loss_of_run = Local.loss
+    _, copied_module = load_copy(Local(), tmp_path)
+
+    assert type(copied_module) is Local
+    assert Local.loss is loss_of_run
+    batch = (torch.zeros(2, 8), torch.zeros(2, dtype=torch.long))
+    copied_module.loss([batch[0][:, : copied_module.net[0].in_features], batch[1]])
+    assert len(losses) == 1
+
+
+def test_functions_that_share_a_variable_do_so_in_a_copy(tmp_path: Path) -> None:
+    count = 0
+
+    def add_one() -> None:
+        nonlocal count
+        count += 1
+
+    def read_count() -> int:
+        return count
+
+    module: Any = Base()
+    module.functions = [add_one, read_count]
+
+    _, copied_module = load_copy(module, tmp_path)
+    add_one_in_copy, read_count_in_copy = copied_module.functions
+    add_one_in_copy()
+    add_one_in_copy()
+
+    assert read_count_in_copy() == 2
+    assert count == 0
+
+
+def test_copy_survives_the_way_to_a_worker_after_its_fit(tmp_path: Path) -> None:
+    trainer = trainer_for(None, tmp_path, rounds=1)
+    module = Base()
+    data = make_data()
+    run_copy = RunCopy(trainer, module, data=data)
+    data.trainer = trainer  # as Lightning sets it
+    trainer.run_copy = run_copy  # type: ignore[attr-defined]
+
+    copied_by_worker = pickle.loads(cloudpickle.dumps(run_copy))
+
+    _, copied_module, _ = copied_by_worker.load()
+    assert torch.equal(state_vector(copied_module), state_vector(module))
