@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -396,6 +397,8 @@ def prepare_coalition_fit(
     untyped_trainer: Any = trainer
     untyped_trainer.callbacks = [scoring, *_callbacks_of_copy(trainer, order, folder)]
     untyped_trainer._default_root_dir = folder
+    # A callback may save checkpoints by a path of its own, where the run's lie.
+    untyped_trainer.save_checkpoint = partial(save_in_folder, trainer, folder)
     for logger in trainer.loggers:
         if isinstance(logger, SilentLogger):
             logger.folder = folder
@@ -410,6 +413,17 @@ def prepare_coalition_fit(
     # The strategy's hook runs after those of the callbacks and of the module.
     untyped_trainer.strategy.on_train_end = partial(scoring.deliver, trainer)
     return scoring
+
+
+def save_in_folder(
+    trainer: L.Trainer,
+    folder: str,
+    filepath: str | Path,
+    **options: Any,
+) -> None:
+    """Save a checkpoint as ``trainer.save_checkpoint`` does, by the name of ``filepath`` but in ``folder``."""
+    name = Path(filepath).name
+    L.Trainer.save_checkpoint(trainer, Path(folder, name), **options)
 
 
 def _callbacks_of_copy(trainer: L.Trainer, order: FitOrder, folder: str) -> list[L.Callback]:

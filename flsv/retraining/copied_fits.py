@@ -120,7 +120,7 @@ def _trained(
         _fit(trainer, module, data)
     result = callback.result()
     if order.save_as is not None:
-        trainer.save_checkpoint(order.save_as, weights_only=True)
+        L.Trainer.save_checkpoint(trainer, order.save_as, weights_only=True)
 
     if result.models is None or run_state is None:
         return result

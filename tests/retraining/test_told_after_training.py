@@ -33,6 +33,7 @@ def fit_with_values(
     folder: Path,
     module: Any,
     *callbacks: Any,
+    rounds: int = 2,
     **options: Any,
 ) -> FederatedLoop:
     metric = ShadowShapley(coalitions="singles", **options)
@@ -42,7 +43,7 @@ def fit_with_values(
         seed=SEED,
         reporting=Reporting(table=False),
     )
-    trainer = trainer_for(loop, folder, rounds=2, callbacks=list(callbacks))
+    trainer = trainer_for(loop, folder, rounds=rounds, callbacks=list(callbacks))
     trainer.fit(module, make_data())
     return loop
 
@@ -85,6 +86,28 @@ def test_file_that_comes_with_a_coalition_is_told_unless_its_callback_is_left_ou
     messages = [str(warning.message) for warning in recwarn]
     assert not any("came into being" in message for message in messages)
     assert len(list(folder_without.glob("note_*"))) == 1
+
+
+class Saves(L.Callback):
+    """Saves a checkpoint by a path of its own after each round."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        trainer.save_checkpoint(self.path)
+
+
+def test_checkpoint_that_a_callback_saves_stays_the_runs(tmp_path: Path) -> None:
+    path = tmp_path / "mine.ckpt"
+    module = Base()
+
+    # The last fit, of two rounds, is that of all clients.
+    fit_with_values(tmp_path, module, Saves(path), rounds=3)
+
+    weights = torch.load(path, weights_only=True)["state_dict"]
+    for name, value in module.state_dict().items():
+        assert torch.equal(weights[name], value)
 
 
 def test_callback_that_is_not_there_cannot_be_left_out(tmp_path: Path) -> None:
