@@ -421,7 +421,7 @@ def save_in_folder(
     filepath: str | Path,
     **options: Any,
 ) -> None:
-    """Save a checkpoint as ``trainer.save_checkpoint`` does, by the name of ``filepath`` but in ``folder``."""
+    """Save a checkpoint in ``folder``, by the name of ``filepath``."""
     name = Path(filepath).name
     L.Trainer.save_checkpoint(trainer, Path(folder, name), **options)
 

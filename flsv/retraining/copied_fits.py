@@ -213,7 +213,7 @@ class CopiedFits:
         yield from _train_by_joblib(self._tasks(orders), self._jobs)
 
     def train_in_fresh_process(self, order: FitOrder) -> FitResult | FitFailed:
-        """Train a coalition in a process that has imported nothing yet."""
+        """Train a coalition in a new process."""
         # With one job joblib would train in this process.
         ((_, result),) = _train_by_joblib(self._tasks([order]), jobs=2)
         return result

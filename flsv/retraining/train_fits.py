@@ -151,7 +151,7 @@ class CoalitionTraining:
             yield from gathered(ranks, fit_next, "coalitions' trainings")
 
     def _is_whole_on_ranks(self, trainings: Sequence[Training], ranks: Ranks) -> bool:
-        """Let the first rank try to leave out validations, and tell the others."""
+        """Let the first rank try to leave out validations."""
         outcome: bool | Exception = True
         if ranks.rank == 0:
             try:

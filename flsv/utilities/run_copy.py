@@ -170,7 +170,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         return None
 
     def _share(self, value: Any) -> int:
-        """Return the position of a class or a function that a copy has in common with the run."""
+        """Return the position of a class or function that is shared."""
         key = id(value)
         if key not in self._position_of_shared:
             self._position_of_shared[key] = len(self.shared)
