@@ -399,6 +399,7 @@ def _rows_twice(
     """Find rows that a site has twice, and rows that two sites have."""
     hashes = [pd.util.hash_pandas_object(site.columns, index=False) for site in sites]
     shares_twice = [float(rows.duplicated().mean()) for rows in hashes]
+    chance_of_equality = float(np.median([_chance_of_equality(rows) for rows in hashes]))
     for site_index, (site, rows) in enumerate(zip(sites, hashes)):
         if len(rows) < MIN_VALUES:
             continue
@@ -415,9 +416,14 @@ def _rows_twice(
             if len(other_rows) < MIN_VALUES:
                 continue
             is_shared = rows.isin(other_rows.unique())
+            # Rows of few columns are equal by chance, at one site as at two.
+            share_by_chance = chance_of_equality * len(other_rows)
+            deviation_of_share = math.sqrt(share_by_chance / len(rows))
+            largest_share_by_chance = share_by_chance + 3 * deviation_of_share
             usual_share = max(
                 usual_share,
                 float(np.median(shares_twice)),
+                largest_share_by_chance,
             )
             excess = float(is_shared.mean()) - usual_share
             if excess > MAX_DUPLICATE_SHARE and is_shared.sum() >= MIN_COUNT_OF_SHARE:
@@ -432,6 +438,14 @@ def _rows_twice(
                     kind="shared",
                     other_site=other_site.site,
                 )
+
+
+def _chance_of_equality(rows: pd.Series) -> float:
+    """Return the share of pairs of rows that are equal."""
+    counts = rows.value_counts()
+    num_equal_pairs = (counts * (counts - 1) // 2).sum()
+    num_pairs = len(rows) * (len(rows) - 1) // 2
+    return float(num_equal_pairs) / max(num_pairs, 1)
 
 
 def doubts_of_classes(

@@ -375,7 +375,7 @@ class CoalitionScoring(GlobalModelScoring):
 
 
 class NeedsValidation(Exception):
-    """Error: training may depend on validations, which its fit leaves out."""
+    """Error: training may depend on validations."""
 
 
 def prepare_coalition_fit(
@@ -386,7 +386,7 @@ def prepare_coalition_fit(
     order: FitOrder,
     folder: str,
 ) -> CoalitionScoring:
-    """Prepare the copy of a run to train the coalition in ``order``. Return the callback with the result. What
+    """Prepare a copy of a run to train the coalition in ``order``. Return the callback with the result. What
     Lightning writes lies in ``folder``.
     """
     data.counted_clients = order.members

@@ -175,6 +175,27 @@ def test_rows_of_one_site_at_another_and_another_share_of_a_class_are_doubts() -
     assert of_classes.text == "1 % are yes, 31 % at the other sites"
 
 
+def make_short_rows(num_rows: int, seed: int) -> pd.DataFrame:
+    """Rows of an age in tenths of years and a ward, of which many are equal by chance."""
+    generator = np.random.default_rng(seed)
+    ages = generator.normal(60, 10, num_rows).round(1)
+    wards = generator.choice(["A", "B"], num_rows)
+    return pd.DataFrame({"age": ages, "ward": wards})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_that_are_equal_by_chance_are_no_doubt(seed: int) -> None:
+    tables = {}
+    for index, name in enumerate(["Lyon", "Bonn", "Graz"]):
+        tables[name] = make_short_rows(72, seed=3 * seed + index)
+
+    assert "shared" not in [doubt.kind for doubt in doubts_by_rows(tables)]
+
+    tables["Graz"] = tables["Lyon"].sample(frac=1, random_state=seed)
+    (doubt,) = [doubt for doubt in doubts_by_rows(tables) if doubt.kind == "shared"]
+    assert doubt.text == "72 of 72 rows are rows of Graz, too"
+
+
 def test_columns_of_a_site_and_numbers_of_cases_are_named_once() -> None:
     sites = []
     for index in range(3):
