@@ -165,18 +165,6 @@ class DivergesAtClient1(LogsLossOfForward):
         return loss
 
 
-class CannotBeCopied(LogsLossOfForward):
-    """Nothing copies it, and a lambda of it holds the module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stream = (net for net in [self.net])
-        self.functions = [lambda x: self.net(x)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.functions[0](x)
-
-
 #: A module and the performance by which coalitions are scored.
 KINDS: dict[str, tuple[Callable[[], Any], str]] = {
     "average, outputs": (ValidatesWithAverage, "negative_loss"),
@@ -191,7 +179,6 @@ KINDS: dict[str, tuple[Callable[[], Any], str]] = {
     "a registered buffer": (RegistersABuffer, "negative_loss"),
     "a diverging member": (DivergesAtClient1, "negative_loss"),
     "a diverging member, logged": (DivergesAtClient1, "val_loss"),
-    "no copy, logged": (CannotBeCopied, "val_loss"),
 }
 #: One kind for each way to the score, outputs and logged values, and a federation that ends.
 FAST = {"average, outputs", "temperature, logged", "neighbours", "a diverging member"}
