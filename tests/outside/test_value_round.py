@@ -225,7 +225,11 @@ def test_value_round_of_deltas_equals_that_of_models(trained_run: Any) -> None:
 
 
 def test_differences_of_a_network_with_batch_norm_are_refused_without_deltas() -> None:
-    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))
+    net = nn.Sequential(
+        nn.Linear(5, 4),
+        nn.BatchNorm1d(4),
+        nn.Linear(4, CLASSES),
+    )
     global_vector = ParameterSpace(net).read(net)
     updates = [-0.1 * global_vector, -0.2 * global_vector]
     value = partial(

@@ -53,7 +53,9 @@ def test_coalitions_are_fits_of_their_members_or_doubted_or_refused(name: str) -
 
     run = in_fork(fit_with_values_of, name, {})
     fits = [in_fork(fit_alone, name, members) for members in COMPARED]
-    differences = [abs(run.game[members] - fit.utility) for members, fit in zip(COMPARED, fits)]
+    differences = []
+    for members, fit in zip(COMPARED, fits):
+        differences.append(abs(run.game[members] - fit.utility))
 
     if kind.outcome == "doubt":
         assert re.search(kind.message, " ".join(run.doubts))

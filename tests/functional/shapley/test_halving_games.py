@@ -124,7 +124,8 @@ def interpolation_by_hand(members, outputs, sizes):
         return share
 
     def kernel(a, b):
-        return 4 * a @ b + np.exp(-((a - b) ** 2).sum() / 0.5)
+        squared_distance = ((a - b) ** 2).sum()
+        return 4 * a @ b + np.exp(-squared_distance / 0.5)
 
     points = [point(coalition) for coalition in outputs]
     matrix = np.array(
@@ -141,7 +142,8 @@ def interpolation_by_hand(members, outputs, sizes):
     ) + 1e-3 * np.eye(len(points))
     # The bordered system of kriging with an unknown mean.
     ones = np.ones((len(points), 1))
-    system = np.block([[matrix, ones], [ones.T, np.zeros((1, 1))]])
+    corner = np.zeros((1, 1))
+    system = np.block([[matrix, ones], [ones.T, corner]])
     right_side = np.array(
         [
             kernel(
