@@ -32,7 +32,7 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 
 #: The limit, and the aim. A commit that moves a limit says why. The core is what importing the loop loads.
 BUDGETS = {
-    "tokens of flsv": (386_500, 290_000),
+    "tokens of flsv": (387_000, 290_000),
     "tokens of the core": (125_200, 120_000),
     "modules of the core": (112, 110),
     "words of all pages": (34_250, 30_000),

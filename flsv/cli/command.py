@@ -146,6 +146,14 @@ def from_1(text: str) -> int:
     return int(text)
 
 
+def amount(text: str) -> float:
+    """Parse an amount."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number, such as 10000") from None
+
+
 def printer(quiet: bool) -> Callable[[str], None]:
     """Return a function that prints a text at once, or with ``quiet`` does nothing."""
     if quiet:

@@ -6,7 +6,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from difflib import get_close_matches
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from flsv.utilities.errors import ConfigurationError, nearest
+from flsv.utilities.errors import ConfigurationError, nearest, similar_names
 
 _UNKNOWN_OPTION = re.compile(r"does not accept option '(?P<key>[^']+)'")
 _UNRECOGNIZED_WORDS = re.compile(r"unrecognized arguments: (?P<words>.+)")
@@ -112,7 +111,7 @@ def _explain_words(words: Sequence[str], options: Collection[str]) -> str:
             f"{first_word}: expected an option. Name a configuration file by --config {first_word}."
         )
     option, _, _value = first_word.partition("=")
-    key, explanation = _explain_option(option.lstrip("-"), options)
+    key, explanation = _explain_option(option.lstrip("-"), options, dashes="--")
     return f"--{key}: {explanation}"
 
 
@@ -156,7 +155,7 @@ def _is_among(words: Sequence[str], key: str) -> bool:
     return False
 
 
-def _explain_option(key: str, options: Collection[str]) -> tuple[str, str]:
+def _explain_option(key: str, options: Collection[str], dashes: str = "") -> tuple[str, str]:
     """Return the part of a key that is no option's, and what to do."""
     known_keys = {""}  # of the options, and of the sections that they are in
     for option in options:
@@ -183,9 +182,10 @@ def _explain_option(key: str, options: Collection[str]) -> tuple[str, str]:
     # Suggested are options of this name in other sections, else similar names in this section.
     suggestions = sorted(keys_with_same_name)
     if not suggestions:
-        for name in get_close_matches(unknown_name, names_in_section):
+        for name in similar_names(unknown_name, names_in_section):
             suggestions.append(f"{section}.{name}".lstrip("."))
-    return unknown_key, f"there is no such option.{_question(suggestions)}"
+    suggested_options = [f"{dashes}{suggestion}" for suggestion in suggestions]
+    return unknown_key, f"there is no such option.{_question(suggested_options)}"
 
 
 def _prefixes(key: str) -> Iterator[str]:
@@ -202,13 +202,14 @@ def _explain_value(message: str, text: str, class_names: Collection[str]) -> tup
     if not_in_module is not None:
         name, module = not_in_module["name"], not_in_module["module"]
         names_of_module = vars(sys.modules[module]) if module in sys.modules else ()
-        similar = get_close_matches(name, names_of_module)
+        similar = similar_names(name, names_of_module)
         return name, f"module {module} has no {name}.{_question(similar)}"
 
     unknown_argument = _UNKNOWN_ARGUMENT.search(text)
     if unknown_argument is not None:
         paths = _CLASS_PATH.findall(text)
-        return _explain_argument(unknown_argument["name"], paths[-1])
+        name, _, _name_within = unknown_argument["name"].partition(".")
+        return _explain_argument(name, paths[-1])
 
     missing_module = _MISSING_MODULE.search(text)
     if missing_module is not None:
@@ -223,7 +224,7 @@ def _explain_value(message: str, text: str, class_names: Collection[str]) -> tup
     unknown_class = _UNKNOWN_CLASS.search(text)
     if unknown_class is not None and not expected:
         name = unknown_class["name"]
-        similar = get_close_matches(name, class_names)
+        similar = similar_names(name, class_names)
         advice = "A class of your own is named with its module."
         return name, f"there is no class {name}.{_question(similar)} {advice}"
     return _explain_type(text, expected)
@@ -235,7 +236,7 @@ def _explain_argument(name: str, path: str) -> tuple[str, str]:
     arguments = []
     if isinstance(named_class, type):
         arguments = [*inspect.signature(named_class).parameters]
-    similar = get_close_matches(name, arguments) or arguments
+    similar = similar_names(name, arguments) or arguments
     return name, f"{path} has no argument {name}.{_question(similar)}"
 
 

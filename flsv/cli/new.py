@@ -77,8 +77,10 @@ def new(name: str, out: Path = Path()) -> Path:
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv new`` with the command-line arguments ``args``."""
     parser = command_parser("flsv new", __doc__)
-    parser.add_argument("kind", choices=["metric"], help="what to write")
-    parser.add_argument("name", metavar="NAME", help="name of the class, such as UpdateNorm")
+    parser.add_argument("kind", metavar="metric", help="what to write")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="name of the class, such as UpdateNorm"
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -87,6 +89,10 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         help="where its folder goes. Default: here",
     )
     options = parser.parse_args(list(args))
+    if options.kind != "metric" or options.name is None:
+        raise ConfigurationError(
+            f"flsv new {' '.join(args)}: expected a kind and a name: flsv new metric UpdateNorm."
+        )
     folder = new(options.name, options.out)
     if not quiet:
         print(

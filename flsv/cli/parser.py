@@ -291,7 +291,9 @@ class FederatedCLI(LightningCLI):
             module_name = innermost_frame.f_globals["__name__"]
             if not module_name.startswith("torch.optim"):
                 raise
-            raise ConfigurationError(f"optimizer or lr_scheduler: {error}.") from error
+            raise ConfigurationError(
+                f"optimizer or lr_scheduler: {error}. Give a value that its documentation allows."
+            ) from error
         except (RuntimeError, MisconfigurationException) as error:
             raise_if_monitor_is_unlogged(error, self.trainer)
             raise
@@ -349,7 +351,11 @@ class FederatedCLI(LightningCLI):
         elif path is not None:
             is_url = ":" in path
             if not is_url and not Path(path).exists():
-                raise ConfigurationError(f"there is no checkpoint {path}.")
+                checkpoints = map(str, Path().glob("*/*/checkpoints/*.ckpt"))
+                raise ConfigurationError(
+                    f"there is no checkpoint {path}.{nearest(path, checkpoints)} --ckpt_path last takes the newest "
+                    "of the run's folder."
+                )
 
     def _check_run_folder(self, checkpoint: str | None) -> None:
         # mypy: set by Lightning's connectors

@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from flsv.cli.command import command_parser, display_path
+from flsv.cli.command import amount, command_parser, display_path
 from flsv.report.signature import sign, verify
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.choices import Negatives
@@ -59,7 +59,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         help="the file, .html. Default: report.html in the run's folder",
     )
     terms = parser.add_argument_group("shares of a budget")
-    terms.add_argument("--budget", type=float, help="amount to share out, such as 10000")
+    terms.add_argument("--budget", type=amount, help="amount to share out, such as 10000")
     terms.add_argument(
         "--by",
         metavar="METRIC",

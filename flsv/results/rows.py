@@ -325,7 +325,7 @@ def draw_metric(
         options["limits"] = limits
     figure, axis = metric.plot(value, **options)
     title = f"{label_text(name)}, round {round_index + 1}"
-    if intervals is not None:
+    if intervals is not None and not value.isnan().all():
         _draw_intervals(axis, value, intervals)
         title += f", {INTERVAL_LEVEL:.0%} intervals"
     axis.set_title(title)
@@ -336,10 +336,14 @@ def _draw_intervals(axis: Any, value: Tensor, intervals: tuple[Tensor, Tensor]) 
     """Add a whisker from the low to the high end of each client's interval to the bars of values ``[n]``."""
     centers = value.cpu().double()
     low, high = (bound.cpu().double() for bound in intervals)
+    # Axes that hold a NaN have no size.
+    is_known = (centers.isfinite() & low.isfinite() & high.isfinite()).nonzero().flatten()
+    lengths_below = (centers - low)[is_known]
+    lengths_above = (high - centers)[is_known]
     axis.errorbar(
-        range(len(centers)),
-        centers.numpy(),
-        yerr=[(centers - low).numpy(), (high - centers).numpy()],
+        is_known.numpy(),
+        centers[is_known].numpy(),
+        yerr=[lengths_below.numpy(), lengths_above.numpy()],
         fmt="none",  # no markers: the bars show the values
         ecolor="0.25",
         capsize=3,

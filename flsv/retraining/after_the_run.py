@@ -425,7 +425,7 @@ def _hash_of_state(trainer: L.Trainer) -> bytes:
 
 
 class _NewFiles:
-    """Notice of files that come into the run's folder and the working folder while the first coalition is trained."""
+    """Notice of files that come into two folders while the first coalition is trained."""
 
     def __init__(self, run: EndedRun) -> None:
         self._folders = [run.folder or Path(run.trainer.default_root_dir), Path()]
@@ -454,7 +454,7 @@ class _NewFiles:
 
 
 def _is_of_store(path: Path) -> bool:
-    """Return whether a file or folder is one in which trained coalitions are stored."""
+    """Return whether coalitions are stored there."""
     return Path(COALITIONS_FILE).stem in path.name
 
 

@@ -294,9 +294,12 @@ if less is.
         return ModelScore(ClassScore(performance), "max", performance)
     if mode is None:
         names = ", ".join(_PERFORMANCE_NAMES)
+        advice = nearest(performance, _PERFORMANCE_NAMES) or (
+            " A value that the module logs in validation_step needs a mode beside it: mode: max if more of it is "
+            "better, mode: min if less is."
+        )
         raise ConfigurationError(
             f"{owner_name}({argument}={performance!r}): expected one of {names}, or a torchmetrics metric (in YAML by "
-            f"its class_path).{nearest(performance, _PERFORMANCE_NAMES)} A value that the module logs in "
-            "validation_step needs a mode beside it: mode: max if more of it is better, mode: min if less is."
+            f"its class_path).{advice}"
         )
     return ModelScore(performance, mode)

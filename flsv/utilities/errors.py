@@ -83,6 +83,10 @@ def no_run_folder(folder: Path) -> ConfigurationError:
     return ConfigurationError(f"there is no folder {folder}.{hint}")
 
 
+#: Similarity of two names, from 0 to 1, from which on one may be meant by the other.
+MIN_SIMILARITY = 0.65
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return a question for the one or two of some names that are nearest to a misspelt one, or "".
 
@@ -90,10 +94,30 @@ def nearest(name: str, names: Iterable[str]) -> str:
         >>> nearest("val_los", ["train_acc", "val_loss", "lr"])
         ' Did you mean val_loss?'
     """
-    similar = get_close_matches(name, list(names), n=2)
+    similar = similar_names(name, names)
     if not similar:
         return ""
-    return f" Did you mean {' or '.join(similar)}?"
+    alternatives = " or ".join(similar)
+    return f" Did you mean {alternatives}?"
+
+
+def similar_names(name: str, names: Iterable[str]) -> list[str]:
+    """Return the one or two nearest names, in any case.
+
+    Example:
+        >>> similar_names("Sgd", ["SGD", "Adam"])
+        ['SGD']
+    """
+    name_by_lower = {}
+    for known_name in names:
+        name_by_lower[known_name.lower()] = known_name
+    matches = get_close_matches(
+        name.lower(),
+        name_by_lower,
+        n=2,
+        cutoff=MIN_SIMILARITY,
+    )
+    return [name_by_lower[match] for match in matches]
 
 
 def in_words(numbers: Sequence[int], limit: int = 6) -> str:

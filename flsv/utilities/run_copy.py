@@ -178,7 +178,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         return self._position_of_shared[key]
 
     def _position(self, storage: torch.UntypedStorage) -> int:
-        """Return the position of a copy of tensors' memory, which is made at first."""
+        """Return the position of a copy of memory."""
         key = storage._cdata
         if key not in self._position_of_storage:
             self._position_of_storage[key] = len(self.storages)

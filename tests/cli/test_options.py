@@ -81,7 +81,7 @@ def test_command_line_error_names_the_wrong_option_or_value(
 FIT = "fit --config quickstart"
 #: Command lines of somebody who types quickly, and what helps him: a key, class, type, range and path in each part.
 SLIPS = [
-    (f"{FIT} --trainer.acelerator cpu", "Did you mean trainer.accelerator?"),
+    (f"{FIT} --trainer.acelerator cpu", "Did you mean --trainer.accelerator?"),
     (
         f"{FIT} --trainer.callbacks EarlyStoping",
         "trainer.callbacks: there is no class EarlyStoping. Did you mean EarlyStopping?",
@@ -92,7 +92,7 @@ SLIPS = [
     ),
     (f"{FIT} --trainer.max_epochs -5", "must be a non-negative integer or -1. You passed in -5."),
     (f"{FIT} --ckpt_path runs/last.ckpt", "there is no checkpoint runs/last.ckpt."),
-    (f"{FIT} --data.bach_size 32", "Did you mean data.batch_size?"),
+    (f"{FIT} --data.bach_size 32", "Did you mean --data.batch_size?"),
     (f"{FIT} --data.partitioner DirichletPartitoner", "Did you mean DirichletPartitioner or"),
     (
         f"{FIT} --data.splits.server_val 10%",
@@ -116,7 +116,7 @@ SLIPS = [
         f"{FIT} -q --model.optimizer.lr -1",
         "optimizer or lr_scheduler: Invalid learning rate: -1.0.",
     ),
-    (f"{FIT} --federation.evaluation.evry 1", "Did you mean federation.evaluation.every?"),
+    (f"{FIT} --federation.evaluation.evry 1", "Did you mean --federation.evaluation.every?"),
     (
         f"{FIT} --federation.local_epochs -1",
         "or a mapping of names to a whole number of at least 1",
@@ -128,7 +128,7 @@ SLIPS = [
     ),
     (
         f"{FIT} --federation.metrics.v ShadowShapley --federation.metrics.v.performance accurracy",
-        "Did you mean accuracy or",
+        "Did you mean accuracy?",
     ),
     ("fit quickstart", "Name a configuration file by --config quickstart."),
     ("fit --config my_federatoin.yaml", "Did you mean my_federation?"),
@@ -140,6 +140,16 @@ SLIPS = [
     ("report . --rule zeros", "Did you mean zero?"),
     ("report . --budgt 10", "Did you mean --budget or"),
     ("fti --config quickstart", "Did you mean fit?"),
+    # Those that a reader who had not seen the project's own has found unclear.
+    (f"{FIT} --ckpt_path half.ckpt", "--ckpt_path last takes the newest of the run's folder."),
+    (f"{FIT} --data.source my_run", "No data set 'my_run' was found. Did you mean my_runs?"),
+    (f"{FIT} --model.optimizer torch.optim.Sgd", "has no Sgd. Did you mean SGD or"),
+    ("report . --budget 10k", "10k: expected a number, such as 10000"),
+    (
+        "new metrc Mine",
+        "flsv new metrc Mine: expected a kind and a name: flsv new metric UpdateNorm.",
+    ),
+    ("new metric", "expected a kind and a name: flsv new metric UpdateNorm."),
 ]
 
 
@@ -149,6 +159,7 @@ def test_slip_of_the_pen_is_answered_by_the_nearest_word(
 ):
     monkeypatch.chdir(tmp_path)
     Path("my_federation.yaml").write_text("{}")
+    Path("my_runs").mkdir()
     run = Path("lightning_logs/version_0")
     run.mkdir(parents=True)
     (run / "run.json").write_text("{}")

@@ -1,6 +1,8 @@
 """What TensorBoard is given: runs of clients, its tabs, and that a killed run goes on in the same files."""
 
+import io
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -431,3 +433,17 @@ def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run
     expected = curves(tmp_path / "straight/run")
     assert len(expected["."]["step_loss"]) > 5 * 5
     assert curves(tmp_path / "resumed/run") == expected
+
+
+def test_values_that_are_not_known_yet_are_drawn_without_whiskers() -> None:
+    metric = ShadowShapley(num_clients=3)
+    values = torch.full((3,), torch.nan)
+
+    figure = draw_metric(metric, "value", values, round_index=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure.savefig(io.BytesIO())
+
+    (axis,) = figure.axes
+    assert axis.get_title() == "value, round 1"
+    assert not axis.collections

@@ -161,7 +161,11 @@ def load_image_data(
         return folder(path, image_size)
     if path is not None and path.suffix.lower() == ".npz":
         return npz(path)
-    hint = import_error_text(name) or nearest(name, DATA_SETS)
+    hint = import_error_text(name)
+    names_here = [path_here.name for path_here in Path().glob("[!.]*")]
+    question = nearest(name, [*DATA_SETS, *names_here])
+    if question and not hint:
+        raise ConfigurationError(f"No data set {name!r} was found.{question}")
     raise ConfigurationError(
         f"No data set {name!r} was found.{hint} Known are {', '.join(DATA_SETS)}, .npz and CSV files, and folders of "
         f"images or with data by client (looked at {looked_at(name, root)}). Name the folder that "
