@@ -325,9 +325,7 @@ class Engine:
 
     def leave_out(self, clients: Collection[int]) -> None:
         """Undo the changes of excluded clients' state, as if they had not taken part."""
-        if self.updates and self.updates[0].client_id in clients:
-            # The next model keeps the counters of the round's start.
-            self.local_training.state.next_buffers = None
+        self.local_training.state.values.leave_out(clients)
         for client in clients:
             self.manager.forget(client)
 

@@ -142,7 +142,7 @@ class SeveralRanks(Engine):
             "updates": updates,
             "broken": self.broken_clients,
             "trained": self._models_unlike_sent() if keep_trained else {},
-            "buffers": self.local_training.state.next_buffers,
+            "values": self.local_training.state.values.exchanged(),
             "counted": TrainingCounts() if self._is_idle() else rank_counts,
             "generators": None,
         }
@@ -209,8 +209,8 @@ class SeveralRanks(Engine):
         for part in parts:
             broken_clients.update(part["broken"])
         self.broken_clients = [client for client in self._clients if client in broken_clients]
-        if owners:
-            self.local_training.state.next_buffers = parts[owners[0]]["buffers"]
+        parts_of_values = [part["values"] for part in parts]
+        self.local_training.state.values.merge(parts_of_values, clients)
 
     def settle(self) -> None:
         # All ranks learn which clients have a state; these clients stay on their rank.

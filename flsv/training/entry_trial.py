@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric
 
-from flsv.training.module_attributes import ModuleAttributes
+from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import find_optimizers, is_optimizer
 from flsv.utilities.errors import listed
 from flsv.utilities.object_states import ObjectState, TensorState, hidden_state_of, states_of
@@ -45,9 +45,7 @@ _MAX_COMPARED_ENTRIES = 1000
 class EntryTrial:
     """Check that a process's first local training leaves objects as it finds them, beyond what is swapped.
 
-    Swapped are a module's vector, buffers, plain attributes and random generators, and the optimizers' states, options
-    and plain attributes. Not swapped is what closures, objects of libraries, classes and modules outside of the model
-    hold.
+    Not swapped is what closures, objects of libraries, classes and modules outside of the model hold.
     """
 
     def __init__(self, trainer: L.Trainer) -> None:
@@ -79,11 +77,10 @@ class EntryTrial:
 
     def _hidden_values(self) -> dict[str, Any]:
         """Return the attributes of the module and of its optimizers that are not swapped, by path."""
-        attributes = ModuleAttributes(self._module)
         values = {}
-        for path, value in attributes.hidden_values("module"):
+        for path, value in ModuleSnapshot(self._module).references():
             if not is_optimizer(value):
-                values[path] = value
+                values[f"module.{path}"] = value
         for swapped_optimizer in self._optimizers:
             values |= swapped_optimizer.hidden_values()
         return {
@@ -94,7 +91,7 @@ class EntryTrial:
         """Yield ``(path, object)`` of everything that is not swapped between clients."""
         # What a client takes with it is swapped: the module's attributes and tensors, and objects of some types.
         module = self._module
-        swapped_ids = ModuleAttributes(module).ids()
+        swapped_ids = ModuleSnapshot(module).ids()
         for value in (*module.modules(), *module.parameters(), *module.buffers()):
             swapped_ids.add(id(value))
 

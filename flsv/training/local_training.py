@@ -1,7 +1,6 @@
 """LocalTraining: a client's training in a Trainer in one round, from the server's Instruction to its ClientUpdate.
 
-``begin`` and ``end`` are two methods, since clients that train at once all begin before the first of them ends. Between
-them the Trainer's hooks call ``begin_batch``, ``begin_step`` and ``end_batch``, and torch's hooks see every step.
+Clients that train at once all ``begin`` before the first of them comes to its ``end``.
 """
 
 from __future__ import annotations
@@ -281,7 +280,7 @@ class LocalTraining:
             tell = partial(sanitize_report, uploads, upload_context)
         reported_loss = sanitize_report(uploads, upload_context, "loss", loss)
         local.set_models(context.start, trained, vector, tell)
-        self.state.keep_buffers()
+        self.state.keep_values(instruction.client_id, context.samples)
 
         context.trained = trained
         context.sent = vector

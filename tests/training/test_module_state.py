@@ -1,4 +1,7 @@
-"""State in a module's attributes: each client starts with the round's, and the next round with the first client's."""
+"""State in a module's attributes: each client starts with the round's.
+
+The next round starts with the means of floating-point numbers over the clients, and otherwise with the first client's.
+"""
 
 import copy
 from collections import deque
@@ -15,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from flsv.federation import FederatedLoop
+from flsv.sampling import FixedCohort
 from flsv.utilities.seeding import generator_for
 from helpers.data import toy_data
 from helpers.fits import assert_resumes, fit, state_vector
@@ -53,6 +57,10 @@ class Remembers(Plain):
     def remember(self, batch: Any) -> float:
         raise NotImplementedError
 
+    def float_values(self) -> list[tuple[Any, str]]:
+        """Return the owners and names of the values that are averaged."""
+        return []
+
 
 class Flag(Remembers):
     """Sets its first layer by the first batch, as ActNorm does."""
@@ -88,6 +96,9 @@ class Array(Remembers):
         size = float(abs(self.mean).sum())
         return 1 + min(size, 1.0)
 
+    def float_values(self) -> list[tuple[Any, str]]:
+        return [(vars(self), "mean")]
+
 
 class Object(Remembers):
     def __init__(self) -> None:
@@ -98,6 +109,9 @@ class Object(Remembers):
         self.bank.batches.append(batch[0].mean())
         self.bank.mean = float(sum(self.bank.batches))
         return 1 + min(abs(self.bank.mean), 1.0)
+
+    def float_values(self) -> list[tuple[Any, str]]:
+        return [(vars(self.bank), "mean")]
 
 
 class NewObject(Object):
@@ -120,6 +134,11 @@ class LateObject(Object):
             self.bank = Bank()
         return super().remember(batch)
 
+    def float_values(self) -> list[tuple[Any, str]]:
+        if not hasattr(self, "bank"):
+            return []
+        return super().float_values()
+
 
 class InSlots(Remembers):
     def __init__(self) -> None:
@@ -130,6 +149,9 @@ class InSlots(Remembers):
         self.slots.scale *= 0.9
         return self.slots.scale
 
+    def float_values(self) -> list[tuple[Any, str]]:
+        return [(self.slots, "scale")]
+
 
 class Dictionary(Remembers):
     def __init__(self) -> None:
@@ -139,6 +161,9 @@ class Dictionary(Remembers):
     def remember(self, batch: Any) -> float:
         self.scales["loss"] *= 0.9
         return self.scales["loss"]
+
+    def float_values(self) -> list[tuple[Any, str]]:
+        return [(self.scales, "loss")]
 
 
 class Memory(Remembers):
@@ -183,6 +208,9 @@ class RingBuffer(Remembers):
         length = self.CAPACITY if self.is_full else self.position
         return factor_of_samples(self.samples[:length])
 
+    def float_values(self) -> list[tuple[Any, str]]:
+        return [(vars(self), "samples")]
+
 
 KINDS = (
     *(Flag, Counter, Array, Object, NewObject, LateObject),
@@ -191,7 +219,7 @@ KINDS = (
 
 
 def train_by_hand(make: Callable[[], Remembers]) -> Remembers:
-    """The global model, with the state of the first client."""
+    """The global model, with means of floating-point state, and otherwise the state of the first client."""
     data = toy_data()
     data.setup("fit")
     server = make()
@@ -207,7 +235,10 @@ def train_by_hand(make: Callable[[], Remembers]) -> Remembers:
                 model.training_step(batch, 0).backward()
                 optimizer.step()
             clients.append(model)
+        num_values_at_start = len(server.float_values())
         server = average_states(clients, data.num_samples)
+        if num_values_at_start > 0:
+            average_float_values(server, clients, data.num_samples)
 
     return server
 
@@ -225,6 +256,33 @@ def average_states(clients: list[Any], num_samples: Tensor) -> Any:
             means[name] += share * parameter
 
     return server
+
+
+def average_float_values(
+    server: Any,
+    clients: list[Any],
+    num_samples: Tensor,
+) -> None:
+    shares = (num_samples / num_samples.sum()).tolist()
+    values_of_clients = [client.float_values() for client in clients]
+    for index, (owner, name) in enumerate(server.float_values()):
+        mean = 0.0
+        for share, values in zip(shares, values_of_clients):
+            owner_at_client, _ = values[index]
+            value = value_of(owner_at_client, name)
+            mean = mean + share * value
+        if isinstance(mean, np.ndarray):
+            mean = mean.astype(np.float32)
+        if isinstance(owner, dict):
+            owner[name] = mean
+        else:
+            setattr(owner, name, mean)
+
+
+def value_of(owner: Any, name: str) -> Any:
+    if isinstance(owner, dict):
+        return owner[name]
+    return getattr(owner, name)
 
 
 @pytest.mark.parametrize("make", KINDS)
@@ -336,3 +394,69 @@ def test_namespace_is_shared_on_purpose(tmp_path: Path) -> None:
     module: Any = Shares()
     fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=1)
     assert module.shared.num_batches == module.trainer.global_step
+
+
+class Averaged(Plain):
+    """Keeps moving averages of its weights, in a tensor, an array, a number and a plain object, and validates them."""
+
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False))
+        self.tensor = self.net[0].bias.detach().clone()
+        self.array = self.tensor.numpy().copy()
+        self.number = 0.0
+        self.holder = Holder([self.tensor.clone()])
+        self.register_buffer("unsaved", self.tensor.clone(), persistent=False)
+
+    @torch.no_grad()
+    def on_train_batch_end(self, *_: Any) -> None:
+        bias = self.net[0].bias.detach()
+        self.tensor.lerp_(bias, 0.1)
+        self.array *= 0.9
+        self.array += 0.1 * bias.numpy()
+        self.number *= 0.9
+        self.number += 0.1 * float(bias.sum())
+        shadow = self.holder.shadows[0]
+        shadow.lerp_(bias, 0.1)
+        self.unsaved.lerp_(bias, 0.1)
+
+
+@dataclass
+class Holder:
+    shadows: list[Tensor]
+
+
+def floats_of(module: Averaged) -> Tensor:
+    floats = [
+        module.tensor,
+        torch.from_numpy(module.array),
+        torch.tensor([module.number]),
+        module.holder.shadows[0],
+        module.unsaved,
+    ]
+    return torch.cat(floats)
+
+
+def test_order_of_the_cohort_does_not_change_what_is_averaged(tmp_path: Path) -> None:
+    modules = []
+    for cohort in ([0, 1, 2], [2, 1, 0]):
+        torch.manual_seed(0)
+        module = Averaged()
+        loop = FederatedLoop(sampler=FixedCohort(cohort), seed=SEED)
+        fit(loop, tmp_path / str(cohort[0]), module)
+        modules.append(module)
+
+    first, second = map(floats_of, modules)
+    difference = first - second
+    change = first - floats_of(Averaged())
+    assert difference.abs().max() < 1e-6
+    assert change.abs().max() > 1e-3
+
+
+def test_averages_in_attributes_are_those_of_the_weights(tmp_path: Path) -> None:
+    """Of one round: the mean of each client's moving average, which all attributes keep."""
+    module = Averaged()
+    fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=1)
+    array = torch.from_numpy(module.array)
+    for average in (array, module.holder.shadows[0], module.unsaved):
+        difference = average - module.tensor
+        assert difference.abs().max() < 1e-6

@@ -14,7 +14,7 @@ from flsv._lightning.private import trainer_of
 from flsv.core import Instruction, LocalData
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
-from flsv.training.trainer_state import NonVectorState
+from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for, isolated_rngs
@@ -90,7 +90,6 @@ class ClientContext:
             if name in space.names:
                 self._names[parameter] = name
         self._streams: dict[str, Iterator[Any]] = {}
-        self._unsaved: NonVectorState | None = None
         self._num_second_steps = 0  # calls of `step`
 
     @property
@@ -222,11 +221,9 @@ class ClientContext:
         trained = [parameter for parameter in self._names if parameter.requires_grad]
 
         space = self.space
-        if self._unsaved is None:
-            self._unsaved = NonVectorState(module)
+        snapshot = ModuleSnapshot(module)
         vector = space.read(module)
         private_entries = space.read_private(module)
-        unsaved_state = self._unsaved.read()
         states_of_metrics = metric_states(module)
 
         instruction = self.instruction
@@ -251,9 +248,9 @@ class ClientContext:
                 buffers = space.read(module)[self.num_parameters :]
                 model[self.num_parameters :] = buffers
             finally:
+                snapshot.restore()
                 space.write(module, vector)
                 space.write_private(module, private_entries)
-                self._unsaved.write(unsaved_state)
                 put_metric_states(states_of_metrics)
         return loss.detach(), self.flat(trained, gradients)
 
