@@ -445,9 +445,9 @@ def test_order_of_the_cohort_does_not_change_what_is_averaged(tmp_path: Path) ->
         fit(loop, tmp_path / str(cohort[0]), module)
         modules.append(module)
 
-    first, second = map(floats_of, modules)
-    difference = first - second
-    change = first - floats_of(Averaged())
+    floats, permuted_floats = map(floats_of, modules)
+    difference = floats - permuted_floats
+    change = floats - floats_of(Averaged())
     assert difference.abs().max() < 1e-6
     assert change.abs().max() > 1e-3
 
