@@ -42,6 +42,7 @@ from flsv.data import IIDPartitioner, Loader, Splits
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games import ModelEvaluator
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, GradientShapley, ShadowShapley
+from flsv.training.batched import NotBatched
 from flsv.utilities.csv_files import save_csv
 
 ROOT = Path(__file__).parents[1]
@@ -191,8 +192,26 @@ def equal_to_the_cpu(device: str, short: bool) -> Iterator[Row]:
                     allowed,
                 )
                 if precision != "bf16-true":
-                    mapped = ran(device, make, trainer={"precision": precision}, engine="vmap")
-                    yield near(f"{kind}, {name}: clients at once", mapped.apart(there), allowed)
+                    yield clients_at_once(
+                        f"{kind}, {name}", device, make, precision, there, allowed
+                    )
+
+
+def clients_at_once(
+    title: str,
+    device: str,
+    make: Callable[[], nn.Module],
+    precision: str,
+    one_by_one: Ran,
+    allowed: float,
+) -> Row:
+    """All clients as one batched model, or that it is refused."""
+    what = f"{title}: clients at once"
+    try:
+        mapped = ran(device, make, trainer={"precision": precision}, engine="vmap")
+    except NotBatched as error:
+        return Row(what, f"refused: {error}")
+    return near(what, mapped.apart(one_by_one), allowed)
 
 
 def same_seed_twice(device: str, short: bool) -> Iterator[Row]:

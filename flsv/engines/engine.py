@@ -117,14 +117,12 @@ class Engine:
 
     # ---- before the first round
 
-    def check_agreement(
-        self, round: Round, model: Tensor, contributions: Mapping[str, Tensor]
-    ) -> None:
-        """Raise RuntimeError unless all ranks have computed the same numbers.
+    def agree(self, round: Round, model: Tensor, contributions: Mapping[str, Tensor]) -> None:
+        """Raise RuntimeError unless all ranks have computed the same numbers, and take rank 0's model.
 
         Args:
             round: the round that has ended.
-            model: the global model ``[P]``.
+            model: the global model ``[P]``, which is overwritten.
             contributions: the metrics' values ``[n]`` by name.
         """
 

@@ -242,8 +242,8 @@ class FederationRun:
             clients_with_updates = [update.client_id for update in engine.updates]
             state.complete(round, [*engine.broken_clients, *clients_with_updates])
             self._evaluate_clients()
+        engine.agree(round, state.model(), self.metrics.contributions)
         engine.end_round(state.model())
-        engine.check_agreement(round, state.model(), self.metrics.contributions)
         return round
 
     def _evaluate_clients(self) -> None:

@@ -8,7 +8,6 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 from torchmetrics import Metric
 
+from flsv.__about__ import __version__
 from flsv.outside.value_round import RoundValues, metrics_by_name, value_round
 from flsv.results.curves import curves_of
 from flsv.results.folder import CONTRIBUTIONS
@@ -291,7 +291,7 @@ class _Files:
             raise ConfigurationError(
                 f"{folder} holds a run. Give each run a folder of its own, such as folder=f'runs/{{context.run_id}}'."
             )
-        self._record = record_head(module, {"aggregator": strategy}, metrics, version("flsv"))
+        self._record = record_head(module, {"aggregator": strategy}, metrics, __version__)
         self._record |= {
             "rounds": None,
             "classes": None,

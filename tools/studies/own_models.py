@@ -115,6 +115,7 @@ class OwnModels(L.Callback):
         distinct, places = rows.unique(
             dim=0, return_inverse=True
         )  # equal models are evaluated only once
+        places = places.cpu()
         values = _values(evaluate, distinct)[places].view(len(models), len(clients), -1)
         if self.loop.space.private_names:
             (client,) = clients

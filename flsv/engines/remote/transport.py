@@ -11,13 +11,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
+from flsv.__about__ import __version__
 from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import (
     GARBLED_REPLY_ERRORS,
@@ -435,7 +435,7 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
     for name in ("local_epochs", "optimizer_state", "head"):
         options.append(f"{name}={getattr(config, name)!r}")
     return {
-        "flsv": f"{version('flsv')}, sources {_sources()}",
+        "flsv": f"{__version__}, sources {_sources()}",
         "module": f"{type(module).__name__}, {space.size} numbers, {hash_of_layout}",
         "at clients": ", ".join(parts_at_clients) or "nothing",
         "training": ", ".join(options),
