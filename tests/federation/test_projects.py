@@ -417,6 +417,12 @@ def test_steps_of_clients_are_curves_that_go_on_over_the_rounds(tmp_path):
         column = logged.set_index("step")[f"loss_epoch/{ward}"].dropna()
         assert column.to_dict() == pytest.approx(means)
 
+    # Each row has its round, and a loss of a step is on its client's curve only.
+    rounds = logged.sort_values("epoch").loc[lambda rows: rows["loss_step/Lyon"].notna(), "epoch"]
+    assert rounds.tolist() == [0] * 3 + [1] * 3
+    assert logged["epoch"].notna().all()
+    assert "loss_step" not in logged
+
 
 VALUE_LOGGED_ONCE = 6.0
 
