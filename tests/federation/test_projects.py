@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -20,7 +21,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, GroupPartitioner, HeldOut, IIDPartitioner, Splits, Stream
@@ -521,6 +522,61 @@ def train_on_wards_without_classes(folder: Path) -> Case:
     )
     sizes = [len(rows) for rows in ROWS_OF_WARDS]
     return Case(data, shuffle_labeled(ROWS_OF_WARDS), sizes)
+
+
+class Patients(Dataset[Any]):
+    """Samples that are read one by one."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return X[self.rows[index]], Y[self.rows[index]]
+
+
+def read_one_by_one(folder: Path) -> Case:
+    clients = {}
+    for ward, rows in zip(("Boston", "Lyon"), ROWS_OF_WARDS):
+        clients[ward] = Patients(rows)
+    data = FederatedDataModule(clients=clients, val=TensorDataset(*VAL), batch_size=BATCH)
+    sizes = [len(rows) for rows in ROWS_OF_WARDS]
+    return Case(data, shuffle_labeled(ROWS_OF_WARDS), sizes)
+
+
+class ReadsItsSamples(Project):
+    """Reads the samples behind its loader, as a pass of statistics over a client's data does."""
+
+    def __init__(self, loop: FederatedLoop) -> None:
+        super().__init__()
+        self.loop = SimpleNamespace(value=loop)
+        self.samples = SimpleNamespace(by_client={})
+
+    def training_step(self, batch: Any) -> Tensor:
+        client = self.loop.value.current_client
+        samples = self.trainer.train_dataloader.dataset
+        inputs = [x for x, _ in samples]
+        self.samples.by_client[client] = torch.stack(inputs)
+        return super().training_step(batch)
+
+
+@pytest.mark.parametrize("name", ["a list of ids is held out", "streams", "read one by one"])
+def test_loader_of_a_training_client_has_its_samples(name, tmp_path):
+    cases = {**CASES, "read one by one": read_one_by_one}
+    case = cases[name](tmp_path)
+    loop = make_loop()
+    module = ReadsItsSamples(loop)
+
+    trainer_for(loop, tmp_path, 1).fit(module, case.data)
+
+    for client in BOTH:
+        batches = case.make_batches(0, client)
+        trained_on = torch.cat([x for x, _ in batches])
+        read = module.samples.by_client[client]
+        assert len(read) == case.sizes[client]
+        assert torch.equal(read.sort(0).values, trained_on.sort(0).values)
 
 
 @pytest.mark.parametrize("name", ["streams", "without classes"])
