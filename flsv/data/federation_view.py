@@ -108,6 +108,11 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return len(self.class_names)
 
     @property
+    def known_num_classes(self) -> int | None:
+        """:attr:`num_classes`, or None if the data have no classes."""
+        return self.num_classes if self.no_classes is None else None
+
+    @property
     def known_class_counts(self) -> Tensor | None:
         """:attr:`class_counts`, or None if the data have no classes."""
         return self.class_counts if self.no_classes is None else None

@@ -42,6 +42,10 @@ MESSAGE_TYPES = {
 }
 
 
+#: Codes in Flower's ``ErrorCode`` of an app that cannot be loaded, raises or is no app: it would fail again.
+CODES_OF_FAILED_APP = (1, 2, 7)
+
+
 def to_record(packet: Packet) -> RecordDict:
     """Convert a packet into a Flower record."""
     tensors = {name: tensor.contiguous() for name, tensor in packet.tensors.items()}
@@ -99,7 +103,10 @@ class GridTransport:
 
 def _reply(message: Message) -> Reply:
     if message.has_error():
-        return f"{message.error.reason or 'it failed'} (code {message.error.code})"
+        reason = f"{message.error.reason or 'it failed'} (code {message.error.code})"
+        if message.error.code in CODES_OF_FAILED_APP:
+            return Packet("failed", {"error": reason, "unwilling": True})
+        return reason
     try:
         return from_record(message.content)
     except ValueError as error:

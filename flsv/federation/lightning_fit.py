@@ -159,7 +159,7 @@ class LightningFit(Rounds):
             (trainer, "limit_train_batches", 1.0),
             (trainer, "reload_dataloaders_every_n_epochs", 1),
             (trainer.fit_loop.epoch_loop, "max_steps", -1),
-            round_axis_patch(trainer),
+            round_axis_patch(trainer, has_client_curves=self.config.reporting.client_steps > 0),
             *no_placeholder_patches(trainer),
             *no_profiling_patches(trainer),
         )

@@ -62,10 +62,13 @@ class FederationRun:
 
         module = engine.trainer.lightning_module
         data = engine.data
-        num_classes = None
-        if data.no_classes is None:
-            num_classes = data.num_classes
-        check_space(self.space, metrics, config.uploads, head=config.head, num_classes=num_classes)
+        check_space(
+            self.space,
+            metrics,
+            config.uploads,
+            head=config.head,
+            num_classes=data.known_num_classes,
+        )
         warn_of_sharing(self.space, module, bool(config.evaluation.every))
         engine.check(metrics.fields, metrics.evaluating)
 

@@ -37,6 +37,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
+from flsv._lightning.patches import ROUND_NAME
 from flsv.core.artifacts import client_folders
 from flsv.results.curves import Point, client_part, curve_points, scalars_of
 from flsv.results.round_result import RoundResult, RunResult, Sink
@@ -248,6 +249,9 @@ class Trackers(Sink):
         """Log a round's curves."""
         points = curve_points(result, self._per_class, len(self._client_names), self._class_names)
         scalars = {**result.shared_changes, **scalars_of(points, self._client_names)}
+        if not scalars:
+            return
+        scalars[ROUND_NAME] = result.round_index
         for logger in self._loggers:
             logger.log_metrics(scalars, step=result.round_index)
 

@@ -32,8 +32,7 @@ from flsv.engines.vmap import WATCHERS
 from flsv.games.coalition_utility import Measure, check_untrained, utility_of
 from flsv.games.judges import ClientJudges
 from flsv.games.lent_module import lent
-from flsv.games.make_evaluators import make_evaluators
-from flsv.games.model_evaluator import ModelEvaluator
+from flsv.games.make_evaluators import classifier_evaluator, make_evaluators
 from flsv.games.vector_evaluator import Scores, VectorEvaluator
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_refusals import check_scored
@@ -218,12 +217,11 @@ def make_evaluator(
             is_tried=is_tried,
         )
         return evaluators[measure.evaluator_key]
-    evaluator = ModelEvaluator(
-        trainer.lightning_module,
+    evaluator = classifier_evaluator(
+        trainer,
         space,
         all_on_device(trainer, data.val_dataloader()),
-        num_classes=data.num_classes,
-        context=trainer.strategy.precision_plugin.forward_context,
+        num_classes=data.known_num_classes,
         is_tried=is_tried,
     )
     if measure == "negative_loss" and not is_tried:

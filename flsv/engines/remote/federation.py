@@ -154,7 +154,6 @@ class RemoteFederation(IdleEngine):
             max_batches = work.steps or work.epochs * num_samples  # of one sample or more
             return max_batches * steps_of_batch
 
-        num_classes = data.num_classes if data.no_classes is None else None
         reports = expected_reports(config)
         self.sites_of = lambda run_state: RemoteSites(
             directory,
@@ -162,7 +161,7 @@ class RemoteFederation(IdleEngine):
             rounds=trainer.max_epochs or 1,
             max_steps=max_steps,
             reports=reports,
-            num_classes=num_classes,
+            num_classes=data.known_num_classes,
         )
         self._remote = self.sites_of(state)
         super().__init__(*options)
