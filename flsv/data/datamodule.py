@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -190,8 +189,9 @@ class FederatedDataModule(FederationView):
         )
         self.corruptions = tuple(corruptions or ())
         for corruption in self.corruptions:
-            corruption_class = resolve_name("flsv.data.corruption:Corruption")
-            check("corruptions", corruption, corruption_class)
+            from flsv.data.corruption import Corruption
+
+            check("corruptions", corruption, Corruption)
             if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
                 raise ConfigurationError(
                     f"{corruption!r} needs data sets, (train, test), not a data module's loaders."
@@ -246,7 +246,8 @@ class FederatedDataModule(FederationView):
             return
         is_of_torchvision = known_as(self.source) in TORCHVISION_SETS
         if self.files.download and self._clients is None and is_of_torchvision:
-            load_image_data = resolve_name("flsv.data.sources.named:load_image_data")
+            from flsv.data.sources.named import load_image_data
+
             load_image_data(self.source, self.files.root, download=True)
 
     def setup(self, stage: str | None = None) -> None:
@@ -280,7 +281,9 @@ class FederatedDataModule(FederationView):
         self._needs_setup = False
         if self.splits.detector is not None:
             num_samples = int(self.num_samples.sum())
-            self._partitioned = without_flagged(self, self._partitioned, self.splits.detector)
+            generator = generator_for(self.seed, "flagged samples")
+            unflagged_by_client = self.splits.detector.unflagged(self, generator)
+            self._partitioned = without_flagged(self._partitioned, unflagged_by_client)
             self._num_dropped = num_samples - int(self.num_samples.sum())
 
     def _wait_for_encoder(self, source: SourceData) -> None:
@@ -455,9 +458,9 @@ _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
 
 def _checked_columns(options: GivenColumns) -> Columns:
     """Return options of a table's columns, whose class is loaded for tables only."""
-    as_columns = resolve_name("flsv.data.sources.columns:as_columns")
-    columns: Columns = as_columns(options)
-    return columns
+    from flsv.data.sources.columns import as_columns
+
+    return as_columns(options)
 
 
 def _name(name: Any) -> Any:

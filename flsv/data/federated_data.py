@@ -18,7 +18,7 @@ from flsv.data.labels import Classes, check_positive, dataset_labels, find_class
 from flsv.data.loaders import Loader, TensorBatches, WeightedDraws, make_loader, preload, tensors_of
 from flsv.data.partition import OneClient, Partitioner, partition_counts
 from flsv.data.sources.base import SourceData, concatenated
-from flsv.data.splits import HELD_OUT, FederatedSplits, SampleFilter, Splits, split_federation
+from flsv.data.splits import HELD_OUT, FederatedSplits, Splits, split_federation
 from flsv.data.streams import LoaderPart, has_streams
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
@@ -26,7 +26,6 @@ from flsv.utilities.seeding import generator_for
 if TYPE_CHECKING:
     from flsv.data.combination import Combination, CombinedBatches
     from flsv.data.corruption import Corruption
-    from flsv.data.datamodule import FederatedDataModule
     from flsv.data.sources.agreed import AgreedEncoder, TableSummary
     from flsv.data.sources.columns import ColumnCard
 
@@ -575,13 +574,10 @@ def _of_known_classes(dataset: Dataset[Any] | None, unknown: Tensor) -> Dataset[
     )
 
 
-def without_flagged(
-    module: FederatedDataModule, data: FederatedData, detector: SampleFilter
-) -> FederatedData:
-    """Return ``data``, those of ``module``, without the training samples that ``detector`` flags as harmful."""
-    generator = generator_for(module.seed, "flagged samples")
+def without_flagged(data: FederatedData, unflagged_by_client: Sequence[Tensor]) -> FederatedData:
+    """Return data with only the clients' training samples that are not flagged, bool ``[m]`` of each client."""
     client_splits = []
-    for client, is_unflagged in enumerate(detector.unflagged(module, generator)):
+    for client, is_unflagged in enumerate(unflagged_by_client):
         client_split = data.splits.clients[client]
         unflagged_samples = client_split["train"][is_unflagged]
         if len(unflagged_samples) == 0:

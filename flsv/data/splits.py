@@ -5,11 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -22,9 +20,6 @@ from flsv.data.partition import Partitioner, shuffled
 from flsv.utilities.declared import Count, Rules, checked
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
-
-if TYPE_CHECKING:
-    from flsv.data.datamodule import FederatedDataModule
 
 #: Share of a number of samples, in [0, 1).
 Part = Annotated[float, Ge(0), Lt(1), "0.1 is 10 %."]
@@ -41,11 +36,11 @@ class SampleFilter(ABC):
     """Base class of methods that flag training samples, which ``Splits(drop_flagged=...)`` leaves out."""
 
     @abstractmethod
-    def unflagged(self, data: FederatedDataModule, generator: Generator) -> list[Tensor]:
+    def unflagged(self, data: Any, generator: Generator) -> list[Tensor]:
         """Return for each client which of its m training samples remain, bool ``[m]``.
 
         Args:
-            data: the data module, whose samples are assigned to clients.
+            data: the :class:`flsv.FederatedDataModule`, whose samples are assigned to clients.
             generator: generator of all random numbers.
         """
 
@@ -145,7 +140,8 @@ def _names_of(values: Sequence[Any]) -> Any:
     """Return values as texts, in which 17 and 17.0 are the same, as a Series. A gap is NaN."""
     import pandas as pd
 
-    category_names = resolve_name("flsv.data.sources.frames:category_names")
+    from flsv.data.sources.frames import category_names
+
     names = category_names(pd.Series(list(values), dtype=object))
     return names.where(names != "")  # a blank of a text file
 
@@ -195,9 +191,8 @@ class Splits:
         client_val: samples of each client for that client's validation set.
         client_test: samples of each client for that client's test set.
         max_samples: size of the random subset of the samples that is used. None: all.
-        drop_flagged: whether to leave out the training samples that clients flag as harmful. The clients value their
-            samples by :class:`flsv.valuation.FedBary`: against the server's validation set or, without one, against
-            each other. True takes that class's defaults. An instance sets its options.
+        drop_flagged: method that flags harmful training samples, which are left out, such as
+            :class:`flsv.valuation.FedBary`. False: none are.
         seed: seed of all splits except the partition, whose seed is the partitioner's. None: the seed of
             ``seed_everything``.
         together: column whose value, such as a patient, says which samples belong together. No such group has samples
@@ -221,6 +216,11 @@ with test in a column split.
             lambda a: share(a.client_val) + share(a.client_test) < 1,
             "client_val and client_test leave no samples for training.",
         ),
+        (
+            lambda a: a.drop_flagged is not True,
+            "expected a method, such as flsv.valuation.FedBary(), which True meant. In a "
+            "configuration it is drop_flagged: flsv.valuation.FedBary.",
+        ),
     )
 
     server_val: Choice = 0.1
@@ -236,13 +236,10 @@ with test in a column split.
             if getattr(self, name) == 0:  # 0 samples are a share of 0: a resumed run compares texts
                 object.__setattr__(self, name, 0.0)
 
-    @cached_property
+    @property
     def detector(self) -> SampleFilter | None:
         """Method that flags the samples to leave out, or None if none are left out."""
-        if self.drop_flagged is True:
-            default: SampleFilter = resolve_name("flsv.valuation.fedbary:FedBary")()
-            return default
-        return self.drop_flagged or None
+        return self.drop_flagged if isinstance(self.drop_flagged, SampleFilter) else None
 
     @property
     def columns(self) -> tuple[str, ...]:
