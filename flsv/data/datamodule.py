@@ -21,7 +21,7 @@ from flsv.data.federated_data import (
     without_flagged,
 )
 from flsv.data.federation_view import BATCH_HOOKS, FederationView
-from flsv.data.loaders import Loader
+from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.read_back import check_read_back, warn_of_random_evaluation
 from flsv.data.sources.base import TORCHVISION_SETS, Files, Reading, SourceData, Whole, known_as
@@ -329,7 +329,7 @@ class FederatedDataModule(FederationView):
     @property
     def needs_encoder(self) -> bool:
         """Return whether these data are a site's table that waits for the encoder of all sites."""
-        return self._data.summary is not None
+        return self._source.summary is not None
 
     @property
     def encoder(self) -> AgreedEncoder | None:
@@ -339,9 +339,10 @@ class FederatedDataModule(FederationView):
 
     def table_summary(self) -> TableSummary:
         """Return what a site tells about its table, so that all sites can agree on one encoder."""
-        if self._data.summary is None:
+        summary = self._source.summary
+        if summary is None:
             raise ConfigurationError("only a table that has no encoder yet is summarized.")
-        return self._data.summary(self.client_indices(0))
+        return summary(self.client_indices(0))
 
     def encode(self, encoder: AgreedEncoder | None) -> None:
         """Encode a site's table by the encoder of all sites. None: the table waits for one again."""
@@ -409,18 +410,19 @@ class FederatedDataModule(FederationView):
 
     def val_dataloader(self) -> Any:
         """Return the server's validation loader, or an empty list if there is none."""
-        return [] if self._data.val is None else self._data.val
+        loaders = self._data.val_loaders
+        return [] if loaders is None else loaders
 
     def test_dataloader(self) -> Any:
         """Return a loader of the test set, which contains no client's samples."""
         if self._module is not None and is_overridden("test_dataloader", self._module):
             return self._module.test_dataloader()
-        test = self._data.test
+        test = self._source.test
         if test is None:
             raise ConfigurationError(
                 f"{self._source_name} has no test data: set test=, or source=(train, test)."
             )
-        return self._data.eval_loader(test)
+        return make_loader(test, **self._source.eval_options)
 
     def predict_dataloader(self) -> Any:
         """Return the wrapped data module's prediction loader, or else the test loader."""
@@ -433,18 +435,17 @@ class FederatedDataModule(FederationView):
     @property
     def batch_size(self) -> int | None:
         """Samples per training batch: the argument, else the number found by ``setup`` or in a wrapped data module."""
-        size_found_by_setup = (
-            None if self._partitioned is None else self._partitioned.train_options["batch_size"]
-        )
+        size_found_by_setup = None
+        if self._partitioned is not None:
+            size_found_by_setup = self._source.train_options["batch_size"]
         return self._batch_size or size_found_by_setup or getattr(self._module, "batch_size", None)
 
     @batch_size.setter
     def batch_size(self, size: int | None) -> None:
         if self._partitioned is not None and size is not None:
-            self._partitioned = replace(
-                self._partitioned,
-                train_options={**self._partitioned.train_options, "batch_size": size},
-            )
+            train_options = {**self._source.train_options, "batch_size": size}
+            source = replace(self._source, train_options=train_options)
+            self._partitioned = replace(self._partitioned, source=source)
         self._batch_size = size
 
     @property

@@ -1,9 +1,8 @@
-"""Data of a source, partitioned among clients, as the data module stores them after ``setup``."""
+"""The federation: who has which samples of a source, as the data module stores it after ``setup``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from flsv.data.contents import check_inputs
 from flsv.data.groups import client_called, column, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
-from flsv.data.loaders import Loader, TensorBatches, WeightedDraws, make_loader, preload, tensors_of
+from flsv.data.loaders import Loader, TensorBatches, make_loader, preload, tensors_of
 from flsv.data.partition import OneClient, Partitioner, partition_counts
 from flsv.data.sources.base import SourceData, concatenated
 from flsv.data.splits import HELD_OUT, FederatedSplits, Splits, split_federation
@@ -24,10 +23,8 @@ from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
-    from flsv.data.combination import Combination, CombinedBatches
+    from flsv.data.combination import CombinedBatches
     from flsv.data.corruption import Corruption
-    from flsv.data.sources.agreed import AgreedEncoder, TableSummary
-    from flsv.data.sources.columns import ColumnCard
 
 
 #: Smallest default size of batches of tensors in an evaluation. They cost no time to make.
@@ -36,22 +33,11 @@ MIN_EVAL_BATCH_SIZE = 256
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Partitioned data: data sets, indices of each client's samples, and loader options."""
+    """A source, the indices of each client's samples, and which samples corruptions changed, bool ``[N]``."""
 
-    train: Dataset[Any]
-    val: Iterable[Any] | None
-    test: Dataset[Any] | None
+    source: SourceData
     splits: FederatedSplits
-    classes: Classes
-    train_options: dict[str, Any]
-    eval_options: dict[str, Any]
     is_changed: Tensor
-    columns: tuple[ColumnCard, ...] = ()
-    by_rarity: bool = False
-    draws: WeightedDraws | None = None
-    summary: Callable[[Tensor], TableSummary] | None = None
-    combination: Combination | None = None
-    encoder: AgreedEncoder | None = None
 
     @cached_property
     def class_counts(self) -> Tensor:
@@ -59,20 +45,16 @@ class FederatedData:
 
         The labels are those after corruptions.
         """
+        classes = self.source.classes
         train_samples = [client["train"] for client in self.splits.clients]
-        return partition_counts(train_samples, self.classes.labels, len(self.classes.names))
-
-    @cached_property
-    def client_names(self) -> tuple[str, ...]:
-        """Names of the clients, or their numbers as texts if the data have no names."""
-        return self.splits.names or tuple(map(str, range(len(self.splits.clients))))
+        return partition_counts(train_samples, classes.labels, len(classes.names))
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, from reading one sample. Empty if a batch has no tensor."""
         first_sample = self.splits.clients[0]["train"][:1]
-        collate_fn = self.eval_options.get("collate_fn")
-        loader = make_loader(self.train, first_sample, batch_size=1, collate_fn=collate_fn)
+        collate_fn = self.source.eval_options.get("collate_fn")
+        loader = make_loader(self.source.train, first_sample, batch_size=1, collate_fn=collate_fn)
         batch: Any = next(iter(loader))
         if isinstance(batch, Mapping):
             parts = list(batch.values())
@@ -85,61 +67,68 @@ class FederatedData:
                 return tuple(part.shape[1:])
         return ()
 
+    @cached_property
+    def val_loaders(self) -> Iterable[Any] | None:
+        """The server's validation batches, or None."""
+        source = self.source
+        if source.val is not None:
+            return make_loader(source.val, **source.eval_options)
+        if len(self.splits.server_val):
+            return make_loader(source.train, self.splits.server_val, **source.eval_options)
+        return source.val_loaders
+
+    @cached_property
+    def further_loaders(self) -> list[tuple[LoaderPart, list[Tensor]]]:
+        """Each further training loader's part, and its samples of each client, int64 ``[n]``."""
+        combination = self.source.combination
+        if combination is None:
+            return []
+        samples = combination.deal(self.splits)
+        return list(zip(combination.further, samples, strict=True))
+
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors from which training batches are gathered, ``[N, ...]`` each.
 
         The tuple is empty if samples are read one by one.
         """
-        tensors, _ = tensors_of(self.train, collate_fn=self.train_options.get("collate_fn"))
+        collate_fn = self.source.train_options.get("collate_fn")
+        tensors, _ = tensors_of(self.source.train, collate_fn=collate_fn)
         return tensors or ()
 
     def to_device(self, device: torch.device) -> FederatedData:
         """Return a copy whose training and validation tensors lie on ``device``."""
-        tensors = self.tensors()
-        _, rows = tensors_of(self.train)  # rows of a Subset, None for all
-        device_data = TensorDataset(*(tensor.to(device) for tensor in tensors))
-        train: Dataset[Any] = device_data
-        if rows is not None:
-            train = Subset(device_data, rows.tolist())
+        sets_by_tensors: dict[int, TensorDataset] = {}  # training and validation may share them
 
-        val = self.val
-        if isinstance(val, TensorBatches):
-            shares_tensors = val.tensors is tensors  # these are then not copied twice
-            val = copy(val)
-            if shares_tensors:
-                val.tensors = device_data.tensors
-            else:
-                val.tensors = tuple(tensor.to(device) for tensor in val.tensors)
-        return replace(self, train=train, val=val)
+        def moved(dataset: Any, options: Mapping[str, Any]) -> Any:
+            tensors, rows = tensors_of(dataset, collate_fn=options.get("collate_fn"))
+            if tensors is None:
+                return dataset
+            device_set = sets_by_tensors.get(id(tensors))
+            if device_set is None:
+                device_set = TensorDataset(*(tensor.to(device) for tensor in tensors))
+                sets_by_tensors[id(tensors)] = device_set
+            return device_set if rows is None else Subset(device_set, rows.tolist())
 
-    @cached_property
-    def further_loaders(self) -> list[tuple[LoaderPart, list[Tensor]]]:
-        """Each further training loader's part, and its samples of each client, int64 ``[n]``."""
-        if self.combination is None:
-            return []
-        samples = self.combination.deal(self.splits, self.client_names)
-        return list(zip(self.combination.further, samples, strict=True))
+        source = self.source
+        train = moved(source.train, source.train_options)
+        val = moved(source.val, source.eval_options)
+        return replace(self, source=replace(source, train=train, val=val))
 
     def train_loader(
         self, clients: Sequence[int], generator: torch.Generator | None
     ) -> TensorBatches | DataLoader[Any] | CombinedBatches:
         """Return a loader of the clients' training batches, shuffled unless ``generator`` is None."""
+        source = self.source
         rows = torch.cat([self.splits.clients[client]["train"] for client in clients])
-        train_part = LoaderPart(self.train, self.train_options, draws=self.draws)
-        if self.combination is None:
+        train_part = LoaderPart(source.train, source.train_options, draws=source.draws)
+        if source.combination is None:
             return train_part.loader(rows, generator)
 
         makers = [partial(train_part.loader, rows)]
         for part, rows_by_client in self.further_loaders:
             further_rows = torch.cat([rows_by_client[client] for client in clients])
             makers.append(partial(part.loader, further_rows))
-        return self.combination.batches(makers, generator)
-
-    def eval_loader(
-        self, dataset: Dataset[Any], indices: Tensor | None = None
-    ) -> TensorBatches | DataLoader[Any]:
-        """Return a loader of evaluation batches in order, of the samples ``indices`` (None: all)."""
-        return make_loader(dataset, indices, **self.eval_options)
+        return source.combination.batches(makers, generator)
 
 
 def partition_data(
@@ -155,11 +144,8 @@ def partition_data(
     batch_size: int | None = None,
 ) -> FederatedData:
     """Partition a source's samples among server and clients, and find classes and loader options."""
-    parts_that_need_classes: list[Any] = []
     dealing_parts: list[Any] = [partitioner, *corruptions]
-    for part in dealing_parts:
-        if part.needs_classes:
-            parts_that_need_classes.append(part)
+    parts_that_need_classes = [part for part in dealing_parts if part.needs_classes]
     if options.detector:
         parts_that_need_classes.append(options.detector)
     if has_streams(source.train):
@@ -179,26 +165,19 @@ def partition_data(
 
     splits = _split(source, classes, partitioner, options, groups)
     if source.fitted is not None:
-        fitted = source.fitted([client["train"] for client in splits.clients])
-        source = replace(
-            source,
-            train=fitted.train,
-            val=fitted.val,
-            test=fitted.test,
-            columns=fitted.columns,
-            encoder=fitted.encoder,
-        )
+        source = source.fitted([client["train"] for client in splits.clients])
     unknown_classes: list[int] = []
     for corruption in corruptions:
         unknown_classes += corruption.unknown_classes
     unknown = torch.tensor(unknown_classes, dtype=torch.long)
     splits = _without_unknown(splits, classes.labels, unknown, corruptions)
 
-    source, train_options, eval_options = _with_options(source, loader, batch_size)
+    source = _with_options(source, loader, batch_size)
     check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
-    check_full_batches(splits, train_options, source.draws)
+    check_full_batches(splits, source)
+    collate_fn = source.train_options.get("collate_fn")
     train, labels_after_corruption, is_changed = _apply_corruptions(
-        source.train, classes, splits, corruptions, train_options.get("collate_fn")
+        source.train, classes, splits, corruptions, collate_fn
     )
 
     combination = None
@@ -209,34 +188,20 @@ def partition_data(
             keeps_groups=partitioner.keeps_groups,
             has_corruptions=len(corruptions) > 0,
         )
-
-    val: Any = source.val_loaders
-    val_set = _of_known_classes(source.val, unknown)
-    if val_set is not None:
-        val = make_loader(val_set, **eval_options)
-    elif len(splits.server_val):
-        val = make_loader(train, splits.server_val, **eval_options)
-    return FederatedData(
-        train,
-        val,
-        _of_known_classes(source.test, unknown),
-        splits=splits,
+    source = replace(
+        source,
+        train=train,
+        val=_of_known_classes(source.val, unknown),
+        test=_of_known_classes(source.test, unknown),
         classes=replace(classes, labels=labels_after_corruption),
-        train_options=train_options,
-        eval_options=eval_options,
-        is_changed=is_changed,
-        columns=source.columns,
-        by_rarity=source.by_rarity,
-        draws=source.draws,
         combination=combination,
-        encoder=source.encoder,
+        split_columns={},  # which are no longer needed
     )
+    return FederatedData(source, splits, is_changed)
 
 
-def _with_options(
-    source: SourceData, loader: Loader, batch_size: int | None
-) -> tuple[SourceData, dict[str, Any], dict[str, Any]]:
-    """Return the source, read into memory if ``loader.preload``, and options of the training and evaluation loaders."""
+def _with_options(source: SourceData, loader: Loader, batch_size: int | None) -> SourceData:
+    """Return the source with all options of its loaders, and read into memory if ``loader.preload``."""
     # The batch size comes before the loader's options, these before the source's, and these before the defaults.
     changes = loader.changes()
     train_options = {"batch_size": 32, "drop_last": False, **source.train_options, **changes}
@@ -265,7 +230,7 @@ def _with_options(
     eval_options.setdefault("batch_size", eval_batch_size)
     if loader.eval_batch_size:
         eval_options["batch_size"] = loader.eval_batch_size
-    return source, train_options, eval_options
+    return replace(source, train_options=train_options, eval_options=eval_options)
 
 
 def _split(
@@ -353,29 +318,20 @@ def data_without_encoder(
     classes = find_classes(source.train, source.class_names, {})
     splits = _split(source, classes, partitioner, options, groups=None)
     no_changes = torch.zeros(len(classes.labels), dtype=torch.bool)
-    return FederatedData(
-        source.train,
-        val=None,
-        test=None,
-        splits=splits,
-        classes=classes,
-        train_options={},
-        eval_options={},
-        is_changed=no_changes,
-        summary=source.summary,
-    )
+    return FederatedData(replace(source, classes=classes), splits, no_changes)
 
 
 def with_client(
     data: FederatedData, source: SourceData, name: str, loader: Loader, labels: Any
 ) -> FederatedData:
     """Add a last client, with the last samples of ``source`` for training, if the other clients' data stay the same."""
-    class_names = data.classes.names
-    num_old_samples = len(data.classes.labels)
+    old_source = data.source
+    class_names = old_source.classes.names
+    num_old_samples = len(old_source.classes.labels)
     if source.fitted is not None:
         source = source.fitted([client["train"] for client in data.splits.clients])
     classes = find_classes(source.train, source.class_names, {}, None if source.labeled else labels)
-    if name in data.client_names:
+    if name in data.splits.names:
         raise ConfigurationError(
             f"there is a client {name!r} already: give the one that joins another name."
         )
@@ -391,9 +347,9 @@ def with_client(
     new_samples: Dataset[Any] = Subset(all_samples, rows.tolist())
     if loader.preload:
         workers = loader.num_workers or 0
-        new_samples = preload(new_samples, data.train_options.get("collate_fn"), workers)
+        new_samples = preload(new_samples, old_source.train_options.get("collate_fn"), workers)
     unchanged = (~data.is_changed).nonzero().flatten().tolist()
-    old_samples = Subset(data.train, unchanged)
+    old_samples = Subset(old_source.train, unchanged)
     if not _have_equal_tensors(old_samples, Subset(all_samples, unchanged)):
         raise ConfigurationError(
             f"{name!r} cannot join: with it the others' columns would be read otherwise."
@@ -402,18 +358,17 @@ def with_client(
     no_rows = rows[:0]
     new_client = {"train": rows, "val": no_rows, "test": no_rows}
     splits = replace(
-        data.splits, clients=(*data.splits.clients, new_client), names=(*data.client_names, name)
+        data.splits, clients=(*data.splits.clients, new_client), names=(*data.splits.names, name)
     )
-    check_full_batches(splits, data.train_options)
-    all_labels = torch.cat([data.classes.labels, classes.labels[num_old_samples:]])
+    check_full_batches(splits, old_source)
+    all_labels = torch.cat([old_source.classes.labels, classes.labels[num_old_samples:]])
+    joined_source = replace(
+        old_source,
+        train=concatenated({"the others": old_source.train, name: new_samples}),
+        classes=replace(old_source.classes, labels=all_labels),
+    )
     no_changes = torch.zeros(len(rows), dtype=torch.bool)
-    return replace(
-        data,
-        train=concatenated({"the others": data.train, name: new_samples}),
-        splits=splits,
-        classes=replace(data.classes, labels=all_labels),
-        is_changed=torch.cat([data.is_changed, no_changes]),
-    )
+    return FederatedData(joined_source, splits, torch.cat([data.is_changed, no_changes]))
 
 
 def _have_equal_tensors(dataset: Dataset[Any], other_dataset: Dataset[Any]) -> bool:
@@ -430,11 +385,10 @@ def _have_equal_tensors(dataset: Dataset[Any], other_dataset: Dataset[Any]) -> b
     return True
 
 
-def check_full_batches(
-    splits: FederatedSplits, options: dict[str, Any], draws: WeightedDraws | None = None
-) -> None:
+def check_full_batches(splits: FederatedSplits, source: SourceData) -> None:
     """Raise ConfigurationError if ``drop_last`` or weights of 0 would leave a client without a training batch."""
-    batch_size = options["batch_size"]
+    draws = source.draws
+    batch_size = source.train_options["batch_size"]
     sample_counts = []
     for client, client_split in enumerate(splits.clients):
         samples = client_split["train"]
@@ -455,7 +409,7 @@ def check_full_batches(
             )
 
     fewest = min(sample_counts)
-    if options["drop_last"] and fewest < batch_size:
+    if source.train_options["drop_last"] and fewest < batch_size:
         client_name = client_called(sample_counts.index(fewest), splits.names, "Client")
         raise ConfigurationError(
             f"{client_name} has {fewest} samples, not one full batch of {batch_size}. Lower batch_size to {fewest}, "
@@ -588,5 +542,5 @@ def without_flagged(data: FederatedData, unflagged_by_client: Sequence[Tensor]) 
         client_splits.append({**client_split, "train": unflagged_samples})
 
     splits = replace(data.splits, clients=tuple(client_splits))
-    check_full_batches(splits, data.train_options, data.draws)
+    check_full_batches(splits, data.source)
     return replace(data, splits=splits)

@@ -266,11 +266,11 @@ def share(choice: Choice) -> float:
 
 @dataclass(frozen=True)
 class FederatedSplits:
-    """Sorted indices, int64, of the server's validation samples and each client's three splits."""
+    """Sorted indices, int64, of the server's validation samples and each client's three splits, and clients' names."""
 
     server_val: Tensor
     clients: tuple[dict[str, Tensor], ...]
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...]
 
 
 def split_federation(
@@ -310,9 +310,10 @@ def split_federation(
 
     groups_of_pool = None if groups is None else groups[pool_of_clients]
     parts = partitioner(labels[pool_of_clients], num_classes, groups_of_pool)
-    names: tuple[str, ...] = ()
+    names = tuple(map(str, range(len(parts))))
     if partitioner.keeps_groups and groups is not None:
-        names = _names_of_clients([groups[pool_of_clients[part]] for part in parts], group_names)
+        groups_by_client = [groups[pool_of_clients[part]] for part in parts]
+        names = _names_of_clients(groups_by_client, group_names) or names
 
     clients = []
     for client, part in enumerate(parts, partitioner.first_client):
