@@ -162,9 +162,8 @@ class Combination:
             base_owners[divided_rows] = _NOBODY
 
             # 3. A client has the samples that it trains on in the first loader.
-            for client, client_split in enumerate(splits.clients):
-                rows_of_client = primary_rows[client_split["train"]]
-                base_owners[rows_of_client] = client
+            for client, samples in enumerate(splits.train):
+                base_owners[primary_rows[samples]] = client
         return base_owners[rows_of_part]
 
 

@@ -264,19 +264,20 @@ class FederatedDataModule(FederationView):
         if source.summary is not None:
             self._wait_for_encoder(source)
             return
+        labels = self._labels_beside(source)
         self._partitioned = partition_data(
             source,
             self.partitioner,
             self.splits,
             self.loader,
             groups=self.groups,
-            labels=self.labels,
+            labels=labels,
             pos_label=self.pos_label,
             corruptions=self.corruptions,
             batch_size=self._batch_size,
         )
         _ = self._partitioned.further_loaders  # an error, if a client has no samples of one
-        check_read_back(self._partitioned, self._has_samples_labels(source))
+        check_read_back(self._partitioned, compare_labels=labels is None)
         warn_of_random_evaluation(self._partitioned)
         self._needs_setup = False
         if self.splits.detector is not None:
@@ -315,9 +316,9 @@ class FederatedDataModule(FederationView):
                 module.setup(needed_stage)
                 self._stages.add(needed_stage)
 
-    def _has_samples_labels(self, source: SourceData) -> bool:
-        """Return whether flsv has read the classes from the data, and the user has given no others."""
-        return self.labels is None or source.labeled
+    def _labels_beside(self, source: SourceData) -> Any:
+        """Return the user's argument ``labels``, or None if the classes are those that the samples have."""
+        return None if source.labeled else self.labels
 
     def deal_from(self, first_client: int) -> None:
         """Set up the data at a participant's own site, where the first client has the id ``first_client``."""
@@ -368,8 +369,9 @@ class FederatedDataModule(FederationView):
         source = open_source(
             self.source, self._reading, self._held_out, self._clients, joining={name: client_data}
         )
-        self._partitioned = with_client(self._data, source, name, self.loader, self.labels)
-        check_read_back(self._partitioned, self._has_samples_labels(source))  # raises an error
+        labels = self._labels_beside(source)
+        self._partitioned = with_client(self._data, source, name, self.loader, labels)
+        check_read_back(self._partitioned, compare_labels=labels is None)  # raises an error
 
     def teardown(self, stage: str) -> None:
         """Call a wrapped data module's ``teardown``.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from flsv.data.contents import check_inputs
 from flsv.data.groups import client_called, column, named_groups
 from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
-from flsv.data.loaders import Loader, TensorBatches, make_loader, preload, tensors_of
+from flsv.data.loaders import Loader, make_loader, preload, tensors_of
 from flsv.data.partition import OneClient, Partitioner, partition_counts
 from flsv.data.sources.base import SourceData, concatenated
 from flsv.data.splits import HELD_OUT, FederatedSplits, Splits, split_federation
@@ -23,7 +23,6 @@ from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
-    from flsv.data.combination import CombinedBatches
     from flsv.data.corruption import Corruption
 
 
@@ -46,13 +45,12 @@ class FederatedData:
         The labels are those after corruptions.
         """
         classes = self.source.classes
-        train_samples = [client["train"] for client in self.splits.clients]
-        return partition_counts(train_samples, classes.labels, len(classes.names))
+        return partition_counts(self.splits.train, classes.labels, len(classes.names))
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, from reading one sample. Empty if a batch has no tensor."""
-        first_sample = self.splits.clients[0]["train"][:1]
+        first_sample = self.splits.train[0][:1]
         collate_fn = self.source.eval_options.get("collate_fn")
         loader = make_loader(self.source.train, first_sample, batch_size=1, collate_fn=collate_fn)
         batch: Any = next(iter(loader))
@@ -114,22 +112,6 @@ class FederatedData:
         val = moved(source.val, source.eval_options)
         return replace(self, source=replace(source, train=train, val=val))
 
-    def train_loader(
-        self, clients: Sequence[int], generator: torch.Generator | None
-    ) -> TensorBatches | DataLoader[Any] | CombinedBatches:
-        """Return a loader of the clients' training batches, shuffled unless ``generator`` is None."""
-        source = self.source
-        rows = torch.cat([self.splits.clients[client]["train"] for client in clients])
-        train_part = LoaderPart(source.train, source.train_options, draws=source.draws)
-        if source.combination is None:
-            return train_part.loader(rows, generator)
-
-        makers = [partial(train_part.loader, rows)]
-        for part, rows_by_client in self.further_loaders:
-            further_rows = torch.cat([rows_by_client[client] for client in clients])
-            makers.append(partial(part.loader, further_rows))
-        return source.combination.batches(makers, generator)
-
 
 def partition_data(
     source: SourceData,
@@ -155,7 +137,7 @@ def partition_data(
         source.train,
         source.class_names,
         {"validation": source.val, "test": source.test},
-        None if source.labeled else labels,
+        labels,
         parts_that_need_classes,
     )
     if has_streams(source.train):
@@ -165,7 +147,7 @@ def partition_data(
 
     splits = _split(source, classes, partitioner, options, groups)
     if source.fitted is not None:
-        source = source.fitted([client["train"] for client in splits.clients])
+        source = source.fitted(splits.train)
     unknown_classes: list[int] = []
     for corruption in corruptions:
         unknown_classes += corruption.unknown_classes
@@ -329,8 +311,8 @@ def with_client(
     class_names = old_source.classes.names
     num_old_samples = len(old_source.classes.labels)
     if source.fitted is not None:
-        source = source.fitted([client["train"] for client in data.splits.clients])
-    classes = find_classes(source.train, source.class_names, {}, None if source.labeled else labels)
+        source = source.fitted(data.splits.train)
+    classes = find_classes(source.train, source.class_names, {}, labels)
     if name in data.splits.names:
         raise ConfigurationError(
             f"there is a client {name!r} already: give the one that joins another name."
@@ -390,8 +372,7 @@ def check_full_batches(splits: FederatedSplits, source: SourceData) -> None:
     draws = source.draws
     batch_size = source.train_options["batch_size"]
     sample_counts = []
-    for client, client_split in enumerate(splits.clients):
-        samples = client_split["train"]
+    for client, samples in enumerate(splits.train):
         if draws is None:
             sample_counts.append(len(samples))
             continue
@@ -437,7 +418,7 @@ def _apply_corruptions(
     labels = classes.labels.clone()
     chosen_clients = [corruption.chosen(len(splits.clients)) for corruption in corruptions]
     for client in sorted(set().union(*chosen_clients)):
-        samples = splits.clients[client]["train"]
+        samples = splits.train[client]
         clean_x = clean_inputs[samples.to(clean_inputs.device)].cpu()
         clean_y = classes.labels[samples]
         x = clean_x.clone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -20,7 +21,7 @@ from flsv.data.partition import Partitioner
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.sources.source import source_name
 from flsv.data.splits import HELD_OUT, HeldOut, SplitName, Splits
-from flsv.data.streams import has_streams
+from flsv.data.streams import LoaderPart, has_streams
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import digest
@@ -256,10 +257,22 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             )
 
     def _train_loader(
-        self, clients: Sequence[int], generator: torch.Generator
+        self, clients: Sequence[int], generator: torch.Generator | None
     ) -> TensorBatches | DataLoader[Any] | CombinedBatches:
         """Return a loader of shuffled training batches, or of ordered ones if the trainer has ``overfit_batches``."""
-        return self._data.train_loader(clients, None if self._overfits else generator)
+        if self._overfits:
+            generator = None
+        source = self._source
+        rows = torch.cat([self.client_indices(client) for client in clients])
+        train_part = LoaderPart(source.train, source.train_options, draws=source.draws)
+        if source.combination is None:
+            return train_part.loader(rows, generator)
+
+        makers = [partial(train_part.loader, rows)]
+        for part, rows_by_client in self._data.further_loaders:
+            further_rows = torch.cat([rows_by_client[client] for client in clients])
+            makers.append(partial(part.loader, further_rows))
+        return source.combination.batches(makers, generator)
 
     @property
     def reason_without_order(self) -> str | None:

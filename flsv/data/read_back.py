@@ -149,9 +149,9 @@ def check_read_back(data: FederatedData, compare_labels: bool = True) -> None:
             return
 
     training_rows = {}
-    for client, client_split in enumerate(data.splits.clients):
+    for client, samples in enumerate(data.splits.train):
         owner = client_called(client, data.splits.names)
-        training_rows[owner] = client_split["train"]
+        training_rows[owner] = samples
     reader = _Reader(
         source.train,
         source.train_options,

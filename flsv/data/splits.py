@@ -272,6 +272,11 @@ class FederatedSplits:
     clients: tuple[dict[str, Tensor], ...]
     names: tuple[str, ...]
 
+    @property
+    def train(self) -> list[Tensor]:
+        """Each client's training samples, int64 ``[n]``."""
+        return [client["train"] for client in self.clients]
+
 
 def split_federation(
     labels: Tensor,
@@ -379,18 +384,13 @@ class _Division:
         """Return the sorted indices of the server's validation samples, and of all others."""
         options = self._options
         pool = shuffled(pool, generator_for(options.seed, "server_val"))
-        if "server_val" in self._held_out_masks:
-            is_held_out = self._held_out_masks["server_val"][pool]
-        else:
-            num_held_out = _num_held_out(options.server_val, len(pool))
-            if num_held_out == 0 and options.server_val:
-                raise ConfigurationError(
-                    f"Splits(server_val={options.server_val}) of {len(pool)} samples gives no sample. Raise it, or set "
-                    "it to 0 to train without validation."
-                )
-            is_held_out = torch.zeros(len(pool), dtype=torch.bool)
-            is_free = self._is_free(pool)
-            is_held_out[is_free] = self._is_in_first(pool[is_free], num_held_out)
+        num_held_out = _num_held_out(options.server_val, len(pool))
+        if num_held_out == 0 and options.server_val:
+            raise ConfigurationError(
+                f"Splits(server_val={options.server_val}) of {len(pool)} samples gives no sample. Raise it, or set "
+                "it to 0 to train without validation."
+            )
+        is_held_out = self._is_held_out("server_val", pool, num_held_out)
         training_pool = pool[~is_held_out]
         if len(training_pool) == 0:
             raise ConfigurationError(
@@ -407,20 +407,15 @@ class _Division:
         parts = {}
         for part, name in (("test", "client_test"), ("val", "client_val")):
             choice = getattr(options, name)
-            if name in self._held_out_masks:
-                is_held_out = self._held_out_masks[name][remaining]
-                if not is_held_out.any():
-                    raise ConfigurationError(
-                        f"{client_called(client, names, 'Client')} has no sample for {name} ({choice}), although "
-                        "others have. Hold out a share or a number, or leave this client out."
-                    )
-            else:
-                num_held_out = _num_held_out(choice, len(samples))
-                if choice:  # a mean score over clients includes all clients
-                    num_held_out = max(1, num_held_out)
-                is_free = self._is_free(remaining)
-                is_held_out = torch.zeros(len(remaining), dtype=torch.bool)
-                is_held_out[is_free] = self._is_in_first(remaining[is_free], num_held_out)
+            num_held_out = _num_held_out(choice, len(samples))
+            if choice:  # a mean score over clients includes all clients
+                num_held_out = max(1, num_held_out)
+            is_held_out = self._is_held_out(name, remaining, num_held_out)
+            if isinstance(choice, HeldOut) and not is_held_out.any():
+                raise ConfigurationError(
+                    f"{client_called(client, names, 'Client')} has no sample for {name} ({choice}), although "
+                    "others have. Hold out a share or a number, or leave this client out."
+                )
             parts[part] = remaining[is_held_out].sort().values
             remaining = remaining[~is_held_out]
         if len(remaining) == 0:
@@ -435,12 +430,11 @@ class _Division:
         """Raise ConfigurationError if samples that belong together are in training and in a held-out set."""
         if self._group_numbers is None:
             return
-        train_samples = torch.cat([client["train"] for client in splits.clients])
         held_out_samples = [splits.server_val]
         for client in splits.clients:
             held_out_samples += [client["val"], client["test"]]
 
-        train_groups = self._group_numbers[train_samples].unique()
+        train_groups = self._group_numbers[torch.cat(splits.train)].unique()
         held_out_groups = self._group_numbers[torch.cat(held_out_samples)].unique()
         groups_in_both = train_groups[torch.isin(train_groups, held_out_groups)].tolist()
         if groups_in_both:
@@ -451,12 +445,18 @@ class _Division:
                 "that these stay together, and give all samples of each to one client (groups)."
             )
 
-    def _is_free(self, samples: Tensor) -> Tensor:
-        """Return which samples no column chooses, bool ``[n]``."""
+    def _is_held_out(self, name: str, samples: Tensor, num_held_out: int) -> Tensor:
+        """Return which samples a column chooses, or else which are the first of those that no column chooses, bool
+        ``[n]``.
+        """
+        if name in self._held_out_masks:
+            return self._held_out_masks[name][samples]
         is_free = torch.ones(len(samples), dtype=torch.bool)
-        for is_held_out in self._held_out_masks.values():
-            is_free &= ~is_held_out[samples]
-        return is_free
+        for is_chosen in self._held_out_masks.values():
+            is_free &= ~is_chosen[samples]
+        is_held_out = torch.zeros(len(samples), dtype=torch.bool)
+        is_held_out[is_free] = self._is_in_first(samples[is_free], num_held_out)
+        return is_held_out
 
     def _is_in_first(self, samples: Tensor, num_first: int) -> Tensor:
         """Return which samples are the first ``num_first``, or in the first groups that have as many, bool ``[n]``."""
@@ -476,8 +476,7 @@ class _Division:
 
 
 def _num_held_out(choice: Choice, num_samples: int) -> int:
-    """Return how many of the samples a share or a number holds out."""
-    if isinstance(choice, float):
-        return int(choice * num_samples + 0.5)
-    assert isinstance(choice, int)
-    return choice
+    """Return how many of the samples a share or a number holds out. A column may choose all of them."""
+    if isinstance(choice, HeldOut):
+        return num_samples
+    return int(choice * num_samples + 0.5) if isinstance(choice, float) else choice
