@@ -157,7 +157,6 @@ class FederatedDataModule(FederationView):
         table_columns = None
         if label is not None:
             table_columns = _checked_columns(columns)
-        self._reading = Reading(files, label, group, table_columns, pos_label)
         # Not as attributes val and test: __getattr__ has to find a wrapped module's attributes of these names.
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
@@ -182,8 +181,12 @@ class FederatedDataModule(FederationView):
             GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed)
         )
         check("partitioner", self.partitioner, Partitioner)
-        self._reading = replace(
-            self._reading,
+        self._reading = Reading(
+            files,
+            label,
+            group,
+            table_columns,
+            pos_label,
             is_alone=isinstance(self.partitioner, OneClient),
             split_columns=splits.columns,
         )

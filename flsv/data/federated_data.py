@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from flsv.data.contents import check_inputs
 from flsv.data.groups import client_called, column, named_groups
-from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
+from flsv.data.labels import check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, make_loader, preload, tensors_of
 from flsv.data.partition import OneClient, Partitioner, partition_counts
 from flsv.data.sources.base import SourceData, concatenated
@@ -145,9 +145,10 @@ def partition_data(
     if pos_label is not None:
         check_positive(classes.names, pos_label)
 
-    splits = _split(source, classes, partitioner, options, groups)
+    source = replace(source, classes=classes)
+    splits = _split(source, partitioner, options, groups)
     if source.fitted is not None:
-        source = source.fitted(splits.train)
+        source = replace(source.fitted(splits.train), classes=classes)
     unknown_classes: list[int] = []
     for corruption in corruptions:
         unknown_classes += corruption.unknown_classes
@@ -157,10 +158,7 @@ def partition_data(
     source = _with_options(source, loader, batch_size)
     check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
     check_full_batches(splits, source)
-    collate_fn = source.train_options.get("collate_fn")
-    train, labels_after_corruption, is_changed = _apply_corruptions(
-        source.train, classes, splits, corruptions, collate_fn
-    )
+    source, is_changed = _apply_corruptions(source, splits, corruptions)
 
     combination = None
     if source.combination is not None:
@@ -172,10 +170,8 @@ def partition_data(
         )
     source = replace(
         source,
-        train=train,
         val=_of_known_classes(source.val, unknown),
         test=_of_known_classes(source.test, unknown),
-        classes=replace(classes, labels=labels_after_corruption),
         combination=combination,
         split_columns={},  # which are no longer needed
     )
@@ -216,7 +212,7 @@ def _with_options(source: SourceData, loader: Loader, batch_size: int | None) ->
 
 
 def _split(
-    source: SourceData, classes: Classes, partitioner: Partitioner, options: Splits, groups: Any
+    source: SourceData, partitioner: Partitioner, options: Splits, groups: Any
 ) -> FederatedSplits:
     """Return the indices of the server's and each client's samples, after checking the arguments."""
     if source.clients and not partitioner.keeps_groups:
@@ -235,6 +231,7 @@ def _split(
         options = replace(options, server_val=0.0)
     if has_streams(source.train):
         _check_streams(source, partitioner, options)
+    classes = source.classes
     pool = source.indices
     if pool is None:
         pool = torch.arange(len(classes.labels))
@@ -298,9 +295,9 @@ def data_without_encoder(
 ) -> FederatedData:
     """Split the rows of one site's table, which have no features before the sites agree on an encoder."""
     classes = find_classes(source.train, source.class_names, {})
-    splits = _split(source, classes, partitioner, options, groups=None)
-    no_changes = torch.zeros(len(classes.labels), dtype=torch.bool)
-    return FederatedData(replace(source, classes=classes), splits, no_changes)
+    source = replace(source, classes=classes)
+    splits = _split(source, partitioner, options, groups=None)
+    return FederatedData(source, splits, torch.zeros(len(classes.labels), dtype=torch.bool))
 
 
 def with_client(
@@ -399,26 +396,21 @@ def check_full_batches(splits: FederatedSplits, source: SourceData) -> None:
 
 
 def _apply_corruptions(
-    dataset: Dataset[Any],
-    classes: Classes,
-    splits: FederatedSplits,
-    corruptions: Sequence[Corruption],
-    collate_fn: Any,
-) -> tuple[Dataset[Any], Tensor, Tensor]:
-    """Apply the corruptions.
-
-    Return the data set, each sample's class int64 ``[N]``, and a mask of the changed samples.
-    """
+    source: SourceData, splits: FederatedSplits, corruptions: Sequence[Corruption]
+) -> tuple[SourceData, Tensor]:
+    """Return the source after corruptions, and which samples they changed, bool ``[N]``."""
+    classes = source.classes
     is_changed = torch.zeros(len(classes.labels), dtype=torch.bool)
     if not corruptions:
-        return dataset, classes.labels, is_changed
+        return source, is_changed
 
-    clean_inputs, *other_columns = _columns(dataset, classes, collate_fn)
+    clean_inputs, *other_columns = _columns(source)
     inputs = clean_inputs
     labels = classes.labels.clone()
+    samples_by_client = splits.train
     chosen_clients = [corruption.chosen(len(splits.clients)) for corruption in corruptions]
     for client in sorted(set().union(*chosen_clients)):
-        samples = splits.train[client]
+        samples = samples_by_client[client]
         clean_x = clean_inputs[samples.to(clean_inputs.device)].cpu()
         clean_y = classes.labels[samples]
         x = clean_x.clone()
@@ -442,24 +434,26 @@ def _apply_corruptions(
     if not classes.missing_reason:
         label_column = other_columns[-1]
         other_columns[-1] = labels.view(label_column.shape).to(label_column)
-    return TensorDataset(inputs, *other_columns), labels, is_changed
+    train = TensorDataset(inputs, *other_columns)
+    return replace(source, train=train, classes=replace(classes, labels=labels)), is_changed
 
 
-def _columns(dataset: Dataset[Any], classes: Classes, collate_fn: Any) -> list[Tensor]:
-    """Return a data set's samples as tensors ``[N, ...]``: inputs first, labels last if there are any."""
-    tensors, rows = tensors_of(dataset, collate_fn=collate_fn)
+def _columns(source: SourceData) -> list[Tensor]:
+    """Return the training samples as tensors ``[N, ...]``: inputs first, labels last if there are any."""
+    collate_fn = source.train_options.get("collate_fn")
+    tensors, rows = tensors_of(source.train, collate_fn=collate_fn)
     if tensors is None:
         raise ConfigurationError(
-            f"corruptions need tensors, and {type(dataset).__name__} has none: set preload: true."
+            f"corruptions need tensors, and {type(source.train).__name__} has none: set preload: true."
         )
     if rows is None:
         columns = list(tensors)
     else:
         columns = [tensor[rows.to(tensor.device)] for tensor in tensors]
-    if classes.missing_reason:
+    if source.classes.missing_reason:
         return columns  # the data have no labels
     last_column = columns[-1].flatten().cpu().long()
-    if len(columns) == 1 or not torch.equal(last_column, classes.labels):
+    if len(columns) == 1 or not torch.equal(last_column, source.classes.labels):
         raise ConfigurationError(
             "corruptions need samples (x, ..., label): their last element is not their label."
         )
