@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -317,8 +318,8 @@ class Classes:
     Without classes all labels are 0.
     """
 
-    labels: Tensor
-    names: tuple[str, ...]
+    labels: Tensor = field(default_factory=partial(torch.zeros, 0, dtype=torch.long))
+    names: tuple[str, ...] = ()
     missing_reason: str | None = None
 
 

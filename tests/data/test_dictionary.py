@@ -62,7 +62,7 @@ def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(
     data = read_clinics(tmp_path, make_dictionary())
 
     assert data.class_names == ("no", "yes")
-    assert data._data.encoder.feature_names == (
+    assert data._source.encoder.feature_names == (
         "age",
         "lab",
         "ward=A",

@@ -119,7 +119,7 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
 
     data = set_up_data(frame, labels="ill", server_val=0, client_test=0)
 
-    x = data._data.train.tensors[0].numpy()
+    x = data._source.train.tensors[0].numpy()
     pd.testing.assert_frame_equal(frame, original)
 
     numbers = np.column_stack([rows % 5 == 0, rows])
@@ -306,8 +306,8 @@ def test_table_features_equal_those_from_sums_squares_and_categories_of_each_cli
         is_in_category = [wards == category for category in categories]
         return np.column_stack([(ages - mean) / deviation, *is_in_category])
 
-    x, _ = data._data.train.tensors
-    test_x, _ = data._data.test.tensors
+    x, _ = data._source.train.tensors
+    test_x, _ = data._source.test.tensors
 
     np.testing.assert_allclose(x.numpy(), features(ages, wards), atol=1e-6)
 

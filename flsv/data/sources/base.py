@@ -21,7 +21,14 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from flsv.data.groups import check_spelling
-from flsv.data.labels import class_names_of, dataset_labels, in_order, label_column, positive_last
+from flsv.data.labels import (
+    Classes,
+    class_names_of,
+    dataset_labels,
+    in_order,
+    label_column,
+    positive_last,
+)
 from flsv.data.loaders import WeightedDraws, tensors_of
 from flsv.data.sources.table import data_root, is_columnar
 from flsv.utilities.declared import Count, checked
@@ -83,6 +90,7 @@ class SourceData:
             to agree on an encoder.
         combination: a data module's training loaders, if it has several.
         encoder: how a table's columns became inputs.
+        classes: labels and names of the classes, after corruptions. They are found when samples are partitioned.
     """
 
     train: Dataset[Any]
@@ -106,6 +114,7 @@ class SourceData:
     summary: Callable[[Tensor], TableSummary] | None = None
     combination: Combination | None = None
     encoder: AgreedEncoder | None = None
+    classes: Classes = field(default_factory=Classes)
 
 
 @checked
