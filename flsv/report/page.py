@@ -153,6 +153,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
     if any(faults):
         sentences.append(WORDS["findings"])
     sentences += _sentences_on_performance(run, basis)
+    sentences += _sentences_on_missing_values(run, basis)
     sentences.append("With other partners or other cases the values would be different.")
 
     all_values = _value_cells(run, clients, run.record["metrics"])
@@ -171,7 +172,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
                 _class_count_heatmap(run, clients, names),
             ],
             "All values": [
-                table_by_name("client", names, all_values),
+                table_by_name("partner", names, all_values),
                 WORDS["dash"],
                 *_class_heatmaps(run, run.metrics, clients, names),
             ],
@@ -209,13 +210,26 @@ def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
     return sentences
 
 
+def _sentences_on_missing_values(run: Run, basis: Basis | None) -> list[str]:
+    """Return sentences that tell why metrics beside the page's values have none."""
+    if basis is not None and basis.key == RETRAINED:
+        return []  # instead of those
+    sentences = []
+    for metric, performance in run.record.get("paid_in", {}).items():
+        reason = performance.get("why_no_values")
+        is_told_by_verdict = basis is not None and metric == basis.key
+        if reason and not is_told_by_verdict:
+            sentences.append(f"There are no values by {metric}. {reason}")
+    return sentences
+
+
 def _participation_table(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table:
     """Return a table of the clients' samples, rounds and scores of their own models."""
     num_rounds = run.taken_part()
     num_samples = run.record["samples"]
     columns = {
         "samples": [str(num_samples[client]) for client in clients],
-        "rounds": [f"{num_rounds[client]} of {run.rounds}" for client in clients],
+        "rounds": [f"{num_rounds[client]}\u00a0of\u00a0{run.rounds}" for client in clients],
     }
     metric_of_head = {"last weight": "weight"}
     for score in OWN_SCORES:
@@ -225,7 +239,7 @@ def _participation_table(run: Run, clients: Sequence[int], names: Sequence[str])
         if metric in run.measured:
             final_values = run.final(metric)
             columns[head] = format_numbers([final_values[client] for client in clients])
-    return table_by_name("client", names, columns)
+    return table_by_name("partner", names, columns)
 
 
 def _settings_section(run: Run) -> list[str | Table | None]:
@@ -529,6 +543,7 @@ def _heatmaps_over_time(
             values=history.to_numpy(dtype=float).T.tolist(),
             corner="round",
             caption=f"{metric}{suffix}",
+            digits=3,
         )
         heatmaps.append(heatmap)
     return heatmaps

@@ -124,7 +124,9 @@ class TrainingAfterTheRun:
             self._compare_with_run(training, trained_coalitions, run, store)
         except KeyboardInterrupt:
             done = store.progress(run.seed, trained_coalitions)
-            return self._without_values(f"{done} are trained{_rest(run)}")
+            return self._without_values(
+                f"Their training was interrupted: {done} are trained{_rest(run)}"
+            )
         except ConfigurationError as error:  # the federation itself is trained
             advice = "flsv retrain trains the coalitions that are missing."
             return self._without_values(f"{error} {advice}")

@@ -112,10 +112,10 @@ class TableEncoder:
         targets = with_gaps_as_nan(table, self.target, "target", self.columns)
         is_missing = targets.isna().to_numpy()
         if is_missing.all():
-            raise ConfigurationError(f"{table.path}: no row has a {self.target!r} (target).")
+            raise ConfigurationError(f"{table.path}: no row has a {self.target!r} (labels).")
         if is_missing.any():
             rank_zero_warn(
-                f"{table.path}: {is_missing.sum()} of {len(table)} rows have no {self.target!r} (target) and are left "
+                f"{table.path}: {is_missing.sum()} of {len(table)} rows have no {self.target!r} (labels) and are left "
                 "out."
             )
             return table.take(np.flatnonzero(~is_missing))
@@ -313,7 +313,7 @@ class TableEncoder:
         if not is_valid.all():
             first_row = int(np.argmin(is_valid))  # the first False
             raise ConfigurationError(
-                f"{table.where(first_row)}: {str(texts[first_row])!r} in {self.target!r} (target) is not a "
+                f"{table.where(first_row)}: {str(texts[first_row])!r} in {self.target!r} (labels) is not a "
                 "valid number: a class, a missing value (gaps), or in another notation (decimal, "
                 "thousands)?"
             )

@@ -142,7 +142,7 @@ def agreed_encoder(
         is_constant = not moments.count or moments.deviation <= ROUNDING * abs(moments.mean)
         if is_constant:
             raise ConfigurationError(
-                f"{where}: all training rows have the same {target!r} (target)."
+                f"{where}: all training rows have the same {target!r} (labels)."
             )
         target_mean = moments.mean
         target_scale = moments.deviation
