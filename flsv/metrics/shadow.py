@@ -95,7 +95,7 @@ class ShadowShapley(MeasuredMetric):
         num_classes: M, the number of classes. If it is set, each class's accuracy is a game of its own.
         coalitions: the coalitions to train: a design of :func:`flsv.functional.few_coalitions` (``"singles"``,
             ``"both"``, ``"all"``, ...) or a list of coalitions, each a list of its members' numbers. ``"halves"``: each
-            client alone, then complementary halves of clients whose outputs are unlike, see
+            client alone, then complementary halves of clients whose outputs, or at sites first updates, are unlike, see
             :func:`flsv.functional.choose_halvings`. ``"auto"``: the most accurate of ``"all"``,
             ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"`` within ``max_fits``.
         performance: the performance measure of a model, see :mod:`flsv.scores.performance`.
