@@ -80,10 +80,8 @@ class ShadowShapley(MeasuredMetric):
     The utilities and outputs of trained coalitions are stored in the run's folder (``coalitions.csv``). After a kill
     ``flsv retrain`` of the folder, or the same fit with ``ckpt_path``, trains the rest.
 
-    As input to ``update``: ``client_ids [k]``, ``coalitions`` bool ``[K, n]``, which include the empty and the full
-    coalition, and their ``utility(masks: bool [K, n]) -> [K]`` (or ``[K, M]``). ``compute`` gives the last round's
-    values ``[num_clients]``, in the performance's unit, or ``[num_clients, num_classes]``. A client that never took
-    part is NaN.
+    ``compute`` gives the last round's values ``[num_clients]``, in the performance's unit, or ``[num_clients,
+    num_classes]``. A client that never took part is NaN.
 
     When not to use it:
         With each client trained alone, for payment: run ``flsv retrain`` with several seeds. With sites that may send
@@ -118,8 +116,7 @@ class ShadowShapley(MeasuredMetric):
         ConfigurationError: an option is unknown, values per class are computed with a performance other than accuracy,
             or in a loop, before training: coalitions cannot be trained with a personalizer, colluders, privacy noise,
             or a part of the module that stays at the clients (``share``), if it is used in the server's scores, or at
-            sites. With ``judges="clients"`` each client scores with its own part of the coalition's run, the initial
-            one if it is no member.
+            sites.
 
     Example:
         >>> from flsv.functional import few_coalitions

@@ -273,7 +273,6 @@ class CoalitionPlan(RunExtension):
         self._log_plan(num_clients, games)
 
     def _check_outputs(self, games: Any) -> None:
-        """Raise ConfigurationError if halves are not valued by predicted outputs."""
         if self._coalitions != "halves":
             return
         for name, metric in self._metrics.items():

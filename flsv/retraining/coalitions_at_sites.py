@@ -41,8 +41,7 @@ def doubtful_own_models(
 
     Two checks are made. The own model must not be the federation's. And its move from the initial model must agree with
     the sum of this client's own updates in the federation: more than most others' moves do, and not less than with
-    another client's updates. Agreement is the cosine, less the median of the others' cosines with the same updates. So
-    the length of a false model counts for nothing, and it cannot make an honest client doubtful.
+    another client's updates. Agreement is the cosine, less the median of the others' cosines with the same updates.
 
     Args:
         own_models: ``[n, P]``, the models of n clients alone.
@@ -128,8 +127,7 @@ class CoalitionsAtSites(Strategy):
     Each coalition has its own server, and each of its sites a separate state for it, so that a site sees an ordinary
     run. A site that did not answer in a round of the run takes part in no coalition in this round.
 
-    Halves are chosen by the clients' updates of the first round, before coalitions begin to train. A client without one
-    is like no other.
+    Halves are chosen by the clients' updates of the first round.
     """
 
     def __init__(
@@ -293,7 +291,7 @@ class CoalitionsAtSites(Strategy):
 
 
 def _update_of(update: ClientUpdate, global_model: Tensor) -> Tensor:
-    """Return how a client's model moved from the global one. Numbers that are not finite are 0."""
+    # Numbers that are not finite are 0.
     return (update.vector - global_model).nan_to_num(0.0, 0.0, 0.0)
 
 
@@ -354,7 +352,6 @@ class _Coalition:
         self.sites = sites_of(self.state)
 
     def set_members(self, members: list[int]) -> None:
-        """Set who trains, before the first round."""
         self.members = members
         self._sampler = self._sampler_of_run.among(members)
 

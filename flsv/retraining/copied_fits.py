@@ -241,7 +241,6 @@ class CopiedFits:
 
     @contextmanager
     def _evaluator(self, seed: int) -> Iterator[tuple[_Evaluator, Tensor]]:
-        """Yield the evaluator of models' outputs, and the clients' weights ``[n]`` in the average."""
         with _in_quiet(), _new_folder() as folder:
             run_copy = self.copy_of(seed)
             yield _evaluator_of(run_copy, self._scoring, seed, folder=folder)

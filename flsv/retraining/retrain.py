@@ -334,9 +334,7 @@ def stored_outputs(
     measure: Measure,
     halvings: int,
 ) -> Sequence[str]:
-    """Return the name under which coalitions' outputs are stored. Empty if nothing is computed from them. Raise
-    ConfigurationError if halves cannot be chosen by them.
-    """
+    """Return the name under which coalitions' outputs are stored. Empty if nothing is computed from them."""
     is_judged = isinstance(measure, ModelScore) and measure.judged
     check_halvings(coalitions, halvings, judges="clients" if is_judged else "server")
     names = _stored_outputs(coalition_masks(coalitions, num_clients), measure)
