@@ -101,9 +101,9 @@ def gains(
     for client in range(seed.num_clients):
         false_outputs = outputs_of_lies(name, seed_number, seed, client)
         for lie, outputs in zip(LIES, false_outputs):
-            told = with_lie(seed, client, outputs)
+            seed_with_lie = with_lie(seed, client, outputs)
             for design, value in DESIGNS.items():
-                share = shares(value(told).values)[client]
+                share = shares(value(seed_with_lie).values)[client]
                 gain = 100 * float(share - honest_shares[design][client])
                 gains_by_case[lie, design].append(gain)
     return gains_by_case
