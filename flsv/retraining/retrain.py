@@ -413,7 +413,9 @@ def train_seeds(
     if design == "halves":
         outputs_alone = []
         for client in range(training.num_clients):
-            outputs_alone.append(store.last_outputs(first_seed, (client,)))
+            last_outputs = store.last_outputs(first_seed, (client,))
+            assert last_outputs is not None  # they are stored, or halves were refused
+            outputs_alone.append(last_outputs)
         halves = choose_halvings(
             torch.stack(outputs_alone),
             client_names,
