@@ -292,6 +292,7 @@ def basis_of_retrained(
             "by": row["by"],
             "source": row.get("source", "outputs"),
             "alone_only": row.get("trainings") == "singles",
+            "halved": row.get("trainings") == "halves",
             "ranks_only": row.get("trainings") == "leave-one-out",
             "seeds": seeds,
             "judged": row["by"].startswith(CLIENTS_PREFIX),

@@ -42,7 +42,7 @@ MAX_CLIENTS_SHOWN = 20
 #: Performances with a name of their own, which begins a sentence with a capital letter.
 _TITLED_SCORES = {"accuracy", *WORDS["titles"]}
 #: Reasons against a payment that are not printed, because the printed line on retraining answers these.
-_ANSWERED_BY_RETRAINING = ("one_seed", "alone")
+_ANSWERED_BY_RETRAINING = ("one_seed", "alone", "halves")
 
 
 def print_contributions(

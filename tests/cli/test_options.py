@@ -124,7 +124,7 @@ SLIPS = [
     (f"{FIT} --federation.metrics {{value:{{class_path:3}}}}", "federation.metrics: "),
     (
         f"{FIT} --federation.metrics.v ShadowShapley --federation.metrics.v.coalitions parts",
-        "pairs+leave-two-out, all or one of halves or a list, got parts. Did you mean pairs?",
+        "pairs+leave-two-out, all, halves or a list, got parts. Did you mean pairs?",
     ),
     (
         f"{FIT} --federation.metrics.v ShadowShapley --federation.metrics.v.performance accurracy",

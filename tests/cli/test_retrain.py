@@ -329,6 +329,26 @@ def run_with_other_weights(copied_run, tmp_path):
     return folder
 
 
+def test_retrain_trains_the_same_halves_with_each_seed(copied_run, capsys):
+    command = ["retrain", str(copied_run), "--rounds", "1", "--seeds", "2"]
+
+    assert main([*command, "--trainings", "halves"]) == 0
+
+    output = read_output(capsys)
+    assert "each client alone and halves of unlike clients" in output
+    assert "Only each partner alone, halves, and all together were trained." in output
+    coalitions_by_seed = {}
+    _settings, _columns, *lines = (copied_run / "retrained_scores.csv").read_text().splitlines()
+    for line in lines:
+        seed, coalition, _scores = line.split(",", 2)
+        coalitions_by_seed.setdefault(seed, set()).add(coalition)
+    of_one_seed, of_other_seed = coalitions_by_seed.values()
+    assert of_one_seed == of_other_seed
+    # Of three clients the other half is a client alone.
+    (pair,) = of_one_seed - {"'-", "0", "1", "2", "0+1+2"}
+    assert pair in {"0+1", "0+2", "1+2"}
+
+
 def retrain_singles(folder, *options):
     return main(["retrain", str(folder), "--trainings", "singles", "--seeds", "1", *options])
 

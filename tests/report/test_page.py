@@ -146,6 +146,10 @@ def test_report_lists_exactly_the_reasons_against_payment(
             "one_seed",
             "alone",
         },
+        make_shadow_run(made("halved"), halved=True): {
+            "one_seed",
+            "halves",
+        },
         make_shadow_run(made("ranking"), alone_only=True, source="scores"): {"ranking"},
         make_shadow_run(made("pairs")): {"one_seed"},
         make_shadow_run(made("scores"), source="scores"): {
@@ -164,6 +168,7 @@ def test_report_lists_exactly_the_reasons_against_payment(
         add_retrained_values(made("partners"), measure="clients' accuracy"): {"judged"},
         add_retrained_values(made("majority"), majority=0.82): {"one_class"},
         add_retrained_values(made("singles"), trainings="singles"): {"alone"},
+        add_retrained_values(made("halves"), trainings="halves"): {"halves"},
         add_retrained_values(made("others"), trainings="leave-one-out"): {"ranking"},
     }
     for folder, expected in cases.items():
@@ -484,3 +489,28 @@ def test_reported_misallocation_is_that_of_the_held_out_federations() -> None:
     sentence = WORDS["against"]["one_seed"]
     assert f"payments by many seeds by {min(means):.0f} to {max(means):.0f} %" in sentence
     assert f"up to {table['clients'].max()} clients" in sentence
+
+
+def test_reported_misallocation_by_halves_is_that_of_the_federations_of_their_study() -> None:
+    table = pandas.read_csv(TABLE.with_name("halvings.csv"))
+    ways = ["alone and one halving", "alone and two halvings", "alone and three halvings"]
+    table = table[(table["seeds"] == 1) & table["way"].isin(ways)]
+    names = table["federation"]
+    has_few_classes = names.str.startswith("few_")
+    is_large = names.str.match("(?:seven|eight)_")
+    is_usual = names.isin(pandas.read_csv(TABLE.with_name("usual.csv"))["federation"])
+    is_held_out = ~(has_few_classes | is_large | is_usual)
+    means = []
+    for rows in (has_few_classes, is_large, is_usual, is_held_out):
+        by_way = table[rows].groupby("way")["misallocated_percent"].mean()
+        means += by_way.tolist()
+
+    has_one_class = names.str.match("one_class_|few_.*_1_")
+    means_of_one_class = []
+    for rows in (has_few_classes, is_usual):
+        by_way = table[rows & has_one_class].groupby("way")["misallocated_percent"].mean()
+        means_of_one_class += by_way.tolist()
+
+    sentence = WORDS["against"]["halves"]
+    assert f"by {min(means):.0f} to {max(means):.0f} %" in sentence
+    assert f"up to {max(means_of_one_class):.0f} %" in sentence

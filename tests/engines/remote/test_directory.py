@@ -349,7 +349,10 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_pat
             optimizer_state="persist",
             sampler=UniformSampler(2),
             local_epochs=2,
-            metrics={"cssv": ClassSpecificShapley(), "shadow": ShadowShapley()},
+            metrics={
+                "cssv": ClassSpecificShapley(),
+                "shadow": ShadowShapley(coalitions="halves"),
+            },
         )
 
     server_data = ServerData()
