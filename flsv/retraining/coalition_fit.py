@@ -419,11 +419,12 @@ def save_in_folder(
     trainer: L.Trainer,
     folder: str,
     filepath: str | Path,
+    *arguments: Any,
     **options: Any,
 ) -> None:
-    """Save a checkpoint in ``folder``, by the name of ``filepath``."""
-    name = Path(filepath).name
-    L.Trainer.save_checkpoint(trainer, Path(folder, name), **options)
+    """Save a checkpoint in ``folder``, by the name of ``filepath``, with the other arguments of a Trainer's method."""
+    path_in_folder = Path(folder, Path(filepath).name)
+    L.Trainer.save_checkpoint(trainer, path_in_folder, *arguments, **options)
 
 
 def _callbacks_of_copy(trainer: L.Trainer, order: FitOrder, folder: str) -> list[L.Callback]:
