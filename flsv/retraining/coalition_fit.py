@@ -420,7 +420,7 @@ def save_in_folder(
     *arguments: Any,
     **options: Any,
 ) -> None:
-    """Save a checkpoint in ``folder``, by the name of ``filepath``, with the other arguments of a Trainer's method."""
+    """Save a checkpoint in ``folder``, by the name of ``filepath``."""
     path_in_folder = Path(folder, Path(filepath).name)
     L.Trainer.save_checkpoint(trainer, path_in_folder, *arguments, **options)
 
