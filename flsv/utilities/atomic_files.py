@@ -173,7 +173,8 @@ class FolderLock:
     def release(self) -> None:
         """Release the folder for other runs. A second call does nothing."""
         lock_file = self._folder / ".lock"
-        if self._lock.is_locked and self._new_folders and [*self._folder.iterdir()] == [lock_file]:
+        is_first_release = self._lock.is_locked
+        if is_first_release and self._new_folders and [*self._folder.glob("*")] == [lock_file]:
             lock_file.unlink()
             remove_empty(self._new_folders)
         self._lock.release()
