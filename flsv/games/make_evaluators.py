@@ -95,7 +95,7 @@ def classifier_evaluator(
     num_classes: int | None,
     is_tried: bool = False,
 ) -> ModelEvaluator:
-    """Make the evaluator of a classifier of ``num_classes`` classes on batches. None: of as many as there are logits."""
+    """Make the evaluator of a classifier of ``num_classes`` classes on batches. None: as many as there are logits."""
     if num_classes is None:
         remaining_batches = iter(batches)
         first_batches = list(islice(remaining_batches, 1))
