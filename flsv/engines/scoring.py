@@ -206,9 +206,8 @@ def try_forward(
     num_classes: int | None,
     needed_by: str,
 ) -> int | None:
-    """Check on one batch that a trainer's module returns logits ``[B, M]``, and return M, None without a batch.
-
-    ``num_classes`` None: the data do not tell how many classes they have. Error messages begin with ``needed_by``.
+    """Check on one batch that a trainer's module returns logits ``[B, M]``, and return M. Error messages begin with
+    ``needed_by``.
     """
     num_logits = None
     at_most_one_batch = islice(on_device(trainer, batches), 1)

@@ -95,10 +95,7 @@ def classifier_evaluator(
     num_classes: int | None,
     is_tried: bool = False,
 ) -> ModelEvaluator:
-    """Make the evaluator of a classifier on batches ``(x, y)``.
-
-    Where the data do not tell ``num_classes``, as streams, it is the number of logits for the first batch.
-    """
+    """Make the evaluator of a classifier of ``num_classes`` classes on batches. None: as many as there are logits."""
     if num_classes is None:
         remaining_batches = iter(batches)
         first_batches = list(islice(remaining_batches, 1))
@@ -119,7 +116,7 @@ def classifier_evaluator(
 
 @contextmanager
 def trial(trainer: L.Trainer) -> Iterator[None]:
-    """Restore random numbers, and the mode and attributes of a trainer's module, after a trial of its ``forward``."""
+    """Restore random numbers and a trainer's module after a trial of its ``forward``."""
     module = trainer.lightning_module
     precision = trainer.strategy.precision_plugin
     with (
@@ -133,10 +130,7 @@ def trial(trainer: L.Trainer) -> Iterator[None]:
 
 
 def count_logits(module: nn.Module, batch: Any, num_classes: int | None) -> int:
-    """Return the number of logits that a module returns for each sample of a batch ``(x, y)``.
-
-    Raise ConfigurationError if they are not logits ``[B, M]`` of at least ``num_classes`` classes, if this is known.
-    """
+    """Return M of the logits ``[B, M]`` that a module returns for a batch, or raise ConfigurationError."""
     x, y = checked_pair(batch, num_classes)
     try:
         logits = module(x)

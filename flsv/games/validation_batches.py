@@ -117,9 +117,8 @@ def checked_logits(
     """
     if isinstance(logits, Tensor) and logits.ndim == 2:
         num_rows, num_columns = logits.shape
-        is_known = num_classes is not None
-        has_columns = not is_known or num_columns == num_classes
-        if is_known and allow_more_columns:
+        has_columns = num_classes is None or num_columns == num_classes
+        if num_classes is not None and allow_more_columns:
             has_columns = num_columns >= num_classes
         if num_rows == len(y) and has_columns:
             return logits

@@ -64,7 +64,7 @@ def one_epoch(client: int, num_batches: int, round_index: int) -> list[int]:
 
 
 def samples_of_client(data: FederatedDataModule, client: int) -> Dataset[Any]:
-    """Return a client's training samples, as ``dataset`` of a loader of its own would have them."""
+    """Return a client's training samples."""
     loader = data.client_loader(client, "train")
     if isinstance(loader, CombinedBatches):
         raise AttributeError(
@@ -173,7 +173,7 @@ class CohortLoader(Iterable[Any]):
 
 
 class CountedBatches:
-    """Stand-in for a train dataloader before a round, of which Lightning and modules read length and data set."""
+    """Stand-in for a train dataloader before a round, with a client's length and samples."""
 
     def __init__(self, data: FederatedDataModule, client: int, num_batches: int) -> None:
         self._data = data

@@ -51,10 +51,8 @@ def summarize_column(card: ColumnCard, rows: np.ndarray, min_rows: int) -> Colum
 
 
 def moments_of_enough(numbers: np.ndarray, min_rows: int, num_hidden: int = 0) -> Moments:
-    """Return the moments of numbers, or those of none if they tell of fewer than ``min_rows`` rows.
-
-    ``num_hidden`` rows have no number, which is not told. Some numbers are left out with them, see :func:`_padding`.
-    """
+    """Return the moments of numbers, or those of none if they tell of fewer than ``min_rows`` rows."""
+    # `num_hidden` rows have no number, which is not told. Some numbers are left out with them.
     num_told = len(numbers) - _padding(num_hidden, min_rows)
     if num_told < min_rows:
         return Moments()
@@ -67,11 +65,9 @@ def moments_of_enough(numbers: np.ndarray, min_rows: int, num_hidden: int = 0) -
 
 
 def count_frequent(words: Iterable[str], min_rows: int, num_hidden: int = 0) -> dict[str, int]:
-    """Count words, sorted, and leave out those that occur fewer than ``min_rows`` times.
-
-    ``num_hidden`` rows have no word, which is not told. One count is lowered, see :func:`_padding`, or if none is large
-    enough, no word is told.
-    """
+    """Count words, sorted, and leave out those that occur fewer than ``min_rows`` times."""
+    # `num_hidden` rows have no word, which is not told. One count is lowered for the rows hidden beside them, or if
+    # none is large enough, no word is told.
     counts = {}
     for word, count in sorted(Counter(words).items()):
         if count >= min_rows:
@@ -89,11 +85,9 @@ def count_frequent(words: Iterable[str], min_rows: int, num_hidden: int = 0) -> 
 
 
 def _padding(num_hidden: int, min_rows: int) -> int:
-    """Return how many rows are hidden beside ``num_hidden``, so that their number is a multiple of ``min_rows - 1``.
-
-    All rows are counted elsewhere, so that what is not told could be computed from what is. With these rows one hidden
-    value may have any number of rows below ``min_rows``.
-    """
+    """Return how many rows are hidden beside ``num_hidden``, so that their number is a multiple of ``min_rows - 1``."""
+    # All rows are counted elsewhere, so that what is not told could be computed from what is. With these rows one
+    # hidden value may have any number of rows below `min_rows`.
     return -num_hidden % max(min_rows - 1, 1)
 
 

@@ -184,8 +184,8 @@ class Directory:
     def _why_not_all_sites(self) -> str:
         # All sites have sizes in the file if none is missing: then no site can be reached.
         missing_sites = self._sites_without_sizes() or range(len(self.names))
-        names_of_absent = []
-        names_of_silent = []
+        names_of_absent: list[str] = []
+        names_of_silent: list[str] = []
         for site in missing_sites:
             names = names_of_silent if site in self._asked_sites else names_of_absent
             names.append(self.names[site])
