@@ -466,3 +466,17 @@ def test_plain_numbers_need_no_reading_text_by_text(monkeypatch):
 
     assert kind == "numbers"
     np.testing.assert_equal(values.to_numpy(), [1, 2.5, np.nan, np.nan, 300])
+
+
+@pytest.mark.parametrize("words", [["yes", "no"], ["True", "False"]])
+def test_two_codings_of_yes_and_no_are_never_advised_to_be_categories(words):
+    tables = []
+    for name, cells in (("Boston", ["0", "1"]), ("Lyon", words)):
+        frame = pd.DataFrame({"smoker": cells * 4}, dtype=object)
+        tables.append(Table(f"{name}.csv", frame.set_axis(range(2, 10))))
+    both = concatenated_tables(tables)
+
+    with pytest.raises(ColumnError, match="Lyon.csv, line 2: .* two codings") as error:
+        read_column(both, "smoker", Columns())
+
+    assert error.value.remedy == {"exclude": ["smoker"]}

@@ -516,6 +516,13 @@ def _not_a_number_error(
     has_fractions = (numbers % 1 > 0).any()
     are_continuous = has_fractions or numbers.nunique() > MAX_FEW_VALUES
     remedy: dict[str, Any]  # options for the columns
+    if not are_continuous and _has_two_codings(table, wrong_values, numbers):
+        row = int(wrong_values.index[0])
+        return ColumnError(
+            f"{table.where(row)}: {str(wrong_values.iloc[0])!r} in {name!r} is a word, and other tables have numbers: "
+            "two codings of one thing? Write the same at all sites.",
+            {"exclude": [name]},
+        )
     if not are_continuous:
         remedy = {"categorical": [name]}
     elif not isinstance(columns.gaps, list) and len(words) <= MAX_FEW_VALUES:
@@ -533,6 +540,18 @@ def _not_a_number_error(
         "category?",
         remedy,
     )
+
+
+def _has_two_codings(table: Table, words: pd.Series, numbers: pd.Series) -> bool:
+    """Return whether each file has words or numbers alone, and at most two of them."""
+    is_word = pd.Series(False, index=numbers.index)
+    is_word[words.index] = True
+    words_and_numbers = numbers.astype(object).where(~is_word, words)
+    for values, is_word_of_file in zip(by_file(table, words_and_numbers), by_file(table, is_word)):
+        is_word_of_value = is_word_of_file[values.notna()]
+        if values.nunique() > 2 or is_word_of_value.nunique() > 1:
+            return False
+    return True
 
 
 def _mixed_types_error(table: Table, name: str) -> ColumnError:
