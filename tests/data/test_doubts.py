@@ -49,7 +49,15 @@ def rename_categories(table: pd.DataFrame) -> None:
     table["ward"] = table["ward"].replace("A", "ward a")
 
 
+def code_by_other_numbers(table: pd.DataFrame) -> None:
+    table["smokes"] += 1
+
+
 FAULTS = {
+    code_by_other_numbers: (
+        "smokes",
+        "values are 1 and 2, at most sites 0 and 1, as of two codings of yes and no",
+    ),
     change_unit: (
         "age",
         "as between minutes and hours",
@@ -144,6 +152,48 @@ def test_some_rows_in_another_unit_are_the_only_doubt(share: float, factor: floa
     assert doubt.strength >= STRONG_DOUBT
 
 
+def test_values_of_another_unit_at_all_sites_are_named_and_no_strong_doubt() -> None:
+    tables = {}
+    for seed, name in enumerate(["Lyon", "Bonn"]):
+        creatinine = np.random.default_rng(seed).normal(1, 0.2, 400).clip(0.5, 2)
+        creatinine[:20] *= 88.42
+        tables[name] = pd.DataFrame({"creatinine": creatinine})
+
+    doubts = doubts_by_rows(tables)
+
+    assert [(doubt.site, doubt.kind) for doubt in doubts] == [("Lyon", "part"), ("Bonn", "part")]
+    values_of_lyon = tables["Lyon"]["creatinine"][:20]
+    extremes = f": {values_of_lyon.min():.3g} to {values_of_lyon.max():.3g}"
+    assert doubts[0].text.startswith("20 of 400 values are 8")
+    assert doubts[0].text.endswith(extremes)
+    assert all(1 < doubt.strength < STRONG_DOUBT for doubt in doubts)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.4])
+@pytest.mark.parametrize("change", [lambda values: values * 88.42, lambda values: -999])
+def test_sums_show_that_some_values_are_far_outside(change, share) -> None:
+    tables = {name: make_table(400, seed) for seed, name in enumerate(["Lyon", "Bonn", "Graz"])}
+    rows = range(round(400 * share))
+    tables["Bonn"].loc[rows, "temperature"] = change(tables["Bonn"].loc[rows, "temperature"])
+
+    (doubt,) = doubts_without_rows(tables)
+
+    assert (doubt.site, doubt.column, doubt.kind) == ("Bonn", "temperature", "part")
+    assert "codes for missing ones" in doubt.text
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_counts_that_a_site_has_not_are_no_codings(look) -> None:
+    generator = np.random.default_rng(0)
+    tables = {
+        "Lyon": pd.DataFrame({"children": generator.choice([0, 1], 200)}),
+        "Bonn": pd.DataFrame({"children": generator.choice([0, 1, 2], 200)}),
+        "Graz": pd.DataFrame({"children": generator.choice([1, 2], 200)}),
+    }
+
+    assert "coding" not in [doubt.kind for doubt in look(tables)]
+
+
 @pytest.mark.parametrize("tail", [1.0, 2.0, 3.0])
 def test_numbers_with_long_tails_have_no_parts_of_another_unit(tail: float) -> None:
     tables = {}
@@ -212,6 +262,24 @@ def test_columns_of_a_site_and_numbers_of_cases_are_named_once() -> None:
     }
 
 
+def make_adults(rows: int) -> pd.DataFrame:
+    """Columns as of a census: most gains are 0, few are 99999, and most people work 40 hours."""
+    draw = np.random.default_rng(1)
+    gains = np.exp(draw.normal(8.8, 0.8, rows)).round()
+    kinds_of_gain = draw.choice(3, rows, p=[0.915, 0.08, 0.005])
+    hours = draw.normal(40, 12, rows).round().clip(1, 99)
+    return pd.DataFrame(
+        {
+            "age": draw.gamma(4, 6, rows).round() + 17,
+            "weight": np.exp(draw.normal(12, 0.5, rows)).round(-3),
+            "gain": np.choose(kinds_of_gain, [0.0, gains, 99999.0]),
+            "hours": np.where(draw.random(rows) < 0.47, 40.0, hours),
+            "rank": draw.choice([1, 2], rows),
+            "job": draw.choice(["A", "B", "C", "D"], rows, p=[0.7, 0.2, 0.08, 0.02]),
+        }
+    )
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -220,6 +288,7 @@ def test_columns_of_a_site_and_numbers_of_cases_are_named_once() -> None:
         "iris",
         "diabetes",
         "made",
+        "adult",
     ],
 )
 @pytest.mark.parametrize("num_sites", [2, 5])
@@ -227,6 +296,8 @@ def test_columns_of_a_site_and_numbers_of_cases_are_named_once() -> None:
 def test_clean_splits_have_no_doubt(name: str, num_sites: int, look) -> None:
     if name == "made":
         table = make_table(600, seed=9)
+    elif name == "adult":
+        table = make_adults(4000)
     else:
         table = getattr(datasets, f"load_{name}")(as_frame=True).data
 

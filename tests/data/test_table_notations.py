@@ -7,10 +7,12 @@ import pandas as pd
 import pytest
 
 from flsv.data import Columns
+from flsv.data.sources import columns as columns_module
+from flsv.data.sources.columns import read_column
 from flsv.data.sources.encoder import TableEncoder
-from flsv.data.sources.frames import frame_table
+from flsv.data.sources.frames import concatenated_tables, frame_table
 from flsv.data.sources.table import Table
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ColumnError, ConfigurationError
 from helpers.data import set_up_data
 
 CAME = ["2024-02-28", "2023-12-31", "", "2024-03-01"]
@@ -400,3 +402,81 @@ def test_numeric_gap_mark_matches_any_notation_of_the_number(tmp_path):
 
     with pytest.raises(ConfigurationError, match=r"no column 'lob' \(gaps\). It has .*lab"):
         set_up_data(frame, labels="ill", columns={"gaps": {"lob": ["-99"]}})
+
+
+#: Texts of random columns: those of a group are usual beside each other, and each may stand beside any other.
+TEXT_GROUPS = (
+    ["1", "2", "37", "873", "-5", "+8"],
+    ["25.548", "1.234", "12.5", "-0.25", " 7.0 ", "1e3"],
+    ["", "NA", "?", "nan", "-999", "-999.0", "."],
+    ["007", "01.5", "-03", "0.5", "0", "00"],
+    ["True", "false", "1_000", "inf", "1e39", "1e400"],
+    ["A", "b ", "2024-01-31", "1,5", "1.234,5", "\u0661\u0662"],
+)
+SETS_OF_OPTIONS = (
+    {},
+    {"gaps": ["-999"]},
+    {"gaps": {"lab": ["-999", "7"]}},
+    {"gaps": []},
+    {"decimal": ","},
+    {"thousands": ","},
+    {"categorical": ["lab"]},
+)
+
+
+def make_random_table(generator):
+    """A column in one or two files, with texts of one to three groups."""
+    files = []
+    num_groups = generator.integers(1, 4)
+    chosen_groups = generator.choice(len(TEXT_GROUPS), num_groups, replace=False)
+    texts = [text for group in chosen_groups for text in TEXT_GROUPS[group]]
+    texts = generator.choice(texts, generator.integers(1, 7), replace=False).tolist()
+    for number in range(generator.integers(1, 3)):
+        cells = generator.choice(texts, generator.integers(1, 9)).tolist()
+        frame = pd.DataFrame({"lab": cells}, dtype=object).set_axis(range(2, 2 + len(cells)))
+        files.append(Table(f"{number}.csv", frame))
+    return concatenated_tables(files)
+
+
+def read_or_refusal(table, options):
+    try:
+        kind, values = read_column(table, "lab", Columns(**options))
+    except ColumnError as error:
+        return str(error), error.remedy
+    return kind, values.tolist()
+
+
+def test_random_columns_of_plain_numbers_are_read_as_text_by_text(monkeypatch):
+    generator = np.random.default_rng(0)
+    tables = [make_random_table(generator) for _ in range(400)]
+    cases = [(table, SETS_OF_OPTIONS[number % 7]) for number, table in enumerate(tables)]
+    results = [read_or_refusal(*case) for case in cases]
+
+    monkeypatch.setattr(columns_module, "_plain_numbers", lambda *_: None)
+    for case, result in zip(cases, results):
+        assert repr(result) == repr(read_or_refusal(*case))  # NaN is shown, too
+
+
+def test_plain_numbers_need_no_reading_text_by_text(monkeypatch):
+    texts = ["1", " 2.5", "NA", "-999", "3e2"]
+    table = Table("lab.csv", pd.DataFrame({"lab": texts}, dtype=object))
+
+    monkeypatch.delattr(columns_module, "_kind_and_numbers")
+    kind, values = read_column(table, "lab", Columns(gaps={"lab": ["-999"]}))
+
+    assert kind == "numbers"
+    np.testing.assert_equal(values.to_numpy(), [1, 2.5, np.nan, np.nan, 300])
+
+
+@pytest.mark.parametrize("words", [["yes", "no"], ["True", "False"]])
+def test_two_codings_of_yes_and_no_are_never_advised_to_be_categories(words):
+    tables = []
+    for name, cells in (("Boston", ["0", "1"]), ("Lyon", words)):
+        frame = pd.DataFrame({"smoker": cells * 4}, dtype=object)
+        tables.append(Table(f"{name}.csv", frame.set_axis(range(2, 10))))
+    both = concatenated_tables(tables)
+
+    with pytest.raises(ColumnError, match="Lyon.csv, line 2: .* two codings") as error:
+        read_column(both, "smoker", Columns())
+
+    assert error.value.remedy == {"exclude": ["smoker"]}

@@ -33,6 +33,7 @@ from flsv.data.sources.notation import (
     other_notations,
     parse_dates,
     parse_numbers,
+    plain_numbers,
     text_with_ambiguous_point,
 )
 from flsv.data.sources.table import Table
@@ -392,8 +393,7 @@ def raise_problems(problems: Sequence[ColumnError], columns: Columns) -> None:
 def _column_card(table: Table, name: str, columns: Columns) -> ColumnCard:
     kind, values = read_column(table, name, columns)
     if kind == WORDS_KIND:
-        numbers = parse_numbers(values)
-        is_number = np.isfinite(numbers)
+        is_number = np.isfinite(by_distinct_text(values, parse_numbers, dtype=float))
         words = values.mask(is_number)  # not compared as spellings: 07 and 7 may be two codes
         places_by_word = places_of_words(table, words)
         try:
@@ -408,6 +408,9 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     dates = columns.dates or {}
     if name in dates:
         return _days_since(table, name, dates[name], columns)
+    plain_numbers = _plain_numbers(table, name, columns)
+    if plain_numbers is not None:
+        return NUMBERS_KIND, plain_numbers
     values = with_gaps_as_nan(table, name, "features", columns)
     values = values.reset_index(drop=True)
     if table.typed:
@@ -435,6 +438,38 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     if is_unreadable.any():
         raise _not_a_number_error(table, name, values[is_unreadable], numbers, columns)
     return kind, numbers
+
+
+def _plain_numbers(table: Table, name: str, columns: Columns) -> pd.Series | None:
+    """Return a text column's numbers, or None unless each text is a number as Python writes it, or a gap.
+
+    Most columns are such. Any other, also one whose texts may mean several things, is read more slowly.
+    """
+    has_other_notation = columns.decimal != "." or columns.thousands is not None
+    if table.typed or has_other_notation or name in (columns.categorical or ()):
+        return None
+    column = table.column(name, "features").to_numpy(dtype=object)
+    text_numbers, distinct_texts = pd.factorize(column)  # each row's text, -1 for NaN
+    texts = list(map(str.strip, distinct_texts.tolist()))
+    marks = columns.missing(name)
+    is_gap = np.array([text in marks for text in texts], dtype=bool)
+    texts_of_numbers = [text for text in texts if text not in marks]
+    numbers_read = plain_numbers(texts_of_numbers)
+    if numbers_read is None or (np.abs(numbers_read) > LARGEST_NUMBER).any():
+        return None
+
+    has_points = any("." in text for text in texts_of_numbers)
+    if has_points:
+        is_text_of_number = np.append(~is_gap, False)
+        for numbers_of_file in by_file(table, pd.Series(text_numbers)):
+            distinct_numbers = pd.unique(numbers_of_file[is_text_of_number[numbers_of_file]])
+            if text_with_ambiguous_point(texts[number] for number in distinct_numbers):
+                return None
+
+    numbers_read[np.isin(numbers_read, parse_numbers(marks))] = np.nan
+    number_of_text = np.full(len(texts) + 1, np.nan)
+    number_of_text[:-1][~is_gap] = numbers_read
+    return pd.Series(number_of_text[text_numbers])
 
 
 def _days_since(
@@ -481,6 +516,13 @@ def _not_a_number_error(
     has_fractions = (numbers % 1 > 0).any()
     are_continuous = has_fractions or numbers.nunique() > MAX_FEW_VALUES
     remedy: dict[str, Any]  # options for the columns
+    if not are_continuous and _has_two_codings(table, wrong_values, numbers):
+        row = int(wrong_values.index[0])
+        return ColumnError(
+            f"{table.where(row)}: {str(wrong_values.iloc[0])!r} in {name!r} is a word, and other tables have numbers: "
+            "two codings of one thing? Write the same at all sites.",
+            {"exclude": [name]},
+        )
     if not are_continuous:
         remedy = {"categorical": [name]}
     elif not isinstance(columns.gaps, list) and len(words) <= MAX_FEW_VALUES:
@@ -498,6 +540,18 @@ def _not_a_number_error(
         "category?",
         remedy,
     )
+
+
+def _has_two_codings(table: Table, words: pd.Series, numbers: pd.Series) -> bool:
+    """Return whether each file has words or numbers alone, and at most two of them."""
+    is_word = pd.Series(False, index=numbers.index)
+    is_word[words.index] = True
+    words_and_numbers = numbers.astype(object).where(~is_word, words)
+    for values, is_word_of_file in zip(by_file(table, words_and_numbers), by_file(table, is_word)):
+        is_word_of_value = is_word_of_file[values.notna()]
+        if values.nunique() > 2 or is_word_of_value.nunique() > 1:
+            return False
+    return True
 
 
 def _mixed_types_error(table: Table, name: str) -> ColumnError:

@@ -78,7 +78,7 @@ def by_distinct_text(
 
 def as_categories(texts: pd.Series, convert: Callable[[list[str]], pd.Series]) -> pd.Series:
     """Convert a column's distinct texts to other texts or NaN. The result is categorical, to be read text by text."""
-    numbers_of_texts, distinct_texts = pd.factorize(texts)
+    numbers_of_texts, distinct_texts = pd.factorize(texts.to_numpy(dtype=object))
     converted = convert(distinct_texts.tolist())
     new_numbers, names = pd.factorize(converted)  # " 7" and "7" are one now
     new_numbers = np.append(new_numbers, -1)
@@ -101,7 +101,9 @@ def by_file(table: Table, values: pd.Series) -> list[pd.Series]:
 
 def category_names(values: pd.Series) -> pd.Series:
     """Convert a column's values to names of categories, which do not depend on whether the column has gaps."""
-    return by_distinct_text(as_texts(values), without_point_zero)
+    are_texts_read = isinstance(values.dtype, pd.CategoricalDtype)  # by as_categories
+    texts = values if are_texts_read else as_texts(values)
+    return by_distinct_text(texts, without_point_zero)
 
 
 def without_point_zero(words: Iterable[Any]) -> list[Any]:
@@ -188,7 +190,8 @@ def read_table_file(path: Path, encoding: str | None = None) -> Table:
             raise ConfigurationError(
                 f"{path}, line {line}: the columns' names again. Remove this line."
             )
-    frame = pd.DataFrame(rows[1:], columns=names, index=lines[1:], dtype=object)
+    cells = np.array(rows[1:], dtype=object).reshape(-1, len(names))
+    frame = pd.DataFrame(cells, columns=names, index=lines[1:], dtype=object, copy=False)
     return Table(path, frame)
 
 

@@ -29,6 +29,7 @@ _NOTATIONS = [
     if separator != mark
 ]
 _WHOLE_BELOW_1000 = re.compile(r"[-+]?\d{1,3}")
+_LEADING_ZERO_IN_LINES = re.compile(r"\n[-+]?0\d")
 _NUMBER_WITH_POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
 
 
@@ -62,6 +63,17 @@ def _converted_at_once(values: list[Any]) -> np.ndarray | None:
         return array.astype(np.float64)
     except (TypeError, ValueError):
         return None
+
+
+def plain_numbers(texts: list[str]) -> np.ndarray | None:
+    """Convert texts to numbers, float64 ``[N]``, or return None unless all are finite numbers without leading zeros."""
+    numbers = _converted_at_once(texts)
+    if numbers is None or not np.isfinite(numbers).all():
+        return None
+    lines = "\n".join(["", *texts])
+    if "_" in lines or _LEADING_ZERO_IN_LINES.search(lines):
+        return None
+    return numbers
 
 
 def _number_of_object(value: Any) -> float:
