@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pkgutil import resolve_name
-from typing import Annotated, Any, ClassVar, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import torch
 from annotated_types import Ge
@@ -162,6 +162,11 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
 
     extension: ClassVar[str] = ""
     """What the metric adds to a run, ``"package.module:Class"``, a :class:`flsv.core.extension.RunExtension`."""
+
+    claims: Sequence[Literal["value", "effect", "agreement", "weight"]] = ()
+    """What the values say, which :mod:`flsv.testing` checks. ``"value"``: clients that help more have more.
+    ``"effect"``: likewise, and 0 without samples. ``"agreement"``: how well the directions of updates fit, whatever
+    their length. ``"weight"``: shares that sum to 1."""
 
     to_pay_by = False
     """Whether reports may divide a budget by the values: True if they measure how much a client adds to the model."""

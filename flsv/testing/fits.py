@@ -15,9 +15,11 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from flsv.aggregation import Aggregator
+from flsv.aggregation import Aggregator, FedAvg
+from flsv.attacks import Scaling
 from flsv.configuration.federation_config import ClientEvaluation, Reporting
 from flsv.core.needs import needs_of
+from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, Splits
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, PartialFederatedShapley
@@ -132,22 +134,33 @@ def tiny_data(
     ``options`` replace arguments of the data module.
     """
     client_at_site = {site: client for client, site in enumerate(order)}
-    clients = {}
-    for site in range(NUM_CLIENTS):
-        clients[f"site {site}"] = samples_of(client_at_site[site], equal_samples)
+    clients = [client_at_site[site] for site in range(NUM_CLIENTS)]
+    return _data_of(clients, equal_samples, **options)
+
+
+def _data_of(
+    clients: Sequence[int], equal_samples: bool = False, **options: Any
+) -> FederatedDataModule:
+    """Return a data module whose site i has the samples of client ``clients[i]``."""
+    samples = {}
+    for site, client in enumerate(clients):
+        samples[f"site {site}"] = samples_of(client, equal_samples)
 
     options.setdefault("val", samples_of(SERVER_ID))
     options.setdefault("batch_size", 4)
     options.setdefault("splits", _SPLITS)
-    return FederatedDataModule(clients=clients, **options)
+    return FederatedDataModule(clients=samples, **options)
 
 
 class Fit(L.Callback):
     """Callback that records the models and the metrics' values of a fit."""
 
-    def __init__(self, loop: FederatedLoop, checkpoint: Path | None = None) -> None:
+    def __init__(
+        self, loop: FederatedLoop, checkpoint: Path | None = None, saved_after: int = 2
+    ) -> None:
         self.loop = loop
         self.checkpoint = checkpoint
+        self.saved_after = saved_after
         self.models: list[Tensor] = []
         self.contributions: list[dict[str, Tensor]] = []
 
@@ -155,7 +168,7 @@ class Fit(L.Callback):
         self.models.append(self.loop.state.model().clone())
         values = self.loop.contribution_metrics.contributions
         self.contributions.append({name: value.clone() for name, value in values.items()})
-        if self.checkpoint is not None and trainer.current_epoch == 1:
+        if self.checkpoint is not None and trainer.current_epoch + 1 == self.saved_after:
             trainer.save_checkpoint(self.checkpoint)
 
     def of_rounds(self, count: int) -> dict[str, Any]:
@@ -186,6 +199,9 @@ class FitCase(Case):
     in_a_loop = True
     #: Whether the part uses clients. Otherwise it uses only the data of a round that the server has.
     sees_clients = True
+    #: Number of rounds of a fit, and the round after which it is interrupted.
+    num_rounds = NUM_ROUNDS
+    interrupted_after = 2
 
     def __init__(
         self,
@@ -242,17 +258,17 @@ class FitCase(Case):
     def fit(
         self,
         loop: FederatedLoop,
-        rounds: int = NUM_ROUNDS,
+        rounds: int | None = None,
         data: Any = None,
         checkpoint: Path | None = None,
         ckpt_path: Path | None = None,
         module: L.LightningModule | None = None,
     ) -> Fit:
         """Train a loop and return the record of the fit. Without ``module`` it is the case's."""
-        fit = Fit(loop, checkpoint)
+        fit = Fit(loop, checkpoint, self.interrupted_after)
         quiet_options: dict[str, Any] = dict.fromkeys(_OUTPUT_OPTIONS, False)
         trainer = L.Trainer(
-            max_epochs=rounds,
+            max_epochs=rounds or self.num_rounds,
             callbacks=[loop, fit],
             accelerator="cpu",
             num_sanity_val_steps=0,
@@ -278,7 +294,7 @@ class FitCase(Case):
     @cached_property
     def uninterrupted(self) -> Fit:
         """Return the record of a fit of all rounds, with which other fits are compared."""
-        return self.fit(self.make(), checkpoint=self.folder / "two.ckpt")
+        return self.fit(self.make(), checkpoint=self.folder / "last.ckpt")
 
     def expect_the_same(
         self, fit: Callable[[FederatedLoop], Fit], rounds: int, rtol: float, **changes: Any
@@ -301,8 +317,8 @@ class FitCase(Case):
 
 
 def resumes_in_a_fit(case: FitCase) -> None:
-    """Check that a fit that is resumed after two of three rounds ends bitwise like one without interruption. Return
-    everything that the next round needs from state_dict."""
+    """Check that a fit that is resumed after two of three rounds, or with a sampler three of eight, ends bitwise like
+    one without interruption. Return everything that the next round needs from state_dict."""
     if case.in_a_loop:
         uninterrupted = case.uninterrupted
         resumed = case.fit(case.make(), ckpt_path=uninterrupted.checkpoint)
@@ -368,10 +384,110 @@ def one_client_is_enough(case: FitCase) -> None:
 
 
 def updates_may_be_zero(case: FitCase) -> None:
-    """Check that a round in which no client moves ends with finite models and weights. Do not divide by the length of
-    an update."""
-    if not case.has_own_module():
-        finite_fit(case, module=TinyStill())
+    """Check that a round in which no client moves ends with finite weights and the same model. Do not divide by the
+    length of an update, and add weighted updates to the global model, not weighted models."""
+    if case.has_own_module():
+        return
+    module = TinyStill()
+    initial_module = copy.deepcopy(module)
+    fit = finite_fit(case, module=module)
+    initial_model = fit.loop.space.read(initial_module)
+    moved = (fit.models[0] - initial_model).norm()
+    ensure(
+        moved <= 1e-4 * initial_model.norm(), f"a model that is {moved} away from the one before"
+    )
+
+
+def _fit_of_all(case: FitCase, rounds: int = 1, data: Any = None, **changes: Any) -> Fit:
+    """Train rounds in which all clients take part."""
+    loop = case.make([range(NUM_CLIENTS)], **changes)
+    return case.fit(loop, rounds=rounds, data=data)
+
+
+def equal_clients_weigh_the_same(case: AggregatorCase) -> None:
+    """Check that clients with equal samples and models have equal weights. Do not use a client's number or its position
+    in the cohort."""
+    state = _fit_of_all(case, data=_data_of([0] * NUM_CLIENTS, equal_samples=True)).loop.state
+    weights: Any = state.weights
+    ensure(equal(weights, weights.mean().expand_as(weights), rtol=1e-4), weights.tolist())
+
+
+def common_model_is_kept(case: AggregatorCase) -> None:
+    """Check that the next global model is the clients' model where all clients have the same one. Let weights sum to 1,
+    and do not add the opposite of updates. Name the check in expected_failures if the server has a step of its own."""
+    fit = _fit_of_all(
+        case,
+        data=_data_of([0] * NUM_CLIENTS, equal_samples=True),
+        evaluation=ClientEvaluation(keep_trained=True),
+    )
+    module = case.module()
+    initial_model = fit.loop.space.read(module)
+    update = fit.loop.trained[0] - initial_model
+    step = fit.models[0] - initial_model
+    expected_step = case.part.server_lr * update
+    distance = (step - expected_step).norm() / expected_step.norm()
+    ensure(
+        distance <= 1e-3, f"a step that is {float(distance):.3g} of the clients' away from theirs"
+    )
+
+
+def validation_loss(case: FitCase, model: Tensor | None = None) -> float:
+    """Return the cross-entropy of a model ``[P]`` on the server's samples, None: of the initial one."""
+    module = case.module()
+    if model is not None:
+        ParameterSpace(module).write(module, model)
+    x, y = samples_of(SERVER_ID)
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(module.eval()(x), y))
+
+
+def learns(case: FitCase) -> None:
+    """Check that the global model's validation loss falls in eight rounds by at least a third of what it falls with
+    FedAvg. Look for a wrong sign, or a weight or step that is much too small or too large."""
+    loop = case.make()
+    if case.has_own_module() or loop.config.share != "all":
+        return
+    initial_loss = validation_loss(case)
+    losses = []
+    for fit in (_fit_of_all(case, rounds=8), _fit_of_all(AggregatorCase(FedAvg()), rounds=8)):
+        losses.append(validation_loss(case, fit.models[-1]))
+    loss, loss_of_fedavg = losses
+    highest_loss = initial_loss - (initial_loss - loss_of_fedavg) / 3
+    ensure(
+        loss <= highest_loss,
+        f"a loss of {loss:.3f}, at first {initial_loss:.3f}, with FedAvg {loss_of_fedavg:.3f}",
+    )
+
+
+def attack_moves_little(case: AggregatorCase) -> None:
+    """Check that a robust aggregator's step stays as long if one of four clients sends an update that is a million
+    instead of a thousand times as long. Bound the influence of every client, or set robust = False."""
+    if not case.part.robust:
+        return
+    module = case.module()
+    lengths = []
+    for factor in (-1e3, -1e6):
+        fit = _fit_of_all(case, uploads=[Scaling(factor, clients=[1])])
+        initial_model = fit.loop.space.read(module)
+        lengths.append((fit.models[0] - initial_model).norm())
+    length, length_of_far = lengths
+    ensure(length_of_far <= 2 * length, f"steps of {length} and {length_of_far}")
+
+
+def state_changes(case: FitCase) -> None:
+    """Check that the attributes in saved do not stay the same in all rounds. Assign to them in end_round, or leave them
+    out."""
+    part = case.part_in(case.uninterrupted.loop)
+    if not part.saved:
+        return
+    one_round = case.part_in(case.fit(case.make(), rounds=1).loop).state_dict()
+    final = part.state_dict()
+    for name in part.saved:
+        key = name.lstrip("_")
+        ensure(
+            not equal(one_round[key], final[key]),
+            f"{final[key]} for {name} from the first round on",
+        )
 
 
 def statistics_stay_valid(case: FitCase) -> None:
@@ -571,6 +687,11 @@ AggregatorCase.checks = (
     pickles,
     weights_are_given,
     statistics_do_not_weigh,
+    equal_clients_weigh_the_same,
+    common_model_is_kept,
+    learns,
+    attack_moves_little,
+    state_changes,
     *IN_A_FIT,
     *ODD_ROUNDS,
 )
@@ -579,6 +700,8 @@ ClientAlgorithmCase.checks = (
     pickles,
     reports_are_declared,
     trains_alone,
+    learns,
+    state_changes,
     *IN_A_FIT,
     *ODD_ROUNDS,
 )

@@ -29,6 +29,7 @@ from flsv.testing.checks import (
     saved,
     untouched_rngs,
 )
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 
 NUM_CLIENTS = 5
@@ -41,13 +42,25 @@ COHORTS = ((0, 1, 2), (0, 2), (2, 3), (0, 2, 3))
 NEVER = 4
 #: New numbers of all clients, to check that results do not depend on the numbers.
 ORDER = (3, 0, 4, 1, 2)
+#: Clients of rounds in which clients learn, always the same four. Two are equal.
+LEARNERS = (0, 1, 2, 3)
+TWINS = (0, 1)
+#: The client that has the twins' features with wrong labels.
+MISLABELED = 2
+#: The client that has no samples in rounds of the kind "no samples".
+EMPTY = 3
+NUM_VALIDATION_SAMPLES = 60
 
 
 #: ``{argument: function of the round}``.
 Given = Mapping[str, Callable[[Round], Any]]
 #: What may be odd about prepared rounds: only the first client takes part, no client moves, or the module has
-#: BatchNorm, whose statistics stay or move far.
-RoundKind = Literal["alone", "still", "normalized", "other statistics"]
+#: BatchNorm, whose statistics stay or move far. Or clients learn from their samples: as they are, by updates twice as
+#: long, or one of them without samples.
+RoundKind = Literal[
+    "alone", "still", "normalized", "other statistics", "learning", "long", "no samples"
+]
+LEARNING_KINDS = ("learning", "long", "no samples")
 
 
 class Rounds:
@@ -68,6 +81,7 @@ class Rounds:
         self.order = list(order)
         self._dtype = dtype
         self._kind = kind
+        self._learns = kind in LEARNING_KINDS
         self._module = self._new_module().to(dtype)
         self.space = ParameterSpace(self._module)
         self.channel = Channel()
@@ -107,10 +121,44 @@ class Rounds:
         return torch.arange(NUM_SAMPLES) % NUM_CLASSES
 
     def _batches(self, client: int, split: Split) -> list[tuple[Tensor, Tensor]]:
+        if self._learns:
+            return [self._samples_to_learn(client, split)]
         key = ("samples", client, split)
         x = self.normal(NUM_SAMPLES, FEATURES, key=key) + client / 4
         x[:, 0] += self._labels  # so that there is something to learn
         return [(x, self._labels)]
+
+    def _samples_to_learn(self, client: int, split: Split) -> tuple[Tensor, Tensor]:
+        """Return features around a center for each class, and labels."""
+        size = NUM_VALIDATION_SAMPLES if client == NUM_CLIENTS else NUM_SAMPLES
+        source = TWINS[0] if client in (*TWINS, MISLABELED) else client
+        y = torch.arange(size) % NUM_CLASSES
+        angles = y * 2 * torch.pi / NUM_CLASSES
+        centers = torch.stack([angles.cos(), angles.sin()], dim=1).to(self._dtype)
+        x = centers + 0.5 * self.normal(size, FEATURES, key=("to learn", source, split))
+        if client == MISLABELED:
+            y = (y + 1) % NUM_CLASSES
+        return x, y
+
+    def _learned(self, client: int, initial_model: Tensor) -> Tensor:
+        """Return the update ``[P]`` of a client that takes some gradient steps from a model ``[P]``."""
+        if self._kind == "no samples" and client == EMPTY:
+            return torch.zeros_like(initial_model)
+        x, y = self._samples_to_learn(client, "train")
+        self.space.write(self._module, initial_model)
+        self._module.requires_grad_(True)
+        optimizer = torch.optim.SGD(self._module.parameters(), lr=0.5)
+        with torch.enable_grad():
+            for _ in range(4):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(self._module(x), y).backward()
+                optimizer.step()
+        update = self.space.read(self._module) - initial_model
+        if client == MISLABELED:
+            update = 2 * update
+        if self._kind == "long":
+            update = 2 * update
+        return update
 
     def normal(self, *shape: int, key: Sequence[Any]) -> Tensor:
         """Draw normally distributed numbers, the same for equal keys."""
@@ -142,6 +190,8 @@ class Rounds:
     def __getitem__(self, index: int) -> Round:
         """Return round number ``index``, from 0, after its aggregation."""
         cohort = self.cohorts[index]
+        if self._learns:
+            cohort = LEARNERS
         if self._kind == "alone":
             cohort = cohort[:1]
         clients = sorted(cohort, key=lambda client: self.order[client])
@@ -149,11 +199,15 @@ class Rounds:
         initial_model = self.normal(self.space.size, key=("start", index))
         models = []
         for client in clients:
-            update = self.normal(self.space.size, key=("update", index, client))
-            models.append(initial_model + self._changed_update(update))
+            if self._learns:
+                update = self._learned(client, initial_model)
+            else:
+                update = self.normal(self.space.size, key=("update", index, client))
+                update = self._changed_update(update)
+            models.append(initial_model + update)
 
         self._exchange(index, clients, initial_model, models)
-        samples = torch.tensor([NUM_SAMPLES + client for client in clients])
+        samples = torch.tensor([self._num_samples(client) for client in clients])
         round = Round(
             round_index=index,
             client_ids=torch.tensor(client_ids),
@@ -176,6 +230,13 @@ class Rounds:
         round = round.aggregated(round.combine(weights), weights)
         reports = {name: report_of(round) for name, report_of in self._fields.items()}
         return replace(round, reports=reports)
+
+    def _num_samples(self, client: int) -> int:
+        if not self._learns:
+            return NUM_SAMPLES + client  # so that clients differ
+        if self._kind == "no samples" and client == EMPTY:
+            return 0
+        return NUM_SAMPLES
 
     def _exchange(
         self,
@@ -216,7 +277,8 @@ class MetricCase(fits.FitCase):
         super().__init__(part, **options)
         self.checks = (*_FIRST, *_OF_ALL)
         if isinstance(part, ContributionMetric):
-            self.checks = (*_FIRST, *_OF_CONTRIBUTIONS, *_OF_ALL)
+            of_claims = checks_of_claims(part)
+            self.checks = (*_FIRST, *_OF_CONTRIBUTIONS, *of_claims, *_OF_ALL)
 
     def loop_arguments(self, part: Any) -> dict[str, Any]:
         return {"metrics": {"mine": part, **self.loop.get("metrics", {})}}
@@ -242,12 +304,11 @@ class MetricCase(fits.FitCase):
         metrics = ContributionMetrics({"mine": self.part}, self.round_functions)
         return metrics.fields["mine"]
 
-    def new(self) -> Any:
+    def new(self, num_clients: int = NUM_CLIENTS) -> Any:
         metric = copy.deepcopy(self.part)
         if isinstance(metric, ContributionMetric):
-            metric.bind(
-                NUM_CLIENTS, NUM_CLASSES, class_counts=torch.eye(NUM_CLIENTS, NUM_CLASSES).long()
-            )
+            class_counts = torch.eye(num_clients, NUM_CLASSES).long()
+            metric.bind(num_clients, NUM_CLASSES, class_counts=class_counts)
         metric.persistent(True)
         return metric
 
@@ -282,6 +343,17 @@ class MetricCase(fits.FitCase):
     def updated_by_half(self) -> Any:
         """Return a new copy of the metric after the first half of the rounds."""
         return self.updated(ROUND_INDICES[:HALF])
+
+    def values_of_learners(
+        self,
+        indices: Iterable[int] = ROUND_INDICES,
+        kind: RoundKind = "learning",
+        metric: Any = None,
+    ) -> Tensor:
+        """Return the overall values of the :data:`LEARNERS` after these rounds of a learning kind."""
+        metric = self.updated(indices, metric, kind=kind)
+        overall = metric.per_client(metric.compute())
+        return overall[list(LEARNERS)]
 
     @cached_property
     def all_results(self) -> dict[str, Any]:
@@ -526,10 +598,106 @@ def guide_says_the_unit(case: MetricCase) -> None:
     ensure(all(lines.values()), lines)
 
 
+def equal_clients_are_equal(case: MetricCase) -> None:
+    """Check that clients with the same samples and updates have the same value. Do not use a client's number or its
+    position in the cohort."""
+    values = case.values_of_learners()
+    twins = values[list(TWINS)]
+    ensure(equal(twins[0], twins[1], rtol=1e-4), f"{twins.tolist()} for two equal clients")
+
+
+def wrong_labels_are_worth_less(case: MetricCase) -> None:
+    """Check that a client with wrong labels has a worse value than one with the right labels of the same samples, after
+    the first round and after all. Look for a wrong sign, axis or round, or set higher_is_better."""
+    sign = -1 if case.part.higher_is_better is False else 1
+    values = case.values_of_learners()
+    values_after_one = case.values_of_learners(ROUND_INDICES[:1])
+    needs_several_rounds = values_after_one.isnan().all()
+    if not needs_several_rounds:
+        values = torch.stack([values_after_one, values])
+    right = sign * values[..., TWINS[0]]
+    wrong = sign * values[..., MISLABELED]
+    ensure(
+        (right > wrong).all(), f"{wrong.tolist()} with wrong labels, {right.tolist()} with right"
+    )
+
+
+def no_samples_are_worth_nothing(case: MetricCase) -> None:
+    """Check that a client without samples, whose update is 0, has the value 0. Subtract what is there without the
+    client, and weigh coalitions' models by samples. Else claim "value" in place of "effect"."""
+    values = case.values_of_learners(kind="no samples")
+    largest = values.abs().max()
+    value = values[EMPTY]
+    ensure(value.abs() <= 1e-4 * largest, f"{value}, beside {values.tolist()}")
+
+
+def other_clients_do_not_count(case: MetricCase) -> None:
+    """Check that values stay the same in a federation with one more client, who never takes part, or that update raises
+    ValueError. Divide by the number of clients seen, not by num_clients."""
+    expected = case.values_of_learners()
+    metric = case.new(NUM_CLIENTS + 1)
+    try:
+        values = case.values_of_learners(metric=metric)
+    except ValueError:  # the prepared rounds' coalitions are of other clients
+        return
+    ensure(equal(values, expected, rtol=1e-4), f"{values.tolist()} instead of {expected.tolist()}")
+
+
+def length_does_not_count(case: MetricCase) -> None:
+    """Check that values stay the same if all updates are twice as long. Divide products by both lengths."""
+    expected = case.values_of_learners()
+    values = case.values_of_learners(kind="long")
+    ensure(equal(values, expected, rtol=1e-4), f"{values.tolist()} instead of {expected.tolist()}")
+
+
+def shares_sum_to_one(case: MetricCase) -> None:
+    """Check that the values of the clients seen are not negative and sum to 1. Divide by the sum over these clients."""
+    for values in (case.values_of_learners(), case.all_results["overall"]):
+        total = values.nansum()
+        are_shares = not (values < -1e-6).any() and (total - 1).abs() <= 1e-4
+        ensure(are_shares, f"{values.tolist()}, which sum to {total}")
+
+
+def values_are_in_bounds(case: MetricCase) -> None:
+    """Check that all values lie between plot_lower_bound and plot_upper_bound, if the class has them."""
+    lowest = case.part.plot_lower_bound
+    highest = case.part.plot_upper_bound
+    for kind in (None, *LEARNING_KINDS):
+        metric = case.updated(kind=kind)
+        values = metric.compute()
+        is_low = lowest is not None and (values < lowest - 1e-4).any()
+        is_high = highest is not None and (values > highest + 1e-4).any()
+        ensure(not is_low and not is_high, f"{values.tolist()} outside of {lowest} to {highest}")
+
+
+_OF_VALUES: Sequence[Check] = (
+    equal_clients_are_equal, wrong_labels_are_worth_less, other_clients_do_not_count,
+)  # fmt: skip
+#: Checks of what a metric's ``claims`` say, by claim.
+CHECKS_OF_CLAIMS: Mapping[str, Sequence[Check]] = {
+    "value": _OF_VALUES,
+    "effect": (*_OF_VALUES, no_samples_are_worth_nothing),
+    "agreement": (*_OF_VALUES, length_does_not_count),
+    "weight": (shares_sum_to_one,),
+}
+
+
+def checks_of_claims(metric: ContributionMetric) -> list[Check]:
+    """Return the checks of a metric's claims, each once."""
+    checks: dict[Check, None] = {}
+    for claim in metric.claims:
+        if claim not in CHECKS_OF_CLAIMS:
+            raise ConfigurationError(
+                f"{type(metric).__name__}: claims = {list(metric.claims)}, expected some of {[*CHECKS_OF_CLAIMS]}."
+            )
+        checks.update(dict.fromkeys(CHECKS_OF_CLAIMS[claim]))
+    return list(checks)
+
+
 _FIRST: Sequence[Check] = (is_one, asks_for_what_there_is)
 _OF_CONTRIBUTIONS: Sequence[Check] = (
     one_row_per_client, never_seen_is_nan, clients_permuted, alone_is_a_number, still_is_a_number,
-    buffers_do_not_count, guide_says_the_unit, fits.resumes_in_a_fit, fits.vmap_is_equal,
+    buffers_do_not_count, values_are_in_bounds, guide_says_the_unit, fits.resumes_in_a_fit, fits.vmap_is_equal,
     fits.validation_is_declared,
 )  # fmt: skip
 _OF_ALL: Sequence[Check] = (

@@ -19,6 +19,7 @@ from torch import Tensor
 from flsv.core import ClientUpdate, Instruction, LocalData, Strategy, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.distances import all_finite
+from flsv.training.added_loss import AddedLoss
 from flsv.training.algorithms import ClientContext
 from flsv.training.client_batches import LocalSteps
 from flsv.training.entry_trial import EntryTrial
@@ -67,6 +68,7 @@ class LocalTraining:
         self.trainer = trainer
         self.state = TrainerState(trainer, space, parts.optimizer_state, store, steps)
         self.context: ClientContext | None = None
+        self._added_loss: AddedLoss | None = None
         self._entry_trial: EntryTrial | None = None
         self._has_tried_first_client = False
         self.upload_seed: int | None = None
@@ -149,6 +151,8 @@ class LocalTraining:
         if self._algorithm is not None:
             with opened(context.local):  # the algorithm may read the client's data
                 self._algorithm.begin_batch(context, batch)
+        if context.loss_terms:
+            self._added_loss = AddedLoss(self.trainer, context)
 
     def begin_step(self, optimizer: Any) -> None:
         """Let the client algorithm change the gradients of a step that Lightning takes, before it clips them."""
@@ -165,6 +169,13 @@ class LocalTraining:
             context.loss += loss.detach().to(context.loss).mean()
         context.position += 1
         self._steps.is_in_batch = False
+        self._remove_added_loss()
+
+    def _remove_added_loss(self) -> None:
+        """Let ``training_step`` return its own loss again, if the client algorithm has added terms to it."""
+        if self._added_loss is not None:
+            self._added_loss.remove()
+            self._added_loss = None
 
     def suspend(self) -> ClientContext:
         """Interrupt the client's training, to train its model outside of the Trainer. Return its context."""
@@ -373,6 +384,7 @@ class LocalTraining:
         if self._algorithm is not None and self.context is not None:
             self._algorithm.leave_client(self.context)
         self.context = None
+        self._remove_added_loss()
         self._optimizer_steps.end()
         self.state.discard()
 

@@ -283,6 +283,8 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting",
         tensor([0.2500,    nan, 0.5000])
     """
 
+    claims = ("effect",)
+
     def __init__(
         self,
         num_clients: int | None = None,

@@ -32,6 +32,7 @@ class MeasuredMetric(ContributionMetric):
     Models are evaluated at the server or at the clients, by a performance measure or by the accuracy of each class.
     """
 
+    claims = ("value",)
     to_pay_by = True
     performance: str | ModelScore
     judges: Judges

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from flsv._lightning.patches import metric_states, put_metric_states, unlogged
 from flsv._lightning.private import trainer_of
@@ -20,6 +21,33 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for, isolated_rngs
 
 _END_OF_BATCHES = object()
+
+
+class LossTerm:
+    """Term of a loss that is computed from a layer's latest call."""
+
+    def __init__(self, term: Callable[[tuple[Any, ...], Any], Tensor], layer: nn.Module) -> None:
+        self._term = term
+        self._layer = layer
+        self._latest_call: tuple[tuple[Any, ...], Any] | None = None
+
+    def watch(self) -> RemovableHandle:
+        """Watch the layer's calls until the handle is removed."""
+        return self._layer.register_forward_hook(self._note_call)
+
+    def _note_call(self, layer: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        self._latest_call = (arguments, output)
+
+    def value(self) -> Tensor:
+        """Compute the term from the latest call, which is then forgotten with its graph."""
+        if self._latest_call is None:
+            raise ConfigurationError(
+                f"a client algorithm adds a term of {type(self._layer).__name__} to the loss, and training_step does "
+                "not call this layer. Call it there, as in self(x), or choose another client algorithm."
+            )
+        arguments, output = self._latest_call
+        self._latest_call = None
+        return self._term(arguments, output)
 
 
 class ClientContext:
@@ -90,6 +118,8 @@ class ClientContext:
             if name in space.names:
                 self._names[parameter] = name
         self._streams: dict[str, Iterator[Any]] = {}
+        self._frozen_modules: dict[str, nn.Module] = {}
+        self.loss_terms: list[LossTerm] = []  # of the present batch
         self._unsaved: NonVectorState | None = None
         self._num_second_steps = 0  # calls of `step`
 
@@ -164,6 +194,35 @@ class ClientContext:
             self.state[name] = self.start.clone()
         return self.state[name]
 
+    def frozen_module(self, name: str, vector: Tensor) -> nn.Module:
+        """Return a copy of the module in evaluation mode that holds a model ``[P]``, made once for each ``name`` in a
+        client's training. Its parameters are frozen: train the client's ``module``, or call :meth:`step`."""
+        if name not in self._frozen_modules:
+            self._frozen_modules[name] = self.local.module(vector)
+        return self._frozen_modules[name]
+
+    def add_loss(self, term: Callable[[tuple[Any, ...], Any], Tensor], layer: nn.Module) -> None:
+        """Add a term to the present batch's loss. Call it in :meth:`ClientAlgorithm.begin_batch`.
+
+        Each time that ``training_step`` has computed the batch's loss, ``term(arguments, output)`` is added to it. So
+        gradient accumulation, precision and clipping treat the term as they treat the loss, and reported losses include
+        it.
+
+        Args:
+            term: function from a layer's positional arguments and its output in ``training_step`` to a scalar.
+            layer: the layer, such as the client's ``module`` for its predictions.
+
+        Raises:
+            ConfigurationError: the module steps its optimizers itself. In the batch: ``training_step`` does not call
+                the layer, or returns no loss.
+        """
+        if not getattr(self.module, "automatic_optimization", True):
+            raise ConfigurationError(
+                f"training_step of {type(self.module).__name__} steps its optimizers itself (automatic_optimization = "
+                "False), so that no term can be added to its loss. Use automatic optimization."
+            )
+        self.loss_terms.append(LossTerm(term, layer))
+
     def own_batches(self, name: str) -> Iterator[Any]:
         """Return an endless iterator over the client's training batches, as ``training_step`` gets them.
 
@@ -221,6 +280,8 @@ class ClientContext:
             training_step = trainer.strategy.training_step
         trained = [parameter for parameter in self._names if parameter.requires_grad]
 
+        terms_of_batch = self.loss_terms
+        self.loss_terms = []  # they are terms of the client's training only
         space = self.space
         if self._unsaved is None:
             self._unsaved = NonVectorState(module)
@@ -251,6 +312,7 @@ class ClientContext:
                 buffers = space.read(module)[self.num_parameters :]
                 model[self.num_parameters :] = buffers
             finally:
+                self.loss_terms = terms_of_batch
                 space.write(module, vector)
                 space.write_private(module, private_entries)
                 self._unsaved.write(unsaved_state)
