@@ -184,11 +184,15 @@ def equal_to_the_cpu(device: str, short: bool) -> Iterator[Row]:
             precision, _, rounded = name.partition(", ")
             with tf32(bool(rounded)):
                 there = ran(device, make, trainer={"precision": precision})
-                here = ran("cpu", make, trainer={"precision": precision})
-                yield near(f"{kind}, {name}: weights against the CPU's", there.apart(here), allowed)
+                on_cpu = ran("cpu", make, trainer={"precision": precision})
+                yield near(
+                    f"{kind}, {name}: weights against the CPU's",
+                    there.apart(on_cpu),
+                    allowed,
+                )
                 yield near(
                     f"{kind}, {name}: contributions against the CPU's",
-                    there.values_apart(here),
+                    there.values_apart(on_cpu),
                     allowed,
                 )
                 if precision != "bf16-true":
@@ -206,12 +210,12 @@ def clients_at_once(
     allowed: float,
 ) -> Row:
     """All clients as one batched model, or that it is refused."""
-    what = f"{title}: clients at once"
+    row_name = f"{title}: clients at once"
     try:
         mapped = ran(device, make, trainer={"precision": precision}, engine="vmap")
     except NotBatched as error:
-        return Row(what, f"refused: {error}")
-    return near(what, mapped.apart(one_by_one), allowed)
+        return Row(row_name, f"refused: {error}")
+    return near(row_name, mapped.apart(one_by_one), allowed)
 
 
 def same_seed_twice(device: str, short: bool) -> Iterator[Row]:

@@ -146,7 +146,7 @@ def round_axis_patch(trainer: L.Trainer, has_client_curves: bool) -> Patch:
     Single steps are left out if they are on curves by client, see :func:`client_curves_patch`.
     """
     connector = trainer._logger_connector
-    log_metrics = connector.log_metrics
+    log_metrics: Callable[..., None] = connector.log_metrics
 
     def log_with_round_as_step(metrics: dict[str, Any], step: int | None = None) -> None:
         # `_first_loop_iter` is None outside of an epoch's batches, and else a bool.

@@ -316,27 +316,27 @@ def _checksum(value: Tensor) -> int:
 MAX_ROUNDING = 0.01
 
 
-def is_rounded(first: Tensor | None, other: Tensor | None) -> bool:
+def is_rounded(value: Tensor | None, value_of_rank: Tensor | None) -> bool:
     """Return whether two ranks' values are one value that kernels have rounded differently.
 
     Those of a CPU round alike, so that there any difference is another value.
 
     Args:
-        first: the value of rank 0, of any shape, or None if it has none.
-        other: that of another rank.
+        value: that of rank 0, of any shape, or None if it has none.
+        value_of_rank: that of another rank.
 
     Example:
         >>> is_rounded(torch.ones(2), torch.ones(2) + 1e-6)
         False
     """
-    if first is None or other is None:
-        return first is other
-    if first.device.type == "cpu":
-        return torch.equal(first, other)
-    largest = first.nan_to_num().abs().max()
+    if value is None or value_of_rank is None:
+        return value is value_of_rank
+    if value.device.type == "cpu":
+        return torch.equal(value, value_of_rank)
+    largest = value.nan_to_num().abs().max()
     return torch.allclose(
-        other,
-        first,
+        value_of_rank,
+        value,
         rtol=0.0,
         atol=MAX_ROUNDING * float(largest),
         equal_nan=True,

@@ -25,6 +25,8 @@ from flsv.utilities.display import INTERVAL_LEVEL, html_table
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
+#: What a metric's values say.
+Claims = Sequence[Literal["value", "effect", "agreement", "weight"]]
 #: Names of a run's table whose numbers belong to a single round and are not valid in the next.
 NAMES_OF_ONE_ROUND = ("weight", *OWN_SCORES, "update_norm")
 #: Prefix of the scores of clients' own models in curves.
@@ -156,14 +158,12 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     """Names of arguments of ``update``, other than a round's attributes, that are tensors with a row per client."""
 
     evaluates = False
-    """Whether clients evaluate models for the metric on their own validation samples, which every client must then
-    have.
-    """
+    """Whether each client evaluates models for the metric on validation samples of its own."""
 
     extension: ClassVar[str] = ""
     """What the metric adds to a run, ``"package.module:Class"``, a :class:`flsv.core.extension.RunExtension`."""
 
-    claims: Sequence[Literal["value", "effect", "agreement", "weight"]] = ()
+    claims: Claims = ()
     """What the values say, which :mod:`flsv.testing` checks. ``"value"``: clients that help more have more.
     ``"effect"``: likewise, and 0 without samples. ``"agreement"``: how well the directions of updates fit, whatever
     their length. ``"weight"``: shares that sum to 1."""
@@ -188,8 +188,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
 
     rounds: Tensor
     put_off: Callable[[], None] | None = None
-    """Function that computes the values after the last round so far. ``update`` sets it where it has computed none,
-    since only the run's end tells that a round was the last."""
+    """Function that ``update`` sets to compute values only after the run's last round."""
 
     def __init__(
         self,

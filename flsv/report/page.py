@@ -200,12 +200,9 @@ def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
 
     validation = run.record["validation"]
     if validation:
-        if validation["rows"] is None:
-            cases = "cases"
-        else:
-            cases = f"{validation['rows']:,} cases"
+        num_cases = "" if validation["rows"] is None else f"{validation['rows']:,} "
         sentences.append(
-            f"It was evaluated on {cases} that no partner trained on, {validation['of']}."
+            f"It was evaluated on {num_cases}cases that no partner trained on, {validation['of']}."
         )
     return sentences
 

@@ -23,7 +23,6 @@ from flsv._lightning.private import hook_of
 from flsv.core import FederationState
 from flsv.core.state import LocalWork
 from flsv.data import FederatedDataModule
-from flsv.data.combination import CombinedBatches
 from flsv.data.groups import client_called
 from flsv.data.loaders import TensorBatches
 from flsv.data.streams import Stream
@@ -66,16 +65,17 @@ def one_epoch(client: int, num_batches: int, round_index: int) -> list[int]:
 def samples_of_client(data: FederatedDataModule, client: int) -> Dataset[Any]:
     """Return a client's training samples."""
     loader = data.client_loader(client, "train")
-    if isinstance(loader, CombinedBatches):
+    if isinstance(loader, TensorBatches):
+        return Subset(TensorDataset(*loader.tensors), loader.indices.tolist())
+    dataset = getattr(loader, "dataset", None)
+    if dataset is None:
         raise AttributeError(
             "a collection of loaders has no dataset: read data.num_samples of the FederatedDataModule."
         )
-    if isinstance(loader, TensorBatches):
-        return Subset(TensorDataset(*loader.tensors), loader.indices.tolist())
-    if isinstance(loader.dataset, Stream):
-        return loader.dataset
+    if isinstance(dataset, Stream):
+        return dataset
     # All clients' loaders read one data set.
-    return Subset(loader.dataset, data.client_indices(client).tolist())
+    return Subset(dataset, data.client_indices(client).tolist())
 
 
 class CohortLoader(Iterable[Any]):

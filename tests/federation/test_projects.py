@@ -419,8 +419,9 @@ def test_steps_of_clients_are_curves_that_go_on_over_the_rounds(tmp_path):
         assert column.to_dict() == pytest.approx(means)
 
     # Each row has its round, and a loss of a step is on its client's curve only.
-    rounds = logged.sort_values("epoch").loc[lambda rows: rows["loss_step/Lyon"].notna(), "epoch"]
-    assert rounds.tolist() == [0] * 3 + [1] * 3
+    in_order = logged.sort_values("epoch")
+    steps_of_lyon = in_order.dropna(subset="loss_step/Lyon")
+    assert steps_of_lyon["epoch"].tolist() == [0] * 3 + [1] * 3
     assert logged["epoch"].notna().all()
     assert "loss_step" not in logged
 
@@ -490,10 +491,14 @@ def score_by_hand(vector: Tensor, performance: str) -> float:
 
 def values_by_hand(case: Case, performance: str) -> list[float]:
     """Shapley values of two players: the mean of what one adds to nobody and to the other one."""
-    nobody = score_by_hand(read_parameters(Project()), performance)
-    everybody = score_by_hand(train_by_hand(case), performance)
-    boston_alone = score_by_hand(train_by_hand(case, members=(0,)), performance)
-    lyon_alone = score_by_hand(train_by_hand(case, members=(1,)), performance)
+    untrained = read_parameters(Project())
+    nobody = score_by_hand(untrained, performance)
+    trained_by_both = train_by_hand(case)
+    everybody = score_by_hand(trained_by_both, performance)
+    trained_by_boston = train_by_hand(case, members=(0,))
+    boston_alone = score_by_hand(trained_by_boston, performance)
+    trained_by_lyon = train_by_hand(case, members=(1,))
+    lyon_alone = score_by_hand(trained_by_lyon, performance)
 
     value_of_boston = ((boston_alone - nobody) + (everybody - lyon_alone)) / 2
     value_of_lyon = ((lyon_alone - nobody) + (everybody - boston_alone)) / 2
