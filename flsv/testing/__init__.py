@@ -25,9 +25,10 @@ from torchmetrics import Metric
 from flsv.aggregation import Aggregator
 from flsv.sampling import ClientSampler
 from flsv.testing.checks import Case, PartCheck, checks_of
-from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
-from flsv.testing.metric import Given, MetricCase
+from flsv.testing.metric import MetricCase
+from flsv.testing.rounds import Given
 from flsv.testing.samplers import SamplerCase
+from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.utilities.errors import ConfigurationError
 

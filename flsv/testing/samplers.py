@@ -13,7 +13,7 @@ from flsv.sampling import ClientSampler
 from flsv.sampling.base import chances_of, cohort_of
 from flsv.testing import fits
 from flsv.testing.checks import ensure, is_one, pickles, untouched_rngs
-from flsv.testing.metric import NUM_CLASSES, NUM_CLIENTS, NUM_SAMPLES, ROUND_INDICES, Rounds
+from flsv.testing.rounds import NUM_CLASSES, NUM_CLIENTS, NUM_SAMPLES, ROUND_INDICES, Rounds
 from flsv.utilities.errors import ConfigurationError
 
 NUM_DRAWS = 400

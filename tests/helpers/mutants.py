@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Any
 
 from flsv.testing.checks import Case, checks_of
-from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 from flsv.testing.metric import MetricCase
 from flsv.testing.samplers import SamplerCase
+from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
 
 
 @dataclass(frozen=True)
