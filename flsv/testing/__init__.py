@@ -50,9 +50,8 @@ def check_metric(metric: Metric, *, given: Given | None = None, **options: Any) 
         metric: the metric, constructed without ``num_clients`` and ``num_classes``, which the checks set.
         given: ``{argument: function}`` for the arguments of ``update`` that are no fields of a round, such as clients'
             reports. Each function gets the :class:`flsv.Round` and returns the argument's value.
-        options: ``expected_failures``, ``{check: reason}`` for the checks that the metric cannot pass, ``module``, a
-            function that returns the LightningModule of the fits, and further arguments of the
-            :class:`flsv.FederatedLoop`.
+        options: ``expected_failures``, ``{check: reason}`` for checks that the metric cannot pass, ``module``, a
+            function that returns the LightningModule of the fits, and arguments of the :class:`flsv.FederatedLoop`.
 
     Raises:
         AssertionError: a check fails.
@@ -68,8 +67,8 @@ def check_aggregator(aggregator: Aggregator, **options: Any) -> None:
     """Check an aggregator in tiny fits.
 
     Args:
-        aggregator: the aggregator. If it reads a metric by name, the checks add a suitable metric to the loop, unless
-            ``metrics={...}`` among ``options`` has one.
+        aggregator: the aggregator. The checks add a metric that it reads by name, unless ``metrics={...}`` among
+            ``options`` has it.
         options: ``expected_failures``, ``module`` and arguments of the loop, see :func:`check_metric`.
 
     Raises:

@@ -274,7 +274,7 @@ class FitCase(Case):
         return fit
 
     def has_own_module(self) -> bool:
-        """Return whether the part needs a module of its own, so that the checks cannot take another."""
+        """Return whether the part needs a module of its own."""
         return self._module is not TinyClassifier
 
     @cached_property
@@ -285,7 +285,7 @@ class FitCase(Case):
 
     @cached_property
     def uninterrupted(self) -> Fit:
-        """Return the record of a fit of all rounds, with which other fits are compared."""
+        """Return the record of a fit of all rounds, to compare others with."""
         return self.fit(self.make(), checkpoint=self.folder / "last.ckpt")
 
     def expect_the_same(
@@ -309,8 +309,8 @@ class FitCase(Case):
 
 
 def resumes_in_a_fit(case: FitCase) -> None:
-    """Check that a fit that is resumed after two of three rounds, or with a sampler three of eight, ends bitwise like
-    one without interruption. Return everything that the next round needs from state_dict."""
+    """Check that a resumed fit ends bitwise like an uninterrupted one. Return everything that the next round needs from
+    state_dict."""
     if case.in_a_loop:
         uninterrupted = case.uninterrupted
         resumed = case.fit(case.make(), ckpt_path=uninterrupted.checkpoint)
@@ -318,8 +318,8 @@ def resumes_in_a_fit(case: FitCase) -> None:
 
 
 def vmap_is_equal(case: FitCase) -> None:
-    """Check that two rounds with engine="vmap" end like rounds with the default engine, up to rounding. A part refuses
-    settings that cannot be batched by a ConfigurationError in its begin(federation), and its author declares that."""
+    """Check that two rounds with engine="vmap" end like those of the default engine, up to rounding. A part that cannot
+    be batched raises ConfigurationError in begin(federation), and its author declares that."""
     # The engine refuses every client algorithm.
     arguments = {**case.loop, **case.loop_arguments(case.part)}
     if case.sees_clients and "client_algorithm" not in arguments:
@@ -327,8 +327,7 @@ def vmap_is_equal(case: FitCase) -> None:
 
 
 def clients_permuted_in_a_fit(case: FitCase) -> None:
-    """Check that a fit in which the clients are numbered in another order gives them the same models and weights. Index
-    by client_ids."""
+    """Check that renumbered clients get the same models and weights. Index by client_ids."""
     data = tiny_data(equal_samples=True)
     results = case.fit(case.make(), rounds=2, data=data).results()
     expected = {
@@ -355,8 +354,7 @@ def clients_permuted_in_a_fit(case: FitCase) -> None:
 
 
 def state_changes(case: FitCase) -> None:
-    """Check that the attributes in saved do not stay the same in all rounds. Assign to them in end_round, or leave them
-    out."""
+    """Check that the attributes in saved change from round to round. Assign to them in end_round, or leave them out."""
     part = case.part_in(case.uninterrupted.loop)
     if not part.saved:
         return
@@ -371,8 +369,8 @@ def state_changes(case: FitCase) -> None:
 
 
 def validation_is_declared(case: FitCase) -> None:
-    """Check that without a validation set at the server a fit is refused before the first round if a part declares
-    that it needs one, and else ends. Name what the part reads of a round in needs, such as needs = ("play",)."""
+    """Check that without a validation set at the server a fit is refused before the first round if a part declares that
+    it needs one, and else ends. Name what the part reads in needs, such as needs = ("play",)."""
     if not case.in_a_loop:
         return
     splits = replace(_SPLITS, server_val=0.0)
@@ -392,8 +390,7 @@ def validation_is_declared(case: FitCase) -> None:
 
 
 def state_is_saved(case: FitCase) -> None:
-    """Check that the part's state_dict is unchanged when it is saved in a checkpoint and loaded. Return only tensors,
-    numbers, strings, lists and dicts from state_dict."""
+    """Check that state_dict is unchanged after a checkpoint. Return only tensors, numbers, strings, lists and dicts."""
     state = case.part_in(case.uninterrupted.loop).state_dict()
     loaded_state = saved(state)
     ensure(equal(loaded_state, state), f"{loaded_state} of {state}")
@@ -425,8 +422,8 @@ _CLIENT_SIDE = (
 
 
 def sides_are_apart(case: FitCase) -> None:
-    """Check that a fit ends bitwise the same if clients and server use two different objects of the part, as on ranks
-    and at sites. Declare everything that is sent in sends and reports, and keep a client's data in its state."""
+    """Check that a fit ends bitwise alike if clients and server use two objects of the part, as at sites. Declare all
+    that is sent in sends and reports, and keep a client's data in its state."""
     part_class: Any = type(case.part)
     overridden = []
     for name in _CLIENT_SIDE:

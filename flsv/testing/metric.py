@@ -86,7 +86,7 @@ class MetricCase(fits.FitCase):
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """Return the source of each argument of ``update``: an attribute of the round, or a function of the round."""
+        """Return the source of each argument of ``update``: an attribute or a function of the round."""
         metrics = ContributionMetrics({"mine": self.part}, self.round_functions)
         return metrics.fields["mine"]
 
@@ -102,7 +102,7 @@ class MetricCase(fits.FitCase):
         return Rounds(self.round_functions, **options)
 
     def arguments(self, round: Round) -> dict[str, Any]:
-        """Return ``{argument: value}``, the arguments of the metric's ``update`` for a round."""
+        """Return the arguments of the metric's ``update`` for a round, by name."""
         arguments = {}
         for name, field in self.fields.items():
             if callable(field):
@@ -131,14 +131,14 @@ class MetricCase(fits.FitCase):
         return self.updated(ROUND_INDICES[:HALF])
 
     def results(self, kind: RoundKind | None = None) -> dict[str, Any]:
-        """Return the results, by name, of a copy that was updated with all rounds of a kind, once for all checks."""
+        """Return the results, by name, after all rounds of a kind, computed once for all checks."""
         if kind not in self._results:
             self._results[kind] = results_of(self.updated(kind=kind))
         return self._results[kind]
 
     @property
     def all_results(self) -> dict[str, Any]:
-        """Return the results, by name, of a copy that was updated with all prepared rounds."""
+        """Return the results, by name, after all prepared rounds."""
         return self.results()
 
     def values_of_learners(self, kind: RoundKind = "learning") -> Tensor:
@@ -163,14 +163,13 @@ def results_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
 
 
 def asks_for_what_there_is(case: MetricCase) -> None:
-    """Check that update has arguments, and that each is named after a field of a round, such as client_ids, or a key of
-    given."""
+    """Check that update has arguments, each named after a field of a round, such as client_ids, or a key of given."""
     ensure(case.fields, "an update without arguments")
 
 
 def one_row_per_client(case: MetricCase) -> None:
-    """Check that compute returns detached floats [n] or, with per_class or columns, [n, M], and per_client returns [n].
-    All n clients count, whether they took part or not."""
+    """Check that compute returns detached floats [n] or, with per_class or columns, [n, M], and per_client [n], of all
+    n clients."""
     value = case.all_results["value"]
     if isinstance(value, Tensor):
         description = str(list(value.shape))
@@ -196,8 +195,7 @@ def one_row_per_client(case: MetricCase) -> None:
 
 
 def never_seen_is_nan(case: MetricCase) -> None:
-    """Check that the value of a client is NaN if it never took part, and a number if it did. Start the states with NaN,
-    since 0 would be a value."""
+    """Check that a client's value is NaN if it never took part, and else a number. Start the states with NaN, not 0."""
     # A row per client: its values, and the overall value in the last column.
     values = case.all_results["value"].reshape(NUM_CLIENTS, -1)
     overall = case.all_results["overall"]
@@ -214,8 +212,7 @@ def never_seen_is_nan(case: MetricCase) -> None:
 
 
 def clients_permuted(case: MetricCase) -> None:
-    """Check that numbering the clients in another order does not change their values. Index by client_ids, and do not
-    use the order of the cohort."""
+    """Check that renumbered clients keep their values. Index by client_ids, not by the order of the cohort."""
     value = case.all_results["value"]
     permuted_value = case.updated(order=ORDER).compute()
     permuted_back = permuted_value[list(ORDER)]
@@ -254,8 +251,8 @@ def expect_numbers(case: MetricCase, kind: RoundKind) -> None:
 
 
 def alone_is_a_number(case: MetricCase) -> None:
-    """Check that a client that is alone in a round has a value, or that update raises ValueError. Do not divide by the
-    number of the others, or by the length of their sum."""
+    """Check that a client alone in a round has a value, or that update raises ValueError. Do not divide by the others'
+    number, or by the length of their sum."""
     expect_numbers(case, "alone")
 
 
@@ -266,8 +263,8 @@ def still_is_a_number(case: MetricCase) -> None:
 
 
 def buffers_do_not_count(case: MetricCase) -> None:
-    """Check that BatchNorm's statistics do not change the values of a metric that evaluates no models. Take
-    client_updates, which has parameters only, or the first round.space.num_parameters entries of other vectors."""
+    """Check that BatchNorm's statistics do not change the values of a metric that evaluates no models. Take the first
+    round.space.num_parameters entries of vectors, as client_updates does."""
     reads_evaluations = not fits.EVALUATIONS.isdisjoint(needs_of(case.part))
     if reads_evaluations:  # these depend on all of a model
         return
@@ -292,8 +289,7 @@ def inputs_stay(case: MetricCase) -> None:
 
 
 def reset_forgets(case: MetricCase) -> None:
-    """Check that reset restores the metric's initial state. Keep all results of update in states, by add_state, and
-    nowhere else."""
+    """Check that reset restores the metric's initial state. Keep all results of update in states, by add_state."""
     metric = case.updated()
     metric.reset()
     fits.expect_same(results_of(case.updated(metric=metric)), case.all_results)
@@ -316,10 +312,8 @@ def forward_counts_once(case: MetricCase) -> None:
 
 
 def parts_merge(case: MetricCase) -> None:
-    """Check that a metric of later rounds, after merge_state with a metric of earlier rounds, has the results of all
-    rounds, or that merge_state raises ValueError. Give each state a dist_reduce_fx that merges two states, the later
-    one second."""
-
+    """Check that merge_state of a metric of later rounds with one of earlier rounds gives the results of all, or raises
+    ValueError. Give each state a dist_reduce_fx that merges two states, the later one second."""
     if not hasattr(case.part, "merge_state"):  # torchmetrics before 1.5
         return
     rounds_before_last = ROUND_INDICES[HALF:-1]
@@ -335,8 +329,7 @@ def parts_merge(case: MetricCase) -> None:
 
 
 def copies_go_on(case: MetricCase) -> None:
-    """Check that a metric that is pickled or copied between two rounds has bitwise the same results in the end. Keep
-    all results of update in states."""
+    """Check that a metric pickled or copied between two rounds ends bitwise alike. Keep all results in states."""
     unpickled = pickle.loads(pickle.dumps(case.updated_by_half()))
     duplicate = copy.deepcopy(case.updated_by_half())
     for metric in (unpickled, duplicate):
@@ -345,16 +338,16 @@ def copies_go_on(case: MetricCase) -> None:
 
 
 def resumes_bitwise(case: MetricCase) -> None:
-    """Check that a metric that is saved and loaded between two rounds (state_dict) has bitwise the same results in the
-    end. Keep all results of update in states, by add_state, because a checkpoint holds only states."""
+    """Check that a metric saved and loaded between two rounds (state_dict) ends bitwise alike. Keep all results
+    of update in states, by add_state: a checkpoint holds nothing else."""
     metric = case.new()
     metric.load_state_dict(saved(case.updated_by_half().state_dict()))
     fits.expect_same(results_of(case.updated(ROUND_INDICES[HALF:], metric)), case.all_results)
 
 
 def any_precision(case: MetricCase) -> None:
-    """Check that the values are the same, up to rounding, with models and states in double precision. Convert tensors
-    to the dtype of the states, by tensor.to(state)."""
+    """Check that models and states in double precision give the same values, up to rounding. Convert tensors to the
+    states' dtype, by tensor.to(state)."""
     expected = case.all_results["value"]
     metric_in_double = case.new().set_dtype(torch.float64)
     # Models in double precision, with states in single and in double precision.
@@ -379,7 +372,7 @@ def states_move(case: MetricCase) -> None:
 
 
 def guide_says_the_unit(case: MetricCase) -> None:
-    """Check that no line of guide(), such as the values' unit or the metric's needs and costs, is empty."""
+    """Check that no line of guide(), such as the values' unit, is empty."""
     lines = case.new().guide().lines()
     ensure(all(lines.values()), lines)
 
@@ -393,8 +386,8 @@ def equal_clients_are_equal(case: MetricCase) -> None:
 
 
 def wrong_labels_are_worth_less(case: MetricCase) -> None:
-    """Check that a client with wrong labels has a worse value than one with the right labels of the same samples, after
-    the first round and after all. Look for a wrong sign, axis or round, or set higher_is_better."""
+    """Check that a client with wrong labels has a worse value than one with the right ones, after the first round and
+    after all. Look for a wrong sign, axis or round, or set higher_is_better."""
     sign = -1 if case.part.higher_is_better is False else 1
     values = case.values_of_learners()
     metric_after_one = case.updated(ROUND_INDICES[:1], kind="learning")
@@ -411,7 +404,7 @@ def wrong_labels_are_worth_less(case: MetricCase) -> None:
 
 def no_samples_are_worth_nothing(case: MetricCase) -> None:
     """Check that a client without samples, whose update is 0, has the value 0. Subtract what is there without the
-    client, and weigh coalitions' models by samples. Else claim "value" in place of "effect"."""
+    client, weigh models by samples, or claim "value" in place of "effect"."""
     values = case.values_of_learners(kind="no samples")
     largest = values.abs().max()
     value = values[EMPTY]
@@ -419,8 +412,8 @@ def no_samples_are_worth_nothing(case: MetricCase) -> None:
 
 
 def other_clients_do_not_count(case: MetricCase) -> None:
-    """Check that values stay the same in a federation with one more client, who never takes part, or that update raises
-    ValueError. Divide by the number of clients seen, not by num_clients."""
+    """Check that one more client, who never takes part, changes no values, or that update raises ValueError. Divide by
+    the number of clients seen, not by num_clients."""
     expected = case.values_of_learners()
     metric = case.new(NUM_CLIENTS + 1)
     try:
@@ -439,7 +432,7 @@ def length_does_not_count(case: MetricCase) -> None:
 
 
 def shares_sum_to_one(case: MetricCase) -> None:
-    """Check that the values of the clients seen are not negative and sum to 1. Divide by the sum over these clients."""
+    """Check that the values of clients seen are not negative and sum to 1. Divide by their sum."""
     for values in (case.values_of_learners(), case.all_results["overall"]):
         total = values.nansum()
         are_shares = not (values < -1e-6).any() and (total - 1).abs() <= 1e-4

@@ -64,7 +64,7 @@ class AggregatorCase(FitCase):
 
     @cached_property
     def of_equal_clients(self) -> Fit:
-        """Return the record of a round of all clients, which have equal samples and train equal models."""
+        """Return the record of a round of clients with equal samples and models."""
         data = data_of([0] * NUM_CLIENTS, equal_samples=True)
         return fit_of_all(self, data=data, evaluation=ClientEvaluation(keep_trained=True))
 
@@ -92,14 +92,13 @@ def finite_fit(case: FitCase, cohort: Sequence[int] = COHORTS[1], **options: Any
 
 
 def one_client_is_enough(case: FitCase) -> None:
-    """Check that a round of one client ends with finite models and weights. A cohort of one has no others: do not
-    divide by their number."""
+    """Check that a round of one client ends with finite models and weights. Do not divide by the number of others."""
     finite_fit(case, cohort=COHORTS[0][:1])
 
 
 def updates_may_be_zero(case: FitCase) -> None:
-    """Check that a round in which no client moves ends with finite weights and the same model. Do not divide by the
-    length of an update, and add weighted updates to the global model, not weighted models."""
+    """Check that a round in which no client moves ends with finite weights and the same model. Do not divide by an
+    update's length, and add up weighted updates, not models."""
     if case.has_own_module():
         return
     module = TinyStill()
@@ -154,8 +153,8 @@ def reference_loss() -> float:
 
 
 def learns(case: FitCase) -> None:
-    """Check that the global model's validation loss falls in eight rounds by at least a third of what it falls with
-    FedAvg. Look for a wrong sign, or a weight or step that is much too small or too large."""
+    """Check that the validation loss falls in eight rounds by at least a third of what it falls with FedAvg. Look for a
+    wrong sign, or a weight or step that is much too small or large."""
     loop = case.make()
     if case.has_own_module() or loop.config.share != "all":
         return
@@ -171,7 +170,7 @@ def learns(case: FitCase) -> None:
 
 def weights_are_given(case: AggregatorCase) -> None:
     """Check that aggregate returns a finite weight for each client in round.client_ids, and a finite model. Define a
-    weight for clients whose contribution is NaN because they have no value yet."""
+    weight for clients whose contribution is still NaN."""
     loop = case.make()
     aggregator: Any = loop.aggregator
     aggregate = aggregator.aggregate
@@ -222,8 +221,8 @@ def equal_clients_weigh_the_same(case: AggregatorCase) -> None:
 
 
 def common_model_is_kept(case: AggregatorCase) -> None:
-    """Check that the next global model is the clients' model where all clients have the same one. Let weights sum to 1,
-    and do not add the opposite of updates. Name the check in expected_failures if the server has a step of its own."""
+    """Check that the next global model is the clients' model if all have the same. Let weights sum to 1, and look for a
+    wrong sign. Name the check in expected_failures if the server has a step of its own."""
     fit = case.of_equal_clients
     initial_model = fit.loop.space.read(case.module())
     update = fit.loop.trained[0] - initial_model
@@ -236,8 +235,8 @@ def common_model_is_kept(case: AggregatorCase) -> None:
 
 
 def attack_moves_little(case: AggregatorCase) -> None:
-    """Check that a robust aggregator's step stays as long if one of four clients sends an update that is a million
-    instead of a thousand times as long. Bound the influence of every client, or set robust = False."""
+    """Check that a robust aggregator's step stays as long if one client's update is a million, not a thousand, times as
+    long. Bound every client's influence, or set robust = False."""
     if not case.part.robust:
         return
     module = case.module()
@@ -265,8 +264,7 @@ def trains_alone(case: ClientAlgorithmCase) -> None:
 
 
 def reports_are_declared(case: ClientAlgorithmCase) -> None:
-    """Check that the names in the tuples sends and reports are not empty and occur once. Declare in them everything
-    that is sent beside the model."""
+    """Check that the names in sends and reports are not empty and occur once. Declare all that is sent."""
     names = [*case.part.sends, *case.part.reports]
     ensure(all(names) and len(set(names)) == len(names), names)
 
