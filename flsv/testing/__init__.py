@@ -25,9 +25,10 @@ from torchmetrics import Metric
 from flsv.aggregation import Aggregator
 from flsv.sampling import ClientSampler
 from flsv.testing.checks import Case, PartCheck, checks_of
-from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
-from flsv.testing.metric import Given, MetricCase
+from flsv.testing.metric import MetricCase
+from flsv.testing.rounds import Given
 from flsv.testing.samplers import SamplerCase
+from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.utilities.errors import ConfigurationError
 
@@ -49,9 +50,8 @@ def check_metric(metric: Metric, *, given: Given | None = None, **options: Any) 
         metric: the metric, constructed without ``num_clients`` and ``num_classes``, which the checks set.
         given: ``{argument: function}`` for the arguments of ``update`` that are no fields of a round, such as clients'
             reports. Each function gets the :class:`flsv.Round` and returns the argument's value.
-        options: ``expected_failures``, ``{check: reason}`` for the checks that the metric cannot pass, ``module``, a
-            function that returns the LightningModule of the fits, and further arguments of the
-            :class:`flsv.FederatedLoop`.
+        options: ``expected_failures``, ``{check: reason}`` for checks that the metric cannot pass, ``module``, a
+            function that returns the LightningModule of the fits, and arguments of the :class:`flsv.FederatedLoop`.
 
     Raises:
         AssertionError: a check fails.
@@ -67,8 +67,8 @@ def check_aggregator(aggregator: Aggregator, **options: Any) -> None:
     """Check an aggregator in tiny fits.
 
     Args:
-        aggregator: the aggregator. If it reads a metric by name, the checks add a suitable metric to the loop, unless
-            ``metrics={...}`` among ``options`` has one.
+        aggregator: the aggregator. The checks add a metric that it reads by name, unless ``metrics={...}`` among
+            ``options`` has it.
         options: ``expected_failures``, ``module`` and arguments of the loop, see :func:`check_metric`.
 
     Raises:

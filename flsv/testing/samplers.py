@@ -13,7 +13,7 @@ from flsv.sampling import ClientSampler
 from flsv.sampling.base import chances_of, cohort_of
 from flsv.testing import fits
 from flsv.testing.checks import ensure, is_one, pickles, untouched_rngs
-from flsv.testing.metric import NUM_CLASSES, NUM_CLIENTS, NUM_SAMPLES, ROUND_INDICES, Rounds
+from flsv.testing.rounds import NUM_CLASSES, NUM_CLIENTS, NUM_SAMPLES, ROUND_INDICES, Rounds
 from flsv.utilities.errors import ConfigurationError
 
 NUM_DRAWS = 400
@@ -62,9 +62,8 @@ class SamplerCase(fits.FitCase):
         """Return a function that draws a cohort from a seed.
 
         Args:
-            num_valued: the number of clients that have a value of the metric that the sampler reads. The others' are
-                NaN. 0: there are no values.
-            num_rounds: the number of rounds before.
+            num_valued: number of clients with a value of the metric that the sampler reads. The others' are NaN.
+            num_rounds: number of rounds before.
         """
         sampler = self.begun(num_rounds)
         contributions = self.contributions(num_valued)
@@ -98,7 +97,7 @@ class SamplerCase(fits.FitCase):
         cohort: Sequence[int],
         num_rounds: int = 0,
     ) -> Tensor | None:
-        """Return all clients' probabilities to be drawn, or None if the sampler says that nobody knows them."""
+        """Return all clients' probabilities to be drawn, or None if the sampler knows none."""
         sampler = self.begun(num_rounds)
         contributions = self.contributions(num_valued)
         try:
@@ -123,8 +122,8 @@ def draws_clients(case: SamplerCase) -> None:
 
 
 def probabilities_are_true(case: SamplerCase) -> None:
-    """Check that clients are drawn as often as inclusion_probabilities says, within 4.5 standard errors, at first and
-    after three rounds. Compute the probability of each client to be in the cohort, not to be drawn first."""
+    """Check that clients are drawn as often as inclusion_probabilities says, within 4.5 standard errors. Compute the
+    probability to be in the cohort, not to be drawn first."""
     for num_valued, num_rounds in ((2, 0), (NUM_CLIENTS, 0), (NUM_CLIENTS, 3)):
         draw = case.draw(num_valued, num_rounds)
         chances = case.chances(num_valued, draw(0), num_rounds)

@@ -15,15 +15,8 @@ from flsv.personalization import PFedSV
 from flsv.privacy import GaussianPrivacy
 from flsv.testing import fits
 from flsv.testing.checks import PartCheck, checks_of, ensure, equal, raises_value_error
-from flsv.testing.metric import (
-    HALF,
-    NEVER,
-    NUM_CLIENTS,
-    ROUND_INDICES,
-    MetricCase,
-    Rounds,
-    results_of,
-)
+from flsv.testing.metric import MetricCase, results_of
+from flsv.testing.rounds import HALF, NEVER, NUM_CLIENTS, ROUND_INDICES, Rounds
 from flsv.training.algorithms import InRunValues
 from helpers.part_cases import remote_is_equal
 
@@ -33,7 +26,7 @@ class MoreRounds(Rounds):
 
     Args:
         cohorts: who takes part in each round.
-        options: see :class:`flsv.testing.metric.Rounds`.
+        options: see :class:`flsv.testing.rounds.Rounds`.
     """
 
     def __init__(

@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Any
 
 from flsv.testing.checks import Case, checks_of
-from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 from flsv.testing.metric import MetricCase
 from flsv.testing.samplers import SamplerCase
+from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
 
 
 @dataclass(frozen=True)
@@ -247,26 +247,26 @@ VALIDATION_GAIN = MutatedPart(
     (
         Mutant(
             "wrong sign",
-            "fall = before - after",
-            "fall = after - before",
+            "fall = loss_before - loss_after",
+            "fall = loss_after - loss_before",
             caught_by="wrong_labels_are_worth_less",
         ),
         Mutant(
             "absolute",
-            "fall = before - after",
-            "fall = (before - after).abs()",
+            "fall = loss_before - loss_after",
+            "fall = (loss_before - loss_after).abs()",
             reason="the harm of the wrong labels is smaller than the help",
         ),
         Mutant(
             "the loss, no difference",
-            "fall = before - after",
-            "fall = -after",
+            "fall = loss_before - loss_after",
+            "fall = -loss_after",
             caught_by="no_samples_are_worth_nothing",
         ),
         Mutant(
             "measured in the wrong place",
-            'round.client_vectors, "val"',
-            'round.client_vectors.mean(0).expand_as(round.client_vectors), "val"',
+            "client_models = round.client_vectors",
+            "client_models = round.client_vectors.mean(0).expand_as(round.client_vectors)",
             caught_by="wrong_labels_are_worth_less",
         ),
         Mutant(
@@ -289,20 +289,20 @@ VALIDATION_GAIN = MutatedPart(
         ),
         Mutant(
             "never counts again",
-            "self.counts = self.counts.index_add(0, client_ids, torch.ones_like(fall))",
+            "self.counts = self.counts.index_add(0, client_ids, one_round)",
             "self.counts[client_ids] = 1",
             caught_by="forward_counts_once",
         ),
         Mutant(
             "the cohort's mean subtracted",
-            "fall = before - after",
-            "fall = before - after\n        fall = fall - fall.mean()",
+            "fall = loss_before - loss_after",
+            "fall = loss_before - loss_after\n        fall = fall - fall.mean()",
             caught_by="no_samples_are_worth_nothing",
         ),
         Mutant(
             "the wrong column",
-            "after = validation_losses[:, 1]",
-            "after = validation_losses[:, -2]",
+            "loss_after = losses[:, 1]",
+            "loss_after = losses[:, -2]",
             caught_by="wrong_labels_are_worth_less",
         ),
     ),
@@ -430,8 +430,8 @@ LEAST_SERVED = MutatedPart(
         ),
         Mutant(
             "the most served",
-            "return keys.argsort()[: self.cohort_size]",
-            "return keys.argsort(descending=True)[: self.cohort_size]",
+            "cohort = keys.argsort()[: self.cohort_size]",
+            "cohort = keys.argsort(descending=True)[: self.cohort_size]",
             caught_by="probabilities_are_true",
         ),
         Mutant(
@@ -442,8 +442,8 @@ LEAST_SERVED = MutatedPart(
         ),
         Mutant(
             "not sorted",
-            "[: self.cohort_size].sort().values\n",
-            "[: self.cohort_size]\n",
+            "return cohort.sort().values",
+            "return cohort",
             caught_by="draws_clients",
         ),
         Mutant(

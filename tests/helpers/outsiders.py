@@ -13,8 +13,12 @@ def losses_before_and_after(round: Any) -> Tensor:
     """Validation losses ``[k, 2]`` of the global model and of each client's model."""
     server = round.server_data
     global_model = round.global_vector[None]
-    loss_before = -server.evaluate(global_model, "val").value("negative_loss")
-    losses_after = -server.evaluate(round.client_vectors, "val").value("negative_loss")
+    client_models = round.client_vectors
+    evaluation_before = server.evaluate(global_model, "val")
+    evaluation_after = server.evaluate(client_models, "val")
+
+    losses_after = -evaluation_after.value("negative_loss")
+    loss_before = -evaluation_before.value("negative_loss")
     losses_before = loss_before.expand_as(losses_after)
     return torch.stack([losses_before, losses_after], dim=1)
 
@@ -29,17 +33,19 @@ class ValidationGain(ContributionMetric):
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         zeros = torch.zeros(num_clients, dtype=torch.float64)
+        unknown = torch.full_like(zeros, torch.nan)
         self.add_state("falls", zeros, dist_reduce_fx="sum")
         self.add_state("counts", zeros.clone(), dist_reduce_fx="sum")
-        unknown = torch.full_like(zeros, float("nan"))
         self.add_state("last_fall", unknown, dist_reduce_fx=latest)
 
     def update(self, client_ids: Tensor, validation_losses: Tensor) -> None:
-        before = validation_losses[:, 0].to(self.falls)
-        after = validation_losses[:, 1].to(self.falls)
-        fall = before - after
+        losses = validation_losses.to(self.falls)
+        loss_before = losses[:, 0]
+        loss_after = losses[:, 1]
+        fall = loss_before - loss_after
+        one_round = torch.ones_like(fall)
         self.falls = self.falls.index_add(0, client_ids, fall)
-        self.counts = self.counts.index_add(0, client_ids, torch.ones_like(fall))
+        self.counts = self.counts.index_add(0, client_ids, one_round)
         self.last_fall = self.last_fall.clone()
         self.last_fall[client_ids] = fall
 
@@ -62,16 +68,26 @@ class LeastServed(ClientSampler):
         self._counts = torch.zeros(federation.num_clients)
 
     def sample(
-        self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Any,
+        generator: Any,
+        round_index: int = 0,
     ) -> Tensor:
         # A random number below 1 orders clients with equal counts.
-        keys = self._counts + torch.rand(num_clients, generator=generator)
-        return keys.argsort()[: self.cohort_size].sort().values
+        order_of_equals = torch.rand(num_clients, generator=generator)
+        keys = self._counts + order_of_equals
+        cohort = keys.argsort()[: self.cohort_size]
+        return cohort.sort().values
 
     def inclusion_probabilities(
-        self, num_clients: int, contributions: Any, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Any,
+        round_index: int = 0,
     ) -> Tensor:
-        highest_count = self._counts.sort().values[self.cohort_size - 1]
+        counts = self._counts.sort().values
+        highest_count = counts[self.cohort_size - 1]
         are_certain = self._counts < highest_count
         are_tied = self._counts == highest_count
         num_places = self.cohort_size - are_certain.sum()

@@ -22,7 +22,7 @@ from flsv.personalization import Personalizer
 from flsv.testing import fits
 from flsv.testing.checks import Case, PartCheck, ensure, equal, is_one, pickles, untouched_rngs
 from flsv.testing.fits import IN_A_FIT
-from flsv.testing.metric import COHORTS, NUM_CLIENTS, Rounds
+from flsv.testing.rounds import COHORTS, NUM_CLIENTS, Rounds
 from flsv.testing.samplers import federation_of
 from flsv.uploads import Upload, UploadContext
 from flsv.utilities.seeding import generator_for

@@ -17,7 +17,7 @@ from flsv.retraining.coalitions_at_sites import (
     doubtful_own_models,
 )
 from flsv.sampling import FullParticipation
-from flsv.testing.metric import Rounds
+from flsv.testing.rounds import Rounds
 from flsv.testing.samplers import federation_of
 
 

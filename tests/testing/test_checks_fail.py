@@ -7,9 +7,9 @@ import pytest
 from flsv.aggregation import FedAvg
 from flsv.testing import check_metric, parametrize_with_checks
 from flsv.testing.checks import Case, PartCheck, equal
-from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 from flsv.testing.metric import CHECKS_OF_CLAIMS, MetricCase
 from flsv.testing.samplers import SamplerCase
+from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
 from flsv.utilities.errors import ConfigurationError
 from helpers import faulty_parts
 from helpers.mutants import MUTATED_PARTS

@@ -18,8 +18,8 @@ from flsv.metrics import (
 from flsv.models.mixture import MixtureClient
 from flsv.privacy import GaussianPrivacy
 from flsv.testing.checks import PartCheck, checks_of
-from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
 from flsv.testing.samplers import SamplerCase
+from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
 from flsv.training import algorithms
 from helpers.part_cases import (
     MORE,
