@@ -364,11 +364,26 @@ def _parts_of_another_unit(
             is_everywhere = spread > 0 and max(share, usual_share) < MAX_PART_EVERYWHERE
             if is_excess or is_everywhere:
                 ratio = math.exp(own_part.median())
-                smallest, largest = np.exp(center + own_part.agg(["min", "max"]))
-                text = f"{len(own_part)} of {len(own_logarithms)} {ratio_text(ratio)}: {smallest:.3g} to {largest:.3g}"
+                low, high = _rounded_bounds(np.exp(own_part + center))
+                count = f"{len(own_part)} of {len(own_logarithms)}"
+                text = f"{count} {ratio_text(ratio)}, all between {low:g} and {high:g}"
                 strength = STRONG_DOUBT if is_excess else 1.0
                 yield Finding(strength * (1 + share), text, "part")
                 return
+
+
+def _rounded_bounds(values: pd.Series) -> tuple[float, float]:
+    """Return bounds of positive values with one digit, which are no value of a single row."""
+    # The tables' data dictionary, which goes to all sites, tells them. A value of 70 is between 60 and 80.
+    smallest = float(values.min())
+    largest = float(values.max())
+    step_of_smallest = 10.0 ** math.floor(math.log10(smallest))
+    step_of_largest = 10.0 ** math.floor(math.log10(largest))
+
+    # Exponentials of logarithms are not exact.
+    low = math.ceil(smallest / step_of_smallest - 1e-9) - 1
+    high = math.floor(largest / step_of_largest + 1e-9) + 1
+    return low * step_of_smallest, high * step_of_largest
 
 
 def _part_near(

@@ -8,7 +8,7 @@ import yaml
 from flsv.configuration.identity import sample_hashes
 from flsv.data import Columns
 from flsv.data.sources import frames
-from flsv.data.sources.columns import read_column, with_gaps_as_nan
+from flsv.data.sources.column_values import read_column, with_gaps_as_nan
 from flsv.data.sources.frames import concatenated_tables, frame_table, read_table_file
 from flsv.data.sources.table import Table
 from flsv.utilities.errors import ConfigurationError

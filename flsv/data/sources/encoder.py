@@ -21,14 +21,8 @@ from flsv.data.groups import check_spelling, client_names_of
 from flsv.data.labels import chosen_by_rarity
 from flsv.data.sources.agreed import LARGEST_NUMBER, AgreedEncoder, ColumnCode, TableSummary
 from flsv.data.sources.base import Reading, SourceData
-from flsv.data.sources.columns import (
-    ColumnCard,
-    Columns,
-    as_columns,
-    raise_problems,
-    read_columns,
-    with_gaps_as_nan,
-)
+from flsv.data.sources.column_values import read_columns, with_gaps_as_nan
+from flsv.data.sources.columns import ColumnCard, Columns, as_columns, raise_problems
 from flsv.data.sources.dictionary import refuse_misfits
 from flsv.data.sources.frames import (
     as_texts,
