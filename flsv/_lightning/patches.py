@@ -283,7 +283,7 @@ def _property_with_answer(
     original: Any,
     answer: Callable[[], Any],
 ) -> property:
-    """Return a property that is ``answer()`` for this trainer, where that is not None, and Lightning's otherwise."""
+    """Return a property that is ``answer()`` for this trainer, or Lightning's where that is None."""
 
     def get(self: L.Trainer) -> Any:
         if self is trainer:

@@ -394,7 +394,7 @@ class FederatedCLI(LightningCLI):
             warnings.warn(f"{logged_values} was there: it is kept in {new_path}.", stacklevel=2)
 
     def _leave_no_run(self, config: Any) -> None:
-        """Prevent a command other than ``fit`` from writing into a run or making a new one, except predictions."""
+        """Prevent commands other than ``fit`` from writing into a run, except predictions."""
         # Lightning warns that the run continues in another folder, but here nothing is saved.
         warnings.filterwarnings("ignore", message="The dirpath has changed")
         remaining_loggers = [

@@ -254,7 +254,7 @@ def _fits(summary: RunSummary, jobs: int) -> CopiedFits:
 
 
 def _training(summary: RunSummary, fits: CopiedFits) -> CoalitionTraining:
-    """Return the training of a run's coalitions, which must come to the run's checkpoint if there is one."""
+    """Return the training of a run's coalitions, checked against its checkpoint."""
     return CoalitionTraining(
         fits, summary.order, num_samples=summary.num_samples, proof=summary.proof
     )

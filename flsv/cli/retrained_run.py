@@ -232,7 +232,7 @@ def summarize(
 
 
 def _rounds(record: Mapping[str, Any], arguments: Sequence[str], cli: FederatedCLI) -> int | None:
-    """Return the number of rounds that are asked for. By default those that the run had, if it has ended."""
+    """Return the number of rounds: as asked for, or as the run had."""
     is_asked_for = any(argument.startswith("--trainer.max_epochs") for argument in arguments)
     if is_asked_for:
         return cli.trainer.max_epochs
@@ -319,7 +319,7 @@ def _judges_of(loop: FederatedLoop) -> Judges:
 def _checkpoint_or_reason(
     run: Path, seed: int, rounds: int | None, changed_settings: Sequence[str]
 ) -> tuple[Path | None, str | None]:
-    """Return the run's last checkpoint and None, or None and the reason why trainings cannot be compared with it."""
+    """Return the run's last checkpoint, or None and the reason."""
     if changed_settings:
         return None, "; ".join(changed_settings)
     folder = run / "checkpoints"

@@ -71,7 +71,7 @@ class Combination:
         return replace(self, seed=options.seed, groups=groups, keeps_groups=keeps_groups)
 
     def _is_of_primary(self, part: LoaderPart) -> bool:
-        """Return whether a loader reads the first one's data set, or one of the same length, row by row."""
+        """Return whether a loader's data set shares its rows with the first one's."""
         base, _ = part.base_rows()
         primary_base, _ = self.primary.base_rows()
         return base is primary_base or len(base) == len(primary_base)
@@ -251,7 +251,7 @@ def combination_of(
 
 
 def _contains(dataset: Any, inner_dataset: Any) -> bool:
-    """Return whether a ConcatDataset has another data set, or a part of it, among those that it joins."""
+    """Return whether a ConcatDataset joins another data set, or a part of it."""
     if isinstance(dataset, ConcatDataset):
         return any(
             part is inner_dataset or _contains(part, inner_dataset) for part in dataset.datasets

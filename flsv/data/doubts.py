@@ -187,7 +187,7 @@ class Finding(NamedTuple):
 def _without_counterparts(
     doubts: Sequence[Doubt],
 ) -> list[Doubt]:
-    """Leave out doubts about the one of two sites that has the usual values, or that no one can tell from the other."""
+    """Leave out doubts about the site with the usual values, or if no one can tell."""
     # If one site's numbers have another unit or origin, the others' differ from its numbers, too.
     strongest_of_scale: dict[tuple[str, str], Doubt] = {}
     other_doubts = []
@@ -214,7 +214,7 @@ def _missing(column: pd.Series, other_values: pd.Series) -> Iterator[Finding]:
 
 
 def _gap_codes(column: pd.Series) -> Iterator[Finding]:
-    """Find a number such as -999 or 99 that several rows have, far outside all other values of the site."""
+    """Find numbers such as -999 that several rows have, far outside the site's others."""
     numbers = column.dropna()
     if not pd.api.types.is_numeric_dtype(numbers):
         return
@@ -341,7 +341,7 @@ def _parts_of_another_unit(
     own_values: pd.Series,
     other_values: pd.Series,
 ) -> Iterator[Finding]:
-    """Find rows of a site whose numbers are of another unit than its other numbers and those of the other sites."""
+    """Find rows whose numbers are of another unit than all others."""
     own_logarithms = np.log(own_values[own_values > 0])
     other_logarithms = np.log(other_values[other_values > 0])
     if min(len(own_logarithms), len(other_logarithms)) < MIN_VALUES or other_values.nunique() < 10:
@@ -391,7 +391,7 @@ def _part_near(
     shift: float,
     spread: float,
 ) -> pd.Series:
-    """Return the distances from the usual logarithm that gather around ``shift``, none if they do not gather there."""
+    """Return the distances from the usual logarithm that gather around ``shift``."""
     positions = distances / shift  # 0 at the usual unit, 1 at the other
     part = distances[positions > 0.5]
     num_between = int(positions.between(0.4, 0.6).sum())
@@ -462,7 +462,6 @@ def _identifiers(name: str, columns: Sequence[pd.Series]) -> Iterator[Doubt]:
 def _rows_twice(
     sites: Sequence[SiteTable],
 ) -> Iterator[Doubt]:
-    """Find rows that a site has twice, and rows that two sites have."""
     hashes = [pd.util.hash_pandas_object(site.columns, index=False) for site in sites]
     shares_twice = [float(rows.duplicated().mean()) for rows in hashes]
     chance_of_equality = float(np.median([_chance_of_equality(rows) for rows in hashes]))

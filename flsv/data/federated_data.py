@@ -179,7 +179,7 @@ def partition_data(
 
 
 def _with_options(source: SourceData, loader: Loader, batch_size: int | None) -> SourceData:
-    """Return the source with all options of its loaders, and read into memory if ``loader.preload``."""
+    """Return the source with its loaders' options, in memory if ``loader.preload``."""
     # The batch size comes before the loader's options, these before the source's, and these before the defaults.
     changes = loader.changes()
     train_options = {"batch_size": 32, "drop_last": False, **source.train_options, **changes}
@@ -351,7 +351,7 @@ def with_client(
 
 
 def _have_equal_tensors(dataset: Dataset[Any], other_dataset: Dataset[Any]) -> bool:
-    """Return whether two data sets read the same rows of tensors, True if one of them has no tensors."""
+    """Return whether two data sets read equal tensors, True if one has none."""
     tensors, rows = tensors_of(dataset)
     other_tensors, other_rows = tensors_of(other_dataset)
     if tensors is None or other_tensors is None:
@@ -495,7 +495,7 @@ def _without_unknown(
 
 
 def _of_known_classes(dataset: Dataset[Any] | None, unknown: Tensor) -> Dataset[Any] | None:
-    """Return a validation or test set without the samples of the classes ``unknown``, int64 ``[n]``."""
+    """Return a held-out set without the classes ``unknown``, int64 ``[n]``."""
     if dataset is None or not len(unknown):
         return dataset
     return Subset(

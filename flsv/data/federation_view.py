@@ -264,7 +264,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     def _train_loader(
         self, clients: Sequence[int], generator: torch.Generator | None
     ) -> TensorBatches | DataLoader[Any] | CombinedBatches:
-        """Return a loader of shuffled training batches, or of ordered ones if the trainer has ``overfit_batches``."""
+        """Return a loader of training batches, ordered with ``overfit_batches``."""
         if self._overfits:
             generator = None
         source = self._source
@@ -438,7 +438,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
 
 def _current_length(dataset: Any) -> int:
-    """Return a data set's length, or that of its parts, which a ``ConcatDataset`` has counted when it was made."""
+    """Return a data set's present length, also of a ``ConcatDataset``, which counts once."""
     if isinstance(dataset, ConcatDataset):
         return sum(map(_current_length, dataset.datasets))
     return len(dataset)

@@ -228,7 +228,7 @@ def _check_stored_labels(
 
 
 def _reading_tasks(rows_by_owner: Mapping[str, Tensor], labels: Tensor) -> list[ReadingTask]:
-    """Return up to eight samples of each owner and class, fewer if there are many owners and classes."""
+    """Return up to eight samples of each owner and class."""
     tasks = []
     for owner, rows in rows_by_owner.items():
         row_labels = labels[rows]

@@ -137,7 +137,7 @@ class HeldOut:
 
 
 def _names_of(values: Sequence[Any]) -> Any:
-    """Return values as texts, in which 17 and 17.0 are the same, as a Series. A gap is NaN."""
+    """Return values as a Series of texts: 17.0 as 17, gaps as NaN."""
     import pandas as pd
 
     from flsv.data.sources.frames import category_names
@@ -446,9 +446,7 @@ class _Division:
             )
 
     def _is_held_out(self, name: str, samples: Tensor, num_held_out: int) -> Tensor:
-        """Return which samples a column chooses, or else which are the first of those that no column chooses, bool
-        ``[n]``.
-        """
+        """Return which samples a column chooses, or else the first ones, bool ``[n]``."""
         if name in self._held_out_masks:
             return self._held_out_masks[name][samples]
         is_free = torch.ones(len(samples), dtype=torch.bool)
@@ -459,7 +457,7 @@ class _Division:
         return is_held_out
 
     def _is_in_first(self, samples: Tensor, num_first: int) -> Tensor:
-        """Return which samples are the first ``num_first``, or in the first groups that have as many, bool ``[n]``."""
+        """Return which samples are the first ``num_first``, in whole groups, bool ``[n]``."""
         if self._group_numbers is None:
             return torch.arange(len(samples)) < num_first
         groups = self._group_numbers[samples]
@@ -476,7 +474,7 @@ class _Division:
 
 
 def _num_held_out(choice: Choice, num_samples: int) -> int:
-    """Return how many of the samples a share or a number holds out. A column may choose all of them."""
+    """Return how many samples a share or a number holds out, all for a column."""
     if isinstance(choice, HeldOut):
         return num_samples
     return int(choice * num_samples + 0.5) if isinstance(choice, float) else choice

@@ -140,7 +140,6 @@ class ClientManager:
             raise ConfigurationError(f"{owner}: {error}") from error
 
     def _make_evaluator(self, loader: Any, performance: ModelScore) -> VectorEvaluator:
-        """Make the evaluator of which each client gets a copy for its own batches."""
         evaluators = games.make_evaluators.make_evaluators(
             self._trainer, self._space, loader, {"what clients are asked for": performance}
         )

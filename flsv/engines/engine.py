@@ -222,7 +222,7 @@ class Engine:
         )
 
     def _end(self) -> None:
-        """Store the update of the client that has trained. A client with a model that is not finite is forgotten."""
+        """Store a trained client's update, or forget it if its model is not finite."""
         client = self._visits[self._num_visited].client
         # A broken client's row is overwritten by the next client's.
         next_free_row = self._matrix[len(self.updates)]

@@ -115,7 +115,7 @@ class ScoringOfARun:
             raise ConfigurationError(f"metrics {metrics}: {error}{LOGGED_VALUE_ADVICE}") from error
 
     def _try_evaluations(self, components: Sequence[Any]) -> None:
-        """Try on the first client the evaluations that clients will run for ``components``, metrics and strategies."""
+        """Try all evaluations of ``components``, metrics and strategies on the first client."""
         num_classes = self.data.known_num_classes
         every = self.config.evaluation.every
         if every:
@@ -174,7 +174,7 @@ def _values_by(measures: str, describe_options: Callable[[], str]) -> str:
 
 
 def _describe_logged(trainer: L.Trainer, data: FederatedDataModule, space: ParameterSpace) -> str:
-    """Name the values that a validation of the first batches logs. Raise ConfigurationError if there are none."""
+    """Name the values that validation logs. Raise ConfigurationError if there are none."""
     if not is_overridden("validation_step", trainer.lightning_module, L.LightningModule):
         raise ConfigurationError("there is no validation_step.")
     first_batches = [islice(loader, 1) for loader in list_loaders(data.val_dataloader())]

@@ -282,7 +282,7 @@ class SeveralRanks(Engine):
                 )
 
     def _take_first_model(self, model: Tensor) -> None:
-        """Overwrite the global model by rank 0's where kernels may round differently, so that ranks never drift."""
+        """Overwrite the global model by rank 0's where kernels may round differently."""
         if model.device.type != "cpu":
             model.copy_(self.ranks.broadcast(0, model, "the global model"))
 

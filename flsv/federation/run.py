@@ -250,7 +250,7 @@ class FederationRun:
         return round
 
     def _evaluate_clients(self) -> None:
-        """Keep the clients' trained models, and score their own models, in rounds in which that is asked for."""
+        """Keep and score the clients' own models in the rounds that ask for it."""
         evaluation = self.config.evaluation
         state = self.state
         if evaluation.keeps:

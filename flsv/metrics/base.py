@@ -462,8 +462,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     def _apply(
         self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ""
     ) -> torch.nn.Module:
-        """Apply ``fn`` to the states, as ``torch.nn.Module`` does in ``to`` and ``cuda``. In ``set_dtype``, skip
-        integer states, which are counts."""
+        """Apply ``fn`` to the states. In ``set_dtype``, skip integer states, which are counts."""
         if not self._dtype_convert:
             return super()._apply(fn, exclude_state)
         return super()._apply(
@@ -539,9 +538,7 @@ _SET_BY_DATA = ("num_clients", "num_classes")
 
 
 def _settings(metric: Metric) -> dict[str, Any]:
-    """Return the values of a metric's constructor arguments and its ``fold`` (how rounds are combined). Only
-    numbers, texts, dictionaries, dataclasses and None are included.
-    """
+    """Return a metric's simple constructor arguments and its ``fold``."""
     plain_types = (int, float, str, dict, type(None))
     # `fold` is an attribute of coalition metrics: how rounds are combined.
     names = [*inspect.signature(type(metric)).parameters, "fold"]

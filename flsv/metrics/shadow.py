@@ -403,8 +403,9 @@ class ShadowShapley(MeasuredMetric):
         weights: Tensor | None = None,
         output_score: OutputScore | None = None,
     ) -> None:
-        """Compute the Shapley values from the utilities ``[K]`` or ``[K, M]`` of the coalitions ``masks [K, n]``, and
-        store them. If a utility or an output is not finite, all values become NaN, with a warning."""
+        """Compute and store the Shapley values of utilities ``[K]`` or ``[K, M]`` of ``masks [K, n]``. Warn and store
+        NaN if one is not finite.
+        """
         broken = coalitions_not_finite(masks, utilities, outputs)
         if broken:
             reason = f"The coalitions {broken} come to no finite performance."
@@ -470,7 +471,7 @@ class ShadowShapley(MeasuredMetric):
         return {**super().__getstate__(), "_case_covariance": None}
 
     def _store_and_average(self, values: Tensor) -> Tensor:
-        """Store a round's values. Return them or, if a sampler draws the clients, the mean over the last rounds."""
+        """Store a round's values. Return them, or with a sampler the last rounds' mean."""
         latest_values = values[None].to(self.recent)
         self.recent = torch.cat([self.recent[1:], latest_values])
         # Which clients a round draws is luck, and the mean over successive rounds has less of it.

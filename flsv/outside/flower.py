@@ -249,7 +249,7 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         return {name: client_id for client_id, name in ids_and_names if name in round_names}
 
     def _entries(self, arrays: ArrayRecord) -> Any:
-        """Return a model's tensors by name, or as a list if the module has none of the names."""
+        """Return a model's tensors by name, or as a list without names."""
         entries = arrays.to_torch_state_dict()
         have_names = any(name in entries for name in self._module.state_dict())
         if have_names:

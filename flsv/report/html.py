@@ -86,7 +86,7 @@ class Table:
 
     @staticmethod
     def _cell(cell: str | Cell) -> Cell:
-        """Convert a text to a cell that keeps an interval, such as ``1 to 2``, on one line."""
+        """Convert a text to a cell that keeps an interval on one line."""
         if isinstance(cell, Cell):
             return cell
         return Cell(unbroken(cell).replace(" to ", "\u00a0to\u00a0"))

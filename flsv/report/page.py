@@ -299,7 +299,7 @@ def _for_one(
 
 
 def _other_measurements(run: Run, client: int, basis: Basis | None) -> Table | str:
-    """Return a table of a client's values by the metrics that the page's main table does not show."""
+    """Return a table of a client's values by the other metrics."""
     key_of_basis = None if basis is None else basis.key
     other_metrics = [metric for metric in run.metrics if metric != key_of_basis]
     rows = []
@@ -444,13 +444,13 @@ def _fractions_moved(run: Run, basis: Basis, shares: Shares | None) -> dict[str,
 
 
 def _may_see_means(run: Run, values: Sequence[float]) -> bool:
-    """Return whether the run has ended and at least five clients have a value, so that one may see means."""
+    """Return whether the run has ended, and five clients have a value."""
     num_values = sum(not math.isnan(value) for value in values)
     return run.ended and num_values >= MIN_CLIENTS_OF_MEANS
 
 
 def _mean(run: Run, values: Sequence[float]) -> str:
-    """Format the mean of all clients' values, or return a dash if one client may not see it."""
+    """Format the mean of all clients' values, a dash if it is hidden."""
     # From more digits, or from several pages, others' values could be derived.
     if not _may_see_means(run, values):
         return NO_NUMBER

@@ -43,7 +43,7 @@ def column_names(metric: Metric) -> list[str] | None:
 
 @dataclass(frozen=True)
 class _Measurement:
-    """Tensors of one metric that become numbers together: values, and the ends of their intervals, if any."""
+    """A metric's values and the ends of their intervals, as tensors."""
 
     name: str
     tensors: Sequence[Tensor]
@@ -97,7 +97,7 @@ def _measurements(
     value: Tensor,
     class_names: Sequence[str] | None,
 ) -> list[_Measurement]:
-    """Return a metric's values per client with their intervals, and the values of its columns, if it has any."""
+    """Return a metric's values per client and column, with intervals."""
     client_values = overall(metric, value)
     if client_values.ndim == 0:
         return [_Measurement(name, [client_values])]
@@ -333,7 +333,7 @@ def draw_metric(
 
 
 def _draw_intervals(axis: Any, value: Tensor, intervals: tuple[Tensor, Tensor]) -> None:
-    """Add a whisker from the low to the high end of each client's interval to the bars of values ``[n]``."""
+    """Add each client's interval to the bars of values ``[n]``."""
     centers = value.cpu().double()
     low, high = (bound.cpu().double() for bound in intervals)
     # Axes that hold a NaN have no size.

@@ -166,7 +166,7 @@ class TensorBoard(Sink):
         self.flush()
 
     def _final_numbers(self, result: RunResult) -> dict[str, float]:
-        """Return what the module has logged, performances, their gains, and values of few clients, by tag."""
+        """Return logged values, performances, their gains and few clients' values, by tag."""
         numbers = dict(result.logged)
         # What the metrics' values distribute, with its value before the run and after it.
         performance_by_metric = result.learning_record.get("paid_in", {})
@@ -279,7 +279,7 @@ def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
 
 
 def _wait_until_next_file_is_last(folder: Path) -> None:
-    """Wait until a new event file sorts after all others: names have the second in which a file was made."""
+    """Wait until a new event file, named by the second, sorts last."""
     seconds = []
     for path in folder.rglob("events.out.tfevents.*"):
         _events, _out, _tfevents, second, *_host = path.name.split(".")

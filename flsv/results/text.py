@@ -44,7 +44,7 @@ def format_number(value: float, digits: int = 3) -> str:
 
 
 def _decimals(value: float, digits: int) -> int:
-    """Return the number of decimals with which a value has at least ``digits`` significant digits."""
+    """Return the number of decimals that shows ``digits`` significant ones."""
     power_of_ten = math.floor(math.log10(abs(value)))
     return max(0, digits - 1 - power_of_ten)
 

@@ -223,7 +223,7 @@ def _has_no_gain(facts: PaymentFacts, joint: JointShares) -> bool:
 
 
 def _is_like_majority(facts: PaymentFacts) -> bool:
-    """Return whether the accuracy is not clearly above that of always answering with the most frequent class."""
+    """Return whether the accuracy is not clearly above the most frequent class's share."""
     margin = 0.0
     if facts.cases:
         deviation = math.sqrt(facts.majority * (1 - facts.majority) / facts.cases)

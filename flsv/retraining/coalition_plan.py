@@ -463,7 +463,7 @@ class CoalitionPlan(RunExtension):
         return any(metric.verify == "all" for metric in self._metrics.values())
 
     def _run_id(self) -> str:
-        """Return a text that two runs have in common only if they begin with the same models and score the same."""
+        """Return a text that runs share only if initial models and scoring agree."""
         assert self._valued_models is not None
         scores = [metric.ends for metric in self._metrics.values()]
         tensors = [self._valued_models.untrained_model, self._checked_model, *scores]

@@ -372,7 +372,7 @@ class _Coalition:
         absent: set[int],
         clients: Sequence[Client],
     ) -> dict[int, Packet]:
-        """Begin a round of the coalition. Return the messages to its sites that are not ``absent``."""
+        """Begin the coalition's round. Return messages to its sites, except ``absent`` ones."""
         state = self.state
         self._clients = clients
         state.round_index = run_state.round_index
@@ -400,9 +400,7 @@ class _Coalition:
         return self.sites.packets(self._instructions)
 
     def receive(self, replies: Mapping[int, Any], round: Round) -> None:
-        """End the coalition's round with its sites' ``replies``. Without a finite new model the coalition keeps its
-        last.
-        """
+        """End the coalition's round with ``replies``. Without a finite model it keeps its last."""
         server = self._server
         device = self.state.model().device
         # In the order of the instructions, whatever the order of the replies.

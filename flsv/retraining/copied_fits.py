@@ -159,7 +159,7 @@ def _fit(trainer: L.Trainer, module: Any, data: Any) -> None:
 
 @contextmanager
 def _in_quiet() -> Iterator[None]:
-    """Print, log and warn nothing within this context, and restore the global generators at its end."""
+    """Print, log and warn nothing in this context, and restore global generators."""
     disabled_level = logging.root.manager.disable
     states = global_rngs()
     try:

@@ -221,8 +221,8 @@ class CoalitionTraining:
     def _tried_without_validation(
         self, trainings: Sequence[Training]
     ) -> tuple[bool, dict[Training, FitResult | FitFailed]]:
-        """Train the smallest coalition whole and without validations. Return whether they differ, so that all fits
-        must be whole, and the result of that which is whole.
+        """Train the smallest coalition with and without validations. Return whether they differ, and the result with
+        them.
         """
         if len(trainings) < MIN_COALITIONS_FOR_TRIAL:
             return True, {}
@@ -237,7 +237,7 @@ class CoalitionTraining:
         return not _are_equal(lean_result, whole_result), {smallest: whole_result}
 
     def _prove(self, proof: Proof) -> FitResult | FitFailed:
-        """Train the proof's order. Raise Unproved unless rounding explains its difference from the run's model."""
+        """Train the proof's order. Raise Unproved if more than rounding differs."""
         lean_result: FitResult | FitFailed | None = None
         if self.is_whole is None:
             lean_order = replace(proof.order, is_whole=False)
@@ -280,7 +280,7 @@ def _are_equal(lean_result: FitResult | FitFailed, whole_result: FitResult | Fit
 
 
 def _is_model_of_run(result: FitResult | FitFailed) -> bool:
-    """Return whether a fit has come, to the bit, to the model in its order's checkpoint."""
+    """Return whether a fit's model is bitwise that of its order's checkpoint."""
     if isinstance(result, FitFailed) or result.models is None or result.models.checkpoint is None:
         return False
     return torch.equal(result.models.trained, result.models.checkpoint)

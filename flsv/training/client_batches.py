@@ -50,7 +50,7 @@ class ClientBatches:
 
 @dataclass(frozen=True)
 class _LocalEpoch:
-    """One local epoch ``index`` of a client, which yields the first ``num_batches`` batches of ``loader``."""
+    """A client's local epoch ``index``: the first ``num_batches`` of ``loader``."""
 
     client: int
     index: int
@@ -279,7 +279,7 @@ class LocalSteps:
         return int(lightning_property.fget(self._trainer))
 
     def _global_step(self) -> int | None:
-        """Return the steps of earlier rounds and those of the client in this one, while it trains on a batch."""
+        """Return the steps of earlier rounds and the client's, in its training."""
         if self.client is None or not self.is_in_batch:
             return None
         steps_of_client = self.steps_so_far() - self.steps_before_client

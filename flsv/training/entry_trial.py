@@ -78,7 +78,7 @@ class EntryTrial:
             )
 
     def _hidden_values(self) -> dict[str, Any]:
-        """Return the attributes of the module and of its optimizers that are not swapped, by path."""
+        """Return attributes of module and optimizers that are not swapped, by path."""
         attributes = ModuleAttributes(self._module)
         values = {}
         for path, value in attributes.hidden_values("module"):

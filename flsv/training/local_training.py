@@ -131,7 +131,6 @@ class LocalTraining:
         return model
 
     def _seed_generators(self, instruction: Instruction) -> None:
-        """Seed the process's random generators, and the module's, for a client's training in a round."""
         purpose = "train", instruction.round_index, instruction.client_id
         seed_global_rngs(instruction.seed, *purpose)
         seed_generators(self.state.generators, instruction.seed, *purpose)
@@ -172,7 +171,7 @@ class LocalTraining:
         self._remove_added_loss()
 
     def _remove_added_loss(self) -> None:
-        """Let ``training_step`` return its own loss again, if the client algorithm has added terms to it."""
+        """Let ``training_step`` return its own loss again."""
         if self._added_loss is not None:
             self._added_loss.remove()
             self._added_loss = None
@@ -221,7 +220,7 @@ class LocalTraining:
         return update
 
     def _read_update(self, context: ClientContext, out: Tensor | None) -> ClientUpdate | None:
-        """Read the client's model from the Trainer, and make its update. None: the model is not finite."""
+        """Make the trained client's update, None if its model is not finite."""
         vector, trained, private_entries = self.state.read(out)
         if self._parts.is_private:  # an error would tell of the data
             context.broken |= not all_finite(vector)
@@ -262,8 +261,7 @@ class LocalTraining:
         trained: Tensor,
         private_entries: Mapping[str, Tensor],
     ) -> ClientUpdate | None:
-        """Apply attacks, noise and compression to a client's trained model, and make its update. None: what it would
-        send is not finite."""
+        """Apply attacks, noise and compression, and make the update, None if it is not finite."""
         local = context.local
         instruction = context.instruction
         uploads = self._parts.uploads
@@ -337,8 +335,7 @@ class LocalTraining:
     def _upload(
         self, upload_context: UploadContext, vector: Tensor, initial_model: Tensor, name: str
     ) -> Tensor:
-        """Apply attacks, noise and compression to another model of the client, called ``name`` and trained from
-        ``initial_model``."""
+        """Apply attacks, noise and compression to the client's model ``name``, trained from ``initial_model``."""
         # Each model has its own state of the uploads, such as a residual. The client's state holds it under keys
         # that begin with the model's name.
         client_state = upload_context.state

@@ -197,9 +197,7 @@ class ModuleAttributes:
 
 
 class _Record:
-    """A list's entries: those of the cohorts' first clients, which clients find, and those of all, which hooks of the
-    round's end find.
-    """
+    """A list's entries of the cohorts' first clients, which clients find, and of all."""
 
     def __init__(self, entries: list[Any]) -> None:
         self.entries_of_first_client = entries
@@ -314,7 +312,7 @@ def _set_value(attribute: Attribute, value: Any) -> None:
 
 
 def _tensors_in(value: Any) -> list[Tensor]:
-    """Return the value if it is a tensor, or the tensors in a tuple, nested or not."""
+    """Return a tensor, or the tensors in a tuple, nested or not."""
     if isinstance(value, Tensor):
         return [value]
     tensors = []

@@ -112,7 +112,7 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def _add_path(error: BaseException, path: Path) -> BaseException:
-    """Return an error of the file system with the file's name, and any other error as it is."""
+    """Return an OSError with the file's name, other errors unchanged."""
     if not isinstance(error, OSError):
         return error
     reason = error.strerror or str(error)
@@ -120,7 +120,7 @@ def _add_path(error: BaseException, path: Path) -> BaseException:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a folder to the disk, so that a move within it survives a power cut."""
+    """Flush a folder to the disk, so that moves survive a power cut."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -149,7 +149,7 @@ class Directory:
             ) from error
 
     def _enter(self, site: int, announced: Mapping[str, Any]) -> None:
-        """Note a site's numbers of samples, and the hash of its samples unless there is one already."""
+        """Note a site's numbers of samples, and its first hash of samples."""
         sizes = _sizes(announced, self._max_samples)
         contents = _contents(announced)
         self.sizes[site] = sizes
@@ -207,7 +207,7 @@ class Directory:
         return [site for site in range(len(self.names)) if site not in self.sizes]
 
     def _agree_on_encoder(self) -> None:
-        """Let all sites tell about their tables, make one encoder of it, and let all take that."""
+        """Make one encoder from all sites' tables, and send it to all."""
         self._check_states()
         is_encoder_awaited = NO_ENCODER in self._table_states.values()
         if is_encoder_awaited and self.encoder is None:
@@ -408,7 +408,7 @@ class Directory:
 
 
 def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
-    """Read a site's number of samples in each split, and check that it is at most ``max_samples``."""
+    """Read a site's number of samples in each split, at most ``max_samples``."""
     sizes = {}
     for split, minimum in _MIN_SAMPLES_BY_SPLIT.items():
         sizes[split] = checked_int(plain, split, maximum=float("inf"), minimum=minimum)
@@ -422,7 +422,7 @@ def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
 
 
 def _contents(plain: Mapping[str, Any]) -> str | None:
-    """Read what a site tells of its samples' hash. None: it has a table that waits for an encoder."""
+    """Read a site's hash of samples, None while a table waits for an encoder."""
     contents = plain.get("contents")
     if contents is None:
         return None
