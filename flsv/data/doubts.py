@@ -174,7 +174,7 @@ def find_doubts(
 
 
 class Finding(NamedTuple):
-    """Result of comparing a site's column with those of other sites, with the attributes of :class:`Doubt`."""
+    """Result of comparing a site's column with others, see :class:`Doubt`."""
 
     strength: float
     text: str
@@ -187,7 +187,7 @@ class Finding(NamedTuple):
 def _without_counterparts(
     doubts: Sequence[Doubt],
 ) -> list[Doubt]:
-    """Leave out doubts about the site with the usual values, or if no one can tell."""
+    """Keep the strongest doubt about a column's unit or origin."""
     # If one site's numbers have another unit or origin, the others' differ from its numbers, too.
     strongest_of_scale: dict[tuple[str, str], Doubt] = {}
     other_doubts = []
@@ -373,7 +373,7 @@ def _parts_of_another_unit(
 
 
 def _rounded_bounds(values: pd.Series) -> tuple[float, float]:
-    """Return bounds of positive values with one digit, which are no value of a single row."""
+    """Return bounds of positive values, of one digit, that are no row's value."""
     # The tables' data dictionary, which goes to all sites, tells them. A value of 70 is between 60 and 80.
     smallest = float(values.min())
     largest = float(values.max())
@@ -391,7 +391,7 @@ def _part_near(
     shift: float,
     spread: float,
 ) -> pd.Series:
-    """Return the distances from the usual logarithm that gather around ``shift``."""
+    """Return the distances that gather around ``shift``, if they do."""
     positions = distances / shift  # 0 at the usual unit, 1 at the other
     part = distances[positions > 0.5]
     num_between = int(positions.between(0.4, 0.6).sum())

@@ -360,7 +360,7 @@ def test_dataframes_of_every_library_give_the_same_data(library, tmp_path):
     ("target", "message"),
     [
         ([0.1] * ROWS, "all training rows have the same 'y'"),
-        ([1e300, *AGE[1:]], "'1e.300' in 'y' .target. is not"),
+        ([1e300, *AGE[1:]], "'1e.300' in 'y' .labels. is not"),
     ],
 )
 def test_targets_that_would_be_nan_or_infinite_are_refused(target, message):

@@ -408,10 +408,8 @@ def _check_scale(name: str, mean: float, scale: float) -> None:
 
 
 def _exact_sums(integers: np.ndarray) -> tuple[int, int]:
-    """Return the sum and the sum of squares of fewer than 2^27 integers below 2^53, int64 ``[N]``.
-
-    They are split into digits of 18 bits, so that no sum of products of two digits exceeds 64 bits.
-    """
+    """Return the sum and the sum of squares of fewer than 2^27 integers below 2^53, int64 ``[N]``."""
+    # Split into digits of 18 bits, so that no sum of products of two digits exceeds 64 bits.
     mask = (1 << DIGIT_BITS) - 1
     digits = [integers & mask, (integers >> DIGIT_BITS) & mask, integers >> 2 * DIGIT_BITS]
     total = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import partial
 from itertools import compress
@@ -32,6 +31,7 @@ from flsv.data.sources.frames import (
     texts_by_file,
 )
 from flsv.data.sources.notation import (
+    LEADING_ZERO,
     are_dates,
     column_numbers,
     date_formats,
@@ -57,7 +57,6 @@ _KIND_OF_DTYPE = {
 _NUMBER_OF_TRUTH = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
 #: Largest number of different values that may still be categories, or marks of missing values.
 _MAX_FEW_VALUES = 10
-_LEADING_ZERO = re.compile(r"[-+]?0\d.*")
 
 
 def with_gaps_as_nan(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
@@ -97,7 +96,7 @@ def _texts_of_numbers(texts: pd.Series, numbers: np.ndarray, decimal: str) -> li
     """Return the distinct texts that are one of the numbers."""
     distinct_texts = []
     for text in texts.dropna().unique():
-        if not _LEADING_ZERO.fullmatch(text):  # 007 is no number
+        if not LEADING_ZERO.match(text):  # 007 is no number
             distinct_texts.append(text)
     is_one_of_numbers = np.isin(parse_numbers(distinct_texts, decimal), numbers)
     return list(compress(distinct_texts, is_one_of_numbers))
@@ -123,7 +122,7 @@ def _kind_and_numbers(
         numbers_by_file.append(by_distinct_text(texts_of_file, read_file, dtype=float))
     numbers = pd.concat(numbers_by_file)
     is_number = np.isfinite(numbers[values.notna()])
-    have_leading_zeros = any(_LEADING_ZERO.fullmatch(text) for text in texts)
+    have_leading_zeros = any(LEADING_ZERO.match(text) for text in texts)
     are_codes = is_number.all() and have_leading_zeros  # such as 007
     if is_number.any() and not are_codes:
         return NUMBERS_KIND, numbers

@@ -22,14 +22,12 @@ GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
 class Columns:
     """Options that turn the columns of a table into inputs and targets.
 
-    The kind of a column is decided once, for the tables of all clients and of the server together. In a text file a
-    column has numbers if all its values except missing ones are numbers and none begins with a zero that a number would
-    lose (``01234``). It has truth values, which become one number, 0 or 1, if all are ``True`` or ``False``. Otherwise
-    it has words. Columns of a Parquet file or a DataFrame keep their type: words stay words even if they look like
-    numbers, pandas' categories stay categories, and missing values are ``None``, NaN and blank words.
+    The kind of a column is decided once for all tables. In a text file a column has numbers if all its values except
+    missing ones are numbers, and none has a leading zero (``01234``). It has truth values, which become 0 or 1, if all
+    are ``True`` or ``False``. Otherwise it has words. Columns of a Parquet file or a DataFrame keep their type, and
+    missing values are ``None``, NaN and blank words.
 
-    Columns of dates are refused unless ``dates`` converts them to days since 1970 or since another column's date (the
-    length of a stay from ``{"left": "came"}``).
+    Columns of dates are refused unless ``dates`` converts them.
 
     Numbers are standardized, and a missing value becomes 0, the mean. Words are one-hot encoded, a missing or unknown
     one as zeros. Words that differ in case, white space or a full stop only are refused. A column with a missing value
@@ -37,8 +35,8 @@ class Columns:
     warning.
 
     Means, deviations and categories are fitted on all clients' training rows together. On several machines each site
-    tells counts and sums (:class:`~flsv.data.sources.agreed.TableSummary`). Sums are exact, so that the features are
-    the same to the bit in one process.
+    tells counts and exact sums (:class:`~flsv.data.sources.agreed.TableSummary`): features are those of one process,
+    to the bit.
 
     A number to predict stays as in the table. With ``standardize_target`` squared errors are shares of its variance.
 
@@ -58,7 +56,7 @@ class Columns:
             none, and a column whose points may separate thousands is refused.
         encoding: encoding of the text files that are not in UTF-8, such as ``cp1252`` of Windows in Western Europe.
         dates: ``{column: start}`` for columns of dates, which become days since 1970 if ``start`` is ``"days"``, else
-            since the date in the column ``start``.
+            since the date in the column ``start``: ``{"left": "came"}`` gives the length of a stay.
         date_format: formats of dates, as for ``strftime``, such as ``"%d.%m.%Y"``, besides ISO 8601 (``2024-03-31``).
         classes: names of all classes. None: all labels in the tables, which then have to share labels. Any other label
             is refused.

@@ -372,7 +372,7 @@ def _standardized(values: pd.Series, code: ColumnCode) -> np.ndarray:
 
 
 def _one_hot(words: pd.Series, categories: Sequence[str]) -> np.ndarray:
-    """Return float64 ``[N, number of categories]``. A gap, and a word that is no category, is a row of zeros."""
+    """Return float64 ``[N, categories]``. A gap or an unknown word is a row of zeros."""
     indices = pd.Index(categories, dtype=object).get_indexer(words.astype(object))
     is_category = indices >= 0
     features = np.zeros((len(words), len(categories)))
@@ -491,7 +491,7 @@ def _with_owner(table: Table, client: str) -> Table:
 
 
 def _source_without_features(encoder: TableEncoder, table: Table, num_rows: int) -> SourceData:
-    """Return the source of one site's rows, which have neither features nor targets before the sites agree on them."""
+    """Return the source of one site's rows before the sites agree on features and targets."""
 
     def summary(samples: Tensor) -> TableSummary:
         unreadable = encoder.read_table(table)

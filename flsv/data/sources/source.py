@@ -315,10 +315,7 @@ def _check_combined(loaders: CombinedLoader, parts: list[LoaderPart], name: str)
 def _indices_and_draws(
     loader: DataLoader[Any], name: str
 ) -> tuple[Tensor | None, WeightedDraws | None]:
-    """Return the indices to which a training loader's sampler is restricted, and its weighted draws.
-
-    Either is None if the sampler has none.
-    """
+    """Return a training sampler's indices and its weighted draws, None for what it has not."""
     batches: Any = loader.batch_sampler
     sampler = batches.sampler
     dataset: Any = loader.dataset

@@ -89,7 +89,7 @@ def _class_counts(
 
 
 def _doubts_of_column(name: str, columns: Mapping[str, _SiteColumn]) -> Iterator[Doubt]:
-    """Compare each site's column with those of all others. Of one unit that differs only the farthest site is told."""
+    """Compare each site's column with the others', and tell of one scale only, the farthest."""
     doubts_of_coding = list(doubts_of_codings(name, _codes_of_sites(columns)))
     yield from doubts_of_coding
     doubts_of_scale = []
@@ -110,7 +110,7 @@ def _doubts_of_column(name: str, columns: Mapping[str, _SiteColumn]) -> Iterator
 
 
 def _codes_of_sites(columns: Mapping[str, _SiteColumn]) -> dict[str, tuple[float, float]]:
-    """Return each site's two codes of no and yes, as its sums show them. Empty if a site has other values."""
+    """Return each site's two codes of no and yes. Empty if a site has other values."""
     codes_by_site = {}
     for site, column in columns.items():
         moments = column.summary.moments
