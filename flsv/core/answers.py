@@ -64,6 +64,8 @@ class Numbers:
         else:
             raise ValueError(f"expected a number ({self.kind.__name__}), not {value!r:.80}")
 
+        if numbers.is_complex():
+            raise ValueError(f"expected real numbers, not {numbers.dtype}")
         is_in_range = (numbers >= self.lowest) & (numbers <= self.highest)  # False for NaN
         if not bool(is_in_range.all()):
             raise ValueError(f"expected numbers from {self.lowest:g} to {self.highest:g}")

@@ -231,19 +231,25 @@ class CopiedFits:
 
     def predict(self, prediction: Prediction) -> Predicted:
         """Compute the clients' values that ``prediction`` requests."""
-        with self._evaluator(prediction.seed) as (evaluator, weights):
+        num_clients = prediction.masks.shape[1]
+        with self._evaluator(prediction.seed, num_clients) as (evaluator, weights):
             return evaluator.predict(prediction, weights)
 
-    def has_logits(self, seed: int) -> bool:
+    def has_logits(self, seed: int, num_clients: int) -> bool:
         """Return whether the outputs of models are logits."""
-        with self._evaluator(seed) as (evaluator, _weights):
+        with self._evaluator(seed, num_clients) as (evaluator, _weights):
             return evaluator.output_score.logits
 
     @contextmanager
-    def _evaluator(self, seed: int) -> Iterator[tuple[_Evaluator, Tensor]]:
+    def _evaluator(self, seed: int, num_clients: int) -> Iterator[tuple[_Evaluator, Tensor]]:
+        all_clients = FitOrder(
+            members=tuple(range(num_clients)),
+            seed=seed,
+            is_whole=False,
+        )
         with _in_quiet(), _new_folder() as folder:
             run_copy = self.copy_of(seed)
-            yield _evaluator_of(run_copy, self._scoring, seed, folder=folder)
+            yield _evaluator_of(run_copy, self._scoring, all_clients, folder=folder)
 
 
 def _has_workers() -> bool:
@@ -326,18 +332,13 @@ class Predicted:
 def _evaluator_of(
     run_copy: RunCopy,
     scoring: Scoring,
-    seed: int,
+    order: FitOrder,
     folder: str,
 ) -> tuple[_Evaluator, Tensor]:
     trainer, module, data = _load(run_copy, scoring)
     loop: Any = find_loop(callbacks_of(trainer))
     sampler = loop.config.sampler
     evaluator = _Evaluator(data, [*scoring.measures.values()])
-    order = FitOrder(
-        members=tuple(range(data.num_clients)),
-        seed=seed,
-        is_whole=False,
-    )
     prepare_coalition_fit(
         trainer,
         module,
@@ -346,7 +347,7 @@ def _evaluator_of(
         order=order,
         folder=folder,
     )
-    coalition_loop(loop, sampler, seed)
+    coalition_loop(loop, sampler, order.seed)
     _scoring, *callbacks = callbacks_of(trainer)
     untyped_trainer: Any = trainer
     untyped_trainer.callbacks = [evaluator, *callbacks]

@@ -420,7 +420,7 @@ def train_seeds(
             torch.stack(outputs_alone),
             client_names,
             halvings,
-            logits=training.trainer.has_logits(first_seed),
+            logits=training.trainer.has_logits(first_seed, training.num_clients),
             seed=first_seed,
         )
         masks = torch.cat([masks, halves])

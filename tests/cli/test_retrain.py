@@ -267,7 +267,7 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(copied_r
         )
         == 0
     )
-    assert "| client | cssv | retrained |" in text_of_page(page)
+    assert "| partner | cssv | retrained |" in text_of_page(page)
     assert "amount" not in read_rows(copied_run / "shares_shares.csv")[0]
     # Trainings of other settings are not mixed; of more of the same game what is known is not trained again.
     assert (
