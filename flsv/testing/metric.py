@@ -443,7 +443,8 @@ def values_are_in_bounds(case: MetricCase) -> None:
     """Check that all values lie between plot_lower_bound and plot_upper_bound, if the class has them."""
     lowest = case.part.plot_lower_bound
     highest = case.part.plot_upper_bound
-    for kind in (None, *LEARNING_KINDS):
+    kinds: list[RoundKind | None] = [None, *LEARNING_KINDS]
+    for kind in kinds:
         values = case.results(kind)["value"]
         is_low = lowest is not None and (values < lowest - 1e-4).any()
         is_high = highest is not None and (values > highest + 1e-4).any()

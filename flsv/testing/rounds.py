@@ -43,7 +43,7 @@ Given = Mapping[str, Callable[[Round], Any]]
 RoundKind = Literal[
     "alone", "still", "normalized", "other statistics", "learning", "long", "no samples"
 ]
-LEARNING_KINDS = ("learning", "long", "no samples")
+LEARNING_KINDS: tuple[RoundKind, ...] = ("learning", "long", "no samples")
 
 
 class Rounds:
