@@ -21,6 +21,7 @@ from flsv.functional import exact_shapley
 from flsv.metrics import (
     ClassSpecificShapley,
 )
+from flsv.retraining.copied_fits import CopiedFits
 from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.scores.performance import CLASSIFICATION
 from flsv.utilities.errors import ConfigurationError
@@ -98,6 +99,25 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(copied_run):
     stored = read_rows(path)
     assert [row["client"] for row in stored] == ["0", "1", "2"]
     assert float(stored[2]["value"]) == table["value"][2]
+
+
+def test_retrain_trains_each_coalition_once_and_without_validations(
+    copied_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_orders: list[Any] = []
+    train = CopiedFits.train
+
+    def record(fits: CopiedFits, orders: Any) -> Any:
+        all_orders.extend(orders)
+        return train(fits, orders)
+
+    monkeypatch.setattr(CopiedFits, "train", record)
+
+    retrain(copied_run, "singles", metric="negative_loss", seeds=1)
+
+    # That of all clients comes to the run's own model, which shows that none needs validations.
+    assert [order.members for order in all_orders] == [(0, 1, 2), (0,), (1,), (2,)]
+    assert not any(order.is_whole for order in all_orders)
 
 
 def test_retrain_without_a_client_saves_the_module_of_a_run_of_the_others(
