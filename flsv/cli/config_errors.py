@@ -22,7 +22,9 @@ _KEY_IN_MESSAGE = re.compile(r'Parser key "([^"]+)":')
 #: Key of a configuration that the command line holds as text.
 _KEY_OF_TEXT = "config"
 _UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (?P<name>.+)")
-_NOT_IN_MODULE = re.compile(r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'")
+_NOT_IN_MODULE = re.compile(
+    r"(?:module '|No )(?P<module>[\w.]+)(?:' has no attribute '| attribute )(?P<name>\w+)"
+)
 _UNKNOWN_ARGUMENT = re.compile(r"Option '(?P<name>[\w.]+)' is not accepted")
 _CLASS_PATH = re.compile(r"class_path(?:=| )'(?P<path>[\w.]+)'")
 _MISSING_MODULE = re.compile(
@@ -198,7 +200,7 @@ def _explain_value(message: str, text: str, class_names: Collection[str]) -> tup
     not_in_module = _NOT_IN_MODULE.search(message)
     if not_in_module is not None:
         name, module = not_in_module["name"], not_in_module["module"]
-        names_of_module = vars(sys.modules[module]) if module in sys.modules else ()
+        names_of_module = dir(sys.modules[module]) if module in sys.modules else ()
         similar = similar_names(name, names_of_module)
         return name, f"module {module} has no {name}.{_question(similar)}"
 
