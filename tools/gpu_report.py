@@ -209,7 +209,7 @@ def clients_at_once(
     one_by_one: Ran,
     allowed: float,
 ) -> Row:
-    """All clients as one batched model, or that it is refused."""
+    """Train all clients as one batched model, or tell that it is refused."""
     row_name = f"{title}: clients at once"
     try:
         mapped = ran(device, make, trainer={"precision": precision}, engine="vmap")

@@ -74,6 +74,7 @@ class FedNTD(ClientAlgorithm):
 
     def _log_not_true(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the log-probabilities ``[B, M - 1]`` of the classes that the samples do not have."""
-        is_not_true = torch.ones_like(logits, dtype=torch.bool).scatter(1, y[:, None], False)
+        is_not_true = torch.ones_like(logits, dtype=torch.bool)
+        is_not_true.scatter_(1, y[:, None], False)
         not_true_logits = logits[is_not_true].reshape(len(logits), -1)
         return (not_true_logits / self.temperature).log_softmax(dim=1)

@@ -42,6 +42,10 @@ class Numbers:
     Example:
         >>> cluster = Numbers(torch.float64, lowest=0, highest=2, whole=True)
         >>> cluster.check(torch.tensor(1.0, dtype=torch.float64))
+        >>> Numbers(torch.complex64).check(torch.tensor(1j))
+        Traceback (most recent call last):
+            ...
+        ValueError: expected real numbers, not torch.complex64
         >>> cluster.check(torch.tensor(0.5, dtype=torch.float64))
         Traceback (most recent call last):
             ...

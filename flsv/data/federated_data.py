@@ -337,7 +337,9 @@ def with_client(
     no_rows = rows[:0]
     new_client = {"train": rows, "val": no_rows, "test": no_rows}
     splits = replace(
-        data.splits, clients=(*data.splits.clients, new_client), names=(*data.splits.names, name)
+        data.splits,
+        clients=(*data.splits.clients, new_client),
+        names=(*data.splits.names, name),
     )
     check_full_batches(splits, old_source)
     all_labels = torch.cat([old_source.classes.labels, classes.labels[num_old_samples:]])

@@ -21,6 +21,7 @@ if not (_flower := RequirementCache("flwr>=1.41,<2")):
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from flsv.engines.remote import Packet, RemoteServer, SiteClient
@@ -42,8 +43,12 @@ MESSAGE_TYPES = {
 }
 
 
-#: Codes in Flower's ``ErrorCode`` of an app that cannot be loaded, raises or is no app: it would fail again.
-CODES_OF_FAILED_APP = (1, 2, 7)
+#: Codes of an app that cannot be loaded, raises or is no app: it would fail again.
+CODES_OF_FAILED_APP = (
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION,
+    ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
+    ErrorCode.INVALID_FAB,
+)
 
 
 def to_record(packet: Packet) -> RecordDict:

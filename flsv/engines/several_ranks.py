@@ -251,6 +251,7 @@ class SeveralRanks(Engine):
 
     def agree(self, round: Round, model: Tensor, contributions: Mapping[str, Tensor]) -> None:
         values = {
+            "cohort": round.client_ids,
             "global model": model,
             "aggregation weights": round.aggregation_weights,
         }
@@ -319,7 +320,7 @@ MAX_ROUNDING = 0.01
 def is_rounded(value: Tensor | None, value_of_rank: Tensor | None) -> bool:
     """Return whether two ranks' values are one value that kernels have rounded differently.
 
-    Those of a CPU round alike, so that there any difference is another value.
+    Those of a CPU round alike, so that there any difference is another value. So is any of whole numbers.
 
     Args:
         value: that of rank 0, of any shape, or None if it has none.
@@ -331,7 +332,8 @@ def is_rounded(value: Tensor | None, value_of_rank: Tensor | None) -> bool:
     """
     if value is None or value_of_rank is None:
         return value is value_of_rank
-    if value.device.type == "cpu":
+    is_exact = value.device.type == "cpu" or not value.is_floating_point()
+    if is_exact:
         return torch.equal(value, value_of_rank)
     largest = value.nan_to_num().abs().max()
     return torch.allclose(

@@ -337,12 +337,13 @@ def _draw_intervals(axis: Any, value: Tensor, intervals: tuple[Tensor, Tensor]) 
     centers = value.cpu().double()
     low, high = (bound.cpu().double() for bound in intervals)
     # Axes that hold a NaN have no size.
-    is_known = (centers.isfinite() & low.isfinite() & high.isfinite()).nonzero().flatten()
-    lengths_below = (centers - low)[is_known]
-    lengths_above = (high - centers)[is_known]
+    is_finite = centers.isfinite() & low.isfinite() & high.isfinite()
+    clients = is_finite.nonzero().flatten()
+    lengths_below = (centers - low)[clients]
+    lengths_above = (high - centers)[clients]
     axis.errorbar(
-        is_known.numpy(),
-        centers[is_known].numpy(),
+        clients.numpy(),
+        centers[clients].numpy(),
         yerr=[lengths_below.numpy(), lengths_above.numpy()],
         fmt="none",  # no markers: the bars show the values
         ecolor="0.25",

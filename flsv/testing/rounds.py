@@ -118,7 +118,8 @@ class Rounds:
         y = torch.arange(size) % NUM_CLASSES
         angles = y * 2 * torch.pi / NUM_CLASSES
         centers = torch.stack([angles.cos(), angles.sin()], dim=1).to(self._dtype)
-        x = centers + 0.5 * self.normal(size, FEATURES, key=("to learn", source, split))
+        noise = self.normal(size, FEATURES, key=("to learn", source, split))
+        x = centers + 0.5 * noise
         if client == MISLABELED:
             y = (y + 1) % NUM_CLASSES
         return x, y

@@ -116,7 +116,9 @@ def test_retrain_trains_each_coalition_once_and_without_validations(
     retrain(copied_run, "singles", metric="negative_loss", seeds=1)
 
     # That of all clients comes to the run's own model, which shows that none needs validations.
-    assert [order.members for order in all_orders] == [(0, 1, 2), (0,), (1,), (2,)]
+    trained = [order.members for order in all_orders]
+    all_clients = (0, 1, 2)
+    assert trained == [all_clients, (0,), (1,), (2,)]
     assert not any(order.is_whole for order in all_orders)
 
 

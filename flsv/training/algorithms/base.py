@@ -23,10 +23,14 @@ from flsv.utilities.seeding import generator_for, isolated_rngs
 _END_OF_BATCHES = object()
 
 
+#: Function from a layer's positional arguments and its output to a scalar.
+Term = Callable[[tuple[Any, ...], Any], Tensor]
+
+
 class LossTerm:
     """Term of a loss that is computed from a layer's latest call."""
 
-    def __init__(self, term: Callable[[tuple[Any, ...], Any], Tensor], layer: nn.Module) -> None:
+    def __init__(self, term: Term, layer: nn.Module) -> None:
         self._term = term
         self._layer = layer
         self._latest_call: tuple[tuple[Any, ...], Any] | None = None
@@ -198,7 +202,7 @@ class ClientContext:
             self._frozen_modules[name] = self.local.module(vector)
         return self._frozen_modules[name]
 
-    def add_loss(self, term: Callable[[tuple[Any, ...], Any], Tensor], layer: nn.Module) -> None:
+    def add_loss(self, term: Term, layer: nn.Module) -> None:
         """Add a term to the present batch's loss. Call it in :meth:`ClientAlgorithm.begin_batch`.
 
         It is added to what ``training_step`` returns, so that gradient accumulation, precision, clipping and reported
