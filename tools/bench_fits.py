@@ -2,6 +2,7 @@
 
     python tools/bench_fits.py
     python tools/bench_fits.py lenet-8 retrain --repeats 5
+    python tools/bench_fits.py lenet-8 lenet-40 --coalitions halves
 
 Seven clients train by FedAvg: LeNet5 on scikit-learn's digits in 28x28, and ``resnet18`` of timm on 2,100 images of
 CIFAR-10 (from ``$FLSV_DATA_ROOT``). A row has the seconds of the fit without the metric, and how many of these the fit
@@ -123,11 +124,18 @@ def federation(network: str) -> tuple[L.LightningModule, FederatedDataModule]:
     return ClassifierClient("lenet5", optimizer=optimizer), data
 
 
-def fit(network: str, rounds: int, with_values: bool) -> None:
-    """Fit a federation, with or without the metric."""
+def fit(
+    network: str,
+    rounds: int,
+    coalitions: Any,
+) -> None:
+    """Fit a federation, with the metric if it has coalitions to train."""
     module, data = federation(network)
+    metrics = {}
+    if coalitions is not None:
+        metrics["value"] = ShadowShapley(coalitions=coalitions)
     loop = FederatedLoop(
-        metrics={"value": ShadowShapley(coalitions="singles")} if with_values else {},
+        metrics=metrics,
         seed=0,
         reporting=Reporting(table=False, figures=0, files=False),
     )
@@ -143,7 +151,7 @@ def fit(network: str, rounds: int, with_values: bool) -> None:
             enable_model_summary=False,
         )
         trainer.fit(module, data)
-    if with_values:
+    if metrics:
         assert not loop.contributions["value"].isnan().any()
 
 
@@ -192,6 +200,7 @@ def main() -> None:
         help=f"of {cases}",
     )
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--coalitions", choices=["singles", "halves"], default="singles")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
@@ -204,9 +213,10 @@ def main() -> None:
             print_retrain(timer, options.repeats)
             continue
         network, rounds = CASES[name]
-        works = {}
-        for kind in ("alone", "valued"):
-            works[kind] = partial(fit, network, rounds, with_values=kind == "valued")
+        works = {
+            "alone": partial(fit, network, rounds, None),
+            "valued": partial(fit, network, rounds, options.coalitions),
+        }
         best_seconds = measure(timer, works, options.repeats)
         print_row(name, best_seconds["alone"], best_seconds["valued"])
 

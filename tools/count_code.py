@@ -32,12 +32,12 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 
 #: The limit, and the aim. A commit that moves a limit says why. The core is what importing the loop loads.
 BUDGETS = {
-    "tokens of flsv": (387_000, 290_000),
-    "tokens of the core": (125_200, 120_000),
+    "tokens of flsv": (394_400, 290_000),
+    "tokens of the core": (126_200, 120_000),
     "modules of the core": (112, 110),
-    "words of all pages": (34_250, 30_000),
-    "words of guides": (12_450, 12_000),
-    "words of docstrings": (102_000, 90_000),
+    "words of all pages": (34_000, 30_000),
+    "words of guides": (12_200, 12_000),
+    "words of docstrings": (101_500, 90_000),
 }
 LINES_OF_A_FILE = 600
 #: The folder of the package and of the tests whose files are other people's.

@@ -42,6 +42,7 @@ from flsv.data import IIDPartitioner, Loader, Splits
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games import ModelEvaluator
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, GradientShapley, ShadowShapley
+from flsv.training.batched import NotBatched
 from flsv.utilities.csv_files import save_csv
 
 ROOT = Path(__file__).parents[1]
@@ -183,16 +184,38 @@ def equal_to_the_cpu(device: str, short: bool) -> Iterator[Row]:
             precision, _, rounded = name.partition(", ")
             with tf32(bool(rounded)):
                 there = ran(device, make, trainer={"precision": precision})
-                here = ran("cpu", make, trainer={"precision": precision})
-                yield near(f"{kind}, {name}: weights against the CPU's", there.apart(here), allowed)
+                on_cpu = ran("cpu", make, trainer={"precision": precision})
+                yield near(
+                    f"{kind}, {name}: weights against the CPU's",
+                    there.apart(on_cpu),
+                    allowed,
+                )
                 yield near(
                     f"{kind}, {name}: contributions against the CPU's",
-                    there.values_apart(here),
+                    there.values_apart(on_cpu),
                     allowed,
                 )
                 if precision != "bf16-true":
-                    mapped = ran(device, make, trainer={"precision": precision}, engine="vmap")
-                    yield near(f"{kind}, {name}: clients at once", mapped.apart(there), allowed)
+                    yield clients_at_once(
+                        f"{kind}, {name}", device, make, precision, there, allowed
+                    )
+
+
+def clients_at_once(
+    title: str,
+    device: str,
+    make: Callable[[], nn.Module],
+    precision: str,
+    one_by_one: Ran,
+    allowed: float,
+) -> Row:
+    """Train all clients as one batched model, or tell that it is refused."""
+    row_name = f"{title}: clients at once"
+    try:
+        mapped = ran(device, make, trainer={"precision": precision}, engine="vmap")
+    except NotBatched as error:
+        return Row(row_name, f"refused: {error}")
+    return near(row_name, mapped.apart(one_by_one), allowed)
 
 
 def same_seed_twice(device: str, short: bool) -> Iterator[Row]:

@@ -179,7 +179,7 @@ def store_batches(trainer: L.Trainer, loaders: Any) -> list[StoredBatches]:
 
 
 def _has_transfer_hooks(trainer: L.Trainer) -> bool:
-    """Return whether the module or the data module moves batches to the device by hooks of its own."""
+    """Return whether the module or the data module has hooks that move batches."""
     for owner in (trainer.lightning_module, getattr(trainer, "datamodule", None)):
         if owner is not None and any(is_overridden(hook, owner) for hook in _TRANSFER_HOOKS):
             return True

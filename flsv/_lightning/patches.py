@@ -22,6 +22,8 @@ Patch = tuple[Any, str, Any]
 """An object, the name of an attribute, and the attribute's new value."""
 
 CONFIGURE_HOOK = "configure_optimizers"
+#: Lightning's name of the epoch in what it logs, here of the round.
+ROUND_NAME = "epoch"
 #: In the place of the original value: the instance has none, and its class has a method of this name.
 _INHERITED = object()
 
@@ -138,23 +140,26 @@ def put_metric_states(states: list[MetricState]) -> None:
             setattr(metric, name, value)
 
 
-def round_axis_patch(trainer: L.Trainer) -> Patch:
-    """Return the patch ``(object, name, value)`` with which loggers plot epoch values over rounds."""
-    connector = trainer._logger_connector
-    log_metrics = connector.log_metrics
+def round_axis_patch(trainer: L.Trainer, has_client_curves: bool) -> Patch:
+    """Return the patch ``(object, name, value)`` with which loggers plot all that is logged over rounds.
 
-    def log_with_round_as_step(
-        metrics: dict[str, Any],
-        step: int | None = None,
-    ) -> None:
+    Single steps are left out if they are on curves by client, see :func:`client_curves_patch`.
+    """
+    connector = trainer._logger_connector
+    log_metrics: Callable[..., None] = connector.log_metrics
+
+    def log_with_round_as_step(metrics: dict[str, Any], step: int | None = None) -> None:
         # `_first_loop_iter` is None outside of an epoch's batches, and else a bool.
-        is_within_epoch = connector._first_loop_iter is not None
-        has_own_step = step is not None or "step" in metrics
-        if is_within_epoch or has_own_step:
-            log_metrics(metrics, step=step)
-            return
-        log_metrics(metrics, step=trainer.current_epoch)
-        if not metrics:
+        is_of_batch = connector._first_loop_iter is not None
+        if is_of_batch and trainer.training and has_client_curves:
+            connector._logged_metrics.update(metrics)
+        elif metrics:
+            # A module that logs "step" has chosen its axis.
+            step = None if "step" in metrics else trainer.current_epoch
+            log_metrics({ROUND_NAME: trainer.current_epoch, **metrics}, step=step)
+            if ROUND_NAME not in metrics:
+                connector._logged_metrics.pop(ROUND_NAME, None)
+        elif not is_of_batch:
             # Lightning saves loggers only if it has logged. A killed run would lose the curves that flsv has logged.
             for logger in trainer.loggers:
                 logger.save()
@@ -178,7 +183,9 @@ def client_curves_patch(
         if client_and_step is None or not new_values:
             return
         client, step = client_and_step
-        value_by_curve = {f"{name}/{client}": float(value) for name, value in new_values.items()}
+        value_by_curve: dict[str, float] = {ROUND_NAME: trainer.current_epoch}
+        for name, value in new_values.items():
+            value_by_curve[f"{name}/{client}"] = float(value)
         for logger in trainer.loggers:
             logger.log_metrics(value_by_curve, step=step)
 
@@ -224,14 +231,15 @@ def client_means_patches(trainer: L.Trainer, client_name: Callable[[], str | Non
         client_results.log(hook, name, value, **options)
 
     def plot_and_end() -> None:
-        value_by_curve = {}
+        value_by_curve: dict[str, float] = {}
         for client, client_results in results_by_client.items():
             logged_values = client_results.metrics(on_step=False)["log"]
             for name, value in logged_values.items():
                 value_by_curve[f"{name}/{client}"] = float(value)
         results_by_client.clear()
-        for logger in trainer.loggers:
-            if value_by_curve:
+        if value_by_curve:
+            value_by_curve[ROUND_NAME] = trainer.current_epoch
+            for logger in trainer.loggers:
                 logger.log_metrics(value_by_curve, step=trainer.current_epoch)
         original_end()
 
@@ -275,7 +283,7 @@ def _property_with_answer(
     original: Any,
     answer: Callable[[], Any],
 ) -> property:
-    """Return a property that is ``answer()`` for this trainer, where that is not None, and Lightning's otherwise."""
+    """Return a property that is ``answer()`` for this trainer, or Lightning's where that is None."""
 
     def get(self: L.Trainer) -> Any:
         if self is trainer:

@@ -111,7 +111,7 @@ class LoggedValues:
         self._metrics = {}
 
     def _replace_logged_values(self, records_of_all: Sequence[Record]) -> None:
-        """Drop this rank's values, and log those of all ranks in the order in which one process would have."""
+        """Log all ranks' values in the order of one process."""
         for record in self._records:
             self._results.pop(_result_key(record.call), None)
         for record in sorted(records_of_all, key=attrgetter("position")):
@@ -269,7 +269,7 @@ def idle_patches(trainer: L.Trainer) -> list[Patch]:
 
 
 def _except_idle_batch(step: Any) -> Any:
-    """Return a function that calls ``step`` for every batch but an :class:`IdleBatch`, which it returns."""
+    """Return a function that calls ``step`` for every batch but an :class:`IdleBatch`."""
 
     def pass_by(batch: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(batch, IdleBatch):

@@ -206,7 +206,7 @@ def _import_class(path: str) -> Any:
 
 
 def _class_path(name: str) -> str:
-    """Return the class path of a metric of flsv that is named without its package, and other names as they are."""
+    """Return a metric's class path, also for a bare name of flsv's."""
     for package in ("flsv.metrics", "flsv.contrib"):
         if name in dir(importlib.import_module(package)):
             return f"{package}.{name}"

@@ -178,7 +178,7 @@ def _truth(candidate: Federation, out: Path, num_seeds: int) -> Truth:
 
 
 def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
-    """Print the first error of each metric that failed or has no value, and return the exit status."""
+    """Print the first error of each failed metric, and return the exit status."""
     metrics_with_value = {metric for _federation, _seed, metric in results.values}
     reasons = dict(results.failed)
     for (name, seed, metric), reason in results.refused.items():

@@ -215,7 +215,7 @@ def _is_same_best(
     checkpoint: Mapping[str, Any],
     callback_state: Mapping[str, Any],
 ) -> bool:
-    """Return whether both checkpoints are of one run, and the best one has the score that the state has."""
+    """Return whether both checkpoints are of one run and one best score."""
     scores = []
     for state_of_best in _callback_states(best_checkpoint):
         if state_of_best["monitor"] == callback_state["monitor"]:

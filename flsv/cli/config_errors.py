@@ -22,7 +22,9 @@ _KEY_IN_MESSAGE = re.compile(r'Parser key "([^"]+)":')
 #: Key of a configuration that the command line holds as text.
 _KEY_OF_TEXT = "config"
 _UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (?P<name>.+)")
-_NOT_IN_MODULE = re.compile(r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'")
+_NOT_IN_MODULE = re.compile(
+    r"(?:module '|No )(?P<module>[\w.]+)(?:' has no attribute '| attribute )(?P<name>\w+)"
+)
 _UNKNOWN_ARGUMENT = re.compile(r"Option '(?P<name>[\w.]+)' is not accepted")
 _CLASS_PATH = re.compile(r"class_path(?:=| )'(?P<path>[\w.]+)'")
 _MISSING_MODULE = re.compile(
@@ -116,7 +118,7 @@ def _explain_words(words: Sequence[str], options: Collection[str]) -> str:
 
 
 def _innermost(message: str) -> tuple[list[str], str]:
-    """Return the keys that lead to the part of a value that is wrong, and what is said of this part."""
+    """Return the keys to the wrong part of a value, and its message."""
     lines = message.splitlines()
     keys: list[str] = []
     last_line = 0
@@ -144,7 +146,7 @@ def _innermost(message: str) -> tuple[list[str], str]:
 
 
 def _is_among(words: Sequence[str], key: str) -> bool:
-    """Return whether an option of a command line has set the value of a key, or a part of it."""
+    """Return whether a command line sets a key, or a part of it."""
     for word in words:
         option, _, _value = word.partition("=")
         option_key = option.removeprefix("--").replace("init_args.", "")
@@ -194,14 +196,11 @@ def _prefixes(key: str) -> Iterator[str]:
 
 
 def _explain_value(message: str, text: str, class_names: Collection[str]) -> tuple[str, str]:
-    """Return the word that is wrong in a value, and what is wrong with it.
-
-    The ``text`` is the part of the ``message`` about the part of the value that is wrong.
-    """
+    """Return the wrong word in a value, and what is wrong with it, by the ``message`` and its part ``text``."""
     not_in_module = _NOT_IN_MODULE.search(message)
     if not_in_module is not None:
         name, module = not_in_module["name"], not_in_module["module"]
-        names_of_module = vars(sys.modules[module]) if module in sys.modules else ()
+        names_of_module = dir(sys.modules[module]) if module in sys.modules else ()
         similar = similar_names(name, names_of_module)
         return name, f"module {module} has no {name}.{_question(similar)}"
 
@@ -231,7 +230,7 @@ def _explain_value(message: str, text: str, class_names: Collection[str]) -> tup
 
 
 def _explain_argument(name: str, path: str) -> tuple[str, str]:
-    """Return the name of an argument that the class at a path does not have, and those that it has."""
+    """Return a class's unknown argument, and the arguments that it has."""
     named_class: Any = locate(path)
     arguments = []
     if isinstance(named_class, type):
@@ -274,7 +273,7 @@ def _expects_mapping_of_names(text: str) -> bool:
 
 
 def _expected(text: str) -> list[str]:
-    """Return in words the types and choices that a value may have, without classes that are made by their name."""
+    """Return the permitted types and choices in words, without classes made by name."""
     expected = []
     for reason in _reasons(text):
         expected_type = _EXPECTED_TYPE.fullmatch(reason)
@@ -413,7 +412,7 @@ def _entries(node: Any) -> Iterator[tuple[yaml.Node, yaml.Node]]:
 
 
 def _lines_of_entry(root: Any, name: str, value: str | None, message: str) -> Iterator[int]:
-    """Yield the lines of entries with the name and the value, or a list that the message tells."""
+    """Yield the lines of entries with the name and the value of the message."""
     for key_node, value_node in _entries(root):
         if key_node.value != name:
             continue

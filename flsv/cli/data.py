@@ -185,7 +185,7 @@ def check_images(data: FederatedDataModule) -> None:
     """Raise ConfigurationError if image files cannot be read, which would end a fit in its first round."""
     validation_loader = data.val_dataloader()
     validation_set = getattr(validation_loader, "dataset", None)
-    errors = unreadable_images(data._data.train, validation_set, data.test_set)
+    errors = unreadable_images(data._source.train, validation_set, data.test_set)
     if errors:
         raise ConfigurationError(f"{len(errors)} files: {listed(errors, 4)}")
 
@@ -198,7 +198,7 @@ def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
 
 def write_dictionary(file: Path, data: FederatedDataModule, doubts: Sequence[Doubt]) -> None:
     """Draft the data dictionary of a federation's tables into a file."""
-    encoder = data._data.encoder
+    encoder = data._source.encoder
     columns = data._reading.columns
     if encoder is None or columns is None:
         raise ConfigurationError("--write: only tables have a data dictionary. Set labels.")

@@ -60,7 +60,13 @@ from flsv.results.folder import (
 from flsv.sampling import ClientSampler
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import Upload
-from flsv.utilities.atomic_files import check_writable, set_aside, whole_lines
+from flsv.utilities.atomic_files import (
+    check_writable,
+    folders_to_make,
+    remove_empty,
+    set_aside,
+    whole_lines,
+)
 from flsv.utilities.errors import ConfigurationError, listed, nearest
 from flsv.utilities.formats import refuse_other_versions
 from flsv.utilities.plugins import installed
@@ -175,7 +181,8 @@ class FederatedCLI(LightningCLI):
             options["args"] = words
         self._command = next(iter(words), None)  # the words may be a dictionary or a Namespace
         self.prediction_writer: WritePredictions | None = None
-        self._new_folder: Path | None = None
+        #: The folders that a fit makes, its run's first.
+        self._new_folders: list[Path] = []
         super().__init__(*arguments, **options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method in Lightning
@@ -281,10 +288,18 @@ class FederatedCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:
+            self._run_and_explain_errors(subcommand)
+        except ConfigurationError:
+            if self._new_folders and self.loop.round_index == 0:  # nothing was trained
+                run, *folders_above = self._new_folders
+                shutil.rmtree(run, ignore_errors=True)
+                remove_empty(folders_above)
+            raise
+
+    def _run_and_explain_errors(self, subcommand: str) -> None:
+        try:
             super()._run_subcommand(subcommand)
         except ConfigurationError:
-            if self._new_folder is not None and self.loop.round_index == 0:
-                shutil.rmtree(self._new_folder, ignore_errors=True)  # nothing was trained
             raise
         except ValueError as error:
             *_, (innermost_frame, _line) = traceback.walk_tb(error.__traceback__)
@@ -366,7 +381,7 @@ class FederatedCLI(LightningCLI):
             return
         folder = run_folder(self.trainer)
         if not folder.exists():
-            self._new_folder = folder
+            self._new_folders = folders_to_make(folder)
             return
         if leaves_files(self.trainer) and not self.starts_anew:
             check_unused(folder, checkpoint)
@@ -379,7 +394,7 @@ class FederatedCLI(LightningCLI):
             warnings.warn(f"{logged_values} was there: it is kept in {new_path}.", stacklevel=2)
 
     def _leave_no_run(self, config: Any) -> None:
-        """Prevent a command other than ``fit`` from writing into a run or making a new one, except predictions."""
+        """Prevent commands other than ``fit`` from writing into a run, except predictions."""
         # Lightning warns that the run continues in another folder, but here nothing is saved.
         warnings.filterwarnings("ignore", message="The dirpath has changed")
         remaining_loggers = [

@@ -49,7 +49,6 @@ from flsv.cli.command import command_parser, display_path, from_1, printer
 from flsv.cli.retrained_run import Question, RunSummary, copy_of_saved_run, summarized_run
 from flsv.core.artifacts import client_folders
 from flsv.functional.intervals import interval_over_seeds
-from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.report.basis import ALL_TAKE_PART, basis_of_retrained
 from flsv.report.reading import open_run
 from flsv.report.shares import findings
@@ -64,7 +63,7 @@ from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import UtilityStore
 from flsv.scores.performance import Judges
 from flsv.utilities.atomic_files import FolderLock
-from flsv.utilities.choices import Participation
+from flsv.utilities.choices import Participation, Trainings
 from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.display import BRACKETS_NOTE
@@ -74,7 +73,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 @checked
 def retrain(
     run: Path,
-    coalitions: Which = "both",
+    coalitions: Trainings = "both",
     *,
     metric: str | None = None,
     mode: str | None = None,
@@ -84,6 +83,7 @@ def retrain(
     participation: Participation = "drawn",
     overrides: Sequence[str] = (),
     jobs: Count = 1,
+    halvings: Count = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
     """Train a run's federation again with only some of its clients, and compute the clients' Shapley values."""
@@ -103,8 +103,12 @@ def retrain(
         for text in summary.notes:
             say(text)
         names = summary.question.names
-        masks = few_coalitions(len(summary.clients), coalitions)
-        outputs = stored_outputs(masks, summary.question.measure)
+        outputs = stored_outputs(
+            coalitions,
+            len(summary.clients),
+            measure=summary.question.measure,
+            halvings=halvings,
+        )
         store = UtilityStore(run / summary.question.file, names, summary.settings, outputs=outputs)
         if not (changes or summary.is_another_game):
             copy_from_run(
@@ -115,11 +119,11 @@ def retrain(
                 seeds=range(summary.seed, summary.seed + (seeds or NUM_SEEDS)),
                 num_rounds=summary.rounds,
             )
-        fits = _fits(summary, jobs)
         retrained = train_seeds(
-            _training(summary, fits),
-            fits.predict,
+            _training(summary, _fits(summary, jobs)),
+            summary.clients,
             design=coalitions,
+            halvings=halvings,
             first_seed=summary.seed,
             num_seeds=seeds,
             store=store,
@@ -250,7 +254,7 @@ def _fits(summary: RunSummary, jobs: int) -> CopiedFits:
 
 
 def _training(summary: RunSummary, fits: CopiedFits) -> CoalitionTraining:
-    """Return the training of a run's coalitions, which must come to the run's checkpoint if there is one."""
+    """Return the training of a run's coalitions, checked against its checkpoint."""
     return CoalitionTraining(
         fits, summary.order, num_samples=summary.num_samples, proof=summary.proof
     )
@@ -323,11 +327,13 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--trainings",
         dest="coalitions",
-        choices=get_args(Which),
+        choices=get_args(Trainings),
         default="both",
         metavar="WHICH",
-        help=f"coalitions to train: {', '.join(get_args(Which))}. Default: both. leave-one-out only ranks",
+        help=f"coalitions to train: {', '.join(get_args(Trainings))}. Default: both. leave-one-out only ranks",
     )
+    halvings = "with --trainings halves: how often the clients are halved. Default: 1"
+    parser.add_argument("--halvings", type=from_1, default=1, help=halvings)
     performances = "accuracy, balanced_accuracy, negative_loss, auroc, average_precision, f1"
     parser.add_argument(
         "--metric",

@@ -18,8 +18,8 @@ from flsv.cli.parser import FederatedCLI
 from flsv.cli.saved_run import SILENT_ARGUMENTS, make_run, saved_run
 from flsv.configuration.identity import Identity, config_settings
 from flsv.federation import FederatedLoop
-from flsv.functional.shapley.few_coalitions import Which, few_coalitions
 from flsv.games.coalition_utility import Measure
+from flsv.metrics.coalitions.design import coalition_masks
 from flsv.results.folder import RECORD
 from flsv.results.record import read_record
 from flsv.results.text import joined
@@ -39,7 +39,7 @@ from flsv.scores.performance import (
     title_of,
     warn_of_rarity,
 )
-from flsv.utilities.choices import Participation
+from flsv.utilities.choices import Participation, Trainings
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import refuse_other_versions
@@ -157,7 +157,7 @@ class RunSummary:
 
 
 def summarize(
-    run: Path, arguments: Sequence[str], seed: int, question: Question, coalitions: Which
+    run: Path, arguments: Sequence[str], seed: int, question: Question, coalitions: Trainings
 ) -> RunSummary:
     """Build a run's federation, check it, and return its summary."""
     with warnings.catch_warnings(record=True) as caught_warnings:
@@ -172,7 +172,7 @@ def summarize(
         _check_data(run, record, identity, data.client_names)
         check_draws(
             sampler_of(cli.loop, question.participation),
-            few_coalitions(data.num_clients, coalitions),
+            coalition_masks(coalitions, data.num_clients),
         )
         caught_warnings.clear()
         if isinstance(measure, ModelScore):
@@ -232,7 +232,7 @@ def summarize(
 
 
 def _rounds(record: Mapping[str, Any], arguments: Sequence[str], cli: FederatedCLI) -> int | None:
-    """Return the number of rounds that are asked for. By default those that the run had, if it has ended."""
+    """Return the number of rounds: as asked for, or as the run had."""
     is_asked_for = any(argument.startswith("--trainer.max_epochs") for argument in arguments)
     if is_asked_for:
         return cli.trainer.max_epochs
@@ -319,7 +319,7 @@ def _judges_of(loop: FederatedLoop) -> Judges:
 def _checkpoint_or_reason(
     run: Path, seed: int, rounds: int | None, changed_settings: Sequence[str]
 ) -> tuple[Path | None, str | None]:
-    """Return the run's last checkpoint and None, or None and the reason why trainings cannot be compared with it."""
+    """Return the run's last checkpoint, or None and the reason."""
     if changed_settings:
         return None, "; ".join(changed_settings)
     folder = run / "checkpoints"
@@ -366,7 +366,7 @@ def copy_of_saved_run(summary: RunSummary, seed: int) -> RunCopy:
 
 @contextmanager
 def summarized_run(
-    run: Path, overrides: Sequence[str], question: Question, coalitions: Which
+    run: Path, overrides: Sequence[str], question: Question, coalitions: Trainings
 ) -> Iterator[RunSummary]:
     """Make the summary of a saved run, and yield it. See :func:`summarize` for the arguments."""
     with saved_run(run, overrides) as (arguments, seed):

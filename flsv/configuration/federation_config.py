@@ -91,7 +91,7 @@ class Reporting:
         files: write ``contributions.csv``, ``run.json`` and the clients' pictures, and reserve the run's folder for
             this run. A trainer with neither a logger nor a ``default_root_dir`` has no folder for these files.
         client_steps: a client's steps between two values that it logs with ``on_step=True``, in the loggers' curves
-            ``<name>/<client>``, which have for each round what it logs with ``on_epoch=True``, too. 0: no curves.
+            ``<name>/<client>`` over its steps, beside what it logs with ``on_epoch=True`` over rounds. 0: no curves.
 
     Raises:
         ConfigurationError: a number is out of range, or a word is unknown.

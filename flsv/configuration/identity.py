@@ -41,7 +41,14 @@ IDLE_OPTIONS = {
 #: Sections of a configuration that determine a run's results.
 SECTIONS = ("model", "optimizer", "lr_scheduler", "data", "federation", "trainer")
 #: Packages whose classes' source is not hashed.
-INSTALLED_PACKAGES = {*PACKAGES, "torchvision", "torchmetrics", "timm", *sys.stdlib_module_names}
+INSTALLED_PACKAGES = {
+    "flsv",
+    *PACKAGES,
+    "torchvision",
+    "torchmetrics",
+    "timm",
+    *sys.stdlib_module_names,
+}
 #: Arguments of strategies, metrics and privacy that may change when a run is resumed, such as the privacy budget.
 CHANGEABLE_ON_RESUME = {"max_epsilon", "workers", "server_lr"}
 

@@ -42,6 +42,10 @@ class Numbers:
     Example:
         >>> cluster = Numbers(torch.float64, lowest=0, highest=2, whole=True)
         >>> cluster.check(torch.tensor(1.0, dtype=torch.float64))
+        >>> Numbers(torch.complex64).check(torch.tensor(1j))
+        Traceback (most recent call last):
+            ...
+        ValueError: expected real numbers, not torch.complex64
         >>> cluster.check(torch.tensor(0.5, dtype=torch.float64))
         Traceback (most recent call last):
             ...
@@ -64,6 +68,8 @@ class Numbers:
         else:
             raise ValueError(f"expected a number ({self.kind.__name__}), not {value!r:.80}")
 
+        if numbers.is_complex():
+            raise ValueError(f"expected real numbers, not {numbers.dtype}")
         is_in_range = (numbers >= self.lowest) & (numbers <= self.highest)  # False for NaN
         if not bool(is_in_range.all()):
             raise ValueError(f"expected numbers from {self.lowest:g} to {self.highest:g}")

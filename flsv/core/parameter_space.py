@@ -484,7 +484,7 @@ def _shared_by_words(
     frozen: set[str],
     head: str | None,
 ) -> tuple[set[str], set[str]]:
-    """Return the names that the words of ``share`` include, and those that they exclude by ``!``. Later words win."""
+    """Return the names that ``share`` includes, and those that it excludes by ``!``. Later words win."""
     words = [share] if isinstance(share, str) else share
     excluded: set[str] = set()
     shared: set[str] = set()

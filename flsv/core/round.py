@@ -303,7 +303,7 @@ class Round:
             block += share * global_block
 
     def _normalize_buffers(self, combined: Tensor, total: Tensor) -> None:
-        """Divide the buffers of a sum of models ``[P]`` by the sum ``total`` of their weights, in place."""
+        """Divide the buffers in a weighted sum ``[P]`` by ``total``, in place."""
         num_parameters = self.space.num_parameters
         if num_parameters == self.space.size:
             return

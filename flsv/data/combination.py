@@ -71,7 +71,7 @@ class Combination:
         return replace(self, seed=options.seed, groups=groups, keeps_groups=keeps_groups)
 
     def _is_of_primary(self, part: LoaderPart) -> bool:
-        """Return whether a loader reads the first one's data set, or one of the same length, row by row."""
+        """Return whether a loader's data set shares its rows with the first one's."""
         base, _ = part.base_rows()
         primary_base, _ = self.primary.base_rows()
         return base is primary_base or len(base) == len(primary_base)
@@ -82,26 +82,24 @@ class Combination:
         """Return the batches of loaders, each made by a function of its generator."""
         return CombinedBatches(self.template, makers, generator)
 
-    def deal(self, splits: FederatedSplits, client_names: Sequence[str]) -> list[list[Tensor]]:
+    def deal(self, splits: FederatedSplits) -> list[list[Tensor]]:
         """Return each further loader's samples of each client, int64 ``[n]``."""
         rows_by_loader = []
         for position, part in enumerate(self.further, start=2):  # in messages the first loader is 1
-            owners = self._owners(part, splits, client_names, position)
+            owners = self._owners(part, splits, position)
             rows_by_client = []
             for client in range(len(splits.clients)):
                 rows = (owners == client).nonzero().flatten()
                 if len(rows) == 0 or len(part.loader(rows, None)) == 0:
                     raise ConfigurationError(
-                        f"{client_called(client, client_names, 'Client')} has {len(rows)} samples of training loader "
+                        f"{client_called(client, splits.names, 'Client')} has {len(rows)} samples of training loader "
                         f"{position}, not one batch of {part.options['batch_size']}. Give more, or smaller batches."
                     )
                 rows_by_client.append(rows)
             rows_by_loader.append(rows_by_client)
         return rows_by_loader
 
-    def _owners(
-        self, part: LoaderPart, splits: FederatedSplits, client_names: Sequence[str], position: int
-    ) -> Tensor:
+    def _owners(self, part: LoaderPart, splits: FederatedSplits, position: int) -> Tensor:
         """Return the client that has each sample of a loader, int64 ``[N]``."""
         owners = self._owners_in_first_loader(part, splits)
         if part.indices is not None:
@@ -117,7 +115,7 @@ class Combination:
                     f"training loader {position}: each client is a group, and {type(part.dataset).__name__} does not "
                     "say to which group a sample belongs. Give it an attribute `groups`, one entry per sample."
                 )
-            number_of_client = dict(zip(client_names, range(len(client_names))))
+            number_of_client = {name: client for client, name in enumerate(splits.names)}
             owner_of_group = [number_of_client.get(name, _NOBODY) for name in group_names]
             owner_by_group = torch.tensor(owner_of_group)[group_numbers]  # of each row
             is_contradicted = (owners >= 0) & (owners != owner_by_group)
@@ -164,9 +162,8 @@ class Combination:
             base_owners[divided_rows] = _NOBODY
 
             # 3. A client has the samples that it trains on in the first loader.
-            for client, client_split in enumerate(splits.clients):
-                rows_of_client = primary_rows[client_split["train"]]
-                base_owners[rows_of_client] = client
+            for client, samples in enumerate(splits.train):
+                base_owners[primary_rows[samples]] = client
         return base_owners[rows_of_part]
 
 
@@ -254,7 +251,7 @@ def combination_of(
 
 
 def _contains(dataset: Any, inner_dataset: Any) -> bool:
-    """Return whether a ConcatDataset has another data set, or a part of it, among those that it joins."""
+    """Return whether a ConcatDataset joins another data set, or a part of it."""
     if isinstance(dataset, ConcatDataset):
         return any(
             part is inner_dataset or _contains(part, inner_dataset) for part in dataset.datasets

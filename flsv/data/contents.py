@@ -71,7 +71,7 @@ def _hash_of_rows(dataset: Any, indices: Tensor) -> str:
 
 
 def _facts_of_files(dataset: Any, indices: Tensor) -> list[Any]:
-    """Return an image folder's file names and sizes at ``indices``, and hashes of small files. Other data give none."""
+    """Return an image folder's file names and sizes at ``indices``, and small files' hashes."""
     from torchvision.datasets import DatasetFolder
 
     if not isinstance(dataset, DatasetFolder):
@@ -98,9 +98,8 @@ def _is_numeric_array(value: Any) -> bool:
 
 
 def _hash_of_sample(dataset: Any, index: int) -> bytes:
-    """Return the hash of one sample, or an empty one if two readings differ or fail.
-
-    It reads from a shallow copy of the data set, because each worker must open the data set's files itself.
+    """Return one sample's hash, or an empty one if two readings differ or fail. A shallow copy lets each worker open
+    files itself.
     """
     hashes = []
     for _ in range(2):  # read twice, to see whether it changes

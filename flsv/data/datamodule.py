@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -22,7 +21,7 @@ from flsv.data.federated_data import (
     without_flagged,
 )
 from flsv.data.federation_view import BATCH_HOOKS, FederationView
-from flsv.data.loaders import Loader
+from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.read_back import check_read_back, warn_of_random_evaluation
 from flsv.data.sources.base import TORCHVISION_SETS, Files, Reading, SourceData, Whole, known_as
@@ -158,7 +157,6 @@ class FederatedDataModule(FederationView):
         table_columns = None
         if label is not None:
             table_columns = _checked_columns(columns)
-        self._reading = Reading(files, label, group, table_columns, pos_label)
         # Not as attributes val and test: __getattr__ has to find a wrapped module's attributes of these names.
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
@@ -183,15 +181,20 @@ class FederatedDataModule(FederationView):
             GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed)
         )
         check("partitioner", self.partitioner, Partitioner)
-        self._reading = replace(
-            self._reading,
+        self._reading = Reading(
+            files,
+            label,
+            group,
+            table_columns,
+            pos_label,
             is_alone=isinstance(self.partitioner, OneClient),
             split_columns=splits.columns,
         )
         self.corruptions = tuple(corruptions or ())
         for corruption in self.corruptions:
-            corruption_class = resolve_name("flsv.data.corruption:Corruption")
-            check("corruptions", corruption, corruption_class)
+            from flsv.data.corruption import Corruption
+
+            check("corruptions", corruption, Corruption)
             if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
                 raise ConfigurationError(
                     f"{corruption!r} needs data sets, (train, test), not a data module's loaders."
@@ -246,7 +249,8 @@ class FederatedDataModule(FederationView):
             return
         is_of_torchvision = known_as(self.source) in TORCHVISION_SETS
         if self.files.download and self._clients is None and is_of_torchvision:
-            load_image_data = resolve_name("flsv.data.sources.named:load_image_data")
+            from flsv.data.sources.named import load_image_data
+
             load_image_data(self.source, self.files.root, download=True)
 
     def setup(self, stage: str | None = None) -> None:
@@ -263,24 +267,27 @@ class FederatedDataModule(FederationView):
         if source.summary is not None:
             self._wait_for_encoder(source)
             return
+        labels = self._labels_beside(source)
         self._partitioned = partition_data(
             source,
             self.partitioner,
             self.splits,
             self.loader,
             groups=self.groups,
-            labels=self.labels,
+            labels=labels,
             pos_label=self.pos_label,
             corruptions=self.corruptions,
             batch_size=self._batch_size,
         )
         _ = self._partitioned.further_loaders  # an error, if a client has no samples of one
-        check_read_back(self._partitioned, self._has_samples_labels(source))
+        check_read_back(self._partitioned, compare_labels=labels is None)
         warn_of_random_evaluation(self._partitioned)
         self._needs_setup = False
         if self.splits.detector is not None:
             num_samples = int(self.num_samples.sum())
-            self._partitioned = without_flagged(self, self._partitioned, self.splits.detector)
+            generator = generator_for(self.seed, "flagged samples")
+            unflagged_by_client = self.splits.detector.unflagged(self, generator)
+            self._partitioned = without_flagged(self._partitioned, unflagged_by_client)
             self._num_dropped = num_samples - int(self.num_samples.sum())
 
     def _wait_for_encoder(self, source: SourceData) -> None:
@@ -312,9 +319,9 @@ class FederatedDataModule(FederationView):
                 module.setup(needed_stage)
                 self._stages.add(needed_stage)
 
-    def _has_samples_labels(self, source: SourceData) -> bool:
-        """Return whether flsv has read the classes from the data, and the user has given no others."""
-        return self.labels is None or source.labeled
+    def _labels_beside(self, source: SourceData) -> Any:
+        """Return the user's argument ``labels``, or None if the classes are those that the samples have."""
+        return None if source.labeled else self.labels
 
     def deal_from(self, first_client: int) -> None:
         """Set up the data at a participant's own site, where the first client has the id ``first_client``."""
@@ -326,7 +333,7 @@ class FederatedDataModule(FederationView):
     @property
     def needs_encoder(self) -> bool:
         """Return whether these data are a site's table that waits for the encoder of all sites."""
-        return self._data.summary is not None
+        return self._source.summary is not None
 
     @property
     def encoder(self) -> AgreedEncoder | None:
@@ -336,9 +343,10 @@ class FederatedDataModule(FederationView):
 
     def table_summary(self) -> TableSummary:
         """Return what a site tells about its table, so that all sites can agree on one encoder."""
-        if self._data.summary is None:
+        summary = self._source.summary
+        if summary is None:
             raise ConfigurationError("only a table that has no encoder yet is summarized.")
-        return self._data.summary(self.client_indices(0))
+        return summary(self.client_indices(0))
 
     def encode(self, encoder: AgreedEncoder | None) -> None:
         """Encode a site's table by the encoder of all sites. None: the table waits for one again."""
@@ -364,8 +372,9 @@ class FederatedDataModule(FederationView):
         source = open_source(
             self.source, self._reading, self._held_out, self._clients, joining={name: client_data}
         )
-        self._partitioned = with_client(self._data, source, name, self.loader, self.labels)
-        check_read_back(self._partitioned, self._has_samples_labels(source))  # raises an error
+        labels = self._labels_beside(source)
+        self._partitioned = with_client(self._data, source, name, self.loader, labels)
+        check_read_back(self._partitioned, compare_labels=labels is None)  # raises an error
 
     def teardown(self, stage: str) -> None:
         """Call a wrapped data module's ``teardown``.
@@ -406,18 +415,19 @@ class FederatedDataModule(FederationView):
 
     def val_dataloader(self) -> Any:
         """Return the server's validation loader, or an empty list if there is none."""
-        return [] if self._data.val is None else self._data.val
+        loaders = self._data.val_loaders
+        return [] if loaders is None else loaders
 
     def test_dataloader(self) -> Any:
         """Return a loader of the test set, which contains no client's samples."""
         if self._module is not None and is_overridden("test_dataloader", self._module):
             return self._module.test_dataloader()
-        test = self._data.test
+        test = self._source.test
         if test is None:
             raise ConfigurationError(
                 f"{self._source_name} has no test data: set test=, or source=(train, test)."
             )
-        return self._data.eval_loader(test)
+        return make_loader(test, **self._source.eval_options)
 
     def predict_dataloader(self) -> Any:
         """Return the wrapped data module's prediction loader, or else the test loader."""
@@ -430,18 +440,17 @@ class FederatedDataModule(FederationView):
     @property
     def batch_size(self) -> int | None:
         """Samples per training batch: the argument, else the number found by ``setup`` or in a wrapped data module."""
-        size_found_by_setup = (
-            None if self._partitioned is None else self._partitioned.train_options["batch_size"]
-        )
+        size_found_by_setup = None
+        if self._partitioned is not None:
+            size_found_by_setup = self._source.train_options["batch_size"]
         return self._batch_size or size_found_by_setup or getattr(self._module, "batch_size", None)
 
     @batch_size.setter
     def batch_size(self, size: int | None) -> None:
         if self._partitioned is not None and size is not None:
-            self._partitioned = replace(
-                self._partitioned,
-                train_options={**self._partitioned.train_options, "batch_size": size},
-            )
+            train_options = {**self._source.train_options, "batch_size": size}
+            source = replace(self._source, train_options=train_options)
+            self._partitioned = replace(self._partitioned, source=source)
         self._batch_size = size
 
     @property
@@ -455,9 +464,9 @@ _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
 
 def _checked_columns(options: GivenColumns) -> Columns:
     """Return options of a table's columns, whose class is loaded for tables only."""
-    as_columns = resolve_name("flsv.data.sources.columns:as_columns")
-    columns: Columns = as_columns(options)
-    return columns
+    from flsv.data.sources.columns import as_columns
+
+    return as_columns(options)
 
 
 def _name(name: Any) -> Any:

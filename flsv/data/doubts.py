@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -74,6 +75,8 @@ MIN_UNIT_DISTANCE = 5.0
 #: Smallest and largest share of a site's values that are another unit's, beyond that of the other sites.
 MIN_PART = 0.01
 MAX_PART = 0.95
+#: Largest share of a site's values that may be of another unit where other sites have such a part, too.
+MAX_PART_EVERYWHERE = 0.25
 #: Largest number of values between two units, as a share of the values of the other unit.
 MAX_SHARE_BETWEEN = 0.1
 #: Strength from which on a doubt is strong.
@@ -87,12 +90,13 @@ STRENGTH_OF_OWN_CATEGORIES = 0.25
 ALL_COLUMNS = "all columns"
 
 
-#: What is doubtful: values are missing, codes of missing ones, all the same, of another unit, all or in part, or of
-#: another origin, or categories are of one site only. A column numbers the cases, or tells the site. Rows are at a site
-#: twice, or at two sites. A class has another share.
+#: What is doubtful: values are missing, codes of missing ones, another coding of yes and no, all the same, of another
+#: unit, all or in part, or of another origin, or categories are of one site only. A column numbers the cases, or tells
+#: the site. Rows are at a site twice, or at two sites. A class has another share.
 DoubtKind = Literal[
     "missing",
     "gaps",
+    "coding",
     "constant",
     "unit",
     "part",
@@ -156,6 +160,7 @@ def find_doubts(
             text = "has one value at each site: it tells the model where a row is from"
             doubts.append(Doubt(STRONG_DOUBT, "most sites", name, text, kind="site"))
             continue
+        doubts += doubts_of_codings(name, _codes_of_sites(sites, columns))
         for index, site in enumerate(sites):
             for finding in _gap_codes(columns[index]):
                 doubts.append(finding.as_doubt(site.site, name))
@@ -169,7 +174,7 @@ def find_doubts(
 
 
 class Finding(NamedTuple):
-    """Result of comparing a site's column with those of other sites, with the attributes of :class:`Doubt`."""
+    """Result of comparing a site's column with others, see :class:`Doubt`."""
 
     strength: float
     text: str
@@ -182,7 +187,7 @@ class Finding(NamedTuple):
 def _without_counterparts(
     doubts: Sequence[Doubt],
 ) -> list[Doubt]:
-    """Leave out doubts about the one of two sites that has the usual values, or that no one can tell from the other."""
+    """Keep the strongest doubt about a column's unit or origin."""
     # If one site's numbers have another unit or origin, the others' differ from its numbers, too.
     strongest_of_scale: dict[tuple[str, str], Doubt] = {}
     other_doubts = []
@@ -209,7 +214,7 @@ def _missing(column: pd.Series, other_values: pd.Series) -> Iterator[Finding]:
 
 
 def _gap_codes(column: pd.Series) -> Iterator[Finding]:
-    """Find a number such as -999 or 99 that several rows have, far outside all other values of the site."""
+    """Find numbers such as -999 that several rows have, far outside the site's others."""
     numbers = column.dropna()
     if not pd.api.types.is_numeric_dtype(numbers):
         return
@@ -224,6 +229,44 @@ def _gap_codes(column: pd.Series) -> Iterator[Finding]:
         if width > 0 and distance > MIN_WIDTHS_TO_A_CODE * width:
             text = f"{count} values are {code:g}, far from all others, as a code for a missing value: set gaps"
             yield Finding(2 * STRONG_DOUBT, text, "gaps")
+
+
+def _codes_of_sites(
+    sites: Sequence[SiteTable],
+    columns: Sequence[pd.Series],
+) -> dict[str, tuple[float, float]]:
+    """Return each site's two whole numbers. Empty if a site has other values."""
+    codes_by_site = {}
+    for site, column in zip(sites, columns):
+        counts = column.value_counts()
+        is_numeric = pd.api.types.is_numeric_dtype(counts.index)
+        if len(counts) > 2 or not is_numeric or any(code % 1 for code in counts.index):
+            return {}
+        if len(counts) == 2 and counts.min() >= MIN_COUNT_OF_SHARE:
+            low, high = sorted(map(float, counts.index))
+            codes_by_site[site.site] = low, high
+    return codes_by_site
+
+
+def doubts_of_codings(
+    name: str,
+    codes_by_site: Mapping[str, tuple[float, float]],
+) -> Iterator[Doubt]:
+    """Find sites that write a yes and no by other two numbers than most sites."""
+    counts = Counter(codes_by_site.values())
+    if len(counts) < 2:
+        return
+    ((usual_codes, _),) = counts.most_common(1)
+    for site, codes in codes_by_site.items():
+        if codes[0] == usual_codes[0]:  # 0 and 2 beside 0 and 1 may be counts
+            continue
+        low, high = codes
+        usual_low, usual_high = usual_codes
+        text = (
+            f"values are {low:g} and {high:g}, at most sites {usual_low:g} and {usual_high:g}, as of two codings of "
+            "yes and no: write one"
+        )
+        yield Doubt(2 * STRONG_DOUBT, site, name, text, kind="coding")
 
 
 def _unusual_values(column: pd.Series, other_column: pd.Series) -> Iterator[Finding]:
@@ -298,7 +341,7 @@ def _parts_of_another_unit(
     own_values: pd.Series,
     other_values: pd.Series,
 ) -> Iterator[Finding]:
-    """Find rows of a site whose numbers are of another unit than its other numbers and those of the other sites."""
+    """Find rows whose numbers are of another unit than all others."""
     own_logarithms = np.log(own_values[own_values > 0])
     other_logarithms = np.log(other_values[other_values > 0])
     if min(len(own_logarithms), len(other_logarithms)) < MIN_VALUES or other_values.nunique() < 10:
@@ -312,12 +355,35 @@ def _parts_of_another_unit(
             own_part = _part_near(own_logarithms - center, shift, spread)
             usual_part = _part_near(other_logarithms - center, shift, spread)
             share = len(own_part) / len(own_logarithms)
-            excess = share - len(usual_part) / len(other_logarithms)
-            if MIN_PART < excess < MAX_PART and len(own_part) >= MIN_COUNT_OF_SHARE:
+            usual_share = len(usual_part) / len(other_logarithms)
+            if len(own_part) < MIN_COUNT_OF_SHARE or share < MIN_PART:
+                continue
+
+            is_excess = MIN_PART < share - usual_share < MAX_PART
+            # Parts of all sites may also be right: this is no strong doubt.
+            is_everywhere = spread > 0 and max(share, usual_share) < MAX_PART_EVERYWHERE
+            if is_excess or is_everywhere:
                 ratio = math.exp(own_part.median())
-                text = f"{len(own_part)} of {len(own_logarithms)} {ratio_text(ratio)}"
-                yield Finding(STRONG_DOUBT * (1 + share), text, "part")
+                low, high = _rounded_bounds(np.exp(own_part + center))
+                count = f"{len(own_part)} of {len(own_logarithms)}"
+                text = f"{count} {ratio_text(ratio)}, all between {low:g} and {high:g}"
+                strength = STRONG_DOUBT if is_excess else 1.0
+                yield Finding(strength * (1 + share), text, "part")
                 return
+
+
+def _rounded_bounds(values: pd.Series) -> tuple[float, float]:
+    """Return bounds of positive values, of one digit, that are no row's value."""
+    # The tables' data dictionary, which goes to all sites, tells them. A value of 70 is between 60 and 80.
+    smallest = float(values.min())
+    largest = float(values.max())
+    step_of_smallest = 10.0 ** math.floor(math.log10(smallest))
+    step_of_largest = 10.0 ** math.floor(math.log10(largest))
+
+    # Exponentials of logarithms are not exact.
+    low = math.ceil(smallest / step_of_smallest - 1e-9) - 1
+    high = math.floor(largest / step_of_largest + 1e-9) + 1
+    return low * step_of_smallest, high * step_of_largest
 
 
 def _part_near(
@@ -325,7 +391,7 @@ def _part_near(
     shift: float,
     spread: float,
 ) -> pd.Series:
-    """Return the distances from the usual logarithm that gather around ``shift``, none if they do not gather there."""
+    """Return the distances that gather around ``shift``, if they do."""
     positions = distances / shift  # 0 at the usual unit, 1 at the other
     part = distances[positions > 0.5]
     num_between = int(positions.between(0.4, 0.6).sum())
@@ -396,7 +462,6 @@ def _identifiers(name: str, columns: Sequence[pd.Series]) -> Iterator[Doubt]:
 def _rows_twice(
     sites: Sequence[SiteTable],
 ) -> Iterator[Doubt]:
-    """Find rows that a site has twice, and rows that two sites have."""
     hashes = [pd.util.hash_pandas_object(site.columns, index=False) for site in sites]
     shares_twice = [float(rows.duplicated().mean()) for rows in hashes]
     chance_of_equality = float(np.median([_chance_of_equality(rows) for rows in hashes]))

@@ -1,34 +1,29 @@
-"""Data of a source, partitioned among clients, as the data module stores them after ``setup``."""
+"""The federation: who has which samples of a source, as the data module stores it after ``setup``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from flsv.data.contents import check_inputs
 from flsv.data.groups import client_called, column, named_groups
-from flsv.data.labels import Classes, check_positive, dataset_labels, find_classes
-from flsv.data.loaders import Loader, TensorBatches, WeightedDraws, make_loader, preload, tensors_of
+from flsv.data.labels import check_positive, dataset_labels, find_classes
+from flsv.data.loaders import Loader, make_loader, preload, tensors_of
 from flsv.data.partition import OneClient, Partitioner, partition_counts
 from flsv.data.sources.base import SourceData, concatenated
-from flsv.data.splits import HELD_OUT, FederatedSplits, SampleFilter, Splits, split_federation
+from flsv.data.splits import HELD_OUT, FederatedSplits, Splits, split_federation
 from flsv.data.streams import LoaderPart, has_streams
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
-    from flsv.data.combination import Combination, CombinedBatches
     from flsv.data.corruption import Corruption
-    from flsv.data.datamodule import FederatedDataModule
-    from flsv.data.sources.agreed import AgreedEncoder, TableSummary
-    from flsv.data.sources.columns import ColumnCard
 
 
 #: Smallest default size of batches of tensors in an evaluation. They cost no time to make.
@@ -37,22 +32,11 @@ MIN_EVAL_BATCH_SIZE = 256
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Partitioned data: data sets, indices of each client's samples, and loader options."""
+    """A source, the indices of each client's samples, and which samples corruptions changed, bool ``[N]``."""
 
-    train: Dataset[Any]
-    val: Iterable[Any] | None
-    test: Dataset[Any] | None
+    source: SourceData
     splits: FederatedSplits
-    classes: Classes
-    train_options: dict[str, Any]
-    eval_options: dict[str, Any]
     is_changed: Tensor
-    columns: tuple[ColumnCard, ...] = ()
-    by_rarity: bool = False
-    draws: WeightedDraws | None = None
-    summary: Callable[[Tensor], TableSummary] | None = None
-    combination: Combination | None = None
-    encoder: AgreedEncoder | None = None
 
     @cached_property
     def class_counts(self) -> Tensor:
@@ -60,20 +44,15 @@ class FederatedData:
 
         The labels are those after corruptions.
         """
-        train_samples = [client["train"] for client in self.splits.clients]
-        return partition_counts(train_samples, self.classes.labels, len(self.classes.names))
-
-    @cached_property
-    def client_names(self) -> tuple[str, ...]:
-        """Names of the clients, or their numbers as texts if the data have no names."""
-        return self.splits.names or tuple(map(str, range(len(self.splits.clients))))
+        classes = self.source.classes
+        return partition_counts(self.splits.train, classes.labels, len(classes.names))
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, from reading one sample. Empty if a batch has no tensor."""
-        first_sample = self.splits.clients[0]["train"][:1]
-        collate_fn = self.eval_options.get("collate_fn")
-        loader = make_loader(self.train, first_sample, batch_size=1, collate_fn=collate_fn)
+        first_sample = self.splits.train[0][:1]
+        collate_fn = self.source.eval_options.get("collate_fn")
+        loader = make_loader(self.source.train, first_sample, batch_size=1, collate_fn=collate_fn)
         batch: Any = next(iter(loader))
         if isinstance(batch, Mapping):
             parts = list(batch.values())
@@ -86,61 +65,52 @@ class FederatedData:
                 return tuple(part.shape[1:])
         return ()
 
+    @cached_property
+    def val_loaders(self) -> Iterable[Any] | None:
+        """The server's validation batches, or None."""
+        source = self.source
+        if source.val is not None:
+            return make_loader(source.val, **source.eval_options)
+        if len(self.splits.server_val):
+            return make_loader(source.train, self.splits.server_val, **source.eval_options)
+        return source.val_loaders
+
+    @cached_property
+    def further_loaders(self) -> list[tuple[LoaderPart, list[Tensor]]]:
+        """Each further training loader's part, and its samples of each client, int64 ``[n]``."""
+        combination = self.source.combination
+        if combination is None:
+            return []
+        samples = combination.deal(self.splits)
+        return list(zip(combination.further, samples, strict=True))
+
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors from which training batches are gathered, ``[N, ...]`` each.
 
         The tuple is empty if samples are read one by one.
         """
-        tensors, _ = tensors_of(self.train, collate_fn=self.train_options.get("collate_fn"))
+        collate_fn = self.source.train_options.get("collate_fn")
+        tensors, _ = tensors_of(self.source.train, collate_fn=collate_fn)
         return tensors or ()
 
     def to_device(self, device: torch.device) -> FederatedData:
         """Return a copy whose training and validation tensors lie on ``device``."""
-        tensors = self.tensors()
-        _, rows = tensors_of(self.train)  # rows of a Subset, None for all
-        device_data = TensorDataset(*(tensor.to(device) for tensor in tensors))
-        train: Dataset[Any] = device_data
-        if rows is not None:
-            train = Subset(device_data, rows.tolist())
+        sets_by_tensors: dict[int, TensorDataset] = {}  # training and validation may share them
 
-        val = self.val
-        if isinstance(val, TensorBatches):
-            shares_tensors = val.tensors is tensors  # these are then not copied twice
-            val = copy(val)
-            if shares_tensors:
-                val.tensors = device_data.tensors
-            else:
-                val.tensors = tuple(tensor.to(device) for tensor in val.tensors)
-        return replace(self, train=train, val=val)
+        def moved(dataset: Any, options: Mapping[str, Any]) -> Any:
+            tensors, rows = tensors_of(dataset, collate_fn=options.get("collate_fn"))
+            if tensors is None:
+                return dataset
+            device_set = sets_by_tensors.get(id(tensors))
+            if device_set is None:
+                device_set = TensorDataset(*(tensor.to(device) for tensor in tensors))
+                sets_by_tensors[id(tensors)] = device_set
+            return device_set if rows is None else Subset(device_set, rows.tolist())
 
-    @cached_property
-    def further_loaders(self) -> list[tuple[LoaderPart, list[Tensor]]]:
-        """Each further training loader's part, and its samples of each client, int64 ``[n]``."""
-        if self.combination is None:
-            return []
-        samples = self.combination.deal(self.splits, self.client_names)
-        return list(zip(self.combination.further, samples, strict=True))
-
-    def train_loader(
-        self, clients: Sequence[int], generator: torch.Generator | None
-    ) -> TensorBatches | DataLoader[Any] | CombinedBatches:
-        """Return a loader of the clients' training batches, shuffled unless ``generator`` is None."""
-        rows = torch.cat([self.splits.clients[client]["train"] for client in clients])
-        train_part = LoaderPart(self.train, self.train_options, draws=self.draws)
-        if self.combination is None:
-            return train_part.loader(rows, generator)
-
-        makers = [partial(train_part.loader, rows)]
-        for part, rows_by_client in self.further_loaders:
-            further_rows = torch.cat([rows_by_client[client] for client in clients])
-            makers.append(partial(part.loader, further_rows))
-        return self.combination.batches(makers, generator)
-
-    def eval_loader(
-        self, dataset: Dataset[Any], indices: Tensor | None = None
-    ) -> TensorBatches | DataLoader[Any]:
-        """Return a loader of evaluation batches in order, of the samples ``indices`` (None: all)."""
-        return make_loader(dataset, indices, **self.eval_options)
+        source = self.source
+        train = moved(source.train, source.train_options)
+        val = moved(source.val, source.eval_options)
+        return replace(self, source=replace(source, train=train, val=val))
 
 
 def partition_data(
@@ -156,11 +126,8 @@ def partition_data(
     batch_size: int | None = None,
 ) -> FederatedData:
     """Partition a source's samples among server and clients, and find classes and loader options."""
-    parts_that_need_classes: list[Any] = []
     dealing_parts: list[Any] = [partitioner, *corruptions]
-    for part in dealing_parts:
-        if part.needs_classes:
-            parts_that_need_classes.append(part)
+    parts_that_need_classes = [part for part in dealing_parts if part.needs_classes]
     if options.detector:
         parts_that_need_classes.append(options.detector)
     if has_streams(source.train):
@@ -170,7 +137,7 @@ def partition_data(
         source.train,
         source.class_names,
         {"validation": source.val, "test": source.test},
-        None if source.labeled else labels,
+        labels,
         parts_that_need_classes,
     )
     if has_streams(source.train):
@@ -178,29 +145,20 @@ def partition_data(
     if pos_label is not None:
         check_positive(classes.names, pos_label)
 
-    splits = _split(source, classes, partitioner, options, groups)
+    source = replace(source, classes=classes)
+    splits = _split(source, partitioner, options, groups)
     if source.fitted is not None:
-        fitted = source.fitted([client["train"] for client in splits.clients])
-        source = replace(
-            source,
-            train=fitted.train,
-            val=fitted.val,
-            test=fitted.test,
-            columns=fitted.columns,
-            encoder=fitted.encoder,
-        )
+        source = replace(source.fitted(splits.train), classes=classes)
     unknown_classes: list[int] = []
     for corruption in corruptions:
         unknown_classes += corruption.unknown_classes
     unknown = torch.tensor(unknown_classes, dtype=torch.long)
     splits = _without_unknown(splits, classes.labels, unknown, corruptions)
 
-    source, train_options, eval_options = _with_options(source, loader, batch_size)
+    source = _with_options(source, loader, batch_size)
     check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
-    check_full_batches(splits, train_options, source.draws)
-    train, labels_after_corruption, is_changed = _apply_corruptions(
-        source.train, classes, splits, corruptions, train_options.get("collate_fn")
-    )
+    check_full_batches(splits, source)
+    source, is_changed = _apply_corruptions(source, splits, corruptions)
 
     combination = None
     if source.combination is not None:
@@ -210,34 +168,18 @@ def partition_data(
             keeps_groups=partitioner.keeps_groups,
             has_corruptions=len(corruptions) > 0,
         )
-
-    val: Any = source.val_loaders
-    val_set = _of_known_classes(source.val, unknown)
-    if val_set is not None:
-        val = make_loader(val_set, **eval_options)
-    elif len(splits.server_val):
-        val = make_loader(train, splits.server_val, **eval_options)
-    return FederatedData(
-        train,
-        val,
-        _of_known_classes(source.test, unknown),
-        splits=splits,
-        classes=replace(classes, labels=labels_after_corruption),
-        train_options=train_options,
-        eval_options=eval_options,
-        is_changed=is_changed,
-        columns=source.columns,
-        by_rarity=source.by_rarity,
-        draws=source.draws,
+    source = replace(
+        source,
+        val=_of_known_classes(source.val, unknown),
+        test=_of_known_classes(source.test, unknown),
         combination=combination,
-        encoder=source.encoder,
+        split_columns={},  # which are no longer needed
     )
+    return FederatedData(source, splits, is_changed)
 
 
-def _with_options(
-    source: SourceData, loader: Loader, batch_size: int | None
-) -> tuple[SourceData, dict[str, Any], dict[str, Any]]:
-    """Return the source, read into memory if ``loader.preload``, and options of the training and evaluation loaders."""
+def _with_options(source: SourceData, loader: Loader, batch_size: int | None) -> SourceData:
+    """Return the source with its loaders' options, in memory if ``loader.preload``."""
     # The batch size comes before the loader's options, these before the source's, and these before the defaults.
     changes = loader.changes()
     train_options = {"batch_size": 32, "drop_last": False, **source.train_options, **changes}
@@ -266,11 +208,11 @@ def _with_options(
     eval_options.setdefault("batch_size", eval_batch_size)
     if loader.eval_batch_size:
         eval_options["batch_size"] = loader.eval_batch_size
-    return source, train_options, eval_options
+    return replace(source, train_options=train_options, eval_options=eval_options)
 
 
 def _split(
-    source: SourceData, classes: Classes, partitioner: Partitioner, options: Splits, groups: Any
+    source: SourceData, partitioner: Partitioner, options: Splits, groups: Any
 ) -> FederatedSplits:
     """Return the indices of the server's and each client's samples, after checking the arguments."""
     if source.clients and not partitioner.keeps_groups:
@@ -289,6 +231,7 @@ def _split(
         options = replace(options, server_val=0.0)
     if has_streams(source.train):
         _check_streams(source, partitioner, options)
+    classes = source.classes
     pool = source.indices
     if pool is None:
         pool = torch.arange(len(classes.labels))
@@ -352,31 +295,22 @@ def data_without_encoder(
 ) -> FederatedData:
     """Split the rows of one site's table, which have no features before the sites agree on an encoder."""
     classes = find_classes(source.train, source.class_names, {})
-    splits = _split(source, classes, partitioner, options, groups=None)
-    no_changes = torch.zeros(len(classes.labels), dtype=torch.bool)
-    return FederatedData(
-        source.train,
-        val=None,
-        test=None,
-        splits=splits,
-        classes=classes,
-        train_options={},
-        eval_options={},
-        is_changed=no_changes,
-        summary=source.summary,
-    )
+    source = replace(source, classes=classes)
+    splits = _split(source, partitioner, options, groups=None)
+    return FederatedData(source, splits, torch.zeros(len(classes.labels), dtype=torch.bool))
 
 
 def with_client(
     data: FederatedData, source: SourceData, name: str, loader: Loader, labels: Any
 ) -> FederatedData:
     """Add a last client, with the last samples of ``source`` for training, if the other clients' data stay the same."""
-    class_names = data.classes.names
-    num_old_samples = len(data.classes.labels)
+    old_source = data.source
+    class_names = old_source.classes.names
+    num_old_samples = len(old_source.classes.labels)
     if source.fitted is not None:
-        source = source.fitted([client["train"] for client in data.splits.clients])
-    classes = find_classes(source.train, source.class_names, {}, None if source.labeled else labels)
-    if name in data.client_names:
+        source = source.fitted(data.splits.train)
+    classes = find_classes(source.train, source.class_names, {}, labels)
+    if name in data.splits.names:
         raise ConfigurationError(
             f"there is a client {name!r} already: give the one that joins another name."
         )
@@ -392,9 +326,9 @@ def with_client(
     new_samples: Dataset[Any] = Subset(all_samples, rows.tolist())
     if loader.preload:
         workers = loader.num_workers or 0
-        new_samples = preload(new_samples, data.train_options.get("collate_fn"), workers)
+        new_samples = preload(new_samples, old_source.train_options.get("collate_fn"), workers)
     unchanged = (~data.is_changed).nonzero().flatten().tolist()
-    old_samples = Subset(data.train, unchanged)
+    old_samples = Subset(old_source.train, unchanged)
     if not _have_equal_tensors(old_samples, Subset(all_samples, unchanged)):
         raise ConfigurationError(
             f"{name!r} cannot join: with it the others' columns would be read otherwise."
@@ -403,22 +337,23 @@ def with_client(
     no_rows = rows[:0]
     new_client = {"train": rows, "val": no_rows, "test": no_rows}
     splits = replace(
-        data.splits, clients=(*data.splits.clients, new_client), names=(*data.client_names, name)
+        data.splits,
+        clients=(*data.splits.clients, new_client),
+        names=(*data.splits.names, name),
     )
-    check_full_batches(splits, data.train_options)
-    all_labels = torch.cat([data.classes.labels, classes.labels[num_old_samples:]])
+    check_full_batches(splits, old_source)
+    all_labels = torch.cat([old_source.classes.labels, classes.labels[num_old_samples:]])
+    joined_source = replace(
+        old_source,
+        train=concatenated({"the others": old_source.train, name: new_samples}),
+        classes=replace(old_source.classes, labels=all_labels),
+    )
     no_changes = torch.zeros(len(rows), dtype=torch.bool)
-    return replace(
-        data,
-        train=concatenated({"the others": data.train, name: new_samples}),
-        splits=splits,
-        classes=replace(data.classes, labels=all_labels),
-        is_changed=torch.cat([data.is_changed, no_changes]),
-    )
+    return FederatedData(joined_source, splits, torch.cat([data.is_changed, no_changes]))
 
 
 def _have_equal_tensors(dataset: Dataset[Any], other_dataset: Dataset[Any]) -> bool:
-    """Return whether two data sets read the same rows of tensors, True if one of them has no tensors."""
+    """Return whether two data sets read equal tensors, True if one has none."""
     tensors, rows = tensors_of(dataset)
     other_tensors, other_rows = tensors_of(other_dataset)
     if tensors is None or other_tensors is None:
@@ -431,14 +366,12 @@ def _have_equal_tensors(dataset: Dataset[Any], other_dataset: Dataset[Any]) -> b
     return True
 
 
-def check_full_batches(
-    splits: FederatedSplits, options: dict[str, Any], draws: WeightedDraws | None = None
-) -> None:
+def check_full_batches(splits: FederatedSplits, source: SourceData) -> None:
     """Raise ConfigurationError if ``drop_last`` or weights of 0 would leave a client without a training batch."""
-    batch_size = options["batch_size"]
+    draws = source.draws
+    batch_size = source.train_options["batch_size"]
     sample_counts = []
-    for client, client_split in enumerate(splits.clients):
-        samples = client_split["train"]
+    for client, samples in enumerate(splits.train):
         if draws is None:
             sample_counts.append(len(samples))
             continue
@@ -456,7 +389,7 @@ def check_full_batches(
             )
 
     fewest = min(sample_counts)
-    if options["drop_last"] and fewest < batch_size:
+    if source.train_options["drop_last"] and fewest < batch_size:
         client_name = client_called(sample_counts.index(fewest), splits.names, "Client")
         raise ConfigurationError(
             f"{client_name} has {fewest} samples, not one full batch of {batch_size}. Lower batch_size to {fewest}, "
@@ -465,26 +398,21 @@ def check_full_batches(
 
 
 def _apply_corruptions(
-    dataset: Dataset[Any],
-    classes: Classes,
-    splits: FederatedSplits,
-    corruptions: Sequence[Corruption],
-    collate_fn: Any,
-) -> tuple[Dataset[Any], Tensor, Tensor]:
-    """Apply the corruptions.
-
-    Return the data set, each sample's class int64 ``[N]``, and a mask of the changed samples.
-    """
+    source: SourceData, splits: FederatedSplits, corruptions: Sequence[Corruption]
+) -> tuple[SourceData, Tensor]:
+    """Return the source after corruptions, and which samples they changed, bool ``[N]``."""
+    classes = source.classes
     is_changed = torch.zeros(len(classes.labels), dtype=torch.bool)
     if not corruptions:
-        return dataset, classes.labels, is_changed
+        return source, is_changed
 
-    clean_inputs, *other_columns = _columns(dataset, classes, collate_fn)
+    clean_inputs, *other_columns = _columns(source)
     inputs = clean_inputs
     labels = classes.labels.clone()
+    samples_by_client = splits.train
     chosen_clients = [corruption.chosen(len(splits.clients)) for corruption in corruptions]
     for client in sorted(set().union(*chosen_clients)):
-        samples = splits.clients[client]["train"]
+        samples = samples_by_client[client]
         clean_x = clean_inputs[samples.to(clean_inputs.device)].cpu()
         clean_y = classes.labels[samples]
         x = clean_x.clone()
@@ -508,24 +436,26 @@ def _apply_corruptions(
     if not classes.missing_reason:
         label_column = other_columns[-1]
         other_columns[-1] = labels.view(label_column.shape).to(label_column)
-    return TensorDataset(inputs, *other_columns), labels, is_changed
+    train = TensorDataset(inputs, *other_columns)
+    return replace(source, train=train, classes=replace(classes, labels=labels)), is_changed
 
 
-def _columns(dataset: Dataset[Any], classes: Classes, collate_fn: Any) -> list[Tensor]:
-    """Return a data set's samples as tensors ``[N, ...]``: inputs first, labels last if there are any."""
-    tensors, rows = tensors_of(dataset, collate_fn=collate_fn)
+def _columns(source: SourceData) -> list[Tensor]:
+    """Return the training samples as tensors ``[N, ...]``: inputs first, labels last if there are any."""
+    collate_fn = source.train_options.get("collate_fn")
+    tensors, rows = tensors_of(source.train, collate_fn=collate_fn)
     if tensors is None:
         raise ConfigurationError(
-            f"corruptions need tensors, and {type(dataset).__name__} has none: set preload: true."
+            f"corruptions need tensors, and {type(source.train).__name__} has none: set preload: true."
         )
     if rows is None:
         columns = list(tensors)
     else:
         columns = [tensor[rows.to(tensor.device)] for tensor in tensors]
-    if classes.missing_reason:
+    if source.classes.missing_reason:
         return columns  # the data have no labels
     last_column = columns[-1].flatten().cpu().long()
-    if len(columns) == 1 or not torch.equal(last_column, classes.labels):
+    if len(columns) == 1 or not torch.equal(last_column, source.classes.labels):
         raise ConfigurationError(
             "corruptions need samples (x, ..., label): their last element is not their label."
         )
@@ -567,7 +497,7 @@ def _without_unknown(
 
 
 def _of_known_classes(dataset: Dataset[Any] | None, unknown: Tensor) -> Dataset[Any] | None:
-    """Return a validation or test set without the samples of the classes ``unknown``, int64 ``[n]``."""
+    """Return a held-out set without the classes ``unknown``, int64 ``[n]``."""
     if dataset is None or not len(unknown):
         return dataset
     return Subset(
@@ -575,13 +505,10 @@ def _of_known_classes(dataset: Dataset[Any] | None, unknown: Tensor) -> Dataset[
     )
 
 
-def without_flagged(
-    module: FederatedDataModule, data: FederatedData, detector: SampleFilter
-) -> FederatedData:
-    """Return ``data``, those of ``module``, without the training samples that ``detector`` flags as harmful."""
-    generator = generator_for(module.seed, "flagged samples")
+def without_flagged(data: FederatedData, unflagged_by_client: Sequence[Tensor]) -> FederatedData:
+    """Return data with only the clients' training samples that are not flagged, bool ``[m]`` of each client."""
     client_splits = []
-    for client, is_unflagged in enumerate(detector.unflagged(module, generator)):
+    for client, is_unflagged in enumerate(unflagged_by_client):
         client_split = data.splits.clients[client]
         unflagged_samples = client_split["train"][is_unflagged]
         if len(unflagged_samples) == 0:
@@ -592,5 +519,5 @@ def without_flagged(
         client_splits.append({**client_split, "train": unflagged_samples})
 
     splits = replace(data.splits, clients=tuple(client_splits))
-    check_full_batches(splits, data.train_options, data.draws)
+    check_full_batches(splits, data.source)
     return replace(data, splits=splits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -15,12 +16,12 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from flsv.data.contents import content_hashes, loader_hash, loader_rows
 from flsv.data.federated_data import FederatedData
-from flsv.data.loaders import Loader, TensorBatches, drawn_order
+from flsv.data.loaders import Loader, TensorBatches, drawn_order, make_loader
 from flsv.data.partition import Partitioner
-from flsv.data.sources.base import Reading
+from flsv.data.sources.base import Reading, SourceData
 from flsv.data.sources.source import source_name
 from flsv.data.splits import HELD_OUT, HeldOut, SplitName, Splits
-from flsv.data.streams import has_streams
+from flsv.data.streams import LoaderPart, has_streams
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import digest
@@ -108,6 +109,11 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return len(self.class_names)
 
     @property
+    def known_num_classes(self) -> int | None:
+        """:attr:`num_classes`, or None if the data have no classes."""
+        return self.num_classes if self.no_classes is None else None
+
+    @property
     def known_class_counts(self) -> Tensor | None:
         """:attr:`class_counts`, or None if the data have no classes."""
         return self.class_counts if self.no_classes is None else None
@@ -115,7 +121,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     @property
     def no_classes(self) -> str | None:
         """Reason why the training samples have no classes, as text. None if they have classes."""
-        return self._data.classes.missing_reason
+        return self._source.classes.missing_reason
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -123,7 +129,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
         For data without classes it is ``("samples",)``.
         """
-        return self._data.classes.names
+        return self._source.classes.names
 
     @property
     def positive_class(self) -> str | None:
@@ -135,12 +141,12 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     @property
     def by_rarity(self) -> bool:
         """Return whether the positive class is the rarer of two classes because the user named none."""
-        return self._data.by_rarity
+        return self._source.by_rarity
 
     @property
     def client_names(self) -> tuple[str, ...]:
         """Names of the clients: their keys, folders or groups, or else their numbers."""
-        return self._data.client_names
+        return self._data.splits.names
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -150,12 +156,12 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     @property
     def column_cards(self) -> tuple[ColumnCard, ...]:
         """Record of each column of a table, with its kind. Empty for data that are not tables."""
-        return self._data.columns
+        return self._source.columns
 
     @property
     def encoding(self) -> dict[str, Any] | None:
         """How a table's columns became inputs, as ``Columns(encoder=...)`` takes it. None for other data."""
-        encoder = self._data.encoder
+        encoder = self._source.encoder
         return None if encoder is None else encoder.to_plain()
 
     @property
@@ -172,7 +178,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     def client_labels(self, client: int, split: SplitName = "train") -> Tensor:
         """Return a client's labels after corruptions, int64 ``[n]``, in the order of :meth:`client_indices`."""
-        return self._data.classes.labels[self.client_indices(client, split)]
+        return self._source.classes.labels[self.client_indices(client, split)]
 
     def indices_and_labels(self, client: int) -> list[Tensor]:
         """Return indices and labels of a client's samples in ``train``, ``val`` and ``test``, six tensors int64.
@@ -202,7 +208,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             samples_by_client[str(client)] = torch.cat(list(client_split.values()))
         hashes = {
             "server": loader_hash(self.val_dataloader()),
-            **content_hashes(self._data.train, samples_by_client),
+            **content_hashes(self._source.train, samples_by_client),
         }
         for part, rows_by_client in self._data.further_loaders:
             further_samples = {str(client): rows for client, rows in enumerate(rows_by_client)}
@@ -238,15 +244,16 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             shuffle: whether training samples are shuffled. If False they are read in order, too.
         """
         if split != "train" or not shuffle:
-            return self._data.eval_loader(self._data.train, self.client_indices(client, split))
+            indices = self.client_indices(client, split)
+            return make_loader(self._source.train, indices, **self._source.eval_options)
         if generator is None:
             generator = generator_for(self.splits.seed, "client", client)
         return self._train_loader([client], generator)
 
     def warn_of_growth(self) -> None:
         """Warn once if the training data have grown since they were divided among the clients."""
-        num_divided = len(self._data.classes.labels)
-        num_samples = _current_length(self._data.train)
+        num_divided = len(self._source.classes.labels)
+        num_samples = _current_length(self._source.train)
         if num_samples > num_divided and not self._has_grown:
             self._has_grown = True
             rank_zero_warn(
@@ -255,15 +262,27 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             )
 
     def _train_loader(
-        self, clients: Sequence[int], generator: torch.Generator
+        self, clients: Sequence[int], generator: torch.Generator | None
     ) -> TensorBatches | DataLoader[Any] | CombinedBatches:
-        """Return a loader of shuffled training batches, or of ordered ones if the trainer has ``overfit_batches``."""
-        return self._data.train_loader(clients, None if self._overfits else generator)
+        """Return a loader of training batches, ordered with ``overfit_batches``."""
+        if self._overfits:
+            generator = None
+        source = self._source
+        rows = torch.cat([self.client_indices(client) for client in clients])
+        train_part = LoaderPart(source.train, source.train_options, draws=source.draws)
+        if source.combination is None:
+            return train_part.loader(rows, generator)
+
+        makers = [partial(train_part.loader, rows)]
+        for part, rows_by_client in self._data.further_loaders:
+            further_rows = torch.cat([rows_by_client[client] for client in clients])
+            makers.append(partial(part.loader, further_rows))
+        return source.combination.batches(makers, generator)
 
     @property
     def reason_without_order(self) -> str | None:
         """Reason why a batch does not tell its samples. None if it does."""
-        if self._data.combination is not None:
+        if self._source.combination is not None:
             return "batches of a collection of training loaders"
         if self.has_streams:
             return "a client's stream"
@@ -272,7 +291,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     @property
     def has_streams(self) -> bool:
         """Return whether a client has a stream."""
-        return has_streams(self._data.train)
+        return has_streams(self._source.train)
 
     def client_order(self, client: int, generator: torch.Generator) -> Tensor:
         """Return the positions of a client's training samples, int64 ``[n]``, in the order in which its loader reads
@@ -285,7 +304,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         indices = self.client_indices(client)
         if self._overfits:
             return torch.arange(len(indices))
-        draws = self._data.draws  # by weights, if the loader has them
+        draws = self._source.draws  # by weights, if the loader has them
         if draws is not None:
             draws = draws.restricted_to(indices)
         return drawn_order(len(indices), generator, draws)
@@ -343,19 +362,19 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             facts["encoder"] = reading.columns.agreed.hash
         if self._partitioned is None:
             return facts
-        draws = self._partitioned.draws
+        source = self._source
+        draws = source.draws
         if draws is not None:
             digest_of_weights = digest([draws.weights, draws.replacement]).hex()
             facts["sampler"] = f"{draws.count} draws by weights {digest_of_weights[:12]}"
-        combination = self._partitioned.combination
-        if combination is not None:
-            facts["loaders"] = str(combination)
+        if source.combination is not None:
+            facts["loaders"] = str(source.combination)
         for kind in ("client_names", "class_names"):
             names = getattr(self, kind)
             if names != tuple(map(str, range(len(names)))):
                 facts[kind] = listed(names, _MAX_LISTED_NAMES)
         return facts | {
-            "batch_size": self._partitioned.train_options["batch_size"],
+            "batch_size": source.train_options["batch_size"],
             "num_clients": self.num_clients,
             "num_classes": self.num_classes,
             "train_samples": int(self.num_samples.sum()),
@@ -368,7 +387,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
         Test data from a table have the attribute ``row_names``.
         """
-        return self._data.test
+        return self._source.test
 
     def validation(self) -> dict[str, Any] | None:
         """Return the origin (key ``of``) and the number of samples (key ``rows``) of the server's validation data.
@@ -382,9 +401,10 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             >>> data.validation()
             {'of': "10 % of the partners' data", 'rows': 144}
         """
-        if self._data.val is None:
+        loaders = self._data.val_loaders
+        if loaders is None:
             return None
-        return {"of": self._origin_of_validation(), "rows": loader_rows(self._data.val)}
+        return {"of": self._origin_of_validation(), "rows": loader_rows(loaders)}
 
     def _origin_of_validation(self) -> str:
         if len(self.server_val_indices) == 0:
@@ -412,9 +432,13 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             )
         return self._partitioned
 
+    @property
+    def _source(self) -> SourceData:
+        return self._data.source
+
 
 def _current_length(dataset: Any) -> int:
-    """Return a data set's length, or that of its parts, which a ``ConcatDataset`` has counted when it was made."""
+    """Return a data set's present length, also of a ``ConcatDataset``, which counts once."""
     if isinstance(dataset, ConcatDataset):
         return sum(map(_current_length, dataset.datasets))
     return len(dataset)

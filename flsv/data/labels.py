@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,9 +52,8 @@ def dataset_labels(dataset: Dataset[Any]) -> Tensor:
 
 
 def _read_labels(dataset: Dataset[Any], dtype_kinds: str) -> np.ndarray:
-    """Read the labels ``[N]`` sample by sample, and stop at the first without one.
-
-    ``dtype_kinds`` has the letters of the allowed NumPy kinds, such as ``"iu"``.
+    """Read labels ``[N]`` sample by sample, up to the first without one. ``dtype_kinds`` are NumPy kinds, as
+    ``"iu"``.
     """
     stored_labels = _stored_labels(dataset)
     if stored_labels is not None:
@@ -70,7 +70,7 @@ def _read_labels(dataset: Dataset[Any], dtype_kinds: str) -> np.ndarray:
 
 
 def _warn_of_a_late_label(parts: Mapping[Any, Any], is_number: Callable[[Any], bool]) -> None:
-    """Warn if a sample's label is the only number among several parts, and not the second part."""
+    """Warn if the only number in a sample is not its second part."""
     position = _label_name(parts, is_number)
     if not isinstance(position, int):
         return  # the parts have names
@@ -103,7 +103,6 @@ def _as_vector(labels: Any, dtype_kinds: str) -> np.ndarray:
 
 
 def _stored_labels(dataset: Dataset[Any]) -> Any:
-    """Return the labels that a data set stores apart from its samples, or None."""
     return entries(dataset, _labels_beside_samples)
 
 
@@ -158,7 +157,7 @@ def _parts_after_inputs(sample: Any) -> dict[Any, Any]:
 
 
 def _label_name(parts: Mapping[Any, Any], is_number: Callable[[Any], bool]) -> Any:
-    """Return the name of the part that is the label: the only one, or the only one that is a number."""
+    """Return the name of the only part, or of the only part that is a number."""
     if len(parts) < 2:
         return next(iter(parts), None)
     names_of_numbers = [name for name, part in parts.items() if is_number(part)]
@@ -267,7 +266,7 @@ def count_classes(
 
 
 def _is_identifier(largest: int, distinct: int) -> bool:
-    """Return whether labels look like identifiers: the ``largest`` is far above the number of ``distinct`` labels."""
+    """Return whether the ``largest`` label is far above the number of ``distinct`` ones."""
     return largest >= 1000 and largest >= 10 * distinct
 
 
@@ -299,7 +298,7 @@ def class_names_of(dataset: Any) -> tuple[str, ...]:
 
 
 def _names_of_features(dataset: Any) -> Sequence[str]:
-    """Return the names of a label's classes in the ``features`` of a Hugging Face data set, or an empty list."""
+    """Return the class names in a Hugging Face data set's ``features``, or none."""
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping):
         return []
@@ -317,8 +316,8 @@ class Classes:
     Without classes all labels are 0.
     """
 
-    labels: Tensor
-    names: tuple[str, ...]
+    labels: Tensor = field(default_factory=partial(torch.zeros, 0, dtype=torch.long))
+    names: tuple[str, ...] = ()
     missing_reason: str | None = None
 
 
@@ -396,7 +395,7 @@ def in_order(names: Collection[str]) -> tuple[str, ...]:
 
 
 def _numbers(names: Collection[str]) -> list[float]:
-    """Convert names to numbers, truth values to 0 and 1. Return an empty list if a name is neither."""
+    """Convert names and truth values to numbers. Return an empty list if one is neither."""
     truths = {"false": 0.0, "true": 1.0}
     numbers = []
     for name in names:
@@ -408,7 +407,7 @@ def _numbers(names: Collection[str]) -> list[float]:
 
 
 def _number(name: str) -> float:
-    """Return the number that a name is, or NaN. Python reads 1_000 as one, which is hardly meant in a name."""
+    """Return the number that a name is, or NaN, also for Python's 1_000."""
     try:
         return math.nan if "_" in name else float(name)
     except ValueError:

@@ -207,9 +207,8 @@ def tensors_of(
 
 
 class _RowSampler(Sampler[int]):
-    """Sampler of some rows of a data set, in order or as drawn, so that workers get the data set itself, no subset.
-
-    The order of a pass is drawn with one call to the generator, unlike torch's RandomSampler.
+    """Sampler of a data set's rows, so that workers get the data set itself. A pass draws once, unlike torch's
+    RandomSampler.
     """
 
     def __init__(
@@ -334,7 +333,7 @@ def _seed_worker(
     users_init: Callable[[int], None] | None,
     worker: int,
 ) -> None:
-    """Seed the random generators of objects in a worker process, then call the user's ``worker_init_fn``."""
+    """Seed a worker process's generators, then call the user's ``worker_init_fn``."""
     generators = find_generators(*random_objects, closed=_CLOSED_TYPES)
     seed_generators(generators, seed, worker)
     if users_init is not None:

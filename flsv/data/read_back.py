@@ -139,28 +139,30 @@ def check_read_back(data: FederatedData, compare_labels: bool = True) -> None:
     Raises:
         ConfigurationError: a sample has another label, or ``collate_fn`` leaves samples out.
     """
-    if data.classes.missing_reason:
+    source = data.source
+    labels = source.classes.labels
+    if source.classes.missing_reason:
         # Only numbers of samples can be compared, unless these cannot differ either.
         compare_labels = False
-        has_default_collate = data.train_options.get("collate_fn") in (None, default_collate)
-        if has_default_collate or has_streams(data.train):
+        has_default_collate = source.train_options.get("collate_fn") in (None, default_collate)
+        if has_default_collate or has_streams(source.train):
             return
 
     training_rows = {}
-    for client, client_split in enumerate(data.splits.clients):
+    for client, samples in enumerate(data.splits.train):
         owner = client_called(client, data.splits.names)
-        training_rows[owner] = client_split["train"]
+        training_rows[owner] = samples
     reader = _Reader(
-        data.train,
-        data.train_options,
-        class_names=data.classes.names,
+        source.train,
+        source.train_options,
+        class_names=source.classes.names,
         compare_labels=compare_labels,
     )
-    reader.check(_reading_tasks(training_rows, data.classes.labels))
+    reader.check(_reading_tasks(training_rows, labels))
 
     validation_rows = {"the server": data.splits.server_val}
-    eval_reader = replace(reader, options=data.eval_options)
-    eval_reader.check(_reading_tasks(validation_rows, data.classes.labels))
+    eval_reader = replace(reader, options=source.eval_options)
+    eval_reader.check(_reading_tasks(validation_rows, labels))
 
     if compare_labels:
         _check_held_out(data)
@@ -172,8 +174,9 @@ def warn_of_random_evaluation(data: FederatedData) -> None:
     for client, client_split in enumerate(data.splits.clients):
         owner = client_called(client, data.splits.names)
         rows_by_owner[owner] = torch.cat([client_split["val"], client_split["test"]])
+    source = data.source
     reader = _Reader(
-        data.train, data.eval_options, class_names=data.classes.names, compare_labels=False
+        source.train, source.eval_options, class_names=source.classes.names, compare_labels=False
     )
     owners = [owner for owner, rows in rows_by_owner.items() if len(rows) > 0]
     if not owners:
@@ -202,11 +205,13 @@ def _hold_the_same(batch: Any, batch_again: Any) -> bool:
 
 def _check_held_out(data: FederatedData) -> None:
     """Compare the labels that validation and test sets store with those of their samples."""
+    val = data.val_loaders
     val_is_split_off = len(data.splits.server_val) > 0
-    if isinstance(data.val, DataLoader) and not val_is_split_off:
-        _check_stored_labels("the validation data", data.val.dataset, vars(data.val), data)
-    if data.test is not None:
-        _check_stored_labels("the test data", data.test, data.eval_options, data)
+    if isinstance(val, DataLoader) and not val_is_split_off:
+        _check_stored_labels("the validation data", val.dataset, vars(val), data)
+    test = data.source.test
+    if test is not None:
+        _check_stored_labels("the test data", test, data.source.eval_options, data)
 
 
 def _check_stored_labels(
@@ -215,14 +220,15 @@ def _check_stored_labels(
     labels = stored_classes(dataset)
     if labels is None:
         return
-    reader = _Reader(dataset, options, class_names=data.classes.names, compare_labels=True)
+    class_names = data.source.classes.names
+    reader = _Reader(dataset, options, class_names=class_names, compare_labels=True)
     all_rows = torch.arange(len(labels))
     rows_by_owner = {owner: all_rows}
     reader.check(_reading_tasks(rows_by_owner, labels))
 
 
 def _reading_tasks(rows_by_owner: Mapping[str, Tensor], labels: Tensor) -> list[ReadingTask]:
-    """Return up to eight samples of each owner and class, fewer if there are many owners and classes."""
+    """Return up to eight samples of each owner and class."""
     tasks = []
     for owner, rows in rows_by_owner.items():
         row_labels = labels[rows]

@@ -317,9 +317,8 @@ class ProportionPartitioner(Partitioner):
         return _divide_by_class(labels, range(num_classes), generator, counts)
 
     def _counts(self, entries: Tensor, available: Tensor) -> Tensor:
-        """Return each client's number of samples per class, int64 ``[num_clients, num_classes]``.
-
-        ``entries`` is the matrix and ``available`` the number of samples of each class.
+        """Return samples per client and class, int64 ``[num_clients, num_classes]``, of ``available`` ones by the
+        matrix ``entries``.
         """
         if self.of == "class":
             boundaries = (entries.cumsum(0) * available).round().long()

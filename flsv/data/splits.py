@@ -5,11 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -22,9 +20,6 @@ from flsv.data.partition import Partitioner, shuffled
 from flsv.utilities.declared import Count, Rules, checked
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
-
-if TYPE_CHECKING:
-    from flsv.data.datamodule import FederatedDataModule
 
 #: Share of a number of samples, in [0, 1).
 Part = Annotated[float, Ge(0), Lt(1), "0.1 is 10 %."]
@@ -41,11 +36,11 @@ class SampleFilter(ABC):
     """Base class of methods that flag training samples, which ``Splits(drop_flagged=...)`` leaves out."""
 
     @abstractmethod
-    def unflagged(self, data: FederatedDataModule, generator: Generator) -> list[Tensor]:
+    def unflagged(self, data: Any, generator: Generator) -> list[Tensor]:
         """Return for each client which of its m training samples remain, bool ``[m]``.
 
         Args:
-            data: the data module, whose samples are assigned to clients.
+            data: the :class:`flsv.FederatedDataModule`, whose samples are assigned to clients.
             generator: generator of all random numbers.
         """
 
@@ -142,10 +137,11 @@ class HeldOut:
 
 
 def _names_of(values: Sequence[Any]) -> Any:
-    """Return values as texts, in which 17 and 17.0 are the same, as a Series. A gap is NaN."""
+    """Return values as a Series of texts: 17.0 as 17, gaps as NaN."""
     import pandas as pd
 
-    category_names = resolve_name("flsv.data.sources.frames:category_names")
+    from flsv.data.sources.frames import category_names
+
     names = category_names(pd.Series(list(values), dtype=object))
     return names.where(names != "")  # a blank of a text file
 
@@ -195,9 +191,8 @@ class Splits:
         client_val: samples of each client for that client's validation set.
         client_test: samples of each client for that client's test set.
         max_samples: size of the random subset of the samples that is used. None: all.
-        drop_flagged: whether to leave out the training samples that clients flag as harmful. The clients value their
-            samples by :class:`flsv.valuation.FedBary`: against the server's validation set or, without one, against
-            each other. True takes that class's defaults. An instance sets its options.
+        drop_flagged: method that flags harmful training samples, which are left out, such as
+            :class:`flsv.valuation.FedBary`. False: none are.
         seed: seed of all splits except the partition, whose seed is the partitioner's. None: the seed of
             ``seed_everything``.
         together: column whose value, such as a patient, says which samples belong together. No such group has samples
@@ -221,6 +216,11 @@ with test in a column split.
             lambda a: share(a.client_val) + share(a.client_test) < 1,
             "client_val and client_test leave no samples for training.",
         ),
+        (
+            lambda a: a.drop_flagged is not True,
+            "expected a method, such as flsv.valuation.FedBary(), which True meant. In a "
+            "configuration it is drop_flagged: flsv.valuation.FedBary.",
+        ),
     )
 
     server_val: Choice = 0.1
@@ -236,13 +236,10 @@ with test in a column split.
             if getattr(self, name) == 0:  # 0 samples are a share of 0: a resumed run compares texts
                 object.__setattr__(self, name, 0.0)
 
-    @cached_property
+    @property
     def detector(self) -> SampleFilter | None:
         """Method that flags the samples to leave out, or None if none are left out."""
-        if self.drop_flagged is True:
-            default: SampleFilter = resolve_name("flsv.valuation.fedbary:FedBary")()
-            return default
-        return self.drop_flagged or None
+        return self.drop_flagged if isinstance(self.drop_flagged, SampleFilter) else None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -269,11 +266,16 @@ def share(choice: Choice) -> float:
 
 @dataclass(frozen=True)
 class FederatedSplits:
-    """Sorted indices, int64, of the server's validation samples and each client's three splits."""
+    """Sorted indices, int64, of the server's validation samples and each client's three splits, and clients' names."""
 
     server_val: Tensor
     clients: tuple[dict[str, Tensor], ...]
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...]
+
+    @property
+    def train(self) -> list[Tensor]:
+        """Each client's training samples, int64 ``[n]``."""
+        return [client["train"] for client in self.clients]
 
 
 def split_federation(
@@ -313,9 +315,10 @@ def split_federation(
 
     groups_of_pool = None if groups is None else groups[pool_of_clients]
     parts = partitioner(labels[pool_of_clients], num_classes, groups_of_pool)
-    names: tuple[str, ...] = ()
+    names = tuple(map(str, range(len(parts))))
     if partitioner.keeps_groups and groups is not None:
-        names = _names_of_clients([groups[pool_of_clients[part]] for part in parts], group_names)
+        groups_by_client = [groups[pool_of_clients[part]] for part in parts]
+        names = _names_of_clients(groups_by_client, group_names) or names
 
     clients = []
     for client, part in enumerate(parts, partitioner.first_client):
@@ -381,18 +384,13 @@ class _Division:
         """Return the sorted indices of the server's validation samples, and of all others."""
         options = self._options
         pool = shuffled(pool, generator_for(options.seed, "server_val"))
-        if "server_val" in self._held_out_masks:
-            is_held_out = self._held_out_masks["server_val"][pool]
-        else:
-            num_held_out = _num_held_out(options.server_val, len(pool))
-            if num_held_out == 0 and options.server_val:
-                raise ConfigurationError(
-                    f"Splits(server_val={options.server_val}) of {len(pool)} samples gives no sample. Raise it, or set "
-                    "it to 0 to train without validation."
-                )
-            is_held_out = torch.zeros(len(pool), dtype=torch.bool)
-            is_free = self._is_free(pool)
-            is_held_out[is_free] = self._is_in_first(pool[is_free], num_held_out)
+        num_held_out = _num_held_out(options.server_val, len(pool))
+        if num_held_out == 0 and options.server_val:
+            raise ConfigurationError(
+                f"Splits(server_val={options.server_val}) of {len(pool)} samples gives no sample. Raise it, or set "
+                "it to 0 to train without validation."
+            )
+        is_held_out = self._is_held_out("server_val", pool, num_held_out)
         training_pool = pool[~is_held_out]
         if len(training_pool) == 0:
             raise ConfigurationError(
@@ -409,20 +407,15 @@ class _Division:
         parts = {}
         for part, name in (("test", "client_test"), ("val", "client_val")):
             choice = getattr(options, name)
-            if name in self._held_out_masks:
-                is_held_out = self._held_out_masks[name][remaining]
-                if not is_held_out.any():
-                    raise ConfigurationError(
-                        f"{client_called(client, names, 'Client')} has no sample for {name} ({choice}), although "
-                        "others have. Hold out a share or a number, or leave this client out."
-                    )
-            else:
-                num_held_out = _num_held_out(choice, len(samples))
-                if choice:  # a mean score over clients includes all clients
-                    num_held_out = max(1, num_held_out)
-                is_free = self._is_free(remaining)
-                is_held_out = torch.zeros(len(remaining), dtype=torch.bool)
-                is_held_out[is_free] = self._is_in_first(remaining[is_free], num_held_out)
+            num_held_out = _num_held_out(choice, len(samples))
+            if choice:  # a mean score over clients includes all clients
+                num_held_out = max(1, num_held_out)
+            is_held_out = self._is_held_out(name, remaining, num_held_out)
+            if isinstance(choice, HeldOut) and not is_held_out.any():
+                raise ConfigurationError(
+                    f"{client_called(client, names, 'Client')} has no sample for {name} ({choice}), although "
+                    "others have. Hold out a share or a number, or leave this client out."
+                )
             parts[part] = remaining[is_held_out].sort().values
             remaining = remaining[~is_held_out]
         if len(remaining) == 0:
@@ -437,12 +430,11 @@ class _Division:
         """Raise ConfigurationError if samples that belong together are in training and in a held-out set."""
         if self._group_numbers is None:
             return
-        train_samples = torch.cat([client["train"] for client in splits.clients])
         held_out_samples = [splits.server_val]
         for client in splits.clients:
             held_out_samples += [client["val"], client["test"]]
 
-        train_groups = self._group_numbers[train_samples].unique()
+        train_groups = self._group_numbers[torch.cat(splits.train)].unique()
         held_out_groups = self._group_numbers[torch.cat(held_out_samples)].unique()
         groups_in_both = train_groups[torch.isin(train_groups, held_out_groups)].tolist()
         if groups_in_both:
@@ -453,15 +445,19 @@ class _Division:
                 "that these stay together, and give all samples of each to one client (groups)."
             )
 
-    def _is_free(self, samples: Tensor) -> Tensor:
-        """Return which samples no column chooses, bool ``[n]``."""
+    def _is_held_out(self, name: str, samples: Tensor, num_held_out: int) -> Tensor:
+        """Return which samples a column chooses, or else the first ones, bool ``[n]``."""
+        if name in self._held_out_masks:
+            return self._held_out_masks[name][samples]
         is_free = torch.ones(len(samples), dtype=torch.bool)
-        for is_held_out in self._held_out_masks.values():
-            is_free &= ~is_held_out[samples]
-        return is_free
+        for is_chosen in self._held_out_masks.values():
+            is_free &= ~is_chosen[samples]
+        is_held_out = torch.zeros(len(samples), dtype=torch.bool)
+        is_held_out[is_free] = self._is_in_first(samples[is_free], num_held_out)
+        return is_held_out
 
     def _is_in_first(self, samples: Tensor, num_first: int) -> Tensor:
-        """Return which samples are the first ``num_first``, or in the first groups that have as many, bool ``[n]``."""
+        """Return which samples are the first ``num_first``, in whole groups, bool ``[n]``."""
         if self._group_numbers is None:
             return torch.arange(len(samples)) < num_first
         groups = self._group_numbers[samples]
@@ -478,8 +474,7 @@ class _Division:
 
 
 def _num_held_out(choice: Choice, num_samples: int) -> int:
-    """Return how many of the samples a share or a number holds out."""
-    if isinstance(choice, float):
-        return int(choice * num_samples + 0.5)
-    assert isinstance(choice, int)
-    return choice
+    """Return how many samples a share or a number holds out, all for a column."""
+    if isinstance(choice, HeldOut):
+        return num_samples
+    return int(choice * num_samples + 0.5) if isinstance(choice, float) else choice

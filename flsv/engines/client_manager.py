@@ -51,7 +51,7 @@ class ClientManager:
         self._store = store
         self._placement = placement
         self._first_client = first_client
-        self._num_classes = data.num_classes
+        self._num_classes = data.known_num_classes
         class_counts = data.class_counts
         if num_classes is not None:
             self._num_classes = num_classes
@@ -112,12 +112,8 @@ class ClientManager:
         client."""
         if self._model_evaluator is not None:
             return self._model_evaluator.on(batches, private)
-        self._model_evaluator = games.ModelEvaluator(
-            self._trainer.lightning_module,
-            self._space,
-            batches,
-            num_classes=self._num_classes,
-            context=self._trainer.strategy.precision_plugin.forward_context,
+        self._model_evaluator = games.make_evaluators.classifier_evaluator(
+            self._trainer, self._space, batches, num_classes=self._num_classes
         )
         return self._model_evaluator.on(None, private)  # it has `batches` already
 
@@ -144,7 +140,6 @@ class ClientManager:
             raise ConfigurationError(f"{owner}: {error}") from error
 
     def _make_evaluator(self, loader: Any, performance: ModelScore) -> VectorEvaluator:
-        """Make the evaluator of which each client gets a copy for its own batches."""
         evaluators = games.make_evaluators.make_evaluators(
             self._trainer, self._space, loader, {"what clients are asked for": performance}
         )

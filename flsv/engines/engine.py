@@ -117,14 +117,12 @@ class Engine:
 
     # ---- before the first round
 
-    def check_agreement(
-        self, round: Round, model: Tensor, contributions: Mapping[str, Tensor]
-    ) -> None:
-        """Raise RuntimeError unless all ranks have computed the same numbers.
+    def agree(self, round: Round, model: Tensor, contributions: Mapping[str, Tensor]) -> None:
+        """Raise RuntimeError unless all ranks have computed the same numbers, and take rank 0's model.
 
         Args:
             round: the round that has ended.
-            model: the global model ``[P]``.
+            model: the global model ``[P]``, which is overwritten.
             contributions: the metrics' values ``[n]`` by name.
         """
 
@@ -224,7 +222,7 @@ class Engine:
         )
 
     def _end(self) -> None:
-        """Store the update of the client that has trained. A client with a model that is not finite is forgotten."""
+        """Store a trained client's update, or forget it if its model is not finite."""
         client = self._visits[self._num_visited].client
         # A broken client's row is overwritten by the next client's.
         next_free_row = self._matrix[len(self.updates)]

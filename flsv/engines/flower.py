@@ -21,6 +21,7 @@ if not (_flower := RequirementCache("flwr>=1.41,<2")):
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from flsv.engines.remote import Packet, RemoteServer, SiteClient
@@ -40,6 +41,14 @@ MESSAGE_TYPES = {
     "train": "train",
     "test": "evaluate",
 }
+
+
+#: Codes of an app that cannot be loaded, raises or is no app: it would fail again.
+CODES_OF_FAILED_APP = (
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION,
+    ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
+    ErrorCode.INVALID_FAB,
+)
 
 
 def to_record(packet: Packet) -> RecordDict:
@@ -99,7 +108,10 @@ class GridTransport:
 
 def _reply(message: Message) -> Reply:
     if message.has_error():
-        return f"{message.error.reason or 'it failed'} (code {message.error.code})"
+        reason = f"{message.error.reason or 'it failed'} (code {message.error.code})"
+        if message.error.code in CODES_OF_FAILED_APP:
+            return Packet("failed", {"error": reason, "unwilling": True})
+        return reason
     try:
         return from_record(message.content)
     except ValueError as error:

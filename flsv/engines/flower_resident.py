@@ -97,8 +97,7 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
 def _answer_here(
     app: str, identity: list[int], message: Message, context: Context
 ) -> tuple[Any, Any, str | None]:
-    """Let the app answer a message in this process. Return ``(reply, app's state, None)``, or ``(None, None, text)``
-    after an error."""
+    """Answer a message in this process: ``(reply, app's state, None)``, or ``(None, None, text)`` after an error."""
     # Flower's code in the app reads these, also in the resident process.
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = identity
     module_name, _, app_name = app.partition(":")
@@ -119,7 +118,7 @@ def _ask_resident_process(
     message: Message,
     context: Context,
 ) -> Any:
-    """Pass a message to the site's resident process, and return its reply. Start the process if necessary."""
+    """Return the reply of the site's resident process, which is started if necessary."""
     configured_folder = context.node_config.get("folder", SITE_FOLDER)
     folder = Path(str(configured_folder)).absolute()
     folder.mkdir(parents=True, exist_ok=True)

@@ -12,15 +12,11 @@ from itertools import islice
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.seed import isolate_rng
-from torch import nn
 
 from flsv._lightning.evaluation import (
     all_on_device,
     count_answers,
-    evaluating,
     list_loaders,
     on_device,
     store_batches,
@@ -33,10 +29,13 @@ from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager
 from flsv.games import CoalitionGames, ModelEvaluator, ValidatedModels
 from flsv.games.judges import MIN_HELD_OUT, ClientJudges
-from flsv.games.lent_module import lent
-from flsv.games.make_evaluators import LOGGED_VALUE_ADVICE, make_evaluators
+from flsv.games.make_evaluators import (
+    LOGGED_VALUE_ADVICE,
+    count_logits,
+    make_evaluators,
+    trial,
+)
 from flsv.games.output_metric import check_two_classes, needs_two_classes
-from flsv.games.validation_batches import checked_logits, checked_pair, no_forward
 from flsv.scores import ModelScore
 from flsv.scores.class_scores import ClassScores, plain_scores
 from flsv.utilities.errors import ConfigurationError
@@ -116,8 +115,8 @@ class ScoringOfARun:
             raise ConfigurationError(f"metrics {metrics}: {error}{LOGGED_VALUE_ADVICE}") from error
 
     def _try_evaluations(self, components: Sequence[Any]) -> None:
-        """Try on the first client the evaluations that clients will run for ``components``, metrics and strategies."""
-        num_classes = self.data.num_classes
+        """Try all evaluations of ``components``, metrics and strategies on the first client."""
+        num_classes = self.data.known_num_classes
         every = self.config.evaluation.every
         if every:
             test_loader = self.data.client_loader(0, "test", shuffle=False)
@@ -175,7 +174,7 @@ def _values_by(measures: str, describe_options: Callable[[], str]) -> str:
 
 
 def _describe_logged(trainer: L.Trainer, data: FederatedDataModule, space: ParameterSpace) -> str:
-    """Name the values that a validation of the first batches logs. Raise ConfigurationError if there are none."""
+    """Name the values that validation logs. Raise ConfigurationError if there are none."""
     if not is_overridden("validation_step", trainer.lightning_module, L.LightningModule):
         raise ConfigurationError("there is no validation_step.")
     first_batches = [islice(loader, 1) for loader in list_loaders(data.val_dataloader())]
@@ -187,10 +186,10 @@ def _describe_logged(trainer: L.Trainer, data: FederatedDataModule, space: Param
 
 def _describe_accuracy(trainer: L.Trainer, data: FederatedDataModule) -> str:
     """Describe the accuracy. Raise ConfigurationError if the module does not predict classes."""
-    if data.no_classes is not None:
-        raise ConfigurationError(f"{data.no_classes}.")
-    try_forward(trainer, data.val_dataloader(), data.num_classes, "forward(x)")
-    return f"performance accuracy, of {data.num_classes} classes."
+    num_logits = try_forward(
+        trainer, data.val_dataloader(), data.known_num_classes, needed_by="forward(x)"
+    )
+    return f"performance accuracy, of {data.known_num_classes or num_logits} classes."
 
 
 def class_scores(trainer: L.Trainer, loader: Any, num_classes: int) -> dict[str, float]:
@@ -201,34 +200,21 @@ def class_scores(trainer: L.Trainer, loader: Any, num_classes: int) -> dict[str,
     return plain_scores(counts)
 
 
-@torch.no_grad()
 def try_forward(
     trainer: L.Trainer,
     batches: Iterable[Any],
-    num_classes: int,
+    num_classes: int | None,
     needed_by: str,
-) -> None:
-    """Check on one batch that a trainer's module returns logits ``[B, M]``. Error messages begin with ``needed_by``."""
-    module = trainer.lightning_module
-    precision = trainer.strategy.precision_plugin
+) -> int | None:
+    """Check on one batch that a trainer's module returns logits ``[B, M]``, and return M. Error messages begin with
+    ``needed_by``.
+    """
+    num_logits = None
     at_most_one_batch = islice(on_device(trainer, batches), 1)
-    # The trial leaves no trace: random numbers, mode and attributes of the module are restored.
-    with isolate_rng(), evaluating(module), lent(module), precision.forward_context():
+    with trial(trainer):
         try:
             for batch in at_most_one_batch:
-                _check_forward(module, batch, num_classes)
+                num_logits = count_logits(trainer.lightning_module, batch, num_classes)
         except ConfigurationError as error:
             raise ConfigurationError(f"{needed_by}: {error}") from error
-
-
-def _check_forward(
-    module: nn.Module,
-    batch: Any,
-    num_classes: int,
-) -> None:
-    x, y = checked_pair(batch, num_classes)
-    try:
-        logits = module(x)
-    except Exception as error:
-        raise no_forward(module, x, error) from error
-    checked_logits(logits, y, num_classes, allow_more_columns=True)
+    return num_logits

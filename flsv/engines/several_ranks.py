@@ -249,10 +249,9 @@ class SeveralRanks(Engine):
                 all_scores[name][clients] = scores_of_clients
         return all_scores
 
-    def check_agreement(
-        self, round: Round, model: Tensor, contributions: Mapping[str, Tensor]
-    ) -> None:
+    def agree(self, round: Round, model: Tensor, contributions: Mapping[str, Tensor]) -> None:
         values = {
+            "cohort": round.client_ids,
             "global model": model,
             "aggregation weights": round.aggregation_weights,
         }
@@ -263,19 +262,30 @@ class SeveralRanks(Engine):
             if value is not None:
                 checksums[name] = _checksum(value)
         checksums_by_rank = self.ranks.all_gather(checksums, "checksums")
-        for rank, checksums_of_rank in enumerate(checksums_by_rank):
-            # The names of both, in order: a value may be missing on one of the ranks.
-            for name in {**checksums, **checksums_of_rank}:
-                if checksums.get(name) != checksums_of_rank.get(name):
-                    self._raise_disagreement(round, rank, name)
+        # The names of all, in order: a value may be missing on one of the ranks.
+        names: dict[str, int] = {}
+        for checksums_of_rank in checksums_by_rank:
+            names |= checksums_of_rank
+        for name in names:
+            if len({checksums_of_rank.get(name) for checksums_of_rank in checksums_by_rank}) > 1:
+                self._compare(round, name, values.get(name))
+        self._take_first_model(model)
 
-    def _raise_disagreement(self, round: Round, rank: int, name: str) -> None:
-        lower, higher = sorted((self.ranks.rank, rank))
-        raise RuntimeError(
-            f"round {round.round_index + 1}: ranks {lower} and {higher} do not agree on the {name}. "
-            "Every rank is the whole server and must come to the same numbers: a strategy or metric must draw "
-            "from round.generator(name) only, and all ranks need processors of one kind."
-        )
+    def _compare(self, round: Round, name: str, value: Tensor | None) -> None:
+        """Raise RuntimeError unless the ranks' values differ only as kernels of a device may."""
+        values = self.ranks.all_gather(value, f"the {name}")
+        for rank, value_of_rank in enumerate(values):
+            if not is_rounded(values[0], value_of_rank):
+                raise RuntimeError(
+                    f"round {round.round_index + 1}: ranks 0 and {rank} do not agree on the {name}. "
+                    "Every rank is the whole server and must come to the same numbers: a strategy or metric must draw "
+                    "from round.generator(name) only, and all ranks need processors of one kind."
+                )
+
+    def _take_first_model(self, model: Tensor) -> None:
+        """Overwrite the global model by rank 0's where kernels may round differently."""
+        if model.device.type != "cpu":
+            model.copy_(self.ranks.broadcast(0, model, "the global model"))
 
     def _clients_of_process(self) -> list[int]:
         return self.placement.mine(range(self._state.num_clients))
@@ -301,3 +311,35 @@ def _merge_by_client(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:
 
 def _checksum(value: Tensor) -> int:
     return zlib.crc32(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+#: The largest part of its largest entry by which a value may differ between ranks: TF32 rounds to 0.0005.
+MAX_ROUNDING = 0.01
+
+
+def is_rounded(value: Tensor | None, value_of_rank: Tensor | None) -> bool:
+    """Return whether two ranks' values are one value that kernels have rounded differently.
+
+    Those of a CPU round alike, so that there any difference is another value. So is any of whole numbers.
+
+    Args:
+        value: that of rank 0, of any shape, or None if it has none.
+        value_of_rank: that of another rank.
+
+    Example:
+        >>> is_rounded(torch.ones(2), torch.ones(2) + 1e-6)
+        False
+    """
+    if value is None or value_of_rank is None:
+        return value is value_of_rank
+    is_exact = value.device.type == "cpu" or not value.is_floating_point()
+    if is_exact:
+        return torch.equal(value, value_of_rank)
+    largest = value.nan_to_num().abs().max()
+    return torch.allclose(
+        value_of_rank,
+        value,
+        rtol=0.0,
+        atol=MAX_ROUNDING * float(largest),
+        equal_nan=True,
+    )

@@ -221,7 +221,7 @@ class VmapProcess(IdleEngine):
         self._current_client = None
 
     def _try_to_train(self, clients: list[_PreparedClient]) -> tuple[State, Tensor] | None:
-        """Return the clients' trained states and mean losses, or None if memory runs out for several clients."""
+        """Return the clients' trained states and mean losses, or None without enough memory."""
         try:
             states = {}
             for name in clients[0].state:
@@ -284,7 +284,7 @@ def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str
 
 
 def _obstacle_in_module(module: L.LightningModule) -> str | None:
-    """Return why a module's hooks or embeddings prevent batched training, with a remedy, or None."""
+    """Return what in a module prevents batched training, with a remedy, or None."""
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             return f"{name}, an embedding with max_norm, changes its weight in its forward pass. Leave max_norm out"
@@ -448,8 +448,7 @@ def _compare(
     tolerance: float,
     rounding_norm: float = 0.0,
 ) -> None:
-    """Raise NotBatched if two results called ``name`` differ by more than ``tolerance``, and their distance exceeds
-    ``rounding_norm``."""
+    """Raise NotBatched if two results ``name`` differ by more than ``tolerance`` and ``rounding_norm``."""
     if torch.allclose(batched, ordinary, rtol=tolerance, atol=tolerance, equal_nan=True):
         return
     difference = batched - ordinary
@@ -491,7 +490,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _attribute_fingerprints(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield ``(name, fingerprint)`` of each attribute of a module's layers. A change alters the fingerprint."""
+    """Yield ``(name, fingerprint)`` of each attribute of a module's layers."""
     for prefix, layer in module.named_modules():
         for name, value in vars(layer).items():
             path = f"{prefix}.{name}" if prefix else name

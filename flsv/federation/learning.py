@@ -73,7 +73,7 @@ def learning_record(run: FederationRun) -> dict[str, Any]:
     record_by_metric = {}
     for name, performance in performances(run).items():
         sum_of_values = None
-        if name in contributions:
+        if name in contributions and not contributions[name].isnan().all():
             sum_of_values = float(contributions[name].nansum())
         record_by_metric[name] = {
             "by": performance["by"],

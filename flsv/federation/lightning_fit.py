@@ -113,7 +113,6 @@ class LightningFit(Rounds):
         self._set_up_trainer()
 
     def _set_up_metrics(self) -> None:
-        """Tell the metrics of the data, and check that they can be computed from them."""
         config = self.config
         data = self.data
         class_counts = None
@@ -140,7 +139,6 @@ class LightningFit(Rounds):
             warn_of_noise(config.privacy, self.metrics.update_metrics)
 
     def _set_up_trainer(self) -> None:
-        """Set the trainer's numbers of batches and steps to those of a federation."""
         trainer = self.trainer
         work_by_client = {}
         for client, name in enumerate(self.data.client_names):
@@ -159,7 +157,7 @@ class LightningFit(Rounds):
             (trainer, "limit_train_batches", 1.0),
             (trainer, "reload_dataloaders_every_n_epochs", 1),
             (trainer.fit_loop.epoch_loop, "max_steps", -1),
-            round_axis_patch(trainer),
+            round_axis_patch(trainer, has_client_curves=self.config.reporting.client_steps > 0),
             *no_placeholder_patches(trainer),
             *no_profiling_patches(trainer),
         )
@@ -237,7 +235,7 @@ class LightningFit(Rounds):
         self._change(*client_means_patches(self.trainer, self.steps.client_name))
 
     def _engine_class(self) -> Callable[..., Engine]:
-        """Return the engine that the loop names, or that of the trainer's strategy for several processes."""
+        """Return the engine of the loop, or of the trainer's strategy."""
         engine = self.config.engine
         if not isinstance(engine, str):
             return engine
@@ -318,7 +316,7 @@ class LightningFit(Rounds):
         self.running.begin_round()
 
     def _score_untrained(self) -> None:
-        """Score the initial model, after the hooks in which the module and callbacks begin to train."""
+        """Score the initial model, after the hooks at the start of training."""
         assert self.reports is not None
         self._has_scored_untrained = True
         games = self.running.server.games
@@ -436,7 +434,7 @@ class LightningFit(Rounds):
         self.reports.finish()
 
     def _warn_of_sizes(self) -> None:
-        """Say it if hooks of the last round's end have changed the sizes of buffers, which is refused before others."""
+        """Say it if the round's last hooks have changed the sizes of buffers."""
         try:
             self.running.space.check(self.trainer.lightning_module)
         except ConfigurationError as error:
@@ -455,7 +453,7 @@ class LightningFit(Rounds):
         late_values: Mapping[str, torch.Tensor],
         late_scores: Mapping[str, torch.Tensor],
     ) -> None:
-        """Train the missing coalitions, and write their values with the late ones of the last round."""
+        """Train the missing coalitions, and write their values."""
         assert self.reports is not None
         values_by_round = dict(self.extension.train(self._ended_run()))
         if late_values or late_scores:
@@ -508,7 +506,7 @@ class LightningFit(Rounds):
             exception.code = 128 + signal.SIGTERM  # Lightning would exit with status 0
 
     def _add_note(self, exception: BaseException) -> None:
-        """Add to an error who has trained when, and the types of the batch if torch has refused them."""
+        """Add to an error who has trained when, and refused batches' types."""
         batch = self.loop.batch  # which the note describes
         if not self.loop.is_in_round and is_type_error(exception):
             # The error came from a validation.

@@ -146,7 +146,7 @@ class RunReports:
         return self._config.reporting.draws(index, self._trainer.max_epochs)
 
     def _open_csv(self, path: Path, earlier_csv: str | None) -> CSV:
-        """Return the sink that writes ``contributions.csv`` to ``path``, after the rows of a resumed run's file."""
+        """Return the sink of ``contributions.csv``, which goes on with a resumed run's file."""
         csv = CSV(path, self._data.client_names)
         first_round = self._state.round_index
         full_path = path.resolve()
@@ -364,8 +364,7 @@ class RunReports:
             sink.finish(result)
 
     def _warn_of_other_accuracies(self) -> None:
-        """Warn after the first validation of a round's model if the module logs another accuracy of it than flsv values
-        clients by."""
+        """Warn if the module logs another accuracy than flsv values clients by."""
         interval = self._trainer.check_val_every_n_epoch
         if self._state.round_index != interval or self._has_compared_accuracies:
             return

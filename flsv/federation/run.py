@@ -62,10 +62,13 @@ class FederationRun:
 
         module = engine.trainer.lightning_module
         data = engine.data
-        num_classes = None
-        if data.no_classes is None:
-            num_classes = data.num_classes
-        check_space(self.space, metrics, config.uploads, head=config.head, num_classes=num_classes)
+        check_space(
+            self.space,
+            metrics,
+            config.uploads,
+            head=config.head,
+            num_classes=data.known_num_classes,
+        )
         warn_of_sharing(self.space, module, bool(config.evaluation.every))
         engine.check(metrics.fields, metrics.evaluating)
 
@@ -242,12 +245,12 @@ class FederationRun:
             clients_with_updates = [update.client_id for update in engine.updates]
             state.complete(round, [*engine.broken_clients, *clients_with_updates])
             self._evaluate_clients()
+        engine.agree(round, state.model(), self.metrics.contributions)
         engine.end_round(state.model())
-        engine.check_agreement(round, state.model(), self.metrics.contributions)
         return round
 
     def _evaluate_clients(self) -> None:
-        """Keep the clients' trained models, and score their own models, in rounds in which that is asked for."""
+        """Keep and score the clients' own models in the rounds that ask for it."""
         evaluation = self.config.evaluation
         state = self.state
         if evaluation.keeps:

@@ -98,7 +98,7 @@ class Cohort:
         return host_norms[:-1], host_norms[-1].item()
 
     def _norms_of_updates(self) -> list[Tensor]:
-        """Compute the updates' lengths, in one tensor ``[k]`` or in k tensors ``[1]``, in the order of the clients."""
+        """Compute the updates' lengths, one tensor ``[k]`` or k tensors ``[1]``."""
         rows = self.matrix[:, : self.num_parameters]
         if self.common_start is not None:
             return [distances(rows, self.common_start[: self.num_parameters])]

@@ -366,9 +366,7 @@ class CopyFilter(UpdateFilter):
         cohort: Cohort,
         gram: Tensor,
     ) -> Tensor:
-        """Add the similarities of a round's clients ``ids`` to the server's last step. Return each client's mean so
-        far, ``[n]``.
-        """
+        """Add a round's similarities to the server's last step. Return each client's mean so far, ``[n]``."""
         similarity_sum, num_rounds, num_high, is_echoing = self._echoes  # each [n]
         previous_model = self._start
         model = cohort.common_start

@@ -88,7 +88,7 @@ def allocate(
 
 
 def _whole_units(budget: float, unit: float) -> int:
-    """Return how many units the budget is. Raise ConfigurationError unless this is a whole number, exact in float64."""
+    """Return the budget in units. Raise ConfigurationError unless this is exact in float64."""
     quotient = budget / unit
     if quotient >= 2**MANTISSA_BITS:
         raise ConfigurationError(

@@ -175,7 +175,7 @@ def _resampled(
     measure: ModelScore,
     labels: Tensor,
 ) -> CaseScores:
-    """Return the scores of a measure on samples of the validation samples, within each class if there are classes."""
+    """Return scores on resampled validation samples, within each class."""
     generator = torch.Generator().manual_seed(0)
     has_classes = labels.ndim == 1 and not labels.is_floating_point()
     if has_classes:  # a resample has as many samples of each class

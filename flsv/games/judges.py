@@ -184,8 +184,8 @@ declare_answer(judge_coalitions, _judgments)
 
 
 def _without_rare_classes(support: Tensor, correct: Tensor) -> Tensor:
-    """Return a client's answer ``[1 + K, M + 1]`` from its held-out samples ``[M]`` and those that K models classify
-    correctly, ``[K, M]``. Counts of rare classes are hidden, and their sum is the last column.
+    """Return a client's answer ``[1 + K, M + 1]`` from its samples ``[M]`` and those that K models get right, ``[K,
+    M]``. The last column sums the rare classes.
     """
     counts = torch.cat([support[None], correct])  # [1 + K, M]
     rare_counts = counts * (support < MIN_HELD_OUT)

@@ -110,10 +110,7 @@ def _compared_states(
     space: ParameterSpace | None,
     skipped_types: tuple[type, ...] = (),
 ) -> tuple[list[tuple[str, ObjectState]], list[str]]:
-    """Return the states of everything that scoring can change, and names of what cannot be compared.
-
-    Objects of the ``skipped_types`` and their parts are left out.
-    """
+    """Return the states that scoring can change, and names of what cannot be compared, without ``skipped_types``."""
     constant_ids = _constant_ids(module, space)
     states: list[tuple[str, ObjectState]] = []
     uncomparable_paths = []
@@ -162,9 +159,8 @@ def _is_left_uncopied(path: str, value: Any, constant_ids: set[int]) -> bool:
 
 
 def _reachable(module: nn.Module, skipped_types: tuple[type, ...] = ()) -> Iterator[Part]:
-    """Yield ``(path, object)`` of everything that evaluating a model can change.
-
-    Objects of the ``skipped_types`` are not entered, except in the data module.
+    """Yield ``(path, object)`` of what evaluating a model can change, without ``skipped_types`` outside of the data
+    module.
     """
     not_entered = (*_NOT_ENTERED_TYPES, *skipped_types)
     trainer = trainer_of(module)

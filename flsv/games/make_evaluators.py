@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain, islice
 from typing import Any
 
 import lightning as L
-from torch import Tensor
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor, nn
 from torchmetrics import Metric
 
-from flsv._lightning.evaluation import StoredBatches, on_device, store_batches
+from flsv._lightning.evaluation import StoredBatches, evaluating, on_device, store_batches
 from flsv.core.parameter_space import ParameterSpace
+from flsv.games.lent_module import lent
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.validated_models import ValidatedModels
+from flsv.games.validation_batches import checked_logits, checked_pair, no_forward
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.scores.performance import ModelScore
 from flsv.utilities.errors import ConfigurationError
@@ -80,6 +86,59 @@ def make_evaluators(
                 is_tried=is_tried,
             )
     return evaluators
+
+
+def classifier_evaluator(
+    trainer: L.Trainer,
+    space: ParameterSpace,
+    batches: Iterable[Any],
+    num_classes: int | None,
+    is_tried: bool = False,
+) -> ModelEvaluator:
+    """Make the evaluator of a classifier of ``num_classes`` classes on batches. None: as many as there are logits."""
+    if num_classes is None:
+        remaining_batches = iter(batches)
+        first_batches = list(islice(remaining_batches, 1))
+        batches = chain(first_batches, remaining_batches)
+        num_classes = 1  # without a batch the evaluator says what is wrong
+        for batch in first_batches:
+            with trial(trainer):
+                num_classes = count_logits(trainer.lightning_module, batch, None)
+    return ModelEvaluator(
+        trainer.lightning_module,
+        space,
+        batches,
+        num_classes=num_classes,
+        context=trainer.strategy.precision_plugin.forward_context,
+        is_tried=is_tried,
+    )
+
+
+@contextmanager
+def trial(trainer: L.Trainer) -> Iterator[None]:
+    """Restore random numbers and a trainer's module after a trial of its ``forward``."""
+    module = trainer.lightning_module
+    precision = trainer.strategy.precision_plugin
+    with (
+        torch.no_grad(),
+        isolate_rng(),
+        evaluating(module),
+        lent(module),
+        precision.forward_context(),
+    ):
+        yield
+
+
+def count_logits(module: nn.Module, batch: Any, num_classes: int | None) -> int:
+    """Return M of the logits ``[B, M]`` that a module returns for a batch, or raise ConfigurationError."""
+    x, y = checked_pair(batch, num_classes)
+    try:
+        logits = module(x)
+    except Exception as error:
+        raise no_forward(module, x, error) from error
+    num_logits = checked_logits(logits, y, num_classes, allow_more_columns=True).shape[1]
+    checked_pair(batch, num_logits)
+    return num_logits
 
 
 def evaluator_on(

@@ -405,7 +405,7 @@ class ModelEvaluator(VectorEvaluator):
         return outputs[None] if isinstance(outputs, Tensor) else [outputs]
 
     def _stacked_outputs(self, build: Build, rows: range) -> Callable[[Any], Any]:
-        """Return a function that computes the outputs ``[c, B, ...]`` of the c models with the indices ``rows``."""
+        """Return a function for the outputs ``[c, B, ...]`` of the models ``rows``."""
         shape = len(rows), self.space.size
         vectors = torch.empty(shape, dtype=self.space.dtype, device=self.device)
         for row, index in enumerate(rows):

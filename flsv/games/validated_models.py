@@ -163,7 +163,7 @@ class ValidatedModels(VectorEvaluator):
 
     @contextmanager
     def _validation(self, vector: Tensor | None) -> Iterator[ValidationRun]:
-        """Yield a validation run of the model ``vector [P]``, or of the module as it is, and restore the module."""
+        """Yield a validation of ``vector [P]``, or of the module, and restore the module."""
         module = self._trainer.lightning_module
         with (
             torch.inference_mode(False),

@@ -73,9 +73,9 @@ def _without_inference_mode(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
 
 
-def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
+def checked_pair(batch: Any, num_classes: int | None) -> tuple[Any, Tensor]:
     """Return a batch as ``(x, y)``. Raise ConfigurationError unless it is a pair of inputs and labels ``[B]`` below
-    ``num_classes``.
+    ``num_classes``, if this is known.
     """
     is_pair = isinstance(batch, (tuple, list)) and len(batch) == 2
     if not is_pair:
@@ -89,7 +89,7 @@ def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
         )
     if isinstance(x, Tensor) and len(x) != len(y):
         raise ConfigurationError(f"a validation batch has {len(x)} inputs and {len(y)} labels.")
-    if len(y):
+    if len(y) and num_classes is not None:
         lowest = int(y.min())
         highest = int(y.max())
         if lowest < 0 or highest >= num_classes:
@@ -109,21 +109,22 @@ def _are_classes(y: Any) -> bool:
 def checked_logits(
     logits: Any,
     y: Tensor,
-    num_classes: int,
+    num_classes: int | None,
     allow_more_columns: bool = False,
 ) -> Tensor:
     """Return ``logits``. Raise ConfigurationError unless they are ``[B, num_classes]``, or have more columns that are
-    allowed.
+    allowed. ``num_classes`` None: any number of columns.
     """
     if isinstance(logits, Tensor) and logits.ndim == 2:
         num_rows, num_columns = logits.shape
-        has_more_columns = num_columns > num_classes
-        has_columns = num_columns == num_classes or (allow_more_columns and has_more_columns)
+        has_columns = num_classes is None or num_columns == num_classes
+        if num_classes is not None and allow_more_columns:
+            has_columns = num_columns >= num_classes
         if num_rows == len(y) and has_columns:
             return logits
     raise ConfigurationError(
-        f"the module's forward gives {description_of(logits)} for {len(y)} samples of {num_classes} classes; expected "
-        f"logits [{len(y)}, {num_classes}]."
+        f"the module's forward gives {description_of(logits)} for {len(y)} samples of {num_classes or 'M'} classes; "
+        f"expected logits [{len(y)}, {num_classes or 'M'}]."
     )
 
 

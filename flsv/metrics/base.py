@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pkgutil import resolve_name
-from typing import Annotated, Any, ClassVar, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import torch
 from annotated_types import Ge
@@ -25,6 +25,8 @@ from flsv.utilities.display import INTERVAL_LEVEL, html_table
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
+#: What a metric's values say.
+Claims = Sequence[Literal["value", "effect", "agreement", "weight"]]
 #: Names of a run's table whose numbers belong to a single round and are not valid in the next.
 NAMES_OF_ONE_ROUND = ("weight", *OWN_SCORES, "update_norm")
 #: Prefix of the scores of clients' own models in curves.
@@ -156,12 +158,15 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     """Names of arguments of ``update``, other than a round's attributes, that are tensors with a row per client."""
 
     evaluates = False
-    """Whether clients evaluate models for the metric on their own validation samples, which every client must then
-    have.
-    """
+    """Whether each client evaluates models for the metric on validation samples of its own."""
 
     extension: ClassVar[str] = ""
     """What the metric adds to a run, ``"package.module:Class"``, a :class:`flsv.core.extension.RunExtension`."""
+
+    claims: Claims = ()
+    """What the values say, which :mod:`flsv.testing` checks. ``"value"``: clients that help more have more.
+    ``"effect"``: likewise, and 0 without samples. ``"agreement"``: how well the directions of updates fit, whatever
+    their length. ``"weight"``: shares that sum to 1."""
 
     to_pay_by = False
     """Whether reports may divide a budget by the values: True if they measure how much a client adds to the model."""
@@ -183,8 +188,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
 
     rounds: Tensor
     put_off: Callable[[], None] | None = None
-    """Function that computes the values after the last round so far. ``update`` sets it where it has computed none,
-    since only the run's end tells that a round was the last."""
+    """Function that ``update`` sets to compute values only after the run's last round."""
 
     def __init__(
         self,
@@ -458,8 +462,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     def _apply(
         self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ""
     ) -> torch.nn.Module:
-        """Apply ``fn`` to the states, as ``torch.nn.Module`` does in ``to`` and ``cuda``. In ``set_dtype``, skip
-        integer states, which are counts."""
+        """Apply ``fn`` to the states. In ``set_dtype``, skip integer states, which are counts."""
         if not self._dtype_convert:
             return super()._apply(fn, exclude_state)
         return super()._apply(
@@ -535,9 +538,7 @@ _SET_BY_DATA = ("num_clients", "num_classes")
 
 
 def _settings(metric: Metric) -> dict[str, Any]:
-    """Return the values of a metric's constructor arguments and its ``fold`` (how rounds are combined). Only
-    numbers, texts, dictionaries, dataclasses and None are included.
-    """
+    """Return a metric's simple constructor arguments and its ``fold``."""
     plain_types = (int, float, str, dict, type(None))
     # `fold` is an attribute of coalition metrics: how rounds are combined.
     names = [*inspect.signature(type(metric)).parameters, "fold"]

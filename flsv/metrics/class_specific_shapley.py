@@ -82,6 +82,7 @@ class ClassSpecificShapley(ContributionMetric):
 
     sign = "from -1 to 1: 1 where updates point the same way as the aggregate, negative: opposed, 0: orthogonal."
     cost = "a dot product per client and class; no coalition."
+    claims = ("agreement",)
     to_pay_by = False
     history: Tensor
 

@@ -191,6 +191,7 @@ class ContributionEstimation(ContributionMetric):
     sign = "larger: the client's updates and data are less like the others', which bad clients' are, too."
     cost = "one model evaluated at every client of a round, and products of all updates."
     per_class = False
+    claims = ("weight",)
     to_pay_by = False
     evaluates = True
     #: Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``.

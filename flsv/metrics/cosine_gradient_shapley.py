@@ -80,6 +80,7 @@ class CosineGradientShapley(ContributionMetric):
     sign = "from 0 to 1, shares that sum to 1 over the clients seen; more is better."
     cost = "two products with the matrix of updates; no coalition."
     per_class = False
+    claims = ("agreement", "weight")
     to_pay_by = False
     full_state_update = True
     mergeable = False

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flsv.core import Client, LocalData
 from flsv.functional import contribution_shares
-from flsv.metrics.base import ContributionMetric, latest
+from flsv.metrics.base import Claims, ContributionMetric, latest
 from flsv.valuation import FedBary, Valuation
 from flsv.valuation.features import Features
 
@@ -69,6 +69,7 @@ class WassersteinContribution(ContributionMetric):
     unit = "contribution share"
     sign = "from 0 to 1, shares that sum to 1 over the clients seen; more is closer to the validation data."
     cost = "linear in the number of clients; no coalition."
+    claims: Claims = ("value", "weight")
     to_pay_by = True
     per_class = False
     needs_classes = True  # the distance is between samples with classes
@@ -218,6 +219,7 @@ class CalibratedOTGradient(WassersteinContribution):
 
     unit = "share of samples not flagged"
     sign = "from 0 to 1, more is better: 1 where no sample is suspicious."
+    claims = ("value",)
     to_pay_by = False
     plot_upper_bound = 1.0
     judges = True

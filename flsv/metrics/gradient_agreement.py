@@ -73,6 +73,7 @@ class GradientAgreement(ContributionMetric):
     unit = "share"
     sign = "larger: the client's steps lower the validation loss, and agree with the cohort's."
     cost = "a gradient of the validation loss, and per client two dot products."
+    claims = ("effect", "agreement", "weight")
     to_pay_by = True
     rules = (
         (

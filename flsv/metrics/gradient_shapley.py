@@ -57,6 +57,7 @@ class GradientShapley(ContributionMetric):
     unit = "fall of the validation loss (nats)"
     sign = "positive: lowers the validation loss; negative: raises it; 0: no difference."
     cost = "a gradient of the validation loss, and per client a dot product."
+    claims = ("value",)
     to_pay_by = True
     per_class = False
     history: Tensor
@@ -159,6 +160,7 @@ class InRunShapley(ContributionMetric):
     unit = "fall of the validation loss (nats), summed over rounds"
     sign = "positive: the client's samples lower the validation loss; negative: they raise it."
     cost = "a gradient of the validation loss a round, and ghost products in the steps that clients look at."
+    claims = ("effect",)
     to_pay_by = True
     reported_by = "FederatedLoop(client_algorithm=flsv.training.algorithms.InRunValues())"
 

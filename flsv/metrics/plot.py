@@ -158,7 +158,7 @@ def _draw_bars(
 
 
 def _draw_lines(ax: Any, rows: np.ndarray, names: Sequence[str]) -> None:
-    """Draw a line for each of n clients, its values in r rounds ``rows [r, n]``, with a legend to the right."""
+    """Draw n clients' lines of r rounds, ``rows [r, n]``, with a legend."""
     from matplotlib.ticker import MaxNLocator
 
     final_values = {}
@@ -249,7 +249,7 @@ def _draw_heatmap(
 
 
 def _label_axis(axis: Any, texts: Sequence[str]) -> None:
-    """Put texts as labels on an axis, rotated by 45 degrees if they are long and side by side."""
+    """Put texts on an axis, rotated if they are long."""
     # With more texts than MAX_LABELS only every second, third, ... is written.
     stride = 1 + (len(texts) - 1) // MAX_LABELS
     positions = range(0, len(texts), stride)

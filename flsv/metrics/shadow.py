@@ -80,10 +80,8 @@ class ShadowShapley(MeasuredMetric):
     The utilities and outputs of trained coalitions are stored in the run's folder (``coalitions.csv``). After a kill
     ``flsv retrain`` of the folder, or the same fit with ``ckpt_path``, trains the rest.
 
-    As input to ``update``: ``client_ids [k]``, ``coalitions`` bool ``[K, n]``, which include the empty and the full
-    coalition, and their ``utility(masks: bool [K, n]) -> [K]`` (or ``[K, M]``). ``compute`` gives the last round's
-    values ``[num_clients]``, in the performance's unit, or ``[num_clients, num_classes]``. A client that never took
-    part is NaN.
+    ``compute`` gives the last round's values ``[num_clients]``, in the performance's unit, or ``[num_clients,
+    num_classes]``. A client that never took part is NaN.
 
     When not to use it:
         With each client trained alone, for payment: run ``flsv retrain`` with several seeds. With sites that may send
@@ -95,7 +93,7 @@ class ShadowShapley(MeasuredMetric):
         num_classes: M, the number of classes. If it is set, each class's accuracy is a game of its own.
         coalitions: the coalitions to train: a design of :func:`flsv.functional.few_coalitions` (``"singles"``,
             ``"both"``, ``"all"``, ...) or a list of coalitions, each a list of its members' numbers. ``"halves"``: each
-            client alone, then complementary halves of clients whose outputs are unlike, see
+            client alone, then complementary halves of clients whose outputs, or at sites first updates, are unlike, see
             :func:`flsv.functional.choose_halvings`. ``"auto"``: the most accurate of ``"all"``,
             ``"pairs+leave-two-out"``, ``"pairs+leave-one-out"``, ``"both"`` and ``"singles"`` within ``max_fits``.
         performance: the performance measure of a model, see :mod:`flsv.scores.performance`.
@@ -118,8 +116,7 @@ class ShadowShapley(MeasuredMetric):
         ConfigurationError: an option is unknown, values per class are computed with a performance other than accuracy,
             or in a loop, before training: coalitions cannot be trained with a personalizer, colluders, privacy noise,
             or a part of the module that stays at the clients (``share``), if it is used in the server's scores, or at
-            sites. With ``judges="clients"`` each client scores with its own part of the coalition's run, the initial
-            one if it is no member.
+            sites.
 
     Example:
         >>> from flsv.functional import few_coalitions
@@ -406,8 +403,9 @@ class ShadowShapley(MeasuredMetric):
         weights: Tensor | None = None,
         output_score: OutputScore | None = None,
     ) -> None:
-        """Compute the Shapley values from the utilities ``[K]`` or ``[K, M]`` of the coalitions ``masks [K, n]``, and
-        store them. If a utility or an output is not finite, all values become NaN, with a warning."""
+        """Compute and store the Shapley values of utilities ``[K]`` or ``[K, M]`` of ``masks [K, n]``. Warn and store
+        NaN if one is not finite.
+        """
         broken = coalitions_not_finite(masks, utilities, outputs)
         if broken:
             reason = f"The coalitions {broken} come to no finite performance."
@@ -473,7 +471,7 @@ class ShadowShapley(MeasuredMetric):
         return {**super().__getstate__(), "_case_covariance": None}
 
     def _store_and_average(self, values: Tensor) -> Tensor:
-        """Store a round's values. Return them or, if a sampler draws the clients, the mean over the last rounds."""
+        """Store a round's values. Return them, or with a sampler the last rounds' mean."""
         latest_values = values[None].to(self.recent)
         self.recent = torch.cat([self.recent[1:], latest_values])
         # Which clients a round draws is luck, and the mean over successive rounds has less of it.

@@ -8,7 +8,6 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 from torchmetrics import Metric
 
+from flsv.__about__ import __version__
 from flsv.outside.value_round import RoundValues, metrics_by_name, value_round
 from flsv.results.curves import curves_of
 from flsv.results.folder import CONTRIBUTIONS
@@ -249,7 +249,7 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         return {name: client_id for client_id, name in ids_and_names if name in round_names}
 
     def _entries(self, arrays: ArrayRecord) -> Any:
-        """Return a model's tensors by name, or as a list if the module has none of the names."""
+        """Return a model's tensors by name, or as a list without names."""
         entries = arrays.to_torch_state_dict()
         have_names = any(name in entries for name in self._module.state_dict())
         if have_names:
@@ -291,7 +291,7 @@ class _Files:
             raise ConfigurationError(
                 f"{folder} holds a run. Give each run a folder of its own, such as folder=f'runs/{{context.run_id}}'."
             )
-        self._record = record_head(module, {"aggregator": strategy}, metrics, version("flsv"))
+        self._record = record_head(module, {"aggregator": strategy}, metrics, __version__)
         self._record |= {
             "rounds": None,
             "classes": None,

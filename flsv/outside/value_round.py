@@ -395,8 +395,7 @@ def _check_metrics(
     num_classes_of_caller: int | None,
     num_classes: int | None,
 ) -> None:
-    """Check that a round outside of a loop provides all that the metrics need. ``num_classes`` is the caller's, or else
-    that of the module's head."""
+    """Check that a round outside of a loop provides what the metrics need."""
     for name, attributes in contribution_metrics.reads.items():
         unmet_needs = _unmet_needs(contribution_metrics, name, attributes)
         if unmet_needs:
@@ -421,7 +420,7 @@ def _unmet_needs(
     name: str,
     attributes: Iterable[str],
 ) -> list[str] | str:
-    """Return what a metric needs that only a loop has, for a message: attributes of a round, or a text, or ""."""
+    """Return what a metric needs that only a loop has, or ""."""
     loop_attributes = [attribute for attribute in attributes if not VOCABULARY[attribute].outside]
     if loop_attributes:
         return loop_attributes

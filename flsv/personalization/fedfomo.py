@@ -174,7 +174,7 @@ def _expected_weights(
     num_parameters: int,
     performance: Any = "negative_loss",
 ) -> Numbers:
-    """Return what the weights of a client's own and the downloaded models are. Their magnitudes sum to 1."""
+    """Return what the weights of own and downloaded models must be."""
     num_models = 1 + len(downloads)
     return Numbers(torch.float64, (num_models,), lowest=-1, highest=1)
 

@@ -161,9 +161,7 @@ def _best_on_line(
     mixed_model: Tensor,
     evaluate: Callable[[Tensor, str], Tensor],
 ) -> Tensor:
-    """Return the model of least validation loss on a line. The line has 11 models, from the client's own to the
-    mixture.
-    """
+    """Return the best of 11 models from the client's own to the mixture."""
     fractions = torch.linspace(0, 1, _POINTS_ON_LINE).to(models)
     client_model = models[0]
     line = torch.lerp(client_model, mixed_model, fractions[:, None])  # [points, Q]

@@ -152,7 +152,7 @@ def _selected_key(
     candidates: Sequence[str],
     suitable: Sequence[str],
 ) -> str:
-    """Return the name of the values to share a budget out by: ``values_name``, or the only one in ``suitable``."""
+    """Return the values to share a budget by: ``values_name``, or the only ``suitable`` one."""
     if not candidates:
         raise ConfigurationError(
             f"{run.folder}: no contribution was measured, so there is nothing to share out by."
@@ -292,6 +292,7 @@ def basis_of_retrained(
             "by": row["by"],
             "source": row.get("source", "outputs"),
             "alone_only": row.get("trainings") == "singles",
+            "halved": row.get("trainings") == "halves",
             "ranks_only": row.get("trainings") == "leave-one-out",
             "seeds": seeds,
             "judged": row["by"].startswith(CLIENTS_PREFIX),

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from flsv.results.text import NO_NUMBER, WORDS, format_number, percent, titled
+from flsv.results.text import (
+    NO_NUMBER,
+    WORDS,
+    format_number,
+    format_numbers,
+    percent,
+    titled,
+)
 from flsv.utilities.display import shortened_name
 
 #: Largest number of columns of a table, without the first. Wider ones are split into several, one below the other. The
@@ -29,15 +36,28 @@ _templates = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_templates.filters |= {"titled": titled, "percent": percent, "short": shortened_name}
+
+
+def unbroken(text: str) -> str:
+    """Return a text in which no line ends between a number and its ``%``."""
+    return text.replace(" %", "\u00a0%")
+
+
+_templates.filters |= {
+    "titled": titled,
+    "percent": percent,
+    "short": shortened_name,
+    "unbroken": unbroken,
+}
 
 
 class Cell(NamedTuple):
-    """A table cell with a text, CSS, and a text shown on hover."""
+    """A table cell with a text, CSS, a text shown on hover, and a CSS class."""
 
     text: str
     style: str = ""
     title: str = ""
+    css: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,10 +86,10 @@ class Table:
 
     @staticmethod
     def _cell(cell: str | Cell) -> Cell:
-        """Convert a text to a cell that keeps an interval, such as ``1 to 2``, on one line."""
+        """Convert a text to a cell that keeps an interval on one line."""
         if isinstance(cell, Cell):
             return cell
-        return Cell(cell.replace(" to ", "\u00a0to\u00a0"))
+        return Cell(unbroken(cell).replace(" to ", "\u00a0to\u00a0"))
 
 
 def render(**content: Any) -> str:
@@ -98,22 +118,32 @@ def heatmap_table(
     values: Sequence[Sequence[float]],
     corner: str,
     caption: str,
+    digits: int = 2,
 ) -> Table:
-    """Return a heatmap of ``values``, k rows and M columns: blue above 0, orange below, stronger further from 0."""
+    """Return a heatmap of ``values``, k rows and M columns: blue above 0, orange below, stronger further from 0.
+
+    The largest number has ``digits`` significant digits.
+    """
     has_numbers = len(columns) <= MAX_COLUMNS_WITH_NUMBERS
-    finite_values = list(filter(math.isfinite, chain.from_iterable(values)))
+    all_values = list(chain.from_iterable(values))
+    finite_values = list(filter(math.isfinite, all_values))
     largest = max(map(abs, finite_values), default=0.0) or 1.0  # 1: all are 0
     if not has_numbers:
         caption = f"{caption}: {_color_scale(finite_values, largest)}"
+        if len(finite_values) < len(all_values):
+            caption += ", hatched without a value"
+    texts = iter(format_numbers(all_values, digits))  # all with equally many decimals
 
     rows: list[list[str | Cell]] = []
     for name, row_values in zip(names, values):
         row: list[str | Cell] = [name]
         for column, value in zip(columns, row_values):
+            text = next(texts)
             cell = Cell(
-                format_number(value, 2) if has_numbers else "",
+                text if has_numbers else "",
                 style=_heat_style(value, largest),
                 title=f"{name}, {column}: {format_number(value)}",
+                css="" if math.isfinite(value) else "none",
             )
             row.append(cell)
         rows.append(row)
@@ -134,7 +164,7 @@ def _heat_style(value: float, largest: float) -> str:
     if not math.isfinite(value):
         return ""
     # At most half opaque: the text stays legible, on light and on dark.
-    opacity = 0.05 + 0.45 * min(1.0, abs(value) / largest)
+    opacity = 0.5 * abs(value) / largest
     return f"background: rgba({_color(value)}, {opacity:.2f})"
 
 
@@ -166,7 +196,7 @@ def bar_cells(
         bar = scale.bar(left_edge, right_edge, f"rgb({_color(value)})", height="60%")
         layers.append(bar)
         style = f"background: {', '.join(layers)}"
-        cells.append(Cell("", style, title=format_number(value)))
+        cells.append(Cell("", style, title=format_number(value), css="bar"))
     return cells
 
 

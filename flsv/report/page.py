@@ -153,6 +153,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
     if any(faults):
         sentences.append(WORDS["findings"])
     sentences += _sentences_on_performance(run, basis)
+    sentences += _sentences_on_missing_values(run, basis)
     sentences.append("With other partners or other cases the values would be different.")
 
     all_values = _value_cells(run, clients, run.record["metrics"])
@@ -171,7 +172,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
                 _class_count_heatmap(run, clients, names),
             ],
             "All values": [
-                table_by_name("client", names, all_values),
+                table_by_name("partner", names, all_values),
                 WORDS["dash"],
                 *_class_heatmaps(run, run.metrics, clients, names),
             ],
@@ -199,13 +200,23 @@ def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
 
     validation = run.record["validation"]
     if validation:
-        if validation["rows"] is None:
-            cases = "cases"
-        else:
-            cases = f"{validation['rows']:,} cases"
+        num_cases = "" if validation["rows"] is None else f"{validation['rows']:,} "
         sentences.append(
-            f"It was evaluated on {cases} that no partner trained on, {validation['of']}."
+            f"It was evaluated on {num_cases}cases that no partner trained on, {validation['of']}."
         )
+    return sentences
+
+
+def _sentences_on_missing_values(run: Run, basis: Basis | None) -> list[str]:
+    """Return sentences that tell why metrics beside the page's values have none."""
+    if basis is not None and basis.key == RETRAINED:
+        return []  # instead of those
+    sentences = []
+    for metric, performance in run.record.get("paid_in", {}).items():
+        reason = performance.get("why_no_values")
+        is_told_by_verdict = basis is not None and metric == basis.key
+        if reason and not is_told_by_verdict:
+            sentences.append(f"There are no values by {metric}. {reason}")
     return sentences
 
 
@@ -215,7 +226,7 @@ def _participation_table(run: Run, clients: Sequence[int], names: Sequence[str])
     num_samples = run.record["samples"]
     columns = {
         "samples": [str(num_samples[client]) for client in clients],
-        "rounds": [f"{num_rounds[client]} of {run.rounds}" for client in clients],
+        "rounds": [f"{num_rounds[client]}\u00a0of\u00a0{run.rounds}" for client in clients],
     }
     metric_of_head = {"last weight": "weight"}
     for score in OWN_SCORES:
@@ -225,7 +236,7 @@ def _participation_table(run: Run, clients: Sequence[int], names: Sequence[str])
         if metric in run.measured:
             final_values = run.final(metric)
             columns[head] = format_numbers([final_values[client] for client in clients])
-    return table_by_name("client", names, columns)
+    return table_by_name("partner", names, columns)
 
 
 def _settings_section(run: Run) -> list[str | Table | None]:
@@ -288,7 +299,7 @@ def _for_one(
 
 
 def _other_measurements(run: Run, client: int, basis: Basis | None) -> Table | str:
-    """Return a table of a client's values by the metrics that the page's main table does not show."""
+    """Return a table of a client's values by the other metrics."""
     key_of_basis = None if basis is None else basis.key
     other_metrics = [metric for metric in run.metrics if metric != key_of_basis]
     rows = []
@@ -433,13 +444,13 @@ def _fractions_moved(run: Run, basis: Basis, shares: Shares | None) -> dict[str,
 
 
 def _may_see_means(run: Run, values: Sequence[float]) -> bool:
-    """Return whether the run has ended and at least five clients have a value, so that one may see means."""
+    """Return whether the run has ended, and five clients have a value."""
     num_values = sum(not math.isnan(value) for value in values)
     return run.ended and num_values >= MIN_CLIENTS_OF_MEANS
 
 
 def _mean(run: Run, values: Sequence[float]) -> str:
-    """Format the mean of all clients' values, or return a dash if one client may not see it."""
+    """Format the mean of all clients' values, a dash if it is hidden."""
     # From more digits, or from several pages, others' values could be derived.
     if not _may_see_means(run, values):
         return NO_NUMBER
@@ -529,6 +540,7 @@ def _heatmaps_over_time(
             values=history.to_numpy(dtype=float).T.tolist(),
             corner="round",
             caption=f"{metric}{suffix}",
+            digits=3,
         )
         heatmaps.append(heatmap)
     return heatmaps

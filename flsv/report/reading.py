@@ -230,7 +230,7 @@ class Run:
         return self._rows_by_client(self.folder / RETRAINED, required_columns)
 
     def _rows_by_client(self, path: Path, columns: Mapping[str, Cell]) -> list[dict[str, Any]]:
-        """Read each client's row of a CSV file as a mapping, or return an empty list if there is no such file."""
+        """Read each client's row of a CSV file, none without the file."""
         if not path.is_file():
             return []
         rows: list[dict[str, Any]] = [{} for _ in range(self.num_clients)]
@@ -429,7 +429,7 @@ def repeated_runs(run: Run) -> list[Run]:
 
 
 def _folders_of_same_repeat(run_folder: Path) -> list[Path]:
-    """Return the folders in the nearest ``runs.csv`` above a run, or an empty list if it is not one of them."""
+    """Return the folders of a run's repeat, none without one."""
     run_folder = run_folder.resolve()
     for parent in run_folder.parents:
         if (parent / RUNS).is_file():

@@ -112,7 +112,7 @@ def _metrics_with_class_curves(
 
 
 def _points_with_interval(row: Row) -> Iterator[Point]:
-    """Yield the points of an overall value, and of the ends of its interval, without those that are NaN."""
+    """Yield the points of an overall value and of its interval, without NaN."""
     tag = tag_of(row.metric)
     number_by_tag = {tag: row.value, f"{tag}/low": row.low, f"{tag}/high": row.high}
     for number_tag, number in number_by_tag.items():

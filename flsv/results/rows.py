@@ -43,7 +43,7 @@ def column_names(metric: Metric) -> list[str] | None:
 
 @dataclass(frozen=True)
 class _Measurement:
-    """Tensors of one metric that become numbers together: values, and the ends of their intervals, if any."""
+    """A metric's values and the ends of their intervals, as tensors."""
 
     name: str
     tensors: Sequence[Tensor]
@@ -97,7 +97,7 @@ def _measurements(
     value: Tensor,
     class_names: Sequence[str] | None,
 ) -> list[_Measurement]:
-    """Return a metric's values per client with their intervals, and the values of its columns, if it has any."""
+    """Return a metric's values per client and column, with intervals."""
     client_values = overall(metric, value)
     if client_values.ndim == 0:
         return [_Measurement(name, [client_values])]
@@ -333,16 +333,17 @@ def draw_metric(
 
 
 def _draw_intervals(axis: Any, value: Tensor, intervals: tuple[Tensor, Tensor]) -> None:
-    """Add a whisker from the low to the high end of each client's interval to the bars of values ``[n]``."""
+    """Add each client's interval to the bars of values ``[n]``."""
     centers = value.cpu().double()
     low, high = (bound.cpu().double() for bound in intervals)
     # Axes that hold a NaN have no size.
-    is_known = (centers.isfinite() & low.isfinite() & high.isfinite()).nonzero().flatten()
-    lengths_below = (centers - low)[is_known]
-    lengths_above = (high - centers)[is_known]
+    is_finite = centers.isfinite() & low.isfinite() & high.isfinite()
+    clients = is_finite.nonzero().flatten()
+    lengths_below = (centers - low)[clients]
+    lengths_above = (high - centers)[clients]
     axis.errorbar(
-        is_known.numpy(),
-        centers[is_known].numpy(),
+        clients.numpy(),
+        centers[clients].numpy(),
         yerr=[lengths_below.numpy(), lengths_above.numpy()],
         fmt="none",  # no markers: the bars show the values
         ecolor="0.25",

@@ -130,7 +130,7 @@ def _intervals(
     bounds: Any,
     num_values: int,
 ) -> list[list[float]]:
-    """Return the low and the high bound of each value's interval, both NaN where one is not known."""
+    """Return each interval's low and high bound, NaN if unknown."""
     intervals = np.full((num_values, 2), NAN)
     if bounds is not None:
         intervals[:, 0], intervals[:, 1] = bounds

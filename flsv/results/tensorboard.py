@@ -37,6 +37,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
+from flsv._lightning.patches import ROUND_NAME
 from flsv.core.artifacts import client_folders
 from flsv.results.curves import Point, client_part, curve_points, scalars_of
 from flsv.results.round_result import RoundResult, RunResult, Sink
@@ -165,7 +166,7 @@ class TensorBoard(Sink):
         self.flush()
 
     def _final_numbers(self, result: RunResult) -> dict[str, float]:
-        """Return what the module has logged, performances, their gains, and values of few clients, by tag."""
+        """Return logged values, performances, their gains and few clients' values, by tag."""
         numbers = dict(result.logged)
         # What the metrics' values distribute, with its value before the run and after it.
         performance_by_metric = result.learning_record.get("paid_in", {})
@@ -248,6 +249,9 @@ class Trackers(Sink):
         """Log a round's curves."""
         points = curve_points(result, self._per_class, len(self._client_names), self._class_names)
         scalars = {**result.shared_changes, **scalars_of(points, self._client_names)}
+        if not scalars:
+            return
+        scalars[ROUND_NAME] = result.round_index
         for logger in self._loggers:
             logger.log_metrics(scalars, step=result.round_index)
 
@@ -275,7 +279,7 @@ def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
 
 
 def _wait_until_next_file_is_last(folder: Path) -> None:
-    """Wait until a new event file sorts after all others: names have the second in which a file was made."""
+    """Wait until a new event file, named by the second, sorts last."""
     seconds = []
     for path in folder.rglob("events.out.tfevents.*"):
         _events, _out, _tfevents, second, *_host = path.name.split(".")

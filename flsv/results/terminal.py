@@ -42,7 +42,7 @@ MAX_CLIENTS_SHOWN = 20
 #: Performances with a name of their own, which begins a sentence with a capital letter.
 _TITLED_SCORES = {"accuracy", *WORDS["titles"]}
 #: Reasons against a payment that are not printed, because the printed line on retraining answers these.
-_ANSWERED_BY_RETRAINING = ("one_seed", "alone")
+_ANSWERED_BY_RETRAINING = ("one_seed", "alone", "halves")
 
 
 def print_contributions(
@@ -119,7 +119,7 @@ def _verdict(result: RunResult, *arguments: Any) -> Verdict:
 
 
 def _filled(line: str) -> str:
-    """Wrap a line to the terminal's width, and indent what follows a label such as ``Model:``."""
+    """Wrap a line to the terminal's width, indented after a label."""
     label = line[:9] if line[6:9] == "   " else ""
     return textwrap.fill(
         line, width() or 10_000, subsequent_indent=" " * len(label), break_on_hyphens=False

@@ -44,7 +44,7 @@ def format_number(value: float, digits: int = 3) -> str:
 
 
 def _decimals(value: float, digits: int) -> int:
-    """Return the number of decimals with which a value has at least ``digits`` significant digits."""
+    """Return the number of decimals that shows ``digits`` significant ones."""
     power_of_ten = math.floor(math.log10(abs(value)))
     return max(0, digits - 1 - power_of_ten)
 
@@ -55,6 +55,8 @@ def format_numbers(values: Sequence[float], digits: int = 3) -> list[str]:
     Example:
         >>> format_numbers([1.3123, -0.0772, float("nan"), 0.5])
         ['1.31', '-0.08', '–', '0.50']
+        >>> format_numbers([0.25, -0.0003])
+        ['0.250', '0.000']
         >>> format_numbers([12.0, 3.0])
         ['12', '3']
     """
@@ -68,7 +70,7 @@ def format_numbers(values: Sequence[float], digits: int = 3) -> list[str]:
     texts = []
     for value in values:
         if math.isfinite(value):
-            texts.append(f"{value:.{decimals}f}")
+            texts.append(f"{value:z.{decimals}f}")  # never "-0.00"
         else:
             texts.append(format_number(value))  # NaN or infinite
     return texts

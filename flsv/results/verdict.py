@@ -47,6 +47,7 @@ FORBIDDING_REASONS = (
 RECORDED_FACTS = (
     "source",
     "alone_only",
+    "halved",
     "alone",
     "together",
     "majority",
@@ -71,6 +72,8 @@ class PaymentFacts:
     source: Source = "none"
     #: Whether only each client alone was trained, and all together.
     alone_only: bool = False
+    #: Whether only each client alone and halves of the clients were trained, and all together.
+    halved: bool = False
     #: Whether the trained coalitions only allow a ranking.
     ranks_only: bool = False
     #: The name of a metric whose documentation advises against payment.
@@ -178,6 +181,7 @@ def verdict_of(facts: PaymentFacts, rule: Negatives = "zero") -> Verdict:
         "one_class": facts.majority >= ONE_CLASS_SHARE and percent(facts.majority),
         "one_seed": has_trainings and facts.seeds == 1,
         "alone": has_trainings and facts.alone_only and not ranks_only,
+        "halves": facts.halved,
         "scores": facts.source == "scores" and not ranks_only,
         "partners": facts.judged and facts.accepts_partners,
         "best_alone": max(facts.alone, default=-math.inf) >= facts.together,
@@ -219,7 +223,7 @@ def _has_no_gain(facts: PaymentFacts, joint: JointShares) -> bool:
 
 
 def _is_like_majority(facts: PaymentFacts) -> bool:
-    """Return whether the accuracy is not clearly above that of always answering with the most frequent class."""
+    """Return whether the accuracy is not clearly above the most frequent class's share."""
     margin = 0.0
     if facts.cases:
         deviation = math.sqrt(facts.majority * (1 - facts.majority) / facts.cases)

@@ -124,7 +124,9 @@ class TrainingAfterTheRun:
             self._compare_with_run(training, trained_coalitions, run, store)
         except KeyboardInterrupt:
             done = store.progress(run.seed, trained_coalitions)
-            return self._without_values(f"{done} are trained{_rest(run)}")
+            return self._without_values(
+                f"Their training was interrupted: {done} are trained{_rest(run)}"
+            )
         except ConfigurationError as error:  # the federation itself is trained
             advice = "flsv retrain trains the coalitions that are missing."
             return self._without_values(f"{error} {advice}")
@@ -152,7 +154,6 @@ class TrainingAfterTheRun:
         run: EndedRun,
         scores: Mapping[str, OutputScore | None],
     ) -> Tensor:
-        """Ask the first metric which coalitions to train next, given the outputs of the trained ones."""
         no_coalitions = self._masks[:0]
         name, metric = next(iter(self._metrics.items()))
         score = scores[name]
@@ -209,7 +210,7 @@ class TrainingAfterTheRun:
         run: EndedRun,
         store: UtilityStore,
     ) -> None:
-        """Train the coalition of all clients, the twin, for the first rounds: it must come to the run's model."""
+        """Train the twin's first rounds, and compare it with the run."""
         ranks = ranks_of(run.trainer)
         doubts: list[str] = []
         is_whole = training.is_whole
@@ -259,8 +260,8 @@ class TrainingAfterTheRun:
         )
 
     def _difference(self, result: FitResult, expected: Tensor) -> str | None:
-        """Describe the difference of a fit's model from the expected one. None: it is the same, to the bit on a CPU, or
-        as near as rounding lets two runs be on an accelerator.
+        """Describe how a fit's model differs from the expected one, None if bitwise identical, or near enough on an
+        accelerator.
         """
         models = result.models
         assert models is not None
@@ -288,7 +289,7 @@ class TrainingAfterTheRun:
         seed: int,
         store: UtilityStore,
     ) -> Iterator[str]:
-        """Compare one coalition with its fit in a fresh process, if that is cheap or asked for."""
+        """Compare one coalition with its fit in a fresh process."""
         trained = [members for members in coalitions if members]
         smallest = min(trained, key=training.cost)
         part_of_samples = training.cost(smallest) / training.cost(training.order.members)
@@ -336,9 +337,7 @@ class TrainingAfterTheRun:
         )
 
     def _output_score(self, metric: ShadowShapley, run: EndedRun) -> OutputScore | None:
-        """Return the score of ``metric`` as a function of a model's outputs. None if no coalition's outputs are
-        needed, or if those of all coalitions are too many.
-        """
+        """Return the score of ``metric`` as a function of outputs, None if none are needed or they are too many."""
         has_outputs = len(metric.outputs) > 0
         if not has_outputs or not favors_nobody(self._masks):
             return None
@@ -361,9 +360,7 @@ class TrainingAfterTheRun:
         run: EndedRun,
         score: OutputScore | None,
     ) -> dict[int, Tensor]:
-        """Pass the trained coalitions' utilities and outputs to ``metric``, and return its values after each round,
-        ``{round: values}``.
-        """
+        """Give ``metric`` the trained coalitions, and return its values, ``{round: values}``."""
         measure_name = column_name(metric.measured_by)
         column = store.names.index(measure_name)
         positions = [self._rounds.index(index) for index in metric.valued.tolist()]
@@ -394,7 +391,7 @@ class TrainingAfterTheRun:
 
 
 def _name_of_entry(space: ParameterSpace, index: int) -> str:
-    """Return the name of the parameter or buffer that holds a position of a model's vector."""
+    """Return the parameter or buffer at a position of a model's vector."""
     end = 0
     for name, shape in zip(space.names, space.shapes):
         end += shape.numel()
@@ -410,7 +407,7 @@ def _rest(run: EndedRun) -> str:
 
 
 def _is_scored_by_clients(metric: ShadowShapley, run: EndedRun) -> bool:
-    """Return whether clients score the metric's models, after replacing a part by their local parameters."""
+    """Return whether clients score models with their local parameters."""
     evaluator = run.games.evaluator_of(metric.measured_by)
     return evaluator.asks_clients and bool(evaluator.space.private_names)
 
@@ -459,7 +456,7 @@ def _is_of_store(path: Path) -> bool:
 
 
 class _Progress:
-    """Progress of the trainings: a bar if the Trainer shows bars, else a line every :data:`PAUSE_SECONDS`."""
+    """Progress of the trainings: a bar, or a line every :data:`PAUSE_SECONDS`."""
 
     def __init__(self, trainer: L.Trainer, total: int, check: Callable[[], None]) -> None:
         self._check = check

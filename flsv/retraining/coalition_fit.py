@@ -32,8 +32,7 @@ from flsv.engines.vmap import WATCHERS
 from flsv.games.coalition_utility import Measure, check_untrained, utility_of
 from flsv.games.judges import ClientJudges
 from flsv.games.lent_module import lent
-from flsv.games.make_evaluators import make_evaluators
-from flsv.games.model_evaluator import ModelEvaluator
+from flsv.games.make_evaluators import classifier_evaluator, make_evaluators
 from flsv.games.vector_evaluator import Scores, VectorEvaluator
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_refusals import check_scored
@@ -218,12 +217,11 @@ def make_evaluator(
             is_tried=is_tried,
         )
         return evaluators[measure.evaluator_key]
-    evaluator = ModelEvaluator(
-        trainer.lightning_module,
+    evaluator = classifier_evaluator(
+        trainer,
         space,
         all_on_device(trainer, data.val_dataloader()),
-        num_classes=data.num_classes,
-        context=trainer.strategy.precision_plugin.forward_context,
+        num_classes=data.known_num_classes,
         is_tried=is_tried,
     )
     if measure == "negative_loss" and not is_tried:
@@ -340,7 +338,7 @@ class CoalitionScoring(GlobalModelScoring):
         )
 
     def _fit_models(self) -> FitModels:
-        """Return the models before and after training. Without a finite one, that which was scored last."""
+        """Return the models before and after training, the last scored one if none is finite."""
         # From a checkpoint the fit delivers what the module holds at its end, otherwise the server's last model.
         scored_model, initial_model = self.models.cpu()
         has_checkpoint = self._order.checkpoint is not None
@@ -350,7 +348,7 @@ class CoalitionScoring(GlobalModelScoring):
         return FitModels(initial=initial_model, trained=trained_model.cpu())
 
     def _scores_of_rounds(self) -> list[list[Scores]]:
-        """Return the scores after each of the order's rounds. The last finite model stays if a later round has none."""
+        """Return the scores after the order's rounds, of the last finite models."""
         scores_of_rounds: list[list[Scores]] = []
         for round_index in self._order.rounds:
             scores = self.scores_by_round.get(round_index, self._last_scores)
@@ -419,15 +417,16 @@ def save_in_folder(
     trainer: L.Trainer,
     folder: str,
     filepath: str | Path,
+    *arguments: Any,
     **options: Any,
 ) -> None:
     """Save a checkpoint in ``folder``, by the name of ``filepath``."""
-    name = Path(filepath).name
-    L.Trainer.save_checkpoint(trainer, Path(folder, name), **options)
+    path_in_folder = Path(folder, Path(filepath).name)
+    L.Trainer.save_checkpoint(trainer, path_in_folder, *arguments, **options)
 
 
 def _callbacks_of_copy(trainer: L.Trainer, order: FitOrder, folder: str) -> list[L.Callback]:
-    """Return the callbacks that take part in a coalition's fit, with the loop prepared for its members."""
+    """Return a coalition's callbacks, with the loop prepared for its members."""
     taking_part = []
     for callback in callbacks_of(trainer):
         if isinstance(callback, SaveConfigCallback | ModelSummary | ProgressBar):
@@ -504,7 +503,7 @@ def only_watches_the_run(callback: L.Callback) -> bool:
 
 
 def _replacements(owner: Any, lightning_class: type) -> list[Any]:
-    """Return what a class or an object has in place of a class's methods, except of special ones."""
+    """Return an object's replacements of a class's ordinary methods."""
     replacements = []
     for name, value in vars(owner).items():
         replaces_method = callable(value) and callable(getattr(lightning_class, name, None))
@@ -514,7 +513,7 @@ def _replacements(owner: Any, lightning_class: type) -> list[Any]:
 
 
 def _is_of_flsv(method: Any) -> bool:
-    """Return whether flsv's fit loop has set a method of a callback, for the time of the run."""
+    """Return whether flsv's fit loop has set a callback's method."""
     wrapped_methods = []
     if isinstance(method, partial):
         wrapped_methods = [argument for argument in method.args if callable(argument)]

@@ -29,6 +29,7 @@ from flsv.games.coalition_utility import check_untrained, utility_of
 from flsv.games.lent_module import lent
 from flsv.games.trained_game import OutputScore, untrained_models
 from flsv.metrics.coalitions.design import (
+    NO_OUTPUTS_FOR_HALVES,
     Coalitions,
     coalition_masks,
     design_within,
@@ -199,11 +200,6 @@ class CoalitionPlan(RunExtension):
             metric.averages = not isinstance(config.sampler, FullParticipation)
         if self._trains_at_sites:
             self._run_copy = None
-            if self._coalitions == "halves":
-                raise ConfigurationError(
-                    'ShadowShapley(coalitions="halves"): sites train coalitions round by round beside the run, and '
-                    'halves are chosen when each client alone has been trained. Train coalitions="both".'
-                )
             if any(metric.leaves_out for metric in self._metrics.values()):
                 raise ConfigurationError(
                     "ShadowShapley(leave_out=...): sites train coalitions beside the run, with all their callbacks. "
@@ -254,7 +250,11 @@ class CoalitionPlan(RunExtension):
 
         info_of_untrained = replace(run.info(), global_vector=untrained_model)
         self._sites = CoalitionsAtSites(
-            self.masks(run.state.num_clients), info_of_untrained, run.engine, self._saved_sites
+            self._planned_masks(run.state.num_clients),
+            info_of_untrained,
+            run.engine,
+            saved=self._saved_sites,
+            halvings=self._halvings if self._coalitions == "halves" else 0,
         )
         return [self._sites, self._valued_models]
 
@@ -267,23 +267,24 @@ class CoalitionPlan(RunExtension):
         self._games = games
         self._first_round_time = time.monotonic()
         self._remove_stale_coalitions(module.trainer)
+        self._check_outputs(games)
         if not self._trains_at_sites:
             self._check_and_score_untrained(games, module)
         self._log_plan(num_clients, games)
+
+    def _check_outputs(self, games: Any) -> None:
+        if self._coalitions != "halves":
+            return
+        for name, metric in self._metrics.items():
+            evaluator = games.evaluator_of(metric.measured_by)
+            if OutputScore.for_evaluator(evaluator, metric.measured_by) is None:
+                raise ConfigurationError(f"metric {name!r}: {NO_OUTPUTS_FOR_HALVES}")
 
     def _check_and_score_untrained(self, games: Any, module: L.LightningModule) -> None:
         measures = {name: metric.measured_by for name, metric in self._metrics.items()}
         for name, measure in measures.items():
             evaluator = games.evaluator_of(measure)
             check_scored(f"metric {name!r}", self._share, module, evaluator, measure)
-            if (
-                self._coalitions == "halves"
-                and OutputScore.for_evaluator(evaluator, measure) is None
-            ):
-                raise ConfigurationError(
-                    f'metric {name!r}: coalitions="halves" are chosen by the outputs of clients\' models, and this '
-                    'performance has none. Choose one of outputs, such as "accuracy", or coalitions="both".'
-                )
         if self._valued_models is not None:
             self._valued_models.score_untrained(module, self._initial_state, games, measures)
 
@@ -462,7 +463,7 @@ class CoalitionPlan(RunExtension):
         return any(metric.verify == "all" for metric in self._metrics.values())
 
     def _run_id(self) -> str:
-        """Return a text that two runs have in common only if they begin with the same models and score the same."""
+        """Return a text that runs share only if initial models and scoring agree."""
         assert self._valued_models is not None
         scores = [metric.ends for metric in self._metrics.values()]
         tensors = [self._valued_models.untrained_model, self._checked_model, *scores]

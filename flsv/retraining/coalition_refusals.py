@@ -85,7 +85,7 @@ def check_scored(
 
 
 def _change_at_random(value: Tensor, generator: torch.Generator, is_private: bool) -> None:
-    """Change a tensor of a module in place, at random. An integer one that is shared may be an index, and stays."""
+    """Change a module's tensor at random, in place, except shared integers, which may be indices."""
     noise = torch.rand(value.shape, generator=generator).to(value.device)
     if value.is_floating_point():
         value.copy_(value * (1 + noise) + 0.1 * noise)

@@ -17,6 +17,7 @@ from flsv.core import Channel, Client, ClientUpdate, FederationState, Round, Tra
 from flsv.core.strategy import FederationInfo, Strategy
 from flsv.engines.remote.federation import RemoteFederation, RemoteSites
 from flsv.engines.remote.messages import Packet
+from flsv.functional.shapley.halvings import choose_halvings
 from flsv.sampling import ClientSampler
 from flsv.sampling.base import chances_of, cohort_of
 from flsv.server import ContributionMetrics, RoundServer
@@ -40,8 +41,7 @@ def doubtful_own_models(
 
     Two checks are made. The own model must not be the federation's. And its move from the initial model must agree with
     the sum of this client's own updates in the federation: more than most others' moves do, and not less than with
-    another client's updates. Agreement is the cosine, less the median of the others' cosines with the same updates. So
-    the length of a false model counts for nothing, and it cannot make an honest client doubtful.
+    another client's updates. Agreement is the cosine, less the median of the others' cosines with the same updates.
 
     Args:
         own_models: ``[n, P]``, the models of n clients alone.
@@ -126,17 +126,22 @@ class CoalitionsAtSites(Strategy):
 
     Each coalition has its own server, and each of its sites a separate state for it, so that a site sees an ordinary
     run. A site that did not answer in a round of the run takes part in no coalition in this round.
+
+    Halves are chosen by the clients' updates of the first round.
     """
 
     def __init__(
         self,
+        # The last ones are halves, of which only the sizes count.
         masks: Tensor,
         federation: FederationInfo,
         engine: RemoteFederation,
         saved: Mapping[str, Any] | None,
+        halvings: int = 0,
     ) -> None:
         self._engine = engine
-        self._masks = masks
+        self._halvings = halvings
+        self._client_names = federation.client_names
         self._initial_model = federation.global_vector.clone()
         # Whether updates come whole, without an upload that changes them.
         self._are_updates_whole = not federation.uploads
@@ -147,12 +152,14 @@ class CoalitionsAtSites(Strategy):
                 "moved": torch.zeros(federation.num_clients, len(self._initial_model)),
                 "coalitions": {},
             }
+        # A checkpoint has those that were chosen.
+        self._masks: Tensor = saved.get("masks", masks)
         # The run's model after its last round, None before the first.
         self._last_model: Tensor | None = saved["left"]
         # [n, P], the sums of the clients' updates in the run.
         self._update_sums: Tensor = saved["moved"]
         self._coalitions = []
-        for index, mask in enumerate(trained_masks(masks)):
+        for index, mask in enumerate(trained_masks(self._masks)):
             coalition = _Coalition(
                 mask.nonzero().flatten().tolist(),
                 replace(federation, global_vector=self._initial_model),
@@ -168,6 +175,7 @@ class CoalitionsAtSites(Strategy):
         return {  # by the keys of checkpoints
             "left": self._last_model,
             "moved": self._update_sums,
+            "masks": self._masks,
             "coalitions": states,
         }
 
@@ -182,6 +190,8 @@ class CoalitionsAtSites(Strategy):
 
     def end_round(self, round: Round) -> None:
         self._check_unchanged(round)
+        if self._halvings and self._last_model is None:
+            self._choose_halves(round.global_vector)
         with warnings.catch_warnings():
             # The run's own server has warned. Faults of sites are noted.
             warnings.simplefilter("ignore")
@@ -194,6 +204,23 @@ class CoalitionsAtSites(Strategy):
                 coalition.receive(replies, round)
         self._note_doubtful_models(round)
         self._last_model = round.server_vector
+
+    def _choose_halves(self, global_model: Tensor) -> None:
+        """Put unlike clients together in the halves, by their updates of the first round."""
+        first_updates = torch.zeros_like(self._update_sums)
+        for update in self._updates:
+            first_updates[update.client_id] = _update_of(update, global_model)
+        halves = choose_halvings(
+            first_updates,
+            self._client_names,
+            self._halvings,
+            logits=False,
+            seed=self._run.seed,
+        )
+        num_others = len(self._masks) - len(halves)
+        self._masks = torch.cat([self._masks[:num_others], halves])
+        for coalition, mask in zip(self._coalitions, trained_masks(self._masks)):
+            coalition.set_members(mask.nonzero().flatten().tolist())
 
     def _check_unchanged(self, round: Round) -> None:
         if self._last_model is None:
@@ -237,7 +264,7 @@ class CoalitionsAtSites(Strategy):
         is_same_training = round.round_index == 0 and self._are_updates_whole
         for update in self._updates:
             client = update.client_id
-            step = (update.vector - global_model).nan_to_num(0.0, 0.0, 0.0)
+            step = _update_of(update, global_model)
             self._update_sums[client] += step
             client_model = alone[client].sent_models.get(client, update.vector)
             distance = (client_model - update.vector).norm()
@@ -263,6 +290,11 @@ class CoalitionsAtSites(Strategy):
         return models_of(self._masks, self._initial_model, round.server_vector, models)
 
 
+def _update_of(update: ClientUpdate, global_model: Tensor) -> Tensor:
+    # Numbers that are not finite are 0.
+    return (update.vector - global_model).nan_to_num(0.0, 0.0, 0.0)
+
+
 class _Coalition:
     """The federation of one coalition's members at their sites."""
 
@@ -273,12 +305,12 @@ class _Coalition:
         sites_of: Callable[[FederationState], RemoteSites],
         saved: Mapping[str, Any] | None,
     ) -> None:
-        self.members = members
         # {client: the model [P] that it sent in the last round}
         self.sent_models: dict[int, Tensor] = {}
 
         roles: Mapping[str, Any] = federation.strategies
-        self._sampler: ClientSampler = roles["sampler"].among(members)
+        self._sampler_of_run: ClientSampler = roles["sampler"]
+        self.set_members(members)
         excluded_roles = ("sampler", "personalizer")
         run_strategies = {role: roles[role] for role in roles if role not in excluded_roles}
         # Copied together, since they may share parts.
@@ -319,6 +351,10 @@ class _Coalition:
         self._metrics.to(initial_model.device)
         self.sites = sites_of(self.state)
 
+    def set_members(self, members: list[int]) -> None:
+        self.members = members
+        self._sampler = self._sampler_of_run.among(members)
+
     def state_dict(self) -> dict[str, Any]:
         parts = [part.state_dict() for part in self._parts]
         state = self.state.state_dict()
@@ -336,7 +372,7 @@ class _Coalition:
         absent: set[int],
         clients: Sequence[Client],
     ) -> dict[int, Packet]:
-        """Begin a round of the coalition. Return the messages to its sites that are not ``absent``."""
+        """Begin the coalition's round. Return messages to its sites, except ``absent`` ones."""
         state = self.state
         self._clients = clients
         state.round_index = run_state.round_index
@@ -364,9 +400,7 @@ class _Coalition:
         return self.sites.packets(self._instructions)
 
     def receive(self, replies: Mapping[int, Any], round: Round) -> None:
-        """End the coalition's round with its sites' ``replies``. Without a finite new model the coalition keeps its
-        last.
-        """
+        """End the coalition's round with ``replies``. Without a finite model it keeps its last."""
         server = self._server
         device = self.state.model().device
         # In the order of the instructions, whatever the order of the replies.

@@ -159,7 +159,7 @@ def _fit(trainer: L.Trainer, module: Any, data: Any) -> None:
 
 @contextmanager
 def _in_quiet() -> Iterator[None]:
-    """Print, log and warn nothing within this context, and restore the global generators at its end."""
+    """Print, log and warn nothing in this context, and restore global generators."""
     disabled_level = logging.root.manager.disable
     states = global_rngs()
     try:
@@ -231,9 +231,25 @@ class CopiedFits:
 
     def predict(self, prediction: Prediction) -> Predicted:
         """Compute the clients' values that ``prediction`` requests."""
+        num_clients = prediction.masks.shape[1]
+        with self._evaluator(prediction.seed, num_clients) as (evaluator, weights):
+            return evaluator.predict(prediction, weights)
+
+    def has_logits(self, seed: int, num_clients: int) -> bool:
+        """Return whether the outputs of models are logits."""
+        with self._evaluator(seed, num_clients) as (evaluator, _weights):
+            return evaluator.output_score.logits
+
+    @contextmanager
+    def _evaluator(self, seed: int, num_clients: int) -> Iterator[tuple[_Evaluator, Tensor]]:
+        all_clients = FitOrder(
+            members=tuple(range(num_clients)),
+            seed=seed,
+            is_whole=False,
+        )
         with _in_quiet(), _new_folder() as folder:
-            run_copy = self.copy_of(prediction.seed)
-            return _predict(run_copy, self._scoring, prediction, folder=folder)
+            run_copy = self.copy_of(seed)
+            yield _evaluator_of(run_copy, self._scoring, all_clients, folder=folder)
 
 
 def _has_workers() -> bool:
@@ -313,21 +329,16 @@ class Predicted:
     case_covariance: Tensor
 
 
-def _predict(
+def _evaluator_of(
     run_copy: RunCopy,
     scoring: Scoring,
-    prediction: Prediction,
+    order: FitOrder,
     folder: str,
-) -> Predicted:
+) -> tuple[_Evaluator, Tensor]:
     trainer, module, data = _load(run_copy, scoring)
     loop: Any = find_loop(callbacks_of(trainer))
     sampler = loop.config.sampler
     evaluator = _Evaluator(data, [*scoring.measures.values()])
-    order = FitOrder(
-        members=tuple(range(prediction.masks.shape[1])),
-        seed=prediction.seed,
-        is_whole=False,
-    )
     prepare_coalition_fit(
         trainer,
         module,
@@ -336,7 +347,7 @@ def _predict(
         order=order,
         folder=folder,
     )
-    coalition_loop(loop, sampler, prediction.seed)
+    coalition_loop(loop, sampler, order.seed)
     _scoring, *callbacks = callbacks_of(trainer)
     untyped_trainer: Any = trainer
     untyped_trainer.callbacks = [evaluator, *callbacks]
@@ -344,8 +355,7 @@ def _predict(
 
     # The evaluator ends this fit before training: it only sets up the module and the data.
     _fit(trainer, module, data)
-    weights = loop.config.client_weights(data.num_samples)
-    return evaluator.predict(prediction, weights)
+    return evaluator, loop.config.client_weights(data.num_samples)
 
 
 def _do_nothing() -> None:
@@ -364,14 +374,21 @@ class _Evaluator(GlobalModelScoring):
         trainer.should_stop = True
         trainer.fit_loop.min_epochs = 0
 
+    @property
+    def output_score(self) -> OutputScore:
+        """Return the score of models' outputs by all measures."""
+        (evaluator,) = self._evaluators
+        (measure,) = self._measures
+        output_score = OutputScore.for_evaluator(evaluator, measure)
+        assert output_score is not None
+        return output_score
+
     def predict(self, prediction: Prediction, weights: Tensor) -> Predicted:
         """Compute the clients' values that are requested, given their ``weights [n]`` in the average. If all
         coalitions are trained, only their covariance.
         """
         (evaluator,) = self._evaluators
         (measure,) = self._measures
-        output_score = OutputScore.for_evaluator(evaluator, measure)
-        assert output_score is not None
         # The empty coalition's outputs, of this fit's untrained model, only matter for the covariance.
         empty_outputs = torch.zeros_like(prediction.outputs[:, :1])
         if self.untrained_scores[0].outputs is not None:
@@ -380,7 +397,7 @@ class _Evaluator(GlobalModelScoring):
 
         predictions = []
         for utilities, seed_outputs in zip(prediction.utilities, outputs):
-            values_of_seed = output_score.shapley(
+            values_of_seed = self.output_score.shapley(
                 prediction.masks, utilities, seed_outputs, weights
             )
             predictions.append(values_of_seed)

@@ -22,10 +22,12 @@ from torchmetrics import Metric
 from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.data import FederatedDataModule
 from flsv.functional.intervals import interval_over_seeds, prediction_stderr, seed_covariance
-from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_coalitions_shapley
+from flsv.functional.shapley.few_coalitions import few_coalitions_shapley
+from flsv.functional.shapley.halvings import choose_halvings
 from flsv.functional.shapley.predicted_outputs import favors_nobody
 from flsv.games.coalition_utility import Measure
 from flsv.games.members import members_of
+from flsv.metrics.coalitions.design import NO_OUTPUTS_FOR_HALVES, check_halvings, coalition_masks
 from flsv.results.folder import (
     BY_SCORE,
     CASE_COVARIANCE,
@@ -53,7 +55,7 @@ from flsv.retraining.utility_store import (
     utilities_after_run,
 )
 from flsv.scores.performance import Judges, Mode, ModelScore, is_logged, judged_by, performance_of
-from flsv.utilities.choices import Participation
+from flsv.utilities.choices import Participation, Trainings
 from flsv.utilities.csv_files import NAN, numbers_text
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, check_lightning
@@ -73,7 +75,7 @@ def retrain(
     trainer: L.Trainer,
     module: L.LightningModule | Callable[[], L.LightningModule],
     data: FederatedDataModule,
-    coalitions: Which = "both",
+    coalitions: Trainings = "both",
     *,
     metric: str | Metric = "accuracy",
     mode: Mode | None = None,
@@ -81,6 +83,7 @@ def retrain(
     judges: Judges = "server",
     participation: Participation = "drawn",
     jobs: Count = 1,
+    halvings: Count = 1,
 ) -> DataFrame:
     """Compute clients' values by training the federation again with coalitions of them.
 
@@ -94,7 +97,8 @@ def retrain(
         module: the module, or a function that makes the module. A function is called under each seed, as by ``flsv
             retrain``. A module starts from the same weights.
         data: the federation's data module, with a validation set for the server, or held-out samples at the clients.
-        coalitions: name of the set of coalitions, see :func:`flsv.functional.few_coalitions`.
+        coalitions: name of the set of coalitions, see :func:`flsv.functional.few_coalitions`, or ``"halves"``, which
+            are chosen by the outputs of the clients alone with the first seed.
         metric: the performance of a model, see :class:`flsv.retraining.RetrainedUtility`.
         mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
         judges: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
@@ -104,6 +108,7 @@ def retrain(
             the seed of ``seed_everything``.
         jobs: the number of processes that train at once. 1: this process. A backend of ``joblib.parallel_config``, such
             as ``"dask"``, has its own number.
+        halvings: as in :class:`flsv.metrics.ShadowShapley`.
 
     Returns:
         A table with a row per client and the columns ``client``, ``client_name``, ``value`` (in the metric's unit),
@@ -136,7 +141,8 @@ def retrain(
     data.prepare_data()
     data.setup("fit")
     measure = judged_by(judges, performance_of("flsv.retrain", metric, mode, "metric"))
-    masks = few_coalitions(data.num_clients, coalitions)
+    outputs = stored_outputs(coalitions, data.num_clients, measure, halvings)
+    masks = coalition_masks(coalitions, data.num_clients)
     check_draws(sampler_of(loop, participation), masks)
     if isinstance(module, L.LightningModule) and seeds > 1:
         _say(
@@ -154,11 +160,12 @@ def retrain(
         FitOrder(members=(), seed=first_seed),
         num_samples=data.num_samples.tolist(),
     )
-    store = UtilityStore(None, [UTILITY_NAME], outputs=stored_outputs(masks, measure))
+    store = UtilityStore(None, [UTILITY_NAME], outputs=outputs)
     retrained = train_seeds(
         training,
-        fits.predict,
+        data.client_names,
         design=coalitions,
+        halvings=halvings,
         first_seed=first_seed,
         num_seeds=seeds,
         store=store,
@@ -204,7 +211,7 @@ def _seeded(seed: int) -> Iterator[None]:
 class Retrained:
     """Utilities of coalitions that were trained with s seeds."""
 
-    design: Which
+    design: Trainings
     masks: Tensor
     seeds: list[int]
     # float64 [s, K, C], by C performance measures
@@ -321,8 +328,22 @@ class Retrained:
         return columns
 
 
-def stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
+def stored_outputs(
+    coalitions: Trainings,
+    num_clients: int,
+    measure: Measure,
+    halvings: int,
+) -> Sequence[str]:
     """Return the name under which coalitions' outputs are stored. Empty if nothing is computed from them."""
+    is_judged = isinstance(measure, ModelScore) and measure.judged
+    check_halvings(coalitions, halvings, judges="clients" if is_judged else "server")
+    names = _stored_outputs(coalition_masks(coalitions, num_clients), measure)
+    if coalitions == "halves" and not names:
+        raise ConfigurationError(f"flsv retrain: {NO_OUTPUTS_FOR_HALVES}")
+    return names
+
+
+def _stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
     # Other coalitions' outputs are predicted only from whole layers, and not many can be kept.
     num_clients = masks.shape[1]
     are_all_trained = len(masks) == 2**num_clients
@@ -371,9 +392,9 @@ def copy_from_run(
 
 def train_seeds(
     training: CoalitionTraining,
-    # Computes values from the trained coalitions' outputs.
-    predict: Callable[[Prediction], Predicted],
-    design: Which,
+    client_names: Sequence[str],
+    design: Trainings,
+    halvings: int,
     first_seed: int,
     num_seeds: int | None,
     store: UtilityStore,
@@ -385,11 +406,26 @@ def train_seeds(
     """
     if design == "auto":
         design = "both"
-    masks = few_coalitions(training.num_clients, design)
-    coalitions = members_of(masks)
+    masks = coalition_masks(design, training.num_clients)
     num_seeds = num_seeds or NUM_SEEDS
     seeds = list(range(first_seed, first_seed + num_seeds))
-    training.train(coalitions, seeds, store, say)
+    training.train(members_of(masks), seeds, store, say)
+    if design == "halves":
+        outputs_alone = []
+        for client in range(training.num_clients):
+            last_outputs = store.last_outputs(first_seed, (client,))
+            assert last_outputs is not None  # they are stored, or halves were refused
+            outputs_alone.append(last_outputs)
+        halves = choose_halvings(
+            torch.stack(outputs_alone),
+            client_names,
+            halvings,
+            logits=training.trainer.has_logits(first_seed, training.num_clients),
+            seed=first_seed,
+        )
+        masks = torch.cat([masks, halves])
+        training.train(members_of(masks), seeds, store, say)
+    coalitions = members_of(masks)
     utilities = torch.stack([store.table(seed, masks) for seed in seeds])  # [s, K, C]
 
     not_empty = coalitions[1:]
@@ -403,7 +439,9 @@ def train_seeds(
     are_complete = len(outputs) == len(seeds) * len(not_empty)
     if are_complete:
         outputs_by_seed = torch.stack(outputs).unflatten(0, (len(seeds), -1))  # [s, K - 1, ...]
-        predicted = predict(Prediction(first_seed, masks, utilities, outputs_by_seed))
+        predicted = training.trainer.predict(
+            Prediction(first_seed, masks, utilities, outputs_by_seed)
+        )
     elif len(masks) < 2 ** masks.shape[1]:
         say(
             "the scores of coalitions that were not trained are estimated. Predicting their outputs comes closer, but "

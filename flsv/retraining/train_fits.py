@@ -221,8 +221,8 @@ class CoalitionTraining:
     def _tried_without_validation(
         self, trainings: Sequence[Training]
     ) -> tuple[bool, dict[Training, FitResult | FitFailed]]:
-        """Train the smallest coalition whole and without validations. Return whether they differ, so that all fits
-        must be whole, and the result of that which is whole.
+        """Train the smallest coalition with and without validations. Return whether they differ, and the result with
+        them.
         """
         if len(trainings) < MIN_COALITIONS_FOR_TRIAL:
             return True, {}
@@ -237,10 +237,21 @@ class CoalitionTraining:
         return not _are_equal(lean_result, whole_result), {smallest: whole_result}
 
     def _prove(self, proof: Proof) -> FitResult | FitFailed:
-        """Train the proof's order. Raise Unproved unless rounding explains its difference from the run's model."""
+        """Train the proof's order. Raise Unproved if more than rounding differs."""
+        lean_result: FitResult | FitFailed | None = None
+        if self.is_whole is None:
+            lean_order = replace(proof.order, is_whole=False)
+            ((_, lean_result),) = self.trainer.train([lean_order])
+            if _is_model_of_run(lean_result):
+                # The run has validated, and has come to the same model.
+                self.is_whole = False
+                return lean_result
+
         ((_, result),) = self.trainer.train([proof.order])
         if isinstance(result, FitFailed):
             raise FitsFailed({proof.order.members: result})
+        if lean_result is not None:
+            self.is_whole = not _are_equal(lean_result, result)
         models = result.models
         assert models is not None
         assert models.checkpoint is not None
@@ -266,6 +277,13 @@ def _are_equal(lean_result: FitResult | FitFailed, whole_result: FitResult | Fit
             return False
         models.append(result.models.trained)
     return torch.equal(*models)
+
+
+def _is_model_of_run(result: FitResult | FitFailed) -> bool:
+    """Return whether a fit's model is bitwise that of its order's checkpoint."""
+    if isinstance(result, FitFailed) or result.models is None or result.models.checkpoint is None:
+        return False
+    return torch.equal(result.models.trained, result.models.checkpoint)
 
 
 def difference_from_run(

@@ -127,9 +127,7 @@ def _probability_of_at_least(count: int, probabilities: Sequence[float]) -> floa
 
 
 def _tail_probabilities(probabilities: Sequence[float], count: int) -> list[list[float]]:
-    """Tabulate the probabilities of large cohorts, ``[n + 1][count + 1]``. Entry [i][c] is that of drawing at least c
-    of the clients i, ..., n - 1.
-    """
+    """Tabulate the probabilities ``[n + 1][count + 1]`` of at least c of the clients i, ..., n - 1."""
     # Built from the last row, of no clients: at least 0 are drawn.
     no_clients = [1.0] + [0.0] * count
     table = [no_clients]

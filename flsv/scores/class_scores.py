@@ -147,7 +147,7 @@ class ClassScores(Metric):
         return scores
 
     def _scores_and_classes(self) -> tuple[dict[str, Tensor], int]:
-        """Return the scores by name, and the number of classes that occur. One copy to the CPU serves both."""
+        """Return the scores by name, and the number of classes, with one copy to the CPU."""
         has_auroc = bool(self.logits)
         device_tensors = [self.correct, self.support]
         if has_auroc:

@@ -82,7 +82,6 @@ def check_setup(
 def _check_metrics(
     trainer: L.Trainer, data: FederatedDataModule, metrics: ContributionMetrics
 ) -> None:
-    """Let every contribution metric check the number of clients' samples and of rounds."""
     is_trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]  # set by Lightning's connectors
     num_rounds = trainer.max_epochs or 0  # -1 without a limit
     # Both checks raise an error where a metric cannot work.
@@ -116,7 +115,7 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
 
 
 def _check_splits(data: FederatedDataModule, config: FederationConfig) -> None:
-    """Check that clients have the test samples on which their own models are evaluated."""
+    """Check that clients have test samples for their own models."""
     interval = config.evaluation.every
     clients_without_test = _clients_without(data, "test")
     if interval and clients_without_test:
@@ -168,7 +167,7 @@ def check_needs(
 def _check_samples(
     data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig
 ) -> None:
-    """Check that no part needs each client's single samples, if these have no order or cannot be read by number."""
+    """Check that no part needs single samples that cannot be read by number."""
     if data.reason_without_order is None:
         return
 
@@ -303,7 +302,7 @@ def check_space(
 
 
 def _check_games(space: ParameterSpace, metrics: ContributionMetrics) -> None:
-    """Check that the server has the whole model if a metric evaluates models on its validation set."""
+    """Check that the server has the whole model if a metric evaluates models."""
     unshared_names = space.kept_names
     if not unshared_names:
         return

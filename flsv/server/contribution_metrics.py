@@ -115,7 +115,7 @@ class ContributionMetrics:
         return [name for name, attributes in reads if "peer_values" in attributes]
 
     def _names_of_readers(self, flag: str) -> list[str]:
-        """Return the names of the metrics that read an attribute of which ``flag`` is set in the vocabulary."""
+        """Return the names of metrics that read an attribute with this ``flag``."""
         names = []
         for name, attributes in self.reads.items():
             if any(getattr(VOCABULARY[attribute], flag) for attribute in attributes):
@@ -248,7 +248,6 @@ def _checked_fields(
     metric: Metric,
     reported: set[str],
 ) -> dict[str, Field]:
-    """Return the metric's fields, after a check of its name, its fields and its ``needs``."""
     if name in NAMES_IN_USE:
         raise ConfigurationError(
             f"metric name {name!r} is taken by the reports (as are {NAMES_IN_USE}); choose another."

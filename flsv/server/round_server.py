@@ -226,8 +226,8 @@ class RoundServer:
         instructions: Mapping[int, Instruction],
         clients: Sequence[Client],
     ) -> tuple[list[Start], list[int]]:
-        """Return each client's initial model ``[P]``, or the client if it is asked when a strategy needs it. Return
-        also the ids of clients that were asked and did not answer, whose updates then are 0.
+        """Return each client's initial model ``[P]``, or the client if it is asked later, and the ids of those
+        without an answer.
         """
         models_or_clients: list[Start] = []
         for update in cohort.updates:
@@ -340,7 +340,7 @@ class RoundServer:
         round: Round,
         state: FederationState,
     ) -> Round:
-        """Store the clients' next initial models in ``state``, and return the round with ``peer_values``."""
+        """Store the clients' next initial models, and return the round with ``peer_values``."""
         if self.personalizer is None:
             return round
         round_view = self._round_view(self.personalizer, round, "aggregation")
@@ -363,7 +363,7 @@ class RoundServer:
         round: Round,
         stage: Stage,
     ) -> Round:
-        """Return the round as a strategy of the run reads it. The loop's own strategies read all of it."""
+        """Return the round as a strategy may read it."""
         if strategy not in self._configured_strategies:
             return round
         return read_by(strategy, repr(strategy), round, stage)

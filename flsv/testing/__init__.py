@@ -23,13 +23,22 @@ from typing import Any
 from torchmetrics import Metric
 
 from flsv.aggregation import Aggregator
+from flsv.sampling import ClientSampler
 from flsv.testing.checks import Case, PartCheck, checks_of
-from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
-from flsv.testing.metric import Given, MetricCase
+from flsv.testing.metric import MetricCase
+from flsv.testing.rounds import Given
+from flsv.testing.samplers import SamplerCase
+from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.utilities.errors import ConfigurationError
 
-__all__ = ["check_aggregator", "check_client_algorithm", "check_metric", "parametrize_with_checks"]
+__all__ = [
+    "check_aggregator",
+    "check_client_algorithm",
+    "check_metric",
+    "check_sampler",
+    "parametrize_with_checks",
+]
 
 
 def check_metric(metric: Metric, *, given: Given | None = None, **options: Any) -> None:
@@ -41,9 +50,8 @@ def check_metric(metric: Metric, *, given: Given | None = None, **options: Any) 
         metric: the metric, constructed without ``num_clients`` and ``num_classes``, which the checks set.
         given: ``{argument: function}`` for the arguments of ``update`` that are no fields of a round, such as clients'
             reports. Each function gets the :class:`flsv.Round` and returns the argument's value.
-        options: ``expected_failures``, ``{check: reason}`` for the checks that the metric cannot pass, ``module``, a
-            function that returns the LightningModule of the fits, and further arguments of the
-            :class:`flsv.FederatedLoop`.
+        options: ``expected_failures``, ``{check: reason}`` for checks that the metric cannot pass, ``module``, a
+            function that returns the LightningModule of the fits, and arguments of the :class:`flsv.FederatedLoop`.
 
     Raises:
         AssertionError: a check fails.
@@ -59,8 +67,8 @@ def check_aggregator(aggregator: Aggregator, **options: Any) -> None:
     """Check an aggregator in tiny fits.
 
     Args:
-        aggregator: the aggregator. If it reads a metric by name, the checks add a suitable metric to the loop, unless
-            ``metrics={...}`` among ``options`` has one.
+        aggregator: the aggregator. The checks add a metric that it reads by name, unless ``metrics={...}`` among
+            ``options`` has it.
         options: ``expected_failures``, ``module`` and arguments of the loop, see :func:`check_metric`.
 
     Raises:
@@ -82,18 +90,31 @@ def check_client_algorithm(algorithm: ClientAlgorithm, **options: Any) -> None:
     _run(ClientAlgorithmCase(algorithm, **options))
 
 
+def check_sampler(sampler: ClientSampler, **options: Any) -> None:
+    """Check a sampler in prepared rounds and tiny fits.
+
+    Args:
+        sampler: the sampler. It has to be able to draw from five clients and from four.
+        options: ``expected_failures``, ``module`` and arguments of the loop, see :func:`check_metric`.
+
+    Raises:
+        AssertionError: a check fails.
+    """
+    _run(SamplerCase(sampler, **options))
+
+
 def parametrize_with_checks(parts: Iterable[Any], **options: Any) -> Any:
     """Return a decorator that runs a pytest test once for each ``check``.
 
     Args:
-        parts: the metrics, aggregators and client algorithms to check.
+        parts: the metrics, aggregators, client algorithms and samplers to check.
         options: options for all parts, see :func:`check_metric`.
 
     Returns:
         The decorator.
 
     Raises:
-        ConfigurationError: a part is not a metric, aggregator or client algorithm.
+        ConfigurationError: a part is of none of these kinds.
 
     Example:
         >>> from flsv.aggregation import ShapleyWeighted
@@ -111,12 +132,18 @@ def parametrize_with_checks(parts: Iterable[Any], **options: Any) -> Any:
 
 
 def _case_of(part: Any, **options: Any) -> Case:
-    case_types: tuple[Any, ...] = (MetricCase, AggregatorCase, ClientAlgorithmCase)
+    case_types: tuple[Any, ...] = (
+        MetricCase,
+        AggregatorCase,
+        ClientAlgorithmCase,
+        SamplerCase,
+    )
     for case_type in case_types:
         if isinstance(part, case_type.base):
             return case_type(part, **options)
     raise ConfigurationError(
-        f"parametrize_with_checks([{part!r}]): expected an object of Metric, Aggregator, ClientAlgorithm."
+        f"parametrize_with_checks([{part!r}]): expected an object of Metric, Aggregator, ClientAlgorithm, "
+        "ClientSampler."
     )
 
 

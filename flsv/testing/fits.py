@@ -1,4 +1,4 @@
-"""Checks of aggregators and client algorithms in tiny fits."""
+"""Tiny fits, and the checks in them that parts of all kinds share."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from flsv.aggregation import Aggregator
-from flsv.configuration.federation_config import ClientEvaluation, Reporting
+from flsv.configuration.federation_config import Reporting
 from flsv.core.needs import needs_of
 from flsv.data import FederatedDataModule, Splits
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, PartialFederatedShapley
 from flsv.models.classifier import ClassifierClient
 from flsv.sampling import ClientSampler
-from flsv.testing.checks import Case, ensure, equal, is_one, pickles, saved
-from flsv.training.algorithms import ClientAlgorithm
+from flsv.testing.checks import Case, ensure, equal, saved
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for, isolated_rngs
 
@@ -58,23 +56,6 @@ class TinyClassifier(ClassifierClient):
         super().__init__(
             network, num_classes=NUM_CLASSES, optimizer=partial(torch.optim.SGD, lr=0.1)
         )
-
-
-class TinyNormalized(ClassifierClient):
-    """Classifier with BatchNorm, whose statistics are buffers. They follow a batch by the share ``momentum``."""
-
-    def __init__(self, momentum: float = 0.1) -> None:
-        linear = nn.Linear(FEATURES, NUM_CLASSES)
-        network = nn.Sequential(nn.BatchNorm1d(FEATURES, momentum=momentum), linear)
-        optimizer = partial(torch.optim.SGD, lr=0.1)
-        super().__init__(network, num_classes=NUM_CLASSES, optimizer=optimizer)
-
-
-class TinyStill(TinyClassifier):
-    """Classifier whose gradients are 0, so that clients do not move."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return 0 * super().training_step(batch, batch_idx)
 
 
 class Turns(ClientSampler):
@@ -117,7 +98,8 @@ def samples_of(client: int, equal_samples: bool = False) -> tuple[Tensor, Tensor
     y = (positions + first_class) % NUM_CLASSES
     generator = generator_for(0, "samples", client)
     shift = client / 4  # so that clients differ
-    x = torch.randn(size, FEATURES, generator=generator) + shift
+    noise = torch.randn(size, FEATURES, generator=generator)
+    x = noise + shift
     x[positions, y] += 2  # so that there is something to learn
     if equal_samples and not is_server:
         return x[:1].repeat(size, 1), y[:1].repeat(size)
@@ -132,39 +114,58 @@ def tiny_data(
     ``options`` replace arguments of the data module.
     """
     client_at_site = {site: client for client, site in enumerate(order)}
-    clients = {}
-    for site in range(NUM_CLIENTS):
-        clients[f"site {site}"] = samples_of(client_at_site[site], equal_samples)
+    clients = [client_at_site[site] for site in range(NUM_CLIENTS)]
+    return data_of(clients, equal_samples, **options)
+
+
+def data_of(
+    clients: Sequence[int], equal_samples: bool = False, **options: Any
+) -> FederatedDataModule:
+    """Return a data module whose site i has the samples of client ``clients[i]``."""
+    samples = {}
+    for site, client in enumerate(clients):
+        samples[f"site {site}"] = samples_of(client, equal_samples)
 
     options.setdefault("val", samples_of(SERVER_ID))
     options.setdefault("batch_size", 4)
     options.setdefault("splits", _SPLITS)
-    return FederatedDataModule(clients=clients, **options)
+    return FederatedDataModule(clients=samples, **options)
 
 
 class Fit(L.Callback):
     """Callback that records the models and the metrics' values of a fit."""
 
-    def __init__(self, loop: FederatedLoop, checkpoint: Path | None = None) -> None:
+    def __init__(
+        self, loop: FederatedLoop, checkpoint: Path | None = None, saved_after: int = 2
+    ) -> None:
         self.loop = loop
         self.checkpoint = checkpoint
+        self.saved_after = saved_after
         self.models: list[Tensor] = []
         self.contributions: list[dict[str, Tensor]] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.models.append(self.loop.state.model().clone())
-        values = self.loop.contribution_metrics.contributions
-        self.contributions.append({name: value.clone() for name, value in values.items()})
-        if self.checkpoint is not None and trainer.current_epoch == 1:
+        contributions = {}
+        for name, values in self.loop.contribution_metrics.contributions.items():
+            contributions[name] = values.clone()
+        self.contributions.append(contributions)
+        num_rounds = trainer.current_epoch + 1
+        if self.checkpoint is not None and num_rounds == self.saved_after:
             trainer.save_checkpoint(self.checkpoint)
 
     def of_rounds(self, count: int) -> dict[str, Any]:
         """Return the models and values after each of the first ``count`` rounds."""
-        return {"models": self.models[:count], "contributions": self.contributions[:count]}
+        return {
+            "models": self.models[:count],
+            "contributions": self.contributions[:count],
+        }
 
     def results(self) -> dict[str, Any]:
         """Return the final model, the metrics' results and the loop's state, by name."""
-        metrics = {name: metric.state_dict() for name, metric in self.loop.metrics.items()}
+        metrics = {}
+        for name, metric in self.loop.metrics.items():
+            metrics[name] = metric.state_dict()
         result_by_name = {
             "model": self.models[-1],
             "contributions": dict(self.loop.contribution_metrics.contributions),
@@ -186,6 +187,9 @@ class FitCase(Case):
     in_a_loop = True
     #: Whether the part uses clients. Otherwise it uses only the data of a round that the server has.
     sees_clients = True
+    #: Number of rounds of a fit, and the round after which it is interrupted.
+    num_rounds = NUM_ROUNDS
+    interrupted_after = 2
 
     def __init__(
         self,
@@ -214,7 +218,11 @@ class FitCase(Case):
 
     def make(self, cohorts: Sequence[Sequence[int]] = COHORTS, **changes: Any) -> FederatedLoop:
         """Return a loop with a new copy of the object under test."""
-        defaults: dict[str, Any] = {"sampler": Turns(cohorts), "filters": [], "seed": SEED}
+        defaults: dict[str, Any] = {
+            "sampler": Turns(cohorts),
+            "filters": [],
+            "seed": SEED,
+        }
         arguments_of_case = {**self.loop, **self.loop_arguments(self.part)}
         fixed_arguments = {"reporting": Reporting(table=False, files=False)}
         arguments = {
@@ -242,17 +250,17 @@ class FitCase(Case):
     def fit(
         self,
         loop: FederatedLoop,
-        rounds: int = NUM_ROUNDS,
+        rounds: int | None = None,
         data: Any = None,
         checkpoint: Path | None = None,
         ckpt_path: Path | None = None,
         module: L.LightningModule | None = None,
     ) -> Fit:
         """Train a loop and return the record of the fit. Without ``module`` it is the case's."""
-        fit = Fit(loop, checkpoint)
+        fit = Fit(loop, checkpoint, self.interrupted_after)
         quiet_options: dict[str, Any] = dict.fromkeys(_OUTPUT_OPTIONS, False)
         trainer = L.Trainer(
-            max_epochs=rounds,
+            max_epochs=rounds or self.num_rounds,
             callbacks=[loop, fit],
             accelerator="cpu",
             num_sanity_val_steps=0,
@@ -266,7 +274,7 @@ class FitCase(Case):
         return fit
 
     def has_own_module(self) -> bool:
-        """Return whether the part needs a module of its own, so that the checks cannot take another."""
+        """Return whether the part needs a module of its own."""
         return self._module is not TinyClassifier
 
     @cached_property
@@ -277,8 +285,8 @@ class FitCase(Case):
 
     @cached_property
     def uninterrupted(self) -> Fit:
-        """Return the record of a fit of all rounds, with which other fits are compared."""
-        return self.fit(self.make(), checkpoint=self.folder / "two.ckpt")
+        """Return the record of a fit of all rounds, to compare others with."""
+        return self.fit(self.make(), checkpoint=self.folder / "last.ckpt")
 
     def expect_the_same(
         self, fit: Callable[[FederatedLoop], Fit], rounds: int, rtol: float, **changes: Any
@@ -301,8 +309,8 @@ class FitCase(Case):
 
 
 def resumes_in_a_fit(case: FitCase) -> None:
-    """Check that a fit that is resumed after two of three rounds ends bitwise like one without interruption. Return
-    everything that the next round needs from state_dict."""
+    """Check that a resumed fit ends bitwise like an uninterrupted one. Return everything that the next round needs from
+    state_dict."""
     if case.in_a_loop:
         uninterrupted = case.uninterrupted
         resumed = case.fit(case.make(), ckpt_path=uninterrupted.checkpoint)
@@ -310,8 +318,8 @@ def resumes_in_a_fit(case: FitCase) -> None:
 
 
 def vmap_is_equal(case: FitCase) -> None:
-    """Check that two rounds with engine="vmap" end like rounds with the default engine, up to rounding. A part refuses
-    settings that cannot be batched by a ConfigurationError in its begin(federation), and its author declares that."""
+    """Check that two rounds with engine="vmap" end like those of the default engine, up to rounding. A part that cannot
+    be batched raises ConfigurationError in begin(federation), and its author declares that."""
     # The engine refuses every client algorithm.
     arguments = {**case.loop, **case.loop_arguments(case.part)}
     if case.sees_clients and "client_algorithm" not in arguments:
@@ -319,8 +327,7 @@ def vmap_is_equal(case: FitCase) -> None:
 
 
 def clients_permuted_in_a_fit(case: FitCase) -> None:
-    """Check that a fit in which the clients are numbered in another order gives them the same models and weights. Index
-    by client_ids."""
+    """Check that renumbered clients get the same models and weights. Index by client_ids."""
     data = tiny_data(equal_samples=True)
     results = case.fit(case.make(), rounds=2, data=data).results()
     expected = {
@@ -346,75 +353,24 @@ def clients_permuted_in_a_fit(case: FitCase) -> None:
     expect_same(permuted_back, expected, rtol=1e-4)
 
 
-def finite_fit(case: FitCase, cohort: Sequence[int] = COHORTS[1], **options: Any) -> Fit:
-    """Train one round of these clients. Raise AssertionError if a model or a weight is not finite."""
-    fit = case.fit(case.make([cohort]), rounds=1, **options)
-    state = fit.loop.state
-    weights: Any = state.weights
-    is_finite = state.is_aggregate_finite and weights[list(cohort)].isfinite().all()
-    ensure(is_finite, f"the weights {weights.tolist()} or a model not finite")
-    models = {"the global model": fit.models[0]}
-    for client, model in fit.loop.state.starts.items():
-        models[f"the start of client {client}"] = model
-    for name, model in models.items():
-        ensure(model.isfinite().all(), f"{name} with entries that are not finite")
-    return fit
-
-
-def one_client_is_enough(case: FitCase) -> None:
-    """Check that a round of one client ends with finite models and weights. A cohort of one has no others: do not
-    divide by their number."""
-    finite_fit(case, cohort=COHORTS[0][:1])
-
-
-def updates_may_be_zero(case: FitCase) -> None:
-    """Check that a round in which no client moves ends with finite models and weights. Do not divide by the length of
-    an update."""
-    if not case.has_own_module():
-        finite_fit(case, module=TinyStill())
-
-
-def statistics_stay_valid(case: FitCase) -> None:
-    """Check that a module with BatchNorm keeps finite statistics, and variances of at least 0. Average buffers with
-    weights that sum to 1, as round.combine does."""
-    if case.has_own_module():
+def state_changes(case: FitCase) -> None:
+    """Check that the attributes in saved change from round to round. Assign to them in end_round, or leave them out."""
+    part = case.part_in(case.uninterrupted.loop)
+    if not part.saved:
         return
-    module = TinyNormalized()
-    data = tiny_data(batch_size=max(NUM_SAMPLES_OF_CLIENTS))  # one batch per client
-    fit = finite_fit(case, module=module, data=data)
-    fit.loop.space.write(module, fit.models[0])
-    variances = module.state_dict()["network.0.running_var"]  # of BatchNorm
-    ensure((variances >= 0).all(), f"the variances {variances.tolist()}")
-
-
-def statistics_do_not_weigh(case: AggregatorCase) -> None:
-    """Check that BatchNorm's statistics do not change the weights of clients whose models nobody evaluates. Take
-    round.client_updates, which has parameters only."""
-    loop = case.make()
-    parts = [*loop.strategies.values(), *loop.metrics.values()]
-    reads_evaluations = any(not EVALUATIONS.isdisjoint(needs_of(part)) for part in parts)
-    if reads_evaluations or case.has_own_module():
-        return
-
-    # In training BatchNorm uses the batch's statistics, so that only the stored ones depend on the momentum.
-    weights = []
-    for momentum in (0.1, 0.9):
-        with isolated_rngs(0, "module"):
-            module = TinyNormalized(momentum)
-        fit = finite_fit(
-            case, module=module, data=tiny_data(batch_size=max(NUM_SAMPLES_OF_CLIENTS))
-        )
-        weights.append(fit.loop.state.weights)
-    expected, changed = weights
-    ensure(
-        equal(changed, expected, rtol=1e-4),
-        f"weights {changed} with other statistics instead of {expected}",
-    )
+    fit_of_one_round = case.fit(case.make(), rounds=1)
+    after_one_round = case.part_in(fit_of_one_round.loop).state_dict()
+    final = part.state_dict()
+    for name in part.saved:
+        key = name.lstrip("_")
+        value = final[key]
+        is_changed = not equal(after_one_round[key], value)
+        ensure(is_changed, f"{value} for {name} from the first round on")
 
 
 def validation_is_declared(case: FitCase) -> None:
-    """Check that without a validation set at the server a fit is refused before the first round if a part declares
-    that it needs one, and else ends. Name what the part reads of a round in needs, such as needs = ("play",)."""
+    """Check that without a validation set at the server a fit is refused before the first round if a part declares that
+    it needs one, and else ends. Name what the part reads in needs, such as needs = ("play",)."""
     if not case.in_a_loop:
         return
     splits = replace(_SPLITS, server_val=0.0)
@@ -434,8 +390,7 @@ def validation_is_declared(case: FitCase) -> None:
 
 
 def state_is_saved(case: FitCase) -> None:
-    """Check that the part's state_dict is unchanged when it is saved in a checkpoint and loaded. Return only tensors,
-    numbers, strings, lists and dicts from state_dict."""
+    """Check that state_dict is unchanged after a checkpoint. Return only tensors, numbers, strings, lists and dicts."""
     state = case.part_in(case.uninterrupted.loop).state_dict()
     loaded_state = saved(state)
     ensure(equal(loaded_state, state), f"{loaded_state} of {state}")
@@ -459,60 +414,6 @@ def expect_same(
     )
 
 
-class AggregatorCase(FitCase):
-    """Aggregator under test."""
-
-    role = "aggregator"
-    base = Aggregator
-
-
-class ClientAlgorithmCase(FitCase):
-    """Client algorithm under test."""
-
-    role = "client_algorithm"
-    base = ClientAlgorithm
-
-
-def weights_are_given(case: AggregatorCase) -> None:
-    """Check that aggregate returns a finite weight for each client in round.client_ids, and a finite model. Define a
-    weight for clients whose contribution is NaN because they have no value yet."""
-    loop = case.make()
-    aggregator: Any = loop.aggregator
-    aggregate = aggregator.aggregate
-
-    def checked_aggregate(round: Any, contributions: Any) -> Any:
-        vector, weights = aggregate(round, contributions)
-        has_all_weights = weights.shape == (len(round),) and weights.isfinite().all()
-        ensure(has_all_weights, f"weights {weights.tolist()}")
-        num_broken = int((~vector.isfinite()).sum())
-        ensure(not num_broken, f"a model with {num_broken} entries that are not finite")
-        return vector, weights
-
-    aggregator.aggregate = checked_aggregate
-    case.fit(loop)
-
-
-def trains_alone(case: ClientAlgorithmCase) -> None:
-    """Check that a client's training does not depend on the clients that train before it. Keep a client's state in
-    context.state, and undo changes of the module in leave_client."""
-    cohort = COHORTS[0]
-    last_client = cohort[-1]
-    models = []
-    for clients in ([last_client], cohort):
-        loop = case.make([clients], evaluation=ClientEvaluation(keep_trained=True))
-        fit = case.fit(loop, rounds=1)
-        models.append(fit.loop.trained[last_client])
-    alone, together = models
-    ensure(equal(alone, together), f"{together.tolist()} after others and {alone.tolist()} alone")
-
-
-def reports_are_declared(case: ClientAlgorithmCase) -> None:
-    """Check that the names in the tuples sends and reports are not empty and occur once. Declare in them everything
-    that is sent beside the model."""
-    names = [*case.part.sends, *case.part.reports]
-    ensure(all(names) and len(set(names)) == len(names), names)
-
-
 #: Names of the methods that run at a client. All other methods of a part run at the server.
 _CLIENT_SIDE = (
     "report", "receive", "own", "keep", "begin_client", "begin_batch", "frozen_parameters", "gradients",
@@ -521,8 +422,8 @@ _CLIENT_SIDE = (
 
 
 def sides_are_apart(case: FitCase) -> None:
-    """Check that a fit ends bitwise the same if clients and server use two different objects of the part, as on ranks
-    and at sites. Declare everything that is sent in sends and reports, and keep a client's data in its state."""
+    """Check that a fit ends bitwise alike if clients and server use two objects of the part, as at sites. Declare all
+    that is sent in sends and reports, and keep a client's data in its state."""
     part_class: Any = type(case.part)
     overridden = []
     for name in _CLIENT_SIDE:
@@ -557,28 +458,6 @@ def _delegating_method(method: Callable[..., Any]) -> Any:
     return delegate
 
 
-ODD_ROUNDS = (
-    one_client_is_enough,
-    updates_may_be_zero,
-    statistics_stay_valid,
-    validation_is_declared,
-)
 IN_A_FIT = (
     sides_are_apart, clients_permuted_in_a_fit, state_is_saved, resumes_in_a_fit, vmap_is_equal,
 )  # fmt: skip
-AggregatorCase.checks = (
-    is_one,
-    pickles,
-    weights_are_given,
-    statistics_do_not_weigh,
-    *IN_A_FIT,
-    *ODD_ROUNDS,
-)
-ClientAlgorithmCase.checks = (
-    is_one,
-    pickles,
-    reports_are_declared,
-    trains_alone,
-    *IN_A_FIT,
-    *ODD_ROUNDS,
-)

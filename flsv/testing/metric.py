@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.core import Channel, Client, LocalData, Round, Split
+from flsv.core import Round
 from flsv.core.needs import needs_of
-from flsv.core.parameter_space import ParameterSpace
-from flsv.games import CoalitionGames, ModelEvaluator
 from flsv.metrics import ContributionMetric
 from flsv.server import ContributionMetrics
 from flsv.testing import fits
@@ -29,175 +26,24 @@ from flsv.testing.checks import (
     saved,
     untouched_rngs,
 )
-from flsv.utilities.seeding import generator_for
-
-NUM_CLIENTS = 5
-NUM_CLASSES = 3
-FEATURES = 2
-NUM_SAMPLES = 6
-#: Ids of the clients of each round. Client 4 is in no round, client 3 not in the first half, client 1 not in the second
-#: half.
-COHORTS = ((0, 1, 2), (0, 2), (2, 3), (0, 2, 3))
-NEVER = 4
-#: New numbers of all clients, to check that results do not depend on the numbers.
-ORDER = (3, 0, 4, 1, 2)
-
-
-#: ``{argument: function of the round}``.
-Given = Mapping[str, Callable[[Round], Any]]
-#: What may be odd about prepared rounds: only the first client takes part, no client moves, or the module has
-#: BatchNorm, whose statistics stay or move far.
-RoundKind = Literal["alone", "still", "normalized", "other statistics"]
-
-
-class Rounds:
-    """Sequence of four prepared rounds of five clients, always the same."""
-
-    # Rounds are read by index, in ascending order.
-
-    cohorts: Sequence[Sequence[int]] = COHORTS
-
-    def __init__(
-        self,
-        fields: Given | None = None,
-        order: Sequence[int] = range(NUM_CLIENTS),
-        dtype: torch.dtype = torch.float32,
-        kind: RoundKind | None = None,
-    ) -> None:
-        self._fields = dict(fields or {})
-        self.order = list(order)
-        self._dtype = dtype
-        self._kind = kind
-        self._module = self._new_module().to(dtype)
-        self.space = ParameterSpace(self._module)
-        self.channel = Channel()
-
-        class_counts = self._labels.bincount(minlength=NUM_CLASSES)
-        population = NUM_CLIENTS * class_counts
-        self.locals: list[LocalData] = []
-        self.clients = []
-        for client_id in range(NUM_CLIENTS):
-            client = self.order.index(client_id)  # whose samples the client of this id has
-            local = self._local_data(f"client {client_id}", client, population)
-            self.locals.append(local)
-            self.clients.append(Client(client_id, local, self.channel))
-        self.server = self._local_data("the server", NUM_CLIENTS, population, guarded=False)
-        evaluator = self._evaluator(self._batches(NUM_CLIENTS, "val"))
-        self.games = CoalitionGames(evaluator)
-
-    def _new_module(self) -> nn.Module:
-        linear = nn.Linear(FEATURES, NUM_CLASSES)
-        if self._kind in ("normalized", "other statistics"):
-            return nn.Sequential(linear, nn.BatchNorm1d(NUM_CLASSES, affine=False))
-        return linear
-
-    def _changed_update(self, update: Tensor) -> Tensor:
-        """Return a client's update ``[P]`` as these rounds have it."""
-        if self._kind == "still":
-            return torch.zeros_like(update)
-        statistics = update[self.space.num_parameters :]  # a view, which is changed in place
-        if self._kind == "other statistics":
-            statistics.abs_().add_(1).mul_(100)  # far from those of any batch
-        else:
-            statistics.zero_()  # stay, if the module has any
-        return update
-
-    @property
-    def _labels(self) -> Tensor:
-        return torch.arange(NUM_SAMPLES) % NUM_CLASSES
-
-    def _batches(self, client: int, split: Split) -> list[tuple[Tensor, Tensor]]:
-        key = ("samples", client, split)
-        x = self.normal(NUM_SAMPLES, FEATURES, key=key) + client / 4
-        x[:, 0] += self._labels  # so that there is something to learn
-        return [(x, self._labels)]
-
-    def normal(self, *shape: int, key: Sequence[Any]) -> Tensor:
-        """Draw normally distributed numbers, the same for equal keys."""
-        generator = generator_for(0, *key)
-        return torch.randn(*shape, generator=generator).to(self._dtype)
-
-    def _evaluator(self, batches: Any) -> ModelEvaluator:
-        return ModelEvaluator(self._module, self.space, batches, num_classes=NUM_CLASSES)
-
-    def _module_with(self, vector: Tensor) -> nn.Module:
-        self.space.write(self._module, vector)
-        return self._module.eval()
-
-    def _local_data(
-        self, name: str, client: int, population: Tensor, guarded: bool = True
-    ) -> LocalData:
-        counts = self._labels.bincount(minlength=NUM_CLASSES).cpu()
-        batches = partial(self._batches, client)
-        return LocalData(
-            name,
-            batches,
-            counts,
-            population.cpu(),
-            self._evaluator,
-            self._module_with,
-            guarded=guarded,
-        )
-
-    def __getitem__(self, index: int) -> Round:
-        """Return round number ``index``, from 0, after its aggregation."""
-        cohort = self.cohorts[index]
-        if self._kind == "alone":
-            cohort = cohort[:1]
-        clients = sorted(cohort, key=lambda client: self.order[client])
-        client_ids = [self.order[client] for client in clients]
-        initial_model = self.normal(self.space.size, key=("start", index))
-        models = []
-        for client in clients:
-            update = self.normal(self.space.size, key=("update", index, client))
-            models.append(initial_model + self._changed_update(update))
-
-        self._exchange(index, clients, initial_model, models)
-        samples = torch.tensor([NUM_SAMPLES + client for client in clients])
-        round = Round(
-            round_index=index,
-            client_ids=torch.tensor(client_ids),
-            num_samples=samples,
-            global_vector=initial_model,
-            client_vectors=torch.stack(models),
-            space=self.space,
-            losses=torch.tensor([1.0 + client for client in clients]),
-            num_steps=torch.tensor([2 + client for client in clients]),
-            clients=[self.clients[client_id] for client_id in client_ids],
-            all_clients=self.clients,
-            server_data=self.server,
-            seed=0,
-            chances=partial(torch.full, (NUM_CLIENTS,), 0.5),
-            games=self.games,
-            channel=self.channel,
-        )
-        self.games.begin(round)
-        weights = samples / samples.sum()
-        round = round.aggregated(round.combine(weights), weights)
-        reports = {name: report_of(round) for name, report_of in self._fields.items()}
-        return replace(round, reports=reports)
-
-    def _exchange(
-        self,
-        index: int,
-        clients: Sequence[int],
-        initial_model: Tensor,
-        models: Sequence[Tensor],
-    ) -> None:
-        """Let the clients have trained these models, and count messages of different lengths."""
-        # The numbers of parameters that are sent differ between rounds, clients and directions. They mean nothing else.
-        self.channel.begin_round()
-        num_down = 3 + index
-        for client, model in zip(clients, models):
-            client_id = self.order[client]
-            self.locals[client_id].set_models(initial_model, model)
-            num_up = 2 + client
-            self.channel.send(client_id, "down", "start", initial_model[:num_down])
-            self.channel.send(client_id, "up", "update", model[:num_up])
-
-
-ROUND_INDICES = range(len(COHORTS))
-HALF = len(COHORTS) // 2
+from flsv.testing.rounds import (
+    COHORTS,
+    EMPTY,
+    HALF,
+    LEARNERS,
+    LEARNING_KINDS,
+    MISLABELED,
+    NEVER,
+    NUM_CLASSES,
+    NUM_CLIENTS,
+    ORDER,
+    ROUND_INDICES,
+    TWINS,
+    Given,
+    RoundKind,
+    Rounds,
+)
+from flsv.utilities.errors import ConfigurationError
 
 
 class MetricCase(fits.FitCase):
@@ -213,10 +59,12 @@ class MetricCase(fits.FitCase):
         **options: Any,
     ) -> None:
         self.round_functions = dict(given or {})
+        self._results: dict[RoundKind | None, dict[str, Any]] = {}
         super().__init__(part, **options)
         self.checks = (*_FIRST, *_OF_ALL)
         if isinstance(part, ContributionMetric):
-            self.checks = (*_FIRST, *_OF_CONTRIBUTIONS, *_OF_ALL)
+            of_claims = checks_of_claims(part)
+            self.checks = (*_FIRST, *_OF_CONTRIBUTIONS, *of_claims, *_OF_ALL)
 
     def loop_arguments(self, part: Any) -> dict[str, Any]:
         return {"metrics": {"mine": part, **self.loop.get("metrics", {})}}
@@ -238,16 +86,15 @@ class MetricCase(fits.FitCase):
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """Return the source of each argument of ``update``: an attribute of the round, or a function of the round."""
+        """Return the source of each argument of ``update``: an attribute or a function of the round."""
         metrics = ContributionMetrics({"mine": self.part}, self.round_functions)
         return metrics.fields["mine"]
 
-    def new(self) -> Any:
+    def new(self, num_clients: int = NUM_CLIENTS) -> Any:
         metric = copy.deepcopy(self.part)
         if isinstance(metric, ContributionMetric):
-            metric.bind(
-                NUM_CLIENTS, NUM_CLASSES, class_counts=torch.eye(NUM_CLIENTS, NUM_CLASSES).long()
-            )
+            class_counts = torch.eye(num_clients, NUM_CLASSES).long()
+            metric.bind(num_clients, NUM_CLASSES, class_counts=class_counts)
         metric.persistent(True)
         return metric
 
@@ -255,7 +102,7 @@ class MetricCase(fits.FitCase):
         return Rounds(self.round_functions, **options)
 
     def arguments(self, round: Round) -> dict[str, Any]:
-        """Return ``{argument: value}``, the arguments of the metric's ``update`` for a round."""
+        """Return the arguments of the metric's ``update`` for a round, by name."""
         arguments = {}
         for name, field in self.fields.items():
             if callable(field):
@@ -283,10 +130,21 @@ class MetricCase(fits.FitCase):
         """Return a new copy of the metric after the first half of the rounds."""
         return self.updated(ROUND_INDICES[:HALF])
 
-    @cached_property
+    def results(self, kind: RoundKind | None = None) -> dict[str, Any]:
+        """Return the results, by name, after all rounds of a kind, computed once for all checks."""
+        if kind not in self._results:
+            self._results[kind] = results_of(self.updated(kind=kind))
+        return self._results[kind]
+
+    @property
     def all_results(self) -> dict[str, Any]:
-        """Return the results, by name, of a copy that was updated with all prepared rounds."""
-        return results_of(self.updated())
+        """Return the results, by name, after all prepared rounds."""
+        return self.results()
+
+    def values_of_learners(self, kind: RoundKind = "learning") -> Tensor:
+        """Return the overall values of the :data:`LEARNERS` after all rounds of a learning kind."""
+        overall: Tensor = self.results(kind)["overall"]
+        return overall[list(LEARNERS)]
 
 
 def results_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
@@ -305,14 +163,13 @@ def results_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
 
 
 def asks_for_what_there_is(case: MetricCase) -> None:
-    """Check that update has arguments, and that each is named after a field of a round, such as client_ids, or a key of
-    given."""
+    """Check that update has arguments, each named after a field of a round, such as client_ids, or a key of given."""
     ensure(case.fields, "an update without arguments")
 
 
 def one_row_per_client(case: MetricCase) -> None:
-    """Check that compute returns detached floats [n] or, with per_class or columns, [n, M], and per_client returns [n].
-    All n clients count, whether they took part or not."""
+    """Check that compute returns detached floats [n] or, with per_class or columns, [n, M], and per_client [n], of all
+    n clients."""
     value = case.all_results["value"]
     if isinstance(value, Tensor):
         description = str(list(value.shape))
@@ -338,8 +195,7 @@ def one_row_per_client(case: MetricCase) -> None:
 
 
 def never_seen_is_nan(case: MetricCase) -> None:
-    """Check that the value of a client is NaN if it never took part, and a number if it did. Start the states with NaN,
-    since 0 would be a value."""
+    """Check that a client's value is NaN if it never took part, and else a number. Start the states with NaN, not 0."""
     # A row per client: its values, and the overall value in the last column.
     values = case.all_results["value"].reshape(NUM_CLIENTS, -1)
     overall = case.all_results["overall"]
@@ -356,8 +212,7 @@ def never_seen_is_nan(case: MetricCase) -> None:
 
 
 def clients_permuted(case: MetricCase) -> None:
-    """Check that numbering the clients in another order does not change their values. Index by client_ids, and do not
-    use the order of the cohort."""
+    """Check that renumbered clients keep their values. Index by client_ids, not by the order of the cohort."""
     value = case.all_results["value"]
     permuted_value = case.updated(order=ORDER).compute()
     permuted_back = permuted_value[list(ORDER)]
@@ -396,8 +251,8 @@ def expect_numbers(case: MetricCase, kind: RoundKind) -> None:
 
 
 def alone_is_a_number(case: MetricCase) -> None:
-    """Check that a client that is alone in a round has a value, or that update raises ValueError. Do not divide by the
-    number of the others, or by the length of their sum."""
+    """Check that a client alone in a round has a value, or that update raises ValueError. Do not divide by the others'
+    number, or by the length of their sum."""
     expect_numbers(case, "alone")
 
 
@@ -408,8 +263,8 @@ def still_is_a_number(case: MetricCase) -> None:
 
 
 def buffers_do_not_count(case: MetricCase) -> None:
-    """Check that BatchNorm's statistics do not change the values of a metric that evaluates no models. Take
-    client_updates, which has parameters only, or the first round.space.num_parameters entries of other vectors."""
+    """Check that BatchNorm's statistics do not change the values of a metric that evaluates no models. Take the first
+    round.space.num_parameters entries of vectors, as client_updates does."""
     reads_evaluations = not fits.EVALUATIONS.isdisjoint(needs_of(case.part))
     if reads_evaluations:  # these depend on all of a model
         return
@@ -434,8 +289,7 @@ def inputs_stay(case: MetricCase) -> None:
 
 
 def reset_forgets(case: MetricCase) -> None:
-    """Check that reset restores the metric's initial state. Keep all results of update in states, by add_state, and
-    nowhere else."""
+    """Check that reset restores the metric's initial state. Keep all results of update in states, by add_state."""
     metric = case.updated()
     metric.reset()
     fits.expect_same(results_of(case.updated(metric=metric)), case.all_results)
@@ -458,10 +312,8 @@ def forward_counts_once(case: MetricCase) -> None:
 
 
 def parts_merge(case: MetricCase) -> None:
-    """Check that a metric of later rounds, after merge_state with a metric of earlier rounds, has the results of all
-    rounds, or that merge_state raises ValueError. Give each state a dist_reduce_fx that merges two states, the later
-    one second."""
-
+    """Check that merge_state of a metric of later rounds with one of earlier rounds gives the results of all, or raises
+    ValueError. Give each state a dist_reduce_fx that merges two states, the later one second."""
     if not hasattr(case.part, "merge_state"):  # torchmetrics before 1.5
         return
     rounds_before_last = ROUND_INDICES[HALF:-1]
@@ -477,8 +329,7 @@ def parts_merge(case: MetricCase) -> None:
 
 
 def copies_go_on(case: MetricCase) -> None:
-    """Check that a metric that is pickled or copied between two rounds has bitwise the same results in the end. Keep
-    all results of update in states."""
+    """Check that a metric pickled or copied between two rounds ends bitwise alike. Keep all results in states."""
     unpickled = pickle.loads(pickle.dumps(case.updated_by_half()))
     duplicate = copy.deepcopy(case.updated_by_half())
     for metric in (unpickled, duplicate):
@@ -487,16 +338,16 @@ def copies_go_on(case: MetricCase) -> None:
 
 
 def resumes_bitwise(case: MetricCase) -> None:
-    """Check that a metric that is saved and loaded between two rounds (state_dict) has bitwise the same results in the
-    end. Keep all results of update in states, by add_state, because a checkpoint holds only states."""
+    """Check that a metric saved and loaded between two rounds (state_dict) ends bitwise alike. Keep all results
+    of update in states, by add_state: a checkpoint holds nothing else."""
     metric = case.new()
     metric.load_state_dict(saved(case.updated_by_half().state_dict()))
     fits.expect_same(results_of(case.updated(ROUND_INDICES[HALF:], metric)), case.all_results)
 
 
 def any_precision(case: MetricCase) -> None:
-    """Check that the values are the same, up to rounding, with models and states in double precision. Convert tensors
-    to the dtype of the states, by tensor.to(state)."""
+    """Check that models and states in double precision give the same values, up to rounding. Convert tensors to the
+    states' dtype, by tensor.to(state)."""
     expected = case.all_results["value"]
     metric_in_double = case.new().set_dtype(torch.float64)
     # Models in double precision, with states in single and in double precision.
@@ -521,15 +372,113 @@ def states_move(case: MetricCase) -> None:
 
 
 def guide_says_the_unit(case: MetricCase) -> None:
-    """Check that no line of guide(), such as the values' unit or the metric's needs and costs, is empty."""
+    """Check that no line of guide(), such as the values' unit, is empty."""
     lines = case.new().guide().lines()
     ensure(all(lines.values()), lines)
+
+
+def equal_clients_are_equal(case: MetricCase) -> None:
+    """Check that clients with the same samples and updates have the same value. Do not use a client's number or its
+    position in the cohort."""
+    values = case.values_of_learners()
+    twins = values[list(TWINS)]
+    ensure(equal(twins[0], twins[1], rtol=1e-4), f"{twins.tolist()} for two equal clients")
+
+
+def wrong_labels_are_worth_less(case: MetricCase) -> None:
+    """Check that a client with wrong labels has a worse value than one with the right ones, after the first round and
+    after all. Look for a wrong sign, axis or round, or set higher_is_better."""
+    sign = -1 if case.part.higher_is_better is False else 1
+    values = case.values_of_learners()
+    metric_after_one = case.updated(ROUND_INDICES[:1], kind="learning")
+    values_after_one = metric_after_one.per_client(metric_after_one.compute())[list(LEARNERS)]
+    needs_several_rounds = values_after_one.isnan().all()
+    if not needs_several_rounds:
+        values = torch.stack([values_after_one, values])
+    right = sign * values[..., TWINS[0]]
+    wrong = sign * values[..., MISLABELED]
+    ensure(
+        (right > wrong).all(), f"{wrong.tolist()} with wrong labels, {right.tolist()} with right"
+    )
+
+
+def no_samples_are_worth_nothing(case: MetricCase) -> None:
+    """Check that a client without samples, whose update is 0, has the value 0. Subtract what is there without the
+    client, weigh models by samples, or claim "value" in place of "effect"."""
+    values = case.values_of_learners(kind="no samples")
+    largest = values.abs().max()
+    value = values[EMPTY]
+    ensure(value.abs() <= 1e-4 * largest, f"{value}, beside {values.tolist()}")
+
+
+def other_clients_do_not_count(case: MetricCase) -> None:
+    """Check that one more client, who never takes part, changes no values, or that update raises ValueError. Divide by
+    the number of clients seen, not by num_clients."""
+    expected = case.values_of_learners()
+    metric = case.new(NUM_CLIENTS + 1)
+    try:
+        case.updated(metric=metric, kind="learning")
+    except ValueError:  # the prepared rounds' coalitions are of other clients
+        return
+    values = metric.per_client(metric.compute())[list(LEARNERS)]
+    ensure(equal(values, expected, rtol=1e-4), f"{values.tolist()} instead of {expected.tolist()}")
+
+
+def length_does_not_count(case: MetricCase) -> None:
+    """Check that values stay the same if all updates are twice as long. Divide products by both lengths."""
+    expected = case.values_of_learners()
+    values = case.values_of_learners(kind="long")
+    ensure(equal(values, expected, rtol=1e-4), f"{values.tolist()} instead of {expected.tolist()}")
+
+
+def shares_sum_to_one(case: MetricCase) -> None:
+    """Check that the values of clients seen are not negative and sum to 1. Divide by their sum."""
+    for values in (case.values_of_learners(), case.all_results["overall"]):
+        total = values.nansum()
+        are_shares = not (values < -1e-6).any() and (total - 1).abs() <= 1e-4
+        ensure(are_shares, f"{values.tolist()}, which sum to {total}")
+
+
+def values_are_in_bounds(case: MetricCase) -> None:
+    """Check that all values lie between plot_lower_bound and plot_upper_bound, if the class has them."""
+    lowest = case.part.plot_lower_bound
+    highest = case.part.plot_upper_bound
+    kinds: list[RoundKind | None] = [None, *LEARNING_KINDS]
+    for kind in kinds:
+        values = case.results(kind)["value"]
+        is_low = lowest is not None and (values < lowest - 1e-4).any()
+        is_high = highest is not None and (values > highest + 1e-4).any()
+        ensure(not is_low and not is_high, f"{values.tolist()} outside of {lowest} to {highest}")
+
+
+_OF_VALUES: Sequence[Check] = (
+    equal_clients_are_equal, wrong_labels_are_worth_less, other_clients_do_not_count,
+)  # fmt: skip
+#: Checks of what a metric's ``claims`` say, by claim.
+CHECKS_OF_CLAIMS: Mapping[str, Sequence[Check]] = {
+    "value": _OF_VALUES,
+    "effect": (*_OF_VALUES, no_samples_are_worth_nothing),
+    "agreement": (*_OF_VALUES, length_does_not_count),
+    "weight": (shares_sum_to_one,),
+}
+
+
+def checks_of_claims(metric: ContributionMetric) -> list[Check]:
+    """Return the checks of a metric's claims, each once."""
+    checks: dict[Check, None] = {}
+    for claim in metric.claims:
+        if claim not in CHECKS_OF_CLAIMS:
+            raise ConfigurationError(
+                f"{type(metric).__name__}: claims = {list(metric.claims)}, expected some of {[*CHECKS_OF_CLAIMS]}."
+            )
+        checks.update(dict.fromkeys(CHECKS_OF_CLAIMS[claim]))
+    return list(checks)
 
 
 _FIRST: Sequence[Check] = (is_one, asks_for_what_there_is)
 _OF_CONTRIBUTIONS: Sequence[Check] = (
     one_row_per_client, never_seen_is_nan, clients_permuted, alone_is_a_number, still_is_a_number,
-    buffers_do_not_count, guide_says_the_unit, fits.resumes_in_a_fit, fits.vmap_is_equal,
+    buffers_do_not_count, values_are_in_bounds, guide_says_the_unit, fits.resumes_in_a_fit, fits.vmap_is_equal,
     fits.validation_is_declared,
 )  # fmt: skip
 _OF_ALL: Sequence[Check] = (

@@ -119,7 +119,7 @@ class RowTraining:
         batches: Sequence[Any],
         losses: Tensor,
     ) -> State:
-        """Return the gradients of stacked models, each on one batch. Add to ``losses`` and update buffers in place."""
+        """Return the gradients of stacked models. Add to ``losses``, and update buffers in place."""
         gradients: State = {}
         # Models whose batches have the same shape take one step together.
         for positions, batch in stacked_batches(batches):
@@ -353,7 +353,7 @@ class RowStep:
     def _loss_of_one(
         self, parameters: list[Tensor], other_tensors: State, batch: Any
     ) -> tuple[Tensor, State]:
-        """Return the loss of one model on one batch, and its ``other_tensors``, of which buffers are updated."""
+        """Return one model's loss on one batch, and its updated ``other_tensors``."""
         tensors = dict(zip(self._trained_names, parameters))
         for name, tensor in other_tensors.items():
             # Tensors that are changed in place within a torch.func transformation must be made within it.

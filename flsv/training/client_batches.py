@@ -16,6 +16,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from flsv._lightning.patches import CONFIGURE_HOOK, PatchedAttributes, callbacks_of, property_patch
 from flsv._lightning.private import hook_of
@@ -23,6 +24,7 @@ from flsv.core import FederationState
 from flsv.core.state import LocalWork
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
+from flsv.data.loaders import TensorBatches
 from flsv.data.streams import Stream
 from flsv.sampling import ClientSampler
 from flsv.utilities.seeding import generator_for, isolated_rngs, seed_global_rngs, shuffle_stream
@@ -48,7 +50,7 @@ class ClientBatches:
 
 @dataclass(frozen=True)
 class _LocalEpoch:
-    """One local epoch ``index`` of a client, which yields the first ``num_batches`` batches of ``loader``."""
+    """A client's local epoch ``index``: the first ``num_batches`` of ``loader``."""
 
     client: int
     index: int
@@ -58,6 +60,22 @@ class _LocalEpoch:
 
 def one_epoch(client: int, num_batches: int, round_index: int) -> list[int]:
     return [num_batches]
+
+
+def samples_of_client(data: FederatedDataModule, client: int) -> Dataset[Any]:
+    """Return a client's training samples."""
+    loader = data.client_loader(client, "train")
+    if isinstance(loader, TensorBatches):
+        return Subset(TensorDataset(*loader.tensors), loader.indices.tolist())
+    dataset = getattr(loader, "dataset", None)
+    if dataset is None:
+        raise AttributeError(
+            "a collection of loaders has no dataset: read data.num_samples of the FederatedDataModule."
+        )
+    if isinstance(dataset, Stream):
+        return dataset
+    # All clients' loaders read one data set.
+    return Subset(dataset, data.client_indices(client).tolist())
 
 
 class CohortLoader(Iterable[Any]):
@@ -78,6 +96,7 @@ class CohortLoader(Iterable[Any]):
         self.round_index = round_index
         self._seed = seed
         self._data = data
+        self._client_in_training: int | None = None
         self._epochs: list[_LocalEpoch] = []
         self.visits = []
         for client in cohort:
@@ -97,6 +116,7 @@ class CohortLoader(Iterable[Any]):
     def train(self, visit: ClientBatches, run_epoch: RunEpoch) -> None:
         """Call ``run_epoch`` for each local epoch of a client. Meanwhile this loader yields only its batches."""
         last_epoch_of_round = self._epochs[-1]
+        self._client_in_training = visit.client
         try:
             for index in visit.epoch_indices:
                 epoch = self._epochs[index]
@@ -104,7 +124,18 @@ class CohortLoader(Iterable[Any]):
                 is_last_of_round = epoch is last_epoch_of_round
                 run_epoch(is_last_of_round)
         finally:
+            self._client_in_training = None
             self._epochs_to_yield = list(self._epochs)
+
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """Return the samples of the client that trains now."""
+        if self._client_in_training is None:
+            raise AttributeError(
+                "no client trains now, of which this loader would have the dataset: read data.num_samples of the "
+                "FederatedDataModule."
+            )
+        return samples_of_client(self._data, self._client_in_training)
 
     def __len__(self) -> int:
         return sum(epoch.num_batches for epoch in self._epochs_to_yield)
@@ -139,6 +170,25 @@ class CohortLoader(Iterable[Any]):
                 f"batches in round {self.round_index + 1}: its data set raised StopIteration, or is shorter than its "
                 "length."
             )
+
+
+class CountedBatches:
+    """Stand-in for a train dataloader before a round, with a client's length and samples."""
+
+    def __init__(self, data: FederatedDataModule, client: int, num_batches: int) -> None:
+        self._data = data
+        self._client = client
+        self._num_batches = num_batches
+
+    @property
+    def dataset(self) -> Dataset[Any]:
+        return samples_of_client(self._data, self._client)
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._num_batches))
 
 
 class LocalSteps:
@@ -199,27 +249,29 @@ class LocalSteps:
     def patch_batch_counts(self) -> PatchedAttributes:
         """Make a trainer without train dataloader report the present client's batches. Undo it by ``restore`` of the
         result."""
-        # The range of batch indices stands in for the loader, of which Lightning and modules read the length.
         getters: dict[str, Callable[[], Any]] = {
-            "train_dataloader": self._batch_indices,
-            "num_training_batches": lambda: len(self._batch_indices()),
+            "train_dataloader": self._counted_batches,
+            "num_training_batches": lambda: len(self._counted_batches()),
         }
         # Each change is an object, the name of an attribute, and its new value.
         patched_trainer = property_patch(self._trainer, getters)
         no_setup = (self._trainer.fit_loop, "setup_data", lambda: None)
         changes: list[tuple[Any, str, Any]] = [patched_trainer, no_setup]
         if isinstance(self._data, FederatedDataModule):
-            changes.append((self._data, "round_loader", self._batch_indices))
+            changes.append((self._data, "round_loader", self._counted_batches))
         return PatchedAttributes(changes)
 
     def _estimated_steps(self) -> float:
         return self._count_of_present_client(self.num_steps, "estimated_stepping_batches")
 
-    def _batch_indices(self) -> range:
+    def _counted_batches(self) -> CountedBatches:
         num_batches = self._count_of_present_client(
             self._count_batches, "the number of training batches"
         )
-        return range(int(num_batches))
+        client = self.client
+        if client is None:
+            client = max(self.work_by_client, key=self._count_batches)
+        return CountedBatches(self._data, client, num_batches=int(num_batches))
 
     def steps_so_far(self) -> int:
         """Return the number of steps of all clients of this process, as Lightning counts them."""
@@ -227,7 +279,7 @@ class LocalSteps:
         return int(lightning_property.fget(self._trainer))
 
     def _global_step(self) -> int | None:
-        """Return the steps of earlier rounds and those of the client in this one, while it trains on a batch."""
+        """Return the steps of earlier rounds and the client's, in its training."""
         if self.client is None or not self.is_in_batch:
             return None
         steps_of_client = self.steps_so_far() - self.steps_before_client

@@ -76,7 +76,7 @@ class EntryTrial:
             )
 
     def _hidden_values(self) -> dict[str, Any]:
-        """Return the attributes of the module and of its optimizers that are not swapped, by path."""
+        """Return attributes of module and optimizers that are not swapped, by path."""
         values = {}
         for path, value in ModuleSnapshot(self._module).references():
             if not is_optimizer(value):

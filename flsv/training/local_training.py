@@ -18,6 +18,7 @@ from torch import Tensor
 from flsv.core import ClientUpdate, Instruction, LocalData, Strategy, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.distances import all_finite
+from flsv.training.added_loss import AddedLoss
 from flsv.training.algorithms import ClientContext
 from flsv.training.client_batches import LocalSteps
 from flsv.training.entry_trial import EntryTrial
@@ -66,6 +67,7 @@ class LocalTraining:
         self.trainer = trainer
         self.state = TrainerState(trainer, space, parts.optimizer_state, store, steps)
         self.context: ClientContext | None = None
+        self._added_loss: AddedLoss | None = None
         self._entry_trial: EntryTrial | None = None
         self._has_tried_first_client = False
         self.upload_seed: int | None = None
@@ -128,7 +130,6 @@ class LocalTraining:
         return model
 
     def _seed_generators(self, instruction: Instruction) -> None:
-        """Seed the process's random generators, and the module's, for a client's training in a round."""
         purpose = "train", instruction.round_index, instruction.client_id
         seed_global_rngs(instruction.seed, *purpose)
         seed_generators(self.state.generators, instruction.seed, *purpose)
@@ -148,6 +149,8 @@ class LocalTraining:
         if self._algorithm is not None:
             with opened(context.local):  # the algorithm may read the client's data
                 self._algorithm.begin_batch(context, batch)
+        if context.loss_terms:
+            self._added_loss = AddedLoss(self.trainer, context)
 
     def begin_step(self, optimizer: Any) -> None:
         """Let the client algorithm change the gradients of a step that Lightning takes, before it clips them."""
@@ -164,6 +167,13 @@ class LocalTraining:
             context.loss += loss.detach().to(context.loss).mean()
         context.position += 1
         self._steps.is_in_batch = False
+        self._remove_added_loss()
+
+    def _remove_added_loss(self) -> None:
+        """Let ``training_step`` return its own loss again."""
+        if self._added_loss is not None:
+            self._added_loss.remove()
+            self._added_loss = None
 
     def suspend(self) -> ClientContext:
         """Interrupt the client's training, to train its model outside of the Trainer. Return its context."""
@@ -209,7 +219,7 @@ class LocalTraining:
         return update
 
     def _read_update(self, context: ClientContext, out: Tensor | None) -> ClientUpdate | None:
-        """Read the client's model from the Trainer, and make its update. None: the model is not finite."""
+        """Make the trained client's update, None if its model is not finite."""
         vector, trained, private_entries = self.state.read(out)
         if self._parts.is_private:  # an error would tell of the data
             context.broken |= not all_finite(vector)
@@ -250,8 +260,7 @@ class LocalTraining:
         trained: Tensor,
         private_entries: Mapping[str, Tensor],
     ) -> ClientUpdate | None:
-        """Apply attacks, noise and compression to a client's trained model, and make its update. None: what it would
-        send is not finite."""
+        """Apply attacks, noise and compression, and make the update, None if it is not finite."""
         local = context.local
         instruction = context.instruction
         uploads = self._parts.uploads
@@ -325,8 +334,7 @@ class LocalTraining:
     def _upload(
         self, upload_context: UploadContext, vector: Tensor, initial_model: Tensor, name: str
     ) -> Tensor:
-        """Apply attacks, noise and compression to another model of the client, called ``name`` and trained from
-        ``initial_model``."""
+        """Apply attacks, noise and compression to the client's model ``name``, trained from ``initial_model``."""
         # Each model has its own state of the uploads, such as a residual. The client's state holds it under keys
         # that begin with the model's name.
         client_state = upload_context.state
@@ -372,6 +380,7 @@ class LocalTraining:
         if self._algorithm is not None and self.context is not None:
             self._algorithm.leave_client(self.context)
         self.context = None
+        self._remove_added_loss()
         self._optimizer_steps.end()
         self.state.discard()
 

@@ -212,7 +212,7 @@ class ClientSteps:
             )
 
     def _unseen_gradients(self, optimizer: Any, reason: str) -> ConfigurationError:
-        """Return the error for an optimizer that uses gradients which the client algorithm has not seen."""
+        """Return the error for gradients that the client algorithm has not seen."""
         return ConfigurationError(
             f"{self._algorithm!r} changes the gradients of every step of {type(optimizer).__name__}, but {reason}, so "
             f"that some gradients escape it. Take whole steps by {_step_name(optimizer)}(closure) with a closure that "
@@ -221,7 +221,7 @@ class ClientSteps:
 
 
 def _closure_among(args: Any, kwargs: Any) -> Closure | None:
-    """Return the closure among the arguments of ``Optimizer.step``, of which the first is the optimizer."""
+    """Return the closure among the arguments of ``Optimizer.step``."""
     closure = None
     if "closure" in kwargs:
         closure = kwargs["closure"]

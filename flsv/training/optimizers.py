@@ -151,7 +151,7 @@ class Optimizers:
         return None
 
     def _add_new_optimizers(self) -> None:
-        """Add the optimizers that the trainer, its optimizers or its module hold, and that are not yet known."""
+        """Add optimizers of the trainer, its optimizers or module that are not yet known."""
         swapped_by_name = {swapped.name: swapped for swapped in self._swapped_optimizers}
         for swapped in find_optimizers(self._trainer):
             namesake = swapped_by_name.get(swapped.name)
@@ -225,7 +225,7 @@ class Schedules:
         return dict(enumerate(client_states))
 
     def _schedulers_for(self, client: int) -> _SchedulersOfLength | None:
-        """Return schedulers made for the client's numbers of steps and batches, or None if these are the fit's."""
+        """Return schedulers for the client's steps and batches, None for the fit's."""
         if not self._steps.length_was_read:
             return None  # no schedule depends on a number of steps or batches
         lengths = self._steps.lengths_of(client)

@@ -237,7 +237,7 @@ def _collect_optimizers(
     outer_optimizer: Any | None,
     collected: list[SwappedOptimizer],
 ) -> None:
-    """Append the value of an attribute if it is an optimizer, and the optimizers that it holds, to ``collected``."""
+    """Append an optimizer, and those that it holds, to ``collected``."""
     if isinstance(value, dict):
         for key, entry in value.items():
             _collect_optimizers(f"{name}.{key}", entry, outer_optimizer, collected)
@@ -287,7 +287,7 @@ def _options_of_group(options: Options, index: int) -> Mapping[str, Any]:
 
 
 def _move(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on a device. Counters of steps, which have no dimension, stay where they are, as in torch."""
+    """Move a tensor to a device, except counters of steps, as in torch."""
     if tensor.ndim == 0:
         return tensor
     return tensor.to(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -30,6 +30,18 @@ def check_writable(folder: Path) -> None:
         raise ConfigurationError(
             f"nothing can be written into {folder}: {error.strerror}. Name another folder, or make this one writable."
         ) from error
+
+
+def folders_to_make(folder: Path) -> list[Path]:
+    """Return a folder and its parents, the innermost first, as far as they do not exist."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, the innermost first, up to the first that holds something."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 @contextmanager
@@ -100,7 +112,7 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def _add_path(error: BaseException, path: Path) -> BaseException:
-    """Return an error of the file system with the file's name, and any other error as it is."""
+    """Return an OSError with the file's name, other errors unchanged."""
     if not isinstance(error, OSError):
         return error
     reason = error.strerror or str(error)
@@ -108,7 +120,7 @@ def _add_path(error: BaseException, path: Path) -> BaseException:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a folder to the disk, so that a move within it survives a power cut."""
+    """Flush a folder to the disk, so that moves survive a power cut."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -124,6 +136,8 @@ LOCK_TIMEOUT_S = 1.0
 class FolderLock:
     """Lock on ``.lock`` in a folder, until :meth:`release` or the end of the process.
 
+    A folder that did not exist, and in which nothing was written, is removed.
+
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
@@ -138,6 +152,8 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         check_writable(folder)
+        self._folder = folder
+        self._new_folders = folders_to_make(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(folder / ".lock", timeout=LOCK_TIMEOUT_S, thread_local=False)
         try:
@@ -156,4 +172,9 @@ class FolderLock:
 
     def release(self) -> None:
         """Release the folder for other runs. A second call does nothing."""
+        lock_file = self._folder / ".lock"
+        is_first_release = self._lock.is_locked
+        if is_first_release and self._new_folders and [*self._folder.glob("*")] == [lock_file]:
+            lock_file.unlink()
+            remove_empty(self._new_folders)
         self._lock.release()

@@ -156,7 +156,7 @@ def _cells(
     number: int,
     line: str,
 ) -> list[str]:
-    """Split a line, whose number is for messages, into cells as they were before :func:`as_text`."""
+    """Split a line, whose number messages show, into cells before :func:`as_text`."""
     try:
         cells = next(csv.reader([line], strict=True))
     except csv.Error as error:

@@ -247,7 +247,7 @@ def _choices(hint: Any) -> list[_Choice]:
 
 
 def _require(holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """Return a function that returns its argument, or raises ValueError unless ``holds`` is true of it."""
+    """Return a function that raises ValueError unless ``holds`` is true of its argument."""
 
     def check(value: Any) -> Any:
         if not holds(value):

@@ -14,16 +14,17 @@ from flsv.utilities.errors import ConfigurationError, VersionWarning
 CHECKPOINT_FORMAT = 1
 #: The formats that this version reads: all of the same major version.
 READABLE_CHECKPOINTS = range(1, CHECKPOINT_FORMAT + 1)
-#: Packages that a run's numbers depend on.
-PACKAGES = ("flsv", "torch", "lightning")
+#: Packages that a run's numbers depend on, besides flsv.
+PACKAGES = ("torch", "lightning")
 #: The beginning of a setting's name that tells a package's version.
 VERSION_PREFIX = "version of "
 
 
 def package_versions() -> dict[str, str]:
     """Return ``{package: version}`` of what a run's numbers depend on."""
-    versions = {name: version(name) for name in PACKAGES}
-    versions["flsv"] = __version__  # a checkout's metadata are those of when it was installed
+    versions = {"flsv": __version__}  # a checkout's metadata are old, or are not there
+    for name in PACKAGES:
+        versions[name] = version(name)
     return versions
 
 

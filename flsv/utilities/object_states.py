@@ -100,7 +100,7 @@ def states_of(value: Any) -> Iterator[ObjectState]:
 
 @by_class
 def _content_state_of(kind: type) -> Callable[[Any], ObjectState] | None:
-    """Return the class of the states of what an object holds beside attributes. None: it holds nothing else."""
+    """Return the state class of an object's content beside attributes, or None."""
     if issubclass(kind, Tensor):
         return TensorState
     if issubclass(kind, np.ndarray) and not issubclass(kind, np.memmap):
@@ -377,14 +377,14 @@ class _PickledState(ObjectState):
 
 
 def _are_same(values: Iterable[Any], originals: Iterable[Any]) -> bool:
-    """Return whether each of the values is the same as the original at its place, see :func:`_is_same`."""
+    """Return whether each value is the same as the original at its place."""
     if all(map(operator.is_, values, originals)):  # mostly, and faster
         return True
     return all(map(_is_same, values, originals))
 
 
 def _is_same(value: Any, original: Any) -> bool:
-    """Return whether two values are the same object, or equal numbers or texts of one type."""
+    """Return whether values are one object, or equal numbers or texts."""
     if value is original:
         return True
     if type(value) is not type(original) or type(value) not in PLAIN_TYPES:

@@ -41,7 +41,7 @@ def _delete_unless_locked(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path, wait: bool = True) -> Iterator[None]:
-    """Lock a folder for this process and its forks. Without ``wait``, raise OSError if it is locked."""
+    """Lock a folder for this process. Without ``wait``, raise OSError if it is locked."""
     operation = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

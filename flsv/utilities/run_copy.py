@@ -136,7 +136,7 @@ def restore_torch(settings: Mapping[str, Any]) -> None:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Pickler that refers to the data, and knows parts of a run that refuse to be pickled."""
+    """Pickler that refers to the data, and knows parts that refuse pickling."""
 
     def __init__(
         self,
@@ -347,7 +347,7 @@ class SilentLogger(DummyLogger):
 
 
 def _path_of_unpicklable(value: Any, dump: Callable[[Any], Any]) -> tuple[str, Exception]:
-    """Return the path of a part that cannot be pickled although all its parts can, and its error."""
+    """Return the path and error of a part that fails though its parts do not."""
     trainer, module = value
     pending = deque([("the module", module), ("the Trainer", trainer)])
     looked_at = {id(trainer), id(module)}

@@ -225,7 +225,7 @@ def test_warnings_to_users_are_printed_in_one_line(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
 
-    message = "1 of 60 rows have no 'ill' (target) and are left out."
+    message = "1 of 60 rows have no 'ill' (labels) and are left out."
     assert f"warning: {file}: {message}" in process.stderr.splitlines()
     assert "encoder.py" not in process.stderr
 

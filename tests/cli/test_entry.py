@@ -177,6 +177,26 @@ def test_fit_refused_before_its_first_round_leaves_no_folder(tmp_path):
     assert names == ["version_0"]  # of the first fit
 
 
+def test_fit_refused_by_its_optimizer_leaves_no_folder(tmp_path, capsys):
+    config = write_config(tmp_path / "federation.yaml")
+    folder = tmp_path / "new" / "runs"
+    options = ["--model.optimizer.init_args.lr=-1", f"--trainer.default_root_dir={folder}"]
+
+    assert main(["fit", "--config", str(config), *options]) == 2
+
+    assert "Invalid learning rate" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["federation.yaml"]
+
+
+def test_repeat_refused_before_its_first_run_leaves_no_folder(tmp_path):
+    config = write_config(tmp_path / "federation.yaml")
+    options = ["--data.source=digtis", f"--out={tmp_path / 'new' / 'runs'}"]
+
+    assert main(["repeat", "2", "--config", str(config), *options]) == 2
+
+    assert [path.name for path in tmp_path.iterdir()] == ["federation.yaml"]
+
+
 def test_config_yaml_is_written_into_the_trackers_run_folder(tmp_path):
     config = [
         "--config",

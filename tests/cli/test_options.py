@@ -124,7 +124,7 @@ SLIPS = [
     (f"{FIT} --federation.metrics {{value:{{class_path:3}}}}", "federation.metrics: "),
     (
         f"{FIT} --federation.metrics.v ShadowShapley --federation.metrics.v.coalitions parts",
-        "pairs+leave-two-out, all or one of halves or a list, got parts. Did you mean pairs?",
+        "pairs+leave-two-out, all, halves or a list, got parts. Did you mean pairs?",
     ),
     (
         f"{FIT} --federation.metrics.v ShadowShapley --federation.metrics.v.performance accurracy",
@@ -144,6 +144,10 @@ SLIPS = [
     (f"{FIT} --ckpt_path half.ckpt", "--ckpt_path last takes the newest of the run's folder."),
     (f"{FIT} --data.source my_run", "No data set 'my_run' was found. Did you mean my_runs?"),
     (f"{FIT} --model.optimizer torch.optim.Sgd", "has no Sgd. Did you mean SGD or"),
+    (
+        f"{FIT} --federation.metrics.v flsv.metrics.ShadowShaply",
+        "module flsv.metrics has no ShadowShaply. Did you mean ShadowShapley",
+    ),
     ("report . --budget 10k", "10k: expected a number, such as 10000"),
     (
         "new metrc Mine",

@@ -21,6 +21,7 @@ from flsv.functional import exact_shapley
 from flsv.metrics import (
     ClassSpecificShapley,
 )
+from flsv.retraining.copied_fits import CopiedFits
 from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.scores.performance import CLASSIFICATION
 from flsv.utilities.errors import ConfigurationError
@@ -98,6 +99,27 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(copied_run):
     stored = read_rows(path)
     assert [row["client"] for row in stored] == ["0", "1", "2"]
     assert float(stored[2]["value"]) == table["value"][2]
+
+
+def test_retrain_trains_each_coalition_once_and_without_validations(
+    copied_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_orders: list[Any] = []
+    train = CopiedFits.train
+
+    def record(fits: CopiedFits, orders: Any) -> Any:
+        all_orders.extend(orders)
+        return train(fits, orders)
+
+    monkeypatch.setattr(CopiedFits, "train", record)
+
+    retrain(copied_run, "singles", metric="negative_loss", seeds=1)
+
+    # That of all clients comes to the run's own model, which shows that none needs validations.
+    trained = [order.members for order in all_orders]
+    all_clients = (0, 1, 2)
+    assert trained == [all_clients, (0,), (1,), (2,)]
+    assert not any(order.is_whole for order in all_orders)
 
 
 def test_retrain_without_a_client_saves_the_module_of_a_run_of_the_others(
@@ -267,7 +289,7 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(copied_r
         )
         == 0
     )
-    assert "| client | cssv | retrained |" in text_of_page(page)
+    assert "| partner | cssv | retrained |" in text_of_page(page)
     assert "amount" not in read_rows(copied_run / "shares_shares.csv")[0]
     # Trainings of other settings are not mixed; of more of the same game what is known is not trained again.
     assert (
@@ -327,6 +349,26 @@ def run_with_other_weights(copied_run, tmp_path):
     checkpoint["state_dict"][name] = weight + 0.01
     torch.save(checkpoint, path)
     return folder
+
+
+def test_retrain_trains_the_same_halves_with_each_seed(copied_run, capsys):
+    command = ["retrain", str(copied_run), "--rounds", "1", "--seeds", "2"]
+
+    assert main([*command, "--trainings", "halves"]) == 0
+
+    output = read_output(capsys)
+    assert "each client alone and halves of unlike clients" in output
+    assert "Only each partner alone, halves, and all together were trained." in output
+    coalitions_by_seed = {}
+    _settings, _columns, *lines = (copied_run / "retrained_scores.csv").read_text().splitlines()
+    for line in lines:
+        seed, coalition, _scores = line.split(",", 2)
+        coalitions_by_seed.setdefault(seed, set()).add(coalition)
+    of_one_seed, of_other_seed = coalitions_by_seed.values()
+    assert of_one_seed == of_other_seed
+    # Of three clients the other half is a client alone.
+    (pair,) = of_one_seed - {"'-", "0", "1", "2", "0+1+2"}
+    assert pair in {"0+1", "0+2", "1+2"}
 
 
 def retrain_singles(folder, *options):

@@ -14,12 +14,13 @@ import pytest
 from helpers.runs import read_rows
 
 #: The module is a class of the program, and a lambda makes its optimizer. Nothing is guarded by ``__name__``.
-PROGRAM = """
+MODULE_AND_DATA = """
 import sys
 
 import lightning as L
 import torch
 
+import flsv
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.data import SizePartitioner, Splits
 from flsv.metrics import ShadowShapley
@@ -38,6 +39,10 @@ data = FederatedDataModule(
     "digits", SizePartitioner([1, 2, 3]), batch_size=64, splits=Splits(server_val=0.1)
 )
 module = OwnModule("softmax", optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+"""
+FITTED = (
+    MODULE_AND_DATA
+    + """
 metric = ShadowShapley(performance="negative_loss", verify=(*sys.argv, "start")[1])
 loop = FederatedLoop(metrics={"value": metric})
 trainer = L.Trainer(max_epochs=3, callbacks=[loop], accelerator="cpu", enable_progress_bar=False)
@@ -45,13 +50,25 @@ trainer.fit(module, data)
 values = loop.contributions["value"].tolist()
 print("values", values)
 """
+)
+RETRAINED = (
+    MODULE_AND_DATA
+    + """
+trainer = L.Trainer(max_epochs=2, callbacks=[FederatedLoop(seed=0)], accelerator="cpu", logger=False)
+table = flsv.retrain(trainer, module, data, "singles", seeds=1, jobs=int(sys.argv[1]))
+print("values", table["value"].tolist())
+"""
+)
 PYTHON = shlex.quote(sys.executable)
+#: As a notebook runs cells, of whose classes there is no file.
+CELLS = """for cell in open("train.py").read().split("\\n\\n\\n"): exec(cell)"""
 COMMANDS = {
     "with a log": f"{PYTHON} train.py > output.log 2>&1",
     "without a terminal": f"nohup {PYTHON} train.py > output.log 2>&1",
     "interactive": f"{PYTHON} -i train.py < /dev/null > output.log 2>&1",
     "from the standard input": f"{PYTHON} - < train.py > output.log 2>&1",
     "compared with a fresh process": f"{PYTHON} train.py all > output.log 2>&1",
+    "in cells, compared with a fresh process": f"{PYTHON} -c '{CELLS}' all > output.log 2>&1",
 }
 
 
@@ -59,7 +76,7 @@ COMMANDS = {
 def expected_values(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     folder = tmp_path_factory.mktemp("in_this_process")
     script = folder / "train.py"
-    script.write_text(PROGRAM)
+    script.write_text(FITTED)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["train.py"])
@@ -72,16 +89,35 @@ def expected_values(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 def test_program_has_the_same_values_however_it_is_started(
     tmp_path: Path, expected_values: list[float], name: str
 ) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "train.py").write_text(FITTED)
     subprocess.run(COMMANDS[name], shell=True, cwd=tmp_path, check=True)
     log = (tmp_path / "output.log").read_text()
-    (line,) = [line for line in log.splitlines() if line.startswith("values ")]
 
-    assert ast.literal_eval(line.removeprefix("values ")) == expected_values
+    assert printed_values(log) == expected_values
     assert "came to another model" not in log
     assert "fresh process" not in log
     # What coalitions print stays out of the log: the run has three rounds of 27 batches.
     assert log.count("a batch of") < 100
+
+
+def printed_values(log: str) -> list[float]:
+    (line,) = [line for line in log.splitlines() if line.startswith("values ")]
+    values: list[float] = ast.literal_eval(line.removeprefix("values "))
+    return values
+
+
+@pytest.mark.slow
+def test_workers_have_the_classes_of_a_program(tmp_path: Path) -> None:
+    """They are new processes, as on Windows."""
+    (tmp_path / "train.py").write_text(RETRAINED)
+    values_by_jobs = {}
+    for jobs in ("1", "2"):
+        command = [sys.executable, "train.py", jobs]
+        process = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+        values_by_jobs[jobs] = printed_values(process.stdout)
+
+    assert values_by_jobs["2"] == values_by_jobs["1"]
+    assert len(set(values_by_jobs["1"])) == 3
 
 
 @pytest.mark.slow

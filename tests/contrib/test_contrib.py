@@ -35,7 +35,12 @@ BASES = (
 
 
 #: The kinds of parts that flsv.testing can check.
-CHECKED = (aggregation.Aggregator, metrics.ContributionMetric, ClientAlgorithm)
+CHECKED = (
+    aggregation.Aggregator,
+    metrics.ContributionMetric,
+    sampling.ClientSampler,
+    ClientAlgorithm,
+)
 CHECKS = """@parametrize_with_checks([{}()])
     def test_checks(check): check()"""
 
@@ -114,7 +119,8 @@ def has_checks(part: type, test: str) -> bool:
     [
         (aggregation.FedAvg, "@parametrize_with_checks([FedAvg()])", True),
         (aggregation.FedAvg, "assert FedAvg()", False),
-        (sampling.UniformSampler, "assert UniformSampler(1)", True),
+        (sampling.UniformSampler, "assert UniformSampler(1)", False),
+        (filters.MultiKrum, "assert MultiKrum(1)", True),
     ],
 )
 def test_checks_are_asked_for_where_there_are_any(part: type, test: str, expected: bool) -> None:

@@ -1,5 +1,6 @@
 """A data dictionary: its draft, what it refuses, and that features stay what they were."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(
     data = read_clinics(tmp_path, make_dictionary())
 
     assert data.class_names == ("no", "yes")
-    assert data._data.encoder.feature_names == (
+    assert data._source.encoder.feature_names == (
         "age",
         "lab",
         "ward=A",
@@ -152,6 +153,8 @@ def test_column_that_a_table_lacks_is_refused(tmp_path: Path) -> None:
         ({"classes": [False, True]}, "True is no text: write it in quotation marks"),
         ({"positive": None}, "positive: None is none of the classes"),
         ({"tolerance": 2}, "tolerance 2.0 is no share"),
+        ({"target_scale": 0}, "target: mean 0.0, scale 0.0"),
+        ({"target_scale": float("nan")}, "target: mean 0.0, scale nan"),
         ({"columns": {"age": {"mean": 60, "scale": 0}}}, "'age': mean 60.0, scale 0.0"),
         ({"columns": {"age": {"mean": 60, "scale": float("nan")}}}, "scale nan"),
         ({"columns": {"age": {"low": 5, "high": 5}}}, "low 5.0 is not below high 5.0"),
@@ -218,6 +221,45 @@ def test_drafted_dictionary_gives_the_same_features_to_the_bit(
     text = Path("dictionary.yaml").read_text()
     (line_of_ward,) = [line for line in text.splitlines() if line.startswith('  "ward"')]
     assert "# Osaka: only this site has Osaka" in line_of_ward
+
+
+def test_drafted_dictionary_of_a_regression_gives_the_same_targets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(0)
+    rows = pd.DataFrame(
+        {
+            "clinic": ["Boston", "Lyon"] * 30,
+            "age": generator.integers(20, 90, 60),
+            "days": generator.gamma(3, 2, 60),
+        }
+    )
+    rows.to_csv(tmp_path / "stays.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    columns = {"task": "regression", "standardize_target": True}
+    options: dict[str, Any] = {"labels": "days", "groups": "clinic", "splits": Splits(server_val=0)}
+    fitted = FederatedDataModule("stays.csv", columns=columns, **options)
+    fitted.setup("fit")
+
+    main(
+        [
+            "data",
+            "--data.source=stays.csv",
+            "--data.files.root=.",
+            "--data.labels=days",
+            "--data.groups=clinic",
+            "--data.splits.server_val=0",
+            f"--data.columns={json.dumps(columns)}",
+            "--write=dictionary.yaml",
+        ]
+    )
+
+    with_dictionary = FederatedDataModule(
+        "stays.csv", columns=columns | {"encoder": "dictionary.yaml"}, **options
+    )
+    with_dictionary.setup("fit")
+    for tensor, fitted_tensor in zip(with_dictionary._data.tensors(), fitted._data.tensors()):
+        assert torch.equal(tensor, fitted_tensor)
 
 
 def test_drafted_ranges_are_wide_and_no_patients_values() -> None:

@@ -25,6 +25,7 @@ from flsv.data.groups import client_names_of, named_groups
 from flsv.data.labels import count_classes, dataset_labels, find_classes
 from flsv.metrics import ClassSpecificShapley
 from flsv.utilities.errors import ConfigurationError
+from flsv.valuation import FedBary
 from helpers.data import HERE, Items, make_items, set_up_data, toy_sets
 from helpers.fits import fit
 from helpers.models import Plain, network
@@ -195,7 +196,7 @@ def test_integer_labels_are_classes_even_if_no_component_needs_them(kind, asking
             "LongTail",
         ),
         ({"corruptions": [ClosedSetLabelNoise(fraction=0.5)]}, "ClosedSetLabelNoise"),
-        ({"drop_flagged": True}, "FedBary"),
+        ({"drop_flagged": FedBary()}, "FedBary"),
     ],
 )
 def test_component_that_needs_classes_refuses_data_without_them(arguments, name):

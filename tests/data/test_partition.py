@@ -21,6 +21,7 @@ from flsv.data import (
 from flsv.data.splits import Splits, split_federation
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import global_rngs
+from flsv.valuation import FedBary
 from helpers.data import set_up_data
 
 LABELS = torch.randint(0, 10, (1000,), generator=torch.Generator().manual_seed(7))
@@ -386,7 +387,7 @@ def test_drop_flagged_drops_flagged_training_samples_and_updates_class_counts():
     }
 
     whole = set_up_data("digits", IIDPartitioner(3), drop_flagged=False, **options)
-    cleaned = set_up_data("digits", IIDPartitioner(3), drop_flagged=True, **options)
+    cleaned = set_up_data("digits", IIDPartitioner(3), drop_flagged=FedBary(), **options)
 
     is_noisy = whole.corrupted_samples(1)
     noisy = set(whole.client_indices(1)[is_noisy].tolist())
@@ -411,9 +412,14 @@ def test_drop_flagged_drops_flagged_training_samples_and_updates_class_counts():
     assert cleaned.describe()["dropped_samples"] == int(num_dropped)
 
 
+def test_drop_flagged_needs_a_method():
+    with pytest.raises(ConfigurationError, match="drop_flagged: flsv.valuation.FedBary"):
+        Splits(drop_flagged=True)
+
+
 def test_drop_flagged_without_a_finite_sample_is_refused():
     inputs = torch.full((40, 2), torch.nan)
     labels = torch.arange(40) % 2
     broken = TensorDataset(inputs, labels)
     with pytest.raises(ConfigurationError, match="no client has a sample that is finite"):
-        set_up_data(broken, IIDPartitioner(2), server_val=0.0, drop_flagged=True)
+        set_up_data(broken, IIDPartitioner(2), server_val=0.0, drop_flagged=FedBary())

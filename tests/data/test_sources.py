@@ -251,7 +251,7 @@ TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
         ),
         (
             {"source": TABLE, "labels": "sex", "columns": Columns(task="regression")},
-            "'sex' .target. is not a valid",
+            "'sex' .labels. is not a valid",
         ),
     ],
 )

@@ -7,10 +7,12 @@ import pandas as pd
 import pytest
 
 from flsv.data import Columns
+from flsv.data.sources import column_values
+from flsv.data.sources.column_values import read_column
 from flsv.data.sources.encoder import TableEncoder
-from flsv.data.sources.frames import frame_table
+from flsv.data.sources.frames import concatenated_tables, frame_table
 from flsv.data.sources.table import Table
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ColumnError, ConfigurationError
 from helpers.data import set_up_data
 
 CAME = ["2024-02-28", "2023-12-31", "", "2024-03-01"]
@@ -21,14 +23,19 @@ LEFT = ["2024-03-01", "2024-01-02", "2024-05-05", "2024-03-01"]
 
 def make_stays(came=CAME):
     """A frame of texts."""
-    columns = {"came": came, "left": LEFT, "ill": ["a", "b", "a", "b"]}
+    columns = {
+        "came": came,
+        "left": LEFT,
+        "ill": ["a", "b"] * 2,
+    }
     return pd.DataFrame(columns, dtype=object)
 
 
 def make_stays_file(came=CAME):
     """A table whose rows are the lines 2 to 5 of a file."""
     lines = range(2, 6)
-    return Table("stays.csv", make_stays(came).set_axis(lines))
+    frame = make_stays(came)
+    return Table("stays.csv", frame.set_axis(lines))
 
 
 def make_stays_with_timestamps():
@@ -45,7 +52,8 @@ def encode_stays(table, **columns):
 
 
 def days_since_1970(dates):
-    return [(pd.Timestamp(date) - pd.Timestamp(1970, 1, 1)).days for date in dates]
+    first_day = pd.Timestamp("1970-01-01")
+    return [(pd.Timestamp(date) - first_day).days for date in dates]
 
 
 DAYS_OF_ARRIVAL = {"dates": {"came": "days"}, "exclude": ["left"]}
@@ -90,35 +98,58 @@ def test_column_of_dates_that_are_not_declared_is_refused():
 
 def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path):
     # Clocks change in between.
-    hours = pd.date_range("2024-03-30", periods=60, freq="h", tz="Europe/Paris")
-    frame = pd.DataFrame({"came": hours, "ill": [0, 1] * 30})
-    frame.to_csv(tmp_path / "stays.csv", index=False)
-    columns = {"dates": {"came": "days"}}
+    hours = pd.date_range(
+        "2024-03-30",
+        periods=60,
+        freq="h",
+        tz="Europe/Paris",
+    )
+    columns = {"came": hours, "ill": [0, 1] * 30}
+    frame = pd.DataFrame(columns)
+    path = tmp_path / "stays.csv"
+    frame.to_csv(path, index=False)
 
-    of_frame = set_up_data(frame, labels="ill", columns=columns)
-    of_file = set_up_data(str(tmp_path / "stays.csv"), labels="ill", columns=columns)
+    days = {"dates": {"came": "days"}}
+    of_frame = set_up_data(frame, labels="ill", columns=days)
+    of_file = set_up_data(str(path), labels="ill", columns=days)
 
     assert of_frame.content_hashes() == of_file.content_hashes()
 
 
 @pytest.mark.parametrize("make_table", [make_stays_file, make_stays_with_timestamps])
 def test_dates_become_days_since_another_column(make_table):
-    encoder, x = encode_stays(make_table(), dates={"left": "came"}, exclude=["came"])
+    table = make_table()
+
+    encoder, x = encode_stays(
+        table,
+        dates={"left": "came"},
+        exclude=["came"],
+    )
 
     # From February 28 to March 1 of a leap year, over New Year, not known, and none.
     days = np.array([2.0, 2.0, np.nan, 0.0])
-    standardized = (days - np.nanmean(days)) / np.nanstd(days)
+    differences = days - np.nanmean(days)
+    standardized = differences / np.nanstd(days)
+    expected = np.nan_to_num(standardized)
+    lengths, marks = x.T
     assert encoder.feature_names == ("left", "left missing")
-    np.testing.assert_allclose(x[:, 0], np.nan_to_num(standardized), atol=1e-6)
-    assert x[:, 1].tolist() == [0, 0, 1, 0]
+    np.testing.assert_allclose(lengths, expected, atol=1e-6)
+    assert marks.tolist() == [0, 0, 1, 0]
 
 
 @pytest.mark.parametrize("make_table", [make_stays_file, make_stays_with_timestamps])
 def test_dates_become_days_since_1970(make_table):
-    encoder, x = encode_stays(make_table(), dates={"left": "days"}, exclude=["came"])
+    table = make_table()
 
-    days = days_since_1970(LEFT)
-    standardized = (np.array(days) - np.mean(days)) / np.std(days)
+    encoder, x = encode_stays(
+        table,
+        dates={"left": "days"},
+        exclude=["came"],
+    )
+
+    days = np.array(days_since_1970(LEFT))
+    differences = days - days.mean()
+    standardized = differences / days.std()
     np.testing.assert_allclose(x[:, 0], standardized, atol=1e-4)
     assert encoder.read[0].became == "days since 1970"
 
@@ -193,14 +224,23 @@ def test_numbers_in_another_notation_are_read_by_the_suggested_options(
     _, suggested_options = refuse_table(table)
 
     assert suggested_options == options
-    np.testing.assert_array_equal(read_numbers(table, suggested_options), repeat(numbers))
+    numbers_read = read_numbers(table, suggested_options)
+    np.testing.assert_array_equal(numbers_read, repeat(numbers))
 
 
 @pytest.mark.parametrize(
     ("cells", "formats", "dates"),
     [
-        (["31.12.2023", "1.2.2024", ""], ["%d.%m.%Y"], ["2023-12-31", "2024-02-01"]),
-        (["12/31/2023", "01/02/2024", ""], ["%m/%d/%Y"], ["2023-12-31", "2024-01-02"]),
+        (
+            ["31.12.2023", "1.2.2024", ""],
+            ["%d.%m.%Y"],
+            ["2023-12-31", "2024-02-01"],
+        ),
+        (
+            ["12/31/2023", "01/02/2024", ""],
+            ["%m/%d/%Y"],
+            ["2023-12-31", "2024-01-02"],
+        ),
         (
             ["31.12.2023 00:00", "1.2.2024", ""],
             ["%d.%m.%Y", "%d.%m.%Y %H:%M"],
@@ -217,7 +257,8 @@ def test_dates_in_another_notation_are_read_by_the_suggested_options(
 
     assert suggested_options == {"dates": {"x": "days"}, "date_format": formats}
     days = [*days_since_1970(dates), np.nan]  # the last cell is empty
-    np.testing.assert_array_equal(read_numbers(table, suggested_options), repeat(days))
+    numbers_read = read_numbers(table, suggested_options)
+    np.testing.assert_array_equal(numbers_read, repeat(days))
 
 
 @pytest.mark.parametrize(
@@ -235,13 +276,21 @@ def test_dates_in_another_notation_are_read_by_the_suggested_options(
     ],
 )
 def test_column_whose_notation_nobody_knows_is_suggested_to_be_left_out(tmp_path, cells, words):
-    message, suggested_options = refuse_table(write_table(tmp_path / "all.csv", cells))
+    table = write_table(tmp_path / "all.csv", cells)
+
+    message, suggested_options = refuse_table(table)
 
     assert words in message
     assert suggested_options == {"exclude": ["x"]}
 
 
-@pytest.mark.parametrize("cells", [["1.2.3", "1.2.4", "2.0.1"], ["low", "high", "1,5"]])
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["1.2.3", "1.2.4", "2.0.1"],
+        ["low", "high", "1,5"],
+    ],
+)
 def test_words_that_are_no_numbers_in_any_notation_are_categories(tmp_path, cells):
     path = write_table(tmp_path / "all.csv", cells)
     data = set_up_data(str(path), labels="died", groups=GROUPS)
@@ -343,8 +392,10 @@ def test_ambiguous_dates_do_not_take_the_day_month_order_of_another_file(tmp_pat
 
 
 def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_path):
-    (tmp_path / "Boston.csv").write_text("ward,ill\n" + "Süd,0\nNord,1\n" * 20, "utf-8-sig")
-    (tmp_path / "Lyon.csv").write_text("ward,ill\n" + "Süd,0\nNord,1\n" * 20, "cp1252")
+    rows = "Süd,0\nNord,1\n" * 20
+    text = f"ward,ill\n{rows}"
+    (tmp_path / "Boston.csv").write_text(text, "utf-8-sig")
+    (tmp_path / "Lyon.csv").write_text(text, "cp1252")
 
     with pytest.raises(
         ConfigurationError, match="Lyon.csv: this is not UTF-8 .* columns: ..encoding.: .cp1252"
@@ -354,7 +405,9 @@ def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_pa
     with pytest.raises(ConfigurationError, match="Lyon.csv: this is not ascii"):
         set_up_data(str(tmp_path), labels="ill", columns={"encoding": "ascii"})
 
-    (card,) = set_up_data(str(tmp_path), labels="ill", columns={"encoding": "cp1252"}).column_cards
+    stated = {"encoding": "cp1252"}
+    data = set_up_data(str(tmp_path), labels="ill", columns=stated)
+    (card,) = data.column_cards
     assert card.categories == ["Nord", "Süd"]
 
 
@@ -394,9 +447,96 @@ def test_numeric_gap_mark_matches_any_notation_of_the_number(tmp_path):
             {"lab": ["-99.0"], "code": ["7"]},
         ):
             data = set_up_data(source, labels="ill", columns={"gaps": gaps})
-            num_gaps = {card.name: card.values.isna().sum() for card in data.column_cards}
-            assert num_gaps["lab"] == 10
-            assert num_gaps["code"] == (20 if "code" in gaps else 0)  # 07 is another
+            lab, code = (card.values.isna().sum() for card in data.column_cards)
+            assert lab == 10
+            assert code == (20 if "code" in gaps else 0)  # 07 is another
 
     with pytest.raises(ConfigurationError, match=r"no column 'lob' \(gaps\). It has .*lab"):
         set_up_data(frame, labels="ill", columns={"gaps": {"lob": ["-99"]}})
+
+
+#: Texts of random columns: those of a group are usual beside each other, and each may stand beside any other.
+TEXT_GROUPS = (
+    ["1", "2", "37", "873", "-5", "+8"],
+    ["25.548", "1.234", "12.5", "-0.25", " 7.0 ", "1e3"],
+    ["", "NA", "?", "nan", "-999", "-999.0", "."],
+    ["007", "01.5", "-03", "0.5", "0", "00"],
+    ["True", "false", "1_000", "inf", "1e39", "1e400"],
+    ["A", "b ", "2024-01-31", "1,5", "1.234,5", "\u0661\u0662"],
+)
+SETS_OF_OPTIONS = (
+    {},
+    {"gaps": ["-999"]},
+    {"gaps": {"lab": ["-999", "7"]}},
+    {"gaps": []},
+    {"decimal": ","},
+    {"thousands": ","},
+    {"categorical": ["lab"]},
+)
+
+
+def make_random_table(generator):
+    """A column in one or two files, with texts of one to three groups."""
+    num_groups = generator.integers(1, 4)
+    texts_of_groups = []
+    for group in generator.choice(len(TEXT_GROUPS), num_groups, replace=False):
+        texts_of_groups += TEXT_GROUPS[group]
+    num_texts = generator.integers(1, 7)
+    texts = generator.choice(texts_of_groups, num_texts, replace=False)
+
+    files = []
+    num_files = generator.integers(1, 3)
+    for number in range(num_files):
+        num_rows = generator.integers(1, 9)
+        cells = generator.choice(texts, num_rows)
+        lines = range(2, 2 + num_rows)
+        frame = pd.DataFrame({"lab": cells.tolist()}, lines, dtype=object)
+        files.append(Table(f"{number}.csv", frame))
+    return concatenated_tables(files)
+
+
+def read_or_refusal(table, options):
+    try:
+        kind, values = read_column(table, "lab", Columns(**options))
+    except ColumnError as error:
+        return str(error), error.remedy
+    return kind, values.tolist()
+
+
+def test_random_columns_of_plain_numbers_are_read_as_text_by_text(monkeypatch):
+    generator = np.random.default_rng(0)
+    cases = []
+    for options in SETS_OF_OPTIONS * 58:
+        table = make_random_table(generator)
+        cases.append((table, options))
+    results = [read_or_refusal(*case) for case in cases]
+
+    monkeypatch.setattr(column_values, "_plain_numbers", lambda *_: None)
+    for case, result in zip(cases, results):
+        result_text_by_text = read_or_refusal(*case)
+        assert repr(result) == repr(result_text_by_text)  # NaN is shown, too
+
+
+def test_plain_numbers_need_no_reading_text_by_text(monkeypatch):
+    texts = ["1", " 2.5", "NA", "-999", "3e2"]
+    table = Table("lab.csv", pd.DataFrame({"lab": texts}, dtype=object))
+
+    monkeypatch.delattr(column_values, "_kind_and_numbers")
+    kind, values = read_column(table, "lab", Columns(gaps={"lab": ["-999"]}))
+
+    assert kind == "numbers"
+    np.testing.assert_equal(values.to_numpy(), [1, 2.5, np.nan, np.nan, 300])
+
+
+@pytest.mark.parametrize("words", [["yes", "no"], ["True", "False"]])
+def test_two_codings_of_yes_and_no_are_never_advised_to_be_categories(words):
+    tables = []
+    for name, cells in (("Boston", ["0", "1"]), ("Lyon", words)):
+        frame = pd.DataFrame({"smoker": cells * 4}, dtype=object)
+        tables.append(Table(f"{name}.csv", frame.set_axis(range(2, 10))))
+    table = concatenated_tables(tables)
+
+    with pytest.raises(ColumnError, match="Lyon.csv, line 2: .* two codings") as error:
+        read_column(table, "smoker", Columns())
+
+    assert error.value.remedy == {"exclude": ["smoker"]}

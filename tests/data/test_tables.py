@@ -8,7 +8,7 @@ import yaml
 from flsv.configuration.identity import sample_hashes
 from flsv.data import Columns
 from flsv.data.sources import frames
-from flsv.data.sources.columns import read_column, with_gaps_as_nan
+from flsv.data.sources.column_values import read_column, with_gaps_as_nan
 from flsv.data.sources.frames import concatenated_tables, frame_table, read_table_file
 from flsv.data.sources.table import Table
 from flsv.utilities.errors import ConfigurationError
@@ -119,7 +119,7 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
 
     data = set_up_data(frame, labels="ill", server_val=0, client_test=0)
 
-    x = data._data.train.tensors[0].numpy()
+    x = data._source.train.tensors[0].numpy()
     pd.testing.assert_frame_equal(frame, original)
 
     numbers = np.column_stack([rows % 5 == 0, rows])
@@ -306,8 +306,8 @@ def test_table_features_equal_those_from_sums_squares_and_categories_of_each_cli
         is_in_category = [wards == category for category in categories]
         return np.column_stack([(ages - mean) / deviation, *is_in_category])
 
-    x, _ = data._data.train.tensors
-    test_x, _ = data._data.test.tensors
+    x, _ = data._source.train.tensors
+    test_x, _ = data._source.test.tensors
 
     np.testing.assert_allclose(x.numpy(), features(ages, wards), atol=1e-6)
 
@@ -360,7 +360,7 @@ def test_dataframes_of_every_library_give_the_same_data(library, tmp_path):
     ("target", "message"),
     [
         ([0.1] * ROWS, "all training rows have the same 'y'"),
-        ([1e300, *AGE[1:]], "'1e.300' in 'y' .target. is not"),
+        ([1e300, *AGE[1:]], "'1e.300' in 'y' .labels. is not"),
     ],
 )
 def test_targets_that_would_be_nan_or_infinite_are_refused(target, message):

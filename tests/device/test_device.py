@@ -20,6 +20,7 @@ from flsv.aggregation import CGSV, FedAdam, ShapFedWA
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import DirichletPartitioner, FederatedDataModule, Splits
 from flsv.data.corruption import ClosedSetLabelNoise
+from flsv.engines.several_ranks import is_rounded
 from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator
 from flsv.metrics import (
@@ -327,6 +328,16 @@ def test_valuation_on_the_device_equals_that_on_the_cpu(features: Any) -> None:
     distances = device_valuation.distances.cpu()
     torch.testing.assert_close(distances, valuation.distances, rtol=1e-4, atol=1e-5)
     assert torch.equal(device_valuation.flagged.cpu(), valuation.flagged)
+
+
+def test_values_of_ranks_may_differ_by_rounding_on_a_device_only() -> None:
+    value = torch.tensor([1.0, float("nan"), -0.2])
+    rounded = value + 1e-4
+
+    assert is_rounded(value.to(DEVICE), rounded.to(DEVICE))
+    assert not is_rounded(value, rounded)
+    assert not is_rounded(value.to(DEVICE), (value + 0.1).to(DEVICE))
+    assert not is_rounded(value.to(DEVICE), None)
 
 
 def test_privacy_noise_on_the_device_equals_that_on_the_cpu() -> None:

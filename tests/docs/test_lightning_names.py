@@ -14,7 +14,8 @@ NAMES = {
     "_build_step_args_from_hook_kwargs", "_callback_connector", "_callback_metrics", "_checkpoint_connector",
     "_compiler_ctx", "_current_fx_name", "_data_connector", "_datahook_selector",
     "_default_hp_metric", "_fabric", "_first_loop_iter", "_init_optimizers_and_lr_schedulers",
-    "_logger_connector", "_metric_attributes", "_mode", "_on_before_batch_transfer", "_restore_modules_and_callbacks",
+    "_logged_metrics", "_logger_connector", "_metric_attributes", "_mode",
+    "_on_before_batch_transfer", "_restore_modules_and_callbacks",
     "_results", "_run_subcommand", "_should_check_val_fx", "_store_dataloader_outputs",
     "_swap_models", "_unwrap_objects",
 }  # fmt: skip

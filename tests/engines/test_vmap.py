@@ -127,7 +127,7 @@ class Overflows(Plainest):
 def make_data_with_broken_client() -> FederatedDataModule:
     data = toy_data(SIZES)
     data.setup("fit")
-    data._data.train.tensors[0][data.client_indices(2)[5], 0] = 1e30
+    data._source.train.tensors[0][data.client_indices(2)[5], 0] = 1e30
     return data
 
 

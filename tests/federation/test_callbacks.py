@@ -26,7 +26,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
 from flsv.federation import FederatedLoop
-from flsv.metrics import CumulativeShapley
+from flsv.metrics import ClassSpecificShapley, CumulativeShapley
 from flsv.server.checks import check_callbacks
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, toy_data
@@ -50,18 +50,40 @@ def order_callbacks(
     return [callback, loop] if is_before_loop else [loop, callback]
 
 
+class LogsValidationSteps(Logs):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        x, y = batch
+        loss = nn.functional.cross_entropy(self(x), y)
+        self.log("val_loss_step", loss, on_step=True, on_epoch=False)
+
+
 def test_loggers_have_the_round_as_x_axis(tmp_path: Path) -> None:
-    module = Logs()
-    fit(FederatedLoop(seed=1), tmp_path, module, logger=CSVLogger(tmp_path))
+    module = LogsValidationSteps()
+    data = toy_data(server_val=0.3, eval_batch_size=8)
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
+    fit(loop, tmp_path, module, data, logger=CSVLogger(tmp_path))
 
     rows = read_logged_metrics(tmp_path)
-    steps = {}
-    for name in ("train_loss_epoch", "val_acc", "train_loss_step"):
-        steps[name] = [int(row["step"]) for row in rows if row[name]]
+    rounds_by_name = {}
+    for name in (
+        "train_loss_epoch",
+        "train_loss_step",
+        "val_acc",
+        "val_loss_step",
+        "cssv/client_1",
+    ):
+        rounds_by_name[name] = [int(row["step"]) for row in rows if row[name]]
 
-    assert steps["train_loss_epoch"] == [0, 1, 2]
-    assert steps["val_acc"] == [0, 1, 2]
-    assert steps["train_loss_step"] == list(range(39))  # three rounds of 13 batches
+    for name in ("train_loss_epoch", "val_acc", "cssv/client_1"):
+        assert rounds_by_name[name] == [0, 1, 2]
+    for name in ("train_loss_step", "val_loss_step"):
+        rounds = rounds_by_name[name]
+        num_batches = len(rounds) // 3
+        assert num_batches > 1
+        assert rounds == [0] * num_batches + [1] * num_batches + [2] * num_batches
+    assert [row["epoch"] for row in rows] == [row["step"] for row in rows]
+    assert "epoch" not in module.trainer.logged_metrics
     assert "step" not in module.trainer.callback_metrics
     assert "log_metrics" not in vars(module.trainer._logger_connector)
 

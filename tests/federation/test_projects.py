@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -20,12 +21,12 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, GroupPartitioner, HeldOut, IIDPartitioner, Splits, Stream
 from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
-from flsv.metrics import ShadowShapley
+from flsv.metrics import CumulativeShapley, ShadowShapley
 from flsv.privacy import GaussianPrivacy
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -345,6 +346,11 @@ def read_parameters(module: nn.Module) -> Tensor:
 NO_TABLE = Reporting(table=False)
 
 
+class ServersSamples(L.LightningDataModule):
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(*VAL), BATCH)
+
+
 def make_loop(reporting: Reporting = NO_TABLE, **options: Any) -> FederatedLoop:
     return FederatedLoop(seed=SEED, reporting=reporting, **options)
 
@@ -412,6 +418,13 @@ def test_steps_of_clients_are_curves_that_go_on_over_the_rounds(tmp_path):
         column = logged.set_index("step")[f"loss_epoch/{ward}"].dropna()
         assert column.to_dict() == pytest.approx(means)
 
+    # Each row has its round, and a loss of a step is on its client's curve only.
+    in_order = logged.sort_values("epoch")
+    steps_of_lyon = in_order.dropna(subset="loss_step/Lyon")
+    assert steps_of_lyon["epoch"].tolist() == [0] * 3 + [1] * 3
+    assert logged["epoch"].notna().all()
+    assert "loss_step" not in logged
+
 
 VALUE_LOGGED_ONCE = 6.0
 
@@ -467,10 +480,30 @@ def test_steps_that_cannot_or_must_not_be_seen_are_refused(options, tmp_path):
 
 
 @torch.no_grad()
-def score_by_hand(vector: Tensor) -> float:
+def score_by_hand(vector: Tensor, performance: str) -> float:
     net = network(batch_norm=False)
     vector_to_parameters(vector, net.parameters())
-    return -float(loss_of(net, VAL))
+    if performance == "val_loss":
+        return -float(loss_of(net, VAL))
+    inputs, labels = VAL
+    return float((net(inputs).argmax(1) == labels).float().mean())
+
+
+def values_by_hand(case: Case, performance: str) -> list[float]:
+    """Shapley values of two players: the mean of what one adds to nobody and to the other one."""
+    untrained = read_parameters(Project())
+    nobody = score_by_hand(untrained, performance)
+    trained_by_both = train_by_hand(case)
+    everybody = score_by_hand(trained_by_both, performance)
+    trained_by_boston = train_by_hand(case, members=(0,))
+    boston_alone = score_by_hand(trained_by_boston, performance)
+    trained_by_lyon = train_by_hand(case, members=(1,))
+    lyon_alone = score_by_hand(trained_by_lyon, performance)
+
+    value_of_boston = ((boston_alone - nobody) + (everybody - lyon_alone)) / 2
+    value_of_lyon = ((lyon_alone - nobody) + (everybody - boston_alone)) / 2
+    assert abs(value_of_boston - value_of_lyon) > 1e-3
+    return [value_of_boston, value_of_lyon]
 
 
 @pytest.mark.parametrize("name", ["labeled and unlabeled", "streams"])
@@ -481,17 +514,86 @@ def test_value_of_a_client_is_that_of_all_that_it_trains_on(name, tmp_path):
 
     trainer_for(loop, tmp_path, ROUNDS).fit(Project(), case.data)
 
-    nobody = score_by_hand(read_parameters(Project()))
-    everybody = score_by_hand(train_by_hand(case))
-    boston_alone = score_by_hand(train_by_hand(case, members=(0,)))
-    lyon_alone = score_by_hand(train_by_hand(case, members=(1,)))
-
-    # Shapley values of two players: the mean of what one adds to nobody and to the other one.
-    value_of_boston = ((boston_alone - nobody) + (everybody - lyon_alone)) / 2
-    value_of_lyon = ((lyon_alone - nobody) + (everybody - boston_alone)) / 2
-    assert abs(value_of_boston - value_of_lyon) > 1e-3
     measured = loop.contributions["value"].tolist()
-    assert measured == pytest.approx([value_of_boston, value_of_lyon], abs=1e-6)
+    assert measured == pytest.approx(values_by_hand(case, "val_loss"), abs=1e-6)
+
+
+def train_on_wards_without_classes(folder: Path) -> Case:
+    clients = {}
+    for ward, rows in zip(("Boston", "Lyon"), ROWS_OF_WARDS):
+        clients[ward] = TensorDataset(X[rows], Y[rows])
+    data = FederatedDataModule(
+        clients=clients, val=TensorDataset(*VAL), labels=False, batch_size=BATCH
+    )
+    sizes = [len(rows) for rows in ROWS_OF_WARDS]
+    return Case(data, shuffle_labeled(ROWS_OF_WARDS), sizes)
+
+
+class Patients(Dataset[Any]):
+    """Samples that are read one by one."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return X[self.rows[index]], Y[self.rows[index]]
+
+
+def read_one_by_one(folder: Path) -> Case:
+    clients = {}
+    for ward, rows in zip(("Boston", "Lyon"), ROWS_OF_WARDS):
+        clients[ward] = Patients(rows)
+    data = FederatedDataModule(clients=clients, val=TensorDataset(*VAL), batch_size=BATCH)
+    sizes = [len(rows) for rows in ROWS_OF_WARDS]
+    return Case(data, shuffle_labeled(ROWS_OF_WARDS), sizes)
+
+
+class ReadsItsSamples(Project):
+    """Reads the samples behind its loader, as a pass of statistics over a client's data does."""
+
+    def __init__(self, loop: FederatedLoop) -> None:
+        super().__init__()
+        self.loop = SimpleNamespace(value=loop)
+        self.samples = SimpleNamespace(by_client={})
+
+    def training_step(self, batch: Any) -> Tensor:
+        client = self.loop.value.current_client
+        samples = self.trainer.train_dataloader.dataset
+        inputs = [x for x, _ in samples]
+        self.samples.by_client[client] = torch.stack(inputs)
+        return super().training_step(batch)
+
+
+@pytest.mark.parametrize("name", ["a list of ids is held out", "streams", "read one by one"])
+def test_loader_of_a_training_client_has_its_samples(name, tmp_path):
+    cases = {**CASES, "read one by one": read_one_by_one}
+    case = cases[name](tmp_path)
+    loop = make_loop()
+    module = ReadsItsSamples(loop)
+
+    trainer_for(loop, tmp_path, 1).fit(module, case.data)
+
+    for client in BOTH:
+        batches = case.make_batches(0, client)
+        trained_on = torch.cat([x for x, _ in batches])
+        read = module.samples.by_client[client]
+        assert len(read) == case.sizes[client]
+        assert torch.equal(read.sort(0).values, trained_on.sort(0).values)
+
+
+@pytest.mark.parametrize("name", ["streams", "without classes"])
+def test_classes_that_the_data_do_not_tell_are_those_of_the_validation_samples(name, tmp_path):
+    cases = {**CASES, "without classes": train_on_wards_without_classes}
+    case = cases[name](tmp_path)
+    loop = make_loop(metrics={"value": ShadowShapley()})
+
+    trainer_for(loop, tmp_path, ROUNDS).fit(Project(), case.data)
+
+    measured = loop.contributions["value"].tolist()
+    assert measured == pytest.approx(values_by_hand(case, "accuracy"), abs=1e-6)
 
 
 class WardData(L.LightningDataModule):
@@ -539,10 +641,17 @@ def test_sites_train_on_their_own_loaders(name, tmp_path):
     sizes = [directory.sizes[site] for site in BOTH]
     module = Project()
 
-    loop = make_loop(engine=partial(RemoteFederation, directory))
+    loop = make_loop(
+        engine=partial(RemoteFederation, directory), metrics={"value": CumulativeShapley()}
+    )
     contents = [directory.contents[site] for site in BOTH]
-    data = RemoteData(names, sizes, contents, num_classes=3)
+    # The server is not told the classes, which its own samples have.
+    data = RemoteData(names, sizes, contents, server_data=ServersSamples())
     trainer_for(loop, tmp_path, ROUNDS).fit(module, data)
 
     case = CASES[name](tmp_path)
-    assert torch.equal(read_parameters(module), train_by_hand(case))
+    trained = train_by_hand(case)
+    assert torch.equal(read_parameters(module), trained)
+    untrained = read_parameters(Project())
+    gain = score_by_hand(trained, "accuracy") - score_by_hand(untrained, "accuracy")
+    assert loop.contributions["value"].sum().item() == pytest.approx(gain)

@@ -185,6 +185,20 @@ class CountsRounds(FedAvg):
         return super().weights(round, contributions) / self.rounds
 
 
+METRICS += [
+    (
+        "equal_clients_are_equal",
+        faulty(
+            Norm,
+            claims=("value",),
+            value=lambda self, updates: torch.arange(len(updates)).float(),
+        ),
+        {},
+    ),
+    ("values_are_in_bounds", faulty(Norm, plot_upper_bound=0.1), {}),
+]
+
+
 def nan_at_last(self: Any, round: Any, contributions: Any) -> Tensor:
     return FedAvg.weights(self, round, contributions) * (NAN if round.round_index == 2 else 1)
 
@@ -198,6 +212,7 @@ AGGREGATORS: list[Fault] = [
     ("pickles", Nameless(), {}),
     ("weights_are_given", faulty(FedAvg, weights=nan_at_last), {}),
     ("clients_permuted_in_a_fit", faulty(FedAvg, weights=the_first_alone), {}),
+    ("equal_clients_weigh_the_same", faulty(FedAvg, weights=the_first_alone), {}),
     ("state_is_saved", faulty(FedAvg, state_dict=lambda self: {"self": self}), {}),
     ("resumes_in_a_fit", CountsRounds(), {}),
 ]

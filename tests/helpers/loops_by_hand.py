@@ -346,3 +346,30 @@ def in_run_values_by_hand(
         optimizer.step()
 
     return values, ParameterSpace(model).read(model)
+
+
+def train_with_loss(
+    client: nn.Module,
+    epochs: list[list[Any]],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    lr: float,
+    accumulated: int,
+) -> None:
+    """Gradient steps in place, as Lightning accumulates: an epoch's last step may have fewer batches."""
+    optimizer = torch.optim.SGD(client.parameters(), lr=lr)
+    for batches in epochs:
+        for begin in range(0, len(batches), accumulated):
+            optimizer.zero_grad()
+            for x, y in batches[begin : begin + accumulated]:
+                (loss(x, y) / accumulated).backward()
+            optimizer.step()
+
+
+def loop_of_algorithm(algorithm: Any) -> FederatedLoop:
+    """FedAvg with a client algorithm, as :func:`train_sharing_by_hand` trains."""
+    return FederatedLoop(
+        client_algorithm=algorithm,
+        sampler=UniformSampler(COHORT),
+        local_epochs=LOCAL_EPOCHS,
+        seed=SEED,
+    )

@@ -1,9 +1,9 @@
-"""The checks of flsv's own parts beyond those of :mod:`flsv.testing`: of personalizers, samplers, uploads and filters,
-and with clients at sites, whose packets go through JSON."""
+"""The checks of flsv's own parts beyond those of :mod:`flsv.testing`: of personalizers, uploads and filters, and with
+clients at sites, whose packets go through JSON."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.core import ClientUpdate
-from flsv.core.strategy import FederationInfo
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
 from flsv.federation import FederatedLoop
 from flsv.filters import Cohort, UpdateFilter
 from flsv.personalization import Personalizer
-from flsv.sampling import ClientSampler
-from flsv.sampling.base import chances_of, cohort_of
 from flsv.testing import fits
 from flsv.testing.checks import Case, PartCheck, ensure, equal, is_one, pickles, untouched_rngs
 from flsv.testing.fits import IN_A_FIT
-from flsv.testing.metric import COHORTS, NUM_CLASSES, NUM_CLIENTS, NUM_SAMPLES, Rounds
+from flsv.testing.rounds import COHORTS, NUM_CLIENTS, Rounds
+from flsv.testing.samplers import federation_of
 from flsv.uploads import Upload, UploadContext
-from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers.sites import BOSTON_ADDRESS, SiteTransport
 
@@ -147,116 +144,6 @@ def starts_are_models(case: PersonalizerCase) -> None:
 PersonalizerCase.checks = (*OF_ALL, starts_are_models, *IN_A_FIT, remote_is_equal)
 
 
-# Samplers.
-def make_federation_info(rounds: Rounds, num_clients: int = NUM_CLIENTS) -> FederationInfo:
-    """What is known before the first of these rounds; of fewer clients, if that is said."""
-    sizes = {}
-    for split in ("train", "val", "test"):
-        sizes[split] = torch.full((num_clients,), NUM_SAMPLES)
-    return FederationInfo(
-        rounds[0].global_vector,
-        rounds.space,
-        num_clients,
-        NUM_CLASSES,
-        sizes,
-        seed=0,
-        client_names=[f"client {client}" for client in range(num_clients)],
-    )
-
-
-class SamplerCase(fits.FitCase):
-    role = "sampler"
-    base = ClientSampler
-
-    @cached_property
-    def rounds(self) -> Rounds:
-        """Whose clients are asked, where it asks any."""
-        return Rounds()
-
-    def draw(
-        self, num_clients: int = NUM_CLIENTS, num_valued: int = 0
-    ) -> Callable[[int], list[int]]:
-        """Begins a run; what is given back draws a cohort from a seed.
-
-        Args:
-            num_clients: of the federation.
-            num_valued: how many of them have a value of the metric that it reads; the others' are NaN. 0: nobody.
-        """
-        sampler = self.new()
-        info = make_federation_info(self.rounds, num_clients)
-        sampler.check(num_clients)
-        sampler.begin(info)
-        clients = self.rounds.clients[:num_clients]
-        contributions = self.contributions(num_valued)
-
-        def cohort(seed: int) -> list[int]:
-            draw = torch.Generator().manual_seed(seed)
-            return cohort_of(
-                sampler,
-                num_clients,
-                contributions,
-                draw,
-                0,
-                clients,
-                info.global_vector,
-            )
-
-        return cohort
-
-    def contributions(self, num_valued: int) -> dict[str, Tensor]:
-        """Of the metric that it reads: the first clients' values, NaN for the others."""
-        if self.part.metric is None or not num_valued:
-            return {}
-        values = torch.linspace(0.1, 0.9, NUM_CLIENTS)
-        values[num_valued:] = float("nan")
-        return {self.part.metric: values}
-
-    def chances(self, num_valued: int, cohort: Sequence[int]) -> Tensor | None:
-        """Everybody's probability to be drawn; None where it says that nobody knows."""
-        sampler = self.new()
-        sampler.begin(make_federation_info(self.rounds))
-        try:
-            return chances_of(sampler, NUM_CLIENTS, self.contributions(num_valued), 0, cohort)
-        except ConfigurationError:
-            return None
-
-
-def draws_clients(case: SamplerCase) -> None:
-    """A cohort are ids of clients, ascending, each once, by the generator alone; whatever the metric says of them."""
-    for num_valued in (0, 2, NUM_CLIENTS):
-        draw = case.draw(num_valued=num_valued)
-        for seed in range(10):
-            with untouched_rngs("a sampler"):
-                cohort = draw(seed)
-                same_cohort = draw(seed)
-            ensure(cohort == same_cohort == sorted(cohort), f"{cohort} and {same_cohort}")
-            case.chances(num_valued, cohort)
-
-
-def probabilities_are_true(case: SamplerCase) -> None:
-    """Clients are drawn as often as inclusion_probabilities says, within 4.5 standard errors."""
-    draws = 400
-    for num_valued in (2, NUM_CLIENTS):
-        draw = case.draw(num_valued=num_valued)
-        counts = torch.zeros(NUM_CLIENTS, dtype=torch.float64)
-        chances = case.chances(num_valued, draw(0))
-        if chances is None:
-            return
-        for seed in range(draws):
-            counts[draw(seed)] += 1
-        chances = chances.double()
-        frequencies = counts / draws
-        variance = (chances * (1 - chances)).clamp_min(1e-4) / draws
-        bound = 4.5 * variance.sqrt() + 2e-2 * chances
-        is_true = (frequencies - chances).abs() <= bound
-        ensure(is_true.all(), f"{frequencies.tolist()} instead of {chances.tolist()}")
-
-
-SamplerCase.checks = (
-    *OF_ALL, draws_clients, probabilities_are_true, fits.state_is_saved, fits.resumes_in_a_fit,
-)  # fmt: skip
-
-
 # Uploads and filters.
 #: Of the updates that are sent: parameters, and buffers behind them.
 PARAMETERS, BUFFERS = 12, 3
@@ -336,7 +223,7 @@ class FilterCase(fits.FitCase):
     def begun(self) -> Any:
         """A filter in a run of five clients."""
         part = self.new()
-        part.begin(make_federation_info(Rounds()))
+        part.begin(federation_of(Rounds()))
         return part
 
     def part_in(self, loop: FederatedLoop) -> Any:

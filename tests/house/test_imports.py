@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,23 @@ def test_imported_packages_are_exactly_the_declared_dependencies() -> None:
         packages.add(DISTRIBUTIONS.get(name, name).lower())
     assert packages <= declared(), imported()
     assert declared() - packages == {"pyarrow"}  # pandas imports it
+
+
+def test_modules_of_data_import_each_other_in_no_circle() -> None:
+    """Imports in functions and for types count, too."""
+    grimp = pytest.importorskip("grimp")
+    graph = grimp.build_graph("flsv", cache_dir=None)
+    imported_modules = {}
+    for name in graph.find_descendants("flsv.data"):
+        imported_modules[name] = graph.find_modules_directly_imported_by(name)
+
+    TopologicalSorter(imported_modules).prepare()  # raises an error that names a circle
+
+
+def test_data_load_nothing_by_a_text() -> None:
+    """An editor finds what is imported, and a circle is seen."""
+    texts = [path.read_text() for path in (ROOT / "data").rglob("*.py")]
+    assert not any(re.search(r"resolve_name|import_module|__import__", text) for text in texts)
 
 
 @pytest.mark.slow

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch.utils.data import TensorDataset
 
 from flsv.aggregation import TrimmedMean
 from flsv.data import DirichletPartitioner, ProportionPartitioner, Splits
 from flsv.data.federated_data import check_full_batches
+from flsv.data.sources.base import SourceData
 from flsv.data.splits import split_federation
 from flsv.filters import MultiKrum
 from flsv.functional import ESTIMATORS
@@ -50,7 +52,9 @@ def split(samples: int = 30, clients: int = 3, min_samples: int = 1, **options: 
 
 
 def full_batches(batch_size: int) -> None:
-    check_full_batches(split(server_val=0), {"batch_size": batch_size, "drop_last": True})
+    train_options = {"batch_size": batch_size, "drop_last": True}
+    source = SourceData(TensorDataset(torch.zeros(0)), train_options=train_options)
+    check_full_batches(split(server_val=0), source)
 
 
 def estimate(name: str, budget: int) -> None:

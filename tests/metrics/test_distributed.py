@@ -11,7 +11,8 @@ import torch.multiprocessing as mp
 from torchmetrics import Metric
 
 from flsv.testing.checks import equal
-from flsv.testing.metric import HALF, ROUND_INDICES, results_of
+from flsv.testing.metric import results_of
+from flsv.testing.rounds import HALF, ROUND_INDICES
 from helpers.metric_cases import METRIC_CASES
 
 pytestmark = pytest.mark.slow

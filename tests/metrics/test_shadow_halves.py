@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+import flsv
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, Splits
 from flsv.functional import choose_halvings, few_coalitions
@@ -16,7 +17,7 @@ from flsv.metrics.coalitions.design import coalition_masks, equivalent_runs, wit
 from flsv.sampling import UniformSampler
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES
-from helpers.fits import assert_resumes, fit
+from helpers.fits import assert_resumes, fit, trainer_for
 from helpers.models import Plainest
 
 NUM_CLIENTS = 5
@@ -104,6 +105,59 @@ def test_values_are_those_of_the_same_coalitions_named_before(tmp_path: Any, hal
         rtol=0,
         atol=1e-6,
     )
+
+
+def test_retrained_halves_are_those_of_a_run(tmp_path: Any) -> None:
+    loop = make_loop(ShadowShapley(coalitions="halves", halvings=2))
+    fit(
+        loop,
+        tmp_path / "run",
+        Plainest(),
+        make_data(),
+        ROUNDS,
+    )
+    loop_to_retrain = FederatedLoop(seed=3, reporting=Reporting(table=False))
+    trainer = trainer_for(loop_to_retrain, tmp_path / "retrained", ROUNDS)
+
+    table = flsv.retrain(
+        trainer,
+        Plainest(),
+        make_data(),
+        "halves",
+        seeds=1,
+        halvings=2,
+    )
+
+    torch.testing.assert_close(
+        torch.tensor(table["value"]),
+        loop.metrics["shadow"].compute().double(),
+        rtol=0,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"metric": "val_acc", "mode": "max"}, "chosen by the outputs"),
+        ({"judges": "clients"}, "Let the server judge"),
+    ],
+)
+def test_retraining_refuses_halves_that_cannot_be_chosen(
+    tmp_path: Any, options: Any, reason: str
+) -> None:
+    loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
+    trainer = trainer_for(loop, tmp_path, ROUNDS)
+
+    with pytest.raises(ConfigurationError, match=reason):
+        flsv.retrain(
+            trainer,
+            Plainest(),
+            make_data(),
+            "halves",
+            seeds=1,
+            **options,
+        )
 
 
 def test_the_halves_are_those_of_the_outputs_of_each_client_alone() -> None:

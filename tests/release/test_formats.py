@@ -7,12 +7,14 @@
 
 import re
 import shutil
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import flsv
 from flsv.cli import main
+from flsv.utilities import formats
 from flsv.utilities.errors import VersionWarning
 from flsv.utilities.formats import package_versions
 from helpers.pages import text_of_page
@@ -41,6 +43,19 @@ def read_contributions(run: Path, before_round: int) -> list[tuple[str, ...]]:
 
 def test_stored_version_is_that_of_the_code() -> None:
     """Not that of the metadata, which a checkout keeps from when it was installed."""
+    assert package_versions()["flsv"] == flsv.__version__
+
+
+def test_checkout_that_is_not_installed_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = metadata.version
+
+    def version_of_others(name: str) -> str:
+        if name == "flsv":
+            raise metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(formats, "version", version_of_others)
+
     assert package_versions()["flsv"] == flsv.__version__
 
 

@@ -43,6 +43,7 @@ def make_tables() -> Tables:
                 "age": generator.normal(50, 10, NUM_ROWS),
                 "temperature": generator.normal(37, 0.5, NUM_ROWS),
                 "ward": generator.choice(["A", "B", "C"], NUM_ROWS),
+                "smoker": generator.choice([0.0, 1.0], NUM_ROWS),
             }
         )
     return tables
@@ -54,6 +55,10 @@ def remove_half_of_ages(tables: Tables) -> None:
 
 def write_codes_for_missing_ages(tables: Tables) -> None:
     tables["Bilbao"].loc[:9, "age"] = -999.0
+
+
+def code_smokers_by_other_numbers(tables: Tables) -> None:
+    tables["Bilbao"]["smoker"] += 1
 
 
 def make_ward_constant(tables: Tables) -> None:
@@ -106,6 +111,7 @@ def keep(tables: Tables) -> None:
 FAULTS: dict[str, Callable[[Tables], None]] = {
     "missing": remove_half_of_ages,
     "gaps": write_codes_for_missing_ages,
+    "coding": code_smokers_by_other_numbers,
     "constant": make_ward_constant,
     "unit": count_age_in_months,
     "part": count_some_ages_in_months,

@@ -19,7 +19,7 @@ from flsv.benchmark import federation, names, truth_table
 from flsv.report import Budget, open_run, write_report
 from flsv.report.basis import preferred_basis
 from flsv.report.certainty import fraction_moved, moved_by_seeds
-from flsv.report.html import bar_cells
+from flsv.report.html import Cell, bar_cells, heatmap_table
 from flsv.results.text import NO_NUMBER, WORDS, format_number, shares_in
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.display import BRACKETS_NOTE
@@ -146,6 +146,10 @@ def test_report_lists_exactly_the_reasons_against_payment(
             "one_seed",
             "alone",
         },
+        make_shadow_run(made("halved"), halved=True): {
+            "one_seed",
+            "halves",
+        },
         make_shadow_run(made("ranking"), alone_only=True, source="scores"): {"ranking"},
         make_shadow_run(made("pairs")): {"one_seed"},
         make_shadow_run(made("scores"), source="scores"): {
@@ -164,6 +168,7 @@ def test_report_lists_exactly_the_reasons_against_payment(
         add_retrained_values(made("partners"), measure="clients' accuracy"): {"judged"},
         add_retrained_values(made("majority"), majority=0.82): {"one_class"},
         add_retrained_values(made("singles"), trainings="singles"): {"alone"},
+        add_retrained_values(made("halves"), trainings="halves"): {"halves"},
         add_retrained_values(made("others"), trainings="leave-one-out"): {"ranking"},
     }
     for folder, expected in cases.items():
@@ -315,6 +320,41 @@ def test_page_of_all_has_every_clients_name_value_and_hash(
     assert not missing_parts
 
 
+def cells_of_heatmap(values: list[list[float]]) -> tuple[str, list[Cell]]:
+    """Its caption, and the cells of its clients without their names."""
+    columns = list(map(str, range(len(values[0]))))
+    heatmap = heatmap_table(["Boston", "Lyon"], columns, values, corner="", caption="sv")
+    cells = [cell for row in heatmap.rows for cell in row[1:] if isinstance(cell, Cell)]
+    return heatmap.caption, cells
+
+
+def test_numbers_of_a_heatmap_have_equally_many_decimals() -> None:
+    _, cells = cells_of_heatmap([[0.983, 0.0046], [-0.0002, NAN]])
+
+    assert [cell.text for cell in cells] == ["0.98", "0.00", "0.00", NO_NUMBER]
+
+
+def test_heatmap_without_numbers_hatches_cells_without_a_value() -> None:
+    caption, cells = cells_of_heatmap([[0.5] * 19 + [NAN], [0.0] * 20])
+
+    assert caption == "sv: no color for 0, full blue for 0.500, hatched without a value"
+    assert {cell.text for cell in cells} == {""}
+    assert [index for index, cell in enumerate(cells) if cell.css == "none"] == [19]
+    assert {cell.style for cell in cells[20:]} == {"background: rgba(0, 114, 178, 0.00)"}
+
+
+def test_page_tells_why_a_metric_beside_its_values_has_none(tmp_path: Path) -> None:
+    run = make_game(tmp_path, VALUES)
+    record = json.loads((run / "run.json").read_text())
+    reason = "Their training was interrupted."
+    record["paid_in"]["value"] = {**record["paid_in"]["sv"], "why_no_values": reason}
+    change_record(run, paid_in=record["paid_in"])
+
+    text = text_of_page(write_report(run))
+
+    assert f"There are no values by value. {reason}" in text
+
+
 def test_bars_reach_to_values_and_lines_to_the_ends_of_intervals() -> None:
     with_interval, negative, missing = bar_cells(
         values=[0.5, -0.5, NAN],
@@ -449,3 +489,28 @@ def test_reported_misallocation_is_that_of_the_held_out_federations() -> None:
     sentence = WORDS["against"]["one_seed"]
     assert f"payments by many seeds by {min(means):.0f} to {max(means):.0f} %" in sentence
     assert f"up to {table['clients'].max()} clients" in sentence
+
+
+def test_reported_misallocation_by_halves_is_that_of_the_federations_of_their_study() -> None:
+    table = pandas.read_csv(TABLE.with_name("halvings.csv"))
+    ways = ["alone and one halving", "alone and two halvings", "alone and three halvings"]
+    table = table[(table["seeds"] == 1) & table["way"].isin(ways)]
+    names = table["federation"]
+    has_few_classes = names.str.startswith("few_")
+    is_large = names.str.match("(?:seven|eight)_")
+    is_usual = names.isin(pandas.read_csv(TABLE.with_name("usual.csv"))["federation"])
+    is_held_out = ~(has_few_classes | is_large | is_usual)
+    means = []
+    for rows in (has_few_classes, is_large, is_usual, is_held_out):
+        by_way = table[rows].groupby("way")["misallocated_percent"].mean()
+        means += by_way.tolist()
+
+    has_one_class = names.str.match("one_class_|few_.*_1_")
+    means_of_one_class = []
+    for rows in (has_few_classes, is_usual):
+        by_way = table[rows & has_one_class].groupby("way")["misallocated_percent"].mean()
+        means_of_one_class += by_way.tolist()
+
+    sentence = WORDS["against"]["halves"]
+    assert f"by {min(means):.0f} to {max(means):.0f} %" in sentence
+    assert f"up to {max(means_of_one_class):.0f} %" in sentence

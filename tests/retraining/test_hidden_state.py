@@ -22,8 +22,14 @@ KINDS = {
     **kinds_of_parts.KINDS,
     **unlisted_kinds.KINDS,
 }
-#: State that the module shares, and weights that a callback swaps in; a kind of each other outcome.
-FAST = ("a closure", "EMAWeightAveraging", "a global", "an open file")
+#: State that the module shares, weights that a callback swaps in, and checkpoints; a kind of each other outcome.
+FAST = (
+    "a closure",
+    "EMAWeightAveraging",
+    "a subclass of ModelCheckpoint",
+    "a global",
+    "an open file",
+)
 #: The coalitions whose members are trained alone: the one that is trained last, and that of all clients.
 COMPARED = [(0, 1), (0, 1, 2)]
 

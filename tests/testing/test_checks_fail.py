@@ -7,10 +7,12 @@ import pytest
 from flsv.aggregation import FedAvg
 from flsv.testing import check_metric, parametrize_with_checks
 from flsv.testing.checks import Case, PartCheck, equal
-from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
-from flsv.testing.metric import MetricCase
+from flsv.testing.metric import CHECKS_OF_CLAIMS, MetricCase
+from flsv.testing.samplers import SamplerCase
+from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
 from flsv.utilities.errors import ConfigurationError
 from helpers import faulty_parts
+from helpers.mutants import MUTATED_PARTS
 from helpers.part_cases import PersonalizerCase
 
 TABLES: dict[type[Case], list[faulty_parts.Fault]] = {
@@ -37,8 +39,21 @@ def test_each_check_fails_for_the_part_with_its_fault(
 
 
 def test_every_check_has_a_part_with_its_fault() -> None:
-    every = {check.__name__ for kind in TABLES for check in kind.checks}
-    assert every == {name for _, name, _, _ in FAULTS}
+    every = {check.__name__ for checks in CHECKS_OF_CLAIMS.values() for check in checks}
+    for kind in (*TABLES, SamplerCase):
+        every.update(check.__name__ for check in kind.checks)
+    with_a_fault = {name for _, name, _, _ in FAULTS}
+    for part in MUTATED_PARTS:
+        with_a_fault.update(mutant.caught_by for mutant in part.mutants if mutant.caught_by)
+
+    assert every == with_a_fault
+
+
+def test_a_claim_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"FaultyNorm: claims = \['truth'\], expected some of \['value', "
+    ):
+        check_metric(faulty_parts.faulty(faulty_parts.Norm, claims=("truth",)))
 
 
 @parametrize_with_checks([faulty_parts.Norm()])
@@ -76,7 +91,8 @@ def test_expected_failure_that_passes_or_does_not_exist_is_refused() -> None:
 
 def test_object_that_is_no_part_has_no_checks() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"expected an object of Metric, Aggregator, ClientAlgorithm\."
+        ConfigurationError,
+        match=r"expected an object of Metric, Aggregator, ClientAlgorithm, ClientSampler\.",
     ):
         parametrize_with_checks([3])
 

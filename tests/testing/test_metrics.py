@@ -8,7 +8,8 @@ from torchmetrics import Metric
 from flsv import metrics
 from flsv.benchmark.registry import SampleCount, TrainingLoss
 from flsv.testing.checks import PartCheck, raises_value_error
-from flsv.testing.metric import HALF, ROUND_INDICES, MetricCase
+from flsv.testing.metric import MetricCase
+from flsv.testing.rounds import HALF, ROUND_INDICES
 from helpers.metric_cases import METRIC_CASES, METRICS, checks_of_metric
 from helpers.part_cases import parametrize_checks
 

@@ -18,24 +18,28 @@ from flsv.metrics import (
 from flsv.models.mixture import MixtureClient
 from flsv.privacy import GaussianPrivacy
 from flsv.testing.checks import PartCheck, checks_of
-from flsv.testing.fits import AggregatorCase, ClientAlgorithmCase
+from flsv.testing.samplers import SamplerCase
+from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase
 from flsv.training import algorithms
 from helpers.part_cases import (
     MORE,
     FilterCase,
     PersonalizerCase,
-    SamplerCase,
     UploadCase,
     parametrize_checks,
+    repr_is_code,
 )
 
 Checks = list[PartCheck]
 
 
 def make_checks(case: Any, part: Any, **options: Any) -> Checks:
-    return checks_of(
-        case(part, **options), MORE if case in (AggregatorCase, ClientAlgorithmCase) else ()
-    )
+    further_checks: Sequence[Any] = ()
+    if case in (AggregatorCase, ClientAlgorithmCase):
+        further_checks = MORE
+    if case is SamplerCase:
+        further_checks = (repr_is_code,)
+    return checks_of(case(part, **options), further_checks)
 
 
 aggregator, personalizer, sampler = (
@@ -50,30 +54,46 @@ algorithm, upload, update_filter = (
 )
 #: Multi-Krum compares three clients at least.
 SHUFFLES = {"clients_permuted_in_a_fit": "buckets are of the clients as they are shuffled"}
+#: The server's optimizer or the method scales the step.
+OWN_STEP = {"common_model_is_kept": "its step has a length of its own"}
 AGGREGATORS: Sequence[Checks] = [
     aggregator(aggregation.Bucketing(aggregation.GeometricMedian()), expected_failures=SHUFFLES),
-    aggregator(aggregation.CGSV("cgsv"), metrics={"cgsv": CosineGradientShapley()}),
+    aggregator(
+        aggregation.CGSV("cgsv"),
+        metrics={"cgsv": CosineGradientShapley()},
+        expected_failures=OWN_STEP,
+    ),
     aggregator(
         aggregation.DivergenceWeighted(),
         expected_failures={"remote_is_equal": "a site knows no class counts of the others"},
     ),
-    aggregator(aggregation.FedAdam()),
+    aggregator(aggregation.FedAdam(), expected_failures=OWN_STEP),
     aggregator(aggregation.FedAvg()),
     aggregator(aggregation.FedAvg("uniform", server_lr=0.5)),
     aggregator(aggregation.FedAvgM()),
     aggregator(aggregation.FedCE(), metrics={"fedce": ContributionEstimation()}),
-    aggregator(algorithms.FedDynServer(), client_algorithm=algorithms.FedDyn()),
+    aggregator(
+        algorithms.FedDynServer(),
+        client_algorithm=algorithms.FedDyn(),
+        expected_failures=OWN_STEP,
+    ),
     aggregator(
         aggregation.FedNova(),
         expected_failures={"remote_is_equal": "a site could state another number of steps"},
     ),
-    aggregator(aggregation.FedYogi()),
+    aggregator(aggregation.FedYogi(), expected_failures=OWN_STEP),
     aggregator(aggregation.GeometricMedian()),
-    aggregator(aggregation.ServerOptimizer(partial(torch.optim.Adam, lr=0.01, amsgrad=True))),
+    aggregator(
+        aggregation.ServerOptimizer(partial(torch.optim.Adam, lr=0.01, amsgrad=True)),
+        expected_failures=OWN_STEP,
+    ),
     aggregator(aggregation.ShapFedWA("cssv")),
-    aggregator(aggregation.ShapleySoftmax()),
+    aggregator(aggregation.ShapleySoftmax(), expected_failures=OWN_STEP),
     aggregator(aggregation.ShapleyWeighted()),
-    aggregator(aggregation.TrimmedMean(trim=0.34)),
+    aggregator(
+        aggregation.TrimmedMean(trim=0.34),
+        expected_failures={"equal_clients_weigh_the_same": "of equal entries it keeps some"},
+    ),
 ]
 PERSONALIZERS: Sequence[Checks] = [
     personalizer(personalization.FedAMP()),
@@ -143,7 +163,8 @@ IN_FITS = (
     *("remote_is_equal", "clients_permuted_in_a_fit", "vmap_is_equal", "resumes_in_a_fit"),
     *("state_is_saved", "sides_are_apart", "weights_are_given", "validation_is_declared"),
     *("one_client_is_enough", "updates_may_be_zero", "statistics_stay_valid"),
-    "statistics_do_not_weigh",
+    *("statistics_do_not_weigh", "equal_clients_weigh_the_same", "common_model_is_kept"),
+    *("learns", "attack_moves_little", "state_changes"),
 )
 
 

@@ -1,5 +1,6 @@
 """Learning-rate schedules: a client's is that of the same module trained alone on the client's data."""
 
+import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
@@ -258,11 +259,14 @@ def test_scheduler_or_optimizer_that_mixes_clients_is_refused(
     assert [getattr(L.Trainer, name) for name in names] == attributes
 
 
+#: Of ``toy_data``.
+BATCH_SIZE = 8
 WAYS: list[Callable[[Any], float]] = [
     lambda trainer: trainer.estimated_stepping_batches / trainer.max_epochs,
     lambda trainer: trainer.num_training_batches,
     lambda trainer: len(trainer.train_dataloader),
     lambda trainer: len(trainer.datamodule.train_dataloader()),
+    lambda trainer: math.ceil(len(trainer.train_dataloader.dataset) / BATCH_SIZE),
 ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -110,20 +110,24 @@ class OwnModels(L.Callback):
             evaluate: evaluates models on these clients' test samples.
         """
         received = self.loop.received()
-        models: tuple[Mapping[int, Tensor], ...] = (received, {**received, **self.loop.trained}, {})
-        rows = torch.stack([own.get(client, server) for own in models for client in clients])
-        distinct, places = rows.unique(
-            dim=0, return_inverse=True
-        )  # equal models are evaluated only once
-        values = _values(evaluate, distinct)[places].view(len(models), len(clients), -1)
+        trained = {**received, **self.loop.trained}
+        vectors = []
+        for vector_by_client in (received, trained, {}):
+            for client in clients:
+                vectors.append(vector_by_client.get(client, server))
+        # Equal models are evaluated only once.
+        distinct, positions = torch.stack(vectors).unique(dim=0, return_inverse=True)
+        positions = positions.cpu()  # as scores are
+        shape = (3, len(clients), -1)
+        scores = _values(evaluate, distinct)[positions].view(shape)
         if self.loop.space.private_names:
             (client,) = clients
-            kept = self.loop.clients[client].ask(kept_private)
-            own = _values(evaluate.on(None, partial(dict, kept)), distinct)[places].view_as(values)
-            values[:2] = own[
-                :2
-            ]  # the global model has the server's entries where clients keep theirs
-        return values
+            private = self.loop.clients[client].ask(kept_private)
+            evaluate_private = evaluate.on(None, partial(dict, private))
+            private_scores = _values(evaluate_private, distinct)[positions].view(shape)
+            # The global model has the server's entries where clients keep theirs.
+            scores[:2] = private_scores[:2]
+        return scores
 
 
 class _AUROC(ClassScores):

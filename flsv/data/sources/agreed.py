@@ -260,9 +260,7 @@ class ColumnCode:
         )
         if not code.low < code.high:
             raise ValueError(f"{name!r}: low {code.low} is not below high {code.high}")
-        is_finite = math.isfinite(code.mean) and math.isfinite(code.scale)
-        if not is_finite or code.scale <= 0:
-            raise ValueError(f"{name!r}: mean {code.mean}, scale {code.scale}")
+        _check_scale(repr(name), code.mean, code.scale)
         should_have_categories = code.kind == "categories"
         if should_have_categories != (categories is not None):
             raise ValueError(f"{name!r}: only columns of kind 'categories' have categories")
@@ -370,12 +368,15 @@ class AgreedEncoder:
             tolerance = float(plain.get("tolerance", 0.0))
             if not 0 <= tolerance < 1:
                 raise ValueError(f"tolerance {tolerance} is no share of the cells, 0 to 1")
+            target_mean = float(plain.get("target_mean", 0.0))
+            target_scale = float(plain.get("target_scale", 1.0))
+            _check_scale("target", target_mean, target_scale)
             reasons = dict(plain.get("excluded", {}))
             return cls(
                 columns=tuple(codes),
                 classes=None if classes is None else tuple(map(_text, classes)),
-                target_mean=float(plain.get("target_mean", 0.0)),
-                target_scale=float(plain.get("target_scale", 1.0)),
+                target_mean=target_mean,
+                target_scale=target_scale,
                 target=None if target is None else _text(target),
                 excluded={_text(name): _text(reason) for name, reason in reasons.items()},
                 tolerance=tolerance,
@@ -399,11 +400,16 @@ def _positive_last(classes: Sequence[str], positive: object) -> list[str]:
     return [*negative_classes, _text(positive)]
 
 
-def _exact_sums(integers: np.ndarray) -> tuple[int, int]:
-    """Return the sum and the sum of squares of fewer than 2^27 integers below 2^53, int64 ``[N]``.
+def _check_scale(name: str, mean: float, scale: float) -> None:
+    """Raise ValueError unless numbers can be standardized."""
+    is_finite = math.isfinite(mean) and math.isfinite(scale)
+    if not is_finite or scale <= 0:
+        raise ValueError(f"{name}: mean {mean}, scale {scale}")
 
-    They are split into digits of 18 bits, so that no sum of products of two digits exceeds 64 bits.
-    """
+
+def _exact_sums(integers: np.ndarray) -> tuple[int, int]:
+    """Return the sum and the sum of squares of fewer than 2^27 integers below 2^53, int64 ``[N]``."""
+    # Split into digits of 18 bits, so that no sum of products of two digits exceeds 64 bits.
     mask = (1 << DIGIT_BITS) - 1
     digits = [integers & mask, (integers >> DIGIT_BITS) & mask, integers >> 2 * DIGIT_BITS]
     total = 0

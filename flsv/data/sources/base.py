@@ -21,7 +21,14 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from flsv.data.groups import check_spelling
-from flsv.data.labels import class_names_of, dataset_labels, in_order, label_column, positive_last
+from flsv.data.labels import (
+    Classes,
+    class_names_of,
+    dataset_labels,
+    in_order,
+    label_column,
+    positive_last,
+)
 from flsv.data.loaders import WeightedDraws, tensors_of
 from flsv.data.sources.table import data_root, is_columnar
 from flsv.utilities.declared import Count, checked
@@ -67,8 +74,8 @@ class SourceData:
         indices: indices of the samples of ``train`` that may be used, int64 ``[n]``. None: all.
         class_names: names of the classes, or empty.
         draws: draws of training samples by weights. None: every sample once in an epoch.
-        train_options: the source's options of a ``DataLoader`` for training.
-        eval_options: the source's options of a ``DataLoader`` for evaluation.
+        train_options: the source's ``DataLoader`` options for training.
+        eval_options: the source's ``DataLoader`` options for evaluation.
         groups: number of each training sample's group, int64 ``[N]``.
         group_names: names of the groups, by number.
         clients: whether the user gave the data by client. Then each group keeps a training sample.
@@ -76,13 +83,13 @@ class SourceData:
         by_rarity: whether the rarer one of two classes was made the positive one.
         pooled: whether inputs depend on statistics of all training samples, such as means.
         columns: one :class:`ColumnCard` per column of a table.
-        fitted: a function of the indices of each client's training samples. It returns a new ``SourceData`` whose
-            inputs are standardized and encoded by these samples.
+        fitted: function of each client's training indices, which returns a new ``SourceData`` with inputs standardized
+            and encoded by these samples.
         split_columns: training rows' values in the columns by which a table is split.
-        summary: a function of the indices of a site's training samples. It returns what the site tells about its table
-            to agree on an encoder.
+        summary: function of a site's training indices, which returns what the site tells to agree on an encoder.
         combination: a data module's training loaders, if it has several.
         encoder: how a table's columns became inputs.
+        classes: labels and names of the classes, after corruptions. They are found when samples are partitioned.
     """
 
     train: Dataset[Any]
@@ -106,6 +113,7 @@ class SourceData:
     summary: Callable[[Tensor], TableSummary] | None = None
     combination: Combination | None = None
     encoder: AgreedEncoder | None = None
+    classes: Classes = field(default_factory=Classes)
 
 
 @checked
@@ -327,10 +335,7 @@ def one_numbering(
 def _union_of_names(
     client_sets: Datasets, names_by_set: Mapping[str, Names], pos_label: Any
 ) -> Names:
-    """Return the names of the clients' classes in the order of their numbers, or an empty tuple if no client has names.
-
-    If flsv numbers the classes, the positive one of two is last.
-    """
+    """Return the names of the clients' classes by their numbers, or an empty tuple if no client has names."""
     numberings: set[Any] = set()  # each has a client's class names in the order of their numbers
     clients_by_class: dict[str, list[str]] = {}
     for client in client_sets:

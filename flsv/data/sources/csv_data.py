@@ -43,8 +43,7 @@ class CSVData(L.LightningDataModule):
 
     Args:
         path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
-        group: the column that says to which natural client, such as a hospital, a row belongs. None: there is no such
-            column.
+        group: the column with the natural clients, such as hospitals. None: no such column.
         root: folder of the files. None: ``$FLSV_DATA_ROOT``, else ``data``.
         test_path: path of a second file with the same columns, for testing.
         batch_size: samples per batch.
@@ -231,15 +230,14 @@ class TableData(CSVData):
     deviations and categories are fitted on the training rows.
 
     Args:
-        path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
+        path: path of the file, as of :class:`~flsv.data.CSVData`.
         target: the column to predict.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`; it is not a feature.
         columns: the task, and options by which the other columns become features.
         options: further arguments of :class:`~flsv.data.CSVData`.
 
     Attributes:
-        encoder: after ``setup``, has the names of the features, and the mean and deviation of a standardized target;
-            see :class:`~flsv.data.sources.encoder.TableEncoder`.
+        encoder: after ``setup``, the :class:`~flsv.data.sources.encoder.TableEncoder`.
 
     Example:
         >>> import tempfile
@@ -329,7 +327,7 @@ class TextData(CSVData):
     without a class are left out, with a warning.
 
     Args:
-        path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
+        path: path of the file, as of :class:`~flsv.data.CSVData`.
         text: the column with the texts.
         label: the column with the classes.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
@@ -400,11 +398,11 @@ class CharacterData(CSVData):
     """Data module of a CSV file's documents, cut into ``length + 1`` characters each, for a language model.
 
     Samples are ``(characters int64 [length + 1],)``, in 0 .. 255, and have no label. Characters are the bytes of UTF-8:
-    no alphabet has to be collected from the clients, no character is unknown, and a character outside of ASCII counts
-    as several. Validation and test samples are pieces, not whole documents: the same document may be in both.
+    no alphabet has to be collected, and a character outside of ASCII counts as several. Validation and test
+    samples are pieces: one document may be in both.
 
     Args:
-        path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
+        path: path of the file, as of :class:`~flsv.data.CSVData`.
         text: the column with the documents.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
         length: number of characters that a sample predicts.

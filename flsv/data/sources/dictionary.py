@@ -89,6 +89,9 @@ def draft_dictionary(
     if encoder.classes is not None:
         lines.append(f"classes: {_quoted(list(encoder.classes))}")
         lines.append(f"positive: {_quoted(encoder.classes[-1])}")
+    else:
+        lines.append(f"target_mean: {encoder.target_mean}")
+        lines.append(f"target_scale: {encoder.target_scale}")
     lines.append("tolerance: 0.0  # share of a column's cells that may lie outside its range")
 
     values_by_name = {card.name: card.values for card in cards}

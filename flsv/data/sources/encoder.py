@@ -21,14 +21,8 @@ from flsv.data.groups import check_spelling, client_names_of
 from flsv.data.labels import chosen_by_rarity
 from flsv.data.sources.agreed import LARGEST_NUMBER, AgreedEncoder, ColumnCode, TableSummary
 from flsv.data.sources.base import Reading, SourceData
-from flsv.data.sources.columns import (
-    ColumnCard,
-    Columns,
-    as_columns,
-    raise_problems,
-    read_columns,
-    with_gaps_as_nan,
-)
+from flsv.data.sources.column_values import read_columns, with_gaps_as_nan
+from flsv.data.sources.columns import ColumnCard, Columns, as_columns, raise_problems
 from flsv.data.sources.dictionary import refuse_misfits
 from flsv.data.sources.frames import (
     as_texts,
@@ -112,10 +106,10 @@ class TableEncoder:
         targets = with_gaps_as_nan(table, self.target, "target", self.columns)
         is_missing = targets.isna().to_numpy()
         if is_missing.all():
-            raise ConfigurationError(f"{table.path}: no row has a {self.target!r} (target).")
+            raise ConfigurationError(f"{table.path}: no row has a {self.target!r} (labels).")
         if is_missing.any():
             rank_zero_warn(
-                f"{table.path}: {is_missing.sum()} of {len(table)} rows have no {self.target!r} (target) and are left "
+                f"{table.path}: {is_missing.sum()} of {len(table)} rows have no {self.target!r} (labels) and are left "
                 "out."
             )
             return table.take(np.flatnonzero(~is_missing))
@@ -313,7 +307,7 @@ class TableEncoder:
         if not is_valid.all():
             first_row = int(np.argmin(is_valid))  # the first False
             raise ConfigurationError(
-                f"{table.where(first_row)}: {str(texts[first_row])!r} in {self.target!r} (target) is not a "
+                f"{table.where(first_row)}: {str(texts[first_row])!r} in {self.target!r} (labels) is not a "
                 "valid number: a class, a missing value (gaps), or in another notation (decimal, "
                 "thousands)?"
             )
@@ -378,7 +372,7 @@ def _standardized(values: pd.Series, code: ColumnCode) -> np.ndarray:
 
 
 def _one_hot(words: pd.Series, categories: Sequence[str]) -> np.ndarray:
-    """Return float64 ``[N, number of categories]``. A gap, and a word that is no category, is a row of zeros."""
+    """Return float64 ``[N, categories]``. A gap or an unknown word is a row of zeros."""
     indices = pd.Index(categories, dtype=object).get_indexer(words.astype(object))
     is_category = indices >= 0
     features = np.zeros((len(words), len(categories)))
@@ -497,7 +491,7 @@ def _with_owner(table: Table, client: str) -> Table:
 
 
 def _source_without_features(encoder: TableEncoder, table: Table, num_rows: int) -> SourceData:
-    """Return the source of one site's rows, which have neither features nor targets before the sites agree on them."""
+    """Return the source of one site's rows before the sites agree on features and targets."""
 
     def summary(samples: Tensor) -> TableSummary:
         unreadable = encoder.read_table(table)

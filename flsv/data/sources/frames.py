@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -51,21 +52,27 @@ def as_texts(column: pd.Series) -> pd.Series:
         texts_read = values[is_text].tolist()
         stripped[is_text] = list(map(str.strip, texts_read))
         return pd.Series(stripped, index=column.index, dtype=object)
-    floats = [value for value in values if isinstance(value, float) and np.isfinite(value)]
-    are_whole_numbers = all(value.is_integer() for value in floats)
+
+    are_whole_numbers = all(value.is_integer() for value in values if _is_finite_float(value))
     texts: list[Any] = []
     for value, is_missing in zip(values, pd.isna(values)):
         if is_missing:
             texts.append(np.nan)
             continue
-        if are_whole_numbers and isinstance(value, float) and np.isfinite(value):
+        if are_whole_numbers and _is_finite_float(value):
             value = int(value)  # "7", not "7.0"
         texts.append(str(value).strip())
     return pd.Series(texts, index=column.index, dtype=object)
 
 
+def _is_finite_float(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
 def by_distinct_text(
-    texts: pd.Series, convert: Callable[[list[str]], Iterable[Any]], dtype: type = object
+    texts: pd.Series,
+    convert: Callable[[list[str]], Iterable[Any]],
+    dtype: type = object,
 ) -> pd.Series:
     """Convert a column's distinct texts, and give each row what its text becomes. Missing values stay NaN."""
     numbers_of_texts, distinct_texts = pd.factorize(texts)
@@ -76,9 +83,12 @@ def by_distinct_text(
     return pd.Series(values, index=texts.index, dtype=dtype)
 
 
-def as_categories(texts: pd.Series, convert: Callable[[list[str]], pd.Series]) -> pd.Series:
+def as_categories(
+    texts: pd.Series,
+    convert: Callable[[list[str]], pd.Series],
+) -> pd.Series:
     """Convert a column's distinct texts to other texts or NaN. The result is categorical, to be read text by text."""
-    numbers_of_texts, distinct_texts = pd.factorize(texts)
+    numbers_of_texts, distinct_texts = pd.factorize(texts.to_numpy(dtype=object))
     converted = convert(distinct_texts.tolist())
     new_numbers, names = pd.factorize(converted)  # " 7" and "7" are one now
     new_numbers = np.append(new_numbers, -1)
@@ -93,25 +103,26 @@ def by_file(table: Table, values: pd.Series) -> list[pd.Series]:
     parts = []
     num_rows_before = 0
     for part in table.parts:
-        rows = slice(num_rows_before, num_rows_before + len(part))
-        parts.append(values.iloc[rows])
-        num_rows_before += len(part)
+        num_rows = num_rows_before + len(part)
+        parts.append(values.iloc[num_rows_before:num_rows])
+        num_rows_before = num_rows
     return parts
 
 
 def category_names(values: pd.Series) -> pd.Series:
     """Convert a column's values to names of categories, which do not depend on whether the column has gaps."""
-    return by_distinct_text(as_texts(values), without_point_zero)
+    are_texts_read = isinstance(values.dtype, pd.CategoricalDtype)  # by as_categories
+    texts = values if are_texts_read else as_texts(values)
+    return by_distinct_text(texts, without_point_zero)
 
 
 def without_point_zero(words: Iterable[Any]) -> list[Any]:
-    """Write ``1.0`` as ``1``, as it was before a gap made it a number with a fraction, unless a word has another
-    fraction.
-    """
+    """Write ``1.0`` as ``1``, as it was before a gap gave it a fraction, unless a word has another fraction."""
     words = list(words)
     numbers_with_point = set()  # such as 7.0 and 7.5
     for word in words:
-        if isinstance(word, str) and _NUMBER_WITH_POINT.fullmatch(word):
+        is_text = isinstance(word, str)
+        if is_text and _NUMBER_WITH_POINT.fullmatch(word):
             numbers_with_point.add(word)
     are_all_whole = all(word.endswith(".0") for word in numbers_with_point)
     if not are_all_whole:
@@ -119,27 +130,31 @@ def without_point_zero(words: Iterable[Any]) -> list[Any]:
 
     names = []
     for word in words:
-        if word in numbers_with_point:
-            names.append(word.removesuffix(".0"))
-        else:
-            names.append(word)
+        has_point = word in numbers_with_point
+        names.append(word.removesuffix(".0") if has_point else word)
     return names
 
 
 def places_of_words(table: Table, words: pd.Series) -> dict[str, list[str]]:
     """Return for each word the line in which each file has it first."""
     file_sizes = [len(part) for part in table.parts]
-    file_numbers = np.repeat(np.arange(len(file_sizes)), file_sizes)
-    occurrences = pd.DataFrame({"word": words.to_numpy(), "file": file_numbers}).dropna()
+    file_numbers = np.arange(len(file_sizes))
+    file_of_row = np.repeat(file_numbers, file_sizes)
+    columns = {"word": words.to_numpy(), "file": file_of_row}
+    occurrences = pd.DataFrame(columns).dropna()
     first_in_each_file = occurrences.drop_duplicates()  # indexed by the row
 
     places: dict[str, list[str]] = {}
     for row, word in first_in_each_file["word"].items():
-        places.setdefault(word, []).append(table.where(int(row)))
+        line = table.where(int(row))
+        places.setdefault(word, []).append(line)
     return places
 
 
-def texts_by_file(table: Table, values: pd.Series) -> list[list[str]]:
+def texts_by_file(
+    table: Table,
+    values: pd.Series,
+) -> list[list[str]]:
     """Return a column's distinct values that are texts as one list per file."""
     texts = []
     for part in by_file(table, values):
@@ -175,9 +190,11 @@ def read_table_file(path: Path, encoding: str | None = None) -> Table:
             f"{path} is empty: expected a line with the columns' names, and rows of values."
         )
 
-    names = [name.strip() for name in rows[0]]
+    header_row, *value_rows = rows
+    lines_of_values = lines[1:]
+    names = [name.strip() for name in header_row]
     check_column_names(path, names)
-    for line, row in zip(lines[1:], rows[1:]):
+    for line, row in zip(lines_of_values, value_rows):
         if len(row) != len(names):
             raise ConfigurationError(
                 f"{path}, line {line}: {len(row)} values, but the header has {len(names)} names. "
@@ -188,7 +205,15 @@ def read_table_file(path: Path, encoding: str | None = None) -> Table:
             raise ConfigurationError(
                 f"{path}, line {line}: the columns' names again. Remove this line."
             )
-    frame = pd.DataFrame(rows[1:], columns=names, index=lines[1:], dtype=object)
+    cells = np.array(value_rows, dtype=object)
+    cells = cells.reshape(-1, len(names))  # also of no row
+    frame = pd.DataFrame(
+        cells,
+        index=lines_of_values,
+        columns=names,
+        dtype=object,
+        copy=False,
+    )
     return Table(path, frame)
 
 
@@ -209,7 +234,8 @@ def _rows_of(
     csv.field_size_limit(_MAX_FIELD_LENGTH)
     lines = []
     rows = []
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    stream = io.StringIO(text, newline="")
+    reader = csv.reader(stream, delimiter=delimiter, strict=True)
     try:
         for row in reader:
             if row:

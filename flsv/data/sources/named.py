@@ -219,10 +219,7 @@ def npz(path: Path) -> SourceData:
 
 
 def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDataset:
-    """Return a data set of one split's images, float32 ``[N, C, H, W]``, and classes.
-
-    ``split`` is ``train``, ``val`` or ``test``.
-    """
+    """Return one split's images, float32 ``[N, C, H, W]``, and classes."""
     images = arrays[f"{split}_images"]
     labels = np.atleast_1d(arrays[f"{split}_labels"])
     has_label_per_image = labels.size == len(labels) == len(images)

@@ -29,6 +29,8 @@ _NOTATIONS = [
     if separator != mark
 ]
 _WHOLE_BELOW_1000 = re.compile(r"[-+]?\d{1,3}")
+#: A zero that a number would lose, at the start of a text or of one of its lines.
+LEADING_ZERO = re.compile(r"^[-+]?0\d", re.MULTILINE)
 _NUMBER_WITH_POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
 
 
@@ -64,6 +66,17 @@ def _converted_at_once(values: list[Any]) -> np.ndarray | None:
         return None
 
 
+def plain_numbers(texts: list[str]) -> np.ndarray | None:
+    """Convert texts to numbers, float64 ``[N]``, or return None unless all are finite numbers without leading zeros."""
+    numbers = _converted_at_once(texts)
+    if numbers is None or not np.isfinite(numbers).all():
+        return None
+    lines = "\n".join(texts)
+    if "_" in lines or LEADING_ZERO.search(lines):
+        return None
+    return numbers
+
+
 def _number_of_object(value: Any) -> float:
     try:
         return float(value)
@@ -80,7 +93,7 @@ def _number_of_text(text: str, decimal: str, thousands: str | None) -> float:
 
 
 def _plain_text(text: str, decimal: str, thousands: str | None) -> str:
-    """Write a number as ``float`` reads it. Of what is no number, return a text that ``float`` does not read."""
+    """Write a number as ``float`` reads it, and anything else as it does not."""
     if "_" in text:  # Python reads 1_000 as a number, which is hardly meant in a table
         return ""
     if thousands is not None:
@@ -112,9 +125,7 @@ def column_numbers(
     decimal: str,
     thousands: str | None,
 ) -> np.ndarray:
-    """Convert one file's column to numbers as :func:`parse_numbers` does, unless a value contradicts a decimal
-    comma.
-    """
+    """Convert one file's column as :func:`parse_numbers` does, unless a value contradicts a decimal comma."""
     if decimal == ".":
         return parse_numbers(values, decimal, thousands)
     texts = [value for value in values if isinstance(value, str)]
@@ -194,10 +205,7 @@ def _fitting_notations(
     decimal: str,
     thousands: str | None,
 ) -> list[dict[str, str]]:
-    """Return the options of each notation in which all texts are numbers.
-
-    Of notations that give equal numbers, only the first is returned.
-    """
+    """Return the options of each notation that makes all texts numbers, once for equal numbers."""
     options_by_numbers: dict[tuple[float, ...], dict[str, str]] = {}
     for decimal_mark, separator in _NOTATIONS:
         # Only the defaults, "." and None, may be replaced.
@@ -231,10 +239,7 @@ def _is_number(text: str) -> bool:
 def _is_separator_certain(
     texts_by_file: Sequence[Sequence[str]], options: Mapping[str, str]
 ) -> bool:
-    """Return whether the texts show that ``options["thousands"]``, if a point or comma, is a separator.
-
-    A text shows this by two of them, or by one beside a decimal mark.
-    """
+    """Return whether a text shows that the thousands separator, if a point or comma, is one."""
     separator = options.get("thousands")
     if separator not in (".", ","):
         return True  # it cannot be a decimal mark
@@ -295,10 +300,7 @@ def _day_order(
     mark: str,
     known_formats: Sequence[str],
 ) -> str | None:
-    """Return the only order of day, month and year, separated by ``mark``, that makes all texts dates.
-
-    Return None if no order or several orders fit, or ``known_formats`` have another order.
-    """
+    """Return the only order of day, month and year that makes all texts dates, or None."""
     orders = [f"%d{mark}%m{mark}%Y"]
     if mark != ".":
         orders.append(f"%m{mark}%d{mark}%Y")

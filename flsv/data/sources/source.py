@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import lightning as L
@@ -52,11 +51,6 @@ READABLE_KINDS = (
 )
 
 
-def _import_function(name: str) -> Any:
-    """Import a function for files or tables, ``module:function``. Data in memory need none of them."""
-    return resolve_name(f"flsv.data.sources.{name}")
-
-
 def read_part(
     source: Any, reading: Reading, description: str, is_whole: bool = False
 ) -> Dataset[Any] | Table | SourceData:
@@ -67,7 +61,8 @@ def read_part(
     try:
         part: Any
         if isinstance(source, str | Path):
-            read_path = _import_function("paths:read_path")
+            from flsv.data.sources.paths import read_path
+
             part = read_path(source, reading, is_whole=is_whole, kinds=READABLE_KINDS)
         else:
             part = _read_object(source, reading)
@@ -89,9 +84,9 @@ def _read_object(source: Any, reading: Reading) -> Dataset[Any] | Table:
     is_from_hugging_face = isinstance(getattr(source, "features", None), Mapping)
     is_read_by_row = is_from_hugging_face and reading.label is None
     if is_columnar(source) and not is_read_by_row:
-        frame_table = _import_function("frames:frame_table")
-        table: Table = frame_table(source)
-        return table
+        from flsv.data.sources.frames import frame_table
+
+        return frame_table(source)
 
     if isinstance(source, IterableDataset):
         return stream_samples(source)
@@ -135,7 +130,8 @@ def open_source(
         folder = find_place(source, reading.files.root)
     paths: dict[str, Any] = {}
     if folder is not None and folder.is_dir():
-        folder_by_client = _import_function("named:folder_by_client")
+        from flsv.data.sources.named import folder_by_client
+
         paths = dict(folder_by_client(folder))
     if paths:
         if reading.group is not None:
@@ -155,18 +151,6 @@ def open_source(
         train = source
         held_out = _merge_held_out(held_out, {})
     return _combine_sets({"source": train}, held_out, reading, joining=joining)
-
-
-def tables_source(
-    tables: Mapping[str, Table],
-    held_out: Mapping[str, Table | None],
-    reading: Reading,
-    clients: bool,
-) -> SourceData:
-    """Return the source of the clients' and the held-out tables."""
-    make_source = _import_function("encoder:tables_source")
-    source: SourceData = make_source(tables, held_out, reading, clients)
-    return source
 
 
 def _merge_held_out(held_out: Mapping[str, Any], from_source: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,6 +209,8 @@ def _combine_sets(
             f"{names_by_kind[True]!r} is a table and {names_by_kind[False]!r} is not: give all data as tables, or none."
         )
     if True in names_by_kind:
+        from flsv.data.sources.encoder import tables_source
+
         return tables_source(parts, held_out_parts, reading, clients)
 
     source = SourceData(first_part, clients=clients)
@@ -276,7 +262,8 @@ def module_source(module: L.LightningDataModule) -> SourceData:
     ):
         val, eval_options, val_loaders = val_loaders.dataset, _options(val_loaders), None
     if isinstance(loaders, CombinedLoader):
-        combination_of = resolve_name("flsv.data.combination:combination_of")
+        from flsv.data.combination import combination_of
+
         combination = combination_of(loaders, parts, val)
     return SourceData(
         train.dataset,
@@ -328,10 +315,7 @@ def _check_combined(loaders: CombinedLoader, parts: list[LoaderPart], name: str)
 def _indices_and_draws(
     loader: DataLoader[Any], name: str
 ) -> tuple[Tensor | None, WeightedDraws | None]:
-    """Return the indices to which a training loader's sampler is restricted, and its weighted draws.
-
-    Either is None if the sampler has none.
-    """
+    """Return a training sampler's indices and its weighted draws, None for what it has not."""
     batches: Any = loader.batch_sampler
     sampler = batches.sampler
     dataset: Any = loader.dataset

@@ -20,13 +20,17 @@ from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 
 #: Numbers whose deviation is at most this share of their mean are taken to be constant.
 ROUNDING = 1e-12
+#: How many numbers :class:`Moments` have.
+NUM_OF_SUMS = 3
 
 
 def summarize_column(card: ColumnCard, rows: np.ndarray, min_rows: int) -> ColumnSummary:
     """Return what a client tells about a column, ``rows`` being the positions of its training rows."""
     values = card.values.iloc[rows]
     num_missing = int(values.isna().sum())
+    num_hidden = 0
     if num_missing < min_rows:  # a number of few rows is not told
+        num_hidden = num_missing
         num_missing = 0
     is_empty = card.values.isna().all()
 
@@ -34,9 +38,10 @@ def summarize_column(card: ColumnCard, rows: np.ndarray, min_rows: int) -> Colum
     categories = None
     values = values.dropna()
     if card.kind == WORDS_KIND:
-        categories = count_frequent(values, min_rows)
+        categories = count_frequent(values, min_rows, num_hidden=num_hidden)
     else:
-        moments = moments_of_enough(values.to_numpy(dtype=np.float64), min_rows)
+        numbers = values.to_numpy(dtype=np.float64)
+        moments = moments_of_enough(numbers, min_rows, num_hidden=num_hidden)
     return ColumnSummary(
         kind="" if is_empty else card.kind,
         missing=num_missing,
@@ -45,20 +50,45 @@ def summarize_column(card: ColumnCard, rows: np.ndarray, min_rows: int) -> Colum
     )
 
 
-def moments_of_enough(numbers: np.ndarray, min_rows: int) -> Moments:
-    """Return the moments of numbers, or those of none if they are fewer than ``min_rows``."""
-    if len(numbers) < min_rows:
+def moments_of_enough(numbers: np.ndarray, min_rows: int, num_hidden: int = 0) -> Moments:
+    """Return the moments of numbers, or those of none if they tell of fewer than ``min_rows`` rows."""
+    # `num_hidden` rows have no number, which is not told. Some numbers are left out with them.
+    num_told = len(numbers) - _padding(num_hidden, min_rows)
+    if num_told < min_rows:
         return Moments()
-    return Moments.of(numbers)
+    numbers_told = numbers[:num_told]
+    # Number, sum and sum of squares would tell how many rows have each of up to three values.
+    values, counts = np.unique(numbers_told, return_counts=True)
+    if len(values) <= NUM_OF_SUMS and counts.min() < min_rows:
+        return Moments()
+    return Moments.of(numbers_told)
 
 
-def count_frequent(words: Iterable[str], min_rows: int) -> dict[str, int]:
+def count_frequent(words: Iterable[str], min_rows: int, num_hidden: int = 0) -> dict[str, int]:
     """Count words, sorted, and leave out those that occur fewer than ``min_rows`` times."""
+    # `num_hidden` rows have no word, which is not told. One count is lowered for the rows hidden beside them, or if
+    # none is large enough, no word is told.
     counts = {}
     for word, count in sorted(Counter(words).items()):
         if count >= min_rows:
             counts[word] = count
-    return counts
+        else:
+            num_hidden += count
+
+    padding = _padding(num_hidden, min_rows)
+    if padding == 0:
+        return counts
+    for word, count in counts.items():
+        if count - padding >= min_rows:
+            return counts | {word: count - padding}
+    return {}
+
+
+def _padding(num_hidden: int, min_rows: int) -> int:
+    """Return how many rows are hidden beside ``num_hidden``, so that their number is a multiple of ``min_rows - 1``."""
+    # All rows are counted elsewhere, so that what is not told could be computed from what is. With these rows one
+    # hidden value may have any number of rows below `min_rows`.
+    return -num_hidden % max(min_rows - 1, 1)
 
 
 def _sum_of_moments(moments_by_client: Iterable[Moments | None]) -> Moments:
@@ -142,7 +172,7 @@ def agreed_encoder(
         is_constant = not moments.count or moments.deviation <= ROUNDING * abs(moments.mean)
         if is_constant:
             raise ConfigurationError(
-                f"{where}: all training rows have the same {target!r} (target)."
+                f"{where}: all training rows have the same {target!r} (labels)."
             )
         target_mean = moments.mean
         target_scale = moments.deviation

@@ -18,6 +18,7 @@ from flsv.data.doubts import (
     Finding,
     SiteTable,
     doubts_of_classes,
+    doubts_of_codings,
     ratio_text,
 )
 from flsv.data.sources.agreed import ColumnSummary, Moments, TableSummary
@@ -26,6 +27,11 @@ from flsv.data.sources.agreed import ColumnSummary, Moments, TableSummary
 _RANGE_OF_NORMAL = 1.35
 #: Standard error of the logarithm of a standard deviation, times the root of the number of values, of skewed values.
 _ERROR_OF_LOGARITHM = 2.0
+#: Usual codes of no and yes.
+_PAIRS_OF_CODES = ((0, 1), (1, 2), (-1, 1))
+#: Largest deviation, in means, of a column without long tails, and smallest ratio of deviations that is doubted there.
+_MAX_COMPACT_DEVIATION = 0.5
+_MIN_RATIO_OF_DEVIATIONS = 4.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,9 @@ def _class_counts(
 
 
 def _doubts_of_column(name: str, columns: Mapping[str, _SiteColumn]) -> Iterator[Doubt]:
-    """Compare each site's column with those of all others. Of one unit that differs only the farthest site is told."""
+    """Compare each site's column with the others', and tell of one scale only, the farthest."""
+    doubts_of_coding = list(doubts_of_codings(name, _codes_of_sites(columns)))
+    yield from doubts_of_coding
     doubts_of_scale = []
     for site, column in columns.items():
         other_columns = [columns[other_site] for other_site in columns if other_site != site]
@@ -93,10 +101,37 @@ def _doubts_of_column(name: str, columns: Mapping[str, _SiteColumn]) -> Iterator
         for compare in (_missing, _own_categories):
             for finding in compare(column, other_columns):
                 yield finding.as_doubt(site, name)
+        if doubts_of_coding:
+            continue
         for finding in _scale(column, other_columns):
             doubts_of_scale.append(finding.as_doubt(site, name))
     if doubts_of_scale:
         yield max(doubts_of_scale, key=lambda doubt: doubt.strength)
+
+
+def _codes_of_sites(columns: Mapping[str, _SiteColumn]) -> dict[str, tuple[float, float]]:
+    """Return each site's two codes of no and yes. Empty if a site has other values."""
+    codes_by_site = {}
+    for site, column in columns.items():
+        moments = column.summary.moments
+        if moments is None:
+            return {}
+        if moments.count < MIN_VALUES or moments.variance == 0:
+            continue
+        codes = _pair_of_codes(moments)
+        if codes is None:
+            return {}
+        codes_by_site[site] = codes
+    return codes_by_site
+
+
+def _pair_of_codes(moments: Moments) -> tuple[float, float] | None:
+    for low, high in _PAIRS_OF_CODES:
+        # The sum of (x - low)(x - high), which is 0 if all numbers are one of the two.
+        products = moments.squares - (low + high) * moments.total + low * high * moments.count
+        if products == 0:
+            return float(low), float(high)
+    return None
 
 
 def _missing(column: _SiteColumn, other_columns: Sequence[_SiteColumn]) -> Iterator[Finding]:
@@ -161,6 +196,15 @@ def _scale(
             strength = STRONG_DOUBT * abs(logarithm) / allowed
             yield Finding(strength, ratio_text(math.exp(logarithm)), "unit")
             return
+
+    # Without long tails, a deviation that is far larger is that of a few values far outside.
+    is_compact = usual_deviation < _MAX_COMPACT_DEVIATION * abs(usual_moments.mean)
+    ratio = deviation / usual_deviation
+    if is_compact and ratio > _MIN_RATIO_OF_DEVIATIONS:
+        deviations = f"deviation is {deviation:.3g}, at the other sites {usual_deviation:.3g}"
+        text = f"{deviations}, as of some values of another unit, or of codes for missing ones"
+        yield Finding(STRONG_DOUBT * ratio / _MIN_RATIO_OF_DEVIATIONS, text, "part")
+        return
 
     max_shift = MAX_SHIFT_IN_RANGES * _RANGE_OF_NORMAL
     shift = abs(moments.mean - usual_moments.mean) / max(deviation, usual_deviation)

@@ -154,7 +154,6 @@ class RemoteFederation(IdleEngine):
             max_batches = work.steps or work.epochs * num_samples  # of one sample or more
             return max_batches * steps_of_batch
 
-        num_classes = data.num_classes if data.no_classes is None else None
         reports = expected_reports(config)
         self.sites_of = lambda run_state: RemoteSites(
             directory,
@@ -162,7 +161,7 @@ class RemoteFederation(IdleEngine):
             rounds=trainer.max_epochs or 1,
             max_steps=max_steps,
             reports=reports,
-            num_classes=num_classes,
+            num_classes=data.known_num_classes,
         )
         self._remote = self.sites_of(state)
         super().__init__(*options)
@@ -212,7 +211,7 @@ class RemoteFederation(IdleEngine):
         return f"{len(self._instructions)} sites"
 
     def _train(self, batches: Any) -> None:
-        """Let the sites train, and store their updates, the clients without one, and the matrix of models."""
+        """Let the sites train, and store their updates and models."""
         global_vector = self.global_vector
         device = global_vector.device
         updates, self.broken_clients = self._remote.train(self._instructions, device, self.space)
@@ -253,7 +252,7 @@ P = ParamSpec("P")
 
 
 class _LastAnswer(NamedTuple):
-    """The visits, ``{site: visit}``, that a site's last answer has changed, and the site's visit before."""
+    """The visits that a site's last answer has changed, and the visit before."""
 
     visits: dict[int, str]
     visit_before: str | None
@@ -363,7 +362,7 @@ class RemoteSites:
     def _read_update(
         self, site: int, reply: Packet, device: torch.device, space: ParameterSpace
     ) -> tuple[ClientUpdate | None, str]:
-        """Return a site's update, and the name of its training (visit). An update that is not finite is None."""
+        """Return a site's update, None if it is not finite, and its training's name."""
         num_samples = self.directory.sizes[site]["train"]
         max_steps = self._max_steps(site, num_samples)
         update = read_update(reply, site, space, device, num_samples, max_steps)
@@ -385,7 +384,7 @@ class RemoteSites:
             raise BadReply(f"it reports {name!r:.40}, {error}") from error
 
     def _unusual_reports(self, reports: Mapping[int, str]) -> dict[int, str]:
-        """Return the sites whose reports differ in names, shapes or types from the majority's, with reasons."""
+        """Return the sites whose reports differ from the majority's, with reasons."""
         # In a tie the values of an earlier round's majority count as right. Without one, all sites are at fault.
         # `reports` holds a description for each site.
         counts = Counter(reports.values())
@@ -446,7 +445,6 @@ class RemoteSites:
     def _expected_answer(
         self, site: int, question: Callable[..., Any], args: Any, kwargs: Any
     ) -> Numbers:
-        """Return what a site's answer to a question must be, as the question declares it."""
         expectation = expected_answer(question)
         if expectation is None:
             raise ConfigurationError(

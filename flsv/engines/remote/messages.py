@@ -196,7 +196,9 @@ def failure_packet(error: BaseException) -> Packet:
             innermost = frames[-1]
             source_line = f" at {Path(innermost.filename).name}:{innermost.lineno}"
         text = f"it failed with {type(error).__name__}{source_line}, its own log says more"
-    is_unwilling = isinstance(error, ConfigurationError)
+    # Files, connections and memory may come back. Code that fails will fail again.
+    may_mend_itself = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)
+    is_unwilling = not may_mend_itself
     return Packet("failed", {"error": text, "unwilling": is_unwilling})
 
 

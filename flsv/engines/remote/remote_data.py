@@ -17,6 +17,7 @@ from flsv.data.federated_data import FederatedData
 from flsv.data.groups import client_called
 from flsv.data.labels import Classes
 from flsv.data.sources.agreed import AgreedEncoder
+from flsv.data.sources.base import SourceData
 from flsv.data.splits import FederatedSplits
 
 
@@ -67,25 +68,22 @@ class RemoteData(FederatedDataModule):
         labels = _placeholders(largest_split)
         no_server_indices = torch.arange(0)
         is_unchanged = torch.zeros(1, dtype=torch.bool)
+        classes = Classes(labels, tuple(class_names), reason_without_classes)
         self._partitioned = FederatedData(
-            train=TensorDataset(labels),
-            val=None,
-            test=None,
-            splits=FederatedSplits(no_server_indices, tuple(splits), self.names),
-            classes=Classes(labels, tuple(class_names), reason_without_classes),
-            train_options={},
-            eval_options={},
-            is_changed=is_unchanged.expand(len(labels)),
+            SourceData(TensorDataset(labels), classes=classes),
+            FederatedSplits(no_server_indices, tuple(splits), self.names),
+            is_unchanged.expand(len(labels)),
         )
 
     def take_encoder(self, encoder: AgreedEncoder | None, encoder_hash: str | None) -> None:
         """Take the encoder of the sites' tables, by which a FederatedDataModule of the server's encodes its tables."""
         self.encoder_of_sites = encoder
         self.encoder_hash = encoder_hash
-        classes = self._data.classes
+        classes = self._source.classes
         if encoder is not None and encoder.classes is not None:
             classes = Classes(classes.labels, encoder.classes)
-        self._partitioned = replace(self._data, classes=classes, encoder=encoder)
+        source = replace(self._source, classes=classes, encoder=encoder)
+        self._partitioned = replace(self._data, source=source)
 
     def prepare_data(self) -> None:
         if self._server_data is not None:

@@ -178,9 +178,8 @@ class Site:
         return Packet("hello", reply)
 
     def _contents(self) -> str | None:
-        """Return the name of the site's secret, and a hash of its samples that only who knows the secret can compute.
-
-        It is None for a table that waits for an encoder. The hash of a private site does not depend on its samples.
+        """Return the secret's name, and the samples' keyed hash. It is None until a table has its encoder, and
+        constant at a private site.
         """
         if self._data.needs_encoder:
             return None
@@ -194,7 +193,7 @@ class Site:
         return f"{name_of_secret} {self._hash_by_encoding[encoding]}"
 
     def _check_samples(self, packet: Packet) -> None:
-        """Raise Refused if the samples are not those of which this site told when the run began."""
+        """Raise Refused if the samples are not those of the run's start."""
         told_before = packet.plain.get("contents")
         contents = self._contents()
         if told_before is None or contents is None:
@@ -258,7 +257,7 @@ class Site:
     def _private_update(
         self, trainer: L.Trainer, module: L.LightningModule, visit: SiteVisit, loader: CohortLoader
     ) -> ClientUpdate | None:
-        """Train, and return the noised update, or noise alone if there is none, whatever has happened."""
+        """Train, and return the noised update, or noise alone after a failure."""
         # That training failed, or how, may depend on single samples. So only the noised update leaves the site.
         handler_before = signal.getsignal(signal.SIGINT)
         try:

@@ -238,7 +238,7 @@ class SiteVisit(L.Callback, Rounds):
         training.begin(instruction, self._local_data, num_samples, visit.lengths)
 
     def _has_lost_its_model(self) -> bool:
-        """Return whether the server sends no model, since this site should have its own, and it is gone."""
+        """Return whether the site should have its own model, and has none."""
         has_trained_before = self._packet.plain["counted"] is not None
         return has_trained_before and not self.site_state and self._instruction.start is None
 

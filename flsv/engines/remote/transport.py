@@ -11,13 +11,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
+from flsv.__about__ import __version__
 from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import (
     GARBLED_REPLY_ERRORS,
@@ -127,6 +127,8 @@ class Directory:
         self.encoder_hash: str | None = None
         self._table_states: dict[int, str | None] = {}
         self._addresses: dict[int, Address] = {}
+        # Sites that have been greeted, and those that have answered.
+        self._asked_sites: set[int] = set()
         self._greeted_sites: set[int] = set()
         self._fault_by_name: dict[str, str] = {}
 
@@ -147,7 +149,7 @@ class Directory:
             ) from error
 
     def _enter(self, site: int, announced: Mapping[str, Any]) -> None:
-        """Note a site's numbers of samples, and the hash of its samples unless there is one already."""
+        """Note a site's numbers of samples, and its first hash of samples."""
         sizes = _sizes(announced, self._max_samples)
         contents = _contents(announced)
         self.sizes[site] = sizes
@@ -160,17 +162,14 @@ class Directory:
         with self._awaiting(self._sites_without_sizes, count=len(self.names)):
             reachable_sites = self.refresh(strict=True)
             while not reachable_sites or self._sites_without_sizes():
-                if time.monotonic() > deadline:
-                    # All sites have sizes in the file if none is missing: then no site can be reached.
-                    missing = [self.names[site] for site in self._sites_without_sizes()]
-                    faults = " ".join(self._fault_by_name.values())
-                    raise RuntimeError(
-                        f"sites {missing or self.names} have not come within {self.wait:g} s. "
-                        f"{faults} Start them, or leave them out of sites=[...]. One whose log "
-                        "says Exit Code: 305 has a key that is not registered here."
-                    )
-                time.sleep(min(0.5, self.wait))
-                reachable_sites = self.refresh(strict=True)
+                # A site may have come while another one's answer was awaited.
+                is_last_look = time.monotonic() > deadline
+                if not is_last_look:
+                    time.sleep(min(0.5, self.wait))
+                asked_before = set(self._asked_sites)
+                reachable_sites = self.refresh(strict=True, only_new=is_last_look)
+                if is_last_look and self._asked_sites == asked_before:
+                    raise RuntimeError(self._why_not_all_sites())
 
         message = f"{len(reachable_sites)} of {len(self.names)} sites are there"
         away = []
@@ -182,11 +181,33 @@ class Directory:
         rank_zero_info(f"flsv: {message}.")
         self._agree_on_encoder()
 
+    def _why_not_all_sites(self) -> str:
+        # All sites have sizes in the file if none is missing: then no site can be reached.
+        missing_sites = self._sites_without_sizes() or range(len(self.names))
+        names_of_absent: list[str] = []
+        names_of_silent: list[str] = []
+        for site in missing_sites:
+            names = names_of_silent if site in self._asked_sites else names_of_absent
+            names.append(self.names[site])
+
+        reasons = []
+        if names_of_silent:
+            reasons.append(
+                f"sites {names_of_silent} have come, and have not said what they have within {self.wait:g} s. Their "
+                "logs may say why. If they read their data for longer, raise wait."
+            )
+        if names_of_absent:
+            reasons.append(
+                f"sites {names_of_absent} have not come within {self.wait:g} s. Start them, or leave them out of "
+                "sites=[...]. One whose log says Exit Code: 305 has a key that is not registered here."
+            )
+        return " ".join([*reasons, *self._fault_by_name.values()])
+
     def _sites_without_sizes(self) -> list[int]:
         return [site for site in range(len(self.names)) if site not in self.sizes]
 
     def _agree_on_encoder(self) -> None:
-        """Let all sites tell about their tables, make one encoder of it, and let all take that."""
+        """Make one encoder from all sites' tables, and send it to all."""
         self._check_states()
         is_encoder_awaited = NO_ENCODER in self._table_states.values()
         if is_encoder_awaited and self.encoder is None:
@@ -224,9 +245,9 @@ class Directory:
         check_states(states)
         self.encoder_hash = next(iter(states.values()), None)
 
-    def refresh(self, strict: bool = False) -> dict[int, Address]:
+    def refresh(self, strict: bool = False, only_new: bool = False) -> dict[int, Address]:
         """Return ``{site number: address}`` of the sites that answer. With ``strict`` a site that cannot take part is
-        an error."""
+        an error, with ``only_new`` sites that have been asked are not asked again."""
         self._addresses = self._sites_at(self._transport.present())
         if strict:
             # At the first contact a site starts a process and reads its data: it may take as long as `wait`.
@@ -235,8 +256,10 @@ class Directory:
             seconds = self.timeout
         greetings = {}
         for site in self._addresses:
-            if site not in self._greeted_sites:
+            is_asked = only_new and site in self._asked_sites
+            if site not in self._greeted_sites and not is_asked:
                 greetings[site] = Packet("hello", {"client": site})
+        self._asked_sites.update(greetings)
         for site, reply in self._send(greetings, seconds):
             self._take_greeting(site, reply, strict)
         reachable_sites = {}
@@ -385,7 +408,7 @@ class Directory:
 
 
 def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
-    """Read a site's number of samples in each split, and check that it is at most ``max_samples``."""
+    """Read a site's number of samples in each split, at most ``max_samples``."""
     sizes = {}
     for split, minimum in _MIN_SAMPLES_BY_SPLIT.items():
         sizes[split] = checked_int(plain, split, maximum=float("inf"), minimum=minimum)
@@ -399,7 +422,7 @@ def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
 
 
 def _contents(plain: Mapping[str, Any]) -> str | None:
-    """Read what a site tells of its samples' hash. None: it has a table that waits for an encoder."""
+    """Read a site's hash of samples, None while a table waits for an encoder."""
     contents = plain.get("contents")
     if contents is None:
         return None
@@ -435,7 +458,7 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
     for name in ("local_epochs", "optimizer_state", "head"):
         options.append(f"{name}={getattr(config, name)!r}")
     return {
-        "flsv": f"{version('flsv')}, sources {_sources()}",
+        "flsv": f"{__version__}, sources {_sources()}",
         "module": f"{type(module).__name__}, {space.size} numbers, {hash_of_layout}",
         "at clients": ", ".join(parts_at_clients) or "nothing",
         "training": ", ".join(options),

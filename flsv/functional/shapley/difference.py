@@ -91,7 +91,7 @@ class _Strata:
         self.moments_by_size = [Moments() for _ in range(num_sizes)]
 
     def draw_samples(self, sample_cost: int) -> None:
-        """Draw samples until the budget is spent, of sizes in random order. A sample takes so many evaluations."""
+        """Draw samples of random sizes until the budget is spent."""
         budget = self.game.budget - 2  # without the empty and the grand coalition
         num_sizes = self.num_players - 1
         num_inner_sizes = self.num_players - 3  # all but 0 and n - 2
@@ -143,8 +143,8 @@ class _Strata:
                 break
 
     def draw_coalitions(self, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw, for each player i except the base player, coalitions S of the given sizes ``[R]`` without these two.
-        Return S + base player and S + i, both bool ``[R, n-1, n]``.
+        """Draw coalitions S of sizes ``[R]`` for each player i. Return S + base player and S + i, both bool ``[R,
+        n-1, n]``.
         """
         # For each of R sizes, and each player i but the base player, one coalition without both.
         num_others = self.num_players - 1

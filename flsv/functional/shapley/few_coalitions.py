@@ -182,7 +182,7 @@ def _fitted_values(
     utilities: Tensor,
     noise: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Fit a Gaussian process to each of M games. Return the Shapley values and their standard errors, ``[n, M]``."""
+    """Fit a Gaussian process per game. Return Shapley values and standard errors, ``[n, M]``."""
     num_players = masks.shape[1]
     values_by_game = []
     stderr_by_game = []
@@ -287,8 +287,7 @@ def _kernel_of_parts(masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _index_of_best_penalty(loss: Tensor, has_enough_noise: Tensor) -> int:
-    """Return the index of the penalty with the least loss, of those with enough noise, but at most the largest likely
-    one."""
+    """Return the index of the best penalty with enough noise, at most the largest likely one."""
     is_likely = has_enough_noise & (PENALTIES <= MAX_LIKELY_PENALTY)
     if is_likely.any():
         likely_loss = loss.where(is_likely, torch.inf)

@@ -157,7 +157,7 @@ def block_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
 
 
 def _disjoint_coalitions(trained: Tensor) -> Tensor:
-    """List all sets of disjoint trained coalitions of several players, bool ``[C, T]``. The empty set comes first."""
+    """List the sets of disjoint trained coalitions, bool ``[C, T]``, the empty one first."""
     sets: list[tuple[int, ...]] = [()]
     is_several = trained.sum(1) > 1
     for position in is_several.nonzero().flatten().tolist():

@@ -105,7 +105,7 @@ def _costs(firsts: Tensor, similarity: Tensor) -> Tensor:
 
 
 def _all_first_halves(num_players: int) -> Tensor:
-    """List the halves of n // 2 players, bool ``[P, n]``, of an even number only those with the first player."""
+    """List the halves of n // 2 players, bool ``[P, n]``, for even n those with the first player."""
     size = num_players // 2
     halves = []
     for members in combinations(range(num_players), size):
@@ -127,8 +127,7 @@ def _searched_first_halves(
     names: Sequence[str],
     seed: int,
 ) -> Tensor:
-    """Return partitions from which no exchange of two players leads to a lower cost, and those one exchange away from
-    the best, bool ``[P, n]``."""
+    """Return partitions that no exchange improves, and the best one's neighbours, bool ``[P, n]``."""
     num_players = len(similarity)
     generator = generator_for(seed, "halvings", *names)
     optima = []

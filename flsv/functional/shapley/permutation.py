@@ -113,8 +113,7 @@ def _fill_truncated(
     grand: Tensor,
     truncation: float | Tensor,
 ) -> None:
-    """Fill in the utilities along orders, in place. An order ends where its utility is close to the grand
-    coalition's."""
+    """Fill in utilities along orders, up to one close to the grand coalition's."""
     num_orders, num_utilities, _ = path_utilities.shape
     num_players = num_utilities - 1
     running_orders = torch.arange(num_orders)
@@ -216,8 +215,8 @@ def _sample_orders(
     generator: Generator | None,
     truncation: float | None,
 ) -> tuple[Moments, int]:
-    """Sample up to ``max_groups`` groups of orders within the budget. Return the moments of the groups' means, and how
-    many groups are distinct.
+    """Sample up to ``max_groups`` groups of orders. Return the moments of their means, and the number of distinct
+    groups.
     """
     moments = Moments()
     distinct_orders = set[tuple[int, ...]]()
@@ -258,7 +257,7 @@ def _representatives(
     orders: Tensor,
     group_size: int,
 ) -> set[tuple[int, ...]]:
-    """Return an order for each group. Of a pair, that which begins with the lower player stands for both."""
+    """Return an order for each group, of a pair that with the lower first player."""
     representatives = orders[::group_size]
     if group_size == 2:
         is_ascending = representatives[:, :1] <= representatives[:, -1:]

@@ -144,9 +144,7 @@ def _hypergeometric(
     marked: int,
     max_hits: int,
 ) -> Tensor:
-    """Compute hypergeometric probabilities ``[population + 1, max_hits + 1]``. Entry (d, h) is that of h ``marked``
-    elements among d drawn ones.
-    """
+    """Compute probabilities of h ``marked`` elements among d drawn, ``[population + 1, max_hits + 1]``."""
     # The probability of the hits (columns) among the drawn (rows), for all numbers of both.
     numbers = torch.arange(population + 1).double()
     num_drawn = numbers.unsqueeze(1)

@@ -197,8 +197,8 @@ def _fill_plan(
 
 
 def _scale_both(plan: Tensor, iterations: int) -> Finished:
-    """Scale a transport plan to uniform marginals, by simultaneous updates of both sides. Return the log factors of
-    rows and columns, the number of steps and the error.
+    """Scale a plan to uniform marginals. Return the log factors of rows and columns, the number of steps and the
+    error.
     """
     m, m2 = plan.shape
     row_factors = plan.new_ones(m)
@@ -264,7 +264,7 @@ def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:
 
 
 def _faster_omega(omega: float, rate: float, max_omega: float) -> float:
-    """Return the relaxation that is best for the slowest mode, as the rate of convergence with ``omega`` shows it."""
+    """Return the best relaxation for the slowest mode, by the rate with ``omega``."""
     slowest = (rate + omega - 1) ** 2 / (omega**2 * rate)
     slowest = min(slowest, 1.0)
     best = 2 / (1 + math.sqrt(1 - slowest))
@@ -417,9 +417,7 @@ def _sample_values(
     blur: float,
     scaling: float,
 ) -> Tensor:
-    """Compute the samples' values for one choice of ``part``. ``labeled_cost()`` returns the cost with labels, None if
-    labels are not known.
-    """
+    """Compute the samples' values for one ``part``. ``labeled_cost()`` is None without labels."""
     if part == "labels" and labeled_cost is None:
         raise ConfigurationError(
             'part="labels" needs classes on both sides. Pass them, or part="features".'

@@ -533,7 +533,7 @@ def _initial_center(
     support: int,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Draw support points ``[S, d]``, each from the points of a client drawn by weight: a sample of their mixture."""
+    """Draw support points ``[S, d]`` from the mixture of the clients' points."""
     owners = torch.multinomial(shares, support, replacement=True, generator=generator)
     positions = torch.randperm(support, generator=generator)
     points = []

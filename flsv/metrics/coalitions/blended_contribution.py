@@ -72,6 +72,7 @@ class BlendedContribution(
         tensor([0.6250, 0.3750,    nan, 0.0000])
     """
 
+    claims = ("effect", "weight")
     unit = "share"
     sign = "larger: the client's updates improve the model more, and agree with the cohort's."
     cost = "a validation of every coalition's model, and two products with the matrix of updates."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import comb
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,11 +12,17 @@ from flsv.functional import few_coalitions
 from flsv.functional.shapley.few_coalitions import Which
 from flsv.functional.shapley.halvings import choose_halvings
 from flsv.scores.performance import Judges
+from flsv.utilities.choices import Trainings
 from flsv.utilities.errors import ConfigurationError
 
 #: A set of coalitions: the name of a design of :func:`flsv.functional.few_coalitions`, each coalition's members, or
 #: halves, which are chosen when each client alone has been trained.
-Coalitions = Which | Literal["halves"] | Sequence[Sequence[int]]
+Coalitions = Trainings | Sequence[Sequence[int]]
+#: Error if halves cannot be chosen.
+NO_OUTPUTS_FOR_HALVES = (
+    'coalitions="halves" are chosen by the outputs of clients\' models, and this performance has none. Choose one of '
+    'outputs, such as "accuracy", or coalitions="both".'
+)
 #: Designs, from the most accurate to the cheapest, and the coalition sizes that each contains completely, as a function
 #: of the number n of clients.
 DESIGNS: Mapping[Which, Callable[[int], Iterable[int]]] = {
@@ -107,13 +112,13 @@ def check_halvings(coalitions: Coalitions, halvings: int, judges: Judges) -> Non
     if coalitions != "halves":
         if halvings != 1:
             raise ConfigurationError(
-                f'ShadowShapley: halvings={halvings} needs coalitions="halves", not {coalitions!r}.'
+                f'halvings={halvings} needs coalitions="halves", not {coalitions!r}.'
             )
         return
     if judges == "clients":
         raise ConfigurationError(
-            'ShadowShapley(coalitions="halves", judges="clients"): halves are chosen by outputs for the validation '
-            'samples of the server. Let the server judge, or train coalitions="both".'
+            'coalitions="halves", judges="clients": halves are chosen by outputs for the validation samples of the '
+            'server. Let the server judge, or train coalitions="both".'
         )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from flsv.functional.shapley.halvings import has_halvings
 from flsv.metrics.coalitions.design import are_singles_only
 
 
@@ -38,6 +39,7 @@ def evidence_of(
     return {
         "source": source,
         "alone_only": are_singles_only(masks) and not are_all_trained,
+        "halved": has_halvings(masks) and not are_all_trained,
         "alone": [] if per_class else utilities[is_alone].tolist(),
         "together": None if per_class else float(utilities[masks.all(1)]),
     }

@@ -123,9 +123,7 @@ class MovingAverage(Fold):
         metric.stderr = latest(torch.stack([metric.stderr, stderr_of_round]))  # skips NaN
 
     def _values_and_stderr(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
-        """Return the values and standard errors that enter the average. Here they are those of the round's estimate, in
-        :class:`SurrogateAverage` the normalized ones.
-        """
+        """Return the values and standard errors that enter the average: the round's estimate."""
         return estimate.values, estimate.stderr
 
     def compute(self, metric: Any) -> Tensor:

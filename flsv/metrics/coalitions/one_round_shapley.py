@@ -109,6 +109,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         tensor([1., 6.])
     """
 
+    claims = ("effect",)
     cost = "a validation of every coalition's model once, at the end; n + 1 models in memory."
     full_state_update = True
     mergeable = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from flsv.functional.shapleyfl import Normalization
+from flsv.metrics.base import Claims
 from flsv.metrics.coalitions.folds import Decay, MovingAverage, Sum, SurrogateAverage
 from flsv.metrics.coalitions.value import CoalitionValue, Weighting
 from flsv.utilities.declared import Momentum, Share
@@ -282,6 +283,8 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting",
         >>> metric.compute()
         tensor([0.2500,    nan, 0.5000])
     """
+
+    claims: Claims = ("effect",)
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from flsv.core import Round
 from flsv.functional import ShapleyEstimate
 from flsv.functional.shapley.estimators import check_estimator, estimator_of
 from flsv.games import CoalitionUtility, Renormalized
-from flsv.metrics.base import ContributionMetric
+from flsv.metrics.base import Claims, ContributionMetric
 from flsv.metrics.coalitions.folds import FOLDS, Fold, FoldName
 from flsv.scores.performance import Judges, Mode, ModelScore, judged_by, performance_of, title_of
 from flsv.utilities.errors import ConfigurationError
@@ -32,6 +32,7 @@ class MeasuredMetric(ContributionMetric):
     Models are evaluated at the server or at the clients, by a performance measure or by the accuracy of each class.
     """
 
+    claims: Claims = ("value",)
     to_pay_by = True
     performance: str | ModelScore
     judges: Judges

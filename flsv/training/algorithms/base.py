@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from flsv._lightning.patches import metric_states, put_metric_states, unlogged
 from flsv._lightning.private import trainer_of
@@ -22,32 +23,61 @@ from flsv.utilities.seeding import generator_for, isolated_rngs
 _END_OF_BATCHES = object()
 
 
+#: Function from a layer's positional arguments and its output to a scalar.
+Term = Callable[[tuple[Any, ...], Any], Tensor]
+
+
+class LossTerm:
+    """Term of a loss that is computed from a layer's latest call."""
+
+    def __init__(self, term: Term, layer: nn.Module) -> None:
+        self._term = term
+        self._layer = layer
+        self._latest_call: tuple[tuple[Any, ...], Any] | None = None
+
+    def watch(self) -> RemovableHandle:
+        """Watch the layer's calls until the handle is removed."""
+        return self._layer.register_forward_hook(self._note_call)
+
+    def _note_call(self, layer: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        self._latest_call = (arguments, output)
+
+    def value(self) -> Tensor:
+        """Compute the term from the latest call, which is then forgotten with its graph."""
+        if self._latest_call is None:
+            raise ConfigurationError(
+                f"a client algorithm adds a term of {type(self._layer).__name__} to the loss, and training_step does "
+                "not call this layer. Call it there, as in self(x), or choose another client algorithm."
+            )
+        arguments, output = self._latest_call
+        self._latest_call = None
+        return self._term(arguments, output)
+
+
 class ClientContext:
     """One client's training in one round, as a client algorithm sees it.
 
     Attributes:
         instruction: the server's message to the client.
-        local: the client's own data, which can be read in every hook of its algorithm.
+        local: the client's own data.
         state: tensors that the client keeps between rounds, by name.
-        start: ``[P]``, the model that the client started from, as a vector of all shared parameters and buffers.
+        start: ``[P]``, the model that the client started from, of all shared parameters and buffers.
         num_steps: number of optimizer steps so far. A step that takes another optimizer's step counts once.
         lr_sum: sum of the learning rates of these steps.
         optimizer: the optimizer that takes the present step. None before the first step.
         module: the module in which the client trains.
         samples: the client's number of training samples.
-        batches: the number of batches that the client trains on in the round.
-        position: the number of batches that the client has trained on so far.
-        lengths: the number of batches of each local epoch. The last one may be shorter than the others.
-        epoch_batches: the number of batches of a whole local epoch, at least 1.
+        batches: number of batches that the client trains on in the round.
+        position: number of batches so far.
+        lengths: number of batches of each local epoch. The last one may be shorter.
+        epoch_batches: number of batches of a whole local epoch, at least 1.
         epoch: the local epoch, from 0, of the present step.
         broken: whether training has failed, or its result is not finite.
         trained: ``[P]``, the model that the client has trained. None before the end.
         sent: ``[P]``, the model that the client sends, after the uploads (attacks, noise, compression). None before the
-            end. Compute reports from this model, which the server receives: reports computed from ``trained`` would
-            reveal what noise hides.
-        upload: ``upload(vector, start, name)`` applies the uploads to another model ``[P]`` of this client, which was
-            trained from ``start``, and returns the result. The uploads' own state for this model is kept under
-            ``name``. Before the end of training the model is returned unchanged.
+            end. Compute reports from this model: those of ``trained`` would reveal what noise hides.
+        upload: ``upload(vector, start, name)`` applies the uploads to another model ``[P]`` of this client, trained
+            from ``start``, and keeps their state under ``name``. Before the end of training it changes nothing.
     """
 
     def __init__(
@@ -90,6 +120,8 @@ class ClientContext:
             if name in space.names:
                 self._names[parameter] = name
         self._streams: dict[str, Iterator[Any]] = {}
+        self._frozen_modules: dict[str, nn.Module] = {}
+        self.loss_terms: list[LossTerm] = []  # of the present batch
         self._num_second_steps = 0  # calls of `step`
 
     @property
@@ -106,13 +138,12 @@ class ClientContext:
         return self.instruction.tensors[name]
 
     def entries(self, vector: Tensor, parameters: list[Tensor]) -> list[Tensor]:
-        """Split a vector into one tensor per parameter, in the parameter's shape and dtype.
-
-        The tensors are views of the vector if its dtype is the parameter's, and converted copies otherwise.
+        """Split a vector into one tensor per parameter, in the parameter's shape and dtype: a view of the vector, or a
+        copy where the dtype differs.
 
         Args:
             vector: a vector ``[P]``, or only its first ``num_parameters`` entries.
-            parameters: the parameters to return tensors for, in this order. They must be shared with the server.
+            parameters: the shared parameters to return tensors for.
         """
         views = self.space.unflatten(vector)
         return [views[self._names[parameter]].to(parameter.dtype) for parameter in parameters]
@@ -122,10 +153,10 @@ class ClientContext:
 
         Args:
             parameters: shared parameters of the client's module.
-            tensors: for each of these parameters, a tensor in its shape. None stands for zeros.
+            tensors: for each of these, a tensor in its shape. None stands for zeros.
 
         Returns:
-            The vector, with 0 for all parameters that are not in ``parameters``.
+            The vector, with 0 for all other parameters.
         """
         vector = self.start.new_zeros(self.num_parameters)
         views = self.space.unflatten(vector)
@@ -157,18 +188,46 @@ class ClientContext:
     def own_model(self, name: str) -> Tensor:
         """Return a model ``[P]`` that the client trains beside the federation's model (Ditto's personal model).
 
-        Change the returned tensor in place: the client's state keeps it under ``name`` from round to round, and it is
-        saved with the run. At first it is a copy of the model that the client started from."""
+        Change it in place: the client's state keeps it under ``name``, and it is saved with the run. At first it is a
+        copy of the model that the client started from."""
         if name not in self.state:
             self.state[name] = self.start.clone()
         return self.state[name]
 
+    def frozen_module(self, name: str, vector: Tensor) -> nn.Module:
+        """Return a frozen copy of the module in evaluation mode that holds a model ``[P]``, made once for each ``name``
+        in a client's training. To train, call :meth:`step`."""
+        if name not in self._frozen_modules:
+            self._frozen_modules[name] = self.local.module(vector)
+        return self._frozen_modules[name]
+
+    def add_loss(self, term: Term, layer: nn.Module) -> None:
+        """Add a term to the present batch's loss. Call it in :meth:`ClientAlgorithm.begin_batch`.
+
+        It is added to what ``training_step`` returns, so that gradient accumulation, precision, clipping and reported
+        losses include it.
+
+        Args:
+            term: function from the layer's positional arguments and its output in ``training_step`` to a scalar.
+            layer: the layer, such as the client's ``module`` for its predictions.
+
+        Raises:
+            ConfigurationError: the module steps its optimizers itself. In the batch: ``training_step`` does not call
+                the layer, or returns no loss.
+        """
+        if not getattr(self.module, "automatic_optimization", True):
+            raise ConfigurationError(
+                f"training_step of {type(self.module).__name__} steps its optimizers itself (automatic_optimization = "
+                "False), so that no term can be added to its loss. Use automatic optimization."
+            )
+        self.loss_terms.append(LossTerm(term, layer))
+
     def own_batches(self, name: str) -> Iterator[Any]:
         """Return an endless iterator over the client's training batches, as ``training_step`` gets them.
 
-        It draws from the training samples independently of the Trainer's batches: it passes over the samples again and
-        again, each time in another random order, which depends on ``name``, the run's seed, the round and the client
-        only. A second call in the same round returns the same iterator."""
+        It passes over the samples again and again, apart from the Trainer's batches, each time in another random order,
+        which depends on ``name``, the run's seed, the round and the client. A second call in a round returns the same
+        iterator."""
         if name not in self._streams:
             self._streams[name] = self._endless_batches(name)
         return self._streams[name]
@@ -191,14 +250,12 @@ class ClientContext:
     def step(self, model: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         """Compute the loss of ``model`` on a batch, and its gradient with respect to the model.
 
-        ``training_step`` runs with ``model`` written into the client's module. Afterwards the module's parameters,
-        buffers, gradients and metrics are restored. Logged values are dropped, and random numbers come from a separate
-        stream, so that the client's training is not affected.
+        ``training_step`` runs with ``model`` in the client's module, which is restored afterwards. Logged values are
+        dropped, and random numbers come from a separate stream, so that the client's training is not affected.
 
         Args:
-            model: ``[P]``, a model of the module's structure. Its buffers (BatchNorm's statistics) are updated in
-                place, its parameters are not. Parameters that are not shared with the server are taken from the
-                client's module.
+            model: ``[P]``. Its buffers (BatchNorm's statistics) are updated in place, its parameters are not.
+                Parameters that are not shared with the server are those of the client's module.
             batch: the batch of :meth:`ClientAlgorithm.begin_batch`, or one of :meth:`own_batches`.
 
         Returns:
@@ -220,6 +277,8 @@ class ClientContext:
             training_step = trainer.strategy.training_step
         trained = [parameter for parameter in self._names if parameter.requires_grad]
 
+        terms_of_batch = self.loss_terms
+        self.loss_terms = []  # they are terms of the client's training only
         space = self.space
         snapshot = ModuleSnapshot(module)
         vector = space.read(module)
@@ -248,6 +307,7 @@ class ClientContext:
                 buffers = space.read(module)[self.num_parameters :]
                 model[self.num_parameters :] = buffers
             finally:
+                self.loss_terms = terms_of_batch
                 snapshot.restore()
                 space.write(module, vector)
                 space.write_private(module, private_entries)
@@ -260,17 +320,16 @@ def _upload_unchanged(vector: Tensor, initial_model: Tensor, name: str) -> Tenso
 
 
 class ClientAlgorithm(Strategy):
-    """Base class of client algorithms, which change how clients train. They work with any module, precision and
-    optimizer.
+    """Base class of client algorithms, which change how clients train, with any module, precision and optimizer.
 
-    While the Trainer trains a client, the methods below that take a :class:`ClientContext` are called at the client.
-    There one object may serve many clients: read only constructor arguments from ``self``, and keep a client's tensors
-    in ``context.state``. The names of the values that clients report are declared in ``reports``. The methods of
-    :class:`flsv.core.strategy.Strategy` are called at the server, except ``report``.
+    The methods below that take a :class:`ClientContext` are called at the client. There one object may serve many
+    clients: read only constructor arguments from ``self``, and keep a client's tensors in ``context.state``.
+    ``reports`` names what clients report. The methods of :class:`flsv.core.strategy.Strategy` are called at the server,
+    except ``report``.
 
     Attributes:
-        uses: the name of the client's own model (:meth:`ClientContext.own_model`) with which the client predicts and is
-            tested. None if it uses the model that the personalizer or the server gives it, see :func:`used_model`.
+        uses: the name of the client's own model (:meth:`ClientContext.own_model`) with which it predicts and is tested.
+            None: the model of the personalizer or the server, see :func:`used_model`.
     """
 
     uses: ClassVar[str | None] = None
@@ -294,7 +353,7 @@ class ClientAlgorithm(Strategy):
 
         Args:
             context: the client's training.
-            batch: the batch in the form in which ``training_step`` gets it.
+            batch: the batch, as ``training_step`` gets it.
         """
 
     def frozen_parameters(
@@ -326,13 +385,13 @@ class ClientAlgorithm(Strategy):
         """
 
     def leave_client(self, context: ClientContext) -> None:
-        """Undo the changes that :meth:`begin_client` made to the module, after the client's training.
+        """Undo the changes that :meth:`begin_client` made to the module.
 
-        This is called before :meth:`end_client`, and also if the trained model is not finite or training has failed."""
+        This is called before :meth:`end_client`, also if training has failed or its model is not finite."""
 
     def end_client(self, context: ClientContext) -> Mapping[str, Tensor | float]:
-        """Return the values that the client reports to the server after its training, ``{name: value}``. The names are
-        those in ``reports``.
+        """Return what the client reports to the server after its training, ``{name: value}``, by the names in
+        ``reports``.
 
         ``context.trained`` and ``context.sent`` are set. This is not called if the trained model is not finite."""
         return {}

@@ -60,7 +60,7 @@ _RELATIVE_TOLERANCE = 1e-2
 
 @dataclass(frozen=True)
 class _WatchedBatch:
-    """A batch whose samples' products are computed: the number of steps before it, its samples and their classes."""
+    """A watched batch: the steps before it, its samples and their classes."""
 
     step: int
     samples: Tensor
@@ -361,8 +361,7 @@ class InRunValues(ClientAlgorithm):
         parameters: list[Tensor],
         gradients: list[Tensor],
     ) -> None:
-        """Check that the samples' products in the first step sum to the product of the whole gradient and the
-        vector."""
+        """Check that the samples' products in the first step sum to the whole gradient's."""
         reference = context.entries(context.received(VALIDATION_GRADIENT), parameters)
         gradient_product = 0.0
         largest_product = 0.0  # if all gradients had the direction of the reference
@@ -549,7 +548,7 @@ def _has_plain_steps(optimizer: Any) -> bool:
 
 
 def _unsupported_reason(layer: nn.Module) -> str | None:
-    """Return why a layer's per-sample products cannot be computed, as a clause of a message, or None."""
+    """Return why a layer has no per-sample products, or None."""
     if isinstance(layer, _BATCH_NORM):
         return None  # in evaluation mode: linear, with constant statistics
     if not isinstance(layer, LINEAR_LAYERS):
@@ -564,7 +563,7 @@ def _unsupported_reason(layer: nn.Module) -> str | None:
 
 
 def _copy_with_reference(layer: nn.Module, reference: dict[str, Tensor | None]) -> nn.Module:
-    """Copy a layer, with the entries of ``reference``, or zeros for None, in place of its parameters."""
+    """Copy a layer, with ``reference`` or zeros in place of its parameters."""
     new_parameters = {}
     for name, entries in reference.items():
         parameter: Any = layer._parameters[name]

@@ -15,12 +15,14 @@ from torch.utils.data import DataLoader, TensorDataset
 pytest.importorskip("flwr", reason="needs flwr: make flower")
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 
 from flsv import ClassifierClient, FederatedLoop
 from flsv.aggregation import DivergenceWeighted
 from flsv.engines.flower import GridTransport, client_app, from_record, server_app, to_record
 from flsv.engines.remote import Packet
+from flsv.engines.remote.messages import BadReply, Unwilling, check_done
 from flsv.utilities.errors import ConfigurationError
 
 pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("as_a_task")]
@@ -29,7 +31,7 @@ pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("as_a_task")]
 class Grid:
     """Two SuperNodes; what the second is greet first, it answers at the ``patience``-th look of the server's."""
 
-    def __init__(self, patience: float, error: bool = False) -> None:
+    def __init__(self, patience: float, error: int | None = None) -> None:
         self.sent: list[Message] = []
         self._patience = patience
         self._error = error
@@ -59,7 +61,7 @@ class Grid:
                 if self._patience > 0:
                     continue
                 if self._error:
-                    error = Error(code=5, reason="gone")
+                    error = Error(code=self._error, reason="gone")
                     replies.append(Message(error, reply_to=message))
                     continue
             round_index = from_record(message.content).plain["round"]
@@ -131,14 +133,18 @@ def test_reply_in_time_is_read_although_the_server_itself_is_late() -> None:
     assert list(replies) == [1]
 
 
-def test_error_message_of_flower_is_reported_as_the_sites_fault() -> None:
-    grid = Grid(patience=1, error=True)
+@pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, ErrorCode.LOAD_CLIENT_APP_EXCEPTION])
+def test_error_message_of_flower_is_reported_as_the_sites_fault(code: int) -> None:
+    grid = Grid(patience=1, error=code)
     transport = GridTransport(grid)  # type: ignore[arg-type]
 
     packets = make_training_packets(0)
     replies = dict(transport.exchange(packets, 5.0))
 
-    assert replies[2] == "gone (code 5)"
+    # An app that cannot be loaded is not waited for.
+    with pytest.raises(BadReply, match=rf"gone \(code {code}\)") as error:
+        check_done(replies[2])
+    assert isinstance(error.value, Unwilling) is (code == ErrorCode.LOAD_CLIENT_APP_EXCEPTION)
     assert replies[1].plain == {"answer_to_round": 0}  # type: ignore[union-attr]
 
 

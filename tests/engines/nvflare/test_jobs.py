@@ -234,6 +234,26 @@ def test_owners_policy_and_node_file_are_read_at_every_message(
     assert "its policy /nowhere.toml cannot be read" in reply["error"]
 
 
+def test_misspelt_policy_file_is_refused_and_a_site_says_which_policy_it_has(
+    job: Job,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job.run(server_of(rounds=0))
+    local = tmp_path / "Lyon" / "local"
+    misspelt_file = local / "flsv-sites.toml"
+
+    misspelt_file.write_text("max_epsilon = 3\n")
+    reply = greet_lyon(job)
+    assert "flsv-sites.toml in its folder local is no file that flsv reads" in reply["error"]
+    assert reply["unwilling"] is True
+
+    misspelt_file.unlink()
+    with caplog.at_level("INFO"):
+        assert "sizes" in greet_lyon(job)
+    assert "no policy" in caplog.text
+
+
 def test_filters_of_nvflare_change_nothing_of_a_packet(job: Job) -> None:
     vector = torch.ones(3)
     message = to_shareable(Packet("update", {}, {"vector": vector}))

@@ -1,6 +1,7 @@
 """Who is who among the nodes: whom a server waits for, whom it refuses, and how it goes on after its end."""
 
 import json
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -121,6 +122,12 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
 
     assert "Jane" not in str(error.value)
 
+    # So does code that fails for another reason.
+    nodes.says["hello"][OSAKA_ADDRESS] = failure_packet(KeyError("Jane Doe"))
+    directory = Directory(nodes, NAMES, {}, tmp_path / "third", wait=60)
+    with pytest.raises(ConfigurationError, match="site 'Osaka' cannot take part: .* KeyError"):
+        directory.gather()
+
     # One that may mend itself ends no start.
     nodes.says["hello"][OSAKA_ADDRESS] = failure_packet(OSError("no disk"))
     directory = Directory(nodes, NAMES, {}, tmp_path / "other", wait=0)
@@ -128,10 +135,57 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
         pytest.warns(UserWarning, match="site 'Osaka' has not said what it has"),
         pytest.raises(
             RuntimeError,
-            match=r"\['Osaka'\] have not come within 0 s. site 'Osaka' has not said.*OSError",
+            match=r"\['Osaka'\] have come, and have not said .* within 0 s.* 'Osaka' has not said.*OSError",
         ),
     ):
         directory.gather()
+
+
+class OsakaThatComesLate(Replay):
+    """Osaka comes while the answer of Boston is awaited for the whole time, and Boston has none or a late one."""
+
+    def __init__(self, is_boston_answering: bool) -> None:
+        super().__init__()
+        self.is_boston_answering = is_boston_answering
+        self.num_exchanges = 0
+
+    def present(self) -> dict[int, str]:
+        nodes = super().present()
+        if self.num_exchanges == 0:
+            del nodes[OSAKA_ADDRESS]
+        return nodes
+
+    def exchange(self, packets: Any, seconds: float) -> Iterator[tuple[int, Any]]:
+        self.num_exchanges += 1
+        for address in packets:
+            if address == BOSTON_ADDRESS:
+                time.sleep(2 * WAIT)
+            if address != BOSTON_ADDRESS or self.is_boston_answering:
+                yield address, Packet("here", announcement(SIZES))
+
+
+WAIT = 0.1
+
+
+def test_site_that_comes_while_another_answers_takes_part(tmp_path: Path) -> None:
+    nodes = OsakaThatComesLate(is_boston_answering=True)
+    directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=WAIT)
+
+    directory.gather()
+
+    assert sorted(directory.sizes) == [0, 1, 2]
+
+
+def test_site_that_does_not_answer_is_not_said_to_be_away(tmp_path: Path) -> None:
+    nodes = OsakaThatComesLate(is_boston_answering=False)
+    directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=WAIT)
+
+    with pytest.raises(RuntimeError) as error:
+        directory.gather()
+
+    assert str(error.value).startswith("sites ['Boston'] have come, and have not said")
+    assert "have not come" not in str(error.value)
+    assert nodes.num_exchanges == 2
 
 
 def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path: Path) -> None:
@@ -295,7 +349,10 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_pat
             optimizer_state="persist",
             sampler=UniformSampler(2),
             local_epochs=2,
-            metrics={"cssv": ClassSpecificShapley(), "shadow": ShadowShapley()},
+            metrics={
+                "cssv": ClassSpecificShapley(),
+                "shadow": ShadowShapley(coalitions="halves"),
+            },
         )
 
     server_data = ServerData()

@@ -200,6 +200,6 @@ def test_site_that_tells_no_hash_is_not_let_in(tmp_path: Path, contents: Any) ->
     federation.transport.on_reply = tell_other_contents
     with (
         pytest.warns(UserWarning, match="site 'Boston' has not said what it has: it "),
-        pytest.raises(RuntimeError, match="have not come"),
+        pytest.raises(RuntimeError, match="have not said what they have"),
     ):
         federation.go_on_until(1)

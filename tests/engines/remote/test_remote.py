@@ -16,6 +16,8 @@ from flsv.attacks import FalseReports
 from flsv.data import load_image_data
 from flsv.engines.remote import Packet, SitePolicy
 from flsv.engines.remote.site_visit import SiteVisit
+from flsv.functional import choose_halvings
+from flsv.games.members import members_of
 from flsv.metrics import (
     ClassSpecificShapley,
     CommunicationCost,
@@ -269,6 +271,44 @@ def test_values_of_coalitions_at_sites_equal_those_of_one_process(
     assert torch.equal(remote.state.model(), local.state.model())
     for name, values in local.contributions.items():
         torch.testing.assert_close(remote.contributions[name], values, rtol=1e-5, atol=1e-6)
+
+
+def make_coalitions_loop(coalitions: Any, **options: Any) -> FederatedLoop:
+    metric = ShadowShapley(coalitions=coalitions, performance="negative_loss")
+    return make_fedavg_loop(metrics={"shadow": metric}, **options)
+
+
+@pytest.mark.parametrize("aggregator", [FedAvg(), FedAdam(0.02)])
+def test_halves_at_sites_are_those_of_first_updates(tmp_path: Path, aggregator: Any) -> None:
+    make = partial(make_coalitions_loop, "halves", aggregator=aggregator)
+    remote = SitesInProcess(tmp_path / "b", make).fit(server_data=ServerData())
+    first_round = fit_in_one_process(
+        tmp_path / "a",
+        partial(make_fedavg_loop, evaluation=ClientEvaluation(keep_trained=True)),
+        rounds=1,
+    )
+    first_models = [first_round.trained[client] for client in range(len(NAMES))]
+    halves = choose_halvings(
+        torch.stack(first_models),
+        NAMES,
+        1,
+        logits=False,
+    )
+    coalitions = [[client] for client in range(len(NAMES))]
+    coalitions += members_of(halves)
+
+    local = fit_in_one_process(
+        tmp_path / "c",
+        partial(make_coalitions_loop, coalitions, aggregator=aggregator),
+    )
+
+    assert torch.equal(remote.state.model(), local.state.model())
+    torch.testing.assert_close(
+        remote.contributions["shadow"],
+        local.contributions["shadow"],
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 class LyonThatSendsTheGlobalModel:

@@ -1,0 +1,405 @@
+"""Functions that read a column's values: numbers, truth values, words, or dates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import compress
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
+
+from flsv.data.groups import check_spelling
+from flsv.data.sources.agreed import LARGEST_NUMBER
+from flsv.data.sources.columns import (
+    DAYS_SINCE_1970,
+    NUMBERS_KIND,
+    TRUTH_KIND,
+    WORDS_KIND,
+    ColumnCard,
+    Columns,
+)
+from flsv.data.sources.frames import (
+    as_categories,
+    as_texts,
+    by_distinct_text,
+    by_file,
+    category_names,
+    places_of_words,
+    texts_by_file,
+)
+from flsv.data.sources.notation import (
+    LEADING_ZERO,
+    are_dates,
+    column_numbers,
+    date_formats,
+    other_notations,
+    parse_dates,
+    parse_numbers,
+    plain_numbers,
+    text_with_ambiguous_point,
+)
+from flsv.data.sources.table import Table
+from flsv.utilities.errors import ColumnError, ConfigurationError, listed
+
+#: Kinds of columns by the results of pandas' ``infer_dtype``.
+_KIND_OF_DTYPE = {
+    "integer": NUMBERS_KIND,
+    "floating": NUMBERS_KIND,
+    "mixed-integer-float": NUMBERS_KIND,
+    "decimal": NUMBERS_KIND,
+    "boolean": TRUTH_KIND,
+    "string": WORDS_KIND,
+    "empty": NUMBERS_KIND,
+}
+_NUMBER_OF_TRUTH = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
+#: Largest number of different values that may still be categories, or marks of missing values.
+_MAX_FEW_VALUES = 10
+
+
+def with_gaps_as_nan(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
+    """Return a column's values with NaN for missing ones and words stripped of white space."""
+    column = table.column(name, argument)
+    marks = columns.missing(name, table.typed)
+    if is_numeric_dtype(column.dtype) and marks == {""}:
+        return column  # no number is an empty text
+    if table.typed:
+        return _masked_gaps(column, marks, columns.decimal, typed=True)
+
+    def mask_gaps(texts: list[str]) -> pd.Series:
+        return _masked_gaps(pd.Series(texts, dtype=object), marks, columns.decimal)
+
+    return as_categories(column, mask_gaps)
+
+
+def _masked_gaps(
+    column: pd.Series, marks: set[str], decimal: str, typed: bool = False
+) -> pd.Series:
+    texts = as_texts(column)
+    is_gap = texts.isna() | texts.isin(list(marks))
+
+    # A mark that is a number marks this number in any notation: -9 also -9.0.
+    parsed_marks = parse_numbers(marks)  # NaN for words
+    finite_marks = parsed_marks[np.isfinite(parsed_marks)]
+    if len(finite_marks) > 0:
+        is_gap |= texts.isin(_texts_of_numbers(texts, finite_marks, decimal))
+
+    kind = _KIND_OF_DTYPE.get(infer_dtype(column, skipna=True))
+    keeps_types = typed and kind != WORDS_KIND
+    values = column.astype(object) if keeps_types else texts
+    return values.mask(is_gap)
+
+
+def _texts_of_numbers(texts: pd.Series, numbers: np.ndarray, decimal: str) -> list[str]:
+    """Return the distinct texts that are one of the numbers."""
+    distinct_texts = []
+    for text in texts.dropna().unique():
+        if not LEADING_ZERO.match(text):  # 007 is no number
+            distinct_texts.append(text)
+    is_one_of_numbers = np.isin(parse_numbers(distinct_texts, decimal), numbers)
+    return list(compress(distinct_texts, is_one_of_numbers))
+
+
+def _kind_and_numbers(
+    table: Table, values: pd.Series, columns: Columns
+) -> tuple[str | None, pd.Series]:
+    """Return a column's kind, or None if it is ambiguous, and its numbers, NaN for what is not a number."""
+    if table.typed:
+        kind = _KIND_OF_DTYPE.get(infer_dtype(values, skipna=True))
+        return kind, pd.Series(parse_numbers(values))  # truth values, too
+
+    texts = values.dropna().unique()
+    if set(texts) <= _NUMBER_OF_TRUTH.keys():  # also if all are missing: NaN
+        kind = TRUTH_KIND if len(texts) else NUMBERS_KIND
+        return kind, values.astype(object).map(_NUMBER_OF_TRUTH)
+
+    # Each file may have its own notation of numbers.
+    read_file = partial(column_numbers, decimal=columns.decimal, thousands=columns.thousands)
+    numbers_by_file = []
+    for texts_of_file in by_file(table, values):
+        numbers_by_file.append(by_distinct_text(texts_of_file, read_file, dtype=float))
+    numbers = pd.concat(numbers_by_file)
+    is_number = np.isfinite(numbers[values.notna()])
+    have_leading_zeros = any(LEADING_ZERO.match(text) for text in texts)
+    are_codes = is_number.all() and have_leading_zeros  # such as 007
+    if is_number.any() and not are_codes:
+        return NUMBERS_KIND, numbers
+    return WORDS_KIND, numbers  # nobody reads the numbers of words
+
+
+def read_columns(
+    table: Table, names: Sequence[str], columns: Columns
+) -> tuple[list[ColumnCard], dict[str, ColumnError]]:
+    """Read the columns ``names`` of all concatenated tables.
+
+    Return the columns, and errors by the names of those that cannot be used, for :func:`raise_problems`.
+    """
+    cards: list[ColumnCard] = []
+    problems: dict[str, ColumnError] = {}
+    for name in names:
+        try:
+            cards.append(_column_card(table, name, columns))
+        except ColumnError as error:
+            problems[name] = error
+    return cards, problems
+
+
+def _column_card(table: Table, name: str, columns: Columns) -> ColumnCard:
+    kind, values = read_column(table, name, columns)
+    if kind == WORDS_KIND:
+        is_number = np.isfinite(by_distinct_text(values, parse_numbers, dtype=float))
+        words = values.mask(is_number)  # not compared as spellings: 07 and 7 may be two codes
+        places_by_word = places_of_words(table, words)
+        try:
+            check_spelling(places_by_word, f"{table.path}: {name!r}", owners=places_by_word)
+        except ConfigurationError as error:
+            raise ColumnError(str(error), {"exclude": [name]}) from error
+    return ColumnCard(name, kind, values)
+
+
+def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Series]:
+    """Return a column's kind and its values: numbers or words, with NaN for missing ones."""
+    dates = columns.dates or {}
+    if name in dates:
+        return _days_since(table, name, dates[name], columns)
+    numbers_read_at_once = _plain_numbers(table, name, columns)
+    if numbers_read_at_once is not None:
+        return NUMBERS_KIND, numbers_read_at_once
+
+    values = with_gaps_as_nan(table, name, "features", columns)
+    values = values.reset_index(drop=True)
+    if table.typed:
+        values = values.astype(object)
+    if name in (columns.categorical or ()):
+        return WORDS_KIND, category_names(values)
+
+    kind, numbers = _kind_and_numbers(table, values, columns)
+    has_value = values.notna()
+    if kind is None:
+        raise _mixed_types_error(table, name)
+    if kind == WORDS_KIND:
+        if not table.typed and are_dates(values[has_value]):
+            raise _dates_error(table, name, values, columns)
+        _check_not_in_other_notation(table, name, values, columns)
+        return kind, category_names(values)
+
+    if numbers[has_value].isna().any():
+        _check_not_in_other_notation(table, name, values, columns)
+    if not table.typed:
+        _check_point_is_unambiguous(table, name, values, columns)
+    is_too_large = numbers.abs() > LARGEST_NUMBER
+    numbers = numbers.mask(is_too_large)
+    is_unreadable = numbers.isna() & has_value
+    if is_unreadable.any():
+        raise _not_a_number_error(table, name, values[is_unreadable], numbers, columns)
+    return kind, numbers
+
+
+def _plain_numbers(table: Table, name: str, columns: Columns) -> pd.Series | None:
+    """Return a text column's numbers, or None unless each text is plainly a number or a gap."""
+    # Most columns of numbers are such. Any other is read text by text, more slowly.
+    is_category = name in (columns.categorical or ())
+    if table.typed or is_category or columns.states_notation:
+        return None
+
+    column = table.column(name, "features").to_numpy(dtype=object)
+    text_numbers, distinct_texts = pd.factorize(column)  # each row's text, -1 for NaN
+    texts = list(map(str.strip, distinct_texts.tolist()))
+    marks = columns.missing(name)
+    is_gap = np.array([text in marks for text in texts], dtype=bool)
+    texts_of_numbers = list(compress(texts, ~is_gap))
+    numbers_read = plain_numbers(texts_of_numbers)
+    if numbers_read is None or (np.abs(numbers_read) > LARGEST_NUMBER).any():
+        return None
+
+    has_points = any("." in text for text in texts_of_numbers)
+    if has_points:
+        is_text_of_number = np.append(~is_gap, False)
+        for numbers_of_file in by_file(table, pd.Series(text_numbers)):
+            distinct_numbers = pd.unique(numbers_of_file[is_text_of_number[numbers_of_file]])
+            if text_with_ambiguous_point(texts[number] for number in distinct_numbers):
+                return None
+
+    numbers_read[np.isin(numbers_read, parse_numbers(marks))] = np.nan
+    number_of_text = np.full(len(texts) + 1, np.nan)
+    number_of_text[:-1][~is_gap] = numbers_read
+    return pd.Series(number_of_text[text_numbers])
+
+
+def _days_since(
+    table: Table, name: str, start_name: str, columns: Columns
+) -> tuple[str, pd.Series]:
+    start_date: Any
+    if start_name == DAYS_SINCE_1970:
+        start_date = np.datetime64(0, "D")
+        start_title = "1970"
+    else:
+        start_date = _dates_of(table, start_name, columns)  # one per row
+        start_title = start_name
+    interval = _dates_of(table, name, columns) - start_date
+    days = interval / np.timedelta64(1, "D")
+    return f"days since {start_title}", days.reset_index(drop=True)
+
+
+def _check_point_is_unambiguous(
+    table: Table, name: str, values: pd.Series, columns: Columns
+) -> None:
+    """Raise ColumnError if a point may separate thousands."""
+    if columns.states_notation:
+        return
+    for texts in texts_by_file(table, values):
+        text = text_with_ambiguous_point(texts)
+        if text is None:
+            continue
+        rows = np.flatnonzero(values == text)
+        whole_number = text.replace(".", "")
+        remedy = {"decimal": ",", "thousands": "."}
+        raise ColumnError(
+            f"{table.where(int(rows[0]))}: {text!r} in {name!r} is {whole_number} if the point separates thousands: "
+            "all values are whole numbers below 1,000 or have three digits after a point. If it is a decimal point, "
+            'say thousands: ","; if not, say as below.',
+            remedy,
+        )
+
+
+def _not_a_number_error(
+    table: Table, name: str, wrong_values: pd.Series, numbers: pd.Series, columns: Columns
+) -> ColumnError:
+    """Return an error about values that are not numbers in a column of numbers."""
+    words = sorted({str(value) for value in wrong_values})
+    has_fractions = (numbers % 1 > 0).any()
+    are_continuous = has_fractions or numbers.nunique() > _MAX_FEW_VALUES
+    row = int(wrong_values.index[0])
+    text = str(wrong_values.iloc[0])
+    where = f"{table.where(row)}: {text!r} in {name!r}"
+    if not are_continuous and _has_two_codings(table, wrong_values, numbers):
+        return ColumnError(
+            f"{where} is a word, and other tables have numbers: two codings of one thing? Write the same at all sites.",
+            {"exclude": [name]},
+        )
+
+    remedy: dict[str, Any]  # options for the columns
+    if not are_continuous:
+        remedy = {"categorical": [name]}
+    elif not isinstance(columns.gaps, list) and len(words) <= _MAX_FEW_VALUES:
+        # Marks are set by column, or not at all: the words may be further marks of missing values.
+        marks_of_columns = columns.gaps or {}
+        marks = [*marks_of_columns.get(name, ()), *words]
+        remedy = {"gaps": {name: marks}}
+    else:
+        remedy = {"exclude": [name]}
+
+    return ColumnError(
+        f"{where} is not a valid number, but others are: a missing value, or a category?", remedy
+    )
+
+
+def _has_two_codings(table: Table, words: pd.Series, numbers: pd.Series) -> bool:
+    """Return whether each file has only words or only numbers, at most two."""
+    is_word = pd.Series(False, index=numbers.index)
+    is_word[words.index] = True
+    words_and_numbers = numbers.astype(object).where(~is_word, words)
+    for values, is_word_of_file in zip(by_file(table, words_and_numbers), by_file(table, is_word)):
+        is_word_of_value = is_word_of_file[values.notna()]
+        if values.nunique() > 2 or is_word_of_value.nunique() > 1:
+            return False
+    return True
+
+
+def _mixed_types_error(table: Table, name: str) -> ColumnError:
+    path_by_type = {}
+    for part in table.parts:
+        for value in part.frame[name].dropna():
+            path_by_type[type(value).__name__] = part.path
+    descriptions = [f"{type_name} in {path}" for type_name, path in path_by_type.items()]
+
+    remedy: dict[str, Any]
+    if path_by_type.keys() <= {"date", "datetime", "Timestamp"}:
+        remedy = {"dates": {name: DAYS_SINCE_1970}}
+    else:
+        remedy = {"exclude": [name]}
+    return ColumnError(
+        f"{name!r} has {' and '.join(descriptions)}; expected numbers, words or truth values, of the same kind in all "
+        "tables.",
+        remedy,
+    )
+
+
+def _dates_error(table: Table, name: str, values: pd.Series, columns: Columns) -> ColumnError:
+    formats = date_formats(texts_by_file(table, values), columns.date_format or ())
+    sentence = f"{table.path}: {name!r} has dates, such as {values.dropna().iloc[0]!r}"
+    if formats is None:
+        unclear = "whether the day or the month comes first is not clear in all tables"
+        to_days = f"Set date_format, such as '%d/%m/%Y', and dates: {{{name}: days}}."
+        return ColumnError(f"{sentence}, and {unclear}. {to_days}", {"exclude": [name]})
+    remedy: dict[str, Any] = {"dates": {name: DAYS_SINCE_1970}}
+    if formats:
+        remedy["date_format"] = formats
+    return ColumnError(
+        f"{sentence}. Convert dates to days since 1970, or since the date in another column.",
+        remedy,
+    )
+
+
+def _check_not_in_other_notation(
+    table: Table, name: str, values: pd.Series, columns: Columns
+) -> None:
+    """Raise ColumnError if texts are numbers in another notation, such as with decimal commas."""
+    distinct_texts = [sorted({*texts}) for texts in texts_by_file(table, values)]
+    numbers_not_read, notations = other_notations(
+        distinct_texts, columns.decimal, columns.thousands
+    )
+    if not numbers_not_read:
+        return
+    rows = np.flatnonzero(values.isin(numbers_not_read))
+    row = int(rows[0])
+    where = f"{table.where(row)}: {values[row]!r} in {name!r}"
+
+    # Each notation is a dict of options, such as {"decimal": ",", "thousands": "."}.
+    descriptions = []
+    for options in notations:
+        marks = [f"{option}: {mark!r}" for option, mark in options.items()]
+        descriptions.append(", ".join(marks))
+    possible_notations = " or ".join(descriptions)
+    if len(notations) == 1 and not table.typed:
+        titles = {"decimal": "a decimal comma", "thousands": "thousands separators"}
+        marks_in_words = " and ".join(titles[option] for option in notations[0])
+        raise ColumnError(f"{where} has {marks_in_words} ({possible_notations}).", notations[0])
+
+    if table.typed:
+        reason = "stored as text"
+    elif notations:
+        reason = f"several notations are possible ({possible_notations})"
+    else:
+        reason = "others are in another notation"
+    message = f"{where} is a number, but {reason}. Write all numbers in the same notation, or store them as numbers."
+    raise ColumnError(message, {"exclude": [name]})
+
+
+def _dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
+    """Return a column's dates, in UTC if they have a time zone."""
+    values = with_gaps_as_nan(table, name, "dates", columns)
+    formats = columns.date_format or ()
+    if is_datetime64_any_dtype(table.column(name, "dates")):
+        # As for text: every day has 24 hours, also where clocks change.
+        dates = pd.to_datetime(values, utc=True)
+    else:
+        texts = as_texts(values)
+        dates = parse_dates(texts, formats)
+        rows_not_read = np.flatnonzero(dates.isna() & texts.notna()).tolist()
+        if rows_not_read:
+            row = rows_not_read[0]
+            possible_formats = None
+            if are_dates(texts.dropna()):
+                possible_formats = date_formats(texts_by_file(table, texts), formats)
+            remedy: dict[str, Any] = {"exclude": [name]}
+            if possible_formats:
+                remedy = {"date_format": possible_formats}
+            raise ColumnError(
+                f"{table.where(row)}: {texts.iloc[row]!r} in {name!r} is not a date, or an ambiguous one, in the "
+                f"formats {listed(['YYYY-MM-DD', *formats])}: set date_format.",
+                remedy,
+            )
+    return dates.dt.tz_localize(None).astype("datetime64[us]")

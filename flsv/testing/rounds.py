@@ -1,0 +1,245 @@
+"""Prepared rounds, on which metrics and samplers are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from flsv.core import Channel, Client, LocalData, Round, Split
+from flsv.core.parameter_space import ParameterSpace
+from flsv.games import CoalitionGames, ModelEvaluator
+from flsv.utilities.seeding import generator_for
+
+NUM_CLIENTS = 5
+NUM_CLASSES = 3
+FEATURES = 2
+NUM_SAMPLES = 6
+#: Ids of the clients of each round. Client 4 is in no round, client 3 not in the first half, client 1 not in the second
+#: half.
+COHORTS = ((0, 1, 2), (0, 2), (2, 3), (0, 2, 3))
+NEVER = 4
+#: New numbers of all clients, to check that results do not depend on the numbers.
+ORDER = (3, 0, 4, 1, 2)
+#: Clients of rounds in which clients learn, always the same four. Two are equal.
+LEARNERS = (0, 1, 2, 3)
+TWINS = (0, 1)
+#: The client that has the twins' features with wrong labels.
+MISLABELED = 2
+#: The client that has no samples in rounds of the kind "no samples".
+EMPTY = 3
+NUM_VALIDATION_SAMPLES = 60
+
+
+#: ``{argument: function of the round}``.
+Given = Mapping[str, Callable[[Round], Any]]
+#: What may be odd about prepared rounds: only the first client takes part, no client moves, or the module has
+#: BatchNorm, whose statistics stay or move far. Or clients learn from their samples: as they are, by updates twice as
+#: long, or one of them without samples.
+RoundKind = Literal[
+    "alone", "still", "normalized", "other statistics", "learning", "long", "no samples"
+]
+LEARNING_KINDS: tuple[RoundKind, ...] = ("learning", "long", "no samples")
+
+
+class Rounds:
+    """Sequence of four prepared rounds of five clients, always the same."""
+
+    # Rounds are read by index, in ascending order.
+
+    cohorts: Sequence[Sequence[int]] = COHORTS
+
+    def __init__(
+        self,
+        fields: Given | None = None,
+        order: Sequence[int] = range(NUM_CLIENTS),
+        dtype: torch.dtype = torch.float32,
+        kind: RoundKind | None = None,
+    ) -> None:
+        self._fields = dict(fields or {})
+        self.order = list(order)
+        self._dtype = dtype
+        self._kind = kind
+        self._learns = kind in LEARNING_KINDS
+        self._module = self._new_module().to(dtype)
+        self.space = ParameterSpace(self._module)
+        self.channel = Channel()
+
+        class_counts = self._labels.bincount(minlength=NUM_CLASSES)
+        population = NUM_CLIENTS * class_counts
+        self.locals: list[LocalData] = []
+        self.clients = []
+        for client_id in range(NUM_CLIENTS):
+            client = self.order.index(client_id)  # whose samples the client of this id has
+            local = self._local_data(f"client {client_id}", client, population)
+            self.locals.append(local)
+            self.clients.append(Client(client_id, local, self.channel))
+        self.server = self._local_data("the server", NUM_CLIENTS, population, guarded=False)
+        evaluator = self._evaluator(self._batches(NUM_CLIENTS, "val"))
+        self.games = CoalitionGames(evaluator)
+
+    def _new_module(self) -> nn.Module:
+        linear = nn.Linear(FEATURES, NUM_CLASSES)
+        if self._kind in ("normalized", "other statistics"):
+            return nn.Sequential(linear, nn.BatchNorm1d(NUM_CLASSES, affine=False))
+        return linear
+
+    def _changed_update(self, update: Tensor) -> Tensor:
+        """Return a client's update ``[P]`` as these rounds have it."""
+        if self._kind == "still":
+            return torch.zeros_like(update)
+        statistics = update[self.space.num_parameters :]  # a view, which is changed in place
+        if self._kind == "other statistics":
+            statistics.abs_().add_(1).mul_(100)  # far from those of any batch
+        else:
+            statistics.zero_()  # stay, if the module has any
+        return update
+
+    @property
+    def _labels(self) -> Tensor:
+        return torch.arange(NUM_SAMPLES) % NUM_CLASSES
+
+    def _batches(self, client: int, split: Split) -> list[tuple[Tensor, Tensor]]:
+        if self._learns:
+            return [self._samples_to_learn(client, split)]
+        key = ("samples", client, split)
+        x = self.normal(NUM_SAMPLES, FEATURES, key=key) + client / 4
+        x[:, 0] += self._labels  # so that there is something to learn
+        return [(x, self._labels)]
+
+    def _samples_to_learn(self, client: int, split: Split) -> tuple[Tensor, Tensor]:
+        """Return features around a center for each class, and labels."""
+        size = NUM_VALIDATION_SAMPLES if client == NUM_CLIENTS else NUM_SAMPLES
+        source = TWINS[0] if client in (*TWINS, MISLABELED) else client
+        y = torch.arange(size) % NUM_CLASSES
+        angles = y * 2 * torch.pi / NUM_CLASSES
+        centers = torch.stack([angles.cos(), angles.sin()], dim=1).to(self._dtype)
+        noise = self.normal(size, FEATURES, key=("to learn", source, split))
+        x = centers + 0.5 * noise
+        if client == MISLABELED:
+            y = (y + 1) % NUM_CLASSES
+        return x, y
+
+    def _learned(self, client: int, initial_model: Tensor) -> Tensor:
+        """Return the update ``[P]`` of a client that takes some gradient steps from a model ``[P]``."""
+        if self._kind == "no samples" and client == EMPTY:
+            return torch.zeros_like(initial_model)
+        x, y = self._samples_to_learn(client, "train")
+        self.space.write(self._module, initial_model)
+        self._module.requires_grad_(True)
+        optimizer = torch.optim.SGD(self._module.parameters(), lr=0.5)
+        with torch.enable_grad():
+            for _ in range(4):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(self._module(x), y).backward()
+                optimizer.step()
+        update = self.space.read(self._module) - initial_model
+        if client == MISLABELED:
+            update = 2 * update
+        if self._kind == "long":
+            update = 2 * update
+        return update
+
+    def normal(self, *shape: int, key: Sequence[Any]) -> Tensor:
+        """Draw normally distributed numbers, the same for equal keys."""
+        generator = generator_for(0, *key)
+        return torch.randn(*shape, generator=generator).to(self._dtype)
+
+    def _evaluator(self, batches: Any) -> ModelEvaluator:
+        return ModelEvaluator(self._module, self.space, batches, num_classes=NUM_CLASSES)
+
+    def _module_with(self, vector: Tensor) -> nn.Module:
+        self.space.write(self._module, vector)
+        return self._module.eval()
+
+    def _local_data(
+        self, name: str, client: int, population: Tensor, guarded: bool = True
+    ) -> LocalData:
+        counts = self._labels.bincount(minlength=NUM_CLASSES).cpu()
+        batches = partial(self._batches, client)
+        return LocalData(
+            name,
+            batches,
+            counts,
+            population.cpu(),
+            self._evaluator,
+            self._module_with,
+            guarded=guarded,
+        )
+
+    def __getitem__(self, index: int) -> Round:
+        """Return round number ``index``, from 0, after its aggregation."""
+        cohort = self.cohorts[index]
+        if self._learns:
+            cohort = LEARNERS
+        if self._kind == "alone":
+            cohort = cohort[:1]
+        clients = sorted(cohort, key=lambda client: self.order[client])
+        client_ids = [self.order[client] for client in clients]
+        initial_model = self.normal(self.space.size, key=("start", index))
+        models = []
+        for client in clients:
+            if self._learns:
+                update = self._learned(client, initial_model)
+            else:
+                update = self.normal(self.space.size, key=("update", index, client))
+                update = self._changed_update(update)
+            models.append(initial_model + update)
+
+        self._exchange(index, clients, initial_model, models)
+        samples = torch.tensor([self._num_samples(client) for client in clients])
+        round = Round(
+            round_index=index,
+            client_ids=torch.tensor(client_ids),
+            num_samples=samples,
+            global_vector=initial_model,
+            client_vectors=torch.stack(models),
+            space=self.space,
+            losses=torch.tensor([1.0 + client for client in clients]),
+            num_steps=torch.tensor([2 + client for client in clients]),
+            clients=[self.clients[client_id] for client_id in client_ids],
+            all_clients=self.clients,
+            server_data=self.server,
+            seed=0,
+            chances=partial(torch.full, (NUM_CLIENTS,), 0.5),
+            games=self.games,
+            channel=self.channel,
+        )
+        self.games.begin(round)
+        weights = samples / samples.sum()
+        round = round.aggregated(round.combine(weights), weights)
+        reports = {name: report_of(round) for name, report_of in self._fields.items()}
+        return replace(round, reports=reports)
+
+    def _num_samples(self, client: int) -> int:
+        if not self._learns:
+            return NUM_SAMPLES + client  # so that clients differ
+        if self._kind == "no samples" and client == EMPTY:
+            return 0
+        return NUM_SAMPLES
+
+    def _exchange(
+        self,
+        index: int,
+        clients: Sequence[int],
+        initial_model: Tensor,
+        models: Sequence[Tensor],
+    ) -> None:
+        """Let the clients have trained these models, and count messages of different lengths."""
+        # The numbers of parameters that are sent differ between rounds, clients and directions. They mean nothing else.
+        self.channel.begin_round()
+        num_down = 3 + index
+        for client, model in zip(clients, models):
+            client_id = self.order[client]
+            self.locals[client_id].set_models(initial_model, model)
+            num_up = 2 + client
+            self.channel.send(client_id, "down", "start", initial_model[:num_down])
+            self.channel.send(client_id, "up", "update", model[:num_up])
+
+
+ROUND_INDICES = range(len(COHORTS))
+HALF = len(COHORTS) // 2

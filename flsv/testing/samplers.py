@@ -1,0 +1,146 @@
+"""Checks of samplers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from flsv.core.strategy import FederationInfo
+from flsv.sampling import ClientSampler
+from flsv.sampling.base import chances_of, cohort_of
+from flsv.testing import fits
+from flsv.testing.checks import ensure, is_one, pickles, untouched_rngs
+from flsv.testing.rounds import NUM_CLASSES, NUM_CLIENTS, NUM_SAMPLES, ROUND_INDICES, Rounds
+from flsv.utilities.errors import ConfigurationError
+
+NUM_DRAWS = 400
+
+
+def federation_of(rounds: Rounds, num_clients: int = NUM_CLIENTS) -> FederationInfo:
+    """Return what is known before the first of some prepared rounds."""
+    sizes = {}
+    for split in ("train", "val", "test"):
+        sizes[split] = torch.full((num_clients,), NUM_SAMPLES)
+    return FederationInfo(
+        rounds[0].global_vector,
+        rounds.space,
+        num_clients,
+        NUM_CLASSES,
+        sizes,
+        seed=0,
+        client_names=[f"client {client}" for client in range(num_clients)],
+    )
+
+
+class SamplerCase(fits.FitCase):
+    """Sampler under test."""
+
+    role = "sampler"
+    base = ClientSampler
+    # What a sampler counts tells only after some rounds.
+    num_rounds = 8
+    interrupted_after = 3
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """Return prepared rounds, whose clients a sampler may ask."""
+        return Rounds()
+
+    def begun(self, num_rounds: int = 0) -> ClientSampler:
+        """Return a new copy of the sampler after some prepared rounds of a run."""
+        sampler: ClientSampler = self.new()
+        sampler.check(NUM_CLIENTS)
+        sampler.begin(federation_of(self.rounds))
+        for index in ROUND_INDICES[:num_rounds]:
+            sampler.end_round(self.rounds[index])
+        return sampler
+
+    def draw(self, num_valued: int = 0, num_rounds: int = 0) -> Callable[[int], list[int]]:
+        """Return a function that draws a cohort from a seed.
+
+        Args:
+            num_valued: number of clients with a value of the metric that the sampler reads. The others' are NaN.
+            num_rounds: number of rounds before.
+        """
+        sampler = self.begun(num_rounds)
+        contributions = self.contributions(num_valued)
+        model = self.rounds[0].global_vector
+
+        def cohort(seed: int) -> list[int]:
+            generator = torch.Generator().manual_seed(seed)
+            return cohort_of(
+                sampler,
+                NUM_CLIENTS,
+                contributions,
+                generator,
+                round_index=num_rounds,
+                clients=self.rounds.clients,
+                model=model,
+            )
+
+        return cohort
+
+    def contributions(self, num_valued: int) -> dict[str, Tensor]:
+        """Return the values of the metric that the sampler reads: the first clients', and NaN for the others."""
+        if self.part.metric is None or not num_valued:
+            return {}
+        values = torch.linspace(0.1, 0.9, NUM_CLIENTS)
+        values[num_valued:] = float("nan")
+        return {self.part.metric: values}
+
+    def chances(
+        self,
+        num_valued: int,
+        cohort: Sequence[int],
+        num_rounds: int = 0,
+    ) -> Tensor | None:
+        """Return all clients' probabilities to be drawn, or None if the sampler knows none."""
+        sampler = self.begun(num_rounds)
+        contributions = self.contributions(num_valued)
+        try:
+            return chances_of(
+                sampler, NUM_CLIENTS, contributions, round_index=num_rounds, cohort=cohort
+            )
+        except ConfigurationError:
+            return None
+
+
+def draws_clients(case: SamplerCase) -> None:
+    """Check that sample returns ids of clients, ascending, each once, and draws from its generator only. Sort the ids,
+    and pass the generator on."""
+    for num_valued in (0, 2, NUM_CLIENTS):
+        draw = case.draw(num_valued)
+        for seed in range(10):
+            with untouched_rngs("a sampler"):
+                cohort = draw(seed)
+                same_cohort = draw(seed)
+            ensure(cohort == same_cohort == sorted(cohort), f"{cohort} and {same_cohort}")
+            case.chances(num_valued, cohort)
+
+
+def probabilities_are_true(case: SamplerCase) -> None:
+    """Check that clients are drawn as often as inclusion_probabilities says, within 4.5 standard errors. Compute the
+    probability to be in the cohort, not to be drawn first."""
+    for num_valued, num_rounds in ((2, 0), (NUM_CLIENTS, 0), (NUM_CLIENTS, 3)):
+        draw = case.draw(num_valued, num_rounds)
+        chances = case.chances(num_valued, draw(0), num_rounds)
+        if chances is None:
+            return
+        counts = torch.zeros(NUM_CLIENTS, dtype=torch.float64)
+        for seed in range(NUM_DRAWS):
+            counts[draw(seed)] += 1
+        chances = chances.double()
+        frequencies = counts / NUM_DRAWS
+        variance = (chances * (1 - chances)).clamp_min(1e-4) / NUM_DRAWS
+        bound = 4.5 * variance.sqrt() + 2e-2 * chances
+        is_true = (frequencies - chances).abs() <= bound
+        ensure(is_true.all(), f"{frequencies.tolist()} instead of {chances.tolist()}")
+
+
+SamplerCase.checks = (
+    is_one, pickles, draws_clients, probabilities_are_true, fits.state_is_saved, fits.state_changes,
+    fits.resumes_in_a_fit,
+)  # fmt: skip

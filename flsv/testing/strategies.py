@@ -1,0 +1,300 @@
+"""Checks of aggregators and client algorithms in tiny fits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cache, cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flsv.aggregation import Aggregator, FedAvg
+from flsv.attacks import Scaling
+from flsv.configuration.federation_config import ClientEvaluation
+from flsv.core.needs import needs_of
+from flsv.core.parameter_space import ParameterSpace
+from flsv.models.classifier import ClassifierClient
+from flsv.testing.checks import ensure, equal, is_one, pickles
+from flsv.testing.fits import (
+    COHORTS,
+    EVALUATIONS,
+    FEATURES,
+    IN_A_FIT,
+    NUM_CLASSES,
+    NUM_CLIENTS,
+    NUM_SAMPLES_OF_CLIENTS,
+    SERVER_ID,
+    Fit,
+    FitCase,
+    TinyClassifier,
+    data_of,
+    samples_of,
+    state_changes,
+    tiny_data,
+    validation_is_declared,
+)
+from flsv.training.algorithms import ClientAlgorithm
+from flsv.utilities.seeding import isolated_rngs
+
+
+class TinyNormalized(ClassifierClient):
+    """Classifier with BatchNorm, whose statistics are buffers. They follow a batch by the share ``momentum``."""
+
+    def __init__(self, momentum: float = 0.1) -> None:
+        linear = nn.Linear(FEATURES, NUM_CLASSES)
+        network = nn.Sequential(nn.BatchNorm1d(FEATURES, momentum=momentum), linear)
+        optimizer = partial(torch.optim.SGD, lr=0.1)
+        super().__init__(network, num_classes=NUM_CLASSES, optimizer=optimizer)
+
+
+class TinyStill(TinyClassifier):
+    """Classifier whose gradients are 0, so that clients do not move."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return 0 * super().training_step(batch, batch_idx)
+
+
+class AggregatorCase(FitCase):
+    """Aggregator under test."""
+
+    role = "aggregator"
+    base = Aggregator
+
+    @cached_property
+    def of_equal_clients(self) -> Fit:
+        """Return the record of a round of clients with equal samples and models."""
+        data = data_of([0] * NUM_CLIENTS, equal_samples=True)
+        return fit_of_all(self, data=data, evaluation=ClientEvaluation(keep_trained=True))
+
+
+class ClientAlgorithmCase(FitCase):
+    """Client algorithm under test."""
+
+    role = "client_algorithm"
+    base = ClientAlgorithm
+
+
+def finite_fit(case: FitCase, cohort: Sequence[int] = COHORTS[1], **options: Any) -> Fit:
+    """Train one round of these clients. Raise AssertionError if a model or a weight is not finite."""
+    fit = case.fit(case.make([cohort]), rounds=1, **options)
+    state = fit.loop.state
+    weights: Any = state.weights
+    is_finite = state.is_aggregate_finite and weights[list(cohort)].isfinite().all()
+    ensure(is_finite, f"the weights {weights.tolist()} or a model not finite")
+    models = {"the global model": fit.models[0]}
+    for client, model in fit.loop.state.starts.items():
+        models[f"the start of client {client}"] = model
+    for name, model in models.items():
+        ensure(model.isfinite().all(), f"{name} with entries that are not finite")
+    return fit
+
+
+def one_client_is_enough(case: FitCase) -> None:
+    """Check that a round of one client ends with finite models and weights. Do not divide by the number of others."""
+    finite_fit(case, cohort=COHORTS[0][:1])
+
+
+def updates_may_be_zero(case: FitCase) -> None:
+    """Check that a round in which no client moves ends with finite weights and the same model. Do not divide by an
+    update's length, and add up weighted updates, not models."""
+    if case.has_own_module():
+        return
+    module = TinyStill()
+    initial_module = copy.deepcopy(module)
+    fit = finite_fit(case, module=module)
+    initial_model = fit.loop.space.read(initial_module)
+    moved = (fit.models[0] - initial_model).norm()
+    ensure(
+        moved <= 1e-4 * initial_model.norm(), f"a model that is {moved} away from the one before"
+    )
+
+
+def statistics_stay_valid(case: FitCase) -> None:
+    """Check that a module with BatchNorm keeps finite statistics, and variances of at least 0. Average buffers with
+    weights that sum to 1, as round.combine does."""
+    if case.has_own_module():
+        return
+    module = TinyNormalized()
+    data = tiny_data(batch_size=max(NUM_SAMPLES_OF_CLIENTS))  # one batch per client
+    fit = finite_fit(case, module=module, data=data)
+    fit.loop.space.write(module, fit.models[0])
+    variances = module.state_dict()["network.0.running_var"]  # of BatchNorm
+    ensure((variances >= 0).all(), f"the variances {variances.tolist()}")
+
+
+def fit_of_all(case: FitCase, rounds: int = 1, data: Any = None, **changes: Any) -> Fit:
+    """Train rounds in which all clients take part."""
+    loop = case.make([range(NUM_CLIENTS)], **changes)
+    return case.fit(loop, rounds=rounds, data=data)
+
+
+def validation_loss(case: FitCase, model: Tensor | None = None) -> float:
+    """Return the cross-entropy of a model ``[P]`` on the server's samples, None: of the initial one."""
+    module = case.module()
+    if model is not None:
+        ParameterSpace(module).write(module, model)
+    x, y = samples_of(SERVER_ID)
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(module.eval()(x), y))
+
+
+def loss_after_rounds(case: FitCase) -> float:
+    """Return the validation loss of the global model after eight rounds of all clients."""
+    fit = fit_of_all(case, rounds=8)
+    return validation_loss(case, fit.models[-1])
+
+
+@cache
+def reference_loss() -> float:
+    """Return the validation loss after as many rounds with FedAvg, trained once for all parts."""
+    return loss_after_rounds(AggregatorCase(FedAvg()))
+
+
+def learns(case: FitCase) -> None:
+    """Check that the validation loss falls in eight rounds by at least a third of what it falls with FedAvg. Look for a
+    wrong sign, or a weight or step that is much too small or large."""
+    loop = case.make()
+    if case.has_own_module() or loop.config.share != "all":
+        return
+    initial_loss = validation_loss(case)
+    loss = loss_after_rounds(case)
+    loss_of_fedavg = reference_loss()
+    highest_loss = initial_loss - (initial_loss - loss_of_fedavg) / 3
+    ensure(
+        loss <= highest_loss,
+        f"a loss of {loss:.3f}, at first {initial_loss:.3f}, with FedAvg {loss_of_fedavg:.3f}",
+    )
+
+
+def weights_are_given(case: AggregatorCase) -> None:
+    """Check that aggregate returns a finite weight for each client in round.client_ids, and a finite model. Define a
+    weight for clients whose contribution is still NaN."""
+    loop = case.make()
+    aggregator: Any = loop.aggregator
+    aggregate = aggregator.aggregate
+
+    def checked_aggregate(round: Any, contributions: Any) -> Any:
+        vector, weights = aggregate(round, contributions)
+        has_all_weights = weights.shape == (len(round),) and weights.isfinite().all()
+        ensure(has_all_weights, f"weights {weights.tolist()}")
+        num_broken = int((~vector.isfinite()).sum())
+        ensure(not num_broken, f"a model with {num_broken} entries that are not finite")
+        return vector, weights
+
+    aggregator.aggregate = checked_aggregate
+    case.fit(loop)
+
+
+def statistics_do_not_weigh(case: AggregatorCase) -> None:
+    """Check that BatchNorm's statistics do not change the weights of clients whose models nobody evaluates. Take
+    round.client_updates, which has parameters only."""
+    loop = case.make()
+    parts = [*loop.strategies.values(), *loop.metrics.values()]
+    reads_evaluations = any(not EVALUATIONS.isdisjoint(needs_of(part)) for part in parts)
+    if reads_evaluations or case.has_own_module():
+        return
+
+    # In training BatchNorm uses the batch's statistics, so that only the stored ones depend on the momentum.
+    weights = []
+    for momentum in (0.1, 0.9):
+        with isolated_rngs(0, "module"):
+            module = TinyNormalized(momentum)
+        fit = finite_fit(
+            case, module=module, data=tiny_data(batch_size=max(NUM_SAMPLES_OF_CLIENTS))
+        )
+        weights.append(fit.loop.state.weights)
+    expected, changed = weights
+    ensure(
+        equal(changed, expected, rtol=1e-4),
+        f"weights {changed} with other statistics instead of {expected}",
+    )
+
+
+def equal_clients_weigh_the_same(case: AggregatorCase) -> None:
+    """Check that clients with equal samples and models have equal weights. Do not use a client's number or its position
+    in the cohort."""
+    weights: Any = case.of_equal_clients.loop.state.weights
+    mean_weights = weights.mean().expand_as(weights)
+    ensure(equal(weights, mean_weights, rtol=1e-4), weights.tolist())
+
+
+def common_model_is_kept(case: AggregatorCase) -> None:
+    """Check that the next global model is the clients' model if all have the same. Let weights sum to 1, and look for a
+    wrong sign. Name the check in expected_failures if the server has a step of its own."""
+    fit = case.of_equal_clients
+    initial_model = fit.loop.space.read(case.module())
+    update = fit.loop.trained[0] - initial_model
+    step = fit.models[0] - initial_model
+    expected_step = case.part.server_lr * update
+    distance = (step - expected_step).norm() / expected_step.norm()
+    ensure(
+        distance <= 1e-3, f"a step that is {float(distance):.3g} of the clients' away from theirs"
+    )
+
+
+def attack_moves_little(case: AggregatorCase) -> None:
+    """Check that a robust aggregator's step stays as long if one client's update is a million, not a thousand, times as
+    long. Bound every client's influence, or set robust = False."""
+    if not case.part.robust:
+        return
+    module = case.module()
+    lengths = []
+    for factor in (-1e3, -1e6):
+        fit = fit_of_all(case, uploads=[Scaling(factor, clients=[1])])
+        initial_model = fit.loop.space.read(module)
+        lengths.append((fit.models[0] - initial_model).norm())
+    length, length_of_far = lengths
+    ensure(length_of_far <= 2 * length, f"steps of {length} and {length_of_far}")
+
+
+def trains_alone(case: ClientAlgorithmCase) -> None:
+    """Check that a client's training does not depend on the clients that train before it. Keep a client's state in
+    context.state, and undo changes of the module in leave_client."""
+    cohort = COHORTS[0]
+    last_client = cohort[-1]
+    models = []
+    for clients in ([last_client], cohort):
+        loop = case.make([clients], evaluation=ClientEvaluation(keep_trained=True))
+        fit = case.fit(loop, rounds=1)
+        models.append(fit.loop.trained[last_client])
+    alone, together = models
+    ensure(equal(alone, together), f"{together.tolist()} after others and {alone.tolist()} alone")
+
+
+def reports_are_declared(case: ClientAlgorithmCase) -> None:
+    """Check that the names in sends and reports are not empty and occur once. Declare all that is sent."""
+    names = [*case.part.sends, *case.part.reports]
+    ensure(all(names) and len(set(names)) == len(names), names)
+
+
+ODD_ROUNDS = (
+    one_client_is_enough,
+    updates_may_be_zero,
+    statistics_stay_valid,
+    validation_is_declared,
+)
+AggregatorCase.checks = (
+    is_one,
+    pickles,
+    weights_are_given,
+    statistics_do_not_weigh,
+    equal_clients_weigh_the_same,
+    common_model_is_kept,
+    learns,
+    attack_moves_little,
+    state_changes,
+    *IN_A_FIT,
+    *ODD_ROUNDS,
+)
+ClientAlgorithmCase.checks = (
+    is_one,
+    pickles,
+    reports_are_declared,
+    trains_alone,
+    learns,
+    state_changes,
+    *IN_A_FIT,
+    *ODD_ROUNDS,
+)

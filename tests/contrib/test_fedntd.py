@@ -1,0 +1,86 @@
+"""FedNTD against its formula in plain PyTorch, also with gradient accumulation, and the checks of client algorithms."""
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flsv.contrib.fedntd import FedNTD
+from flsv.testing import parametrize_with_checks
+from flsv.testing.checks import PartCheck
+from flsv.utilities.errors import ConfigurationError
+from helpers.fits import fit
+from helpers.loops_by_hand import (
+    assert_same_state,
+    loop_of_algorithm,
+    make_unequal_data,
+    train_sharing_by_hand,
+    train_with_loss,
+)
+from helpers.models import Plain, network
+
+LR, BETA, TAU = 0.1, 0.7, 2.0
+sgd = partial(torch.optim.SGD, lr=LR)
+
+
+def not_true_distillation(logits: Tensor, global_logits: Tensor, y: Tensor) -> Tensor:
+    """Sample by sample: KL of the distributions over the other classes, times tau squared."""
+    divergences = []
+    for row, global_row, label in zip(logits, global_logits, y.tolist()):
+        others = [m for m in range(len(row)) if m != label]
+        p = torch.softmax(global_row[others] / TAU, 0)
+        q = torch.softmax(row[others] / TAU, 0)
+        divergences.append((p * (p / q).log()).sum())
+    return TAU**2 * torch.stack(divergences).mean()
+
+
+def train_by_hand(client: nn.Module, epochs: list[list[Any]], accumulated: int) -> None:
+    teacher = copy.deepcopy(client).eval()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        logits = client(x)
+        term = not_true_distillation(logits, teacher(x).detach(), y)
+        return nn.functional.cross_entropy(logits, y) + BETA * term
+
+    train_with_loss(client, epochs, loss, LR, accumulated)
+
+
+@pytest.mark.parametrize(("batch_norm", "accumulated"), [(True, 1), (False, 2)])
+def test_fedntd_equals_its_formula_by_hand(
+    tmp_path: Path, batch_norm: bool, accumulated: int
+) -> None:
+    net = network(batch_norm)
+    train = partial(train_by_hand, accumulated=accumulated)
+    expected, _ = train_sharing_by_hand(net, (), train, rounds=2)
+
+    module = Plain(copy.deepcopy(net), sgd)
+    fit(
+        loop_of_algorithm(FedNTD(BETA, TAU)),
+        tmp_path,
+        module,
+        make_unequal_data(),
+        rounds=2,
+        accumulate_grad_batches=accumulated,
+    )
+
+    assert_same_state(module.net, expected)
+
+
+class NeverCalled(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.net(x), y)
+
+
+def test_a_module_that_training_step_does_not_call_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="training_step does not call this layer"):
+        fit(loop_of_algorithm(FedNTD()), tmp_path, NeverCalled(), make_unequal_data())
+
+
+@parametrize_with_checks([FedNTD()])
+def test_fedntd_passes_the_checks_of_client_algorithms(check: PartCheck) -> None:
+    check()
