@@ -262,7 +262,7 @@ class ParameterSpace:
     def _shared_tensors(self, module: nn.Module) -> list[Tensor]:
         tensors = [tensor for name, tensor in _float_state(module) if name not in self._excluded]
         # Training or a callback may have changed the module after the round's check.
-        if tuple(tensor.shape for tensor in tensors) != self.shapes:
+        if [tensor.shape for tensor in tensors] != list(self.shapes):
             self.check(module)  # raises an error that names the tensors
         return tensors
 
@@ -352,12 +352,9 @@ def named_state(
     yield from _buffers(module, floating=False)
 
 
-def _float_state(
-    module: nn.Module,
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``(name, tensor)`` of the parameters and the persistent floating-point buffers."""
-    yield from module.named_parameters()
-    yield from _buffers(module, floating=True)
+def _float_state(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return ``(name, tensor)`` of the parameters and the persistent floating-point buffers."""
+    return [*module.named_parameters(), *_buffers(module, floating=True)]
 
 
 def _buffers(

@@ -8,25 +8,21 @@ starts with the first client's.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_map
 
-from flsv.training.module_snapshot import ModuleSnapshot, State, Values, lists_in, write_state
-from flsv.utilities.errors import listed
+from flsv.training.module_snapshot import ModuleSnapshot, State, Values, write_state
+from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import are_equal
 
 _MISSING = object()
 
 
-@dataclass(frozen=True)
-class ClientChanges:
+class ClientChanges(NamedTuple):
     """The values that a client has changed, by path."""
 
     client: int
@@ -44,80 +40,87 @@ class ClientValues:
     def __init__(self) -> None:
         self._changes: list[ClientChanges] = []
         # The state of the cohort's first client: of this process, or of another one.
-        self._first: ModuleSnapshot | State | None = None
+        self._first_client: ModuleSnapshot | State | None = None
         self._records: dict[str, _Record] = {}
         self._has_told = False
 
     def forget(self) -> None:
         """Forget a round's changes."""
         self._changes = []
-        self._first = None
+        self._first_client = None
 
     def add(
         self,
         client: int,
         num_samples: int,
         *,
-        start: ModuleSnapshot,
-        end: ModuleSnapshot,
+        before: ModuleSnapshot,
+        after: ModuleSnapshot,
     ) -> None:
-        """Add what a client has made of the round's ``start``."""
+        """Add what a client has made of what it found ``before``."""
         if not self._changes:
-            self._first = end
+            self._first_client = after
         changed_values = {}
-        for path, value in end.values.items():
-            value_at_start = start.values.get(path, _MISSING)
-            if value is not value_at_start and not are_equal(value, value_at_start):
+        for path, value in after.values.items():
+            found = before.values.get(path, _MISSING)
+            if not are_equal(value, found):
                 changed_values[path] = value
         self._changes.append(ClientChanges(client, num_samples, changed_values))
 
     def leave_out(self, clients: Collection[int]) -> None:
         """Forget excluded clients. Without the first one the state of the round's start stays."""
         if self._changes and self._changes[0].client in clients:
-            self._first = None
-        kept_changes = []
-        for changes in self._changes:
-            if changes.client not in clients:
-                kept_changes.append(changes)
-        self._changes = kept_changes
+            self._first_client = None
+        self._changes = [changes for changes in self._changes if changes.client not in clients]
 
     def exchanged(self) -> ExchangedValues:
         """Return this process's changes, for other processes."""
-        first = self._first
-        if isinstance(first, ModuleSnapshot):
-            first = first.state()
-        return self._changes, first
+        first_client = self._first_client
+        if isinstance(first_client, ModuleSnapshot):
+            first_client = first_client.state()
+        return self._changes, first_client
 
     def merge(self, parts: Sequence[ExchangedValues], clients: Sequence[int]) -> None:
         """Take the changes of all processes, in the order of ``clients``."""
         own_clients = {changes.client for changes in self._changes}
         changes_by_client = {}
-        first_by_client: dict[int, State | None] = {}
-        for changes_of_process, first in parts:
+        state_by_client = {}  # that of the first client of its process
+        for changes_of_process, state in parts:
             for changes in changes_of_process:
                 changes_by_client[changes.client] = changes
-                first_by_client.setdefault(changes_of_process[0].client, first)
+                state_by_client[changes.client] = state
         self._changes = [
             changes_by_client[client] for client in clients if client in changes_by_client
         ]
         if self._changes and self._changes[0].client not in own_clients:
-            self._first = first_by_client[self._changes[0].client]
+            self._first_client = state_by_client[self._changes[0].client]
 
-    def write(self, module: nn.Module, start: ModuleSnapshot) -> None:
-        """Write the values after a round into a module, given the snapshot ``start`` of the round."""
-        start.restore()
-        first = self._first
-        if isinstance(first, dict):
-            state = dict(first)
-            for part in ("buffers", "attributes"):
-                state[part] = self._merged(first[part], start)
-            write_state(module, state, is_resumed=False)
-        else:
-            snapshot = first or start
-            snapshot.values = self._merged(snapshot.values, start)
+    def write(self, module: nn.Module, initial: ModuleSnapshot) -> ModuleSnapshot:
+        """Write the values after a round into a module, given the snapshot with which clients have begun.
+
+        Returns:
+            A snapshot with the structure that the module has now.
+        """
+        first_client = self._first_client
+        if not isinstance(first_client, dict):
+            snapshot = first_client or initial
+            snapshot.values = self._merged(snapshot.values, initial)
             snapshot.restore()
+            return snapshot
 
-    def _merged(self, values: Values, start: ModuleSnapshot) -> Values:
+        initial.restore()
+        state = dict(first_client)
+        for part in ("buffers", "attributes"):
+            state[part] = self._merged(first_client[part], initial)
+        lacking = write_state(module, state)
+        if lacking:
+            raise ConfigurationError(
+                f"{listed(lacking)}: {type(module).__name__} makes this while a client trains, so that another process "
+                "does not have it. Make it in __init__ or configure_model."
+            )
+        return ModuleSnapshot(module)
+
+    def _merged(self, values: Values, initial: ModuleSnapshot) -> Values:
         """Return the first client's ``values`` with means, and with lists of what all have added."""
         merged_values = dict(values)
         changed_paths: set[str] = set()
@@ -127,24 +130,23 @@ class ClientValues:
             weights.append(changes.num_samples)
 
         paths_without_mean = []
-        common_paths = start.values.keys() & values.keys()
-        for path in sorted(changed_paths & common_paths):
-            value_at_start = start.values[path]
-            of_clients = []
-            for changes in self._changes:
-                of_clients.append(changes.values.get(path, value_at_start))
+        for path in sorted(changed_paths & values.keys()):
+            initial_value = initial.values.get(path)
+            of_clients = [changes.values.get(path, initial_value) for changes in self._changes]
             merged_values[path] = mean_of(
                 of_clients,
                 weights,
-                start=value_at_start,
-                other=values[path],
+                # Often None until the first batch.
+                initial=values[path] if initial_value is None else initial_value,
+                default=values[path],
             )
-            has_mean = merged_values[path] is not values[path]
-            if has_mean or _are_all_equal(of_clients):
-                continue
-            if path not in start.buffers:  # such as BatchNorm's counters
+            has_mean = not are_equal(merged_values[path], values[path])
+            are_all_equal = all(are_equal(value, of_clients[0]) for value in of_clients)
+            # Such as BatchNorm's counters.
+            is_buffer = path in initial.buffers
+            if not has_mean and not are_all_equal and not is_buffer:
                 paths_without_mean.append(path)
-        self._show_records(merged_values, start.values)
+        self._show_records(merged_values, initial.values)
         self._tell_once(paths_without_mean)
         return merged_values
 
@@ -162,46 +164,36 @@ class ClientValues:
 
     # ---- lists that grow
 
-    def begin_clients(self, start: ModuleSnapshot) -> None:
-        """Let clients find the lists of the cohorts' first clients."""
-        hidden_paths = self.hide_records(start.values)
-        self._records = {path: self._records[path] for path in hidden_paths}
-        if hidden_paths:
-            start.restore()
-
-    def hide_records(self, values: Values) -> list[str]:
-        """Give lists in ``values`` the entries that clients find, in place. Return their paths."""
-        paths: list[str] = []
-        if not self._records:
-            return paths
-        for path, entries in lists_in(values).items():
+    def hide_records(self, values: Values) -> bool:
+        """Give lists in ``values`` the entries that clients find, in place. Return whether any has changed."""
+        current_records = {}
+        for path, entries in _lists_in(values).items():
             record = self._records.get(path)
             # With another length it is a new list, or a hook has changed it since the last round.
             if record is not None and len(entries) == len(record.entries_of_all):
                 entries[:] = record.entries_of_first
-                paths.append(path)
-        return paths
+                current_records[path] = record
+        self._records = current_records
+        return bool(current_records)
 
-    def _show_records(self, values: Values, start: Values) -> None:
+    def _show_records(self, values: Values, initial_values: Values) -> None:
         """Let each list that clients have only made longer hold what all have added, in place."""
-        lists_at_start = lists_in(start)
-        lists_of_clients = [lists_in(changes.values) for changes in self._changes]
-        for path, entries in lists_in(values).items():
-            entries_at_start = lists_at_start.get(path, [])
-            num_at_start = len(entries_at_start)
+        initial_lists = _lists_in(initial_values)
+        lists_of_clients = [_lists_in(changes.values) for changes in self._changes]
+        for path, entries in _lists_in(values).items():
+            initial_entries = initial_lists.get(path, [])
+            num_initial = len(initial_entries)
             additions = []
             is_record = True
             for lists in lists_of_clients:
-                entries_of_client = lists.get(path, entries_at_start)
-                is_record &= are_equal(entries_of_client[:num_at_start], entries_at_start)
-                additions += entries_of_client[num_at_start:]
+                entries_of_client = lists.get(path, initial_entries)
+                is_record &= are_equal(entries_of_client[:num_initial], initial_entries)
+                additions += entries_of_client[num_initial:]
 
             record = self._records.pop(path, None)
-            if not is_record:
-                continue
-            earlier_entries = entries_at_start if record is None else record.entries_of_all
+            earlier_entries = initial_entries if record is None else record.entries_of_all
             entries_of_all = [*earlier_entries, *additions]
-            if len(entries_of_all) > len(entries):
+            if is_record and len(entries_of_all) > len(entries):
                 self._records[path] = _Record(list(entries), entries_of_all)
                 entries[:] = entries_of_all
 
@@ -213,94 +205,68 @@ class _Record(NamedTuple):
     entries_of_all: list[Any]
 
 
+def _lists_in(values: Values) -> dict[str, list[Any]]:
+    """Return the lists among plain values, and in dictionaries there, by path."""
+    lists: dict[str, list[Any]] = {}
+    pending = list(values.items())
+    while pending:
+        path, value = pending.pop()
+        if type(value) is list:
+            lists[path] = value
+        elif isinstance(value, dict):
+            for key, entry in value.items():
+                pending.append((f"{path}[{key!r}]", entry))
+    return lists
+
+
 def mean_of(
     values: Sequence[Any],
     weights: Sequence[float],
     *,
-    start: Any,
-    other: Any,
+    initial: Any,
+    default: Any,
 ) -> Any:
-    """Return the mean of floating-point values, and ``other`` for values that have no mean.
+    """Return the mean of floating-point values, and ``default`` for values that have no mean.
 
     Args:
         values: numbers, tensors, arrays, or lists, tuples and dictionaries of them.
         weights: one weight for each of the values.
-        start: the value from which all were made. With another type, length or shape there is no mean.
-        other: the value in place of a mean.
+        initial: the value from which all were made. With another type, length or shape there is no mean.
+        default: the value in place of a mean.
 
     Example:
         >>> values = [{"mean": 1.0, "count": 3}, {"mean": 4.0, "count": 5}]
-        >>> mean_of(values, [1, 2], start={"mean": 0.0, "count": 0}, other=values[0])
+        >>> mean_of(values, [1, 2], initial={"mean": 0.0, "count": 0}, default=values[0])
         {'mean': 3.0, 'count': 3}
     """
-    leaves, spec = tree_flatten(other)
-    leaves_of_values = []
-    for value in (start, *values):
-        if isinstance(other, list) and len(value) != len(other):  # mostly, and faster
-            return other
-        leaves_of_value, spec_of_value = tree_flatten(value)
-        if spec_of_value != spec:
-            return other
-        leaves_of_values.append(leaves_of_value)
+    total = sum(weights)
+    shares = [weight / total for weight in weights]
 
-    means = []
-    for leaf, start_and_values in zip(leaves, zip(*leaves_of_values)):
-        start_leaf, *value_leaves = start_and_values
-        mean = _mean_of_leaves(value_leaves, weights, start_leaf, leaf)
-        means.append(mean)
-    if all(map(is_, means, leaves)):
-        return other
-    return tree_unflatten(means, spec)
+    def mean_of_leaves(default_leaf: Any, *leaves: Any) -> Any:
+        _, first, *others = leaves
+        formats = {_format_of(leaf) for leaf in (default_leaf, *leaves)}
+        if len(formats) > 1 or not _has_floats(first):
+            return default_leaf
+        if all(are_equal(other, first) for other in others):  # to the bit
+            return first
+        mean = first * shares[0]
+        for other, share in zip(others, shares[1:]):
+            mean = mean + other * share
+        return mean
 
-
-def _mean_of_leaves(
-    values: Sequence[Any],
-    weights: Sequence[float],
-    start: Any,
-    other: Any,
-) -> Any:
-    values_and_start = [start, *values]
-    if set(map(type, values_and_start)) != {type(other)}:
-        return other
-    is_array = isinstance(other, Tensor | np.ndarray)
-    if is_array:
-        shapes = {value.shape for value in values_and_start}
-        dtypes = {value.dtype for value in values_and_start}
-        has_one_format = len(shapes) == len(dtypes) == 1
-        if not has_one_format or not _has_floats(start):
-            return other
-    elif not isinstance(other, float | np.floating):
-        return other
-    if _are_all_equal(values):  # to the bit
-        return values[0]
-
-    total: Any = 0.0
-    for value, weight in zip(values, weights):
-        total = total + weight * _widened(value, start)
-    mean = total / sum(weights)
-    if isinstance(other, Tensor):
-        return mean.to(other.dtype)
-    if isinstance(other, np.ndarray):
-        return mean.astype(other.dtype)
-    return type(other)(mean)
+    try:
+        return tree_map(mean_of_leaves, default, initial, *values)
+    except ValueError:  # they have other keys or lengths
+        return default
 
 
-def _widened(value: Any, start: Any) -> Any:
-    """Return a value with 64 bits an entry, a tensor on the device of ``start``."""
-    if isinstance(value, Tensor):
-        wide_dtype = torch.promote_types(value.dtype, torch.float64)
-        return value.to(start.device, wide_dtype)
-    if isinstance(value, np.ndarray):
-        wide_type = np.promote_types(value.dtype, np.float64)
-        return value.astype(wide_type)
-    return float(value)
+def _format_of(leaf: Any) -> tuple[Any, ...]:
+    shape = getattr(leaf, "shape", None)
+    dtype = getattr(leaf, "dtype", None)
+    return type(leaf), shape, dtype
 
 
-def _has_floats(value: Tensor | np.ndarray) -> bool:
+def _has_floats(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.is_floating_point() or value.is_complex()
-    return np.issubdtype(value.dtype, np.inexact)
-
-
-def _are_all_equal(values: Sequence[Any]) -> bool:
-    return all(are_equal(value, values[0]) for value in values)
+    return np.issubdtype(np.asarray(value).dtype, np.inexact)

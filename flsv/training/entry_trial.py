@@ -51,7 +51,7 @@ class EntryTrial:
     def __init__(self, trainer: L.Trainer) -> None:
         self._module = trainer.lightning_module
         self._optimizers = find_optimizers(trainer)
-        self._initial_values = self._hidden_values()
+        self._initial_values = self._optimizer_values()
         self._initial_states: list[tuple[str, ObjectState]] = []
         for path, value in self._hidden_parts():
             for state in _comparable_states(value):
@@ -60,7 +60,7 @@ class EntryTrial:
     def warn_of_changes(self) -> None:
         """Name what the local training has changed."""
         changed_paths = []
-        for path, value in self._hidden_values().items():
+        for path, value in self._optimizer_values().items():
             if self._initial_values.get(path) is not value:
                 changed_paths.append(path)
         for path, initial_state in self._initial_states:
@@ -75,27 +75,30 @@ class EntryTrial:
                 "these or layers. To share it on purpose, hold it in a types.SimpleNamespace."
             )
 
-    def _hidden_values(self) -> dict[str, Any]:
-        """Return attributes of module and optimizers that are not swapped, by path."""
+    def _optimizer_values(self) -> dict[str, Any]:
+        """Return the optimizers' attributes that are not swapped, by path."""
         values = {}
-        for path, value in ModuleSnapshot(self._module).references():
-            if not is_optimizer(value):
-                values[f"module.{path}"] = value
         for swapped_optimizer in self._optimizers:
-            values |= swapped_optimizer.hidden_values()
-        return {
-            path: value for path, value in values.items() if not isinstance(value, _SKIPPED_TYPES)
-        }
+            for path, value in swapped_optimizer.hidden_values().items():
+                if not isinstance(value, _SKIPPED_TYPES):
+                    values[path] = value
+        return values
 
     def _hidden_parts(self) -> Iterator[Part]:
         """Yield ``(path, object)`` of everything that is not swapped between clients."""
         # What a client takes with it is swapped: the module's attributes and tensors, and objects of some types.
         module = self._module
-        swapped_ids = ModuleSnapshot(module).ids()
+        snapshot = ModuleSnapshot(module)
+        swapped_ids = set(snapshot.visited)
+        roots = dict(self._optimizer_values())
+        for path, value in snapshot.originals.items():
+            if path in snapshot.values:
+                swapped_ids.add(id(value))
+            elif id(value) not in swapped_ids and not is_optimizer(value):
+                roots[f"module.{path}"] = value
         for value in (*module.modules(), *module.parameters(), *module.buffers()):
             swapped_ids.add(id(value))
 
-        roots = self._hidden_values()
         for layer in module.modules():
             layer_class = type(layer)
             if not is_opaque(layer_class):

@@ -6,7 +6,7 @@ Plain values are copied, other objects are referred to. A torchmetrics metric is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from functools import lru_cache
 from itertools import chain
 from operator import is_
@@ -15,12 +15,11 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric
 
 from flsv.training.swapped_optimizer import is_optimizer
-from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import (
     CONSTANT_TYPES,
     are_equal,
@@ -29,22 +28,16 @@ from flsv.utilities.plain_values import (
     packed,
     unpacked,
 )
-from flsv.utilities.reachable import LIBRARIES, attributes_of, facts_of, package_of, slots_of_object
+from flsv.utilities.reachable import LIBRARIES, attributes_of, package_of, slots_of_object
 
 #: Plain values by path, such as ``"encoder.temperature"``.
 Values = dict[str, Any]
 #: ``{"buffers": values, "attributes": values, "structure": {path: [flag, description]}}``.
 State = dict[str, dict[str, Any]]
 
-#: Entries of a dictionary or list by key or position.
-Entries = dict[Any, Any]
-
 _CONSTANTS = frozenset(CONSTANT_TYPES)
 #: Names of the dictionaries and sets in which torch stores a layer's parameters, buffers, layers and hooks.
-_TABLES: list[str] = []
-for _name, _value in vars(nn.Module()).items():
-    if isinstance(_value, dict | set):
-        _TABLES.append(_name)
+_TABLES = [name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)]
 #: Attributes in which torch stores a parameter's hooks.
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 #: Attributes that every LightningModule has: they are not a model's state.
@@ -71,6 +64,8 @@ class ModuleSnapshot:
         structure: ``[flag, description]`` of layers (training mode) and parameters (``requires_grad``), by path.
         owners: layers, parameters and objects by path.
         buffers: ``(layer, name)`` of buffers outside of the vector, by path.
+        originals: entries of attributes and of collections there, by path. Plain ones may have changed since.
+        visited: ids of the layers, parameters, objects and collections whose content is restored.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -78,19 +73,19 @@ class ModuleSnapshot:
         self.structure: dict[str, list[Any]] = {}
         self.owners: dict[str, Any] = {}
         self.buffers: dict[str, Any] = {}
+        self.originals: dict[str, Any] = {}
+        self.visited: set[int] = set()
         self._module = module
-        self._visited: set[int] = set()
         self._addresses: set[int] | None = None
         # Dictionaries and sets of layers and parameters, with their entries.
         self._tables: list[Any] = []
         # Each (parameter, name of an attribute with hooks, hooks).
         self._hooks: list[Any] = []
-        self._namespaces: list[_Namespace] = []
+        self._containers: list[_Container] = []
         self._add_layer("", module)
 
     def _add_layer(self, path: str, layer: nn.Module) -> None:
-        self.owners[path] = layer
-        self._visited.add(id(layer))
+        self.visited.add(id(layer))
         attributes = vars(layer)
         num_hooks = 0
         for name in _TABLES:
@@ -100,18 +95,18 @@ class ModuleSnapshot:
                 num_hooks += len(table)
         description = f"{type(layer).__name__} with {num_hooks} hooks"
         self.structure[path] = [layer.training, description]
+        self.owners[path] = layer
 
         prefix = f"{path}." if path else ""
         self._add_buffers(prefix, layer)
         for name, parameter in layer._parameters.items():
-            if parameter is not None and id(parameter) not in self._visited:
+            if parameter is not None and id(parameter) not in self.visited:
                 self._add_parameter(prefix + name, parameter)
-        namespace = _Namespace(attributes, _LIGHTNINGS_ATTRIBUTES)
-        self._add_namespace(namespace, prefix)
+        self._add_container(_Container(attributes, _LIGHTNINGS_ATTRIBUTES), prefix)
         for name, child in layer._modules.items():
             if child is None or isinstance(child, Metric):
                 continue
-            if id(child) not in self._visited:
+            if id(child) not in self.visited:
                 self._add_layer(prefix + name, child)
 
     def _add_buffers(self, prefix: str, layer: nn.Module) -> None:
@@ -124,8 +119,7 @@ class ModuleSnapshot:
             self.values[path] = None if buffer is None else copied(buffer)
 
     def _add_parameter(self, path: str, parameter: nn.Parameter) -> None:
-        self.owners[path] = parameter
-        self._visited.add(id(parameter))
+        self.visited.add(id(parameter))
         num_hooks = 0
         for name in _HOOKS_OF_PARAMETERS:
             hooks = dict(getattr(parameter, name, None) or {})
@@ -133,52 +127,45 @@ class ModuleSnapshot:
             num_hooks += len(hooks)
         description = f"{type(parameter).__name__} with {num_hooks} hooks"
         self.structure[path] = [parameter.requires_grad, description]
-
+        self.owners[path] = parameter
         attributes = vars(parameter)
         self._tables.append((attributes, attributes.copy()))
         if attributes:
-            self._add_namespace(_Namespace(attributes), f"{path}.")
+            self._add_container(_Container(attributes), f"{path}.")
 
-    def _add_namespace(
+    def _add_container(
         self,
-        namespace: _Namespace,
+        container: _Container,
         prefix: str,
         suffix: str = "",
     ) -> None:
-        self._namespaces.append(namespace)
-        for name, value in namespace.originals.items():
+        self._containers.append(container)
+        for name, value in container.originals.items():
             path = f"{prefix}{name!r}{suffix}" if suffix else f"{prefix}{name}"
-            namespace.paths[name] = path
+            container.paths[name] = path
+            self.originals[path] = value
             self._add_value(path, value)
 
     def _add_value(self, path: str, value: Any) -> None:
-        """Add a plain value, or the content of an object of the program or of a collection of such objects."""
-        kind = type(value)
-        if kind in _CONSTANTS:
+        kind: Any = type(value)
+        is_constant_tuple = kind is tuple and _CONSTANTS.issuperset(map(type, value))
+        if kind in _CONSTANTS or is_constant_tuple:
             self.values[path] = value
         elif is_plain(value) and not self._shares_memory(value):
             self.values[path] = copied(value)
-        elif id(value) not in self._visited:
-            self._add_content(path, value)
-
-    def _add_content(self, path: str, value: Any) -> None:
-        """Add the content of an object of the program, or of a collection of such objects."""
-        kind = type(value)
-        is_collection = kind is dict or kind is list
-        if is_collection:
-            self._visited.add(id(value))
-            namespace = _List(value) if kind is list else _Namespace(value)
-            self._add_namespace(namespace, f"{path}[", suffix="]")
+        elif id(value) in self.visited:
+            return
+        elif kind is dict or kind is list:
+            self.visited.add(id(value))
+            self._add_container(_Container(value), f"{path}[", suffix="]")
         elif _is_class_of_program(kind) and not is_optimizer(value):
-            self._visited.add(id(value))
+            self.visited.add(id(value))
             self.owners[path] = value
-            self._add_namespace(_Namespace(attributes_of(value)), f"{path}.")
-            if facts_of(kind).slots:
-                self._add_namespace(_Slots(value), f"{path}.")
+            self._add_container(_Container(value), f"{path}.")
 
     def _shares_memory(self, value: Any) -> bool:
         """Return whether a value has tensors in the memory of a parameter or buffer."""
-        tensors = _tensors_in(value)
+        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
         if not tensors:
             return False
         if self._addresses is None:
@@ -189,63 +176,39 @@ class ModuleSnapshot:
 
     def state(self) -> State:
         """Return values and structure by path, without copying them."""
-        buffers = {}
-        attributes = {}
-        for path, value in self.values.items():
-            if path in self.buffers:
-                buffers[path] = value
-            else:
-                attributes[path] = value
-        return {
-            "buffers": buffers,
-            "attributes": attributes,
-            "structure": self.structure,
-        }
-
-    def references(self) -> Iterator[tuple[str, Any]]:
-        """Yield ``(path, value)`` of attributes whose content the snapshot does not cover."""
-        for namespace in self._namespaces:
-            for name, path in namespace.paths.items():
-                value = namespace.originals[name]
-                if path not in self.values and id(value) not in self._visited:
-                    yield path, value
-
-    def ids(self) -> set[int]:
-        """Return the ids of the objects whose content :meth:`restore` restores."""
-        object_ids = set(self._visited)
-        for namespace in self._namespaces:
-            for name, path in namespace.paths.items():
-                if path in self.values:
-                    object_ids.add(id(namespace.originals[name]))
-        return object_ids
+        attributes = dict(self.values)
+        buffers = {path: attributes.pop(path) for path in self.buffers}
+        return {"buffers": buffers, "attributes": attributes, "structure": self.structure}
 
     @torch.no_grad()
     def restore(self) -> None:
         """Let the module hold again what it held when the snapshot was made, with ``values``."""
         for table, entries in self._tables:
-            if table or entries:
-                _restore_table(table, entries)
-        for parameter, name, entries in self._hooks:
-            hooks = getattr(parameter, name, None)
-            if hooks is not None:
-                _restore_table(hooks, entries)
-        self._restore_flags()
-        for path, (layer, name) in self.buffers.items():
-            _write_buffer(layer, name, self.values[path])
-        for namespace in self._namespaces:
-            namespace.restore(self.values)
-
-    def _restore_flags(self) -> None:
+            is_unchanged = list(table) == list(entries)
+            if is_unchanged and isinstance(table, dict):
+                is_unchanged = all(map(is_, table.values(), entries.values()))
+            if not is_unchanged:
+                table.clear()
+                table.update(entries)
+        for parameter, name, hooks in self._hooks:
+            present = getattr(parameter, name, None)
+            if present is not None:
+                present.clear()
+                present.update(hooks)
+        for container in self._containers:
+            container.restore(self.values)
         for path, (flag, _) in self.structure.items():
             owner = self.owners[path]
             if isinstance(owner, nn.Module):
                 vars(owner)["training"] = flag
             elif owner.requires_grad != flag:
                 owner.requires_grad = flag
+        for path, (layer, name) in self.buffers.items():
+            layer._buffers[name] = _written(self.values[path], layer._buffers[name], layer)
 
 
-class _Namespace:
-    """Entries of a dictionary, by reference, without those of ``unswapped`` names."""
+class _Container:
+    """Entries of a dictionary or list, or attributes of an object, without those of ``unswapped`` names."""
 
     def __init__(
         self,
@@ -254,13 +217,16 @@ class _Namespace:
     ) -> None:
         self._container = container
         self._unswapped = unswapped
-        self.originals = self._entries()
+        self._read = _READERS.get(type(container), _attributes_and_slots)
+        self.originals = self._read(container)
+        for name in unswapped & self.originals.keys():
+            del self.originals[name]
         # Paths by name. The snapshot has plain values by path.
-        self.paths: Entries = {}
+        self.paths: dict[Any, str] = {}
 
     def restore(self, values: Values) -> None:
         """Write the entries, with plain ``values`` by path. Delete new ones."""
-        present = self._entries()
+        present = self._read(self._container)
         restored = {}
         for name, original in self.originals.items():
             entry = present.get(name, _MISSING)
@@ -273,53 +239,71 @@ class _Namespace:
                 restored[name] = entry
             else:
                 restored[name] = _refilled(original, value)
-        self._write(present, restored)
 
-    def _entries(self) -> Entries:
-        entries = dict(self._container)
-        for name in self._unswapped & entries.keys():
-            del entries[name]
-        return entries
-
-    def _write(self, present: Entries, restored: Entries) -> None:
-        for name, entry in present.items():
-            if name not in restored and not is_optimizer(entry):
-                self._delete(name)
+        container = self._container
+        if type(container) is list:
+            container[:] = restored.values()
+            return
+        set_entry, delete_entry = _WRITERS.get(type(container), _WRITERS[object])
+        for name in present.keys() - restored.keys() - self._unswapped:
+            if not is_optimizer(present[name]):
+                delete_entry(container, name)
         for name, entry in restored.items():
             if entry is not present.get(name, _MISSING):
-                self._set(name, entry)
-
-    def _set(self, name: Any, entry: Any) -> None:
-        self._container[name] = entry
-
-    def _delete(self, name: Any) -> None:
-        del self._container[name]
+                set_entry(container, name, entry)
 
 
-class _Slots(_Namespace):
-    """Attributes of an object that are in ``__slots__``."""
-
-    def _entries(self) -> Entries:
-        return dict(slots_of_object(self._container))
-
-    def _set(self, name: Any, entry: Any) -> None:
-        object.__setattr__(self._container, name, entry)
-
-    def _delete(self, name: Any) -> None:
-        object.__delattr__(self._container, name)
+def _attributes_and_slots(value: Any) -> dict[Any, Any]:
+    return {**attributes_of(value), **dict(slots_of_object(value))}
 
 
-class _List(_Namespace):
-    """Entries of a list by their positions."""
-
-    def _entries(self) -> Entries:
-        return dict(enumerate(self._container))
-
-    def _write(self, present: Entries, restored: Entries) -> None:
-        self._container[:] = restored.values()
+#: By the type of a container: its entries, and functions that set and delete one.
+_READERS: dict[Any, Any] = {dict: dict, list: lambda entries: dict(enumerate(entries))}
+_WRITERS: dict[Any, Any] = {
+    dict: (dict.__setitem__, dict.__delitem__),
+    object: (object.__setattr__, object.__delattr__),
+}
 
 
-# ---- values from checkpoints and other processes
+# ---- checkpoints and other processes
+
+
+def write_state(module: nn.Module, state: State) -> list[str]:
+    """Write a state of :meth:`ModuleSnapshot.state` into another module. Name what this module lacks."""
+    layers = dict(module.named_modules())
+    for path, buffer in state["buffers"].items():
+        owner_path, _, name = path.rpartition(".")
+        layer = layers.get(owner_path)
+        if layer is not None and name not in layer._buffers:
+            layer.register_buffer(name, buffer, persistent=False)
+
+    snapshot = ModuleSnapshot(module)
+    lacking = []
+    structure = state.get("structure", {})  # version 2.0.0 saves none
+    for path, (flag, description) in structure.items():
+        present = snapshot.structure.get(path, [flag, "missing"])
+        _, present_description = present
+        if present_description == description:
+            present[0] = flag
+        else:
+            name = path or "the module"
+            lacking.append(f"{name} was {description} and is {present_description}")
+
+    new_values = {}
+    for path, value in {**state["attributes"], **state["buffers"]}.items():
+        if path in snapshot.originals or path in snapshot.buffers:
+            snapshot.values[path] = value
+        else:
+            new_values[path] = value
+    snapshot.restore()
+    for path, value in new_values.items():
+        owner_path, _, name = path.rpartition(".")
+        owner = snapshot.owners.get(owner_path)
+        if owner is None or name.endswith("]"):
+            lacking.append(f"{path} is missing")
+        else:
+            object.__setattr__(owner, name, copied(value))
+    return lacking
 
 
 def saved_state(state: State) -> State:
@@ -333,80 +317,14 @@ def saved_state(state: State) -> State:
     return {**state, "attributes": attributes}
 
 
-def resume_state(module: nn.Module, saved: State) -> list[str]:
-    """Write a saved state into a module. Name the layers and hooks that this lacks."""
-    device = _device_of(module)
-    attributes = {}
-    for path, value in saved["attributes"].items():
-        attributes[path] = tree_map_only(
-            Tensor,
-            lambda tensor: tensor.to(device),
-            unpacked(value),
-        )
+def loaded_state(saved: State, device: torch.device) -> State:
+    """Return a state that :func:`saved_state` has converted, on a device."""
+    attributes = {path: unpacked(value) for path, value in saved["attributes"].items()}
     state = {**saved, "attributes": attributes}
-    return write_state(module, state, is_resumed=True)
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device), state)
 
 
-def write_state(
-    module: nn.Module,
-    state: State,
-    *,
-    is_resumed: bool,
-) -> list[str]:
-    """Write a checkpoint's or another process's state into a module. Name the layers and hooks that this lacks."""
-    snapshot = ModuleSnapshot(module)
-    differences = []
-    structure = state.get("structure", {})  # version 2.0.0 saves none
-    for path, (flag, description) in structure.items():
-        present = snapshot.structure.get(path, [flag, "missing"])
-        _, present_description = present
-        if present_description == description:
-            present[0] = flag
-        else:
-            name = path or "the module"
-            differences.append(f"{name} was {description} and is {present_description}")
-
-    values = {**state["attributes"], **state["buffers"]}
-    known_paths = snapshot.values.keys()
-    new_paths = [path for path in values if path not in known_paths]
-    for path in known_paths & values.keys():
-        snapshot.values[path] = values[path]
-    snapshot.restore()
-
-    for path in new_paths:
-        value = values[path]
-        owner_path, _, name = path.rpartition(".")
-        owner = snapshot.owners.get(owner_path)
-        is_entry = name.endswith("]")
-        if owner is None or is_entry:
-            if value is not None and not is_resumed:
-                raise ConfigurationError(
-                    f"{owner_path} is an object that {type(module).__name__} makes while a client trains, so that "
-                    "another process does not have it. Make it in __init__."
-                )
-        elif path in state["buffers"]:
-            owner.register_buffer(name, None, persistent=False)
-            _write_buffer(owner, name, value)
-        else:
-            object.__setattr__(owner, name, copied(value))
-    return differences
-
-
-# ---- objects and tables
-
-
-def lists_in(values: Values) -> dict[str, list[Any]]:
-    """Return the lists among plain values, and in dictionaries there, by path."""
-    lists: dict[str, list[Any]] = {}
-    pending = list(values.items())
-    while pending:
-        path, value = pending.pop()
-        if type(value) is list:
-            lists[path] = value
-        elif isinstance(value, dict):
-            for key, entry in value.items():
-                pending.append((f"{path}[{key!r}]", entry))
-    return lists
+# ---- objects and tensors
 
 
 @lru_cache(maxsize=10_000)
@@ -421,31 +339,19 @@ def _has_floats(buffer: Tensor) -> bool:
     return buffer.is_floating_point() or buffer.is_complex()
 
 
-def _restore_table(table: Any, entries: Any) -> None:
-    """Let a dictionary or set hold ``entries`` again, in their order."""
-    is_unchanged = list(table) == list(entries)
-    if is_unchanged and isinstance(table, dict):
-        is_unchanged = all(map(is_, table.values(), entries.values()))
-    if not is_unchanged:
-        table.clear()
-        table.update(entries)
-
-
-def _write_buffer(
-    layer: nn.Module,
-    name: str,
+def _written(
     value: Tensor | None,
-) -> None:
-    buffer = layer._buffers[name]
+    buffer: Tensor | None,
+    layer: nn.Module,
+) -> Tensor | None:
+    """Return ``value`` in a buffer's memory, or a copy of it if the shapes differ."""
     if value is None:
-        layer._buffers[name] = None
-        return
-    has_place = buffer is not None and buffer.shape == value.shape
-    if buffer is not None and has_place and buffer.dtype == value.dtype:
-        buffer.copy_(value)
-    else:
-        device = _device_of(layer)
-        layer._buffers[name] = value.to(device, copy=True)
+        return None
+    if buffer is None:
+        return copied(value)
+    if buffer.shape == value.shape and buffer.dtype == value.dtype:
+        return buffer.copy_(value)
+    return value.to(buffer.device, copy=True)
 
 
 def _refilled(original: Any, value: Any) -> Any:
@@ -461,27 +367,6 @@ def _refilled(original: Any, value: Any) -> Any:
     else:
         original.extend(new_value)
     return original
-
-
-def _device_of(module: nn.Module) -> torch.device:
-    for tensor in chain(module.parameters(), module.buffers()):
-        return tensor.device
-    return torch.device("cpu")
-
-
-def _tensors_in(value: Any) -> list[Tensor]:
-    """Return the value if it is a tensor, or the tensors in a collection, nested or not."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return []
-    tensors = []
-    for entry in value:
-        if type(entry) not in _CONSTANTS:
-            tensors += _tensors_in(entry)
-    return tensors
 
 
 def _memory_address(tensor: Tensor) -> int:

@@ -16,7 +16,7 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from flsv.utilities.plain_values import are_equal, copied, is_plain
+from flsv.utilities.plain_values import CONSTANT_TYPES, are_equal, copied, is_plain
 
 #: Names of the options of a parameter group that learning-rate schedulers (torch's and timm's) change.
 SCHEDULED_OPTIONS = {"lr", "initial_lr", "max_lr", "min_lr", "lr_scale", "weight_decay", "betas"}
@@ -211,9 +211,10 @@ def options_of(groups: Iterable[Group]) -> Options:
     """Copy the options of an optimizer's parameter groups."""
     copies = []
     for group in groups:
-        options = {}
-        for name, value in group.items():
-            if name != "params":
+        options = dict(group)
+        del options["params"]
+        for name, value in options.items():
+            if type(value) not in CONSTANT_TYPES:
                 options[name] = _copied_option(value)
         copies.append(options)
     return copies

@@ -17,7 +17,13 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.training.client_batches import LocalSteps
 from flsv.training.client_values import ClientValues
 from flsv.training.entry_trial import SHARED_TYPES
-from flsv.training.module_snapshot import ModuleSnapshot, State, resume_state, saved_state
+from flsv.training.module_snapshot import (
+    ModuleSnapshot,
+    State,
+    loaded_state,
+    saved_state,
+    write_state,
+)
 from flsv.training.optimizers import Optimizers
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError, listed
@@ -59,8 +65,8 @@ class TrainerState:
         self._generator_states: list[ObjectState] = []
         self._is_in_round = False
         self._client: int | None = None
-        # With which clients start in the round. None: no client has begun.
-        self._start: ModuleSnapshot | None = None
+        # With which clients begin in the round. None: no client has begun.
+        self._initial_snapshot: ModuleSnapshot | None = None
         #: What clients make of the module's values that are not in the vector.
         self.values = ClientValues()
         # Layers, hooks and flags after the last round. A validation changes the modes of layers.
@@ -86,29 +92,31 @@ class TrainerState:
             self.global_vector = vector
         self._constants_at_start = _norms_and_sums(self._constants.values())
         # `begin_clients` takes the snapshot: transfer hooks may still change counters.
-        self._start = None
+        self._initial_snapshot = None
 
     def begin_clients(self) -> None:
         """Take the snapshot with which each client starts, before the first client trains."""
-        if self._start is None:
-            self._start = ModuleSnapshot(self.module)
-            self.values.begin_clients(self._start)
+        if self._initial_snapshot is None:
+            self._initial_snapshot = ModuleSnapshot(self.module)
+            if self.values.hide_records(self._initial_snapshot.values):
+                self._initial_snapshot.restore()
             for generator in self.generators:
                 self._generator_states.extend(states_of(generator))
 
     def end_clients(self) -> None:
         """Restore the snapshot, and the generators, after the last client's training."""
         self._restore_generators()
-        if self._start is not None:
-            self._start.restore()
+        if self._initial_snapshot is not None:
+            self._initial_snapshot.restore()
 
     def end_round(self, vector: Tensor) -> None:
         """Write the next global model ``vector [P]`` into the module."""
-        if self._start is not None:
-            self.values.write(self.module, self._start)
+        snapshot = self._state_before_round.snapshot
+        if self._initial_snapshot is not None:
+            snapshot = self.values.write(self.module, self._initial_snapshot)
+        self._structure = snapshot.structure
         self.space.write(self.module, vector)
         self.space.write_private(self.module, self._private)
-        self._structure = ModuleSnapshot(self.module).structure
         self._forget_clients()
         self.global_vector = vector
         self._is_in_round = False
@@ -123,7 +131,7 @@ class TrainerState:
         self._forget_clients()
 
     def _forget_clients(self) -> None:
-        self._start = None
+        self._initial_snapshot = None
         self.values.forget()
 
     def _restore_generators(self) -> None:
@@ -143,10 +151,10 @@ class TrainerState:
         module. Without ``model`` the module keeps its weights."""
         if model is not None:
             self.begin_clients()
-            assert self._start is not None
+            assert self._initial_snapshot is not None
             # A client without private parameters of its own has those of the global model.
             private_parameters = {**self._private, **(private or {})}
-            self._write(_ModuleState(model, self._start, private_parameters))
+            self._write(_ModuleState(model, self._initial_snapshot, private_parameters))
 
         self._client = client
         self._steps.client = client
@@ -179,9 +187,13 @@ class TrainerState:
 
     def keep_values(self, client: int, num_samples: int) -> None:
         """Store what a client has made of the module's other values."""
-        assert self._start is not None
-        end = ModuleSnapshot(self.module)
-        self.values.add(client, num_samples, start=self._start, end=end)
+        assert self._initial_snapshot is not None
+        self.values.add(
+            client,
+            num_samples,
+            before=self._initial_snapshot,
+            after=ModuleSnapshot(self.module),
+        )
 
     def leave(self, keep: bool) -> None:
         """Restore the federation's optimizers, schedules and scale. With ``keep`` stage the client's in the store."""
@@ -218,12 +230,12 @@ class TrainerState:
 
     def restore(self, buffers: State) -> None:
         """Write a checkpoint's state into the module."""
-        differences = resume_state(self.module, buffers)
+        lacking = write_state(self.module, loaded_state(buffers, self.module.device))
         self._structure = ModuleSnapshot(self.module).structure
-        if differences:
+        if lacking:
             rank_zero_warn(
                 f"flsv: training has changed {type(self.module).__name__} as no checkpoint can hold: "
-                f"{listed(differences)}. The resumed run trains without these changes. Make them in __init__ or "
+                f"{listed(lacking)}. The resumed run trains without these changes. Make them in __init__ or "
                 "configure_model."
             )
 

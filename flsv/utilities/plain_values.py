@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Mapping
 from copy import copy
 from enum import Enum
+from itertools import compress
+from operator import is_not
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ CONSTANT_TYPES = (
     torch.dtype,
     torch.device,
 )
+_CONSTANTS = frozenset(CONSTANT_TYPES)
 #: Types of collections other than dictionaries.
 COLLECTION_TYPES = (list, tuple, set, frozenset, deque)
 
@@ -40,7 +43,7 @@ def is_plain(value: Any) -> bool:
     """Return whether a value is a constant, a tensor, an array or a collection of plain values.
 
     Parameters, and other leaves that require a gradient, are not plain: a copy is another one."""
-    if type(value) in CONSTANT_TYPES:  # mostly, and fast. Subclasses follow at the end
+    if type(value) in _CONSTANTS:  # mostly, and fast. Subclasses follow at the end
         return True
     if isinstance(value, Tensor):
         is_parameter = isinstance(value, nn.Parameter)
@@ -50,9 +53,9 @@ def is_plain(value: Any) -> bool:
         return value.dtype != object
 
     if isinstance(value, dict):
-        return all(map(is_plain, value.values()))
+        value = tuple(value.values())
     if isinstance(value, COLLECTION_TYPES):
-        return all(map(is_plain, value))
+        return all(map(is_plain, [entry for entry in value if type(entry) not in _CONSTANTS]))
     return isinstance(value, CONSTANT_TYPES)
 
 
@@ -67,10 +70,12 @@ def copied(value: Any) -> Any:
     if isinstance(value, dict):
         result = copy(value)
         for key, entry in value.items():
-            result[key] = copied(entry)
+            if type(entry) not in _CONSTANTS:
+                result[key] = copied(entry)
         return result
 
-    entries = map(copied, value)
+    has_constants_only = _CONSTANTS.issuperset(map(type, value))
+    entries = value if has_constants_only else map(copied, value)
     if isinstance(value, deque):
         return deque(entries, maxlen=value.maxlen)
     is_named_tuple = hasattr(value, "_fields")
@@ -92,16 +97,20 @@ def are_equal(value: Any, other_value: Any) -> bool:
     if isinstance(value, dict):
         if value.keys() != other_value.keys():
             return False
-        other_values = [other_value[key] for key in value]
-        return all(map(are_equal, value.values(), other_values))
+        return _are_all_equal(list(value.values()), [other_value[key] for key in value])
     if isinstance(value, list | tuple | deque):
         if len(value) != len(other_value):
             return False
-        return all(map(are_equal, value, other_value))
+        return _are_all_equal(value, other_value)
     is_nan = value != value
     if is_nan:
         return bool(other_value != other_value)
     return bool(value == other_value)
+
+
+def _are_all_equal(values: Any, other_values: Any) -> bool:
+    are_others = list(map(is_not, values, other_values))  # few, and all calls below take longer
+    return all(map(are_equal, compress(values, are_others), compress(other_values, are_others)))
 
 
 def _are_equal_arrays(array: np.ndarray, other_array: np.ndarray) -> bool:

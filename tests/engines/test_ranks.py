@@ -28,7 +28,7 @@ from helpers.ranks import (
 from helpers.runs import find_differences
 
 #: Clients' state, values of samples, a cohort smaller than the ranks, and a rank without an update.
-ON_THREE = ("shapfed_wa", "scaffold", "in_run", "two_clients", "broken_rank")
+ON_THREE = ("shapfed_wa", "scaffold", "in_run", "kept_values", "two_clients", "broken_rank")
 
 
 @pytest.fixture(scope="module")

@@ -35,12 +35,11 @@ class Keeps(nn.Module):
 def train(module: Keeps, clients: list[int]) -> tuple[ModuleSnapshot, ClientValues]:
     start = ModuleSnapshot(module)
     values = ClientValues()
-    values.begin_clients(start)
     for client in clients:
         start.restore()
         module.train_client(client)
         end = ModuleSnapshot(module)
-        values.add(client, NUM_SAMPLES[client], start=start, end=end)
+        values.add(client, NUM_SAMPLES[client], before=start, after=end)
     return start, values
 
 
@@ -78,7 +77,8 @@ def test_clients_find_the_first_clients_list_in_the_next_round() -> None:
     shown_losses = list(module.losses)
     values.forget()
     next_start = ModuleSnapshot(module)
-    values.begin_clients(next_start)
+    values.hide_records(next_start.values)
+    next_start.restore()
 
     assert shown_losses == [1.0, 1.0, 2.0, 2.0, 2.0]
     assert module.losses == [1.0, 1.0]
@@ -95,4 +95,4 @@ def test_clients_find_the_first_clients_list_in_the_next_round() -> None:
     ],
 )
 def test_what_has_no_mean_stays(values: list[Any]) -> None:
-    assert mean_of(values, [1, 1], start=values[0], other=values[0]) is values[0]
+    assert mean_of(values, [1, 1], initial=values[0], default=values[0]) is values[0]
