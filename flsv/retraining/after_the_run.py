@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -97,6 +98,18 @@ class TrainingAfterTheRun:
         """Train the coalitions, and return the metrics' values, ``{round: {metric: values}}``. Empty if a training
         failed.
         """
+        try:
+            return self._train(run)
+        except Exception as error:  # the run's results are written, whatever its coalitions raise
+            if ranks_of(run.trainer).size > 1:
+                raise  # the other ranks wait for this one
+            innermost = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(innermost.filename).name}:{innermost.lineno}"
+            return self._without_values(
+                f"{type(error).__name__} at {place}: {error}. flsv retrain trains the coalitions."
+            )
+
+    def _train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
         scores = {}
         measures_with_outputs = set()
         for name, metric in self._metrics.items():

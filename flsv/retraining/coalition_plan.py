@@ -390,6 +390,8 @@ class CoalitionPlan(RunExtension):
     @property
     def doubts(self) -> Sequence[str]:
         """Return what the comparisons of coalitions with the run have found."""
+        if self._sites is not None:
+            return self._sites.doubts
         return self._doubts
 
     def end_round(self, module: L.LightningModule, index: int, skips_scored: bool) -> None:

@@ -103,6 +103,8 @@ def _cosines(moves: Tensor, updates: Tensor) -> Tensor:
 
 #: The largest distance of a client's own model to its first update, which is the same training, as a part of its way.
 MAX_RELATIVE_DIFFERENCE = 0.01
+#: From this round on what speaks against the values ends no run, and is told.
+NUM_ROUNDS_BEFORE_TELLING = 2
 
 
 def check_at_sites(config: FederationConfig) -> None:
@@ -149,6 +151,7 @@ class CoalitionsAtSites(Strategy):
         if saved is None:
             saved = {  # by the keys of checkpoints
                 "left": None,
+                "doubts": [],
                 "moved": torch.zeros(federation.num_clients, len(self._initial_model)),
                 "coalitions": {},
             }
@@ -156,6 +159,8 @@ class CoalitionsAtSites(Strategy):
         self._masks: Tensor = saved.get("masks", masks)
         # The run's model after its last round, None before the first.
         self._last_model: Tensor | None = saved["left"]
+        # Sentences on what speaks against the values.
+        self.doubts: list[str] = list(saved.get("doubts", []))
         # [n, P], the sums of the clients' updates in the run.
         self._update_sums: Tensor = saved["moved"]
         self._coalitions = []
@@ -174,6 +179,7 @@ class CoalitionsAtSites(Strategy):
         states = {index: coalition.state_dict() for index, coalition in coalitions}
         return {  # by the keys of checkpoints
             "left": self._last_model,
+            "doubts": self.doubts,
             "moved": self._update_sums,
             "masks": self._masks,
             "coalitions": states,
@@ -226,12 +232,18 @@ class CoalitionsAtSites(Strategy):
         if self._last_model is None:
             return
         last_model = self._last_model.to(round.global_vector)
-        if not torch.equal(last_model, round.global_vector):
-            raise ConfigurationError(
-                f"ShadowShapley: the module's weights or buffers have changed before round {round.round_index + 1}, as "
-                "by a hook around an epoch or by validation, and the models of coalitions at sites would not. Let "
-                "hooks leave them as they are, or value the run by flsv retrain."
-            )
+        if torch.equal(last_model, round.global_vector):
+            return
+        doubt = (
+            f"the module's weights or buffers have changed before round {round.round_index + 1}, as by a hook around "
+            "an epoch or by validation, and the models of coalitions at sites have not. Let hooks leave them as they "
+            "are, or value the run by flsv retrain"
+        )
+        if round.round_index < NUM_ROUNDS_BEFORE_TELLING:
+            raise ConfigurationError(f"ShadowShapley: {doubt}.")
+        if not self.doubts:  # the first change is told
+            warnings.warn(f"ShadowShapley: {doubt}.", stacklevel=2)
+            self.doubts.append(doubt)
 
     def _exchange(self, packets_by_coalition: list[dict[int, Packet]]) -> list[dict[int, Any]]:
         # Returns {site: reply} for each coalition. Takes its packets, {site: packet}, out of their dictionary.

@@ -1,14 +1,19 @@
 """A coalition whose fit raises an error: there are no values, the reason is told, and earlier values are not shown."""
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flsv import FederatedLoop, Reporting
-from flsv.metrics import ShadowShapley
+from flsv.metrics import CumulativeShapley, ShadowShapley
+from flsv.report import write_report
+from flsv.retraining.utility_store import UtilityStore
 from helpers.fits import trainer_for
 from helpers.hidden_state import SEED, Base, make_data
 from helpers.models import loop_of
+from helpers.pages import text_of_page
 
 
 class FailingAlone(Base):
@@ -55,3 +60,23 @@ def test_resumed_run_whose_coalitions_fail_shows_no_values_of_an_earlier_round(
     assert resumed.contributions["shadow"].isnan().all()
     record = resumed.metrics["shadow"].payment_record()
     assert "no batch norm" in record["why_no_values"]
+
+
+def test_coalitions_that_cannot_be_stored_end_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other metric's values are kept, which were there before the coalitions were trained."""
+
+    def add_to_full_disk(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(UtilityStore, "add", add_to_full_disk)
+    metrics = {"shadow": ShadowShapley(coalitions="singles"), "rounds": CumulativeShapley()}
+    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
+
+    with pytest.warns(UserWarning, match="shadow: there are no values. OSError at .*No space left"):
+        trainer_for(loop, tmp_path, 2).fit(Base(), make_data())
+
+    assert loop.contributions["shadow"].isnan().all()
+    assert loop.contributions["rounds"].isfinite().all()
+    assert "No space left" in text_of_page(write_report(tmp_path))

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 
@@ -309,6 +310,36 @@ def test_halves_at_sites_are_those_of_first_updates(tmp_path: Path, aggregator: 
         rtol=1e-5,
         atol=1e-6,
     )
+
+
+class ChangesWeights(L.Callback):
+    """Changes the module's weights after a round."""
+
+    def __init__(self, round_index: int) -> None:
+        self.round_index = round_index
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch == self.round_index:
+            with torch.no_grad():
+                next(pl_module.parameters()).mul_(1.01)
+
+
+def test_weights_that_a_hook_changes_are_refused_at_first_and_told_later(tmp_path: Path) -> None:
+    words = "weights or buffers have changed before round"
+    at_once = SitesInProcess(tmp_path / "a", make_shadow_loop)
+    with (
+        pytest.raises(ConfigurationError, match=f"{words} 2"),
+        pytest.warns(UserWarning, match="round 2 is discarded"),
+    ):
+        at_once.fit(3, server_data=ServerData(), callbacks=[ChangesWeights(0)])
+
+    later = SitesInProcess(tmp_path / "b", make_shadow_loop)
+    with pytest.warns(UserWarning, match=f"{words} 3"):
+        loop = later.fit(3, server_data=ServerData(), callbacks=[ChangesWeights(1)])
+
+    assert loop.contributions["shadow"].isfinite().all()
+    record = json.loads((tmp_path / "b" / "run.json").read_text())
+    assert any(f"{words} 3" in event["text"] for event in record["events"])
 
 
 class LyonThatSendsTheGlobalModel:
