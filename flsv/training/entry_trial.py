@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -116,7 +116,7 @@ def _comparable_states(value: object) -> list[ObjectState]:
     """Return the states of an object that can be compared with later ones."""
     if isinstance(value, Tensor):
         if value.numel() > _MAX_COMPARED_ENTRIES:
-            return [_SumAndNormState(value)]
+            return [_NormState(value)]
         return [TensorState(value)]
     states = list(states_of(value))
     hidden_state = None
@@ -127,22 +127,38 @@ def _comparable_states(value: object) -> list[ObjectState]:
     return states
 
 
-class _SumAndNormState(ObjectState):
-    """A large tensor's sum and norm. Nothing is copied."""
+class _NormState(ObjectState):
+    """A large tensor's norm and sum. Nothing is copied."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
-        self._sum_and_norm = self._current_sum_and_norm()
+        self._norm_and_sum = self._current_norm_and_sum()
 
     def is_unchanged(self) -> bool:
-        return torch.equal(self._current_sum_and_norm(), self._sum_and_norm)
+        return torch.equal(self._current_norm_and_sum(), self._norm_and_sum)
 
     def restore(self) -> None:
         pass
 
-    def _current_sum_and_norm(self) -> Tensor:
+    def _current_norm_and_sum(self) -> Tensor:
         values = self._tensor.detach()
         if values.is_complex():
             values = torch.view_as_real(values)
-        values = values.double()
-        return torch.stack([values.sum(), values.norm()]).nan_to_num()
+        return norms_and_sums([values.double()])
+
+
+@torch.no_grad()
+def norms_and_sums(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the tensors' norms and sums ``[2, n]``, by which a later change is detected."""
+    float_tensors = []
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            float_tensors.append(tensor)
+        else:  # only real numbers are compared
+            placeholder = tensor.new_zeros(1, dtype=torch.float32)
+            float_tensors.append(placeholder)
+    if not float_tensors:
+        return torch.empty(2, 0)
+    norms = torch.stack([norm.double() for norm in torch._foreach_norm(float_tensors)])
+    sums = torch.stack([tensor.sum().double() for tensor in float_tensors])
+    return torch.stack([norms, sums]).nan_to_num()  # NaN equals NaN in a comparison of these

@@ -15,16 +15,17 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from flsv._lightning.patches import PatchedAttributes
 from flsv.core import ClientUpdate, Instruction, LocalData, Strategy, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.distances import all_finite
-from flsv.training.added_loss import AddedLoss
 from flsv.training.algorithms import ClientContext
 from flsv.training.client_batches import LocalSteps
 from flsv.training.entry_trial import EntryTrial
 from flsv.training.optimizer_steps import ClientSteps
 from flsv.training.store import ClientStore
 from flsv.training.trainer_state import TrainerState
+from flsv.training.training_step import training_loss
 from flsv.uploads import Upload, UploadContext, sanitize_report, upload
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_generators, seed_global_rngs
@@ -390,3 +391,39 @@ def _as_report(value: Tensor | float) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach()
     return torch.tensor(value, dtype=torch.float64)
+
+
+class AddedLoss:
+    """Adds a context's loss terms to the result of ``training_step``, until :meth:`remove`.
+
+    Lightning divides the sum by the number of accumulated batches, and scales it in half precision, as the loss alone.
+    """
+
+    def __init__(self, trainer: L.Trainer, context: ClientContext) -> None:
+        strategy = trainer.strategy
+        self._context = context
+        self._training_step = strategy.training_step
+        self._term_context = strategy.precision_plugin.train_step_context
+        self._handles = [term.watch() for term in context.loss_terms]
+        self._patch = PatchedAttributes([(strategy, "training_step", self._step)])
+
+    def remove(self) -> None:
+        """Restore ``training_step``, and forget the terms."""
+        self._patch.restore()
+        for handle in self._handles:
+            handle.remove()
+        self._context.loss_terms = []
+
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = self._training_step(*args, **kwargs)
+        terms = self._context.loss_terms
+        if not terms or outputs is None:  # Lightning skips a batch without a loss
+            return outputs
+
+        loss = training_loss(outputs)
+        with self._term_context():
+            for term in terms:
+                loss = loss + term.value()
+        if isinstance(outputs, Mapping):
+            return {**outputs, "loss": loss}
+        return loss

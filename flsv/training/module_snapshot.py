@@ -64,8 +64,8 @@ class ModuleSnapshot:
         structure: ``[flag, description]`` of layers (training mode) and parameters (``requires_grad``), by path.
         owners: layers, parameters and objects by path.
         buffers: ``(layer, name)`` of buffers outside of the vector, by path.
-        originals: entries of attributes and of collections there, by path. Plain ones may have changed since.
-        visited: ids of the layers, parameters, objects and collections whose content is restored.
+        originals: attributes by path. Plain ones may have changed since.
+        visited: ids of the layers, parameters and objects whose content is restored.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -137,11 +137,10 @@ class ModuleSnapshot:
         self,
         container: _Container,
         prefix: str,
-        suffix: str = "",
     ) -> None:
         self._containers.append(container)
         for name, value in container.originals.items():
-            path = f"{prefix}{name!r}{suffix}" if suffix else f"{prefix}{name}"
+            path = f"{prefix}{name}"
             container.paths[name] = path
             self.originals[path] = value
             self._add_value(path, value)
@@ -155,9 +154,6 @@ class ModuleSnapshot:
             self.values[path] = copied(value)
         elif id(value) in self.visited:
             return
-        elif kind is dict or kind is list:
-            self.visited.add(id(value))
-            self._add_container(_Container(value), f"{path}[", suffix="]")
         elif _is_class_of_program(kind) and not is_optimizer(value):
             self.visited.add(id(value))
             self.owners[path] = value
@@ -208,7 +204,7 @@ class ModuleSnapshot:
 
 
 class _Container:
-    """Entries of a dictionary or list, or attributes of an object, without those of ``unswapped`` names."""
+    """Entries of a dictionary, or attributes of an object, without those of ``unswapped`` names."""
 
     def __init__(
         self,
@@ -217,7 +213,13 @@ class _Container:
     ) -> None:
         self._container = container
         self._unswapped = unswapped
-        self._read = _READERS.get(type(container), _attributes_and_slots)
+        self._read: Any = _attributes_and_slots
+        self._set_entry: Any = object.__setattr__
+        self._delete_entry: Any = object.__delattr__
+        if type(container) is dict:
+            self._read = dict
+            self._set_entry = dict.__setitem__
+            self._delete_entry = dict.__delitem__
         self.originals = self._read(container)
         for name in unswapped & self.originals.keys():
             del self.originals[name]
@@ -240,29 +242,16 @@ class _Container:
             else:
                 restored[name] = _refilled(original, value)
 
-        container = self._container
-        if type(container) is list:
-            container[:] = restored.values()
-            return
-        set_entry, delete_entry = _WRITERS.get(type(container), _WRITERS[object])
         for name in present.keys() - restored.keys() - self._unswapped:
             if not is_optimizer(present[name]):
-                delete_entry(container, name)
+                self._delete_entry(self._container, name)
         for name, entry in restored.items():
             if entry is not present.get(name, _MISSING):
-                set_entry(container, name, entry)
+                self._set_entry(self._container, name, entry)
 
 
-def _attributes_and_slots(value: Any) -> dict[Any, Any]:
+def _attributes_and_slots(value: Any) -> dict[str, Any]:
     return {**attributes_of(value), **dict(slots_of_object(value))}
-
-
-#: By the type of a container: its entries, and functions that set and delete one.
-_READERS: dict[Any, Any] = {dict: dict, list: lambda entries: dict(enumerate(entries))}
-_WRITERS: dict[Any, Any] = {
-    dict: (dict.__setitem__, dict.__delitem__),
-    object: (object.__setattr__, object.__delattr__),
-}
 
 
 # ---- checkpoints and other processes
@@ -299,7 +288,7 @@ def write_state(module: nn.Module, state: State) -> list[str]:
     for path, value in new_values.items():
         owner_path, _, name = path.rpartition(".")
         owner = snapshot.owners.get(owner_path)
-        if owner is None or name.endswith("]"):
+        if owner is None:
             lacking.append(f"{path} is missing")
         else:
             object.__setattr__(owner, name, copied(value))

@@ -16,7 +16,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from flsv.core.parameter_space import ParameterSpace
 from flsv.training.client_batches import LocalSteps
 from flsv.training.client_values import ClientValues
-from flsv.training.entry_trial import SHARED_TYPES
+from flsv.training.entry_trial import SHARED_TYPES, norms_and_sums
 from flsv.training.module_snapshot import (
     ModuleSnapshot,
     State,
@@ -90,7 +90,7 @@ class TrainerState:
             self.global_vector = self._state_before_round.vector  # one copy in memory
         else:  # a hook has changed the model
             self.global_vector = vector
-        self._constants_at_start = _norms_and_sums(self._constants.values())
+        self._constants_at_start = norms_and_sums(self._constants.values())
         # `begin_clients` takes the snapshot: transfer hooks may still change counters.
         self._initial_snapshot = None
 
@@ -98,8 +98,6 @@ class TrainerState:
         """Take the snapshot with which each client starts, before the first client trains."""
         if self._initial_snapshot is None:
             self._initial_snapshot = ModuleSnapshot(self.module)
-            if self.values.hide_records(self._initial_snapshot.values):
-                self._initial_snapshot.restore()
             for generator in self.generators:
                 self._generator_states.extend(states_of(generator))
 
@@ -191,8 +189,8 @@ class TrainerState:
         self.values.add(
             client,
             num_samples,
-            before=self._initial_snapshot,
-            after=ModuleSnapshot(self.module),
+            initial=self._initial_snapshot,
+            trained=ModuleSnapshot(self.module),
         )
 
     def leave(self, keep: bool) -> None:
@@ -216,17 +214,13 @@ class TrainerState:
         else:
             snapshot = ModuleSnapshot(self.module)
         state = snapshot.state()
-        attributes = {path: copied(value) for path, value in state["attributes"].items()}
-        # After a round each list holds what all clients have added.
-        self.values.hide_records(attributes)
-
         structure = {}
         for path, (flag, description) in snapshot.structure.items():
             is_layer = isinstance(snapshot.owners[path], nn.Module)
             if is_layer and path in self._structure:
                 flag, _ = self._structure[path]
             structure[path] = [flag, description]
-        return saved_state({**state, "attributes": attributes, "structure": structure})
+        return saved_state({**state, "structure": structure})
 
     def restore(self, buffers: State) -> None:
         """Write a checkpoint's state into the module."""
@@ -275,8 +269,8 @@ class TrainerState:
         """Check that frozen parameters have not changed."""
         if not self._constants:
             return
-        norms_and_sums = _norms_and_sums(self._constants.values())
-        is_changed = (norms_and_sums != self._constants_at_start).any(0).tolist()  # per tensor
+        constants = norms_and_sums(self._constants.values())
+        is_changed = (constants != self._constants_at_start).any(0).tolist()  # per tensor
         changed_names = list(compress(self._constants, is_changed))
         if changed_names:
             raise ConfigurationError(
@@ -298,20 +292,3 @@ class TrainerState:
         state.snapshot.restore()
         self.space.write(self.module, state.vector)
         self.space.write_private(self.module, state.private)
-
-
-@torch.no_grad()
-def _norms_and_sums(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the tensors' norms and sums ``[2, n]``, by which a later change is detected."""
-    float_tensors = []
-    for tensor in tensors:
-        if tensor.is_floating_point():
-            float_tensors.append(tensor)
-        else:  # only real numbers are compared
-            placeholder = tensor.new_zeros(1, dtype=torch.float32)
-            float_tensors.append(placeholder)
-    if not float_tensors:
-        return torch.empty(2, 0)
-    norms = torch.stack([norm.double() for norm in torch._foreach_norm(float_tensors)])
-    sums = torch.stack([tensor.sum().double() for tensor in float_tensors])
-    return torch.stack([norms, sums]).nan_to_num()  # NaN equals NaN in a comparison of these

@@ -46,7 +46,8 @@ class ValidatesAverage(Plain):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         x, y = batch
         logits = nn.functional.linear(x, *self.average.shadows)
-        self.log("loss", nn.functional.cross_entropy(logits, y))
+        loss = nn.functional.cross_entropy(logits, y)
+        self.log("loss", loss)
 
 
 class ReplacesLayer(Plain):
@@ -54,20 +55,21 @@ class ReplacesLayer(Plain):
 
     def __init__(self) -> None:
         super().__init__(network(batch_norm=True))
-        self.last: nn.Module = nn.Identity()
+        self.output_layer: nn.Module = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.net(x))
+        return self.output_layer(self.net(x))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
-        self.last = Weighs()
+        self.output_layer = Weighs()
         self.net[0].requires_grad_(False)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         x, y = batch
-        self.log("loss", nn.functional.cross_entropy(self(x), y))
+        loss = nn.functional.cross_entropy(self(x), y)
+        self.log("loss", loss)
 
 
 MODULES = (ValidatesAverage, ReplacesLayer)
@@ -90,16 +92,17 @@ def make_clients() -> dict[str, Any]:
 
 
 def measure(
-    folder: Path, module: type[Plain], metric: str, *, order: list[str]
+    folder: Path,
+    module: type[Plain],
+    metric: str,
+    *,
+    order: list[str],
 ) -> dict[str, float]:
     """Return the clients' values by name."""
     torch.manual_seed(0)
     clients = make_clients()
-    data = FederatedDataModule(
-        clients={name: clients[name] for name in order},
-        val=clients["B"],
-        batch_size=64,
-    )
+    ordered_clients = {name: clients[name] for name in order}
+    data = FederatedDataModule(clients=ordered_clients, val=clients["B"], batch_size=64)
     loop = FederatedLoop(metrics={"v": METRICS[metric]()}, seed=1, local_epochs=2)
     fit(loop, folder, module(), data, rounds=2)
     return dict(zip(order, loop.contributions["v"].tolist()))
@@ -119,6 +122,8 @@ def test_values_do_not_depend_on_the_order_and_equal_clients_share(
     assert values["A"] != pytest.approx(values["B"], abs=1e-3)
 
     if metric == "trained":
-        record = json.loads((tmp_path / "1" / "run.json").read_text())
-        gain = record["paid_in"]["v"]["start"] - record["paid_in"]["v"]["end"]
+        path = tmp_path / "1" / "run.json"
+        record = json.loads(path.read_text())
+        scores = record["paid_in"]["v"]
+        gain = scores["start"] - scores["end"]
         assert sum(values.values()) == pytest.approx(gain, abs=1e-4)

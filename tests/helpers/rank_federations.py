@@ -116,7 +116,8 @@ class Keeps(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
         bias = self.net[4].bias
-        distance = (bias - self.unsaved - torch.from_numpy(self.array).float()).square().sum()
+        array = torch.from_numpy(self.array).float()
+        distance = (bias - self.unsaved - array).square().sum()
         rate = 1 / (1 + len(self.losses["train"]) + self.average.num_updates)
 
         self.losses["train"].append(float(loss))
@@ -386,7 +387,7 @@ RANK_CASES: dict[str, Callable[[], Case]] = {
     function.__name__: function
     for function in (
         shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, judged,
-        kept_momentum, adam_with_steps, annealed, kept_values, two_clients, one_excluded, by_a_logged_value, broken_rank, colluders,
-        hospital_tables,
+        kept_momentum, adam_with_steps, annealed, kept_values, two_clients, one_excluded, by_a_logged_value,
+        broken_rank, colluders, hospital_tables,
     )
 }  # fmt: skip

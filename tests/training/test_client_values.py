@@ -1,5 +1,6 @@
 """What clients make of a module's values."""
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from flsv.training.client_values import ClientValues, mean_of
+from flsv.training.client_values import ClientValues, merged_value
 from flsv.training.module_snapshot import ModuleSnapshot
+from flsv.utilities.errors import ConfigurationError
 
 NUM_SAMPLES = [5, 2, 3]
 
@@ -32,21 +34,30 @@ class Keeps(nn.Module):
         self.layer.training = client > 0
 
 
+def state_of(module: Keeps) -> Any:
+    state = ModuleSnapshot(module).state()
+    texts = {}
+    for part, values in state.items():
+        for path, value in values.items():
+            texts[part, path] = repr(value)
+    return texts
+
+
 def train(module: Keeps, clients: list[int]) -> tuple[ModuleSnapshot, ClientValues]:
-    start = ModuleSnapshot(module)
+    initial = ModuleSnapshot(module)
     values = ClientValues()
     for client in clients:
-        start.restore()
+        initial.restore()
         module.train_client(client)
-        end = ModuleSnapshot(module)
-        values.add(client, NUM_SAMPLES[client], before=start, after=end)
-    return start, values
+        trained = ModuleSnapshot(module)
+        values.add(client, NUM_SAMPLES[client], initial=initial, trained=trained)
+    return initial, values
 
 
 def test_values_are_means_and_lists_of_all_and_else_the_first_clients() -> None:
     module = Keeps()
-    start, values = train(module, [0, 1, 2])
-    values.write(module, start)
+    initial, values = train(module, [0, 1, 2])
+    values.write(module, initial)
 
     mean = (2 * 1 + 3 * 2) / 10
     assert torch.allclose(module.unsaved, torch.full((2,), mean))
@@ -59,9 +70,9 @@ def test_values_are_means_and_lists_of_all_and_else_the_first_clients() -> None:
 
 def test_without_an_excluded_first_client_the_counters_of_the_start_stay() -> None:
     module = Keeps()
-    start, values = train(module, [1, 0, 2])
+    initial, values = train(module, [1, 0, 2])
     values.leave_out([1])
-    values.write(module, start)
+    values.write(module, initial)
 
     mean = 3 * 2 / 8
     assert module.num_steps == 0
@@ -70,18 +81,43 @@ def test_without_an_excluded_first_client_the_counters_of_the_start_stay() -> No
     assert module.losses == [0.0, 2.0, 2.0, 2.0]
 
 
-def test_clients_find_the_first_clients_list_in_the_next_round() -> None:
+@pytest.mark.parametrize("excluded", [[], [1], [2]])
+def test_processes_come_to_the_values_of_one_process(excluded: list[int]) -> None:
+    """Two processes train two and one of the clients, whose changes are sent as bytes."""
     module = Keeps()
-    start, values = train(module, [1, 2])
-    values.write(module, start)
-    shown_losses = list(module.losses)
-    values.forget()
-    next_start = ModuleSnapshot(module)
-    values.hide_records(next_start.values)
-    next_start.restore()
+    initial, values = train(module, [1, 0, 2])
+    values.leave_out(excluded)
+    values.write(module, initial)
 
-    assert shown_losses == [1.0, 1.0, 2.0, 2.0, 2.0]
-    assert module.losses == [1.0, 1.0]
+    processes = []
+    parts = []
+    for clients in ([1, 2], [0]):
+        module_of_process = Keeps()
+        initial, values = train(module_of_process, clients)
+        processes.append((module_of_process, initial, values))
+        parts.append(pickle.dumps(values.exchanged()))
+    for module_of_process, initial, values in processes:
+        values.merge(list(map(pickle.loads, parts)), [1, 0, 2])
+        values.leave_out(excluded)
+        initial.restore()
+        values.write(module_of_process, initial)
+        assert state_of(module_of_process) == state_of(module)
+
+
+def test_structure_that_another_process_lacks_is_refused() -> None:
+    module = Keeps()
+    initial, values = train(module, [1])
+    other_module = Keeps()
+    other_initial, other_values = train(other_module, [0])
+    other_module.train_client(0)
+    initial.restore()
+    module.layer.register_forward_hook(lambda layer, inputs, output: output)
+    values.forget()
+    values.add(1, 2, initial=initial, trained=ModuleSnapshot(module))
+
+    other_values.merge([values.exchanged(), other_values.exchanged()], [1, 0])
+    with pytest.raises(ConfigurationError, match="layer was Linear with 1 hooks and is Linear"):
+        other_values.write(other_module, other_initial)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +127,8 @@ def test_clients_find_the_first_clients_list_in_the_next_round() -> None:
         ["a", "b"],
         [torch.zeros(2), torch.zeros(3)],
         [torch.tensor([1]), torch.tensor([3])],
-        [[0.5], [0.5, 1.0]],
+        [[0.5], [0.7, 1.0]],
     ],
 )
 def test_what_has_no_mean_stays(values: list[Any]) -> None:
-    assert mean_of(values, [1, 1], initial=values[0], default=values[0]) is values[0]
+    assert merged_value(values, [1, 1], initial=values[0], default=values[0]) is values[0]

@@ -111,7 +111,6 @@ NAMES = {
     "objects in a list": r"module.hidden\[0\].layer.weight",
     "average": "module.hidden.layer.weight",
     "class": "Holds.steps",
-    "new": "module.hidden",
 }
 
 
@@ -168,8 +167,8 @@ def test_what_passes_in_an_optimizer_is_named(
         fit(FederatedLoop(seed=3), tmp_path, Averages(hidden), rounds=1)
 
 
-@pytest.mark.parametrize("kind", ["namespace", "constant"])
-def test_what_is_shared_on_purpose_or_constant_is_not_named(
+@pytest.mark.parametrize("kind", ["namespace", "constant", "new"])
+def test_what_is_shared_on_purpose_constant_or_put_back_is_not_named(
     tmp_path: Path,
     kind: str,
 ) -> None:

@@ -1,6 +1,7 @@
 """State in a module's attributes: each client starts with the round's.
 
-The next round starts with the means of floating-point numbers over the clients, and otherwise with the first client's.
+The next round starts with the means of floating-point numbers, with lists of what all clients have added, and otherwise
+with the first client's state.
 """
 
 import copy
@@ -59,6 +60,10 @@ class Remembers(Plain):
 
     def float_values(self) -> list[tuple[Any, str]]:
         """Return the owners and names of the values that are averaged."""
+        return []
+
+    def lists(self) -> list[list[Any]]:
+        """Return the lists that only grow."""
         return []
 
 
@@ -176,6 +181,9 @@ class Memory(Remembers):
         self.holder.samples.append(batch[0])
         return factor_of_samples(torch.cat(self.holder.samples))
 
+    def lists(self) -> list[list[Any]]:
+        return [self.holder.samples]
+
 
 class NestedMemory(Remembers):
     def __init__(self) -> None:
@@ -185,6 +193,9 @@ class NestedMemory(Remembers):
     def remember(self, batch: Any) -> float:
         self.memory["a"]["b"].append(batch[0])
         return factor_of_samples(torch.cat(self.memory["a"]["b"]))
+
+    def lists(self) -> list[list[Any]]:
+        return [self.memory["a"]["b"]]
 
 
 class RingBuffer(Remembers):
@@ -219,7 +230,7 @@ KINDS = (
 
 
 def train_by_hand(make: Callable[[], Remembers]) -> Remembers:
-    """The global model, with means of floating-point state, and otherwise the state of the first client."""
+    """The global model, with means of floating-point state, all that is added to lists, and the first client's rest."""
     data = toy_data()
     data.setup("fit")
     server = make()
@@ -235,10 +246,12 @@ def train_by_hand(make: Callable[[], Remembers]) -> Remembers:
                 model.training_step(batch, 0).backward()
                 optimizer.step()
             clients.append(model)
-        num_values_at_start = len(server.float_values())
+        lengths = [len(entries) for entries in server.lists()]
         server = average_states(clients, data.num_samples)
-        if num_values_at_start > 0:
-            average_float_values(server, clients, data.num_samples)
+        average_float_values(server, clients, data.num_samples)
+        for client in clients[1:]:
+            for entries, length, added in zip(server.lists(), lengths, client.lists()):
+                entries += added[length:]
 
     return server
 
