@@ -280,7 +280,6 @@ class ClientContext:
         terms_of_batch = self.loss_terms
         self.loss_terms = []  # they are terms of the client's training only
         space = self.space
-        snapshot = ModuleSnapshot(module)
         vector = space.read(module)
         private_entries = space.read_private(module)
         states_of_metrics = metric_states(module)
@@ -298,6 +297,7 @@ class ClientContext:
             unlogged(module),
             torch.enable_grad(),
         ):
+            snapshot = ModuleSnapshot(module)  # with its patched methods
             space.write(module, model)
             try:
                 batch_index = self.position % self.epoch_batches  # `batch_idx` restarts per epoch
