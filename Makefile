@@ -5,7 +5,7 @@ export OMP_NUM_THREADS ?= 1
 export PIP_COMPILE ?= 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install check lint workflows format types layers size test test-part slow coverage docs readme lowest conformance wheel-test release constraints networks flower flower-oldest nvflare cuda device emulated ci
+.PHONY: help install check lint workflows format types layers size test test-part slow coverage docs readme lowest conformance libraries wheel-test release constraints networks flower flower-oldest nvflare cuda device emulated ci
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -96,6 +96,12 @@ conformance: ## values and errors against shapiq, pyDVL, dp-accounting and POT, 
 	python3 -m venv .venv-conformance
 	.venv-conformance/bin/python -m pip install --quiet --disable-pip-version-check -e '.[conformance]'
 	.venv-conformance/bin/python -m pytest tests/conformance
+
+libraries: ## modules of eight public libraries against loops by hand, in an environment of their own
+	rm -rf .venv-libraries
+	python3 -m venv .venv-libraries
+	.venv-libraries/bin/python -m pip install --quiet --disable-pip-version-check -e '.[libraries]'
+	.venv-libraries/bin/python -m pytest tests/compat/test_libraries.py -m slow
 
 .venv-release/made: pyproject.toml
 	rm -rf .venv-release

@@ -106,9 +106,9 @@ class TrainingAfterTheRun:
             if ranks_of(run.trainer).size > 1:
                 raise  # the other ranks wait for this one
             innermost = traceback.extract_tb(error.__traceback__)[-1]
-            place = f"{Path(innermost.filename).name}:{innermost.lineno}"
+            file_and_line = f"{Path(innermost.filename).name}:{innermost.lineno}"
             return self._without_values(
-                f"{type(error).__name__} at {place}: {error}. flsv retrain trains the coalitions."
+                f"{type(error).__name__} at {file_and_line}: {error}. flsv retrain trains the coalitions."
             )
 
     def _train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:

@@ -101,16 +101,20 @@ def fedavg_by_hand(
     callbacks: Callable[[], Sequence[L.Callback]] = list,
     keep: bool = False,
     epochs: int = 1,
+    members: Sequence[int] | None = None,
     **trainer: Any,
 ) -> tuple[L.LightningModule, list[HandRound]]:
-    """Every client takes part in every round; ``data`` says who has which samples, ``source`` is the project's own data
-    module, of which copies give a client's batches in place of all. The last global model, and the rounds."""
+    """Every client takes part in every round, or some of them; ``data`` says who has which samples, ``source`` is the
+    project's own data module, of which copies give a client's batches in place of all. The last global model, and the
+    rounds."""
     data.setup("fit")
+    if members is None:
+        members = range(data.num_clients)
     server = copy.deepcopy(module)
     history = []
     for r in range(rounds):
         trained = []
-        for client in range(data.num_clients):
+        for client in members:
             model = copy.deepcopy(server)
             path = folder / f"by_hand_{client}.ckpt"
             if r:
@@ -141,7 +145,7 @@ def fedavg_by_hand(
             client_trainer.save_checkpoint(path)
             model.trainer = None
             trained.append(model)
-        sizes = [float(n) for n in data.num_samples]
+        sizes = [float(data.num_samples[client]) for client in members]
         history.append(HandRound(server, trained, sizes))
         server = average_models(trained, sizes)
 

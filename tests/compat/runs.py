@@ -8,10 +8,17 @@ from typing import Any
 import lightning as L
 import torch
 from compat.base import Kind, make_federated_data
-from compat.by_hand import SEED, HandRound, fedavg_by_hand
+from compat.by_hand import (
+    SEED,
+    HandRound,
+    coalition_values,
+    fedavg_by_hand,
+    validate_with_trainer,
+)
 from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
+from flsv.metrics import PartialFederatedShapley
 from helpers.fits import KeepUpdates, trainer_for
 
 ROUNDS = 2
@@ -62,6 +69,29 @@ class Pair:
         is_moved = [not torch.equal(value, initial[name]) for name, value in expected.items()]
 
         assert any(is_moved), "nothing moved"
+
+    def check_values(self) -> None:
+        """The Shapley values of the last round are those of averages of all coalitions, which a Trainer validates."""
+        kind = self.kind
+        last_round = self.history[-1]
+        source = kind.data()
+
+        def negative_loss(model: L.LightningModule) -> float:
+            return -validate_with_trainer(model, source, kind.logged, **kind.trainer)
+
+        expected = coalition_values(last_round, negative_loss, last_round.sizes)
+        values = self.loop.contributions["value"].double()
+
+        assert expected.abs().max() > 1e-4
+        torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-6)
+
+
+def train_with_values(kind: Kind, folder: Path) -> Pair:
+    """Train twice. The federation plays a game in every round."""
+    metric = PartialFederatedShapley(
+        performance=kind.logged, mode="min", weighting="samples", estimator="exact"
+    )
+    return train_both_ways(kind, folder, metrics={"value": metric})
 
 
 def train_both_ways(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop: Any) -> Pair:

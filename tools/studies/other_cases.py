@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 from common import be_quiet, grid
-from predicted_federations import Samples, Training, numbers, source
+from predicted_federations import Samples, Training, source
 from predicted_sets import ALL
 from shares_coverage import moved_alone
 from torch import Generator, Tensor
 
-from flsv.functional import few_coalitions, predicted_shapley
+from flsv.functional import choose_halvings, few_coalitions, predicted_shapley
 from flsv.functional.intervals import (
     interval_over_seeds,
     prediction_stderr,
@@ -62,10 +62,14 @@ NAMES = (
     "blobs_labels_7",
     "women_5",
 )
-#: The trainings and numbers of seeds of which intervals are computed: the default of `flsv retrain`, and the least.
-WAYS = {
+#: The trainings, or the number of halvings, and numbers of seeds of which intervals are computed.
+WAYS: dict[str, tuple[Any, int]] = {
     "alone and all but one, 3 seeds": ("both", 3),
+    "alone and one halving, 3 seeds": (1, 3),
+    "alone and two halvings, 3 seeds": (2, 3),
     "alone, 1 seed": ("singles", 1),
+    "alone and one halving, 1 seed": (1, 1),
+    "alone and two halvings, 1 seed": (2, 1),
 }
 #: Measures of flsv by the scores of the federations.
 MEASURES = {"accuracy": "accuracy", "balanced": "balanced_accuracy"}
@@ -141,6 +145,27 @@ def trained_federation(name: str, num_seeds: int) -> TrainedFederation:
     )
 
 
+def masks_of(
+    num_clients: int,
+    trainings: Any,
+    logits: Tensor,
+) -> Tensor:
+    """List the coalitions. Halves are chosen by the first seed's outputs of each client alone."""
+    if isinstance(trainings, str):
+        return few_coalitions(num_clients, trainings)
+    singles = few_coalitions(num_clients, "singles")
+    outputs = logits[numbers_of(singles[2:])]
+    names = [f"client {client:02}" for client in range(num_clients)]
+    halves = choose_halvings(outputs, names, trainings, logits=True)
+    return torch.cat([singles, halves])
+
+
+def numbers_of(masks: Tensor) -> list[int]:
+    """The rows of coalitions among all."""
+    place_values = 2 ** torch.arange(masks.shape[1])
+    return (masks.long() * place_values).sum(1).tolist()
+
+
 def estimate(
     federation: TrainedFederation,
     trainings: Any,
@@ -148,9 +173,9 @@ def estimate(
     cases: Tensor,
 ) -> tuple[Tensor, list[ValueErrors]]:
     """Value the clients as ``flsv retrain`` does: values ``[n]``, and their errors by seeds and by cases."""
-    masks = few_coalitions(federation.num_clients, trainings)
-    coalitions = numbers(federation.num_clients, trainings)
-    logits = federation.logits[seeds][:, coalitions][:, :, cases]
+    all_logits = federation.logits[seeds][:, :, cases]
+    masks = masks_of(federation.num_clients, trainings, all_logits[0])
+    logits = all_logits[:, numbers_of(masks)]
     evaluator: Any = SimpleNamespace(batches=[(None, federation.labels[cases])])
     scores = case_scores(evaluator, federation.measure)
     assert scores is not None
