@@ -2,25 +2,22 @@
 
     python tools/bench_round.py [--network lenet] [--rounds 5] [--repeats 5] [--images 600]
     python tools/bench_round.py --in-run
-    python tools/bench_round.py --memory [--repeats 5]
 
 Ten clients train LeNet5 or an MLP (784-200-200-10) on Fashion-MNIST images of ``$FLSV_DATA_ROOT``, else on random
 ones: batches of 32, one local epoch, SGD 0.01, one thread. Compared turn by turn in one process are a PyTorch loop on
 preloaded tensors, Lightning's Trainer on as many batches of one model, and ``FederatedLoop`` with more and more
-output. ``--in-run`` compares ``InRunValues`` by ``every``, ``--memory`` the largest memory of 8 clients with 10
-million parameters. Another version is measured by ``PYTHONPATH=OTHER python tools/bench_round.py``.
+output. ``--in-run`` compares ``InRunValues`` by ``every``. Another version is measured by
+``PYTHONPATH=OTHER python tools/bench_round.py``.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
-import resource
 import tempfile
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 import torch
@@ -62,21 +59,6 @@ def mlp() -> nn.Module:
 
 def client(network: Network) -> L.LightningModule:
     return ClassifierClient(network(), num_classes=10, input_shape=(1, 28, 28))
-
-
-class Own(L.LightningModule):
-    """A user's plain module."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network()
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, y = batch
-        return nn.functional.cross_entropy(self.network(x), y)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 def plain(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network = lenet) -> list[float]:
@@ -163,50 +145,6 @@ def in_run(
     return timer.processor
 
 
-class Large(Own):
-    """A user's plain module of 10 million parameters, with Adam."""
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=1e-4)
-
-
-def large() -> nn.Module:
-    return MLP(num_classes=10, input_shape=(1, 28, 28), hidden=(2816, 2816))
-
-
-def memory(state: Literal["reset", "persist"] | None) -> int:
-    """Largest memory of this process in MiB, by what becomes of optimizers' state; None: of a Trainer alone."""
-    be_quiet()
-    samples = TensorDataset(torch.randn(8 * BATCH, 1, 28, 28), torch.randint(10, (8 * BATCH,)))
-    data: Any = DataLoader(samples, BATCH)
-    callbacks: list[L.Callback] = []
-    if state is not None:
-        data = FederatedDataModule(
-            samples, IIDPartitioner(8), batch_size=BATCH, splits=Splits(server_val=0)
-        )
-        callbacks = [
-            FederatedLoop(optimizer_state=state, reporting=Reporting(table=False, figures=0))
-        ]
-    with tempfile.TemporaryDirectory() as folder:
-        quiet_trainer(folder, 3, callbacks).fit(Large(large), data)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-
-
-def memories(repeats: int) -> None:
-    """Print the largest memory of processes that are made anew, in turns."""
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(
-        2**20
-    )  # freed tensors are given back at once: no chance in the figures
-    names = {
-        "Lightning's Trainer alone": None,
-        "optimizers reset": "reset",
-        "optimizers persist": "persist",
-    }
-    for name, state in [*names.items()] * repeats:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            print(f"{name}: {pool.apply(memory, (state,))} MiB", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -218,33 +156,42 @@ def main() -> None:
     )
     parser.add_argument("--images", type=int, default=IMAGES, help="of each client")
     parser.add_argument("--in-run", action="store_true", help="what in-run values add")
-    parser.add_argument(
-        "--memory", action="store_true", help="the largest memory, of 10 million parameters"
-    )
     options = parser.parse_args()
-    if options.memory:
-        return memories(options.repeats)
     be_quiet()
-    rounds, network = options.rounds, {"lenet": lenet, "mlp": mlp}[options.network]
+    rounds = options.rounds
+    network = {"lenet": lenet, "mlp": mlp}[options.network]
+    ways: dict[str, Callable[[], list[float]]]
     x, y = images(CLIENTS * options.images)
-    ways: dict[str, Callable[[], list[float]]] = {
-        "plain PyTorch": lambda: plain(x, y, rounds, network),
-        "Lightning's Trainer alone": lambda: trainer_alone(x, y, rounds, network),
-        "FederatedLoop, a user's module": lambda: federated(
-            x, y, rounds, False, module=Own(network)
-        ),
-        "FederatedLoop": lambda: federated(x, y, rounds, False, module=client(network)),
-        "+ CSSV, TensorBoard, CSV": lambda: federated(x, y, rounds, True, module=client(network)),
-        "+ progress bar, checkpoints": lambda: federated(
-            x, y, rounds, True, True, module=client(network)
-        ),
-    }
     if options.in_run:
-        ways = {"without": partial(in_run, x, y, rounds, network, None)}
-        ways |= {
-            f"every={each}": partial(in_run, x, y, rounds, network, each) for each in (1, 2, 4, 8)
+        measured = partial(in_run, x, y, rounds, network)
+        ways = {"without": partial(measured, every=None)}
+        for every in (1, 2, 4, 8):
+            title = f"every={every}"
+            ways[title] = partial(measured, every=every)
+    else:
+        run = partial(federated, x, y, rounds)
+
+        def loop_alone() -> list[float]:
+            module = client(network)
+            return run(measured=False, module=module)
+
+        def with_values() -> list[float]:
+            module = client(network)
+            return run(measured=True, module=module)
+
+        def with_comfort() -> list[float]:
+            module = client(network)
+            return run(measured=True, comfort=True, module=module)
+
+        ways = {
+            "plain PyTorch": partial(plain, x, y, rounds, network),
+            "Lightning's Trainer alone": partial(trainer_alone, x, y, rounds, network),
+            "FederatedLoop": loop_alone,
+            "+ CSSV, TensorBoard, CSV": with_values,
+            "+ progress bar, checkpoints": with_comfort,
         }
-    print(ratios(in_turns(ways, options.repeats)))
+    seconds = in_turns(ways, options.repeats)
+    print(ratios(seconds))
 
 
 if __name__ == "__main__":
