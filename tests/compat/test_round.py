@@ -97,6 +97,27 @@ class ChangesWithinARound(Small):
             self.net[-1].weight.mul_(0.9)
 
 
+class CountsHooks(cb.Callback):
+    """Counts rounds and batches, and shrinks weights when a round begins."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @torch.no_grad()
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.count += 1
+        next(pl_module.parameters()).mul_(0.9)
+
+    def on_train_batch_end(self, *hook: Any) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.count = state_dict["count"]
+
+
 OF_BATCHES = (
     "on_train_batch_start",
     "on_before_zero_grad",
@@ -117,23 +138,29 @@ def fit_and_read_model(
     callbacks: list[L.Callback],
     ckpt_path: Path | None = None,
 ) -> Tensor:
-    """The parameters, and the statistics of BatchNorm."""
+    """The parameters, the statistics of BatchNorm, and the count of a callback before or after the loop."""
     loop = FederatedLoop(
         seed=SEED,
         optimizer_state=optimizer_state,
         reporting=Reporting(table=False, files=False),
     )
+    counts = CountsHooks()
+    order: list[L.Callback] = [loop, counts] if optimizer_state == "reset" else [counts, loop]
     trainer = trainer_for(
         None,
         folder,
         ROUNDS,
-        callbacks=[loop, *callbacks],
+        callbacks=[*order, *callbacks],
         accumulate_grad_batches=2,
     )
     module = ChangesWithinARound()
     trainer.fit(module, make_federated_data(make_small_kind()), ckpt_path=ckpt_path)
     batch_norm = module.net[2]
-    tensors = [*module.parameters(), batch_norm.running_var]
+    tensors = [
+        *module.parameters(),
+        batch_norm.running_var,
+        torch.tensor([float(counts.count)]),
+    ]
 
     return torch.nn.utils.parameters_to_vector(tensors)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim import lr_scheduler
 
 from flsv.utilities.errors import ConfigurationError
+from helpers.fits import read_logged_metrics
 
 DOUBLE = {"precision": "64-true"}  # so that nothing but the option can differ
 
@@ -181,9 +182,16 @@ def test_trainer_option_leaves_the_fit_bitwise_unchanged(
 
 @pytest.mark.parametrize("loop_is_first", [True, False], ids=["after-the-loop", "before-the-loop"])
 def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
-    tmp_path: Path, plain_state: dict[str, Tensor], loop_is_first: bool
+    tmp_path: Path,
+    plain_state: dict[str, Tensor],
+    loop_is_first: bool,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    bar = cb.RichProgressBar() if loop_is_first else cb.TQDMProgressBar()
     callbacks = [
+        bar,
+        cb.LearningRateMonitor("step"),
+        cb.ThroughputMonitor(lambda batch: len(batch[0]), window_size=2),
         cb.EarlyStopping("val_loss", patience=9),
         cb.ModelCheckpoint(tmp_path, monitor="val_loss", save_top_k=2, save_last=True),
         cb.ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1),
@@ -191,18 +199,32 @@ def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
         cb.Timer(duration="00:01:00:00"),
         cb.RichModelSummary(),
     ]
-    options = {"enable_model_summary": True, "enable_checkpointing": True}
+    options = {
+        "enable_model_summary": True,
+        "enable_progress_bar": True,
+        "enable_checkpointing": True,
+        "logger": CSVLogger(tmp_path),
+        "log_every_n_steps": 1,
+    }
     kind = Kind(Small, make_images, lambda: callbacks, options)
 
-    assert_same_bits(tmp_path, kind, plain_state, is_first=loop_is_first)
+    trainer = assert_same_bits(tmp_path, kind, plain_state, is_first=loop_is_first)
+    printed = "".join(capsys.readouterr())
+    assert "2/2" in printed
+    assert "3/2" not in printed
+    rates = [row["lr-SGD"] for row in read_logged_metrics(tmp_path) if row["lr-SGD"]]
+    assert len(rates) == trainer.global_step
 
 
-def assert_same_bits(folder: Path, kind: Kind, expected: dict[str, Tensor], **options: Any) -> None:
+def assert_same_bits(
+    folder: Path, kind: Kind, expected: dict[str, Tensor], **options: Any
+) -> L.Trainer:
     module, loop = train_federated(kind, folder, **options)
     assert loop.round_index == 2
     state = module.state_dict()
     assert state.keys() == expected.keys()
     assert all(torch.equal(state[name], value) for name, value in expected.items())
+    return module.trainer
 
 
 def test_fit_without_training_batches_is_refused(tmp_path: Path) -> None:

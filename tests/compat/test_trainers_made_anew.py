@@ -15,7 +15,6 @@ from compat.by_hand import fedavg_by_hand, validate_with_trainer
 from compat.kinds import KINDS
 from compat.runs import train_both_ways, train_federated
 from lightning.pytorch import callbacks as cb
-from torch import Tensor
 from torch.optim import lr_scheduler
 
 from flsv.utilities.errors import ConfigurationError
@@ -162,44 +161,6 @@ def test_a_fit_that_is_stopped_in_a_round_ends_with_the_model_of_the_round_befor
 
     assert loop.round_index == 2
     assert_same(module, train_by_hand(make_small_kind(), tmp_path, 2))
-
-
-# ---- averages of weights
-
-
-def test_moving_average_of_the_global_models_equals_that_by_hand(tmp_path: Path) -> None:
-    averaging = pytest.importorskip(
-        "lightning.pytorch.callbacks.weight_averaging", reason="Lightning before 2.6"
-    )
-    single = {"precision": "32-true"}  # in which Lightning keeps the average
-    average_of = lambda: averaging.EMAWeightAveraging(decay=0.8)  # noqa: E731
-    module, _ = train_federated(make_small_kind(Small, average_of, **single), tmp_path, ROUNDS)
-    models = [
-        train_by_hand(
-            make_small_kind(**single),
-            tmp_path,
-            r + 1,
-        )
-        for r in range(ROUNDS)
-    ]
-    average: dict[str, Tensor] = dict(models[0].named_parameters())
-    for model in models[1:]:
-        average = {
-            name: 0.8 * average[name] + 0.2 * value for name, value in model.named_parameters()
-        }
-
-    last_parameters = dict(models[-1].named_parameters())
-    differences = []
-    for name, value in module.named_parameters():
-        torch.testing.assert_close(
-            value,
-            average[name],
-            rtol=1e-4,
-            atol=1e-4,
-        )
-        differences.append((last_parameters[name] - average[name]).abs().max())
-
-    assert max(differences) > 1e-2
 
 
 def test_max_steps_within_a_round_is_refused(tmp_path: Path) -> None:

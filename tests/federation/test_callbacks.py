@@ -1,7 +1,6 @@
 """Lightning's own callbacks beside the loop: what they see, save and monitor is the federation's, in any order."""
 
 import copy
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +14,7 @@ from lightning.pytorch.callbacks import (
     BaseFinetuning,
     Callback,
     LambdaCallback,
-    LearningRateMonitor,
     ModelCheckpoint,
-    ModelSummary,
-    RichProgressBar,
-    ThroughputMonitor,
-    TQDMProgressBar,
 )
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
@@ -29,7 +23,7 @@ from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley
 from flsv.server.checks import check_callbacks
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import CLASSES, FEATURES, toy_data
+from helpers.data import CLASSES, toy_data
 from helpers.fits import fit, read_logged_metrics, state_vector, trainer_for
 from helpers.loops_by_hand import (
     LOCAL_EPOCHS,
@@ -134,91 +128,6 @@ def test_training_that_stops_within_a_round_validates_no_client_model(
 
 
 # ---- callbacks that change how a model is trained
-
-
-class Backbone(Plain):
-    def __init__(self) -> None:
-        torch.manual_seed(2)
-        backbone = nn.Linear(FEATURES, 8)
-        head = nn.Linear(8, CLASSES)
-        super().__init__(nn.Sequential(backbone, nn.Tanh(), head))
-        self.backbone = backbone
-
-    def configure_optimizers(self) -> Any:
-        return sgd([p for p in self.parameters() if p.requires_grad])
-
-
-#: The backbone's rate, from its round of thaw on: a share of the head's, multiplied in each round up to the head's.
-HEAD_RATE = 0.1
-THAW_ROUND = 1
-INITIAL_RATIO = 0.5
-GROWTH = 1.5
-
-
-def fit_with_thaw(
-    folder: Path, is_before_loop: bool, saving: list[Callback], ckpt_path: Path | None = None
-) -> Backbone:
-    thaw = BackboneFinetuning(
-        unfreeze_backbone_at_epoch=THAW_ROUND,
-        lambda_func=lambda epoch: GROWTH,
-        backbone_initial_ratio_lr=INITIAL_RATIO,
-    )
-    callbacks = order_callbacks(is_before_loop, thaw, make_loop_of_three_clients())
-    trainer = trainer_for(
-        None,
-        folder,
-        ROUNDS,
-        callbacks=[*callbacks, *saving],
-        enable_checkpointing=bool(saving),
-    )
-    module = Backbone()
-    trainer.fit(module, make_unequal_data(), ckpt_path=ckpt_path)
-    return module
-
-
-def train_with_thaw_by_hand() -> nn.Module:
-    rounds_of_visits = iter([r for r in range(ROUNDS) for _ in cohort_of_round(r)])
-
-    def train_client(net: nn.Module, epochs: list[list[Any]]) -> None:
-        round_index = next(rounds_of_visits)
-        groups = [{"params": net[2].parameters(), "lr": HEAD_RATE}]
-        if round_index >= THAW_ROUND:
-            # Lightning adds the backbone with the optimizer's own defaults.
-            factor = GROWTH ** (round_index - THAW_ROUND)
-            rate = min(HEAD_RATE, INITIAL_RATIO * HEAD_RATE * factor)
-            groups.append({"params": net[0].parameters(), "lr": rate})
-
-        optimizer = torch.optim.SGD(groups, lr=HEAD_RATE, momentum=0.9)
-        for x, y in (batch for epoch in epochs for batch in epoch):
-            net.zero_grad()
-            nn.functional.cross_entropy(net(x), y).backward()
-            optimizer.step()
-
-    trained, _ = train_sharing_by_hand(Backbone().net, private=(), train=train_client)
-    return trained
-
-
-def test_backbone_finetuning_unfreezes_by_rounds_also_when_resumed(tmp_path: Path) -> None:
-    """Against a loop by hand; a run that is resumed before or after the thaw ends alike."""
-    folder = tmp_path / "checkpoints"
-    saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=20, save_top_k=-1)
-    module = fit_with_thaw(tmp_path, is_before_loop=True, saving=[saving])
-
-    expected_state = train_with_thaw_by_hand().state_dict()
-    for name, value in module.net.state_dict().items():
-        torch.testing.assert_close(
-            value,
-            expected_state[name],
-            rtol=1e-4,
-            atol=1e-5,
-        )
-
-    paths = sorted(folder.iterdir())
-    assert len(paths) > 2
-
-    for path in paths[:3]:
-        resumed = fit_with_thaw(tmp_path, is_before_loop=False, saving=[], ckpt_path=path)
-        assert torch.equal(state_vector(resumed), state_vector(module)), path
 
 
 def test_callbacks_that_change_optimizers_are_moved_right_after_the_loop() -> None:
@@ -363,56 +272,6 @@ def test_batch_index_in_callbacks_starts_at_0_for_each_client(tmp_path: Path) ->
         loader = data.client_loader(client, generator=torch.Generator())
         expected += list(range(len(loader))) * LOCAL_EPOCHS
     assert indices == expected
-
-
-# ---- callbacks that only look
-
-
-@pytest.mark.parametrize("bar", [RichProgressBar, TQDMProgressBar])
-def test_monitoring_callbacks_change_no_weight(
-    tmp_path: Path, bar: Callable[[], Callback], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fit_with_callbacks(callbacks: list[Callback], **options: Any) -> Tensor:
-        module = Plain(scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
-        trainer = trainer_for(
-            None,
-            tmp_path,
-            callbacks=callbacks,
-            **options,
-        )
-        trainer.fit(module, toy_data())
-
-        return state_vector(module)
-
-    loop = FederatedLoop(seed=1)
-    throughput = ThroughputMonitor(lambda batch: len(batch[0]), window_size=2)
-    monitors: list[Callback] = [LearningRateMonitor("step"), throughput]
-    printers: list[Callback] = [
-        ModelSummary(),
-        bar(),
-        LambdaCallback(on_train_batch_end=lambda *arguments: None),
-    ]
-    if bar is RichProgressBar:
-        callbacks = [*monitors, loop, *printers]
-    else:
-        callbacks = [*printers, loop, *monitors]
-
-    shown = {
-        "enable_progress_bar": True,
-        "enable_model_summary": True,
-        "logger": CSVLogger(tmp_path),
-    }
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*flops_per_batch")
-        monitored = fit_with_callbacks(callbacks, **shown)
-
-    printed = "".join(capsys.readouterr())
-    assert "3/3" in printed
-    assert "4/3" not in printed
-    assert torch.equal(monitored, fit_with_callbacks([FederatedLoop(seed=1)]))
-
-    rates = [float(row["lr-SGD"]) for row in read_logged_metrics(tmp_path) if row["lr-SGD"]]
-    assert rates == pytest.approx([0.1 * 0.9 ** (i // 13) for i in range(39)])
 
 
 class Adds(Callback):

@@ -1,10 +1,9 @@
-"""FederatedLoop against federated averaging written by hand, and Lightning's options inside it."""
+"""FederatedLoop: its seeds, its steps, clients that train alone, and what it keeps."""
 
 import copy
 import gc
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
@@ -25,47 +24,9 @@ from flsv.utilities.seeding import generator_for
 from helpers.data import toy_data
 from helpers.fits import KeepUpdates, fit, make_shapfed_loop, state_vector
 from helpers.loops_by_hand import (
-    ROUNDS,
     SEED,
-    assert_same_state,
-    make_loop_of_three_clients,
-    make_unequal_data,
-    train_sharing_by_hand,
 )
-from helpers.models import Plain, adam, network, sgd
-
-
-def make_training(make_optimizer: Any) -> Any:
-    def train_client(client: nn.Module, epochs: list[list[Any]]) -> None:
-        optimizer = make_optimizer(client.parameters())
-        for epoch in epochs:
-            for x, y in epoch:
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(client(x), y)
-                loss.backward()
-                optimizer.step()
-
-    return train_client
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "batch_norm", "weighting"),
-    [(sgd, True, "samples"), (adam, True, "uniform"), (adam, False, "samples")],
-)
-def test_global_model_equals_federated_averaging_by_hand(
-    tmp_path: Path, optimizer: Any, batch_norm: bool, weighting: Any
-) -> None:
-    net = network(batch_norm)
-    expected, _ = train_sharing_by_hand(
-        net, private=(), train=make_training(optimizer), uniform=weighting == "uniform"
-    )
-    loop = make_loop_of_three_clients(aggregator=FedAvg(weighting))
-    module = Plain(copy.deepcopy(net), optimizer)
-
-    fit(loop, tmp_path, module, make_unequal_data(), ROUNDS)
-
-    assert_same_state(module.net, expected)
-    assert loop.round_index == ROUNDS
+from helpers.models import Plain, network, sgd
 
 
 def test_server_lr_scales_the_step_of_parameters_but_not_of_buffers(tmp_path: Path) -> None:

@@ -84,68 +84,6 @@ class SaveAt(InRound):
             trainer.save_checkpoint(self.path)
 
 
-def shrink_head(module: L.LightningModule) -> None:
-    with torch.no_grad():
-        next(module.parameters()).mul_(0.9)
-
-
-class CountsHooks(Callback):
-    """Counts rounds and batches, sets the weight decay by them, and shrinks weights when a round begins."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.count += 1
-        trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.01 * self.count
-        shrink_head(module)
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.count += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.count = state_dict["count"]
-
-
-@pytest.mark.parametrize("is_before_loop", [True, False])
-@pytest.mark.parametrize(
-    ("hook", "batch"),
-    [
-        ("on_train_epoch_start", 0),
-        ("on_train_batch_start", 0),
-        ("on_train_batch_end", 5),
-    ],
-)
-def test_changes_by_hooks_at_a_rounds_start_are_not_repeated_on_resume(
-    tmp_path: Path, hook: str, batch: int, is_before_loop: bool
-) -> None:
-    def fit_and_count(
-        saving: list[Callback], ckpt_path: Path | None = None
-    ) -> tuple[L.LightningModule, int]:
-        counts = CountsHooks()
-        loop = FederatedLoop(seed=1, reporting=Reporting(table=False, files=False))
-        if is_before_loop:
-            callbacks = [counts, *saving, loop]
-        else:
-            callbacks = [loop, counts, *saving]
-        trainer = trainer_for(None, tmp_path, rounds=4, callbacks=callbacks)
-        torch.manual_seed(3)
-        module = Plain()
-        trainer.fit(module, toy_data(), ckpt_path=ckpt_path)
-        return module, counts.count
-
-    path = tmp_path / "middle.ckpt"
-    saving = SaveAt(hook, path, batch=batch)
-    uninterrupted, expected_count = fit_and_count(saving=[saving])
-    resumed, count = fit_and_count(saving=[], ckpt_path=path)
-
-    assert count == expected_count
-    assert torch.equal(state_vector(resumed), state_vector(uninterrupted))
-
-
 @pytest.mark.parametrize("where", ["a metric", "the values' file"])
 def test_a_round_that_fails_at_the_server_is_counted_once(
     tmp_path: Path, uninterrupted_run: Any, where: str, monkeypatch: pytest.MonkeyPatch
