@@ -21,10 +21,10 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, StackDataset, TensorDataset
 
 from flsv import FederatedLoop, Reporting
-from flsv.data import FederatedDataModule, GroupPartitioner, HeldOut, IIDPartitioner, Splits, Stream
+from flsv.data import FederatedDataModule, GroupPartitioner, HeldOut, Splits, Stream
 from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
 from flsv.metrics import CumulativeShapley, ShadowShapley
 from flsv.privacy import GaussianPrivacy
@@ -160,25 +160,6 @@ def make_wards_case(is_held_out: list[bool], splits: Splits, **columns: Any) -> 
     return Case(data, shuffle_labeled(rows_of_wards), sizes)
 
 
-def hold_out_a_number(folder: Path) -> Case:
-    num_clients, num_validation_samples, num_test_samples = 2, 20, 10
-    data = FederatedDataModule(
-        Samples(X, Y),
-        IIDPartitioner(num_clients),
-        batch_size=BATCH,
-        splits=Splits(server_val=num_validation_samples, client_test=num_test_samples),
-    )
-    data.setup("fit")
-    rows_of_clients = []
-    for client in range(num_clients):
-        assert len(data.client_indices(client, "test")) == num_test_samples
-        rows_of_clients.append(data.client_indices(client))
-
-    samples_of_a_client = (SAMPLES - num_validation_samples) // num_clients
-    size = samples_of_a_client - num_test_samples
-    return Case(data, shuffle_labeled(rows_of_clients), sizes=[size, size])
-
-
 def hold_out_since_a_date(folder: Path) -> Case:
     recent = HeldOut("admitted", since="2024-01-01")
     splits = Splits(server_val=recent)
@@ -220,6 +201,7 @@ ROWS_OF_WARDS = [
     torch.arange(0, SAMPLES, 2),
     torch.arange(1, SAMPLES, 2),
 ]
+SIZES_OF_WARDS = [len(rows) for rows in ROWS_OF_WARDS]
 UNLABELED_ROWS_OF_WARDS = [
     torch.arange(30),
     torch.arange(30, 50),
@@ -251,7 +233,7 @@ def train_on_two_loaders(mode: str) -> Case:
         return batches
 
     data = FederatedDataModule(TwoLoaders(mode), GroupPartitioner())
-    return Case(data, make_batches, sizes=[len(rows) for rows in ROWS_OF_WARDS])
+    return Case(data, make_batches, SIZES_OF_WARDS)
 
 
 STREAM_SIZES = (20, 28)
@@ -288,7 +270,6 @@ def train_on_streams(batches_of_pass: int = 4, steps: int | None = None) -> Case
 
 
 CASES: dict[str, Callable[[Path], Case]] = {
-    "a fixed number is held out": hold_out_a_number,
     "a date decides": hold_out_since_a_date,
     "a list of ids is held out": hold_out_ids,
     "labeled and unlabeled": lambda folder: train_on_two_loaders("max_size_cycle"),
@@ -300,16 +281,10 @@ CASES: dict[str, Callable[[Path], Case]] = {
 BOTH = (0, 1)
 
 
-def train_by_hand(case: Case, members: tuple[int, ...] = BOTH) -> Tensor:
-    """The parameters ``[P]`` after federated averaging."""
-    parameters, _ = train_by_hand_with_losses(case, members)
-    return parameters
-
-
-def train_by_hand_with_losses(
+def train_by_hand(
     case: Case, members: tuple[int, ...] = BOTH
 ) -> tuple[Tensor, list[list[list[float]]]]:
-    """The parameters ``[P]``, and each step's loss, by round and member."""
+    """The parameters ``[P]`` after federated averaging, and each step's loss, by round and member."""
     losses = []
     net = network(batch_norm=False)
     server = read_parameters(net)
@@ -343,15 +318,13 @@ def read_parameters(module: nn.Module) -> Tensor:
     return parameters_to_vector(module.parameters()).detach().clone()
 
 
-NO_TABLE = Reporting(table=False)
-
-
 class ServersSamples(L.LightningDataModule):
     def val_dataloader(self) -> Any:
         return DataLoader(TensorDataset(*VAL), BATCH)
 
 
-def make_loop(reporting: Reporting = NO_TABLE, **options: Any) -> FederatedLoop:
+def make_loop(client_steps: int = 0, **options: Any) -> FederatedLoop:
+    reporting = Reporting(table=False, client_steps=client_steps)
     return FederatedLoop(seed=SEED, reporting=reporting, **options)
 
 
@@ -360,7 +333,6 @@ def test_project_trains_as_its_loop_by_hand(name, tmp_path):
     case = CASES[name](tmp_path)
     module = Project()
     initial = read_parameters(module)
-
     loop = make_loop(**case.loop_options)
     trainer = trainer_for(loop, tmp_path, ROUNDS, **case.trainer_options)
     trainer.fit(module, case.data)
@@ -368,7 +340,8 @@ def test_project_trains_as_its_loop_by_hand(name, tmp_path):
     assert case.data.num_samples.tolist() == case.sizes
     trained = read_parameters(module)
     assert not torch.equal(trained, initial)
-    assert torch.equal(trained, train_by_hand(case))
+    expected, _ = train_by_hand(case)
+    assert torch.equal(trained, expected)
 
 
 class LogsSteps(Project):
@@ -378,17 +351,23 @@ class LogsSteps(Project):
         return loss
 
 
+def logged_by(
+    module: Project, case: Case, folder: Path, client_steps: int = 1, **options: Any
+) -> pandas.DataFrame:
+    """What a fit has logged."""
+    loop = make_loop(client_steps)
+    logger = CSVLogger(folder)
+    trainer = trainer_for(loop, folder, ROUNDS, logger=logger, log_every_n_steps=1, **options)
+    trainer.fit(module, case.data)
+    return pandas.read_csv(Path(logger.log_dir) / "metrics.csv")
+
+
 def test_steps_of_clients_are_curves_that_go_on_over_the_rounds(tmp_path):
     case = hold_out_ids(tmp_path)
     module = LogsSteps()
     client_steps = 2
-    loop = make_loop(Reporting(table=False, client_steps=client_steps))
-
-    logger = CSVLogger(tmp_path)
-    trainer = trainer_for(loop, tmp_path, ROUNDS, logger=logger, log_every_n_steps=1)
-    trainer.fit(module, case.data)
-
-    parameters, losses_by_hand = train_by_hand_with_losses(case)
+    logged = logged_by(module, case, tmp_path, client_steps)
+    parameters, losses_by_hand = train_by_hand(case)
     assert torch.equal(read_parameters(module), parameters)
 
     expected = {"Boston": {}, "Lyon": {}}
@@ -400,7 +379,6 @@ def test_steps_of_clients_are_curves_that_go_on_over_the_rounds(tmp_path):
                 expected[ward][step] = losses[step_in_round]
         steps_before_round += sum(map(len, round_losses))
 
-    logged = pandas.read_csv(Path(logger.log_dir) / "metrics.csv")
     for ward, curve in expected.items():
         column = logged.set_index("step")[f"loss_step/{ward}"].dropna()
         assert column.to_dict() == pytest.approx(curve)
@@ -442,26 +420,14 @@ class LogsOnce(LogsSteps):
 
 
 def test_curve_of_a_client_has_no_value_that_another_client_has_logged(tmp_path):
-    case = hold_out_ids(tmp_path)
-    loop = make_loop(Reporting(table=False, client_steps=1))
-    logger = CSVLogger(tmp_path)
-    trainer = trainer_for(loop, tmp_path, 1, logger=logger, log_every_n_steps=1)
-    trainer.fit(LogsOnce(), case.data)
-
-    logged = pandas.read_csv(Path(logger.log_dir) / "metrics.csv")
+    logged = logged_by(LogsOnce(), hold_out_ids(tmp_path), tmp_path)
     assert logged["once/Boston"].dropna().tolist() == [VALUE_LOGGED_ONCE]
     assert "once/Lyon" not in logged
 
 
 def test_steps_of_several_batches_are_plotted_once(tmp_path):
-    case = hold_out_ids(tmp_path)
-    loop = make_loop(Reporting(table=False, client_steps=1))
-    logger = CSVLogger(tmp_path)
-    options = {"logger": logger, "log_every_n_steps": 1, "accumulate_grad_batches": 3}
-    trainer_for(loop, tmp_path, 1, **options).fit(LogsSteps(), case.data)
-
-    logged = pandas.read_csv(Path(logger.log_dir) / "metrics.csv")
-    curve = logged.set_index("step")["loss_step/Boston"].dropna()
+    logged = logged_by(LogsSteps(), hold_out_ids(tmp_path), tmp_path, accumulate_grad_batches=3)
+    curve = logged[logged["epoch"] == 0].set_index("step")["loss_step/Boston"].dropna()
     assert curve.index.tolist() == [1, 2]  # of 6 batches
 
 
@@ -474,7 +440,7 @@ def test_steps_of_several_batches_are_plotted_once(tmp_path):
     ids=["vmap", "private"],
 )
 def test_steps_that_cannot_or_must_not_be_seen_are_refused(options, tmp_path):
-    loop = make_loop(Reporting(table=False, client_steps=1), **options)
+    loop = make_loop(client_steps=1, **options)
     with pytest.raises(ConfigurationError, match="Sites, ranks, vmap and private clients tell"):
         trainer_for(loop, tmp_path, ROUNDS).fit(Project(), hold_out_ids(tmp_path).data)
 
@@ -492,63 +458,33 @@ def score_by_hand(vector: Tensor, performance: str) -> float:
 def values_by_hand(case: Case, performance: str) -> list[float]:
     """Shapley values of two players: the mean of what one adds to nobody and to the other one."""
     untrained = read_parameters(Project())
-    nobody = score_by_hand(untrained, performance)
-    trained_by_both = train_by_hand(case)
-    everybody = score_by_hand(trained_by_both, performance)
-    trained_by_boston = train_by_hand(case, members=(0,))
-    boston_alone = score_by_hand(trained_by_boston, performance)
-    trained_by_lyon = train_by_hand(case, members=(1,))
-    lyon_alone = score_by_hand(trained_by_lyon, performance)
+    scores = {(): score_by_hand(untrained, performance)}
+    for members in ((0,), (1,), BOTH):
+        trained, _ = train_by_hand(case, members)
+        scores[members] = score_by_hand(trained, performance)
 
-    value_of_boston = ((boston_alone - nobody) + (everybody - lyon_alone)) / 2
-    value_of_lyon = ((lyon_alone - nobody) + (everybody - boston_alone)) / 2
+    value_of_boston = (scores[0,] - scores[()] + scores[BOTH] - scores[1,]) / 2
+    value_of_lyon = (scores[1,] - scores[()] + scores[BOTH] - scores[0,]) / 2
     assert abs(value_of_boston - value_of_lyon) > 1e-3
     return [value_of_boston, value_of_lyon]
 
 
-@pytest.mark.parametrize("name", ["labeled and unlabeled", "streams"])
-def test_value_of_a_client_is_that_of_all_that_it_trains_on(name, tmp_path):
-    case = CASES[name](tmp_path)
-    shadow = ShadowShapley(coalitions="all", performance="val_loss", mode="min")
-    loop = make_loop(metrics={"value": shadow})
-
-    trainer_for(loop, tmp_path, ROUNDS).fit(Project(), case.data)
-
-    measured = loop.contributions["value"].tolist()
-    assert measured == pytest.approx(values_by_hand(case, "val_loss"), abs=1e-6)
-
-
-def train_on_wards_without_classes(folder: Path) -> Case:
+def train_on_wards(dataset: Any, **options: Any) -> Case:
     clients = {}
     for ward, rows in zip(("Boston", "Lyon"), ROWS_OF_WARDS):
-        clients[ward] = TensorDataset(X[rows], Y[rows])
+        clients[ward] = dataset(X[rows], Y[rows])
     data = FederatedDataModule(
-        clients=clients, val=TensorDataset(*VAL), labels=False, batch_size=BATCH
+        clients=clients, val=TensorDataset(*VAL), batch_size=BATCH, **options
     )
-    sizes = [len(rows) for rows in ROWS_OF_WARDS]
-    return Case(data, shuffle_labeled(ROWS_OF_WARDS), sizes)
+    return Case(data, shuffle_labeled(ROWS_OF_WARDS), SIZES_OF_WARDS)
 
 
-class Patients(Dataset[Any]):
-    """Samples that are read one by one."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Any:
-        return X[self.rows[index]], Y[self.rows[index]]
-
-
-def read_one_by_one(folder: Path) -> Case:
-    clients = {}
-    for ward, rows in zip(("Boston", "Lyon"), ROWS_OF_WARDS):
-        clients[ward] = Patients(rows)
-    data = FederatedDataModule(clients=clients, val=TensorDataset(*VAL), batch_size=BATCH)
-    sizes = [len(rows) for rows in ROWS_OF_WARDS]
-    return Case(data, shuffle_labeled(ROWS_OF_WARDS), sizes)
+CASES_OF_WARDS: dict[str, Callable[[Path], Case]] = {
+    **CASES,
+    "without classes": lambda folder: train_on_wards(TensorDataset, labels=False),
+    "read one by one": lambda folder: train_on_wards(StackDataset),
+}
+BY_LOSS = {"performance": "val_loss", "mode": "min"}
 
 
 class ReadsItsSamples(Project):
@@ -569,11 +505,9 @@ class ReadsItsSamples(Project):
 
 @pytest.mark.parametrize("name", ["a list of ids is held out", "streams", "read one by one"])
 def test_loader_of_a_training_client_has_its_samples(name, tmp_path):
-    cases = {**CASES, "read one by one": read_one_by_one}
-    case = cases[name](tmp_path)
+    case = CASES_OF_WARDS[name](tmp_path)
     loop = make_loop()
     module = ReadsItsSamples(loop)
-
     trainer_for(loop, tmp_path, 1).fit(module, case.data)
 
     for client in BOTH:
@@ -584,16 +518,25 @@ def test_loader_of_a_training_client_has_its_samples(name, tmp_path):
         assert torch.equal(read.sort(0).values, trained_on.sort(0).values)
 
 
-@pytest.mark.parametrize("name", ["streams", "without classes"])
-def test_classes_that_the_data_do_not_tell_are_those_of_the_validation_samples(name, tmp_path):
-    cases = {**CASES, "without classes": train_on_wards_without_classes}
-    case = cases[name](tmp_path)
-    loop = make_loop(metrics={"value": ShadowShapley()})
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("labeled and unlabeled", BY_LOSS),
+        ("streams", BY_LOSS),
+        # Classes that the data do not tell are those of the validation samples.
+        ("streams", {}),
+        ("without classes", {}),
+    ],
+)
+def test_value_of_a_client_is_that_of_all_that_it_trains_on(name, options, tmp_path):
+    case = CASES_OF_WARDS[name](tmp_path)
+    shadow = ShadowShapley(coalitions="all", **options)
+    loop = make_loop(metrics={"value": shadow})
 
     trainer_for(loop, tmp_path, ROUNDS).fit(Project(), case.data)
 
-    measured = loop.contributions["value"].tolist()
-    assert measured == pytest.approx(values_by_hand(case, "accuracy"), abs=1e-6)
+    expected = values_by_hand(case, options.get("performance", "accuracy"))
+    assert loop.contributions["value"].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 class WardData(L.LightningDataModule):
@@ -650,7 +593,7 @@ def test_sites_train_on_their_own_loaders(name, tmp_path):
     trainer_for(loop, tmp_path, ROUNDS).fit(module, data)
 
     case = CASES[name](tmp_path)
-    trained = train_by_hand(case)
+    trained, _ = train_by_hand(case)
     assert torch.equal(read_parameters(module), trained)
     untrained = read_parameters(Project())
     gain = score_by_hand(trained, "accuracy") - score_by_hand(untrained, "accuracy")

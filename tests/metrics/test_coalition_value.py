@@ -19,15 +19,13 @@ from flsv.functional import ESTIMATORS, ShapleyEstimate, exact_shapley
 from flsv.metrics import (
     CoalitionValue,
     CumulativeShapley,
-    LeaveOneOut,
     PartialFederatedShapley,
     SurrogateFederatedShapley,
 )
 from flsv.metrics.coalitions import Decay, MovingAverage, Sum, SurrogateAverage
-from flsv.sampling import FixedCohort, SoftmaxSampler, UniformSampler
+from flsv.sampling import FixedCohort, SoftmaxSampler
 from helpers.data import toy_data
 from helpers.fits import fit
-from helpers.loops_by_hand import KeepsRounds
 
 N = 5
 
@@ -288,45 +286,6 @@ def test_estimator_auto_keeps_to_the_budget_for_few_players() -> None:
     metric.update(torch.arange(8), count_members, torch.Generator().manual_seed(0))
 
     assert budget / 2 < metric.diagnostics()["evaluations"] <= budget
-
-
-def test_coalition_value_in_a_loop_equals_shapley_of_the_rounds_models_by_hand(
-    tmp_path: Path,
-) -> None:
-    recorder = KeepsRounds()
-    data = toy_data(
-        (3, 2, 2, 1),
-        batch_size=7,
-        server_val=0.3,
-    )
-    loop = FederatedLoop(
-        recorder,
-        {"sv": PartialFederatedShapley(estimator="exact"), "loo": LeaveOneOut()},
-        sampler=UniformSampler(3),
-        seed=4,
-    )
-    module = fit(loop, tmp_path, data=data, rounds=2)
-    round = recorder.rounds[-1]
-    table = torch.empty(8, dtype=torch.float64)
-    x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
-
-    for number in range(8):
-        members = [i for i in range(3) if number >> i & 1]
-        model = round.client_vectors[members].mean(0) if members else round.global_vector
-        loop.space.write(module, model)
-        is_right = module.eval()(x).argmax(-1) == y
-        table[number] = is_right.double().mean()
-
-    shapley = loop.contributions["sv"][round.client_ids].double()
-    expected = torch.from_numpy(shapley_by_all_orders(table))
-
-    torch.testing.assert_close(shapley, expected, rtol=1e-5, atol=1e-6)
-
-    leave_one_out = loop.contributions["loo"][round.client_ids].double()
-    expected = torch.stack([table[7] - table[7 - 2**i] for i in range(3)])
-
-    torch.testing.assert_close(leave_one_out, expected, rtol=1e-5, atol=1e-6)
-    assert loop.metrics["loo"].diagnostics()["evaluations"] == 2 * 4
 
 
 def test_game_metric_without_server_validation_data_is_refused(tmp_path: Path) -> None:

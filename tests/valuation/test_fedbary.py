@@ -377,15 +377,6 @@ def test_client_with_two_samples_is_refused(validation: Any) -> None:
         value_clients([draw_samples(90, 1), draw_samples(2, 2)], validation)
 
 
-@pytest.mark.parametrize("validation", [draw_samples(30, 0), None])
-def test_any_support_is_admitted_with_allow_reconstruction(validation: Any) -> None:
-    sets = [draw_samples(90, 1), draw_samples(60, 2)]
-    valuation, _ = value_clients(
-        sets, validation, support=60, judge=False, allow_reconstruction=True
-    )
-    assert valuation.support == 60
-
-
 def test_fedbary_with_a_label_weight_of_0_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="expected a label_weight above 0"):
         FedBary(part="labels", label_weight=0.0)
