@@ -176,6 +176,9 @@ def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(
     saves_in_each_hook = Everywhere(folder, *OF_BATCHES, *OF_ROUNDS)
     uninterrupted_model = fit_and_read_model(tmp_path, optimizer_state, [saves_in_each_hook])
 
+    # A callback's counter passes from client to client.
+    assert uninterrupted_model[-1] == ROUNDS * (1 + sum(LENGTHS))
+
     checkpoints = sorted(folder.iterdir())
     num_in_batches = 2 * sum(LENGTHS)
     num_in_steps = 2 * 4  # two steps of each client zero the gradients

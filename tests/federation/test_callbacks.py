@@ -26,7 +26,6 @@ from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, toy_data
 from helpers.fits import fit, read_logged_metrics, state_vector, trainer_for
 from helpers.loops_by_hand import (
-    LOCAL_EPOCHS,
     ROUNDS,
     cohort_of_round,
     make_loop_of_three_clients,
@@ -250,28 +249,6 @@ def test_batch_callbacks_act_on_the_training_client_as_in_the_loop_by_hand(
         torch.testing.assert_close(value, expected_state[key], rtol=1e-3, atol=1e-4)
     # Its hooks are given back.
     assert not {"on_train_batch_start", "on_train_batch_end"} & vars(callback).keys()
-
-
-def test_batch_index_in_callbacks_starts_at_0_for_each_client(tmp_path: Path) -> None:
-    indices: list[int] = []
-
-    def record(trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        indices.append(batch_idx)
-
-    data = make_unequal_data()
-    fit(
-        make_loop_of_three_clients(),
-        tmp_path,
-        data=data,
-        callbacks=[Batchwise(on_end=record)],
-        rounds=1,
-    )
-
-    expected: list[int] = []
-    for client in cohort_of_round(0):
-        loader = data.client_loader(client, generator=torch.Generator())
-        expected += list(range(len(loader))) * LOCAL_EPOCHS
-    assert indices == expected
 
 
 class Adds(Callback):

@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -31,56 +31,12 @@ from flsv.training.algorithms import ClientAlgorithm, ClientContext
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import (
-    KeepUpdates,
     fit,
-    flatten_state,
     make_shapfed_loop,
     read_logged_metrics,
-    state_vector,
     trainer_for,
 )
 from helpers.models import Plain, network, sgd
-
-
-def test_validation_checkpoints_and_early_stopping_see_the_global_model(tmp_path: Path) -> None:
-    models: list[Tensor] = []
-
-    def record_model(trainer: L.Trainer, module: L.LightningModule) -> None:
-        models.append(state_vector(module))
-
-    checkpoint = ModelCheckpoint(
-        tmp_path / "c",
-        monitor="val_acc",
-        mode="max",
-        save_top_k=-1,
-        filename="{epoch}",
-    )
-    callbacks = [
-        LambdaCallback(on_validation_start=record_model),
-        checkpoint,
-        EarlyStopping("val_acc", mode="max", min_delta=2.0, patience=2),
-    ]
-    keep = KeepUpdates()
-    loop = FederatedLoop(keep, seed=1)
-
-    module = fit(loop, tmp_path, rounds=10, enable_checkpointing=True, callbacks=callbacks)
-
-    assert loop.round_index == 3  # 1 + patience
-
-    data = toy_data()
-    data.setup("fit")
-    weights = data.num_samples.double() / data.num_samples.sum()
-    parameter_names = [name for name, _ in module.named_parameters()]
-
-    for round_index, global_model in enumerate(models):
-        client_models = [keep.rounds[round_index][client] for client in range(3)]
-        expected = weights @ torch.stack(client_models).double()
-        torch.testing.assert_close(global_model, expected, rtol=1e-5, atol=1e-6)
-        path = tmp_path / "c" / f"epoch={round_index}.ckpt"
-        saved = torch.load(path, weights_only=False)["state_dict"]
-        assert torch.equal(flatten_state(saved, parameter_names), global_model)
-
-    assert torch.equal(state_vector(module), models[-1])
 
 
 class Bare(L.LightningModule):
