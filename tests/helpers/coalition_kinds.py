@@ -1,28 +1,19 @@
-"""Ordinary kinds of LightningModules, Trainers and callbacks, and beside each the training of a client by hand."""
+"""Ordinary kinds of LightningModules, and modules that configurations name."""
 
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from helpers.coalitions_by_hand import (
-    RATE,
-    AnnealedByHand,
-    CoalitionByHand,
-    OwnGeneratorByHand,
-    PersistedByHand,
-    PlateauByHand,
-    loss_with_noise,
-    make_plateau_scheduler,
-)
+from helpers.coalitions_by_hand import RATE
 from helpers.data import CLASSES, FEATURES
 
 
@@ -66,14 +57,8 @@ class Manual(Module):
         optimizer.step()
 
 
-class OwnGenerator(Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(1)
-        self.random = np.random.default_rng(1)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return loss_with_noise(self.net, batch, self.generator) * (1 + 0.1 * self.random.random())
+def make_plateau_scheduler(optimizer: Any) -> ReduceLROnPlateau:
+    return ReduceLROnPlateau(optimizer, factor=0.1, patience=0, threshold=0.4, threshold_mode="abs")
 
 
 class Plateau(Module):
@@ -126,40 +111,21 @@ class DigitsCountsSteps(DigitsPlateau):
         return loss * (1 + DigitsCountsSteps.num_steps / 100)
 
 
-class Anneals(L.Callback):
-    """From the second round on."""
-
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
-        pl_module.beta *= 0.95 if trainer.current_epoch else 1.0
-
-
-class Annealed(Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.loss(batch) * self.beta
-
-
 @dataclass
 class Kind:
-    """A module, how its clients train by hand, and what else its loop has."""
+    """A module, and a callback of its Trainer."""
 
     module: Callable[[], Module] = Module
-    hand: type[CoalitionByHand] = CoalitionByHand
     callback: Callable[[], L.Callback] | None = None
-    loop: dict[str, Any] = field(default_factory=dict)
 
 
-MOMENTUM = partial(torch.optim.SGD, lr=RATE, momentum=0.9)
+#: Kinds whose coalitions :class:`helpers.coalitions_by_hand.CoalitionByHand` trains. Of all others coalitions equal
+#: fits of their members (tests/retraining/test_hidden_state.py).
 KINDS: dict[str, Kind] = {
     "a plain MLP": Kind(),
     "dropout": Kind(partial(Module, partial(make_mlp, nn.Dropout(0.3)))),
     "BatchNorm": Kind(partial(Module, lambda: make_mlp(nn.BatchNorm1d(8)))),
     "manual optimization": Kind(Manual),
-    "generators of torch and NumPy on the module": Kind(OwnGenerator, OwnGeneratorByHand),
-    '`optimizer_state="persist"`': Kind(
-        partial(Module, optimizer=MOMENTUM), PersistedByHand, loop={"optimizer_state": "persist"}
-    ),
-    "`ReduceLROnPlateau`": Kind(Plateau, PlateauByHand),
-    "a callback that anneals an attribute": Kind(Annealed, AnnealedByHand, Anneals),
 }
 
 

@@ -20,7 +20,7 @@ from flsv.retraining.copied_fits import CopiedFits
 from flsv.retraining.utility_store import UtilityStore
 from helpers import slow_except
 from helpers.coalition_kinds import KINDS, Kind, Manual
-from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, make_three_clients
+from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, CoalitionByHand, make_three_clients
 from helpers.fits import state_vector, trainer_for
 from helpers.kinds_of_modules import GlobalCache
 from helpers.recorded import Recorded
@@ -37,7 +37,6 @@ def fit_kind(
         metrics=metrics,
         seed=SEED,
         reporting=QUIET,
-        **kind.loop,
     )
     module = kind.module()
     callbacks = []
@@ -50,7 +49,7 @@ def fit_kind(
 
 
 #: One of each reason.
-FAST = ("a plain MLP", "manual optimization", "`ReduceLROnPlateau`")
+FAST = ("a plain MLP", "manual optimization")
 
 
 @pytest.mark.parametrize("name", slow_except(FAST, KINDS))
@@ -64,7 +63,7 @@ def test_every_coalitions_fit_equals_a_plain_loop(tmp_path: Path, name: str) -> 
     masks = coalition_masks("all", 3)
     utilities_by_hand = []
     for members in members_of(masks):
-        coalition = kind.hand(copy.deepcopy(untrained.net), untrained.optimizer)
+        coalition = CoalitionByHand(copy.deepcopy(untrained.net), untrained.optimizer)
         utilities_by_hand.append(coalition.utility(members))
 
     expected = torch.tensor(utilities_by_hand, dtype=torch.float64)
