@@ -52,6 +52,7 @@ def test_parameter_space_reads_parameters_first() -> None:
     statistics = torch.cat([module[1].running_mean, module[1].running_var])
     assert torch.equal(vector[:cut], parameters)
     assert torch.equal(vector[cut:], statistics)
+    assert torch.equal(space.flatten(space.unflatten(vector)), vector)
     assert space.size == len(parameters) + len(statistics)
 
 
@@ -72,6 +73,17 @@ def test_module_is_read_into_a_row_and_written_into_another_module() -> None:
     assert matrix[0].abs().sum() == 0
     for name, value in float_state(module).items():
         assert torch.equal(value, expected_state[name]), name
+
+
+def test_constants_are_outside_of_the_vector() -> None:
+    module = make_network()
+    space = ParameterSpace(module, constant=["0.bias"])
+
+    assert space.constant_names == ("0.bias",)
+    assert "0.bias" not in space.names
+    (constant,) = space.constants(module).values()
+    assert constant is module[0].bias
+    assert ParameterSpace(module).constants(module) == {}
 
 
 def test_head_is_the_last_linear_layer_or_the_named_one() -> None:
@@ -136,6 +148,7 @@ def test_parameter_space_names_equal_torchs_without_tied_or_unsaved_entries() ->
     net["b"].weight = shared.weight
     net.register_buffer("table", torch.ones(4), persistent=False)
     net.register_buffer("mean", torch.ones(2))
+    shared.register_buffer("mean_of_net", net.mean)
 
     names = ParameterSpace(net).names
 

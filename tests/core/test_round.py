@@ -1,6 +1,7 @@
 """Round: what is derived from the clients' vectors, in memory or in a file; what the server leaves as it is."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +56,14 @@ def test_client_updates_and_heads_are_differences_from_the_clients_start(starts)
         round.matrix.norms(),
         round.state_updates.double().norm(dim=1),
     )
+
+
+def test_chances_are_those_of_the_cohorts_clients() -> None:
+    round = make_round()
+    drawn = replace(round, chances=lambda: torch.tensor([0.5, 0.125, 0.25]))
+
+    assert round.inclusion_probabilities.tolist() == [1, 1]
+    assert drawn.inclusion_probabilities.tolist() == [0.5, 0.25]
 
 
 def test_combine_moves_parameters_by_the_weighted_updates_and_averages_buffers():

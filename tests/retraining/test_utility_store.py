@@ -182,6 +182,21 @@ def test_utility_store_reads_back_all_scores_of_whole_coalitions_only(tmp_path: 
     assert store.missing(7, [(1,), (0, 2), (1,)]) == [(1,)]
 
 
+def test_outputs_are_read_back_and_a_coalition_without_them_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "game.csv"
+    options: dict[str, Any] = {"rounds": (0, 3), "outputs": ["per_class"]}
+    names = ("per_class", "val_loss (min)")
+    outputs = torch.randn(2, 5, 3)  # of two rounds
+    store = make_store(path, *names, **options)
+
+    store.add(seed=7, members=(0, 2), rows=SCORES, outputs={"per_class": outputs})
+    store.add(seed=7, members=(1,), rows=SCORES)
+
+    read = make_store(path, *names, **options)
+    assert torch.equal(read.outputs(7, (0, 2), "per_class"), outputs)
+    assert read.missing(7, [(0, 2), (1,)]) == [(1,)]
+
+
 def test_utility_store_holds_scores_that_are_not_finite_and_does_not_write_them(
     tmp_path: Path,
 ) -> None:
