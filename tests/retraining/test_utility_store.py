@@ -156,9 +156,15 @@ def test_error_of_failed_coalitions_can_be_pickled() -> None:
     assert [*copied.failed] == [(0, 2)]
 
 
-def make_store_of_two_rounds(path: Path) -> UtilityStore:
+def make_store_of_two_rounds(path: Path, **options: Any) -> UtilityStore:
     """Of rounds 0 and 3, with a performance of two classes and one of a number."""
-    return make_store(path, "per_class", "val_loss (min)", rounds=(0, 3))
+    return make_store(
+        path,
+        "per_class",
+        "val_loss (min)",
+        rounds=(0, 3),
+        **options,
+    )
 
 
 #: By round: the values of each class, and the loss.
@@ -184,17 +190,21 @@ def test_utility_store_reads_back_all_scores_of_whole_coalitions_only(tmp_path: 
 
 def test_outputs_are_read_back_and_a_coalition_without_them_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "game.csv"
-    options: dict[str, Any] = {"rounds": (0, 3), "outputs": ["per_class"]}
-    names = ("per_class", "val_loss (min)")
-    outputs = torch.randn(2, 5, 3)  # of two rounds
-    store = make_store(path, *names, **options)
+    outputs = {"per_class": torch.randn(2, 5, 3)}  # of two rounds
+    store = make_store_of_two_rounds(path, outputs=["per_class"])
 
-    store.add(seed=7, members=(0, 2), rows=SCORES, outputs={"per_class": outputs})
+    store.add(
+        seed=7,
+        members=(0, 2),
+        rows=SCORES,
+        outputs=outputs,
+    )
     store.add(seed=7, members=(1,), rows=SCORES)
 
-    read = make_store(path, *names, **options)
-    assert torch.equal(read.outputs(7, (0, 2), "per_class"), outputs)
-    assert read.missing(7, [(0, 2), (1,)]) == [(1,)]
+    store_read = make_store_of_two_rounds(path, outputs=["per_class"])
+    outputs_read = store_read.outputs(7, (0, 2), "per_class")
+    assert torch.equal(outputs_read, outputs["per_class"])
+    assert store_read.missing(7, [(0, 2), (1,)]) == [(1,)]
 
 
 def test_utility_store_holds_scores_that_are_not_finite_and_does_not_write_them(
