@@ -76,6 +76,16 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(
     assert pd.read_csv("cards/samples.csv")["client"].tolist() == list(frames)
 
 
+def test_tables_of_data_fit_a_terminal_of_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    assert main(["data", "--config", "digits"]) == 0
+
+    table, _, _ = capsys.readouterr().out.partition("The server")
+    assert table.count("samples") == 2  # in the title and in the first part
+    assert max(map(len, table.splitlines())) <= 80
+
+
 def write_visits():
     """A table whose names and cells could be formulas."""
     lines = ["=1+1,clinic,ill"]
