@@ -31,7 +31,7 @@ from flsv.data import FederatedDataModule
 from flsv.data.doubts import Doubt, doubts_of
 from flsv.data.sources.dictionary import draft_dictionary
 from flsv.data.sources.named import unreadable_images
-from flsv.results.terminal import width
+from flsv.results.terminal import filled, width
 from flsv.utilities.atomic_files import check_writable, replacing
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.errors import ConfigurationError, listed
@@ -178,7 +178,7 @@ def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
     if data.positive_class is not None:
         print(describe_positive_class(data))
     for note in notes_on_data(data):
-        print(note)
+        print(filled(note))
 
 
 def check_images(data: FederatedDataModule) -> None:
