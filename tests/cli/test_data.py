@@ -54,7 +54,7 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(
         printed_share = float(line.split()[-2])
         assert printed_share == pytest.approx(100 * share, abs=0.06)
 
-    assert "The server validates on clinics, its validation part, 1,000 samples." in printed
+    assert "The server validates on the validation part of clinics, 1,000 samples." in printed
     assert "Rare: yes (" in printed
     assert "creatinine is missing mostly at Osaka" in printed
 

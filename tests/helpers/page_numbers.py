@@ -55,6 +55,7 @@ class FilesOfRun:
     """The numbers that the page of a run may show."""
 
     def __init__(self, run: Path) -> None:
+        self.command = f"To repeat the run: flsv fit --config {run / 'config.yaml'}"
         record_file = run / "run.json"
         self.record = json.loads(record_file.read_text("utf-8"))
         self.shares = pd.read_csv(run / "shares.csv", index_col="client_name")
@@ -144,7 +145,8 @@ class FilesOfRun:
         words = WORDS_FILE.read_text("utf-8")
         words_in_one_line = " ".join(words.split())
         shares = self.shares.iloc[0]
-        return f"{words_in_one_line} {json.dumps(self.record)} {shares['by']}; {shares['of']}"
+        source = f"{shares['by']}; {shares['of']}"
+        return " ".join([words_in_one_line, json.dumps(self.record), source, self.command])
 
 
 def assert_numbers_are_of_files(run: Path) -> None:
