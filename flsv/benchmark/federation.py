@@ -238,9 +238,11 @@ def federation(name: str) -> Federation:
     else:
         path = FOLDER / f"{name}.yaml"
     if not path.is_file():
+        kind = "file" if path == Path(name) else "federation"
+        files_here = map(str, Path().glob("*.yaml"))
         raise ConfigurationError(
-            f"there is no federation {name!r}.{nearest(name, names())} flsv bench --list shows all. Your own is a YAML "
-            "file."
+            f"there is no {kind} {name!r}.{nearest(name, [*files_here, *names()])} flsv bench --list shows all "
+            "federations. Your own is a YAML file."
         )
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Federation)

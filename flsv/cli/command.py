@@ -141,7 +141,7 @@ def command_parser(
 
 def from_1(text: str) -> int:
     """Parse a positive integer."""
-    if int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected a whole number of at least 1")
     return int(text)
 

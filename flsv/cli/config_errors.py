@@ -32,8 +32,11 @@ _MISSING_MODULE = re.compile(
 )
 _GIVEN_VALUE = re.compile(r"Given value: (?P<value>.*?)(?:\. Got value: .*)?$", flags=re.MULTILINE)
 _PART_OF_VALUE = re.compile(r"NestedArg\(key=\S+ val=(.*)\)")
+_NO_MAPPING = re.compile(r'Unable to load config "(?P<value>.*)"')
 _MAPPING_EXPECTED = "Expected a <class 'dict'>"
 _EXPECTED_TYPE = re.compile(r"Expected an? <class '(?P<type>[\w.]+)'>")
+#: What jsonargparse says in one line if a value may have one type alone.
+_TYPE_AND_VALUE = re.compile(r"(?P<type>Expected an? <class '[\w.]+'>)\. Got value: (?P<value>.*)")
 _EXPECTED_CHOICES = re.compile(r"Expected a typing\.Literal\[(?P<choices>.+)\]")
 _SUBCLASS_EXPECTED = re.compile(r"Not a valid subclass of (?P<name>\w+)")
 #: Types that a configuration may have, in words.
@@ -83,7 +86,7 @@ def explain(error: OptionError, files: Sequence[Path], words: Sequence[str] = ()
         >>> explain(OptionError(said, ["federation.local_epochs"], []), files=[])
         'federation.local_epoch: there is no such option. Did you mean federation.local_epochs?'
     """
-    message = str(error)
+    message = _TYPE_AND_VALUE.sub(r"\g<type>\nGiven value: \g<value>", str(error))
     unrecognized = _UNRECOGNIZED_WORDS.search(message)
     if unrecognized is not None:
         return _explain_words(unrecognized["words"].split(), error.options)
@@ -130,7 +133,7 @@ def _innermost(message: str) -> tuple[list[str], str]:
         indent = len(line) - len(line.lstrip())
         if indent <= last_indent:
             break  # it is said of another type that the value may have
-        keys += keys_of_line
+        keys += [key for key in keys_of_line if key != ".".join(keys)]  # some are said twice
         last_line = number
         last_indent = indent
 
@@ -218,6 +221,11 @@ def _explain_value(message: str, text: str, class_names: Collection[str]) -> tup
         return path, (
             f"{path} cannot be imported: there is no module {name}, neither in this folder nor installed.{question}"
         )
+
+    no_mapping = _NO_MAPPING.search(text)
+    if no_mapping is not None:
+        value = no_mapping["value"]
+        return value, f"expected a mapping, or a file that holds it, got {value}."
 
     expected = _expected(text)
     unknown_class = _UNKNOWN_CLASS.search(text)

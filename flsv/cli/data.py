@@ -31,6 +31,7 @@ from flsv.data import FederatedDataModule
 from flsv.data.doubts import Doubt, doubts_of
 from flsv.data.sources.dictionary import draft_dictionary
 from flsv.data.sources.named import unreadable_images
+from flsv.results.terminal import filled, width
 from flsv.utilities.atomic_files import check_writable, replacing
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.errors import ConfigurationError, listed
@@ -144,9 +145,8 @@ def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
     """Print the tables of samples and columns, the server's validation set, the doubts, and the notes."""
     frame = sample_table(data)
     shares = frame.columns.difference(["samples", "own validation", "own test", "classes"])
-    print(
-        f"Training samples of each client\n\n{_in_percent(frame, shares).to_string(max_rows=40)}\n"
-    )
+    text = _in_percent(frame, shares).to_string(max_rows=40, line_width=width())
+    print(f"Training samples of each client\n\n{text}\n")
     validation_set = data.validation()
     if validation_set is None:
         print("The server has no validation set.")
@@ -168,7 +168,7 @@ def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
             .add_prefix("missing, ")
             .reset_index(READ_AS)
         )
-        print(f"\nColumns\n\n{missing_shares.to_string()}\n")
+        print(f"\nColumns\n\n{missing_shares.to_string(line_width=width())}\n")
     if len(doubts):
         shown = doubts.head(_MAX_SHOWN)[["column", "site", "doubt"]]
         count_note = f" ({_MAX_SHOWN} of {len(doubts)})" if len(doubts) > _MAX_SHOWN else ""
@@ -178,7 +178,7 @@ def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
     if data.positive_class is not None:
         print(describe_positive_class(data))
     for note in notes_on_data(data):
-        print(note)
+        print(filled(note))
 
 
 def check_images(data: FederatedDataModule) -> None:

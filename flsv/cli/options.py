@@ -22,6 +22,7 @@ from jsonargparse import (
     Namespace,
     get_loader,
 )
+from jsonargparse._actions import _ActionConfigLoad
 from lightning.pytorch.cli import LightningArgumentParser
 
 from flsv.cli.config_errors import OptionError
@@ -77,6 +78,11 @@ class ConfigFile(ActionConfigFile):
 
         earlier_metrics = cfg.get(_METRICS)
         super().__call__(parser, cfg, values, option_string)
+        for action in parser._actions:
+            section = cfg.get(action.dest)
+            is_section = isinstance(action, _ActionConfigLoad)
+            if is_section and not isinstance(section, Namespace | None):
+                parser.error(f'Parser key "{action.dest}": Unable to load config "{section}"')
         metrics = cfg.get(_METRICS)
         if isinstance(earlier_metrics, dict) and isinstance(metrics, dict) and metrics:
             cfg[_METRICS] = {**earlier_metrics, **metrics}

@@ -23,7 +23,13 @@ from pathlib import Path
 import yaml
 from pandas import DataFrame
 
-from flsv.cli.command import QUIET_FIT_ARGUMENTS, command_parser, display_path, printer
+from flsv.cli.command import (
+    QUIET_FIT_ARGUMENTS,
+    command_parser,
+    display_path,
+    from_1,
+    printer,
+)
 from flsv.cli.parser import make_cli
 from flsv.cli.saved_run import config_with_seeds
 from flsv.report import Run, open_run
@@ -126,7 +132,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     further = "Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5"
     parser = command_parser("flsv repeat", __doc__, further)
     parser.add_argument(
-        "runs", metavar="N", type=int, help="number of runs. It comes before all other arguments"
+        "runs", metavar="N", type=from_1, help="number of runs. It comes before all other arguments"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary"

@@ -28,7 +28,6 @@ and by which key, or with --signers by whom.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -106,7 +105,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         )
     from flsv.report import Budget, open_run, write_report  # imported late: it imports torch
     from flsv.report.shares import shares_file, shares_of
-    from flsv.results.terminal import width
+    from flsv.results.terminal import filled
 
     budget = None if options.budget is None else Budget(options.budget, **terms_by_name)
     check_writable(Path(options.run) if options.out is None else options.out.parent)
@@ -117,4 +116,4 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     print(f"Report: {', '.join(map(display_path, files))}")
     if budget is not None:
         verdict = shares_of(open_run(options.run), budget).verdict
-        print(textwrap.fill(verdict.text, width() or 10_000))
+        print(filled(verdict.text))

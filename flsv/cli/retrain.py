@@ -54,7 +54,7 @@ from flsv.report.reading import open_run
 from flsv.report.shares import findings
 from flsv.results.folder import RECORD, RETRAINED
 from flsv.results.record import read_record
-from flsv.results.terminal import print_table
+from flsv.results.terminal import filled, print_table
 from flsv.results.text import joined, percent, with_intervals
 from flsv.retraining.copied_fits import CopiedFits, Scoring
 from flsv.retraining.fit_order import FitResult
@@ -299,7 +299,7 @@ def _show(rows: DataFrame, record: Mapping[str, Any]) -> None:
     print_table(title, rows["client_name"].tolist(), columns)
     print(BRACKETS_NOTE)
     if verdict.reasons:
-        print(verdict.text)
+        print(filled(verdict.text))
 
 
 @contextmanager

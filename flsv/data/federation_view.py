@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -410,8 +411,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         if len(self.server_val_indices) == 0:
             users_val = self._held_out["val"]
             if users_val is None:
-                return f"{self._source_name}, its validation part"
-            return source_name(users_val)
+                return f"the validation part of {Path(self._source_name).name}"
+            return Path(source_name(users_val)).name
         choice = self.splits.server_val
         if isinstance(choice, HeldOut):
             return f"the partners' data with {choice}"

@@ -187,9 +187,10 @@ class Splits:
 
     Args:
         server_val: samples of the training data that become the server's validation set, before the rest is
-            partitioned. 0: no validation set. Without effect if the source has its own validation data.
-        client_val: samples of each client for that client's validation set.
-        client_test: samples of each client for that client's test set.
+            partitioned. 0.1: a tenth, 10: ten samples, 0: none. Without effect if the source has its own validation
+            data.
+        client_val: samples of each client for its validation set. 0.1: a tenth, 10: ten samples.
+        client_test: samples of each client for its test set, likewise.
         max_samples: size of the random subset of the samples that is used. None: all.
         drop_flagged: method that flags harmful training samples, which are left out, such as
             :class:`flsv.valuation.FedBary`. False: none are.

@@ -282,14 +282,18 @@ class RunReports:
         """
         last_round = self._state.round_index - 1
         results = []
+        next_round = 0
         for index in sorted(values_by_round):
+            # The values of a round stand for the rounds before it that have none.
+            due_rounds = map(self._draws_pictures, range(next_round, index + 1))
+            next_round = index + 1
             scores_of_round: Mapping[str, Tensor] = {}
             if index == last_round:
                 scores_of_round = scores
             result = self.results.late_result(
                 index,
                 values_by_round[index],
-                self._draws_pictures(index),
+                any(due_rounds),
                 scores=scores_of_round,
             )
             results.append(result)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -42,6 +44,9 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+_UNKNOWN_OPTION = re.compile(r"unexpected keyword argument '(?P<name>\w+)'")
+
+
 @checked
 def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs: Any) -> nn.Module:
     """Build a classifier by its name in :data:`NETWORKS`, torchvision or timm.
@@ -75,11 +80,14 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
     try:
         network = make(num_classes=num_classes, **options)
     except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
+        unknown = _UNKNOWN_OPTION.search(str(error))
+        if unknown is None:
             raise
+        option = unknown["name"]
+        hint = nearest(option, inspect.signature(make).parameters)
         raise ConfigurationError(
-            f"The network {name!r} does not take all of the options {kwargs} ({error}). Options of another network "
-            "in a configuration file are left out by --model.network_args '{}'."
+            f"{name}({option}={options.get(option)!r}): the network has no such option.{hint} Options of another "
+            "network in a configuration file are left out by --model.network_args={}."
         ) from None
     if name not in NETWORKS:
         check_output(network, name, num_classes, input_shape)

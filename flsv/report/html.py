@@ -17,6 +17,7 @@ from flsv.results.text import (
     format_numbers,
     percent,
     titled,
+    unbroken,
 )
 from flsv.utilities.display import shortened_name
 
@@ -36,11 +37,6 @@ _templates = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-
-
-def unbroken(text: str) -> str:
-    """Return a text in which no line ends between a number and its ``%``."""
-    return text.replace(" %", "\u00a0%")
 
 
 _templates.filters |= {

@@ -158,6 +158,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
 
     all_values = _value_cells(run, clients, run.record["metrics"])
     all_values |= _retrained_cells(run, clients)
+    has_dash = any(NO_NUMBER in cells for cells in all_values.values())
     content: dict[str, Any] = {
         "title": "Who contributed what",
         "heading": f"Shares of {shares.title}" if shares else "What each contributed",
@@ -173,7 +174,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
             ],
             "All values": [
                 table_by_name("partner", names, all_values),
-                WORDS["dash"],
+                WORDS["dash"] if has_dash else "",
                 *_class_heatmaps(run, run.metrics, clients, names),
             ],
             "Over the rounds": _heatmaps_over_time(run, [*run.metrics, "weight"], clients, names),

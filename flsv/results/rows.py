@@ -258,10 +258,11 @@ class RoundResults:
         index: int,
         values: Mapping[str, Tensor],
     ) -> dict[str, Callable[[], Figure]]:
-        """Return ``{metric: function that draws its value}`` for the values after a round."""
+        """Return ``{metric: function that draws its value}`` for the values after a round, if it has any then."""
         return {
             name: partial(draw_metric, self._metrics[name], name, value, index)
             for name, value in values.items()
+            if not value.isnan().all()
         }
 
     def late_result(
@@ -325,7 +326,7 @@ def draw_metric(
         options["limits"] = limits
     figure, axis = metric.plot(value, **options)
     title = f"{label_text(name)}, round {round_index + 1}"
-    if intervals is not None and not value.isnan().all():
+    if intervals is not None:
         _draw_intervals(axis, value, intervals)
         title += f", {INTERVAL_LEVEL:.0%} intervals"
     axis.set_title(title)

@@ -28,6 +28,7 @@ from flsv.results.text import (
     format_numbers,
     percent,
     shares_in,
+    unbroken,
     with_intervals,
 )
 from flsv.utilities.display import BRACKETS_NOTE, shortened_name
@@ -77,7 +78,7 @@ def print_contributions(
                 rows,
             )
     for line in _sentences(result, num_clients):
-        print(_filled(line))
+        print(filled(line))
     for line in where:
         print(line)
 
@@ -118,12 +119,14 @@ def _verdict(result: RunResult, *arguments: Any) -> Verdict:
     return verdict_of_run(result, *arguments)
 
 
-def _filled(line: str) -> str:
+def filled(line: str) -> str:
     """Wrap a line to the terminal's width, indented after a label."""
     label = line[:9] if line[6:9] == "   " else ""
-    return textwrap.fill(
-        line, width() or 10_000, subsequent_indent=" " * len(label), break_on_hyphens=False
+    indent = " " * len(label)
+    text = textwrap.fill(
+        unbroken(line), width() or 10_000, subsequent_indent=indent, break_on_hyphens=False
     )
+    return text.replace("\u00a0", " ")
 
 
 def value_table(
@@ -197,7 +200,7 @@ def print_table(
     table.columns.name = corner
     if rows is not None:
         table = table.iloc[list(rows)]
-    print(title)
+    print(filled(title))
     with pandas.option_context("display.unicode.east_asian_width", True):
         print(table.to_string(line_width=width()), end="\n\n")
 

@@ -230,6 +230,11 @@ def known_mean(values: Iterable[float]) -> float:
     return statistics.fmean(present_values) if present_values else math.nan
 
 
+def unbroken(text: str) -> str:
+    """Return a text in which no line ends between a number and its ``%``."""
+    return text.replace(" %", "\u00a0%")
+
+
 def percent(share: float) -> str:
     """Format a fraction in percent.
 

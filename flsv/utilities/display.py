@@ -105,11 +105,17 @@ def drawing(picture: str) -> Iterator[None]:
 
 
 def shortened_name(name: object) -> str:
-    """Return the name on one line, cut to at most 24 characters."""
+    """Return the name on one line, with at most 24 characters of its two ends.
+
+    Example:
+        >>> shortened_name("Centre hospitalier universitaire de Lyon")
+        'Centre hospi…ire de Lyon'
+    """
     text = " ".join(str(name).split())
     if len(text) <= MAX_NAME_LENGTH:
         return text
-    return text[: MAX_NAME_LENGTH - 1] + "…"
+    num_characters = MAX_NAME_LENGTH // 2
+    return f"{text[:num_characters]}…{text[1 - num_characters :]}"
 
 
 def label_text(name: object) -> str:

@@ -54,7 +54,7 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(
         printed_share = float(line.split()[-2])
         assert printed_share == pytest.approx(100 * share, abs=0.06)
 
-    assert "The server validates on clinics, its validation part, 1,000 samples." in printed
+    assert "The server validates on the validation part of clinics, 1,000 samples." in printed
     assert "Rare: yes (" in printed
     assert "creatinine is missing mostly at Osaka" in printed
 
@@ -74,6 +74,16 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(
     assert described.loc[("age", "Lyon"), "count"] == ages.notna().sum()
     assert described.loc[("age", "Lyon"), "mean"] == pytest.approx(ages.mean())
     assert pd.read_csv("cards/samples.csv")["client"].tolist() == list(frames)
+
+
+def test_tables_of_data_fit_a_terminal_of_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    assert main(["data", "--config", "digits"]) == 0
+
+    table, _, _ = capsys.readouterr().out.partition("The server")
+    assert table.count("samples") == 2  # in the title and in the first part
+    assert max(map(len, table.splitlines())) <= 80
 
 
 def write_visits():

@@ -148,6 +148,19 @@ SLIPS = [
         f"{FIT} --federation.metrics.v flsv.metrics.ShadowShaply",
         "module flsv.metrics has no ShadowShaply. Did you mean ShadowShapley",
     ),
+    (
+        f"{FIT} --model.network_args.hiden [32]",
+        "error: mlp(hiden=[32]): the network has no such option.",
+    ),
+    (f"{FIT} --federation.evaluation.every five", "every: expected a whole number, got five."),
+    (f"{FIT} --federation.reporting.table maybe", "table: expected true or false, got maybe."),
+    (f"{FIT} --federation.evaluation 5", "error: federation.evaluation: expected a mapping"),
+    (
+        "bench --federations my_federatoin.yaml",
+        "no file 'my_federatoin.yaml'. Did you mean my_federation.yaml",
+    ),
+    ("bench --seeds five", "--seeds: five: expected a whole number of at least 1."),
+    ("repeat five --config quickstart", "N: five: expected a whole number of at least 1."),
     ("report . --budget 10k", "10k: expected a number, such as 10000"),
     (
         "new metrc Mine",
@@ -259,6 +272,12 @@ MISSPELT = {
         "a finite number above 0",
     ),
     "share": ("data:\n  splits: {server_val: 1.5}", "server_val", "100 is 100 samples"),
+    "section's value": ("federation: {evaluation: 5}", "evaluation", "expected a mapping"),
+    "network's option": (
+        "model:\n  init_args: {network_args: {hiden: [32]}}",
+        "hiden",
+        "Did you mean hidden?",
+    ),
     "data set": ("data:\n  source: digit", "source", "Did you mean digits?"),
     "metric": (
         "federation:\n  metrics: {v: LeaveOneOut}\n  aggregator: {class_path: ShapFedWA, init_args: {metric: w}}",

@@ -243,7 +243,10 @@ def test_retrain_tells_the_trainings_seeds_and_settings_that_were_asked_for(copi
     assert changed in read_output(capsys)
 
 
-def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(copied_run, capsys):
+def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(
+    copied_run, monkeypatch, capsys
+):
+    monkeypatch.setenv("COLUMNS", "80")
     command = [
         "retrain",
         str(copied_run),
@@ -255,7 +258,11 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(copied_r
     ]
 
     assert main([*command, "singles"]) == 0
-    assert "Only each partner alone and all together were trained." in read_output(capsys)
+    output, _, _path = capsys.readouterr().out.partition("Retrained: ")
+    text = output[output.index("accuracy, by retraining") :]
+    assert "Only each partner alone and all together were trained." in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\n%" not in text
 
     page = copied_run / "shares.html"
     assert (

@@ -1,6 +1,7 @@
 """Pages of five hospitals: with rows of their own, with the same rows at two, and with rows in another unit at one."""
 
 import csv
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from flsv.cli import main
 from flsv.report import Budget, open_run
 from flsv.report.shares import shares_of
+from helpers.page_numbers import assert_numbers_are_of_files
 from helpers.pages import text_of_page
 from helpers.runs import fit_by_command, write_config
 
@@ -116,21 +118,11 @@ def test_page_pays_for_rows_of_ones_own_and_its_numbers_are_those_of_its_files(
 ) -> None:
     run = run_of(tmp_path, make_tables())
 
-    rows = rows_of_shares(run)
     front, _, _ = text_of_page(run / "report.html").partition("\nAppendix\n")
     assert "Do not pay" not in front
-    amounts = [float(row["amount"]) for row in rows]
-    assert round(sum(amounts), 2) == AMOUNT
-    retrained = pd.read_csv(run / "retrained.csv", index_col="client_name")
-    for row in rows:
-        name = row["client_name"]
-        assert float(row["value"]) == pytest.approx(retrained.loc[name, "value"], rel=1e-6)
-        (line,) = [line for line in front.splitlines() if line.startswith(f"| {name} |")]
-        assert f"{float(row['amount']):,.2f} EUR" in line
-        assert f"{100 * float(row['share']):.1f} %" in line
-        assert f"| {float(row['value']):.3f} [" in line
-        for bound in ("amount_low", "amount_high"):
-            assert f"{float(row[bound]):,.2f}" in line
+    amounts = [Decimal(row["amount"]) for row in rows_of_shares(run)]
+    assert sum(amounts) == AMOUNT
+    assert_numbers_are_of_files(run)
 
 
 def test_some_rows_in_another_unit_are_a_sentence_of_the_verdict(tmp_path: Path) -> None:

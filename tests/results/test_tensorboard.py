@@ -1,8 +1,6 @@
 """What TensorBoard is given: runs of clients, its tabs, and that a killed run goes on in the same files."""
 
-import io
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -435,15 +433,10 @@ def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run
     assert curves(tmp_path / "resumed/run") == expected
 
 
-def test_values_that_are_not_known_yet_are_drawn_without_whiskers() -> None:
-    metric = ShadowShapley(num_clients=3)
-    values = torch.full((3,), torch.nan)
+def test_values_that_come_after_the_run_have_one_picture_a_round(tmp_path: Path) -> None:
+    loop = FederatedLoop(metrics={"value": ShadowShapley()}, seed=1)
+    module = Plain(network(batch_norm=False))
+    fit(loop, tmp_path, module, toy_data(server_val=0.3), rounds=2, logger=make_logger(tmp_path))
 
-    figure = draw_metric(metric, "value", values, round_index=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figure.savefig(io.BytesIO())
-
-    (axis,) = figure.axes
-    assert axis.get_title() == "value, round 1"
-    assert not axis.collections
+    pictures = read_events(tmp_path / "run").Images("Contributions/value")
+    assert [picture.step for picture in pictures] == [0, 1]
