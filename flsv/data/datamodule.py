@@ -157,6 +157,7 @@ class FederatedDataModule(FederationView):
         table_columns = None
         if label is not None:
             table_columns = _checked_columns(columns)
+            splits = _with_patient(splits, table_columns.agreed)
         # Not as attributes val and test: __getattr__ has to find a wrapped module's attributes of these names.
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
@@ -283,6 +284,10 @@ class FederatedDataModule(FederationView):
         check_read_back(self._partitioned, compare_labels=labels is None)
         warn_of_random_evaluation(self._partitioned)
         self._needs_setup = False
+        if self._is_site and self.column_cards:
+            from flsv.data.doubts import doubts_of, warn_of_doubts
+
+            warn_of_doubts(doubts_of(self), min_strength=1.0)  # in the site's own log
         if self.splits.detector is not None:
             num_samples = int(self.num_samples.sum())
             generator = generator_for(self.seed, "flagged samples")
@@ -467,6 +472,18 @@ def _checked_columns(options: GivenColumns) -> Columns:
     from flsv.data.sources.columns import as_columns
 
     return as_columns(options)
+
+
+def _with_patient(splits: Splits, agreed: AgreedEncoder | None) -> Splits:
+    """Return splits in which the rows of a patient of the data dictionary stay together."""
+    patient = None if agreed is None else agreed.patient
+    if patient is None or patient == splits.together:
+        return splits
+    if splits.together is not None:
+        raise ConfigurationError(
+            f"splits.together is {splits.together!r}, and the data dictionary has patient: {patient!r}."
+        )
+    return replace(splits, together=patient)
 
 
 def _name(name: Any) -> Any:

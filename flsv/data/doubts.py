@@ -147,8 +147,6 @@ def find_doubts(
         [('Bonn', 'values are 12 times those of the other sites (as between months and years)')]
     """
     doubts: list[Doubt] = []
-    if len(sites) < 2:
-        return doubts
     for name in sites[0].columns:
         columns = [site.columns[name] for site in sites]
         identifiers = list(_identifiers(name, columns))
@@ -164,11 +162,13 @@ def find_doubts(
         for index, site in enumerate(sites):
             for finding in _gap_codes(columns[index]):
                 doubts.append(finding.as_doubt(site.site, name))
-            other_values = pd.concat(columns[:index] + columns[index + 1 :])
+            # A site alone is compared with itself: some of its rows may be of another unit.
+            other_values = pd.concat(columns[:index] + columns[index + 1 :] or columns)
             for compare in (_missing, _unusual_values):
                 for finding in compare(columns[index], other_values):
                     doubts.append(finding.as_doubt(site.site, name))
-    doubts += _rows_twice(sites)
+    if len(sites) > 1:
+        doubts += _rows_twice(sites)
     doubts += doubts_of_classes(sites, class_names)
     return sorted(_without_counterparts(doubts), key=lambda doubt: -doubt.strength)
 
@@ -366,7 +366,7 @@ def _parts_of_another_unit(
                 ratio = math.exp(own_part.median())
                 low, high = _rounded_bounds(np.exp(own_part + center))
                 count = f"{len(own_part)} of {len(own_logarithms)}"
-                text = f"{count} {ratio_text(ratio)}, all between {low:g} and {high:g}"
+                text = f"{count} {ratio_text(ratio, 'the usual ones')}, all between {low:g} and {high:g}"
                 strength = STRONG_DOUBT if is_excess else 1.0
                 yield Finding(strength * (1 + share), text, "part")
                 return
@@ -409,10 +409,10 @@ def _interquartile_range(
     return float(upper - lower)
 
 
-def ratio_text(ratio: float) -> str:
+def ratio_text(ratio: float, usual: str = "those of the other sites") -> str:
     """Describe a ratio of values, with the power of ten or the units that explain it."""
     factor = max(ratio, 1 / ratio)
-    text = f"values are {ratio:.3g} times those of the other sites"
+    text = f"values are {ratio:.3g} times {usual}"
     powers_of_ten = [float(10**power) for power in range(1, 10)]
     distances = {}  # on a logarithmic scale
     for usual_factor in (*UNIT_FACTORS, *powers_of_ten):
@@ -546,11 +546,9 @@ def doubts_of_classes(
             yield Doubt(strength, site.site, "class", text, kind="class")
 
 
-def warn_of_doubts(
-    doubts: Sequence[Doubt],
-) -> None:
+def warn_of_doubts(doubts: Sequence[Doubt], min_strength: float = STRONG_DOUBT) -> None:
     """Warn in one line if a doubt about a federation's tables, the strongest first, is strong."""
-    strong_doubts = [doubt for doubt in doubts if doubt.strength >= STRONG_DOUBT]
+    strong_doubts = [doubt for doubt in doubts if doubt.strength >= min_strength]
     if not strong_doubts:
         return
     strongest = strong_doubts[0]
@@ -588,6 +586,8 @@ def doubts_of(
 
     sites = []
     for client, name in enumerate(data.client_names):
+        if len(data.client_names) == 1:
+            name = "this site"
         rows = data.client_indices(client).numpy()
         has_rows_of_table = rows.max() < len(table)  # a client that has joined has another table
         if has_rows_of_table:

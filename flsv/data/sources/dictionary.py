@@ -79,6 +79,7 @@ def draft_dictionary(
     target: str,
     excluded: Sequence[str],
     comments: Mapping[str, Sequence[str]],
+    patient: str | None = None,
 ) -> str:
     """Return the text of a dictionary in YAML, one line a column, with ranges that are wide and rounded.
 
@@ -86,6 +87,8 @@ def draft_dictionary(
     """
     lines = ["# Read each line, correct it, and let all sites sign the same file."]
     lines.append(f"target: {_quoted(target)}")
+    if patient is not None:
+        lines.append(f"patient: {_quoted(patient)}")
     if encoder.classes is not None:
         lines.append(f"classes: {_quoted(list(encoder.classes))}")
         lines.append(f"positive: {_quoted(encoder.classes[-1])}")

@@ -21,7 +21,7 @@ from flsv.data.groups import check_spelling, client_names_of
 from flsv.data.labels import chosen_by_rarity
 from flsv.data.sources.agreed import LARGEST_NUMBER, AgreedEncoder, ColumnCode, TableSummary
 from flsv.data.sources.base import Reading, SourceData
-from flsv.data.sources.column_values import read_columns, with_gaps_as_nan
+from flsv.data.sources.column_values import read_column, read_columns, with_gaps_as_nan
 from flsv.data.sources.columns import ColumnCard, Columns, as_columns, raise_problems
 from flsv.data.sources.dictionary import refuse_misfits
 from flsv.data.sources.frames import (
@@ -164,10 +164,14 @@ class TableEncoder:
         expected_kinds = {code.name: code.kind for code in self.columns.agreed.columns}
         for card in cards:
             has_values = card.values.notna().any()
-            if has_values and card.kind != expected_kinds[card.name]:
+            expected = expected_kinds[card.name]
+            if has_values and card.kind != expected:
+                for part in table.parts:
+                    kind, values = read_column(part, card.name, self.columns)
+                    if kind != expected and values.notna().any():
+                        break
                 raise ConfigurationError(
-                    f"{table.path}: {card.name!r} has {card.kind}, and the encoder that was agreed on "
-                    f"expects {expected_kinds[card.name]}."
+                    f"{part.path}: {card.name!r} has {kind}, and the encoder that was agreed on expects {expected}."
                 )
         if self.columns.agreed.is_dictionary:
             raise_problems(list(problems.values()), self.columns)  # such as a missing column
@@ -302,7 +306,13 @@ class TableEncoder:
 
     def _numbers(self, table: Table, column: pd.Series) -> np.ndarray:
         texts = column.tolist()
-        numbers = parse_numbers(texts, self.columns.decimal, self.columns.thousands)
+        numbers_by_file = []
+        for part, texts_of_file in zip(table.parts, by_file(table, column)):
+            text_format = self.columns.format_of(part.client)
+            numbers_by_file.append(
+                parse_numbers(texts_of_file, text_format.decimal, text_format.thousands)
+            )
+        numbers = np.concatenate(numbers_by_file)
         is_valid = np.abs(numbers) <= LARGEST_NUMBER
         if not is_valid.all():
             first_row = int(np.argmin(is_valid))  # the first False

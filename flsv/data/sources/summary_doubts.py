@@ -27,8 +27,6 @@ from flsv.data.sources.agreed import ColumnSummary, Moments, TableSummary
 _RANGE_OF_NORMAL = 1.35
 #: Standard error of the logarithm of a standard deviation, times the root of the number of values, of skewed values.
 _ERROR_OF_LOGARITHM = 2.0
-#: Usual codes of no and yes.
-_PAIRS_OF_CODES = ((0, 1), (1, 2), (-1, 1))
 #: Largest deviation, in means, of a column without long tails, and smallest ratio of deviations that is doubted there.
 _MAX_COMPACT_DEVIATION = 0.5
 _MIN_RATIO_OF_DEVIATIONS = 4.0
@@ -118,20 +116,10 @@ def _codes_of_sites(columns: Mapping[str, _SiteColumn]) -> dict[str, tuple[float
             return {}
         if moments.count < MIN_VALUES or moments.variance == 0:
             continue
-        codes = _pair_of_codes(moments)
-        if codes is None:
+        if moments.codes is None:
             return {}
-        codes_by_site[site] = codes
+        codes_by_site[site] = moments.codes
     return codes_by_site
-
-
-def _pair_of_codes(moments: Moments) -> tuple[float, float] | None:
-    for low, high in _PAIRS_OF_CODES:
-        # The sum of (x - low)(x - high), which is 0 if all numbers are one of the two.
-        products = moments.squares - (low + high) * moments.total + low * high * moments.count
-        if products == 0:
-            return float(low), float(high)
-    return None
 
 
 def _missing(column: _SiteColumn, other_columns: Sequence[_SiteColumn]) -> Iterator[Finding]:

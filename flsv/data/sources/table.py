@@ -31,13 +31,14 @@ def is_table_file(path: Any) -> bool:
 class Table:
     """Rows with named columns, which are texts unless ``typed``.
 
-    A row's index is its last line in the file, or its number.
+    A row's index is its last line in the file, or its number. ``client`` has the table, "" if it is not one client's.
     """
 
     path: Path | str
     frame: pd.DataFrame
     typed: bool = False
     together: Sequence[Table] = ()
+    client: str = ""
 
     def __len__(self) -> int:
         return len(self.frame)
