@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -205,8 +205,11 @@ def _without_counterparts(
 def _missing(column: pd.Series, other_values: pd.Series) -> Iterator[Finding]:
     if min(len(column), len(other_values)) < MIN_VALUES:
         return
-    share = float(column.isna().mean())
-    usual_share = float(other_values.isna().mean())
+    yield from missing_values(float(column.isna().mean()), float(other_values.isna().mean()))
+
+
+def missing_values(share: float, usual_share: float) -> Iterator[Finding]:
+    """Compare a site's share of missing values with that of all others."""
     difference = share - usual_share
     if difference > MAX_MISSING_DIFFERENCE:
         text = f"{100 * share:.0f} % are missing, {100 * usual_share:.0f} % at the other sites"
@@ -294,7 +297,8 @@ def _unusual_values(column: pd.Series, other_column: pd.Series) -> Iterator[Find
         # A mixture of two units is no single one.
         yield from parts or _scale(own_numbers, other_numbers)
     else:
-        yield from _own_categories(own_values.astype(str), other_values.astype(str))
+        other_categories = set(other_values.astype(str))
+        yield from own_categories(Counter(own_values.astype(str)), other_categories)
 
 
 def _scale(
@@ -409,10 +413,10 @@ def _interquartile_range(
     return float(upper - lower)
 
 
-def ratio_text(ratio: float, usual: str = "those of the other sites") -> str:
+def ratio_text(ratio: float, other_values: str = "those of the other sites") -> str:
     """Describe a ratio of values, with the power of ten or the units that explain it."""
     factor = max(ratio, 1 / ratio)
-    text = f"values are {ratio:.3g} times {usual}"
+    text = f"values are {ratio:.3g} times {other_values}"
     powers_of_ten = [float(10**power) for power in range(1, 10)]
     distances = {}  # on a logarithmic scale
     for usual_factor in (*UNIT_FACTORS, *powers_of_ten):
@@ -425,14 +429,14 @@ def ratio_text(ratio: float, usual: str = "those of the other sites") -> str:
     return f"{text} (a power of ten)"
 
 
-def _own_categories(
-    own_values: pd.Series,
-    other_values: pd.Series,
+def own_categories(
+    counts: Mapping[str, int], other_categories: Collection[str]
 ) -> Iterator[Finding]:
-    is_only_here = ~own_values.isin(other_values.unique())
-    share = float(is_only_here.mean())
-    if share > MAX_OWN_SHARE and is_only_here.sum() >= MIN_COUNT_OF_SHARE:
-        names = own_values[is_only_here].value_counts().index[:3]
+    """Find categories, with a site's numbers of rows, that no other site has."""
+    own_counts = Counter({word: counts[word] for word in counts if word not in other_categories})
+    share = own_counts.total() / max(sum(counts.values()), 1)
+    if share > MAX_OWN_SHARE and own_counts.total() >= MIN_COUNT_OF_SHARE:
+        names = [word for word, _ in own_counts.most_common(3)]
         text = f"only this site has {', '.join(names)} ({100 * share:.0f} % of its values)"
         yield Finding(STRENGTH_OF_OWN_CATEGORIES * share / MAX_OWN_SHARE, text, "categories")
 

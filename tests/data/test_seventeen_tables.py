@@ -112,8 +112,9 @@ def add_zip_codes(tables: Tables) -> None:
 
 def add_patients(tables: Tables) -> None:
     for number, table in enumerate(tables.values()):
-        first = 1000 * number
-        table["patient"] = [str(patient) for patient in range(first, first + ROWS)]
+        first_patient = 1000 * number
+        patients = range(first_patient, first_patient + ROWS)
+        table["patient"] = [str(patient) for patient in patients]
 
 
 def add_codes(tables: Tables) -> None:
@@ -189,8 +190,8 @@ def features_at_sites(sources: Sources, columns: Any) -> tuple[torch.Tensor, lis
             )
             sites[site].deal_from(number)
             if sites[site].needs_encoder:
-                told = sites[site].table_summary().to_plain()
-                summaries[site] = TableSummary.from_plain(told)
+                plain_summary = sites[site].table_summary().to_plain()
+                summaries[site] = TableSummary.from_plain(plain_summary)
         if summaries:
             num_rows = dict.fromkeys(sources, ROWS)
             doubts = [doubt.text for doubt in doubts_of_summaries(summaries, num_rows)]
@@ -339,8 +340,8 @@ def test_what_is_said_of_a_table(
         expected = (at_sites, at_sites_with_dictionary)
 
     for columns, pattern in zip((None, {"encoder": DICTIONARY}), expected):
-        said = outcome(change, LOOKS[look], columns, tmp_path)
-        assert re.match(pattern, said, re.DOTALL), said
+        answer = outcome(change, LOOKS[look], columns, tmp_path)
+        assert re.match(pattern, answer, re.DOTALL), answer
 
 
 @pytest.mark.parametrize("columns", [{}, {"encoder": DICTIONARY}], ids=["alone", "dictionary"])

@@ -37,6 +37,7 @@ from flsv.data.sources.frames import (
 from flsv.data.sources.notation import (
     LEADING_ZERO,
     TWO_WRITINGS,
+    TextFormat,
     are_dates,
     are_numbers_with_unit,
     column_numbers,
@@ -65,6 +66,14 @@ _NUMBER_OF_TRUTH = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE"
 _MAX_FEW_VALUES = 10
 
 
+def by_format(
+    table: Table, values: pd.Series, columns: Columns
+) -> list[tuple[TextFormat, pd.Series]]:
+    """Return how each file is written, and its values of a column."""
+    formats = [columns.format_of(part.client) for part in table.parts]
+    return list(zip(formats, by_file(table, values)))
+
+
 def with_gaps_as_nan(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
     """Return a column's values with NaN for missing ones and words stripped of white space."""
     column = table.column(name, argument)
@@ -75,9 +84,8 @@ def with_gaps_as_nan(table: Table, name: str, argument: str, columns: Columns) -
         return _masked_gaps(column, marks, typed=True)
 
     masked_by_file = []
-    for part, values in zip(table.parts, by_file(table, column)):
-        decimal = columns.format_of(part.client).decimal
-        mask_gaps = partial(_masked_gaps, marks=marks, decimal=decimal)
+    for text_format, values in by_format(table, column, columns):
+        mask_gaps = partial(_masked_gaps, marks=marks, decimal=text_format.decimal)
         masked_by_file.append(as_categories(values, mask_gaps))
     return pd.Series(union_categoricals(masked_by_file), index=column.index)
 
@@ -125,8 +133,8 @@ def _kind_and_numbers(
 
     # Each file may have its own notation of numbers.
     numbers_by_file = []
-    for part, texts_of_file in zip(table.parts, by_file(table, values)):
-        read_file = partial(column_numbers, text_format=columns.format_of(part.client))
+    for text_format, texts_of_file in by_format(table, values, columns):
+        read_file = partial(column_numbers, text_format=text_format)
         numbers_by_file.append(by_distinct_text(texts_of_file, read_file, dtype=float))
     numbers = pd.concat(numbers_by_file)
     is_number = np.isfinite(numbers[values.notna()])
@@ -208,14 +216,14 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
 def _plain_numbers(table: Table, name: str, columns: Columns) -> pd.Series | None:
     """Return a text column's numbers, or None unless each text is plainly a number or a gap."""
     # Most columns of numbers are such. Any other is read text by text, more slowly.
-    formats = [columns.format_of(part.client) for part in table.parts]
-    states_notation = any(text_format.states_notation for text_format in formats)
-    if table.typed or states_notation or name in (columns.categorical or ()):
+    if table.typed or name in (columns.categorical or ()):
         return None
 
     marks = columns.missing(name)
     numbers_by_file = []
-    for column in by_file(table, table.column(name, "features")):
+    for text_format, column in by_format(table, table.column(name, "features"), columns):
+        if text_format.states_notation:
+            return None
         cells = column.tolist()
         is_value = [True] * len(cells)
         texts = cells
@@ -267,9 +275,10 @@ def _check_point_is_unambiguous(
     table: Table, name: str, values: pd.Series, columns: Columns
 ) -> None:
     """Raise ColumnError if a point may separate thousands."""
-    for part, texts in zip(table.parts, texts_by_file(table, values)):
+    formats_and_values = by_format(table, values, columns)
+    for (text_format, _), texts in zip(formats_and_values, texts_by_file(table, values)):
         text = text_with_ambiguous_point(texts)
-        if text is None or columns.format_of(part.client).states_notation:
+        if text is None or text_format.states_notation:
             continue
         rows = np.flatnonzero(values == text)
         whole_number = text.replace(".", "")
@@ -294,7 +303,9 @@ def _not_a_number_error(
     where = f"{table.where(row)}: {text!r} in {name!r}"
     is_coding = not are_continuous and _has_two_codings(table, wrong_values, numbers)
     if is_coding or are_numbers_with_unit(words):
-        return ColumnError(f"{where} is a word, and others are numbers: {TWO_WRITINGS}", {"exclude": [name]})
+        return ColumnError(
+            f"{where} is a word, and others are numbers: {TWO_WRITINGS}", {"exclude": [name]}
+        )
 
     remedy: dict[str, Any]  # options for the columns
     if not are_continuous:
@@ -368,7 +379,7 @@ def _check_not_in_other_notation(
 ) -> None:
     """Raise ColumnError if texts are numbers in another notation, such as with decimal commas."""
     distinct_texts = [sorted({*texts}) for texts in texts_by_file(table, values)]
-    formats = [columns.format_of(part.client) for part in table.parts]
+    formats = [text_format for text_format, _ in by_format(table, values, columns)]
     numbers_not_read, notations = other_notations(distinct_texts, formats)
     if not numbers_not_read:
         return

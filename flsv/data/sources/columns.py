@@ -160,9 +160,9 @@ class Columns:
         codes = dictionary.columns
         self.categorical = [code.name for code in codes if code.kind == WORDS_KIND]
         for code in codes:
-            start = code.kind.removeprefix(DAYS_KIND)
-            if start != code.kind:
-                self.dates[code.name] = DAYS_SINCE_1970 if start == "1970" else start
+            if code.kind.startswith(DAYS_KIND):
+                start_name = code.kind.removeprefix(DAYS_KIND)
+                self.dates[code.name] = DAYS_SINCE_1970 if start_name == "1970" else start_name
 
     def __repr__(self) -> str:
         """Show all options but newer ones that have their defaults: runs are resumed only with the same text."""

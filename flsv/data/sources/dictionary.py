@@ -134,11 +134,8 @@ def wide_range(values: pd.Series) -> tuple[float, float]:
 
     # A row may lie farther out. The bound is then the next step beyond it, which is not its value.
     smallest = numbers.min()
-    largest = numbers.max()
-    step_below = math.ceil(smallest / step) - 1
-    step_above = math.floor(largest / step) + 1
-    low_step = min(math.floor((lower - width) / step), step_below)
-    high_step = max(math.ceil((upper + width) / step), step_above)
+    low_step = math.ceil(min(lower - width, smallest) / step) - 1
+    high_step = math.floor(max(upper + width, numbers.max()) / step) + 1
     if smallest >= 0:
         low_step = max(low_step, 0)
 

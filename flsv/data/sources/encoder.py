@@ -21,7 +21,12 @@ from flsv.data.groups import check_spelling, client_names_of
 from flsv.data.labels import chosen_by_rarity
 from flsv.data.sources.agreed import LARGEST_NUMBER, AgreedEncoder, ColumnCode, TableSummary
 from flsv.data.sources.base import Reading, SourceData
-from flsv.data.sources.column_values import read_column, read_columns, with_gaps_as_nan
+from flsv.data.sources.column_values import (
+    by_format,
+    read_column,
+    read_columns,
+    with_gaps_as_nan,
+)
 from flsv.data.sources.columns import ColumnCard, Columns, as_columns, raise_problems
 from flsv.data.sources.dictionary import refuse_misfits
 from flsv.data.sources.frames import (
@@ -307,11 +312,9 @@ class TableEncoder:
     def _numbers(self, table: Table, column: pd.Series) -> np.ndarray:
         texts = column.tolist()
         numbers_by_file = []
-        for part, texts_of_file in zip(table.parts, by_file(table, column)):
-            text_format = self.columns.format_of(part.client)
-            numbers_by_file.append(
-                parse_numbers(texts_of_file, text_format.decimal, text_format.thousands)
-            )
+        for text_format, texts_of_file in by_format(table, column, self.columns):
+            decimal, thousands = text_format.decimal, text_format.thousands
+            numbers_by_file.append(parse_numbers(texts_of_file, decimal, thousands))
         numbers = np.concatenate(numbers_by_file)
         is_valid = np.abs(numbers) <= LARGEST_NUMBER
         if not is_valid.all():

@@ -229,7 +229,7 @@ def _fitting_notations(
     texts_by_file: Sequence[Sequence[str]], formats: Sequence[TextFormat]
 ) -> list[dict[str, str]]:
     """Return the options of each notation that makes all texts numbers, once for equal numbers."""
-    found: dict[tuple[float, ...], dict[str, str]] = {}
+    options_by_numbers: dict[tuple[float, ...], dict[str, str]] = {}
     uncertain = []
     for decimal_mark, separator in _NOTATIONS:
         options: dict[str, str] = {}
@@ -249,10 +249,10 @@ def _fitting_notations(
 
         numbers = np.concatenate(list(map(column_numbers, texts_by_file, changed_formats)))
         if not np.isnan(numbers).any():
-            found.setdefault(tuple(numbers), options)  # the first one stays
+            options_by_numbers.setdefault(tuple(numbers), options)  # the first one stays
             if not _is_separator_certain(texts_by_file, changed_formats, options):
                 uncertain.append(options)
-    notations = list(found.values())
+    notations = list(options_by_numbers.values())
     # If there are only 12.500 and 0,5, then 12.500 may be 12.5.
     return [] if len(notations) == 1 and notations[0] in uncertain else notations
 

@@ -240,9 +240,10 @@ def _combine_sets(
 
 def _check_named_files(reading: Reading, tables: Mapping[str, Table | None]) -> None:
     """Raise ConfigurationError if ``read`` names other clients than those with a text file."""
-    named = {} if reading.columns is None else reading.columns.read or {}
+    from flsv.data.sources.columns import as_columns
+
     names = [name for name, table in tables.items() if table is not None and not table.typed]
-    unknown = [name for name in named if name not in names]
+    unknown = [name for name in as_columns(reading.columns).read or () if name not in names]
     if unknown:
         raise ConfigurationError(
             f"read: {listed(unknown, show=repr)} has no text file of its own, as {listed(names) or 'nobody'} has. For "

@@ -7,18 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flsv.data.doubts import (
-    MAX_MISSING_DIFFERENCE,
-    MAX_OWN_SHARE,
     MAX_SHIFT_IN_RANGES,
     MIN_RATIO,
     MIN_VALUES,
-    STRENGTH_OF_OWN_CATEGORIES,
     STRONG_DOUBT,
     Doubt,
     Finding,
     SiteTable,
     doubts_of_classes,
     doubts_of_codings,
+    missing_values,
+    own_categories,
     ratio_text,
 )
 from flsv.data.sources.agreed import ColumnSummary, Moments, TableSummary
@@ -125,31 +124,17 @@ def _codes_of_sites(columns: Mapping[str, _SiteColumn]) -> dict[str, tuple[float
 def _missing(column: _SiteColumn, other_columns: Sequence[_SiteColumn]) -> Iterator[Finding]:
     missing_rows = sum(other_column.summary.missing for other_column in other_columns)
     all_rows = sum(other_column.num_rows for other_column in other_columns)
-    share = column.summary.missing / column.num_rows
-    usual_share = missing_rows / all_rows
-    difference = share - usual_share
-    if difference > MAX_MISSING_DIFFERENCE:
-        text = f"{100 * share:.0f} % are missing, {100 * usual_share:.0f} % at the other sites"
-        yield Finding(difference / MAX_MISSING_DIFFERENCE, text, "missing")
+    yield from missing_values(column.summary.missing / column.num_rows, missing_rows / all_rows)
 
 
 def _own_categories(
     column: _SiteColumn,
     other_columns: Sequence[_SiteColumn],
 ) -> Iterator[Finding]:
-    categories = column.summary.categories
-    if not categories:
-        return
     other_categories: set[str] = set()
     for other_column in other_columns:
         other_categories.update(other_column.summary.categories or {})
-
-    only_here = [word for word in categories if word not in other_categories]
-    only_here.sort(key=lambda word: -categories[word])
-    share = sum(categories[word] for word in only_here) / sum(categories.values())
-    if share > MAX_OWN_SHARE:
-        text = f"only this site has {', '.join(only_here[:3])} ({100 * share:.0f} % of its values)"
-        yield Finding(STRENGTH_OF_OWN_CATEGORIES * share / MAX_OWN_SHARE, text, "categories")
+    yield from own_categories(column.summary.categories or {}, other_categories)
 
 
 def _scale(
