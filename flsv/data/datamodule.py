@@ -77,8 +77,7 @@ class FederatedDataModule(FederationView):
             called ``label``, ``target`` or similar, if it is an integer. Without labels all samples have one class.
         pos_label: the positive one of two classes, to which scores such as average precision and F1 refer. None: the
             larger of two numbers, ``True`` among truth values, else the rarer class in the training data, with a
-            warning if a metric uses it. Words and folders are numbered so that it is class 1, see
-            :mod:`flsv.data.labels`.
+            warning if a metric uses it.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups.
             By default the attribute ``groups``, if any.
@@ -157,7 +156,7 @@ class FederatedDataModule(FederationView):
         table_columns = None
         if label is not None:
             table_columns = _checked_columns(columns)
-            splits = _with_patient(splits, table_columns.agreed)
+            splits = replace(splits, together=table_columns.kept_together(splits.together))
         # Not as attributes val and test: __getattr__ has to find a wrapped module's attributes of these names.
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
@@ -472,18 +471,6 @@ def _checked_columns(options: GivenColumns) -> Columns:
     from flsv.data.sources.columns import as_columns
 
     return as_columns(options)
-
-
-def _with_patient(splits: Splits, agreed: AgreedEncoder | None) -> Splits:
-    """Return splits in which the rows of a patient of the data dictionary stay together."""
-    patient = None if agreed is None else agreed.patient
-    if patient is None or patient == splits.together:
-        return splits
-    if splits.together is not None:
-        raise ConfigurationError(
-            f"splits.together is {splits.together!r}, and the data dictionary has patient: {patient!r}."
-        )
-    return replace(splits, together=patient)
 
 
 def _name(name: Any) -> Any:

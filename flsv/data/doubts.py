@@ -2,7 +2,7 @@
 
 Each column of each site is compared with the same column of all others by medians, interquartile ranges and shares,
 which a few wrong rows do not change. Sites of real federations differ, so that only what sampling and usual differences
-do not explain is a doubt. A doubt changes nothing: the site knows whether it is one.
+do not explain is a doubt.
 """
 
 from __future__ import annotations

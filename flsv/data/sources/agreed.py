@@ -303,7 +303,7 @@ class AgreedEncoder:
         target_scale: by what it is divided then.
         target: the column to predict. With it this is a data dictionary: cells that do not fit are refused.
         excluded: columns that are left out, each with the reason.
-        patient: column whose value says which rows stay together when some are held out. It is no feature.
+        patient: column whose rows stay together when some are held out, and no feature.
         tolerance: share of a column's cells that may lie outside its range.
 
     Example:

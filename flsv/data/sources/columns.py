@@ -64,8 +64,8 @@ class Columns:
         min_rows: smallest number of a client's rows of which the client tells something. Categories, classes, numbers
             or missing values of fewer rows count as if the client had none. A class that no client tells is refused,
             unless ``classes`` names it.
-        read: ``{client: options}`` of the clients whose text files are written otherwise, in pandas' words: ``sep``,
-            ``decimal``, ``thousands``, ``encoding``. A site alone sets the last three of its own file above.
+        read: ``{client: options}``, how some clients' text files are written: ``sep``, ``decimal``, ``thousands``,
+            ``encoding``.
         encoder: an encoder that was agreed on beforehand, as ``encoder.json`` of an earlier run has it, or its file.
             Then nothing is fitted, and no site tells anything about its table. If it names the ``target`` it is a data
             dictionary, as ``flsv data --write`` drafts it: cells that do not fit are refused.
@@ -159,10 +159,21 @@ class Columns:
         """Read columns by the kinds in a data dictionary: numbers as names of categories, and dates."""
         codes = dictionary.columns
         self.categorical = [code.name for code in codes if code.kind == WORDS_KIND]
+        dates = {}
         for code in codes:
             if code.kind.startswith(DAYS_KIND):
                 start_name = code.kind.removeprefix(DAYS_KIND)
-                self.dates[code.name] = DAYS_SINCE_1970 if start_name == "1970" else start_name
+                dates[code.name] = DAYS_SINCE_1970 if start_name == "1970" else start_name
+        self.dates = dates
+
+    def kept_together(self, together: str | None) -> str | None:
+        """Return the column of ``Splits.together``, which a data dictionary's patient is, too."""
+        patient = None if self.agreed is None else self.agreed.patient
+        if patient not in (None, together) and together is not None:
+            raise ConfigurationError(
+                f"splits.together is {together!r}, and the data dictionary has patient: {patient!r}."
+            )
+        return patient or together
 
     def __repr__(self) -> str:
         """Show all options but newer ones that have their defaults: runs are resumed only with the same text."""

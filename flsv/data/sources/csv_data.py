@@ -39,8 +39,6 @@ class CSVData(L.LightningDataModule):
 
     Subclasses turn the rows into data sets in :meth:`encode`.
 
-    Validation and test samples are drawn over all groups. One sample of each stays for training.
-
     Args:
         path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
         group: the column with the natural clients, such as hospitals. None: no such column.

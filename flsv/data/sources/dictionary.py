@@ -83,7 +83,7 @@ def draft_dictionary(
 ) -> str:
     """Return the text of a dictionary in YAML, one line a column, with ranges that are wide and rounded.
 
-    ``encoder`` has the pooled means, scales and categories. ``comments`` stand beside the columns.
+    ``comments`` stand beside the columns.
     """
     lines = ["# Read each line, correct it, and let all sites sign the same file."]
     lines.append(f"target: {_quoted(target)}")

@@ -435,6 +435,7 @@ def tables_source(
     if clients:
         tables = {name: _with_owner(table, name) for name, table in tables.items()}
     columns = as_columns(reading.columns)
+    _check_named_files(columns, [*tables.values(), *held_out.values()])
     encoder = TableEncoder(
         columns,
         reading.label,
@@ -494,6 +495,17 @@ def tables_source(
         return make_source([])
     # The training rows, and so the scale of numbers, are not known yet; no component reads numbers before they are.
     return make_source(None)
+
+
+def _check_named_files(columns: Columns, tables: Sequence[Table | None]) -> None:
+    """Raise ConfigurationError if ``read`` names a client without a text file."""
+    names = [table.client for table in tables if table is not None and not table.typed]
+    unknown = [name for name in columns.read or () if name not in names]
+    if unknown:
+        raise ConfigurationError(
+            f"read: {listed(unknown, show=repr)} has no text file of its own, as {listed(names) or 'nobody'} has. For "
+            "one file set decimal, thousands and encoding in columns."
+        )
 
 
 def _with_owner(table: Table, client: str) -> Table:

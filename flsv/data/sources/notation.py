@@ -242,7 +242,8 @@ def _fitting_notations(
                     options["decimal"] = decimal_mark
                 if separator is not None and separator != text_format.thousands:
                     options["thousands"] = separator
-                text_format = replace(text_format, decimal=decimal_mark, thousands=separator)
+                notation: dict[str, Any] = {"decimal": decimal_mark, "thousands": separator}
+                text_format = replace(text_format, **notation)
             changed_formats.append(text_format)
         if not options:
             continue

@@ -43,7 +43,7 @@ from flsv.data.sources.base import (
 )
 from flsv.data.sources.table import Table, find_place, is_columnar
 from flsv.data.streams import LoaderPart, has_streams, stream_samples
-from flsv.utilities.errors import ConfigurationError, check_lightning, listed
+from flsv.utilities.errors import ConfigurationError, check_lightning
 
 READABLE_KINDS = (
     "a map-style data set, (X, y) arrays, a DataFrame, a Hugging Face data set, or the path of a CSV or Parquet "
@@ -215,8 +215,6 @@ def _combine_sets(
     if True in names_by_kind:
         from flsv.data.sources.encoder import tables_source
 
-        named_parts = parts if clients or joining else {}
-        _check_named_files(reading, {**named_parts, **held_out_parts})
         return tables_source(parts, held_out_parts, reading, clients)
 
     source = SourceData(first_part, clients=clients)
@@ -236,19 +234,6 @@ def _combine_sets(
         class_names=class_names or source.class_names,
         by_rarity=are_sorted_names and chosen_by_rarity(class_names, reading.pos_label),
     )
-
-
-def _check_named_files(reading: Reading, tables: Mapping[str, Table | None]) -> None:
-    """Raise ConfigurationError if ``read`` names other clients than those with a text file."""
-    from flsv.data.sources.columns import as_columns
-
-    names = [name for name, table in tables.items() if table is not None and not table.typed]
-    unknown = [name for name in as_columns(reading.columns).read or () if name not in names]
-    if unknown:
-        raise ConfigurationError(
-            f"read: {listed(unknown, show=repr)} has no text file of its own, as {listed(names) or 'nobody'} has. For "
-            "one file set decimal, thousands and encoding in columns."
-        )
 
 
 #: Methods of ``DataLoader``; a subclass that overrides one of them may make other batches.

@@ -154,8 +154,7 @@ def agreed_encoder(
 ) -> AgreedEncoder:
     """Make the encoder of clients' summaries, ``{client: summary}``.
 
-    ``target`` is the column to predict, ``classes`` are the names of its classes, ``names`` those of the features'
-    columns, of which some are ``unreadable``.
+    ``names`` are those of the features' columns, of which some are ``unreadable``.
 
     Raises:
         ConfigurationError: the tables do not fit together. The message names the clients and options that may help.

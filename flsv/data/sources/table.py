@@ -23,7 +23,7 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 
 
 def is_table_file(path: Any) -> bool:
-    """Return whether ``path`` is the ``Path`` of a file of comma- or tab-separated values or of a Parquet file."""
+    """Return whether ``path`` is the ``Path`` of a table's file."""
     return isinstance(path, Path) and path.suffix.lower() in TABLE_SUFFIXES and path.is_file()
 
 
@@ -31,7 +31,7 @@ def is_table_file(path: Any) -> bool:
 class Table:
     """Rows with named columns, which are texts unless ``typed``.
 
-    A row's index is its last line in the file, or its number. ``client`` has the table, "" if it is not one client's.
+    A row's index is its last line in the file, or its number. ``client`` is "" if nobody's name is known.
     """
 
     path: Path | str
