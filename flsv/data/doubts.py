@@ -468,11 +468,15 @@ def _rows_twice(
 ) -> Iterator[Doubt]:
     hashes = [pd.util.hash_pandas_object(site.columns, index=False) for site in sites]
     shares_twice = [float(rows.duplicated().mean()) for rows in hashes]
-    chance_of_equality = float(np.median([_chance_of_equality(rows) for rows in hashes]))
+    chances = [_chance_of_equality(rows) for rows in hashes]
+    chance_of_equality = float(np.median(chances))
     for site_index, (site, rows) in enumerate(zip(sites, hashes)):
         if len(rows) < MIN_VALUES:
             continue
         usual_share = float(np.median(shares_twice[:site_index] + shares_twice[site_index + 1 :]))
+        # The more rows of few columns a site has, the more of them are equal by chance.
+        usual_chance = float(np.median(chances[:site_index] + chances[site_index + 1 :]))
+        usual_share = max(usual_share, usual_chance * len(rows))
         count = int(rows.duplicated().sum())
         excess = shares_twice[site_index] - usual_share
         if excess > MAX_DUPLICATE_SHARE and count >= MIN_COUNT_OF_SHARE:
