@@ -406,9 +406,7 @@ def _part_near(
     return part if is_as_narrow and is_at_shift else part[:0]
 
 
-def _interquartile_range(
-    values: pd.Series,
-) -> float:
+def _interquartile_range(values: pd.Series) -> float:
     lower, upper = np.quantile(values, [0.25, 0.75])
     return float(upper - lower)
 
@@ -574,9 +572,7 @@ def read_doubts(path: Path) -> list[Doubt]:
     return doubts
 
 
-def doubts_of(
-    data: FederationView,
-) -> list[Doubt]:
+def doubts_of(data: FederationView) -> list[Doubt]:
     """Return the doubts about a federation's training rows, the strongest first. None for data that are no table."""
     if not data.column_cards:
         return []
