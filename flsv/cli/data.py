@@ -211,6 +211,7 @@ def write_dictionary(file: Path, data: FederatedDataModule, doubts: Sequence[Dou
         target=str(data.labels),
         excluded=columns.exclude or (),
         comments=comments,
+        patient=data.splits.together,
     )
     with replacing(file) as stream:
         stream.write(text.encode())

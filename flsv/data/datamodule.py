@@ -77,8 +77,7 @@ class FederatedDataModule(FederationView):
             called ``label``, ``target`` or similar, if it is an integer. Without labels all samples have one class.
         pos_label: the positive one of two classes, to which scores such as average precision and F1 refer. None: the
             larger of two numbers, ``True`` among truth values, else the rarer class in the training data, with a
-            warning if a metric uses it. Words and folders are numbered so that it is class 1, see
-            :mod:`flsv.data.labels`.
+            warning if a metric uses it.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups.
             By default the attribute ``groups``, if any.
@@ -157,6 +156,7 @@ class FederatedDataModule(FederationView):
         table_columns = None
         if label is not None:
             table_columns = _checked_columns(columns)
+            splits = replace(splits, together=table_columns.kept_together(splits.together))
         # Not as attributes val and test: __getattr__ has to find a wrapped module's attributes of these names.
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
@@ -283,6 +283,10 @@ class FederatedDataModule(FederationView):
         check_read_back(self._partitioned, compare_labels=labels is None)
         warn_of_random_evaluation(self._partitioned)
         self._needs_setup = False
+        if self._is_site and self.column_cards:
+            from flsv.data.doubts import doubts_of, warn_of_doubts
+
+            warn_of_doubts(doubts_of(self), min_strength=1.0)  # in the site's own log
         if self.splits.detector is not None:
             num_samples = int(self.num_samples.sum())
             generator = generator_for(self.seed, "flagged samples")

@@ -2,7 +2,7 @@
 
 Each column of each site is compared with the same column of all others by medians, interquartile ranges and shares,
 which a few wrong rows do not change. Sites of real federations differ, so that only what sampling and usual differences
-do not explain is a doubt. A doubt changes nothing: the site knows whether it is one.
+do not explain is a doubt.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -147,8 +147,6 @@ def find_doubts(
         [('Bonn', 'values are 12 times those of the other sites (as between months and years)')]
     """
     doubts: list[Doubt] = []
-    if len(sites) < 2:
-        return doubts
     for name in sites[0].columns:
         columns = [site.columns[name] for site in sites]
         identifiers = list(_identifiers(name, columns))
@@ -164,11 +162,13 @@ def find_doubts(
         for index, site in enumerate(sites):
             for finding in _gap_codes(columns[index]):
                 doubts.append(finding.as_doubt(site.site, name))
-            other_values = pd.concat(columns[:index] + columns[index + 1 :])
+            # A site alone is compared with itself: some of its rows may be of another unit.
+            other_values = pd.concat(columns[:index] + columns[index + 1 :] or columns)
             for compare in (_missing, _unusual_values):
                 for finding in compare(columns[index], other_values):
                     doubts.append(finding.as_doubt(site.site, name))
-    doubts += _rows_twice(sites)
+    if len(sites) > 1:
+        doubts += _rows_twice(sites)
     doubts += doubts_of_classes(sites, class_names)
     return sorted(_without_counterparts(doubts), key=lambda doubt: -doubt.strength)
 
@@ -205,8 +205,11 @@ def _without_counterparts(
 def _missing(column: pd.Series, other_values: pd.Series) -> Iterator[Finding]:
     if min(len(column), len(other_values)) < MIN_VALUES:
         return
-    share = float(column.isna().mean())
-    usual_share = float(other_values.isna().mean())
+    yield from missing_values(float(column.isna().mean()), float(other_values.isna().mean()))
+
+
+def missing_values(share: float, usual_share: float) -> Iterator[Finding]:
+    """Compare a site's share of missing values with that of all others."""
     difference = share - usual_share
     if difference > MAX_MISSING_DIFFERENCE:
         text = f"{100 * share:.0f} % are missing, {100 * usual_share:.0f} % at the other sites"
@@ -294,7 +297,8 @@ def _unusual_values(column: pd.Series, other_column: pd.Series) -> Iterator[Find
         # A mixture of two units is no single one.
         yield from parts or _scale(own_numbers, other_numbers)
     else:
-        yield from _own_categories(own_values.astype(str), other_values.astype(str))
+        other_categories = set(other_values.astype(str))
+        yield from own_categories(Counter(own_values.astype(str)), other_categories)
 
 
 def _scale(
@@ -366,7 +370,7 @@ def _parts_of_another_unit(
                 ratio = math.exp(own_part.median())
                 low, high = _rounded_bounds(np.exp(own_part + center))
                 count = f"{len(own_part)} of {len(own_logarithms)}"
-                text = f"{count} {ratio_text(ratio)}, all between {low:g} and {high:g}"
+                text = f"{count} {ratio_text(ratio, 'the usual ones')}, all between {low:g} and {high:g}"
                 strength = STRONG_DOUBT if is_excess else 1.0
                 yield Finding(strength * (1 + share), text, "part")
                 return
@@ -402,17 +406,15 @@ def _part_near(
     return part if is_as_narrow and is_at_shift else part[:0]
 
 
-def _interquartile_range(
-    values: pd.Series,
-) -> float:
+def _interquartile_range(values: pd.Series) -> float:
     lower, upper = np.quantile(values, [0.25, 0.75])
     return float(upper - lower)
 
 
-def ratio_text(ratio: float) -> str:
+def ratio_text(ratio: float, other_values: str = "those of the other sites") -> str:
     """Describe a ratio of values, with the power of ten or the units that explain it."""
     factor = max(ratio, 1 / ratio)
-    text = f"values are {ratio:.3g} times those of the other sites"
+    text = f"values are {ratio:.3g} times {other_values}"
     powers_of_ten = [float(10**power) for power in range(1, 10)]
     distances = {}  # on a logarithmic scale
     for usual_factor in (*UNIT_FACTORS, *powers_of_ten):
@@ -425,14 +427,14 @@ def ratio_text(ratio: float) -> str:
     return f"{text} (a power of ten)"
 
 
-def _own_categories(
-    own_values: pd.Series,
-    other_values: pd.Series,
+def own_categories(
+    counts: Mapping[str, int], other_categories: Collection[str]
 ) -> Iterator[Finding]:
-    is_only_here = ~own_values.isin(other_values.unique())
-    share = float(is_only_here.mean())
-    if share > MAX_OWN_SHARE and is_only_here.sum() >= MIN_COUNT_OF_SHARE:
-        names = own_values[is_only_here].value_counts().index[:3]
+    """Find categories, with a site's numbers of rows, that no other site has."""
+    own_counts = Counter({word: counts[word] for word in counts if word not in other_categories})
+    share = own_counts.total() / max(sum(counts.values()), 1)
+    if share > MAX_OWN_SHARE and own_counts.total() >= MIN_COUNT_OF_SHARE:
+        names = [word for word, _ in own_counts.most_common(3)]
         text = f"only this site has {', '.join(names)} ({100 * share:.0f} % of its values)"
         yield Finding(STRENGTH_OF_OWN_CATEGORIES * share / MAX_OWN_SHARE, text, "categories")
 
@@ -464,11 +466,15 @@ def _rows_twice(
 ) -> Iterator[Doubt]:
     hashes = [pd.util.hash_pandas_object(site.columns, index=False) for site in sites]
     shares_twice = [float(rows.duplicated().mean()) for rows in hashes]
-    chance_of_equality = float(np.median([_chance_of_equality(rows) for rows in hashes]))
+    chances = [_chance_of_equality(rows) for rows in hashes]
+    chance_of_equality = float(np.median(chances))
     for site_index, (site, rows) in enumerate(zip(sites, hashes)):
         if len(rows) < MIN_VALUES:
             continue
         usual_share = float(np.median(shares_twice[:site_index] + shares_twice[site_index + 1 :]))
+        # The more rows of few columns a site has, the more of them are equal by chance.
+        usual_chance = float(np.median(chances[:site_index] + chances[site_index + 1 :]))
+        usual_share = max(usual_share, usual_chance * len(rows))
         count = int(rows.duplicated().sum())
         excess = shares_twice[site_index] - usual_share
         if excess > MAX_DUPLICATE_SHARE and count >= MIN_COUNT_OF_SHARE:
@@ -546,11 +552,9 @@ def doubts_of_classes(
             yield Doubt(strength, site.site, "class", text, kind="class")
 
 
-def warn_of_doubts(
-    doubts: Sequence[Doubt],
-) -> None:
+def warn_of_doubts(doubts: Sequence[Doubt], min_strength: float = STRONG_DOUBT) -> None:
     """Warn in one line if a doubt about a federation's tables, the strongest first, is strong."""
-    strong_doubts = [doubt for doubt in doubts if doubt.strength >= STRONG_DOUBT]
+    strong_doubts = [doubt for doubt in doubts if doubt.strength >= min_strength]
     if not strong_doubts:
         return
     strongest = strong_doubts[0]
@@ -568,9 +572,7 @@ def read_doubts(path: Path) -> list[Doubt]:
     return doubts
 
 
-def doubts_of(
-    data: FederationView,
-) -> list[Doubt]:
+def doubts_of(data: FederationView) -> list[Doubt]:
     """Return the doubts about a federation's training rows, the strongest first. None for data that are no table."""
     if not data.column_cards:
         return []
@@ -588,6 +590,8 @@ def doubts_of(
 
     sites = []
     for client, name in enumerate(data.client_names):
+        if len(data.client_names) == 1:
+            name = "this site"
         rows = data.client_indices(client).numpy()
         has_rows_of_table = rows.max() < len(table)  # a client that has joined has another table
         if has_rows_of_table:

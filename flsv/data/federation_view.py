@@ -182,10 +182,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._source.classes.labels[self.client_indices(client, split)]
 
     def indices_and_labels(self, client: int) -> list[Tensor]:
-        """Return indices and labels of a client's samples in ``train``, ``val`` and ``test``, six tensors int64.
-
-        They identify the client's data.
-        """
+        """Return indices and labels of a client's samples in ``train``, ``val`` and ``test``, six tensors int64."""
         tensors: list[Tensor] = []  # of each split, its indices and their labels
         splits: tuple[SplitName, ...] = ("train", "val", "test")
         for split in splits:
@@ -219,10 +216,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def malicious(self) -> list[int]:
-        """Ids of the clients with a corrupted sample, ascending.
-
-        This is ground truth for tests, which the server never receives.
-        """
+        """Ids of the clients with a corrupted sample, ascending."""
         return [
             client for client in range(self.num_clients) if self.corrupted_samples(client).any()
         ]

@@ -159,6 +159,8 @@ def test_column_that_a_table_lacks_is_refused(tmp_path: Path) -> None:
         ({"columns": {"age": {"mean": 60, "scale": float("nan")}}}, "scale nan"),
         ({"columns": {"age": {"low": 5, "high": 5}}}, "low 5.0 is not below high 5.0"),
         ({"target": None}, "expected .'classes', 'columns'"),
+        ({"patient": "age"}, "patient: 'age' is among the columns"),
+        ({"columns": {"age": {"kind": "number"}}}, "'age': kind 'number' is not numbers, categ"),
     ],
 )
 def test_dictionary_that_means_nothing_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -168,6 +170,74 @@ def test_dictionary_that_means_nothing_is_refused(changes: dict[str, Any], messa
 
     with pytest.raises(ConfigurationError, match=message):
         Columns(encoder=dictionary)
+
+
+def test_kinds_of_the_dictionary_decide_how_columns_are_read(tmp_path: Path) -> None:
+    """Dates, and numbers that name something, need no further option."""
+    dictionary = make_dictionary()
+    dictionary["columns"] = {
+        "stay": {"kind": "days since came", "low": 0, "high": 90, "mean": 5, "scale": 4},
+        "zip": {"categories": ["01067", "80331"]},
+    }
+    texts = {
+        "stay": ["2024-03-02", "2024-03-05", "2024-07-09", "2024-03-09"],
+        "came": ["2024-03-01"] * 4,
+        "zip": ["01067", "80331"] * 2,
+        "died": ["no", "yes"] * 2,
+    }
+    file = tmp_path / "Lyon.csv"
+    pd.DataFrame(texts).to_csv(file, index=False)
+
+    def read() -> Any:
+        data = FederatedDataModule(
+            clients={"Lyon": str(file), "Graz": str(file)},
+            labels="died",
+            columns={"encoder": dictionary},
+            splits=Splits(server_val=0.0),
+        )
+        data.setup("fit")
+        return data
+
+    with pytest.raises(
+        ConfigurationError, match="Lyon.csv, line 4: 130.0 in 'stay', expected 0 to 90"
+    ):
+        read()
+    dictionary["columns"]["stay"]["high"] = 365
+    inputs, _ = read()._data.tensors()
+    assert inputs[:2].tolist() == [[-1, 1, 0, 0, 0], [-0.25, 0, 1, 0, 0]]
+
+
+def test_column_of_another_kind_is_refused_by_its_file(tmp_path: Path) -> None:
+    dictionary = make_dictionary()
+    dictionary["columns"]["ward"] = {"kind": "truth values"}
+
+    with pytest.raises(ConfigurationError, match=r"Boston.csv: 'ward' has categories, .* truth"):
+        read_clinics(tmp_path, dictionary, ward=["True", "False"] * 2)
+
+
+def test_rows_of_a_patient_of_the_dictionary_stay_together(tmp_path: Path) -> None:
+    rows = {name: cells * 15 for name, cells in ROWS.items()}
+    rows["case"] = [str(row // 3) for row in range(60)]
+    file = tmp_path / "Lyon.csv"
+    pd.DataFrame(rows).to_csv(file, index=False)
+
+    def read(**splits: Any) -> Any:
+        data = FederatedDataModule(
+            str(file),
+            labels="died",
+            columns={"encoder": make_dictionary(patient="case")},
+            splits=Splits(server_val=0.3, seed=0, **splits),
+        )
+        data.setup("fit")
+        return data
+
+    data = read()
+    held_out = set((data.server_val_indices // 3).tolist())
+    for client in range(data.num_clients):
+        assert held_out.isdisjoint((data.client_indices(client) // 3).tolist())
+    assert held_out
+    with pytest.raises(ConfigurationError, match="splits.together is 'ward', and the data dict"):
+        read(together="ward")
 
 
 def test_dictionary_of_another_target_is_refused(tmp_path: Path) -> None:

@@ -326,9 +326,27 @@ def make_adults(rows: int) -> pd.DataFrame:
     )
 
 
+def make_lesions(rows: int) -> pd.DataFrame:
+    """Columns as of HAM10000's table: ages in steps of five years, rare places of the body."""
+    draw = np.random.default_rng(2)
+    ages = 5 * draw.normal(10, 3.4, rows).round().clip(0, 17)
+    places = [f"place {number}" for number in range(15)]
+    shares_of_places = np.geomspace(1, 0.005, len(places))
+    kinds = ["confocal", "consensus", "follow_up", "histo"]
+    return pd.DataFrame(
+        {
+            "dx_type": draw.choice(kinds, rows, p=[0.01, 0.09, 0.37, 0.53]),
+            "age": np.where(draw.random(rows) < 0.006, np.nan, ages),
+            "sex": draw.choice(["female", "male", "unknown"], rows, p=[0.45, 0.54, 0.01]),
+            "place": draw.choice(places, rows, p=shares_of_places / shares_of_places.sum()),
+        }
+    )
+
+
 @pytest.mark.parametrize(
     "name",
     [
+        "lesions",
         "breast_cancer",
         "wine",
         "iris",
@@ -344,6 +362,8 @@ def test_clean_splits_have_no_doubt(name: str, num_sites: int, look) -> None:
         table = make_table(600, seed=9)
     elif name == "adult":
         table = make_adults(4000)
+    elif name == "lesions":
+        table = make_lesions(4000)
     else:
         table = getattr(datasets, f"load_{name}")(as_frame=True).data
 

@@ -91,7 +91,7 @@ def test_date_that_two_declared_formats_read_differently_is_refused():
 
 def test_column_of_dates_that_are_not_declared_is_refused():
     with pytest.raises(
-        ConfigurationError, match="stays.csv: 'came' has dates, such as '2024-02-28'"
+        ConfigurationError, match="stays.csv, line 2: 'came' has dates, such as '2024-02-28'"
     ):
         encode_stays(make_stays_file(), exclude=["left"])
 

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flsv.data.sources.columns import NUMBERS_KIND, WORDS_KIND, ColumnCard
+from flsv.data.sources.agreed import NUMBERS_KIND, WORDS_KIND
+from flsv.data.sources.columns import ColumnCard
 from flsv.data.sources.summaries import count_frequent, summarize_column
 
 #: Rows of each table: everybody knows them, since a site's weight is its number of samples.

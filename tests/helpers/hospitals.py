@@ -70,19 +70,20 @@ def make_data(source: Any, **options: Any) -> FederatedDataModule:
     )
 
 
-def make_tables() -> FederatedDataModule:
+def make_tables(**options: Any) -> FederatedDataModule:
     """All hospitals' tables in one data module."""
-    return FederatedDataModule(
-        clients=make_hospital_tables(),
-        val=make_hospital_table("val"),
-        labels="died",
-        batch_size=16,
-        columns=COLUMNS,
-    )
+    usual_options: dict[str, Any] = {
+        "clients": make_hospital_tables(),
+        "val": make_hospital_table("val"),
+        "columns": COLUMNS,
+    }
+    return FederatedDataModule(labels="died", batch_size=16, **usual_options | options)
 
 
-def fit_in_one_process(folder: Path, rounds: int = 2) -> tuple[FederatedLoop, FederatedDataModule]:
-    data = make_tables()
+def fit_in_one_process(
+    folder: Path, rounds: int = 2, **options: Any
+) -> tuple[FederatedLoop, FederatedDataModule]:
+    data = make_tables(**options)
     loop = make_shapfed_loop()
     trainer_for(loop, folder, rounds).fit(make_module(), data)
 

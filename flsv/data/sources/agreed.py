@@ -21,6 +21,13 @@ import yaml
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import digest
 
+#: Kinds of columns. There are dates, too: days since a start.
+NUMBERS_KIND = "numbers"
+TRUTH_KIND = "truth values"
+WORDS_KIND = "categories"
+DAYS_KIND = "days since "
+#: Usual codes of no and yes.
+_PAIRS_OF_CODES = ((0, 1), (1, 2), (-1, 1))
 #: Approximately the largest number of single precision.
 LARGEST_NUMBER = 1e38
 #: Bits of a double-precision number's mantissa.
@@ -99,6 +106,16 @@ class Moments:
         if is_constant:
             return 1.0
         return self.deviation
+
+    @property
+    def codes(self) -> tuple[float, float] | None:
+        """The usual codes of no and yes that all numbers are, or None."""
+        for low, high in _PAIRS_OF_CODES:
+            # The sum of (x - low)(x - high), which is 0 if all numbers are one of the two.
+            products = self.squares - (low + high) * self.total + low * high * self.count
+            if products == 0:
+                return float(low), float(high)
+        return None
 
     def to_plain(self) -> list[Any]:
         sums = [str(self.total), str(self.squares)]
@@ -245,7 +262,7 @@ class ColumnCode:
         gap_marks: tuple[str, ...] = ()
         if isinstance(gaps, list | tuple):
             gap_marks = tuple(map(str, gaps))
-        usual_kind = "numbers" if categories is None else "categories"
+        usual_kind = NUMBERS_KIND if categories is None else WORDS_KIND
         code = cls(
             name=_text(name),
             kind=_text(plain.get("kind", usual_kind)),
@@ -261,7 +278,12 @@ class ColumnCode:
         if not code.low < code.high:
             raise ValueError(f"{name!r}: low {code.low} is not below high {code.high}")
         _check_scale(repr(name), code.mean, code.scale)
-        should_have_categories = code.kind == "categories"
+        is_known = code.kind in (NUMBERS_KIND, TRUTH_KIND, WORDS_KIND)
+        if not is_known and not code.kind.startswith(DAYS_KIND):
+            raise ValueError(
+                f"{name!r}: kind {code.kind!r} is not numbers, categories, truth values or days since ..."
+            )
+        should_have_categories = code.kind == WORDS_KIND
         if should_have_categories != (categories is not None):
             raise ValueError(f"{name!r}: only columns of kind 'categories' have categories")
         names = code.categories or ()
@@ -281,6 +303,7 @@ class AgreedEncoder:
         target_scale: by what it is divided then.
         target: the column to predict. With it this is a data dictionary: cells that do not fit are refused.
         excluded: columns that are left out, each with the reason.
+        patient: column whose rows stay together when some are held out, and no feature.
         tolerance: share of a column's cells that may lie outside its range.
 
     Example:
@@ -297,6 +320,7 @@ class AgreedEncoder:
     target: str | None = None
     excluded: Mapping[str, str] = field(default_factory=dict)
     tolerance: float = 0.0
+    patient: str | None = None
 
     @property
     def is_dictionary(self) -> bool:
@@ -344,6 +368,8 @@ class AgreedEncoder:
             return plain
         if self.classes is not None:
             plain["positive"] = self.classes[-1]
+        if self.patient is not None:
+            plain["patient"] = self.patient
         return plain | {
             "target": self.target,
             "excluded": dict(self.excluded),
@@ -372,6 +398,9 @@ class AgreedEncoder:
             target_scale = float(plain.get("target_scale", 1.0))
             _check_scale("target", target_mean, target_scale)
             reasons = dict(plain.get("excluded", {}))
+            patient = plain.get("patient")
+            if patient in dict(plain["columns"]):
+                raise ValueError(f"patient: {patient!r} is among the columns, and no feature")
             return cls(
                 columns=tuple(codes),
                 classes=None if classes is None else tuple(map(_text, classes)),
@@ -380,6 +409,7 @@ class AgreedEncoder:
                 target=None if target is None else _text(target),
                 excluded={_text(name): _text(reason) for name, reason in reasons.items()},
                 tolerance=tolerance,
+                patient=None if patient is None else _text(patient),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigurationError(
@@ -389,7 +419,7 @@ class AgreedEncoder:
 
 
 _ENCODER_KEYS = {"columns", "classes", "target_mean", "target_scale"}
-_DICTIONARY_KEYS = {"target", "positive", "excluded", "tolerance"}
+_DICTIONARY_KEYS = {"target", "positive", "excluded", "tolerance", "patient"}
 
 
 def _positive_last(classes: Sequence[str], positive: object) -> list[str]:

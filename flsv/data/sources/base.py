@@ -81,7 +81,7 @@ class SourceData:
         clients: whether the user gave the data by client. Then each group keeps a training sample.
         labeled: whether targets were read from the column that the argument ``labels`` names.
         by_rarity: whether the rarer one of two classes was made the positive one.
-        pooled: whether inputs depend on statistics of all training samples, such as means.
+        pooled: whether inputs depend on statistics of all training samples.
         columns: one :class:`ColumnCard` per column of a table.
         fitted: function of each client's training indices, which returns a new ``SourceData`` with inputs standardized
             and encoded by these samples.
@@ -89,7 +89,7 @@ class SourceData:
         summary: function of a site's training indices, which returns what the site tells to agree on an encoder.
         combination: a data module's training loaders, if it has several.
         encoder: how a table's columns became inputs.
-        classes: labels and names of the classes, after corruptions. They are found when samples are partitioned.
+        classes: labels and names of the classes, after corruptions.
     """
 
     train: Dataset[Any]

@@ -9,18 +9,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pandas.api.types import infer_dtype, is_datetime64_any_dtype, is_numeric_dtype
+from pandas.api.types import (
+    infer_dtype,
+    is_datetime64_any_dtype,
+    is_numeric_dtype,
+    union_categoricals,
+)
 
 from flsv.data.groups import check_spelling
-from flsv.data.sources.agreed import LARGEST_NUMBER
-from flsv.data.sources.columns import (
-    DAYS_SINCE_1970,
+from flsv.data.sources.agreed import (
+    DAYS_KIND,
+    LARGEST_NUMBER,
     NUMBERS_KIND,
     TRUTH_KIND,
     WORDS_KIND,
-    ColumnCard,
-    Columns,
 )
+from flsv.data.sources.columns import DAYS_SINCE_1970, ColumnCard, Columns
 from flsv.data.sources.frames import (
     as_categories,
     as_texts,
@@ -32,7 +36,10 @@ from flsv.data.sources.frames import (
 )
 from flsv.data.sources.notation import (
     LEADING_ZERO,
+    TWO_WRITINGS,
+    TextFormat,
     are_dates,
+    are_numbers_with_unit,
     column_numbers,
     date_formats,
     other_notations,
@@ -59,6 +66,14 @@ _NUMBER_OF_TRUTH = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE"
 _MAX_FEW_VALUES = 10
 
 
+def by_format(
+    table: Table, values: pd.Series, columns: Columns
+) -> list[tuple[TextFormat, pd.Series]]:
+    """Return how each file is written, and its values of a column."""
+    formats = [columns.format_of(part.client) for part in table.parts]
+    return list(zip(formats, by_file(table, values)))
+
+
 def with_gaps_as_nan(table: Table, name: str, argument: str, columns: Columns) -> pd.Series:
     """Return a column's values with NaN for missing ones and words stripped of white space."""
     column = table.column(name, argument)
@@ -66,16 +81,17 @@ def with_gaps_as_nan(table: Table, name: str, argument: str, columns: Columns) -
     if is_numeric_dtype(column.dtype) and marks == {""}:
         return column  # no number is an empty text
     if table.typed:
-        return _masked_gaps(column, marks, columns.decimal, typed=True)
+        return _masked_gaps(column, marks, typed=True)
 
-    def mask_gaps(texts: list[str]) -> pd.Series:
-        return _masked_gaps(pd.Series(texts, dtype=object), marks, columns.decimal)
-
-    return as_categories(column, mask_gaps)
+    masked_by_file = []
+    for text_format, values in by_format(table, column, columns):
+        mask_gaps = partial(_masked_gaps, marks=marks, decimal=text_format.decimal)
+        masked_by_file.append(as_categories(values, mask_gaps))
+    return pd.Series(union_categoricals(masked_by_file), index=column.index)
 
 
 def _masked_gaps(
-    column: pd.Series, marks: set[str], decimal: str, typed: bool = False
+    column: pd.Series, marks: set[str], decimal: str = ".", typed: bool = False
 ) -> pd.Series:
     texts = as_texts(column)
     is_gap = texts.isna() | texts.isin(list(marks))
@@ -116,9 +132,9 @@ def _kind_and_numbers(
         return kind, values.astype(object).map(_NUMBER_OF_TRUTH)
 
     # Each file may have its own notation of numbers.
-    read_file = partial(column_numbers, decimal=columns.decimal, thousands=columns.thousands)
     numbers_by_file = []
-    for texts_of_file in by_file(table, values):
+    for text_format, texts_of_file in by_format(table, values, columns):
+        read_file = partial(column_numbers, text_format=text_format)
         numbers_by_file.append(by_distinct_text(texts_of_file, read_file, dtype=float))
     numbers = pd.concat(numbers_by_file)
     is_number = np.isfinite(numbers[values.notna()])
@@ -200,32 +216,44 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
 def _plain_numbers(table: Table, name: str, columns: Columns) -> pd.Series | None:
     """Return a text column's numbers, or None unless each text is plainly a number or a gap."""
     # Most columns of numbers are such. Any other is read text by text, more slowly.
-    is_category = name in (columns.categorical or ())
-    if table.typed or is_category or columns.states_notation:
+    if table.typed or name in (columns.categorical or ()):
         return None
 
-    column = table.column(name, "features").to_numpy(dtype=object)
-    text_numbers, distinct_texts = pd.factorize(column)  # each row's text, -1 for NaN
-    texts = list(map(str.strip, distinct_texts.tolist()))
     marks = columns.missing(name)
-    is_gap = np.array([text in marks for text in texts], dtype=bool)
-    texts_of_numbers = list(compress(texts, ~is_gap))
-    numbers_read = plain_numbers(texts_of_numbers)
-    if numbers_read is None or (np.abs(numbers_read) > LARGEST_NUMBER).any():
-        return None
+    numbers_by_file = []
+    for text_format, column in by_format(table, table.column(name, "features"), columns):
+        if text_format.states_notation:
+            return None
+        cells = column.tolist()
+        is_value = [True] * len(cells)
+        texts = cells
+        numbers = plain_numbers(cells)
+        if numbers is None and _starts_with_number(cells, marks):  # there may be gaps
+            is_value = [isinstance(cell, str) and cell.strip() not in marks for cell in cells]
+            texts = list(compress(cells, is_value))
+            numbers = plain_numbers(texts)
+        if numbers is None or (np.abs(numbers) > LARGEST_NUMBER).any():
+            return None
+        has_points = any("." in text for text in texts)
+        if has_points and text_with_ambiguous_point(map(str.strip, texts)):
+            return None
+        numbers_of_file = np.full(len(cells), np.nan)
+        numbers_of_file[is_value] = numbers
+        numbers_by_file.append(numbers_of_file)
 
-    has_points = any("." in text for text in texts_of_numbers)
-    if has_points:
-        is_text_of_number = np.append(~is_gap, False)
-        for numbers_of_file in by_file(table, pd.Series(text_numbers)):
-            distinct_numbers = pd.unique(numbers_of_file[is_text_of_number[numbers_of_file]])
-            if text_with_ambiguous_point(texts[number] for number in distinct_numbers):
-                return None
+    all_numbers = np.concatenate(numbers_by_file)
+    marks_read = parse_numbers(marks)
+    if np.isfinite(marks_read).any():
+        all_numbers[np.isin(all_numbers, marks_read)] = np.nan
+    return pd.Series(all_numbers)
 
-    numbers_read[np.isin(numbers_read, parse_numbers(marks))] = np.nan
-    number_of_text = np.full(len(texts) + 1, np.nan)
-    number_of_text[:-1][~is_gap] = numbers_read
-    return pd.Series(number_of_text[text_numbers])
+
+def _starts_with_number(cells: list[Any], marks: set[str]) -> bool:
+    """Return whether the first cell that is no gap is plainly a number."""
+    for cell in cells:
+        if isinstance(cell, str) and cell.strip() not in marks:
+            return plain_numbers([cell]) is not None
+    return True
 
 
 def _days_since(
@@ -240,18 +268,17 @@ def _days_since(
         start_title = start_name
     interval = _dates_of(table, name, columns) - start_date
     days = interval / np.timedelta64(1, "D")
-    return f"days since {start_title}", days.reset_index(drop=True)
+    return f"{DAYS_KIND}{start_title}", days.reset_index(drop=True)
 
 
 def _check_point_is_unambiguous(
     table: Table, name: str, values: pd.Series, columns: Columns
 ) -> None:
     """Raise ColumnError if a point may separate thousands."""
-    if columns.states_notation:
-        return
-    for texts in texts_by_file(table, values):
+    formats_and_values = by_format(table, values, columns)
+    for (text_format, _), texts in zip(formats_and_values, texts_by_file(table, values)):
         text = text_with_ambiguous_point(texts)
-        if text is None:
+        if text is None or text_format.states_notation:
             continue
         rows = np.flatnonzero(values == text)
         whole_number = text.replace(".", "")
@@ -274,10 +301,10 @@ def _not_a_number_error(
     row = int(wrong_values.index[0])
     text = str(wrong_values.iloc[0])
     where = f"{table.where(row)}: {text!r} in {name!r}"
-    if not are_continuous and _has_two_codings(table, wrong_values, numbers):
+    is_coding = not are_continuous and _has_two_codings(table, wrong_values, numbers)
+    if is_coding or are_numbers_with_unit(words):
         return ColumnError(
-            f"{where} is a word, and other tables have numbers: two codings of one thing? Write the same at all sites.",
-            {"exclude": [name]},
+            f"{where} is a word, and others are numbers: {TWO_WRITINGS}", {"exclude": [name]}
         )
 
     remedy: dict[str, Any]  # options for the columns
@@ -297,13 +324,16 @@ def _not_a_number_error(
 
 
 def _has_two_codings(table: Table, words: pd.Series, numbers: pd.Series) -> bool:
-    """Return whether each file has only words or only numbers, at most two."""
+    """Return whether each file has at most two words or numbers, or two of each."""
     is_word = pd.Series(False, index=numbers.index)
     is_word[words.index] = True
     words_and_numbers = numbers.astype(object).where(~is_word, words)
     for values, is_word_of_file in zip(by_file(table, words_and_numbers), by_file(table, is_word)):
         is_word_of_value = is_word_of_file[values.notna()]
-        if values.nunique() > 2 or is_word_of_value.nunique() > 1:
+        num_words = values[is_word_of_file].nunique()
+        num_values = values.nunique()
+        is_one_coding = num_values <= 2 and is_word_of_value.nunique() <= 1
+        if not is_one_coding and (num_words, num_values) != (2, 4):
             return False
     return True
 
@@ -329,7 +359,8 @@ def _mixed_types_error(table: Table, name: str) -> ColumnError:
 
 def _dates_error(table: Table, name: str, values: pd.Series, columns: Columns) -> ColumnError:
     formats = date_formats(texts_by_file(table, values), columns.date_format or ())
-    sentence = f"{table.path}: {name!r} has dates, such as {values.dropna().iloc[0]!r}"
+    row = values.first_valid_index()
+    sentence = f"{table.where(row)}: {name!r} has dates, such as {values[row]!r}"
     if formats is None:
         unclear = "whether the day or the month comes first is not clear in all tables"
         to_days = f"Set date_format, such as '%d/%m/%Y', and dates: {{{name}: days}}."
@@ -348,9 +379,8 @@ def _check_not_in_other_notation(
 ) -> None:
     """Raise ColumnError if texts are numbers in another notation, such as with decimal commas."""
     distinct_texts = [sorted({*texts}) for texts in texts_by_file(table, values)]
-    numbers_not_read, notations = other_notations(
-        distinct_texts, columns.decimal, columns.thousands
-    )
+    formats = [text_format for text_format, _ in by_format(table, values, columns)]
+    numbers_not_read, notations = other_notations(distinct_texts, formats)
     if not numbers_not_read:
         return
     rows = np.flatnonzero(values.isin(numbers_not_read))

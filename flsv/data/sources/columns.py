@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 import pandas as pd
 from annotated_types import Ge
 
-from flsv.data.sources.agreed import AgreedEncoder, read_encoder_file
+from flsv.data.sources.agreed import DAYS_KIND, WORDS_KIND, AgreedEncoder, read_encoder_file
+from flsv.data.sources.notation import TextFormat
 from flsv.utilities.declared import Count, Rules, check_argument, checked
 from flsv.utilities.errors import ColumnError, ConfigurationError
 
@@ -63,6 +64,8 @@ class Columns:
         min_rows: smallest number of a client's rows of which the client tells something. Categories, classes, numbers
             or missing values of fewer rows count as if the client had none. A class that no client tells is refused,
             unless ``classes`` names it.
+        read: ``{client: options}``, how some clients' text files are written: ``sep``, ``decimal``, ``thousands``,
+            ``encoding``.
         encoder: an encoder that was agreed on beforehand, as ``encoder.json`` of an earlier run has it, or its file.
             Then nothing is fitted, and no site tells anything about its table. If it names the ``target`` it is a data
             dictionary, as ``flsv data --write`` drafts it: cells that do not fit are refused.
@@ -76,7 +79,6 @@ class Columns:
             lambda a: not a.standardize_target or a.task == "regression",
             "standardize_target is for task: regression; classes have no mean.",
         ),
-        (lambda a: a.thousands != a.decimal, "a mark cannot separate both thousands and decimals."),
     )
 
     task: Literal["classification", "regression"] = "classification"
@@ -93,12 +95,12 @@ class Columns:
     date_format: list[str] | str | None = None
     classes: list[str] | None = None
     min_rows: Count = 1
+    read: dict[str, dict[str, str]] | None = None
     encoder: dict[str, Any] | str | None = None
 
-    @property
-    def states_notation(self) -> bool:
-        """Whether the options say how files write numbers."""
-        return self.decimal != "." or self.thousands is not None
+    def format_of(self, client: str) -> TextFormat:
+        """Return how a client's text files are written."""
+        return self._formats.get(client, self._formats[""])
 
     def missing(self, name: str, typed: bool = False) -> set[str]:
         """Return the texts that mark a missing value in the column ``name``.
@@ -130,6 +132,16 @@ class Columns:
         else:
             self.gaps = _texts(self.gaps)
 
+        usual_format = {name: getattr(self, name) for name in ("decimal", "thousands", "encoding")}
+        self._formats = {"": TextFormat(**usual_format)}
+        for client, options in (self.read or {}).items():
+            if options.keys() - {field.name for field in fields(TextFormat)}:
+                raise ConfigurationError(
+                    f"read: {client!r} has {sorted(options)}. Expected sep, decimal, thousands, encoding."
+                )
+            changed_format: dict[str, Any] = {**usual_format, **options}
+            self._formats[client] = TextFormat(**changed_format)
+
         self.agreed: AgreedEncoder | None = None
         if isinstance(self.encoder, str):
             self.encoder = read_encoder_file(self.encoder)
@@ -140,10 +152,32 @@ class Columns:
                 raise ConfigurationError(
                     f"Columns(task={self.task!r}): its encoder has classes {self.agreed.classes}."
                 )
+            if self.agreed.is_dictionary:
+                self._read_by(self.agreed)
+
+    def _read_by(self, dictionary: AgreedEncoder) -> None:
+        """Read columns by the kinds in a data dictionary: numbers as names of categories, and dates."""
+        codes = dictionary.columns
+        self.categorical = [code.name for code in codes if code.kind == WORDS_KIND]
+        dates = {}
+        for code in codes:
+            if code.kind.startswith(DAYS_KIND):
+                start_name = code.kind.removeprefix(DAYS_KIND)
+                dates[code.name] = DAYS_SINCE_1970 if start_name == "1970" else start_name
+        self.dates = dates
+
+    def kept_together(self, together: str | None) -> str | None:
+        """Return the column of ``Splits.together``, which a data dictionary's patient is, too."""
+        patient = None if self.agreed is None else self.agreed.patient
+        if patient not in (None, together) and together is not None:
+            raise ConfigurationError(
+                f"splits.together is {together!r}, and the data dictionary has patient: {patient!r}."
+            )
+        return patient or together
 
     def __repr__(self) -> str:
         """Show all options but newer ones that have their defaults: runs are resumed only with the same text."""
-        hidden_at_default = ("min_rows", "encoder")
+        hidden_at_default = ("min_rows", "read", "encoder")
         shown = []
         for option in fields(self):
             value = getattr(self, option.name)
@@ -236,10 +270,6 @@ class ColumnCard:
         return {"numbers": "a number", "truth values": "0 or 1"}.get(self.kind, self.kind)
 
 
-#: Kinds of columns.
-NUMBERS_KIND = "numbers"
-TRUTH_KIND = "truth values"
-WORDS_KIND = "categories"
 #: Word of the option ``dates``: days since 1970.
 DAYS_SINCE_1970 = "days"
 #: Largest number of problems that a message lists.

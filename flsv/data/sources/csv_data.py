@@ -39,8 +39,6 @@ class CSVData(L.LightningDataModule):
 
     Subclasses turn the rows into data sets in :meth:`encode`.
 
-    Validation and test samples are drawn over all groups. One sample of each stays for training.
-
     Args:
         path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
         group: the column with the natural clients, such as hospitals. None: no such column.
@@ -122,7 +120,7 @@ class CSVData(L.LightningDataModule):
             raise ConfigurationError(
                 f"{path} was not found: looked at {looked_at(path, self.root)}. Set root."
             )
-        return read_table_file(file, self.columns.encoding)
+        return read_table_file(file, self.columns.format_of(""))
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return shuffled batches of the training samples."""

@@ -79,13 +79,16 @@ def draft_dictionary(
     target: str,
     excluded: Sequence[str],
     comments: Mapping[str, Sequence[str]],
+    patient: str | None = None,
 ) -> str:
     """Return the text of a dictionary in YAML, one line a column, with ranges that are wide and rounded.
 
-    ``encoder`` has the pooled means, scales and categories. ``comments`` stand beside the columns.
+    ``comments`` stand beside the columns.
     """
     lines = ["# Read each line, correct it, and let all sites sign the same file."]
     lines.append(f"target: {_quoted(target)}")
+    if patient is not None:
+        lines.append(f"patient: {_quoted(patient)}")
     if encoder.classes is not None:
         lines.append(f"classes: {_quoted(list(encoder.classes))}")
         lines.append(f"positive: {_quoted(encoder.classes[-1])}")
@@ -131,11 +134,8 @@ def wide_range(values: pd.Series) -> tuple[float, float]:
 
     # A row may lie farther out. The bound is then the next step beyond it, which is not its value.
     smallest = numbers.min()
-    largest = numbers.max()
-    step_below = math.ceil(smallest / step) - 1
-    step_above = math.floor(largest / step) + 1
-    low_step = min(math.floor((lower - width) / step), step_below)
-    high_step = max(math.ceil((upper + width) / step), step_above)
+    low_step = math.ceil(min(lower - width, smallest) / step) - 1
+    high_step = math.floor(max(upper + width, numbers.max()) / step) + 1
     if smallest >= 0:
         low_step = max(low_step, 0)
 

@@ -21,7 +21,12 @@ from flsv.data.groups import check_spelling, client_names_of
 from flsv.data.labels import chosen_by_rarity
 from flsv.data.sources.agreed import LARGEST_NUMBER, AgreedEncoder, ColumnCode, TableSummary
 from flsv.data.sources.base import Reading, SourceData
-from flsv.data.sources.column_values import read_columns, with_gaps_as_nan
+from flsv.data.sources.column_values import (
+    by_format,
+    read_column,
+    read_columns,
+    with_gaps_as_nan,
+)
 from flsv.data.sources.columns import ColumnCard, Columns, as_columns, raise_problems
 from flsv.data.sources.dictionary import refuse_misfits
 from flsv.data.sources.frames import (
@@ -164,10 +169,14 @@ class TableEncoder:
         expected_kinds = {code.name: code.kind for code in self.columns.agreed.columns}
         for card in cards:
             has_values = card.values.notna().any()
-            if has_values and card.kind != expected_kinds[card.name]:
+            expected = expected_kinds[card.name]
+            if has_values and card.kind != expected:
+                for part in table.parts:
+                    kind, values = read_column(part, card.name, self.columns)
+                    if kind != expected and values.notna().any():
+                        break
                 raise ConfigurationError(
-                    f"{table.path}: {card.name!r} has {card.kind}, and the encoder that was agreed on "
-                    f"expects {expected_kinds[card.name]}."
+                    f"{part.path}: {card.name!r} has {kind}, and the encoder that was agreed on expects {expected}."
                 )
         if self.columns.agreed.is_dictionary:
             raise_problems(list(problems.values()), self.columns)  # such as a missing column
@@ -302,7 +311,11 @@ class TableEncoder:
 
     def _numbers(self, table: Table, column: pd.Series) -> np.ndarray:
         texts = column.tolist()
-        numbers = parse_numbers(texts, self.columns.decimal, self.columns.thousands)
+        numbers_by_file = []
+        for text_format, texts_of_file in by_format(table, column, self.columns):
+            decimal, thousands = text_format.decimal, text_format.thousands
+            numbers_by_file.append(parse_numbers(texts_of_file, decimal, thousands))
+        numbers = np.concatenate(numbers_by_file)
         is_valid = np.abs(numbers) <= LARGEST_NUMBER
         if not is_valid.all():
             first_row = int(np.argmin(is_valid))  # the first False
@@ -422,6 +435,7 @@ def tables_source(
     if clients:
         tables = {name: _with_owner(table, name) for name, table in tables.items()}
     columns = as_columns(reading.columns)
+    _check_named_files(columns, [*tables.values(), *held_out.values()])
     encoder = TableEncoder(
         columns,
         reading.label,
@@ -481,6 +495,17 @@ def tables_source(
         return make_source([])
     # The training rows, and so the scale of numbers, are not known yet; no component reads numbers before they are.
     return make_source(None)
+
+
+def _check_named_files(columns: Columns, tables: Sequence[Table | None]) -> None:
+    """Raise ConfigurationError if ``read`` names a client without a text file."""
+    names = [table.client for table in tables if table is not None and not table.typed]
+    unknown = [name for name in columns.read or () if name not in names]
+    if unknown:
+        raise ConfigurationError(
+            f"read: {listed(unknown, show=repr)} has no text file of its own, as {listed(names) or 'nobody'} has. For "
+            "one file set decimal, thousands and encoding in columns."
+        )
 
 
 def _with_owner(table: Table, client: str) -> Table:

@@ -18,6 +18,7 @@ import pandas as pd
 from lightning.pytorch.utilities import rank_zero_info
 from pandas.api.types import infer_dtype
 
+from flsv.data.sources.notation import TextFormat
 from flsv.data.sources.table import Table
 from flsv.utilities.errors import ConfigurationError, listed
 
@@ -26,6 +27,9 @@ _MAX_FIELD_LENGTH = 2**31 - 1
 #: Number of bytes of a file that takes seconds to read.
 _LARGE_FILE_BYTES = 4_000_000
 _NUMBER_WITH_POINT = re.compile(r"-?(?:0|[1-9]\d*)\.(\d+)")
+
+
+_USUAL_FORMAT = TextFormat()
 
 
 def concatenated_tables(tables: Sequence[Table]) -> Table:
@@ -85,11 +89,11 @@ def by_distinct_text(
 
 def as_categories(
     texts: pd.Series,
-    convert: Callable[[list[str]], pd.Series],
+    convert: Callable[[pd.Series], pd.Series],
 ) -> pd.Series:
     """Convert a column's distinct texts to other texts or NaN. The result is categorical, to be read text by text."""
     numbers_of_texts, distinct_texts = pd.factorize(texts.to_numpy(dtype=object))
-    converted = convert(distinct_texts.tolist())
+    converted = convert(pd.Series(distinct_texts, dtype=object))
     new_numbers, names = pd.factorize(converted)  # " 7" and "7" are one now
     new_numbers = np.append(new_numbers, -1)
     numbers = new_numbers[numbers_of_texts]
@@ -164,11 +168,11 @@ def texts_by_file(
     return texts
 
 
-def read_table_file(path: Path, encoding: str | None = None) -> Table:
+def read_table_file(path: Path, text_format: TextFormat = _USUAL_FORMAT) -> Table:
     """Read a table from a Parquet file or from a text file with a header line.
 
-    Parquet needs pyarrow. Values are separated by the most frequent of comma, semicolon, tab and vertical bar in the
-    header.
+    Parquet needs pyarrow. Values are separated by ``sep``, or else by the most frequent of comma, semicolon, tab and
+    vertical bar in the header.
     """
     num_bytes = path.stat().st_size
     if num_bytes >= _LARGE_FILE_BYTES:
@@ -179,11 +183,11 @@ def read_table_file(path: Path, encoding: str | None = None) -> Table:
     if suffix == ".parquet":
         return _read_parquet(path)
 
-    text = _decoded(path, encoding)
+    text = _decoded(path, text_format.encoding)
     first_line = text.partition("\n")[0]
     header = re.sub(r'"[^"]*"', "", first_line)
     delimiters = "\t,;|" if suffix == ".tsv" else ",;\t|"
-    delimiter = max(delimiters, key=header.count)
+    delimiter = text_format.sep or max(delimiters, key=header.count)
     lines, rows = _rows_of(path, text, delimiter)
     if not rows:
         raise ConfigurationError(

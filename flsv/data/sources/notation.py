@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, compress
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import compress
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
+
+from flsv.utilities.declared import Rules, checked
 
 #: The known thousands separators; " " includes no-break spaces.
 THOUSANDS = (".", ",", " ", "'")
@@ -28,10 +31,43 @@ _NOTATIONS = [
     for separator in (None, *THOUSANDS)
     if separator != mark
 ]
+
+
+@checked
+@dataclass(frozen=True)
+class TextFormat:
+    """How a text file is written, in the words of ``pandas.read_csv``. Without ``sep`` the header shows it."""
+
+    rules: ClassVar[Rules] = (
+        (lambda a: a.thousands != a.decimal, "a mark cannot separate both thousands and decimals."),
+        (lambda a: a.sep is None or len(a.sep) == 1, "sep is one character."),
+    )
+
+    decimal: Literal[".", ","] = "."
+    thousands: Literal[".", ",", " ", "'"] | None = None
+    encoding: str | None = None
+    sep: str | None = None
+
+    @property
+    def states_notation(self) -> bool:
+        """Whether it is said how the file writes numbers."""
+        return self.decimal != "." or self.thousands is not None
+
+
 _WHOLE_BELOW_1000 = re.compile(r"[-+]?\d{1,3}")
 #: A zero that a number would lose, at the start of a text or of one of its lines.
 LEADING_ZERO = re.compile(r"^[-+]?0\d", re.MULTILINE)
 _NUMBER_WITH_POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
+
+
+#: What is said of words in a column of numbers that are no category of their own.
+TWO_WRITINGS = "two codings of one thing, or a unit? Write the same at all sites."
+_NUMBER_AND_WORD = re.compile(r"[-+]?\d[\d.,]*\s*(?![eE][-+]?\d)[^\W\d_]+.*")
+
+
+def are_numbers_with_unit(words: Iterable[str]) -> bool:
+    """Return whether words are numbers with a unit, such as ``5 mg``."""
+    return all(_NUMBER_AND_WORD.fullmatch(word) for word in words)
 
 
 def parse_numbers(
@@ -66,7 +102,7 @@ def _converted_at_once(values: list[Any]) -> np.ndarray | None:
         return None
 
 
-def plain_numbers(texts: list[str]) -> np.ndarray | None:
+def plain_numbers(texts: list[Any]) -> np.ndarray | None:
     """Convert texts to numbers, float64 ``[N]``, or return None unless all are finite numbers without leading zeros."""
     numbers = _converted_at_once(texts)
     if numbers is None or not np.isfinite(numbers).all():
@@ -120,17 +156,12 @@ def _without_separators(
     return f"{integer.replace(thousands, '')}{mark}{fraction}"
 
 
-def column_numbers(
-    values: Sequence[Any],
-    decimal: str,
-    thousands: str | None,
-) -> np.ndarray:
+def column_numbers(values: Sequence[Any], text_format: TextFormat) -> np.ndarray:
     """Convert one file's column as :func:`parse_numbers` does, unless a value contradicts a decimal comma."""
-    if decimal == ".":
-        return parse_numbers(values, decimal, thousands)
+    decimal = text_format.decimal
     texts = [value for value in values if isinstance(value, str)]
-    if not any(_has_decimal_point(text) for text in texts):
-        return parse_numbers(values, decimal, thousands)
+    if decimal == "." or not any(_has_decimal_point(text) for text in texts):
+        return parse_numbers(values, decimal, text_format.thousands)
 
     # A number such as 0.5 shows that this file's points do not separate thousands. If the file has commas, too, both
     # marks are read as decimal, and a number such as 1.500 is not read. Otherwise the file has decimal points.
@@ -170,17 +201,16 @@ def text_with_ambiguous_point(texts: Iterable[str]) -> str | None:
 
 
 def other_notations(
-    texts_by_file: Sequence[Sequence[str]],
-    decimal: str,
-    thousands: str | None,
+    texts_by_file: Sequence[Sequence[str]], formats: Sequence[TextFormat]
 ) -> tuple[list[str], list[dict[str, str]]]:
     """Find the texts that are numbers only in another notation, and the options of the notations that fit.
 
-    Both lists are empty if most texts are words. Several notations are returned if they give different numbers.
+    ``formats`` are those of the files. Both lists are empty if most texts are words. Several notations are returned if
+    they give different numbers.
     """
     unread_texts = set[str]()
-    for texts in texts_by_file:
-        is_nan = np.isnan(column_numbers(texts, decimal, thousands))
+    for texts, text_format in zip(texts_by_file, formats):
+        is_nan = np.isnan(column_numbers(texts, text_format))
         unread_texts.update(compress(texts, is_nan))
     unread_numbers = sorted(text for text in unread_texts if _is_number(text))
     words = unread_texts.difference(unread_numbers)
@@ -192,43 +222,40 @@ def other_notations(
     numeric_texts_by_file = []
     for texts in texts_by_file:
         numeric_texts_by_file.append([text for text in texts if text not in words])
-    notations = _fitting_notations(numeric_texts_by_file, decimal, thousands)
-    if len(notations) == 1:
-        options = {"decimal": decimal, **notations[0]}
-        if not _is_separator_certain(numeric_texts_by_file, options):
-            notations = []  # if there are only 12.500 and 0,5, then 12.500 may be 12.5
-    return unread_numbers, notations
+    return unread_numbers, _fitting_notations(numeric_texts_by_file, formats)
 
 
 def _fitting_notations(
-    texts_by_file: Sequence[Sequence[str]],
-    decimal: str,
-    thousands: str | None,
+    texts_by_file: Sequence[Sequence[str]], formats: Sequence[TextFormat]
 ) -> list[dict[str, str]]:
     """Return the options of each notation that makes all texts numbers, once for equal numbers."""
     options_by_numbers: dict[tuple[float, ...], dict[str, str]] = {}
+    uncertain = []
     for decimal_mark, separator in _NOTATIONS:
-        # Only the defaults, "." and None, may be replaced.
-        keeps_decimal = decimal in (".", decimal_mark)
-        keeps_thousands = thousands in (None, separator)
-        if not keeps_decimal or not keeps_thousands:
-            continue
-
-        options = {}
-        if decimal_mark != decimal:
-            options["decimal"] = decimal_mark
-        if separator is not None and separator != thousands:
-            options["thousands"] = separator
+        options: dict[str, str] = {}
+        changed_formats = []
+        for text_format in formats:
+            # Only the defaults, "." and None, may be replaced.
+            may_change = text_format.decimal in (".", decimal_mark)
+            if may_change and text_format.thousands in (None, separator):
+                if decimal_mark != text_format.decimal:
+                    options["decimal"] = decimal_mark
+                if separator is not None and separator != text_format.thousands:
+                    options["thousands"] = separator
+                notation: dict[str, Any] = {"decimal": decimal_mark, "thousands": separator}
+                text_format = replace(text_format, **notation)
+            changed_formats.append(text_format)
         if not options:
             continue
 
-        numbers_by_file = [
-            column_numbers(texts, decimal_mark, separator) for texts in texts_by_file
-        ]
-        numbers = np.concatenate(numbers_by_file)
+        numbers = np.concatenate(list(map(column_numbers, texts_by_file, changed_formats)))
         if not np.isnan(numbers).any():
             options_by_numbers.setdefault(tuple(numbers), options)  # the first one stays
-    return list(options_by_numbers.values())
+            if not _is_separator_certain(texts_by_file, changed_formats, options):
+                uncertain.append(options)
+    notations = list(options_by_numbers.values())
+    # If there are only 12.500 and 0,5, then 12.500 may be 12.5.
+    return [] if len(notations) == 1 and notations[0] in uncertain else notations
 
 
 def _is_number(text: str) -> bool:
@@ -237,17 +264,20 @@ def _is_number(text: str) -> bool:
 
 
 def _is_separator_certain(
-    texts_by_file: Sequence[Sequence[str]], options: Mapping[str, str]
+    texts_by_file: Sequence[Sequence[str]],
+    formats: Sequence[TextFormat],
+    options: Mapping[str, str],
 ) -> bool:
     """Return whether a text shows that the thousands separator, if a point or comma, is one."""
     separator = options.get("thousands")
     if separator not in (".", ","):
         return True  # it cannot be a decimal mark
-    for text in chain.from_iterable(texts_by_file):
-        num_separators = text.count(separator)
-        has_decimal_mark = options["decimal"] in text
-        if num_separators > 1 or (num_separators == 1 and has_decimal_mark):
-            return True
+    for texts, text_format in zip(texts_by_file, formats):
+        for text in texts:
+            num_separators = text.count(separator)
+            has_decimal_mark = text_format.decimal in text
+            if num_separators > 1 or (num_separators == 1 and has_decimal_mark):
+                return True
     return False
 
 

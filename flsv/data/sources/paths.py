@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def read_path(
-    source: str | Path, reading: Reading, is_whole: bool, kinds: str
+    source: str | Path, reading: Reading, client: str, is_whole: bool, kinds: str
 ) -> Dataset[Any] | Table | SourceData:
     """Read a table file or a folder of images by class.
 
@@ -35,8 +36,8 @@ def read_path(
         path = _only_table(path) or path
 
     if path is not None and is_table_file(path):
-        encoding = as_columns(reading.columns).encoding
-        return read_table_file(path, encoding)
+        text_format = as_columns(reading.columns).format_of(client)
+        return replace(read_table_file(path, text_format), client=client)
     if path is not None and path.is_dir() and has_class_folders(path):
         images = image_folder(path, files.image_size)
         if is_whole:

@@ -52,9 +52,9 @@ READABLE_KINDS = (
 
 
 def read_part(
-    source: Any, reading: Reading, description: str, is_whole: bool = False
+    source: Any, reading: Reading, description: str, client: str = "", is_whole: bool = False
 ) -> Dataset[Any] | Table | SourceData:
-    """Read one data set as samples or a table.
+    """Read one data set of a ``client``, or of nobody, as samples or a table.
 
     ``description`` names it in messages. If ``is_whole``, it may have training and test data.
     """
@@ -63,7 +63,9 @@ def read_part(
         if isinstance(source, str | Path):
             from flsv.data.sources.paths import read_path
 
-            part = read_path(source, reading, is_whole=is_whole, kinds=READABLE_KINDS)
+            part = read_path(
+                source, reading, client=client, is_whole=is_whole, kinds=READABLE_KINDS
+            )
         else:
             part = _read_object(source, reading)
         training_samples: Any = part.train if isinstance(part, SourceData) else part
@@ -187,21 +189,23 @@ def _combine_sets(
         train = dict(zip(client_names_of(train, "site"), train.values()))
     parts: dict[str, Any] = {}
     for name, data in train.items():
-        description = f"client {name!r}" if clients else "source"
-        parts[name] = read_part(data, reading, description, is_whole=not clients)
+        if clients:
+            parts[name] = read_part(data, reading, f"client {name!r}", client=name)
+        else:
+            parts[name] = read_part(data, reading, "source", is_whole=True)
     first_part = next(iter(parts.values()))
     if isinstance(first_part, SourceData):
         parts = {"source": first_part.train}
         held_out = _merge_held_out(held_out, {"val": first_part.val, "test": first_part.test})
     for name, data in (joining or {}).items():
-        parts[name] = read_part(data, reading, f"client {name!r}")
+        parts[name] = read_part(data, reading, f"client {name!r}", client=name)
 
     held_out_parts: dict[str, Any] = {}
     names_by_kind = {isinstance(part, Table): name for name, part in parts.items()}
     for name, data in held_out.items():
         held_out_parts[name] = None
         if data is not None:
-            part = read_part(data, reading, name)
+            part = read_part(data, reading, name, client=name)
             held_out_parts[name] = part
             names_by_kind[isinstance(part, Table)] = f"the {name} data"
     if len(names_by_kind) > 1:

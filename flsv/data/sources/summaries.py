@@ -12,10 +12,17 @@ import numpy as np
 
 from flsv.data.groups import check_spelling
 from flsv.data.labels import in_order, positive_last
-from flsv.data.sources.agreed import AgreedEncoder, ColumnCode, ColumnSummary, Moments, TableSummary
-from flsv.data.sources.columns import WORDS_KIND, ColumnCard, Columns, raise_problems
+from flsv.data.sources.agreed import (
+    WORDS_KIND,
+    AgreedEncoder,
+    ColumnCode,
+    ColumnSummary,
+    Moments,
+    TableSummary,
+)
+from flsv.data.sources.columns import ColumnCard, Columns, raise_problems
 from flsv.data.sources.frames import without_point_zero
-from flsv.data.sources.notation import parse_numbers
+from flsv.data.sources.notation import TWO_WRITINGS, are_numbers_with_unit, parse_numbers
 from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 
 #: Numbers whose deviation is at most this share of their mean are taken to be constant.
@@ -147,8 +154,7 @@ def agreed_encoder(
 ) -> AgreedEncoder:
     """Make the encoder of clients' summaries, ``{client: summary}``.
 
-    ``target`` is the column to predict, ``classes`` are the names of its classes, ``names`` those of the features'
-    columns, of which some are ``unreadable``.
+    ``names`` are those of the features' columns, of which some are ``unreadable``.
 
     Raises:
         ConfigurationError: the tables do not fit together. The message names the clients and options that may help.
@@ -218,9 +224,21 @@ def _common_kind(name: str, parts: Mapping[str, ColumnSummary]) -> str:
         descriptions = []
         for kind in sorted(clients_by_kind):
             descriptions.append(f"{kind} at {listed(clients_by_kind[kind])}")
-        option = "categorical" if WORDS_KIND in clients_by_kind else "exclude"
-        raise ColumnError(f"{name!r} has {' and '.join(descriptions)}.", {option: [name]})
+        sentence = f"{name!r} has {' and '.join(descriptions)}"
+        words = [word for part in parts.values() for word in part.categories or ()]
+        is_coding = all(map(_may_be_coding, parts.values()))
+        if words and (is_coding or are_numbers_with_unit(words)):
+            raise ColumnError(f"{sentence}: {TWO_WRITINGS}", {"exclude": [name]})
+        option = "categorical" if words else "exclude"
+        raise ColumnError(f"{sentence}.", {option: [name]})
     return next(iter(clients_by_kind), "")
+
+
+def _may_be_coding(part: ColumnSummary) -> bool:
+    """Return whether a client has at most two words, or numbers that are codes of no and yes."""
+    if part.moments is not None:
+        return part.moments.codes is not None
+    return len(part.categories or ()) <= 2
 
 
 def _common_categories(

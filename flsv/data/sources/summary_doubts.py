@@ -7,18 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flsv.data.doubts import (
-    MAX_MISSING_DIFFERENCE,
-    MAX_OWN_SHARE,
     MAX_SHIFT_IN_RANGES,
     MIN_RATIO,
     MIN_VALUES,
-    STRENGTH_OF_OWN_CATEGORIES,
     STRONG_DOUBT,
     Doubt,
     Finding,
     SiteTable,
     doubts_of_classes,
     doubts_of_codings,
+    missing_values,
+    own_categories,
     ratio_text,
 )
 from flsv.data.sources.agreed import ColumnSummary, Moments, TableSummary
@@ -27,8 +26,6 @@ from flsv.data.sources.agreed import ColumnSummary, Moments, TableSummary
 _RANGE_OF_NORMAL = 1.35
 #: Standard error of the logarithm of a standard deviation, times the root of the number of values, of skewed values.
 _ERROR_OF_LOGARITHM = 2.0
-#: Usual codes of no and yes.
-_PAIRS_OF_CODES = ((0, 1), (1, 2), (-1, 1))
 #: Largest deviation, in means, of a column without long tails, and smallest ratio of deviations that is doubted there.
 _MAX_COMPACT_DEVIATION = 0.5
 _MIN_RATIO_OF_DEVIATIONS = 4.0
@@ -118,50 +115,26 @@ def _codes_of_sites(columns: Mapping[str, _SiteColumn]) -> dict[str, tuple[float
             return {}
         if moments.count < MIN_VALUES or moments.variance == 0:
             continue
-        codes = _pair_of_codes(moments)
-        if codes is None:
+        if moments.codes is None:
             return {}
-        codes_by_site[site] = codes
+        codes_by_site[site] = moments.codes
     return codes_by_site
-
-
-def _pair_of_codes(moments: Moments) -> tuple[float, float] | None:
-    for low, high in _PAIRS_OF_CODES:
-        # The sum of (x - low)(x - high), which is 0 if all numbers are one of the two.
-        products = moments.squares - (low + high) * moments.total + low * high * moments.count
-        if products == 0:
-            return float(low), float(high)
-    return None
 
 
 def _missing(column: _SiteColumn, other_columns: Sequence[_SiteColumn]) -> Iterator[Finding]:
     missing_rows = sum(other_column.summary.missing for other_column in other_columns)
     all_rows = sum(other_column.num_rows for other_column in other_columns)
-    share = column.summary.missing / column.num_rows
-    usual_share = missing_rows / all_rows
-    difference = share - usual_share
-    if difference > MAX_MISSING_DIFFERENCE:
-        text = f"{100 * share:.0f} % are missing, {100 * usual_share:.0f} % at the other sites"
-        yield Finding(difference / MAX_MISSING_DIFFERENCE, text, "missing")
+    yield from missing_values(column.summary.missing / column.num_rows, missing_rows / all_rows)
 
 
 def _own_categories(
     column: _SiteColumn,
     other_columns: Sequence[_SiteColumn],
 ) -> Iterator[Finding]:
-    categories = column.summary.categories
-    if not categories:
-        return
     other_categories: set[str] = set()
     for other_column in other_columns:
         other_categories.update(other_column.summary.categories or {})
-
-    only_here = [word for word in categories if word not in other_categories]
-    only_here.sort(key=lambda word: -categories[word])
-    share = sum(categories[word] for word in only_here) / sum(categories.values())
-    if share > MAX_OWN_SHARE:
-        text = f"only this site has {', '.join(only_here[:3])} ({100 * share:.0f} % of its values)"
-        yield Finding(STRENGTH_OF_OWN_CATEGORIES * share / MAX_OWN_SHARE, text, "categories")
+    yield from own_categories(column.summary.categories or {}, other_categories)
 
 
 def _scale(

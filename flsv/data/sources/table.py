@@ -23,7 +23,7 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 
 
 def is_table_file(path: Any) -> bool:
-    """Return whether ``path`` is the ``Path`` of a file of comma- or tab-separated values or of a Parquet file."""
+    """Return whether ``path`` is the ``Path`` of a table's file."""
     return isinstance(path, Path) and path.suffix.lower() in TABLE_SUFFIXES and path.is_file()
 
 
@@ -31,13 +31,14 @@ def is_table_file(path: Any) -> bool:
 class Table:
     """Rows with named columns, which are texts unless ``typed``.
 
-    A row's index is its last line in the file, or its number.
+    A row's index is its last line in the file, or its number. ``client`` is "" if nobody's name is known.
     """
 
     path: Path | str
     frame: pd.DataFrame
     typed: bool = False
     together: Sequence[Table] = ()
+    client: str = ""
 
     def __len__(self) -> int:
         return len(self.frame)

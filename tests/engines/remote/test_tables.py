@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from flsv import FederatedLoop
+from flsv.cli.data import write_dictionary
 from flsv.data.sources.agreed import AgreedEncoder
 from flsv.engines.remote import (
     Directory,
@@ -63,6 +64,7 @@ class Hospitals:
     ) -> None:
         self.folder = folder
         self.make = make
+        self.options = options
         sites = {}
         for address, (name, table) in zip(ADDRESSES, tables.items()):
             sites[address] = Site(
@@ -96,14 +98,18 @@ class Hospitals:
 
         return directory
 
-    def fit(self, rounds: int = 2, **options: Any) -> FederatedLoop:
+    def fit(
+        self, rounds: int = 2, val: pd.DataFrame | None = None, **options: Any
+    ) -> FederatedLoop:
         directory = self.directory()
-        val = make_hospital_table("val")
+        if val is None:
+            val = make_hospital_table("val")
         data = RemoteData(
             NAMES,
             sizes=[directory.sizes[site] for site in range(len(NAMES))],
             contents=[directory.contents[site] for site in range(len(NAMES))],
-            server_data=make_data(val, val=val),
+            num_classes=2,
+            server_data=make_data(val, val=val, **self.options),
         )
         data.take_encoder(directory.encoder, directory.encoder_hash)
         loop = self.make().replace(engine=partial(RemoteFederation, directory))
@@ -328,6 +334,68 @@ def test_sites_with_a_data_dictionary_tell_sizes_and_its_hash_alone(tmp_path: Pa
         assert reply.plain["sizes"].keys() == {"train", "val", "test"}
         assert not reply.tensors
     assert directory.encoder_hash == AgreedEncoder.from_plain(dictionary).hash
+
+
+def without_rare_wards(table: pd.DataFrame) -> pd.DataFrame:
+    """Wards that a draft of these tables names: each has five rows of a hospital."""
+    return table.assign(ward=table["ward"].replace({"rare": "A", "val": "B"}))
+
+
+def test_draft_of_the_dictionary_gives_the_weights_and_values_without_it(tmp_path: Path) -> None:
+    """In one process and at sites, to the bit."""
+    tables = {name: without_rare_wards(table) for name, table in make_hospital_tables().items()}
+    val = without_rare_wards(make_hospital_table("val"))
+    fit = partial(fit_in_one_process, clients=tables, val=val)
+    fitted, data = fit(tmp_path / "fitted")
+    file = tmp_path / "dictionary.yaml"
+    write_dictionary(file, data, [])
+    columns = {"encoder": str(file)}
+
+    local, data_by_dictionary = fit(tmp_path / "local", columns=columns)
+    sites = Hospitals(tmp_path / "sites", tables, columns=columns)
+    remote = sites.fit(val=val)
+
+    assert data_by_dictionary.encoding["target"] == "died"
+    assert_same_runs(local, fitted)
+    assert_same_runs(remote, fitted)
+    assert "agree" not in {packet.kind for packet in sites.requests}
+
+
+def bytes_told(federation: Hospitals) -> list[bytes]:
+    """All that sites have told before the first round, but for the hashes that a secret of the site keys."""
+    answers = []
+    for reply in federation.replies:
+        assert not reply.tensors
+        plain = {key: value for key, value in reply.plain.items() if key != "contents"}
+        answers.append(json.dumps([reply.kind, plain]).encode())
+    return answers
+
+
+def test_sites_with_a_data_dictionary_tell_the_same_bytes_of_any_rows(tmp_path: Path) -> None:
+    """Without it they tell several hundred bytes, which depend on the rows."""
+    tables = make_hospital_tables()
+    other_tables = {name: table.assign(age=table["age"] / 2) for name, table in tables.items()}
+    code = {"mean": 62, "scale": 14, "low": -90, "high": 150, "gaps": False}
+    dictionary = {
+        "target": "died",
+        "classes": ["no", "yes"],
+        "positive": "yes",
+        "columns": {"age": code, "ward": {"categories": ["A", "B", "rare", *NAMES]}},
+    }
+
+    answers = []
+    for columns in ({"encoder": dictionary}, COLUMNS):
+        for rows in (tables, other_tables):
+            folder = tmp_path / str(len(answers))
+            federation = Hospitals(folder, rows, columns=columns)
+            federation.directory()
+            answers.append(bytes_told(federation))
+
+    by_dictionary, others_by_dictionary, alone, others_alone = answers
+    assert by_dictionary == others_by_dictionary
+    assert max(map(len, by_dictionary)) < 100
+    assert alone != others_alone
+    assert max(map(len, alone)) > 500
 
 
 def test_cell_that_does_not_fit_the_dictionary_is_named_at_its_site(tmp_path: Path) -> None:
