@@ -64,7 +64,7 @@ class ClientValues:
         self._changes = [changes for changes in self._changes if changes.client not in clients]
 
     def exchanged(self) -> list[ClientChanges]:
-        """Return this process's changes, for other processes."""
+        """Return the changes for other processes."""
         sent_changes = []
         for changes in self._changes:
             state = changes.whole.state() if isinstance(changes.whole, ModuleSnapshot) else None
@@ -112,7 +112,6 @@ class ClientValues:
         return ModuleSnapshot(module)
 
     def _merged(self, values: Values, initial: ModuleSnapshot) -> Values:
-        """Return the first client's ``values`` with means, and with lists of what all have added."""
         merged_values = dict(values)
         changed_paths: set[str] = set()
         weights = []
@@ -140,7 +139,6 @@ class ClientValues:
         return merged_values
 
     def _tell_once(self, paths: Sequence[str]) -> None:
-        """Name values that differ between clients and have no mean."""
         if paths and not self._has_told:
             self._has_told = True
             rank_zero_info(

@@ -76,7 +76,6 @@ class EntryTrial:
             )
 
     def _optimizer_values(self) -> dict[str, Any]:
-        """Return the optimizers' attributes that are not swapped, by path."""
         values = {}
         for swapped_optimizer in self._optimizers:
             for path, value in swapped_optimizer.hidden_values().items():

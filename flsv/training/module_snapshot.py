@@ -307,7 +307,7 @@ def saved_state(state: State) -> State:
 
 
 def loaded_state(saved: State, device: torch.device) -> State:
-    """Return a state that :func:`saved_state` has converted, on a device."""
+    """Undo :func:`saved_state`, on a device."""
     attributes = {path: unpacked(value) for path, value in saved["attributes"].items()}
     state = {**saved, "attributes": attributes}
     return tree_map_only(Tensor, lambda tensor: tensor.to(device), state)
@@ -318,7 +318,6 @@ def loaded_state(saved: State, device: torch.device) -> State:
 
 @lru_cache(maxsize=10_000)
 def _is_class_of_program(kind: Any) -> bool:
-    """Return whether a class is no library's, and its objects may hold a client's state."""
     if issubclass(kind, _TYPES_WITHOUT_CLIENT_STATE):
         return False
     return package_of(kind) not in LIBRARIES

@@ -102,20 +102,48 @@ def measure(
     torch.manual_seed(0)
     clients = make_clients()
     ordered_clients = {name: clients[name] for name in order}
-    data = FederatedDataModule(clients=ordered_clients, val=clients["B"], batch_size=64)
-    loop = FederatedLoop(metrics={"v": METRICS[metric]()}, seed=1, local_epochs=2)
-    fit(loop, folder, module(), data, rounds=2)
-    return dict(zip(order, loop.contributions["v"].tolist()))
+    data = FederatedDataModule(
+        clients=ordered_clients,
+        val=clients["B"],
+        batch_size=64,
+    )
+    make_metric = METRICS[metric]
+    loop = FederatedLoop(
+        metrics={"v": make_metric()},
+        seed=1,
+        local_epochs=2,
+    )
+    fit(
+        loop,
+        folder,
+        module(),
+        data,
+        rounds=2,
+    )
+    values = loop.contributions["v"].tolist()
+    return dict(zip(order, values))
 
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("module", MODULES)
 def test_values_do_not_depend_on_the_order_and_equal_clients_share(
-    tmp_path: Path, module: type[Plain], metric: str
+    tmp_path: Path,
+    module: type[Plain],
+    metric: str,
 ) -> None:
     order = ["A", "B", "twin of A"]
-    values = measure(tmp_path / "1", module, metric, order=order)
-    permuted_values = measure(tmp_path / "2", module, metric, order=order[::-1])
+    values = measure(
+        tmp_path / "1",
+        module,
+        metric,
+        order=order,
+    )
+    permuted_values = measure(
+        tmp_path / "2",
+        module,
+        metric,
+        order=order[::-1],
+    )
 
     assert permuted_values == pytest.approx(values, abs=1e-4)
     assert values["A"] == pytest.approx(values["twin of A"], abs=1e-4)
@@ -126,4 +154,5 @@ def test_values_do_not_depend_on_the_order_and_equal_clients_share(
         record = json.loads(path.read_text())
         scores = record["paid_in"]["v"]
         gain = scores["start"] - scores["end"]
-        assert sum(values.values()) == pytest.approx(gain, abs=1e-4)
+        total = sum(values.values())
+        assert total == pytest.approx(gain, abs=1e-4)

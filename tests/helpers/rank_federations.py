@@ -57,9 +57,21 @@ class Logging(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
         self.micro_accuracy(self(batch[0]), batch[1])
-        self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        self.log(
+            "loss",
+            loss,
+            on_step=True,
+            on_epoch=True,
+            prog_bar=True,
+        )
         self.log("seen", self.micro_accuracy, on_step=False, on_epoch=True)
-        self.log("worst", loss, reduce_fx="max", on_step=False, on_epoch=True)
+        self.log(
+            "worst",
+            loss,
+            reduce_fx="max",
+            on_step=False,
+            on_epoch=True,
+        )
         self.log(
             f"rows_{len(batch[1])}",
             float(len(batch[1])),
@@ -110,7 +122,8 @@ class Keeps(Plain):
         self.average = Average()
         self.lazy: Tensor | None = None
         self.array = np.zeros(3)
-        self.losses: dict[str, list[float]] = {"train": []}
+        losses: list[float] = []
+        self.losses = {"train": losses}
         self.register_buffer("unsaved", torch.zeros(3), persistent=False)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -118,20 +131,24 @@ class Keeps(Plain):
         bias = self.net[4].bias
         array = torch.from_numpy(self.array).float()
         distance = (bias - self.unsaved - array).square().sum()
-        rate = 1 / (1 + len(self.losses["train"]) + self.average.num_updates)
+        num_losses = len(self.losses["train"])
+        rate = 1 / (1 + num_losses + self.average.num_updates)
 
         self.losses["train"].append(float(loss))
         self.average.update(bias.detach())
         if self.lazy is None:
             self.lazy = bias.detach().clone()
         self.lazy = self.lazy + 0.1 * bias.detach()
-        self.array = self.array * 0.9 + 0.1 * bias.detach().numpy()
+        bias_array = bias.detach().numpy()
+        self.array = self.array * 0.9 + 0.1 * bias_array
         self.unsaved.lerp_(bias.detach(), 0.2)
         if self.average.num_updates == 3:
             self.net[0].weight.requires_grad_(False)
             self.net[1].eval()
-            self.net[4].weight.anchor = self.net[4].weight.detach().clone()
-        return loss + rate * distance + 0.1 * (self.lazy * bias).sum()
+            weight = self.net[4].weight
+            weight.anchor = weight.detach().clone()
+        product = (self.lazy * bias).sum()
+        return loss + rate * distance + 0.1 * product
 
 
 class Validating(Plain):
@@ -303,7 +320,8 @@ def judged() -> Case:
 
 def annealed() -> Case:
     loop = FederatedLoop(sampler=UniformSampler(3), seed=3)
-    return loop, Annealed(network(batch_norm=False)), make_five_clients(), {"rounds": 4}
+    module = Annealed(network(batch_norm=False))
+    return loop, module, make_five_clients(), {"rounds": 4}
 
 
 def kept_values() -> Case:

@@ -43,14 +43,22 @@ def state_of(module: Keeps) -> Any:
     return texts
 
 
-def train(module: Keeps, clients: list[int]) -> tuple[ModuleSnapshot, ClientValues]:
+def train(
+    module: Keeps,
+    clients: list[int],
+) -> tuple[ModuleSnapshot, ClientValues]:
     initial = ModuleSnapshot(module)
     values = ClientValues()
     for client in clients:
         initial.restore()
         module.train_client(client)
         trained = ModuleSnapshot(module)
-        values.add(client, NUM_SAMPLES[client], initial=initial, trained=trained)
+        values.add(
+            client,
+            NUM_SAMPLES[client],
+            initial=initial,
+            trained=trained,
+        )
     return initial, values
 
 
@@ -60,8 +68,9 @@ def test_values_are_means_and_lists_of_all_and_else_the_first_clients() -> None:
     values.write(module, initial)
 
     mean = (2 * 1 + 3 * 2) / 10
-    assert torch.allclose(module.unsaved, torch.full((2,), mean))
-    assert torch.allclose(module.average[0], torch.full((2,), mean + 1))
+    assert module.unsaved.tolist() == pytest.approx([mean, mean])
+    (average,) = module.average
+    assert average.tolist() == pytest.approx([mean + 1, mean + 1])
     assert module.array == pytest.approx(mean)
     assert module.losses == [0.0, 1.0, 1.0, 2.0, 2.0, 2.0]
     assert module.num_steps == 0
@@ -77,7 +86,7 @@ def test_without_an_excluded_first_client_the_counters_of_the_start_stay() -> No
     mean = 3 * 2 / 8
     assert module.num_steps == 0
     assert module.layer.training
-    assert torch.allclose(module.unsaved, torch.full((2,), mean))
+    assert module.unsaved.tolist() == pytest.approx([mean, mean])
     assert module.losses == [0.0, 2.0, 2.0, 2.0]
 
 
@@ -97,7 +106,8 @@ def test_processes_come_to_the_values_of_one_process(excluded: list[int]) -> Non
         processes.append((module_of_process, initial, values))
         parts.append(pickle.dumps(values.exchanged()))
     for module_of_process, initial, values in processes:
-        values.merge(list(map(pickle.loads, parts)), [1, 0, 2])
+        received_parts = [pickle.loads(part) for part in parts]
+        values.merge(received_parts, [1, 0, 2])
         values.leave_out(excluded)
         initial.restore()
         values.write(module_of_process, initial)
@@ -113,9 +123,16 @@ def test_structure_that_another_process_lacks_is_refused() -> None:
     initial.restore()
     module.layer.register_forward_hook(lambda layer, inputs, output: output)
     values.forget()
-    values.add(1, 2, initial=initial, trained=ModuleSnapshot(module))
+    trained = ModuleSnapshot(module)
+    values.add(
+        1,
+        2,
+        initial=initial,
+        trained=trained,
+    )
 
-    other_values.merge([values.exchanged(), other_values.exchanged()], [1, 0])
+    parts = [values.exchanged(), other_values.exchanged()]
+    other_values.merge(parts, [1, 0])
     with pytest.raises(ConfigurationError, match="layer was Linear with 1 hooks and is Linear"):
         other_values.write(other_module, other_initial)
 
@@ -126,9 +143,19 @@ def test_structure_that_another_process_lacks_is_refused() -> None:
         [1, 3],
         ["a", "b"],
         [torch.zeros(2), torch.zeros(3)],
-        [torch.tensor([1]), torch.tensor([3])],
+        [
+            torch.tensor([1]),
+            torch.tensor([3]),
+        ],
         [[0.5], [0.7, 1.0]],
     ],
 )
 def test_what_has_no_mean_stays(values: list[Any]) -> None:
-    assert merged_value(values, [1, 1], initial=values[0], default=values[0]) is values[0]
+    first_value = values[0]
+    merged = merged_value(
+        values,
+        [1, 1],
+        initial=first_value,
+        default=first_value,
+    )
+    assert merged is first_value
