@@ -54,6 +54,8 @@ class ClientValues:
         """Add what a client has made of the ``initial`` values."""
         changed_values = {}
         for path, value in trained.values.items():
+            if path in initial.buffers and not _has_floats(value):
+                continue  # the first client's stays, and a comparison would wait for the device
             if not are_equal(value, initial.values.get(path, _MISSING)):
                 changed_values[path] = value
         whole = None if self._changes else trained
