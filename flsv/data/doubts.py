@@ -205,12 +205,13 @@ def _without_counterparts(
 def _missing(column: pd.Series, other_values: pd.Series) -> Iterator[Finding]:
     if min(len(column), len(other_values)) < MIN_VALUES:
         return
-    yield from missing_values(float(column.isna().mean()), float(other_values.isna().mean()))
+    is_missing = column.isna()
+    yield from missing_values(is_missing.mean(), other_values.isna().mean())
 
 
 def missing_values(share: float, usual_share: float) -> Iterator[Finding]:
     """Compare a site's share of missing values with that of all others."""
-    difference = share - usual_share
+    difference = float(share - usual_share)
     if difference > MAX_MISSING_DIFFERENCE:
         text = f"{100 * share:.0f} % are missing, {100 * usual_share:.0f} % at the other sites"
         yield Finding(difference / MAX_MISSING_DIFFERENCE, text, "missing")

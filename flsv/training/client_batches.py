@@ -138,7 +138,7 @@ class CohortLoader(Iterable[Any]):
         return samples_of_client(self._data, self._client_in_training)
 
     def __len__(self) -> int:
-        return sum([epoch.num_batches for epoch in self._epochs_to_yield])
+        return sum(epoch.num_batches for epoch in self._epochs_to_yield)
 
     def __iter__(self) -> Iterator[Any]:
         for epoch in self._epochs_to_yield:

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -33,11 +33,12 @@ class ClientChanges(NamedTuple):
 
 
 class ClientValues:
-    """What the clients of a round make of a module's values."""
+    """Values of a module that the clients of a round have changed."""
 
     def __init__(self) -> None:
         self._changes: list[ClientChanges] = []
         self._has_told = False
+        self._has_warned = False
 
     def forget(self) -> None:
         """Forget a round's changes."""
@@ -66,7 +67,7 @@ class ClientValues:
         self._changes = [changes for changes in self._changes if changes.client not in clients]
 
     def exchanged(self) -> list[ClientChanges]:
-        """Return the changes for other processes."""
+        """Return changes for other processes."""
         sent_changes = []
         for changes in self._changes:
             state = changes.whole.state() if isinstance(changes.whole, ModuleSnapshot) else None
@@ -97,6 +98,7 @@ class ClientValues:
         whole = self._changes[0].whole if self._changes else None
         if not isinstance(whole, dict):
             snapshot = whole or initial
+            self._warn_once(module, _changed_structure(initial, snapshot))
             snapshot.values = self._merged(snapshot.values, initial)
             snapshot.restore()
             return snapshot
@@ -148,6 +150,28 @@ class ClientValues:
                 "round starts with those of the cohort's first client. Where validation or forward reads them, the "
                 "order of the clients matters."
             )
+
+    def _warn_once(self, module: nn.Module, paths: Sequence[str]) -> None:
+        if paths and not self._has_warned:
+            self._has_warned = True
+            rank_zero_warn(
+                f"flsv: training makes other layers, hooks or functions of {type(module).__name__}: {listed(paths)}. "
+                "The next round starts with those of the first client. Make them in __init__ or configure_model."
+            )
+
+
+def _changed_structure(initial: ModuleSnapshot, trained: ModuleSnapshot) -> list[str]:
+    paths = []
+    for path, (_, description) in trained.structure.items():
+        _, initial_description = initial.structure.get(path, [None, "missing"])
+        is_same_object = trained.owners[path] is initial.owners.get(path)
+        if not is_same_object or description != initial_description:
+            paths.append(path or "the module")
+    for path, value in trained.originals.items():
+        is_function = callable(value) and path not in trained.values
+        if is_function and value is not initial.originals.get(path):
+            paths.append(path)
+    return paths
 
 
 def merged_value(

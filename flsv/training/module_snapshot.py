@@ -37,7 +37,10 @@ State = dict[str, dict[str, Any]]
 
 _CONSTANTS = frozenset(CONSTANT_TYPES)
 #: Names of the dictionaries and sets in which torch stores a layer's parameters, buffers, layers and hooks.
-_TABLES = [name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)]
+_TABLES = []
+for _name, _value in vars(nn.Module()).items():
+    if isinstance(_value, dict | set):
+        _TABLES.append(_name)
 #: Attributes in which torch stores a parameter's hooks.
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 #: Attributes that every LightningModule has: they are not a model's state.
@@ -57,7 +60,7 @@ _MISSING = object()
 
 
 class ModuleSnapshot:
-    """What a module holds beside its vector, at the time when this is made. :meth:`restore` writes it back.
+    """Copy of what a module holds beside its vector, at the time when this is made. :meth:`restore` writes it back.
 
     Attributes:
         values: copies of buffers outside of the vector, and of plain values in attributes, by path.

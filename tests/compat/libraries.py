@@ -432,7 +432,14 @@ class Detection(Wrapped):
         from torchvision.models.detection.anchor_utils import AnchorGenerator
 
         torch.manual_seed(0)
-        backbone: Any = nn.Sequential(nn.Conv2d(3, 8, 3, stride=4, padding=1), nn.ReLU())
+        convolution = nn.Conv2d(
+            3,
+            8,
+            3,
+            stride=4,
+            padding=1,
+        )
+        backbone: Any = nn.Sequential(convolution, nn.ReLU())
         backbone.out_channels = 8
         network = FasterRCNN(
             backbone,

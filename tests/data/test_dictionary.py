@@ -204,7 +204,9 @@ def test_kinds_of_the_dictionary_decide_how_columns_are_read(tmp_path: Path) -> 
         read()
     dictionary["columns"]["stay"]["high"] = 365
     inputs, _ = read()._data.tensors()
-    assert inputs[:2].tolist() == [[-1, 1, 0, 0, 0], [-0.25, 0, 1, 0, 0]]
+    first_row, second_row = inputs[:2].tolist()
+    assert first_row == [-1, 1, 0, 0, 0]
+    assert second_row == [-0.25, 0, 1, 0, 0]
 
 
 def test_column_of_another_kind_is_refused_by_its_file(tmp_path: Path) -> None:

@@ -88,7 +88,9 @@ def write_dates_in_three_formats(tables: Tables) -> None:
 
 def write_yes_in_three_ways(tables: Tables) -> None:
     for site, words in {"Boston": ("no", "yes"), "Lyon": ("nein", "ja")}.items():
-        tables[site]["smoker"] = tables[site]["smoker"].map(dict(zip("01", words)))
+        word_by_code = dict(zip("01", words))
+        smoker = tables[site]["smoker"]
+        tables[site]["smoker"] = smoker.map(word_by_code)
 
 
 def write_units(tables: Tables) -> None:
@@ -226,7 +228,12 @@ def sources_of(change: Callable[[Tables], None], folder: Path) -> Sources:
     return sources
 
 
-def outcome(change: Callable[[Tables], None], look: Any, columns: Any, folder: Path) -> str:
+def outcome(
+    change: Callable[[Tables], None],
+    look: Any,
+    columns: Any,
+    folder: Path,
+) -> str:
     """Return "right", or what is said: "refused: ...", "doubted: ...", or "silent"."""
     try:
         features, doubts = look(sources_of(change, folder), columns)
@@ -378,7 +385,11 @@ def test_notations_of_clients_do_not_mix(tmp_path: Path) -> None:
     texts = {"Boston": ["1,500", "2,000", "-9"], "Lyon": ["1.500", "1,5", "-9,0"]}
     sources = {}
     for site, numbers in texts.items():
-        rows = {"cost": numbers * 4, "days": [numbers[0]] * 6 + [numbers[1]] * 6}
+        first_number, second_number = numbers[:2]
+        rows = {
+            "cost": numbers * 4,
+            "days": [first_number] * 6 + [second_number] * 6,
+        }
         sources[site] = str(tmp_path / f"{site}.csv")
         pd.DataFrame(rows).to_csv(sources[site], index=False)
     columns = {

@@ -1,6 +1,7 @@
-"""What clients make of a module's values."""
+"""Values of a module that clients change: means, lists, what stays the first client's, and what is named."""
 
 import pickle
+import warnings
 from typing import Any
 
 import numpy as np
@@ -159,3 +160,24 @@ def test_what_has_no_mean_stays(values: list[Any]) -> None:
         default=first_value,
     )
     assert merged is first_value
+
+
+def test_hooks_and_functions_that_stay_the_first_clients_are_named_once() -> None:
+    module = Keeps()
+    initial, values = train(module, [0])
+    module.layer.register_forward_hook(lambda layer, inputs, output: output)
+    module.score = len
+    values.forget()
+    values.add(
+        0,
+        1,
+        initial=initial,
+        trained=ModuleSnapshot(module),
+    )
+
+    with pytest.warns(UserWarning, match="layers, hooks or functions of Keeps: layer, score"):
+        snapshot = values.write(module, initial)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        values.write(module, snapshot)

@@ -374,7 +374,9 @@ def bytes_told(federation: Hospitals) -> list[bytes]:
 def test_sites_with_a_data_dictionary_tell_the_same_bytes_of_any_rows(tmp_path: Path) -> None:
     """Without it they tell several hundred bytes, which depend on the rows."""
     tables = make_hospital_tables()
-    other_tables = {name: table.assign(age=table["age"] / 2) for name, table in tables.items()}
+    other_tables = {}
+    for name, table in tables.items():
+        other_tables[name] = table.assign(age=table["age"] / 2)
     code = {"mean": 62, "scale": 14, "low": -90, "high": 150, "gaps": False}
     dictionary = {
         "target": "died",
