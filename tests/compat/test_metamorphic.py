@@ -1,7 +1,7 @@
 """What must hold of values whatever the module keeps: the order of clients, equal clients, the sum."""
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from flsv import FederatedDataModule, FederatedLoop
-from flsv.metrics import CosineGradientShapley, ShadowShapley
+from flsv.metrics import (
+    ClassSpecificShapley,
+    CosineGradientShapley,
+    CumulativeShapley,
+    DecayedShapley,
+    GradientAgreement,
+    LeaveOneOut,
+    OneRoundShapley,
+    PartialFederatedShapley,
+    ShadowShapley,
+    SurrogateFederatedShapley,
+)
 from helpers.fits import fit
 from helpers.models import Plain, network
 
@@ -72,11 +83,84 @@ class ReplacesLayer(Plain):
         self.log("loss", loss)
 
 
-MODULES = (ValidatesAverage, ReplacesLayer)
-METRICS: dict[str, Callable[[], Any]] = {
-    "trained": lambda: ShadowShapley(performance="loss", mode="min", coalitions="all"),
-    "cosine": CosineGradientShapley,
-}
+class ByHand(Plain):
+    """Optimizes by hand, with two optimizers of unequal rates and a loss that is annealed by epochs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        loss = super().training_step(batch, batch_idx) / (1 + self.current_epoch)
+        optimizers = self.optimizers()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        self.manual_backward(loss)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("loss", nn.functional.cross_entropy(self(x), y))
+
+    def configure_optimizers(self) -> Any:
+        first_layer = torch.optim.SGD(self.net[0].parameters(), lr=0.05)
+        others = torch.optim.SGD(self.net[1:].parameters(), lr=0.1, momentum=0.9)
+        return [first_layer, others]
+
+
+class Scheduled(Plain):
+    """Has Adam and a rate that falls by epochs."""
+
+    def __init__(self) -> None:
+        scheduler = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+        super().__init__(network(batch_norm=False), partial(torch.optim.Adam, lr=0.05), scheduler)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("loss", nn.functional.cross_entropy(self(x), y))
+
+
+class Remembers(Plain):
+    """Weighs its loss by a running mean in an attribute and collects losses in a list."""
+
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False))
+        self.mean_loss = torch.tensor(1.0)
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.mean_loss = self.mean_loss.lerp(loss.detach(), 0.5)
+        self.losses.append(loss.item())
+        return loss * self.mean_loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("loss", nn.functional.cross_entropy(self(x), y) * self.mean_loss)
+
+
+MODULES = (ValidatesAverage, ReplacesLayer, ByHand, Scheduled, Remembers)
+METRICS = (
+    CosineGradientShapley,
+    ClassSpecificShapley,
+    CumulativeShapley,
+    DecayedShapley,
+    GradientAgreement,
+    LeaveOneOut,
+    PartialFederatedShapley,
+    SurrogateFederatedShapley,
+)
+
+
+def make_metrics() -> dict[str, Any]:
+    """Every metric that needs neither an algorithm nor samples of its own."""
+    metrics: dict[str, Any] = {}
+    for metric in METRICS:
+        metrics[metric.__name__] = metric()
+    metrics["of one round"] = OneRoundShapley(rounds=2)
+    metrics["trained"] = ShadowShapley(performance="loss", mode="min", coalitions="all")
+    return metrics
 
 
 def make_clients() -> dict[str, Any]:
@@ -91,14 +175,8 @@ def make_clients() -> dict[str, Any]:
     return clients
 
 
-def measure(
-    folder: Path,
-    module: type[Plain],
-    metric: str,
-    *,
-    order: list[str],
-) -> dict[str, float]:
-    """Return the clients' values by name."""
+def measure(folder: Path, module: type[Plain], order: list[str]) -> dict[str, dict[str, float]]:
+    """Return the clients' values by metric and name."""
     torch.manual_seed(0)
     clients = make_clients()
     ordered_clients = {name: clients[name] for name in order}
@@ -107,9 +185,8 @@ def measure(
         val=clients["B"],
         batch_size=64,
     )
-    make_metric = METRICS[metric]
     loop = FederatedLoop(
-        metrics={"v": make_metric()},
+        metrics=make_metrics(),
         seed=1,
         local_epochs=2,
     )
@@ -120,39 +197,30 @@ def measure(
         data,
         rounds=2,
     )
-    values = loop.contributions["v"].tolist()
-    return dict(zip(order, values))
+    values = {}
+    for name, contributions in loop.contributions.items():
+        values[name] = dict(zip(order, contributions.tolist()))
+    return values
 
 
-@pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("module", MODULES)
 def test_values_do_not_depend_on_the_order_and_equal_clients_share(
-    tmp_path: Path,
-    module: type[Plain],
-    metric: str,
+    tmp_path: Path, module: type[Plain]
 ) -> None:
     order = ["A", "B", "twin of A"]
-    values = measure(
-        tmp_path / "1",
-        module,
-        metric,
-        order=order,
-    )
-    permuted_values = measure(
-        tmp_path / "2",
-        module,
-        metric,
-        order=order[::-1],
-    )
+    values_by_metric = measure(tmp_path / "1", module, order)
+    permuted_by_metric = measure(tmp_path / "2", module, order[::-1])
 
-    assert permuted_values == pytest.approx(values, abs=1e-4)
-    assert values["A"] == pytest.approx(values["twin of A"], abs=1e-4)
-    assert values["A"] != pytest.approx(values["B"], abs=1e-3)
+    assert values_by_metric.keys() == make_metrics().keys()
+    for metric, values in values_by_metric.items():
+        assert permuted_by_metric[metric] == pytest.approx(values, abs=1e-4), metric
+        assert values["A"] == pytest.approx(values["twin of A"], abs=1e-4), metric
 
-    if metric == "trained":
-        path = tmp_path / "1" / "run.json"
-        record = json.loads(path.read_text())
-        scores = record["paid_in"]["v"]
-        gain = scores["start"] - scores["end"]
-        total = sum(values.values())
-        assert total == pytest.approx(gain, abs=1e-4)
+    trained_values = values_by_metric["trained"]
+    assert trained_values["A"] != pytest.approx(trained_values["B"], abs=1e-3)
+    path = tmp_path / "1" / "run.json"
+    record = json.loads(path.read_text())
+    scores = record["paid_in"]["trained"]
+    gain = scores["start"] - scores["end"]
+    total = sum(trained_values.values())
+    assert total == pytest.approx(gain, abs=1e-4)
