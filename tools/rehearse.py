@@ -1,11 +1,11 @@
-"""A rehearsal of an upgrade: a run is begun with one version of flsv, stopped, and goes on with the next.
+"""A rehearsal of an upgrade: a run is begun with the last version of flsv, stopped, and goes on with this one.
 
-    python tools/rehearse.py [--python python3.12] [--folder FOLDER] [--earlier 4db0c7e6]
+    python tools/rehearse.py [--python python3.12] [--folder FOLDER] [--last 20b14bc8] [--earlier 4db0c7e6]
 
-Builds wheels of this version and of the next from copies of the last commit, and installs the first with its hard
+Builds wheels of the last version's commit and of the tree's last commit, and installs the first with its hard
 dependencies into a fresh environment. A run of it is stopped in the middle, and goes on with the second wheel. It must
-end as an uninterrupted run does, bit by bit. The second wheel also reports the first one's run and one of version
-1.2.0, which it does not retrain, since its hashes of samples are others. Needs build.
+end as an uninterrupted run of the first does, bit by bit. The second wheel also reports the first one's run and one of
+version 1.2.0, which it does not retrain, since its hashes of samples are others. Needs build.
 """
 
 from __future__ import annotations
@@ -47,17 +47,6 @@ def version_of(root: Path) -> str:
     return match[1]
 
 
-def next_version(version: str) -> str:
-    """Return the version of the next patch.
-
-    Example:
-        >>> next_version("2.0.0")
-        '2.0.1'
-    """
-    major, minor, patch = version.split(".")
-    return f"{major}.{minor}.{int(patch) + 1}"
-
-
 def copy_of(commit: str, folder: Path) -> Path:
     """Write the files of a commit into a folder."""
     command = ["git", "-C", str(ROOT), "archive", commit]
@@ -67,13 +56,10 @@ def copy_of(commit: str, folder: Path) -> Path:
     return folder
 
 
-def wheel_of(version: str, folder: Path) -> Path:
-    """Build a wheel of the last commit as another version."""
-    source = copy_of("HEAD", folder / f"source-{version}")
-    version_file = source / "flsv" / "__about__.py"
-    text = re.sub(r'__version__ = ".+"', f'__version__ = "{version}"', version_file.read_text())
-    version_file.write_text(text)
-    dist = folder / f"dist-{version}"
+def wheel_of(commit: str, folder: Path) -> Path:
+    """Build a wheel of a commit."""
+    source = copy_of(commit, folder / f"source-{commit}")
+    dist = folder / f"dist-{commit}"
     run(sys.executable, "-m", "build", "--wheel", "--outdir", dist, source)
     (wheel,) = dist.glob("*.whl")
     return wheel
@@ -150,21 +136,27 @@ def check_in(text: str, expected: str) -> str:
     raise SystemExit(f"expected {expected!r} in:\n{text}")
 
 
-def rehearse(python: str, folder: Path, earlier_commit: str) -> None:
+def rehearse(
+    python: str,
+    folder: Path,
+    *,
+    last_commit: str,
+    earlier_commit: str,
+) -> None:
     """Upgrade flsv in the middle of a run."""
-    version = version_of(ROOT)
-    upgrade = next_version(version)
-    wheel = wheel_of(version, folder)
-    next_wheel = wheel_of(upgrade, folder)
+    last_wheel = wheel_of(last_commit, folder)
+    wheel = wheel_of("HEAD", folder)
+    last_version = version_of(folder / f"source-{last_commit}")
+    version = version_of(folder / "source-HEAD")
 
     installation = Installation(python, folder)
-    installation.install(wheel)
+    installation.install(last_wheel)
     installation.answer(f"{FIT} whole")
     installation.begin_and_stop("stopped")
 
-    installation.install("--no-deps", "--force-reinstall", next_wheel)
+    installation.install("--no-deps", "--force-reinstall", wheel)
     resume = f"{FIT} stopped --ckpt_path last"
-    change = f"flsv is {upgrade} and was {version}"
+    change = f"flsv is {version} and was {last_version}"
     check_in(installation.answer(f"{resume} --strict", expected_status=2), change)
     check_in(installation.answer(resume), change)
     # What is resumed is a new version in the logger's folder, with all that was before.
@@ -207,12 +199,18 @@ def main() -> None:
     )
     parser.add_argument("--python", default=sys.executable, help="of the fresh environment")
     parser.add_argument("--folder", type=Path, help="where all of it stays; by default nowhere")
+    parser.add_argument("--last", default="20b14bc8", help="the commit of version 2.0.0")
     parser.add_argument("--earlier", default="4db0c7e6", help="the commit of version 1.2.0")
     options = parser.parse_args()
     print(f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
-        rehearse(options.python, folder.absolute(), options.earlier)
+        rehearse(
+            options.python,
+            folder.absolute(),
+            last_commit=options.last,
+            earlier_commit=options.earlier,
+        )
     print("the upgrade works")
 
 
