@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ExponentialLR
 
 from flsv import FederatedDataModule, FederatedLoop
 from flsv.metrics import (
@@ -23,7 +24,7 @@ from flsv.metrics import (
     SurrogateFederatedShapley,
 )
 from helpers.fits import fit
-from helpers.models import Plain, network
+from helpers.models import Plain, adam, network, sgd
 
 
 class Weighs(nn.Module):
@@ -61,7 +62,16 @@ class ValidatesAverage(Plain):
         self.log("loss", loss)
 
 
-class ReplacesLayer(Plain):
+class LogsLoss(Plain):
+    """A plain module that logs its validation loss."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        loss = nn.functional.cross_entropy(self(x), y)
+        self.log("loss", loss)
+
+
+class ReplacesLayer(LogsLoss):
     """Replaces a layer and freezes another one when a client trains."""
 
     def __init__(self) -> None:
@@ -77,13 +87,8 @@ class ReplacesLayer(Plain):
         self.net[0].requires_grad_(False)
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        loss = nn.functional.cross_entropy(self(x), y)
-        self.log("loss", loss)
 
-
-class ByHand(Plain):
+class ByHand(LogsLoss):
     """Optimizes by hand, with two optimizers of unequal rates and a loss that is annealed by epochs."""
 
     def __init__(self) -> None:
@@ -91,7 +96,8 @@ class ByHand(Plain):
         self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        loss = super().training_step(batch, batch_idx) / (1 + self.current_epoch)
+        epoch_number = self.current_epoch + 1
+        loss = super().training_step(batch, batch_idx) / epoch_number
         optimizers = self.optimizers()
         for optimizer in optimizers:
             optimizer.zero_grad()
@@ -99,26 +105,21 @@ class ByHand(Plain):
         for optimizer in optimizers:
             optimizer.step()
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        self.log("loss", nn.functional.cross_entropy(self(x), y))
-
     def configure_optimizers(self) -> Any:
         first_layer = torch.optim.SGD(self.net[0].parameters(), lr=0.05)
-        others = torch.optim.SGD(self.net[1:].parameters(), lr=0.1, momentum=0.9)
-        return [first_layer, others]
+        later_layers = sgd(self.net[1:].parameters())
+        return [first_layer, later_layers]
 
 
-class Scheduled(Plain):
+class Scheduled(LogsLoss):
     """Has Adam and a rate that falls by epochs."""
 
     def __init__(self) -> None:
-        scheduler = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
-        super().__init__(network(batch_norm=False), partial(torch.optim.Adam, lr=0.05), scheduler)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        self.log("loss", nn.functional.cross_entropy(self(x), y))
+        super().__init__(
+            network(batch_norm=False),
+            optimizer=adam,
+            scheduler=partial(ExponentialLR, gamma=0.5),
+        )
 
 
 class Remembers(Plain):
@@ -137,7 +138,8 @@ class Remembers(Plain):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         x, y = batch
-        self.log("loss", nn.functional.cross_entropy(self(x), y) * self.mean_loss)
+        loss = nn.functional.cross_entropy(self(x), y)
+        self.log("loss", loss * self.mean_loss)
 
 
 MODULES = (ValidatesAverage, ReplacesLayer, ByHand, Scheduled, Remembers)
@@ -175,7 +177,11 @@ def make_clients() -> dict[str, Any]:
     return clients
 
 
-def measure(folder: Path, module: type[Plain], order: list[str]) -> dict[str, dict[str, float]]:
+def measure(
+    folder: Path,
+    module: type[Plain],
+    order: list[str],
+) -> dict[str, dict[str, float]]:
     """Return the clients' values by metric and name."""
     torch.manual_seed(0)
     clients = make_clients()
@@ -213,8 +219,10 @@ def test_values_do_not_depend_on_the_order_and_equal_clients_share(
 
     assert values_by_metric.keys() == make_metrics().keys()
     for metric, values in values_by_metric.items():
-        assert permuted_by_metric[metric] == pytest.approx(values, abs=1e-4), metric
-        assert values["A"] == pytest.approx(values["twin of A"], abs=1e-4), metric
+        expected_values = pytest.approx(values, abs=1e-4)
+        assert permuted_by_metric[metric] == expected_values, metric
+        expected_value = pytest.approx(values["A"], abs=1e-4)
+        assert values["twin of A"] == expected_value, metric
 
     trained_values = values_by_metric["trained"]
     assert trained_values["A"] != pytest.approx(trained_values["B"], abs=1e-3)
