@@ -17,9 +17,11 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.core.extension import EndedRun
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ranks_of
+from flsv.engines.several_ranks import MAX_ROUNDING
 from flsv.functional.shapley.predicted_outputs import favors_nobody
 from flsv.games.members import Members, members_of
 from flsv.games.trained_game import OutputScore
@@ -135,6 +137,7 @@ class TrainingAfterTheRun:
                     trained_coalitions += members_of(halves)
                     training.train(trained_coalitions, [run.seed], store, progress)
             self._compare_with_run(training, trained_coalitions, run, store)
+            self._compare_first_updates(training, run.trainer)
         except KeyboardInterrupt:
             done = store.progress(run.seed, trained_coalitions)
             return self._without_values(
@@ -242,6 +245,33 @@ class TrainingAfterTheRun:
             training.is_whole = True
             store.discard(run.seed, coalitions)
             training.train(coalitions, [run.seed], store)
+
+    def _compare_first_updates(self, training: CoalitionTraining, trainer: L.Trainer) -> None:
+        """Compare clients' first updates in coalitions with those in the run, where others have trained before them."""
+        if any(metric.leaves_out for metric in self._metrics.values()):
+            return
+        own_norms = find_loop(callbacks_of(trainer)).run.engine.local_training.first_updates
+        norms_of_run: dict[int, Tensor] = {}
+        for norms_of_rank in ranks_of(trainer).all_gather(own_norms, "the first updates"):
+            norms_of_run |= norms_of_rank
+
+        is_on_cpu = all(value.device.type == "cpu" for value in self._initial_state.values())
+        tolerance = 0.0 if is_on_cpu else MAX_ROUNDING
+        entry_by_client = {}
+        for norms_by_client in training.first_updates.values():
+            for client in norms_by_client.keys() & norms_of_run.keys():
+                norms = norms_by_client[client]
+                is_same = norms.isclose(norms_of_run[client], rtol=tolerance, atol=0.0)
+                if not is_same.all():
+                    first_entry = int(is_same.int().argmin())
+                    entry_by_client[client] = self._space.names[first_entry]
+        if entry_by_client:
+            clients = listed(f"{client} ({entry})" for client, entry in entry_by_client.items())
+            self.doubts.append(
+                f"clients train otherwise in the first round of coalitions than in that of the run: {clients}. "
+                "Something that the module does not hold passes from client to client, such as a global, a cache, a "
+                "class attribute, an environment variable or a file, and the values depend on it"
+            )
 
     def _doubt_by_twin(self, training: CoalitionTraining, is_whole: bool) -> str | None:
         if self._checked_model is None:

@@ -260,6 +260,7 @@ class CoalitionScoring(GlobalModelScoring):
         self._global_model: Tensor | None = None
         # The scores of the last finite model, if training ended without another one.
         self._last_scores: list[Scores] = []
+        self._first_updates: Mapping[int, Tensor] = {}
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
@@ -309,6 +310,7 @@ class CoalitionScoring(GlobalModelScoring):
         loop: Any = find_loop(callbacks_of(trainer))
         self.final_vector = self.space.read(module).clone()
         self._global_model = loop.state.model()
+        self._first_updates = loop.run.engine.local_training.first_updates
         self._score(module, last_round)
 
     def result(self) -> FitResult:
@@ -335,6 +337,7 @@ class CoalitionScoring(GlobalModelScoring):
             outputs=self._concatenated_outputs(scores_of_rounds),
             models=fit_models,
             rounding=self._rounding,
+            first_updates=self._first_updates,
         )
 
     def _fit_models(self) -> FitModels:

@@ -66,6 +66,8 @@ class FitResult:
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     models: FitModels | None = None
     rounding: Rounding = ROUNDINGS["float32"]
+    # Norms of the entries of the members' updates in the first round, [entries], by client.
+    first_updates: Mapping[int, Tensor] = field(default_factory=dict)
 
     def rows(self, rounds: Sequence[int]) -> dict[int, Row]:
         """Return the utilities by round, where ``rounds`` are the names of the order's rounds."""

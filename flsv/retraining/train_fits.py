@@ -84,6 +84,8 @@ class CoalitionTraining:
         self.order = order
         self._num_samples = num_samples
         self._proof = proof
+        # The members' first updates in fits with the order's seed, see FitResult.
+        self.first_updates: dict[Members, Mapping[int, Tensor]] = {}
         # Whether fits are whole, see FitOrder. None: it has not been tried.
         self.is_whole: bool | None = None
 
@@ -115,6 +117,8 @@ class CoalitionTraining:
             if isinstance(result, FitFailed):
                 failed[members] = result
                 continue
+            if seed == self.order.seed:
+                self.first_updates[members] = result.first_updates
             start_hashes[seed].add(result.start_hash)
             _check_starts(start_hashes[seed])
             # The fit of one client may only stand in for the empty coalition.

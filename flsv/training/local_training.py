@@ -71,6 +71,9 @@ class LocalTraining:
         self._added_loss: AddedLoss | None = None
         self._entry_trial: EntryTrial | None = None
         self._has_tried_first_client = False
+        # Norms of the entries of clients' updates in the first round, [entries], by client.
+        self.first_updates: dict[int, Tensor] = {}
+        self._trains_at_once = False
         self.upload_seed: int | None = None
         self.upload_secret = b""
 
@@ -181,6 +184,7 @@ class LocalTraining:
         context = self.context
         assert context is not None
         self.context = None
+        self._trains_at_once = True
         self._optimizer_steps.end()
         self.state.leave(keep=False)
         return context
@@ -290,6 +294,11 @@ class LocalTraining:
             tell = partial(sanitize_report, uploads, upload_context)
         reported_loss = sanitize_report(uploads, upload_context, "loss", loss)
         local.set_models(context.start, trained, vector, tell)
+        # Models that are trained at once round otherwise in other company.
+        if instruction.round_index == 0 and not self._trains_at_once:
+            update = self.state.space.unflatten(trained - context.start)
+            norms = torch._foreach_norm([entry.double() for entry in update.values()])
+            self.first_updates[instruction.client_id] = torch.stack(norms).cpu()
         self.state.keep_values(instruction.client_id, context.samples)
 
         context.trained = trained

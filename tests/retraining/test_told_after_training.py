@@ -1,11 +1,17 @@
 """What is seen after training is told beside the values: in a warning, in run.json and in the verdict."""
 
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
@@ -122,3 +128,134 @@ def test_tensor_of_one_entry_with_any_stride_does_not_end_the_run(tmp_path: Path
     loop = fit_with_values(tmp_path, module)
 
     assert loop.contributions["shadow"].isfinite().all()
+
+
+class Other:
+    """A class that has nothing to do with the module."""
+
+    num_steps = 0
+
+
+def count_by_attribute() -> int:
+    count_by_attribute.num_calls += 1  # type: ignore[attr-defined]
+    return count_by_attribute.num_calls  # type: ignore[attr-defined]
+
+
+def count_by_default(counts: list[int] = [0]) -> int:  # noqa: B006
+    counts[0] += 1
+    return counts[0]
+
+
+@lru_cache
+def cached_counts() -> list[int]:
+    return [0]
+
+
+def count_by_cache() -> int:
+    cached_counts()[0] += 1
+    return cached_counts()[0]
+
+
+def count_by_class() -> int:
+    Other.num_steps += 1
+    return Other.num_steps
+
+
+def count_by_environment() -> int:
+    number = int(os.environ["FLSV_STEPS"]) + 1
+    os.environ["FLSV_STEPS"] = str(number)
+    return number
+
+
+def count_by_c_memory() -> int:
+    STEPS_IN_C.value += 1
+    return STEPS_IN_C.value
+
+
+def count_by_file() -> int:
+    path = Path("steps.txt")
+    with path.open("a") as file:
+        file.write(".")
+    return path.stat().st_size
+
+
+def count_by_library() -> int:
+    number = torch._tensor_str.PRINT_OPTS.precision + 1
+    torch.set_printoptions(precision=number)
+    return number
+
+
+def count_by_limit() -> int:
+    number = sys.getrecursionlimit() + 1
+    sys.setrecursionlimit(number)
+    return number - RECURSION_LIMIT
+
+
+def count_by_import() -> int:
+    name = f"flsv_step_{len(sys.modules)}"
+    sys.modules[name] = sys
+    return len(sys.modules) - NUM_MODULES
+
+
+def forget_steps() -> None:
+    count_by_attribute.num_calls = 0  # type: ignore[attr-defined]
+    count_by_default.__defaults__[0][0] = 0  # type: ignore[index]
+    cached_counts.cache_clear()
+    Other.num_steps = 0
+    os.environ["FLSV_STEPS"] = "0"
+    STEPS_IN_C.value = 0
+    Path("steps.txt").unlink(missing_ok=True)
+    torch.set_printoptions(profile="default")
+    sys.setrecursionlimit(RECURSION_LIMIT)
+    for name in list(sys.modules):
+        if name.startswith("flsv_step_"):
+            del sys.modules[name]
+
+
+STEPS_IN_C = ctypes.c_long(0)
+RECURSION_LIMIT = sys.getrecursionlimit()
+NUM_MODULES = len(sys.modules)
+COUNTERS = (
+    count_by_attribute,
+    count_by_default,
+    count_by_cache,
+    count_by_class,
+    count_by_environment,
+    count_by_c_memory,
+    count_by_file,
+    count_by_library,
+    count_by_limit,
+    count_by_import,
+)
+
+
+class Counts(Base):
+    """Trains by the number of a round's steps, which it does not hold itself."""
+
+    def __init__(self, counter: Callable[[], int]) -> None:
+        super().__init__()
+        self.count = counter
+
+    def on_train_epoch_start(self) -> None:
+        forget_steps()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss / (1 + 0.1 * self.count())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counter", COUNTERS)
+def test_what_passes_from_client_to_client_within_a_round_is_told_with_clients_and_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counter: Callable[[], int]
+) -> None:
+    """The twin comes to the model of the run: each round forgets what the last one has counted."""
+    monkeypatch.chdir(tmp_path)
+    module = Counts(counter)
+    with pytest.warns(UserWarning, match=r"in that of the run: 1 \(net.0.weight\), 2 \("):
+        fit_with_values(tmp_path / "run", module)
+    forget_steps()
+
+    (event,) = open_run(tmp_path / "run").record["events"]
+    assert event.what == UNLIKE_RUN
+    assert "1 (net.0.weight)" in event.text
