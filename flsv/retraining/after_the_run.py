@@ -248,8 +248,9 @@ class TrainingAfterTheRun:
 
     def _compare_first_updates(self, training: CoalitionTraining, trainer: L.Trainer) -> None:
         """Compare clients' first updates in coalitions with those in the run, where others have trained before them."""
-        if any(metric.leaves_out for metric in self._metrics.values()):
-            return
+        weighs_classes = trainer.lightning_module.hparams.get("class_weights") == "balanced"
+        if weighs_classes or any(metric.leaves_out for metric in self._metrics.values()):
+            return  # coalitions are meant to train otherwise
         own_norms = find_loop(callbacks_of(trainer)).run.engine.local_training.first_updates
         norms_of_run: dict[int, Tensor] = {}
         for norms_of_rank in ranks_of(trainer).all_gather(own_norms, "the first updates"):
@@ -269,8 +270,8 @@ class TrainingAfterTheRun:
             clients = listed(f"{client} ({entry})" for client, entry in entry_by_client.items())
             self.doubts.append(
                 f"clients train otherwise in the first round of coalitions than in that of the run: {clients}. "
-                "Something that the module does not hold passes from client to client, such as a global, a cache, a "
-                "class attribute, an environment variable or a file, and the values depend on it"
+                "Training depends on who else takes part, or on what passes from client to client and the module does "
+                "not hold, such as a global, a cache, a class attribute or a file"
             )
 
     def _doubt_by_twin(self, training: CoalitionTraining, is_whole: bool) -> str | None:

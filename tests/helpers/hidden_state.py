@@ -289,7 +289,7 @@ KINDS: dict[str, Kind] = {
         OfGenerator, outcome="refused", message="the module.nets .generator. cannot be pickled"
     ),
     "a global": Kind(Global, outcome="doubt", message="another model than the run"),
-    "a closure": Kind(Closure),
+    "a closure": Kind(Closure, outcome="doubt", message="clients train otherwise"),
     "an open file": Kind(
         OpenFile, outcome="refused", message="the module.file .FileIO. cannot be pickled"
     ),

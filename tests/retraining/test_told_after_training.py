@@ -62,11 +62,12 @@ def test_training_by_a_global_has_values_and_the_verdict_says_why_to_doubt_them(
 
     assert loop.contributions["shadow"].isfinite().all()
     run = open_run(tmp_path)
-    (event,) = run.record["events"]
-    assert event.what == UNLIKE_RUN
-    assert "the coalition of all clients" in event.text
+    of_twin, of_first_updates = run.record["events"]
+    assert of_twin.what == of_first_updates.what == UNLIKE_RUN
+    assert "the coalition of all clients" in of_twin.text
+    assert "clients train otherwise" in of_first_updates.text
     facts = doubt_facts(run.record["events"], ["0", "1", "2"])
-    assert facts["unlike_run"] == event.text
+    assert of_twin.text in facts["unlike_run"]
 
 
 def test_training_that_its_state_determines_is_not_doubted(tmp_path: Path) -> None:
