@@ -260,10 +260,10 @@ class Rows(Dataset):
         return torch.tensor([*map(float, x.split(","))]), torch.tensor(y)
 
 
-#: What the values of a kind's coalitions are. "right": those of fits of the members alone. "doubt": a warning is beside
-#: them. "refused": there are none, since the run is refused before its first round. "cached": they are wrong, and only
-#: a fresh process can tell.
-Outcome = Literal["right", "doubt", "refused", "cached"]
+#: What the values of a kind's coalitions are. "right": those of fits of the members alone. "by company": these, too, with
+#: a warning that clients train otherwise in other company. "doubt": a warning is beside them. "refused": there are none,
+#: since the run is refused before its first round. "cached": they are wrong, and only a fresh process can tell.
+Outcome = Literal["right", "by company", "doubt", "refused", "cached"]
 
 
 @dataclass
@@ -289,12 +289,12 @@ KINDS: dict[str, Kind] = {
         OfGenerator, outcome="refused", message="the module.nets .generator. cannot be pickled"
     ),
     "a global": Kind(Global, outcome="doubt", message="another model than the run"),
-    "a closure": Kind(Closure, outcome="doubt", message="clients train otherwise"),
+    "a closure": Kind(Closure, outcome="by company"),
     "an open file": Kind(
         OpenFile, outcome="refused", message="the module.file .FileIO. cannot be pickled"
     ),
     "spectral norm": Kind(SpectralNorm),
-    "a temporary folder of `setup`": Kind(TemporaryFolder),
+    "a temporary folder of `setup`": Kind(TemporaryFolder, outcome="by company"),
     "a thread in each step": Kind(Threaded, outcome="doubt", message="another model than the run"),
     "rows of SQLite": Kind(sets=lambda: (Rows(), toy_sets()[1])),
     "EMAWeightAveraging": Kind(callback=make_weight_averaging),

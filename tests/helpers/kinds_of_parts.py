@@ -397,7 +397,7 @@ DATA = {
 }
 CALLBACKS = {
     "a callback that counts": Kind(callback=Counts),
-    "a callback that scales by its counts": Kind(callback=CountsAndScales),
+    "a callback that scales by its counts": Kind(callback=CountsAndScales, outcome="by company"),
     "a callback that pulls to a model": Kind(callback=PullsToTheRoundsModel),
     "a callback that reads the validation loss": Kind(
         callback=partial(ReadsLoggedLoss, "val_loss", "on_train_epoch_start")
@@ -433,9 +433,9 @@ CALLBACKS = {
         callback=make_backbone_finetuning,
         rounds=4,
     ),
-    "LambdaCallback that counts": Kind(callback=make_counting_lambda),
-    "a callback that sets the rate": Kind(callback=SetsTheRate),
-    "a callback with a generator": Kind(callback=NoiseOfGradients),
+    "LambdaCallback that counts": Kind(callback=make_counting_lambda, outcome="by company"),
+    "a callback that sets the rate": Kind(callback=SetsTheRate, outcome="by company"),
+    "a callback with a generator": Kind(callback=NoiseOfGradients, outcome="by company"),
 }
 SCHEDULES = {
     "StepLR": Kind(partial(Scheduled, halve_by_round)),
@@ -447,6 +447,7 @@ SCHEDULES = {
         CYCLE_BY_STEP,
         loop=federation(sampler=partial(UniformSampler, 2)),
         rounds=4,
+        outcome="by company",
     ),
     "ReduceLROnPlateau by validation": Kind(
         partial(Scheduled, wait_for_plateau, monitor="val_loss"),

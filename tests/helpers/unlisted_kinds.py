@@ -377,13 +377,13 @@ class WrapsTheOptimizersStep(L.Callback):
 KINDS: dict[str, Kind] = {
     "a pruned layer": Kind(Pruned),
     "a cached property": Kind(CachedProperty),
-    "a table of weak keys": Kind(WeakTable),
+    "a table of weak keys": Kind(WeakTable, outcome="by company"),
     "a table of weak values": Kind(
         WeakValues, outcome="refused", message="the module.layers.* cannot be pickled"
     ),
     "a weak proxy": Kind(Proxy),
-    "hyperparameters that count": Kind(lambda: HyperparametersThatCount(Numbers())),
-    "a collection of metrics": Kind(Collection),
+    "hyperparameters that count": Kind(lambda: HyperparametersThatCount(Numbers()), outcome="by company"),
+    "a collection of metrics": Kind(Collection, outcome="by company"),
     "a module in a module": Kind(AroundAnother),
     "a callback that keeps the Trainer": Kind(callback=KeepsTheTrainer),
     "an optimizer around another": Kind(lambda: OptimizedBy(WrappedOptimizer)),
@@ -398,7 +398,7 @@ KINDS: dict[str, Kind] = {
     ),
     "a buffer that is replaced": Kind(ReplacedBuffer),
     "a memory map": Kind(MemoryMap),
-    "a queue, an event and a condition": Kind(Queue),
+    "a queue, an event and a condition": Kind(Queue, outcome="by company"),
     "a value of a thread": Kind(
         ThreadLocal, outcome="refused", message="the module.numbers .* cannot be pickled"
     ),
@@ -409,7 +409,7 @@ KINDS: dict[str, Kind] = {
     "a hook after accumulation": Kind(HookAfterAccumulation),
     "an attribute of a parameter": Kind(NotedParameter),
     "a replaced method": Kind(ReplacedStep),
-    "an attribute of the data module": Kind(StepsInTheData),
+    "an attribute of the data module": Kind(StepsInTheData, outcome="by company"),
     "a singleton": Kind(
         HoldsSingleton,
         outcome="doubt",
