@@ -9,7 +9,9 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from pandas import DataFrame
 
+from flsv.results.run_table import ESTIMATE
 from flsv.results.text import (
     NO_NUMBER,
     WORDS,
@@ -170,17 +172,14 @@ def _color(value: float) -> str:
     return _NEGATIVE
 
 
-def bar_cells(
-    values: Sequence[float],
-    low: Sequence[float],
-    high: Sequence[float],
-) -> list[Cell]:
+def bar_cells(estimates: DataFrame) -> list[Cell]:
     """Draw each value as a bar, and its interval as a line, in a table cell. All have one scale."""
     # One scale for all rows, which includes 0.
-    numbers_on_scale = [0.0, *filter(math.isfinite, [*values, *low, *high])]
+    rows = estimates[ESTIMATE].to_numpy().tolist()
+    numbers_on_scale = [0.0, *filter(math.isfinite, chain.from_iterable(rows))]
     scale = _Scale(min(numbers_on_scale), max(numbers_on_scale))
     cells = []
-    for value, low_bound, high_bound in zip(values, low, high):
+    for value, low_bound, high_bound in rows:
         if not math.isfinite(value):
             cells.append(Cell(NO_NUMBER))
             continue

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from pandas import DataFrame
 from torch import Tensor
 
 from flsv.data.doubts import STRONG_DOUBT
@@ -232,8 +233,7 @@ def _is_like_majority(facts: PaymentFacts) -> bool:
 
 
 def value_errors(
-    lower_bounds: Sequence[float],
-    upper_bounds: Sequence[float],
+    estimates: DataFrame,
     degrees_of_freedom: int | None = None,
     seed_covariance: Tensor | None = None,
     case_covariance: Tensor | None = None,
@@ -244,8 +244,8 @@ def value_errors(
     the bounds. With unknown intervals they are NaN.
     """
     if seed_covariance is None:
-        widths = torch.tensor(upper_bounds) - torch.tensor(lower_bounds)
-        half_widths = widths.double() / 2
+        lower_bounds, upper_bounds = torch.tensor(estimates[["low", "high"]].to_numpy("float32").T)
+        half_widths = (upper_bounds - lower_bounds).double() / 2
         if degrees_of_freedom is None:
             quantile = t_quantile(INTERVAL_LEVEL)
         else:
@@ -316,9 +316,7 @@ def matrix_of(rows: Sequence[str]) -> Tensor | None:
 def verdict_of_run(
     result: RunResult,
     metric: str,
-    values: Sequence[float],
-    low: Sequence[float],
-    high: Sequence[float],
+    estimates: DataFrame,
 ) -> Verdict:
     """Decide whether a budget may be shared out by the values of a run that has ended."""
     record = result.learning_record
@@ -326,8 +324,8 @@ def verdict_of_run(
     performance = performance_by_metric.get(metric, {})
     case_covariance = matrix_of(performance.get("case_covariance") or [])
     facts_of_result = PaymentFacts(
-        values=values,
-        errors=value_errors(low, high, case_covariance=case_covariance),
+        values=estimates["value"].tolist(),
+        errors=value_errors(estimates, case_covariance=case_covariance),
         source="scores" if metric in result.trained else "none",
     )
     client_names = select_rows(result.table, "samples")["client_name"].tolist()

@@ -356,11 +356,15 @@ def test_page_tells_why_a_metric_beside_its_values_has_none(tmp_path: Path) -> N
 
 
 def test_bars_reach_to_values_and_lines_to_the_ends_of_intervals() -> None:
-    with_interval, negative, missing = bar_cells(
-        values=[0.5, -0.5, NAN],
-        low=[0.25, NAN, NAN],
-        high=[1.5, NAN, NAN],
+    estimates = pandas.DataFrame(
+        {
+            "value": [0.5, -0.5, NAN],
+            "low": [0.25, NAN, NAN],
+            "high": [1.5, NAN, NAN],
+        }
     )
+
+    with_interval, negative, missing = bar_cells(estimates)
 
     # The scale is from -0.5 to 1.5: 0.0 is at 25 %, 0.25 at 37.5 %, 0.5 at 50 %. The line is of ink.
     assert "var(--ink) 37.5% 100.0%" in with_interval.style
