@@ -47,23 +47,16 @@ TABLE_COLUMNS = [
 ]
 
 
-def summarize(
-    scores: DataFrame,
-    federations: FederationTruths,
-    metrics: Iterable[str],
-) -> DataFrame:
+def summarize(scores: DataFrame, metrics: Iterable[str]) -> DataFrame:
     """Summarize the metrics' :func:`scores_of` runs over sets and all federations, the best metric first."""
     correlations = correlations_by_federation(scores)  # [metrics, federations], means over seeds
-    set_names = {name: federation.set for name, (federation, _) in federations.items()}
+    set_names = scores.groupby("federation")["set"].first()
 
     # A column per set of federations, then one for all, and the error.
-    correlations_of_sets = correlations.T.groupby(Series(set_names)).mean()  # [sets, metrics]
+    correlations_of_sets = correlations.T.groupby(set_names).mean()  # [sets, metrics]
     summary = correlations_of_sets.T.reindex(columns=SETS)
-    means_over_seeds = scores.groupby(["metric", "federation"])[["spearman", "error"]].mean()
-    means_over_federations = means_over_seeds.groupby("metric").mean()
-    summary["all"] = means_over_federations["spearman"]
-    summary["error"] = means_over_federations["error"]
-
+    summary["all"] = correlations.mean(axis=1)
+    summary["error"] = scores.pivot_table("error", "metric", "federation").mean(axis=1)
     summary["worst"] = correlations.min(axis=1)
     summary["where"] = correlations.idxmin(axis=1)
     summary["federations"] = correlations.notna().sum(axis=1)
@@ -89,20 +82,16 @@ def table_by_set(
 ) -> DataFrame:
     """Summarize the metrics' scores for each set of federations, the best metric first."""
     metrics = list(metrics)
+    ceilings = Series({name: truth.ceiling for name, (_, truth) in federations.items()})
     summaries = []
     for set_name in SETS:
-        members = {}
-        for name, (federation, truth) in federations.items():
-            if federation.set == set_name:
-                members[name] = federation, truth
-        if not members:
+        scores_of_set = scores[scores["set"] == set_name]
+        if scores_of_set.empty:
             continue
-
-        scores_of_set = scores[scores["federation"].isin(members)]
-        summary = summarize(scores_of_set, members, metrics)
-        ceilings = Series(truth.ceiling for _, truth in members.values())
+        summary = summarize(scores_of_set, metrics)
+        members = scores_of_set["federation"].unique()
         summary["set"] = set_name
-        summary["of_ceiling"] = summary["all"] / ceilings.mean()
+        summary["of_ceiling"] = summary["all"] / ceilings[members].mean()
 
         correlations = correlations_by_federation(scores_of_set)
         ranking = summary.index[summary["federations"] > 0]
@@ -132,6 +121,7 @@ def scores_of(results: BenchResults, federations: FederationTruths) -> DataFrame
         federation, truth = federations[name]
         row = {
             "federation": name,
+            "set": federation.set,
             "seed": seed,
             "metric": metric,
             "spearman": spearman(values, truth.mean),
@@ -144,7 +134,7 @@ def scores_of(results: BenchResults, federations: FederationTruths) -> DataFrame
     kinds = set[str]()
     for federation, _ in federations.values():
         kinds.update(federation.bad)
-    columns = ["federation", "seed", "metric", "spearman", "error"]
+    columns = ["federation", "set", "seed", "metric", "spearman", "error"]
     columns += [f"auroc {kind}" for kind in sorted(kinds)]
     return DataFrame(rows, columns=columns)
 

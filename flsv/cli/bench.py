@@ -203,7 +203,7 @@ def _write_tables(
 ) -> DataFrame:
     """Write the tables as CSV files into ``out``, and return the result of :func:`summarize`."""
     scores = scores_of(results, federations)
-    summary = summarize(scores, federations, entries)
+    summary = summarize(scores, entries)
     benchmark = table_by_set(scores, federations, entries, costs)
     benchmark.to_csv(out / "benchmark.csv", index=False, float_format="%.3f")
 

@@ -18,11 +18,11 @@ from flsv.results.folder import CASE_COVARIANCE, SEED_COVARIANCE
 from flsv.results.run_table import ESTIMATE
 from flsv.results.text import WORDS, joined, nearest_to_retraining_first, titled
 from flsv.results.verdict import (
-    PaymentFacts,
+    PaymentInputs,
     Verdict,
-    doubt_facts,
-    game_facts,
+    doubt_inputs,
     matrix_of,
+    performance_inputs,
     value_errors,
     verdict_of,
 )
@@ -52,17 +52,17 @@ class Basis:
     #: mean over many seeds often enough.
     estimates: DataFrame
     #: All on which it depends whether a budget may be shared out by the values.
-    facts: PaymentFacts
+    inputs: PaymentInputs
 
     @property
     def values(self) -> Sequence[float]:
         """Return the clients' values ``[n]``."""
-        return self.facts.values
+        return self.inputs.values
 
     @property
     def by(self) -> str:
         """Return the name of the performance that the values distribute among the clients, or "" without one."""
-        return self.facts.by
+        return self.inputs.by
 
     def verdict(
         self,
@@ -75,8 +75,8 @@ class Basis:
             rule: the rule for values below 0.
             accepts_partners: whether the payer accepts values for which the clients scored the models.
         """
-        facts = replace(self.facts, accepts_partners=accepts_partners)
-        return verdict_of(facts, rule)
+        inputs = replace(self.inputs, accepts_partners=accepts_partners)
+        return verdict_of(inputs, rule)
 
     @property
     def has_intervals(self) -> bool:
@@ -88,11 +88,11 @@ class Basis:
         """The values with intervals for other validation samples and other seeds. None if it is not known how much
         values depend on the validation samples.
         """
-        knows_cases = len(self.facts.errors) > 1  # errors of seeds are the first
+        knows_cases = len(self.inputs.errors) > 1  # errors of seeds are the first
         if not knows_cases or not self.has_intervals:
             return None
         values = torch.tensor(self.values, dtype=torch.float64)
-        low, high = joint_intervals(values, self.facts.errors)
+        low, high = joint_intervals(values, self.inputs.errors)
         return self.estimates.assign(low=low.tolist(), high=high.tolist())
 
     def estimates_to_show(self, for_payment: bool) -> DataFrame:
@@ -215,12 +215,12 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
         degrees_of_freedom=run.seeds - 1 if run.seeds > 1 else None,
         case_covariance=_case_covariance_of_runs(run.runs, metric),
     )
-    recorded_facts = {
+    recorded_inputs = {
         "source": "scores" if metric_info["class"] == "ShadowShapley" else "none",
-        **game_facts(run.record, metric),  # replaces the default above
-        **doubt_facts(run.record["events"], run.client_names),
+        **performance_inputs(run.record, metric),  # replaces the default above
+        **doubt_inputs(run.record["events"], run.client_names),
     }
-    facts = PaymentFacts(
+    inputs = PaymentInputs(
         values=estimates["value"].tolist(),
         errors=errors,
         seeds=run.seeds,
@@ -228,14 +228,14 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
         of_rounds=run.record.get("of_rounds", ""),
         is_finished=run.ended,
         judged=metric_info.get("judges") == "clients",
-        **recorded_facts,
+        **recorded_inputs,
     )
     return Basis(
         metric,
         title,
         origin=", ".join(_seeds_and_rounds(seed_texts, rounds, run.record["rounds"])),
         estimates=estimates,
-        facts=facts,
+        inputs=inputs,
     )
 
 
@@ -272,7 +272,7 @@ def basis_of_retrained(rows: DataFrame, record: Mapping[str, Any]) -> Basis:
         seed_covariance=_matrix_in(rows_of_all, SEED_COVARIANCE),
         case_covariance=_matrix_in(rows_of_all, CASE_COVARIANCE),
     )
-    facts = PaymentFacts(
+    inputs = PaymentInputs(
         values=estimates["value"].tolist(),
         errors=errors,
         by=row["by"],
@@ -287,14 +287,14 @@ def basis_of_retrained(rows: DataFrame, record: Mapping[str, Any]) -> Basis:
         accuracy=together,
         majority=row["majority"],
         cases=validation.get("rows"),
-        **doubt_facts(record["events"], record["clients"]),
+        **doubt_inputs(record["events"], record["clients"]),
     )
     return Basis(
         RETRAINED,
         f"retraining, measured by {titled(row['by'])}",
         origin=retrained_from(row, record["rounds"]),
         estimates=estimates,
-        facts=facts,
+        inputs=inputs,
     )
 
 

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pandas import DataFrame
 
 from flsv.report.basis import RETRAINED, Basis, preferred_basis
@@ -479,13 +478,8 @@ def _class_count_heatmap(run: Run, clients: Sequence[int], names: Sequence[str])
     class_names = run.record["classes"]
     if not counts or not class_names:
         return None
-    return heatmap_table(
-        names,
-        class_names,
-        values=[counts[client] for client in clients],
-        corner="",
-        caption="Training samples of each class",
-    )
+    table = DataFrame([counts[client] for client in clients], index=names, columns=class_names)
+    return heatmap_table(table, corner="", caption="Training samples of each class")
 
 
 def _heatmaps_over_time(
@@ -497,26 +491,18 @@ def _heatmaps_over_time(
     """Return a heatmap of each metric's values over up to 20 rounds, including the last."""
     if run.rounds <= 1:
         return []
-    num_rounds = len(run.round_numbers)
-    stride = max(1, math.ceil(num_rounds / MAX_ROUNDS_SHOWN))
-    first_shown = (num_rounds - 1) % stride  # so that the last round is shown
-    shown_positions = range(first_shown, num_rounds, stride)
+    stride = math.ceil(len(run.round_numbers) / MAX_ROUNDS_SHOWN)
     suffix = ", one of the runs" if run.seeds > 1 else ""
 
     heatmaps = []
     for metric in metrics:
-        history = run.history(metric)[list(clients)].iloc[shown_positions]  # [rounds, clients]
+        history = run.history(metric)[list(clients)]  # [rounds, clients]
+        history = history.iloc[::-stride].iloc[::-1]  # so that the last round is shown
         if not history.notna().any(axis=None):
             continue
-        heatmap = heatmap_table(
-            names,
-            [str(index + 1) for index in history.index],
-            values=history.to_numpy(dtype=float).T.tolist(),
-            corner="round",
-            caption=f"{metric}{suffix}",
-            digits=3,
-        )
-        heatmaps.append(heatmap)
+        table = history.set_axis(history.index + 1).set_axis(names, axis=1).T
+        caption = f"{metric}{suffix}"
+        heatmaps.append(heatmap_table(table, corner="round", caption=caption, digits=3))
     return heatmaps
 
 
@@ -540,15 +526,9 @@ def _class_heatmaps(
         else:
             titles = [run.column_name(metric, column) for column in columns]
 
-        values = np.array([run.final(metric, column) for column in columns]).T  # [clients, columns]
-        heatmap = heatmap_table(
-            names,
-            titles,
-            values=values[list(clients)].tolist(),
-            corner="",
-            caption=f"{metric} by {kind}",
-        )
-        heatmaps.append(heatmap)
+        values = DataFrame([run.final(metric, column) for column in columns], index=titles)
+        table = values[list(clients)].set_axis(names, axis=1).T
+        heatmaps.append(heatmap_table(table, corner="", caption=f"{metric} by {kind}"))
     return heatmaps
 
 

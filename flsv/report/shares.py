@@ -206,7 +206,7 @@ def _share_out(table: DataFrame, run: Run, budget: Budget, basis: Basis) -> None
         raise ConfigurationError(
             f"--rule refuse: {names}: values below 0. Choose --rule zero, shift or softmax."
         )
-    intervals = joint_shares(values, basis.facts.errors, budget.rule)
+    intervals = joint_shares(values, basis.inputs.errors, budget.rule)
     table["share"] = _nan_where_unvalued(allocate(values, 1.0, budget.rule), values)
     table["share_low"] = intervals.low.tolist()
     table["share_high"] = intervals.high.tolist()

@@ -75,8 +75,8 @@ class Numbers:
     values: Any
     #: `{key: name}` of the M columns. None if `values` are `[n]`.
     columns: Mapping[str, str] | None = None
-    #: `[2, n]`, the low and high ends of the intervals of `[n]` values. None if there are no intervals.
-    ends: Any = None
+    #: `[2, n]`, the low and high ends of the intervals of `[n]` values. Empty if there are no intervals.
+    ends: Any = ()
     #: The n clients' ids. None: 0 to n - 1.
     clients: Sequence[int] | None = None
 
@@ -135,7 +135,7 @@ def _intervals(
 ) -> list[list[float]]:
     """Return each interval's low and high bound, NaN if unknown."""
     intervals = np.full((num_values, 2), NAN)
-    if bounds is not None:
+    if len(bounds):
         intervals[:, 0], intervals[:, 1] = bounds
     intervals[np.isnan(intervals).any(1)] = NAN
     return intervals.tolist()

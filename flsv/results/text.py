@@ -79,9 +79,9 @@ def format_numbers(values: Sequence[float], digits: int = 3) -> list[str]:
     return texts
 
 
-def format_rows(numbers: DataFrame) -> list[list[str]]:
-    """Format the rows of a table of numbers, all with equally many decimals."""
-    texts = format_numbers(numbers.to_numpy().ravel().tolist())
+def format_rows(numbers: DataFrame, digits: int = 3) -> list[list[str]]:
+    """Format the rows of a table of numbers, all with equally many decimals, see :func:`format_numbers`."""
+    texts = format_numbers(numbers.to_numpy().ravel().tolist(), digits)
     return np.reshape(texts, numbers.shape).tolist()
 
 
@@ -145,11 +145,13 @@ def shares_in(values: Sequence[float]) -> list[float]:
         >>> shares_in([3.0, 1.0, -2.0, float("nan")])
         [0.75, 0.25, 0.0, nan]
     """
-    gains = [max(value, 0.0) for value in values]  # max of NaN and 0 is NaN, in this order
-    total = sum(filterfalse(math.isnan, gains))
+    positive_values = [
+        max(value, 0.0) for value in values
+    ]  # max of NaN and 0 is NaN, in this order
+    total = sum(filterfalse(math.isnan, positive_values))
     if total > 0:
-        return [gain / total for gain in gains]
-    return [math.nan] * len(gains)
+        return [value / total for value in positive_values]
+    return [math.nan] * len(positive_values)
 
 
 def titled(measure: str) -> str:

@@ -176,7 +176,7 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path: Path) -> None:
     assert cost_read.index.equals(cost.index)
 
     run_scores = scores_of(results, federations)
-    summary = summarize(run_scores, federations, entries)
+    summary = summarize(run_scores, entries)
     table = table_by_set(run_scores, federations, entries, cost).set_index("metric")
     correlations = summary["all"]
 

@@ -323,7 +323,8 @@ def test_page_of_all_has_every_clients_name_value_and_hash(
 def cells_of_heatmap(values: list[list[float]]) -> tuple[str, list[Cell]]:
     """Its caption, and the cells of its clients without their names."""
     columns = list(map(str, range(len(values[0]))))
-    heatmap = heatmap_table(["Boston", "Lyon"], columns, values, corner="", caption="sv")
+    table = pandas.DataFrame(values, index=["Boston", "Lyon"], columns=columns)
+    heatmap = heatmap_table(table, corner="", caption="sv")
     cells = [cell for row in heatmap.rows for cell in row[1:] if isinstance(cell, Cell)]
     return heatmap.caption, cells
 

@@ -11,7 +11,7 @@ from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
 from flsv.report import open_run
 from flsv.results.round_result import UNLIKE_RUN
-from flsv.results.verdict import doubt_facts
+from flsv.results.verdict import doubt_inputs
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
 from helpers.hidden_state import SEED, Base, Global, make_data
@@ -59,8 +59,8 @@ def test_training_by_a_global_has_values_and_the_verdict_says_why_to_doubt_them(
     (event,) = run.record["events"]
     assert event.what == UNLIKE_RUN
     assert "the coalition of all clients" in event.text
-    facts = doubt_facts(run.record["events"], ["0", "1", "2"])
-    assert facts["unlike_run"] == event.text
+    inputs = doubt_inputs(run.record["events"], ["0", "1", "2"])
+    assert inputs["unlike_run"] == event.text
 
 
 def test_training_that_its_state_determines_is_not_doubted(tmp_path: Path) -> None:
