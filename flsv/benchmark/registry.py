@@ -39,22 +39,24 @@ class SampleCount(ContributionMetric):
     """
 
     per_class = False
-    counted: Tensor
+    sample_counts: Tensor
 
     def __init__(self, num_clients: int | None = None, **kwargs: Any) -> None:
         super().__init__(num_clients, None, **kwargs)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.add_state("counted", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
+        self.add_state(
+            "sample_counts", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest
+        )
 
     def update(self, client_ids: Tensor, num_samples: Tensor) -> None:
         """Add a round's client ids ``[k]`` and numbers of training samples ``[k]``."""
-        self.counted = self.counted.clone()
-        self.counted[client_ids] = num_samples.to(self.counted)
+        self.sample_counts = self.sample_counts.clone()
+        self.sample_counts[client_ids] = num_samples.to(self.sample_counts)
 
     def compute(self) -> Tensor:
         """Return each client's number of samples, ``[num_clients]``, NaN if never seen."""
-        return self.counted
+        return self.sample_counts
 
 
 class TrainingLoss(SampleCount):
@@ -69,21 +71,23 @@ class TrainingLoss(SampleCount):
     """
 
     total: Tensor
-    seen: Tensor
+    num_losses: Tensor
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state("total", torch.zeros(num_clients), dist_reduce_fx="sum")
-        self.add_state("seen", torch.zeros(num_clients), dist_reduce_fx="sum")
+        self.add_state("num_losses", torch.zeros(num_clients), dist_reduce_fx="sum")
 
     # For mypy: torchmetrics' update takes anything.
     def update(self, client_ids: Tensor, losses: Tensor) -> None:
         """Add a round's client ids ``[k]`` and mean training losses ``[k]``."""
         self.total = self.total.index_add(0, client_ids, losses.to(self.total))
-        self.seen = self.seen.index_add(0, client_ids, torch.ones_like(losses).to(self.seen))
+        self.num_losses = self.num_losses.index_add(
+            0, client_ids, torch.ones_like(losses).to(self.num_losses)
+        )
 
     def compute(self) -> Tensor:
         """Compute minus each client's mean training loss, ``[num_clients]``, NaN if never seen."""
-        return -self.total / self.seen  # 0 / 0 is NaN
+        return -self.total / self.num_losses  # 0 / 0 is NaN
 
 
 class WrongArguments(ConfigurationError):

@@ -136,10 +136,10 @@ def bench(
     entries: Mapping[str, Entry],
     *,
     seeds: int = 3,
-    folder: Path | None = None,
+    folder: Path,
     say: Any = print,
 ) -> BenchResults:
-    """Run all metrics in all federations with several seeds. Values stored in ``folder`` are reused."""
+    """Run all metrics in all federations with several seeds. Values are stored in ``folder``, and reused."""
     federation_by_name = {}  # without the truths
     for name, (federation, _) in federations.items():
         federation_by_name[name] = federation

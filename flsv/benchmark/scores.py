@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from pandas import DataFrame
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
@@ -143,28 +144,21 @@ class BenchResults:
 
     def __init__(
         self,
-        folder: Path | None,
+        folder: Path,
         fingerprint_of: Callable[[str, str], str] = lambda federation, metric: "",
     ) -> None:
         self._fingerprint_of = fingerprint_of
         self.failed: dict[Key, str] = {}
         self.values: dict[Key, Tensor] = {}
         self.refused: dict[Key, str] = {}
-        self._file: ResultFile | None = None
-        if folder is not None:
-            self._file = ResultFile(folder / "values.csv", VALUE_COLUMNS, key=3)  # columns of a Key
-            self._read(self._file.rows)
-
-    def _read(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        numbers: dict[Key, list[float]] = {}
-        for row in rows:
-            federation = row["federation"]
-            metric = row["metric"]
-            if row["identity"] == self._fingerprint_of(federation, metric):
-                key = (federation, row["seed"], metric)
-                numbers.setdefault(key, []).append(row["value"])
-        for key, values in numbers.items():
-            self.values[key] = torch.tensor(values, dtype=torch.float64)
+        self._file = ResultFile(folder / "values.csv", VALUE_COLUMNS, key=3)  # columns of a Key
+        stored = DataFrame(self._file.rows, columns=list(VALUE_COLUMNS))
+        names_of_results = ["federation", "seed", "metric", "identity"]
+        for (*key, fingerprint), rows in stored.groupby(names_of_results, sort=False):
+            federation, seed, metric = key
+            if fingerprint == fingerprint_of(federation, metric):
+                values = torch.tensor(rows["value"].tolist(), dtype=torch.float64)
+                self.values[federation, seed, metric] = values
 
     def add(
         self,
@@ -187,5 +181,4 @@ class BenchResults:
                 if not math.isnan(value):
                     cell = f"{value:.8g}"
                 rows.append([*key, client, cell, fingerprint])
-        if self._file is not None:
-            self._file.add(rows)
+        self._file.add(rows)

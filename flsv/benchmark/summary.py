@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple, dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,7 +23,8 @@ from flsv.utilities.result_file import ResultFile
 UPPER_PROBABILITY = 0.95
 #: Federations by name, each with its truth.
 FederationTruths = Mapping[str, tuple[Federation, Truth]]
-#: Columns of costs.csv, and the function that reads the cells of each.
+#: Columns of costs.csv, and the function that reads the cells of each: the processor time of a metric per round,
+#: including evaluations, the number of models that it evaluates per round, and the rest of the fit's processor time.
 COST_COLUMNS: dict[str, Cell] = {
     "metric": str, "seconds": number_or_nan, "evaluations": number_or_nan, "training": number_or_nan, "identity": str
 }  # fmt: skip
@@ -47,44 +47,23 @@ TABLE_COLUMNS = [
 ]
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Cost of a metric, measured in a training run with this metric alone."""
-
-    #: Processor time of the metric per round in seconds, including evaluations.
-    seconds: float
-    #: Number of models evaluated per round.
-    evaluations: float
-    #: Processor time of the rest of the fit per round in seconds.
-    training: float
-
-
-def summarize(
-    results: BenchResults,
-    federations: FederationTruths,
-    metrics: Iterable[str],
-) -> DataFrame:
-    """Summarize the metrics' scores over sets and all federations, the best metric first."""
-    scores = scores_of(results, federations)  # a row per metric, federation and seed
+def summarize(scores: DataFrame, metrics: Iterable[str]) -> DataFrame:
+    """Summarize the metrics' :func:`scores_of` runs over sets and all federations, the best metric first."""
     correlations = correlations_by_federation(scores)  # [metrics, federations], means over seeds
-    set_names = {name: federation.set for name, (federation, _) in federations.items()}
+    set_names = scores.groupby("federation")["set"].first()
 
     # A column per set of federations, then one for all, and the error.
-    correlations_of_sets = correlations.T.groupby(Series(set_names)).mean()  # [sets, metrics]
+    correlations_of_sets = correlations.T.groupby(set_names).mean()  # [sets, metrics]
     summary = correlations_of_sets.T.reindex(columns=SETS)
-    means_over_seeds = scores.groupby(["metric", "federation"])[["spearman", "error"]].mean()
-    means_over_federations = means_over_seeds.groupby("metric").mean()
-    summary["all"] = means_over_federations["spearman"]
-    summary["error"] = means_over_federations["error"]
-
+    summary["all"] = correlations.mean(axis=1)
+    summary["error"] = scores.pivot_table("error", "metric", "federation").mean(axis=1)
     summary["worst"] = correlations.min(axis=1)
     summary["where"] = correlations.idxmin(axis=1)
     summary["federations"] = correlations.notna().sum(axis=1)
 
     auroc_columns = _auroc_columns(scores)
     summary[auroc_columns] = scores.groupby("metric")[auroc_columns].mean()
-    for metric in summary.index:
-        scores_of_metric = scores[scores["metric"] == metric]
+    for metric, scores_of_metric in scores.groupby("metric"):
         summary.loc[metric, "interval"] = _half_interval(scores_of_metric)
 
     summary = summary.reindex(list(metrics)).fillna({"where": "", "federations": 0})
@@ -96,28 +75,25 @@ def _auroc_columns(table: DataFrame) -> list[str]:
 
 
 def table_by_set(
-    results: BenchResults,
+    scores: DataFrame,
     federations: FederationTruths,
     metrics: Iterable[str],
-    costs: Mapping[str, Cost],
+    costs: DataFrame,
 ) -> DataFrame:
     """Summarize the metrics' scores for each set of federations, the best metric first."""
     metrics = list(metrics)
+    ceilings = Series({name: truth.ceiling for name, (_, truth) in federations.items()})
     summaries = []
     for set_name in SETS:
-        members = {}
-        for name, (federation, truth) in federations.items():
-            if federation.set == set_name:
-                members[name] = federation, truth
-        if not members:
+        scores_of_set = scores[scores["set"] == set_name]
+        if scores_of_set.empty:
             continue
-
-        summary = summarize(results, members, metrics)
-        ceilings = Series(truth.ceiling for _, truth in members.values())
+        summary = summarize(scores_of_set, metrics)
+        members = scores_of_set["federation"].unique()
         summary["set"] = set_name
-        summary["of_ceiling"] = summary["all"] / ceilings.mean()
+        summary["of_ceiling"] = summary["all"] / ceilings[members].mean()
 
-        correlations = correlations_by_federation(scores_of(results, members))
+        correlations = correlations_by_federation(scores_of_set)
         ranking = summary.index[summary["federations"] > 0]
         for metric, next_metric in pairwise(ranking):
             lead = (correlations.loc[metric] - correlations.loc[next_metric]).dropna()
@@ -128,10 +104,7 @@ def table_by_set(
 
     table = pandas.concat(summaries)
     table = table.rename(columns={"all": "rank_correlation", "error": "misallocated"})
-    table["ms_a_round"] = NAN
-    for metric in table.index:
-        if metric in costs:
-            table.loc[metric, "ms_a_round"] = 1000 * costs[metric].seconds
+    table["ms_a_round"] = 1000 * costs["seconds"].reindex(table.index)
     columns = [*TABLE_COLUMNS, *_auroc_columns(table)]
     return table.rename_axis("metric").reset_index().reindex(columns=columns)
 
@@ -145,11 +118,10 @@ def scores_of(results: BenchResults, federations: FederationTruths) -> DataFrame
     """Compare the values of each run with the truth. Return a table with a row per run and a column per score."""
     rows = []
     for (name, seed, metric), values in results.values.items():
-        if name not in federations:
-            continue
         federation, truth = federations[name]
         row = {
             "federation": name,
+            "set": federation.set,
             "seed": seed,
             "metric": metric,
             "spearman": spearman(values, truth.mean),
@@ -162,7 +134,7 @@ def scores_of(results: BenchResults, federations: FederationTruths) -> DataFrame
     kinds = set[str]()
     for federation, _ in federations.values():
         kinds.update(federation.bad)
-    columns = ["federation", "seed", "metric", "spearman", "error"]
+    columns = ["federation", "set", "seed", "metric", "spearman", "error"]
     columns += [f"auroc {kind}" for kind in sorted(kinds)]
     return DataFrame(rows, columns=columns)
 
@@ -175,39 +147,37 @@ def correlations_by_federation(scores: DataFrame) -> DataFrame:
 def measure_costs(
     federation: Federation,
     entries: Mapping[str, Entry],
-    path: Path | None = None,
+    path: Path,
     say: Callable[[str], None] = print,
-) -> dict[str, Cost]:
-    """Measure each metric's cost per round in a training run of its own, or read it from ``path``."""
+) -> DataFrame:
+    """Measure each metric's cost per round in a training run of its own, or read it from ``path``.
+
+    Return a row per metric with the columns of ``path``, see :data:`COST_COLUMNS`.
+    """
     identities = {
         name: f"{entry.identity()} {federation.identity.key}" for name, entry in entries.items()
     }
-
-    cost_of_metric: dict[str, Cost] = {}
-    file = None
-    if path is not None:
-        file = ResultFile(path, COST_COLUMNS)
-        for row in file.rows:
-            name = row["metric"]
-            if row["identity"] == identities.get(name):
-                cost_of_metric[name] = Cost(row["seconds"], row["evaluations"], row["training"])
+    file = ResultFile(path, COST_COLUMNS)
+    costs = {}
+    for row in file.rows:
+        if row["identity"] == identities.get(row["metric"]):
+            costs[row["metric"]] = row
 
     for name, entry in entries.items():
-        if name in cost_of_metric:
+        if name in costs:
             continue
         cost = _measure_cost(name, entry, federation)
         if cost is None:
             continue
-        cost_of_metric[name] = cost
-        say(f"{name}: {1000 * cost.seconds:.1f} ms a round")
-        if file is not None:
-            cells = [f"{number:.6g}" for number in astuple(cost)]
-            file.add([[name, *cells, identities[name]]])
-    return cost_of_metric
+        costs[name] = cost
+        say(f"{name}: {1000 * cost['seconds']:.1f} ms a round")
+        cells = [f"{number:.6g}" for number in cost.values()]
+        file.add([[name, *cells, identities[name]]])
+    return DataFrame(costs.values(), index=list(costs), columns=list(COST_COLUMNS))
 
 
-def _measure_cost(name: str, entry: Entry, federation: Federation) -> Cost | None:
-    """Measure a metric's cost, None if it has no values in this federation."""
+def _measure_cost(name: str, entry: Entry, federation: Federation) -> dict[str, float] | None:
+    """Measure a metric's cost per round, None if it has no values in this federation."""
     run = run_metrics(federation, {name: entry}, seed=0)
     if name in run.refused or name in run.failed:
         return None
@@ -219,11 +189,11 @@ def _measure_cost(name: str, entry: Entry, federation: Federation) -> Cost | Non
     training_seconds = max(run.fit_seconds - run.seconds.get(name, 0.0), 0.0)
 
     rounds = federation.rounds
-    return Cost(
-        seconds=seconds / rounds,
-        evaluations=run.evaluations.get(name, 0) / rounds,
-        training=training_seconds / rounds,
-    )
+    return {
+        "seconds": seconds / rounds,
+        "evaluations": run.evaluations.get(name, 0) / rounds,
+        "training": training_seconds / rounds,
+    }
 
 
 def _half_interval(runs: DataFrame) -> float:

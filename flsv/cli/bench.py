@@ -31,7 +31,6 @@ from flsv.benchmark.registry import BASELINES, METRICS, Entry, entry
 from flsv.benchmark.run import bench
 from flsv.benchmark.scores import BenchResults
 from flsv.benchmark.summary import (
-    Cost,
     FederationTruths,
     correlations_by_federation,
     measure_costs,
@@ -115,7 +114,7 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
             say=say,
         )
         files = ["benchmark.csv", "federations.csv", "values.csv"]
-        costs: Mapping[str, Cost] = {}
+        costs = DataFrame(columns=["seconds"], dtype=float)
         if not options.quick:
             costs = _measured_costs(federations, entries, out / "costs.csv", say)
             files.insert(2, "costs.csv")
@@ -200,14 +199,14 @@ def _write_tables(
     federations: FederationTruths,
     *,
     entries: Mapping[str, Entry],
-    costs: Mapping[str, Cost],
+    costs: DataFrame,
 ) -> DataFrame:
     """Write the tables as CSV files into ``out``, and return the result of :func:`summarize`."""
-    summary = summarize(results, federations, entries)
-    benchmark = table_by_set(results, federations, entries, costs)
+    scores = scores_of(results, federations)
+    summary = summarize(scores, entries)
+    benchmark = table_by_set(scores, federations, entries, costs)
     benchmark.to_csv(out / "benchmark.csv", index=False, float_format="%.3f")
 
-    scores = scores_of(results, federations)
     correlations = correlations_by_federation(scores).T  # a row per federation
     ceilings = {name: truth.ceiling for name, (_federation, truth) in federations.items()}
     correlations.assign(ceiling=ceilings).to_csv(out / "federations.csv", float_format="%.3f")
@@ -219,8 +218,8 @@ def _measured_costs(
     entries: Mapping[str, Entry],
     path: Path,
     say: Callable[[str], None],
-) -> Mapping[str, Cost]:
-    """Measure each metric's cost, ``{metric: cost}``, in :data:`FEDERATION_OF_COSTS`, or else the user's own."""
+) -> DataFrame:
+    """Measure each metric's cost in :data:`FEDERATION_OF_COSTS`, or else the user's own."""
     packaged_names = names()
     users_names = [name for name in federations if name not in packaged_names]
     if FEDERATION_OF_COSTS in federations:

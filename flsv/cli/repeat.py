@@ -169,9 +169,8 @@ def _show(summary: DataFrame) -> None:
 
 
 def _shown_columns(rows: DataFrame, has_shares: bool) -> dict[str, list[str]]:
-    values = rows.to_dict("list")
-    means = with_intervals(values["mean"], values["low"], values["high"])
-    columns = {"mean": means, "std of runs": format_numbers(values["std"])}
+    means = with_intervals(rows.rename(columns={"mean": "value"}))
+    columns = {"mean": means, "std of runs": format_numbers(rows["std"])}
     if has_shares:
         columns["share"] = rows["share"].map(percent).tolist()
     return columns

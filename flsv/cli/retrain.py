@@ -224,8 +224,9 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
         "rounds": summary.rounds,
     }
     path = run / f"with_{client_folders([name])[0]}.csv"
-    save_table(path, DataFrame(columns))
-    (gain,) = with_intervals([mean_gain], [low], [high])
+    table = DataFrame(columns)
+    save_table(path, table)
+    (gain,) = with_intervals(table.tail(1).rename(columns={"gain": "value"}))
     print(
         f"with {name}: {summary.title} {float(with_client.mean()):.4g} after {float(without.mean()):.4g}, a gain of "
         f"{gain}"
@@ -284,13 +285,8 @@ def _table(retrained: Retrained, summary: RunSummary, has_overrides: bool) -> Da
 
 
 def _show(rows: DataFrame, record: Mapping[str, Any]) -> None:
-    intervals = with_intervals(
-        rows["value"].tolist(),
-        rows["low"].tolist(),
-        rows["high"].tolist(),
-    )
-    columns = {"value": intervals}
-    basis = basis_of_retrained(rows.to_dict("records"), record)
+    columns = {"value": with_intervals(rows)}
+    basis = basis_of_retrained(rows, record)
     verdict = basis.verdict()
     if not verdict.forbids_payment:
         columns["share"] = rows["share"].map(percent).tolist()

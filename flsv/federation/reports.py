@@ -29,7 +29,7 @@ from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, DOUBTS_FILE, run_folder
 from flsv.results.record import Record, record_of, to_pay_by
 from flsv.results.round_result import UNLIKE_RUN, Event, RoundResult, Row, RunResult, Sink
-from flsv.results.rows import RoundResults, column_names
+from flsv.results.rows import ResultBuilder, column_names
 from flsv.results.run_table import CSV, frame, tidy
 from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_to_retraining_first
@@ -70,7 +70,7 @@ class RunReports:
         self._config = federation.config
         self._data = federation.engine.data
         self._metrics = federation.metrics.metrics
-        self.results = RoundResults(self._metrics, self._data.client_names, self._data.class_names)
+        self.results = ResultBuilder(self._metrics, self._data.client_names, self._data.class_names)
         self._rows_at_start = self.results.rows(
             self._state.round_index, federation.metrics.contributions
         )
@@ -499,7 +499,7 @@ def current_table(
     metrics: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None
 ) -> pandas.DataFrame:
     """Return a table of the present values, weights and scores of clients' own models."""
-    results = RoundResults(metrics.metrics, client_names or _client_names(metrics, state))
+    results = ResultBuilder(metrics.metrics, client_names or _client_names(metrics, state))
     last_round = max(0, state.round_index - 1)
     # Columns beside the metrics': the aggregation weights and the scores of clients' own models.
     rows = results.rows(

@@ -24,7 +24,7 @@ from flsv.outside.value_round import RoundValues, metrics_by_name, value_round
 from flsv.results.curves import curves_of
 from flsv.results.folder import CONTRIBUTIONS
 from flsv.results.record import now, record_head, write_record
-from flsv.results.rows import RoundResults
+from flsv.results.rows import ResultBuilder
 from flsv.results.run_table import CSV
 from flsv.results.tensorboard import TensorBoard
 from flsv.utilities.atomic_files import FolderLock
@@ -307,7 +307,7 @@ class _Files:
         for metric_info in self._record["metrics"].values():
             metric_info["to_pay_by"] = False
         self._names: list[str] = []  # the names of all clients in the files
-        self._results = RoundResults(metrics, self._names, None)
+        self._results = ResultBuilder(metrics, self._names, None)
         self._csv = CSV(folder / CONTRIBUTIONS, self._names)
         self._logger = TensorBoardLogger(folder, name="", version="")
         self._tensorboard: TensorBoard | None = None

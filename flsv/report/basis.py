@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
+from pandas import DataFrame, Series
 from torch import Tensor
 
 from flsv.functional.intervals import seed_freedom
-from flsv.functional.joint_shares import ValueErrors, joint_intervals
+from flsv.functional.joint_shares import joint_intervals
 from flsv.report.reading import Run, over_seeds
 from flsv.results.folder import CASE_COVARIANCE, SEED_COVARIANCE
+from flsv.results.run_table import ESTIMATE
 from flsv.results.text import WORDS, joined, nearest_to_retraining_first, titled
 from flsv.results.verdict import (
-    PaymentFacts,
+    PaymentInputs,
     Verdict,
-    doubt_facts,
-    game_facts,
+    doubt_inputs,
     matrix_of,
+    performance_inputs,
     value_errors,
     verdict_of,
 )
 from flsv.utilities.choices import Negatives
-from flsv.utilities.csv_files import NAN, number_or_nan
+from flsv.utilities.csv_files import NAN
 from flsv.utilities.display import CLIENTS_PREFIX
 from flsv.utilities.errors import ConfigurationError
 
@@ -46,32 +47,22 @@ class Basis:
     title: str
     #: A description of the runs that the values come from: coalitions, seeds and rounds.
     origin: str
-    #: `[n]`, the clients' values, NaN for a client without one.
-    values: Sequence[float]
-    #: `[n]`, the lower ends of the values' intervals. For values of one seed from metrics that train no coalitions, all
-    #: are NaN: such intervals are too narrow to contain the mean over many seeds often enough.
-    low: Sequence[float]
-    #: `[n]`, the upper ends of the intervals. NaN where `low` is NaN.
-    high: Sequence[float]
-    #: All else on which it depends whether a budget may be shared out by the values, see
-    #: :class:`flsv.results.verdict.PaymentFacts`.
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    #: The degrees of freedom of the intervals, which are Student's t. None: they are normal.
-    degrees_of_freedom: int | None = None
-    #: `[n, n]`, the values' covariance between seeds. None: only the intervals are known.
-    seed_covariance: Tensor | None = None
-    #: `[n, n]`, the values' covariance between draws of as many validation samples. None: it is not known.
-    case_covariance: Tensor | None = None
+    #: A row per client with its `value`, NaN without one, and the ends `low` and `high` of its interval. For values of
+    #: one seed from metrics that train no coalitions, the ends are NaN: such intervals are too narrow to contain the
+    #: mean over many seeds often enough.
+    estimates: DataFrame
+    #: All on which it depends whether a budget may be shared out by the values.
+    inputs: PaymentInputs
+
+    @property
+    def values(self) -> Sequence[float]:
+        """Return the clients' values ``[n]``."""
+        return self.inputs.values
 
     @property
     def by(self) -> str:
         """Return the name of the performance that the values distribute among the clients, or "" without one."""
-        return str(self.facts.get("by", ""))
-
-    @property
-    def seeds(self) -> int:
-        """Return the number of seeds over which the values are averaged."""
-        return int(self.facts.get("seeds", 1))
+        return self.inputs.by
 
     def verdict(
         self,
@@ -84,50 +75,35 @@ class Basis:
             rule: the rule for values below 0.
             accepts_partners: whether the payer accepts values for which the clients scored the models.
         """
-        facts = PaymentFacts(
-            values=self.values,
-            errors=self.errors(),
-            accepts_partners=accepts_partners,
-            **self.facts,  # its other fields, from the run's record
-        )
-        return verdict_of(facts, rule)
-
-    def errors(self) -> list[ValueErrors]:
-        """Return the sources of the values' errors, see :func:`flsv.results.verdict.value_errors`."""
-        return value_errors(
-            self.low,
-            self.high,
-            degrees_of_freedom=self.degrees_of_freedom,
-            seed_covariance=self.seed_covariance,
-            case_covariance=self.case_covariance,
-        )
+        inputs = replace(self.inputs, accepts_partners=accepts_partners)
+        return verdict_of(inputs, rule)
 
     @property
     def has_intervals(self) -> bool:
         """Return whether the interval of any value is known."""
-        return any(not math.isnan(bound) for bound in self.low)
+        return bool(self.estimates["low"].notna().any())
 
     @cached_property
-    def interval_with_other_cases(self) -> tuple[list[float], list[float]] | None:
-        """The ends of the values' intervals for other validation samples and other seeds, ``[n]`` each. None if it is
-        not known how much values depend on the validation samples.
+    def estimates_with_other_cases(self) -> DataFrame | None:
+        """The values with intervals for other validation samples and other seeds. None if it is not known how much
+        values depend on the validation samples.
         """
-        if self.case_covariance is None or not self.has_intervals:
+        knows_cases = len(self.inputs.errors) > 1  # errors of seeds are the first
+        if not knows_cases or not self.has_intervals:
             return None
         values = torch.tensor(self.values, dtype=torch.float64)
-        low, high = joint_intervals(values, self.errors())
-        return low.tolist(), high.tolist()
+        low, high = joint_intervals(values, self.inputs.errors)
+        return self.estimates.assign(low=low.tolist(), high=high.tolist())
 
+    def estimates_to_show(self, for_payment: bool) -> DataFrame:
+        """Return the values with the intervals to show beside them.
 
-def intervals_to_show(basis: Basis, for_payment: bool) -> tuple[Sequence[float], Sequence[float]]:
-    """Return the ends of the intervals beside the values, ``[n]`` each.
-
-    Where values are to pay by, they are for other cases and other seeds if those are known. Else they are for this
-    validation set and other seeds.
-    """
-    if for_payment and basis.interval_with_other_cases is not None:
-        return basis.interval_with_other_cases
-    return basis.low, basis.high
+        Where values are to pay by, they are for other cases and other seeds if those are known. Else they are for this
+        validation set and other seeds.
+        """
+        if for_payment and self.estimates_with_other_cases is not None:
+            return self.estimates_with_other_cases
+        return self.estimates
 
 
 def basis_of(run: Run, values_name: str | None = None) -> Basis:
@@ -137,7 +113,7 @@ def basis_of(run: Run, values_name: str | None = None) -> Basis:
     """
     candidates = _metrics_to_share_by(run)
     suitable = _suitable_metrics(run)
-    if any(run.retrained()):  # the only suitable values then
+    if not run.retrained().empty:  # the only suitable values then
         candidates = [*candidates, RETRAINED]
         suitable = [RETRAINED]
     key = _selected_key(run, values_name, candidates, suitable)
@@ -182,7 +158,7 @@ def _selected_key(
 
 def preferred_basis(run: Run) -> Basis | None:
     """Return the values that a report without a budget shows: by retraining, else by the most suitable metric."""
-    if any(run.retrained()):
+    if not run.retrained().empty:
         return _basis_by_retraining(run)
     class_by_metric = {
         metric: run.metric_info(metric)["class"] for metric in _suitable_metrics(run)
@@ -223,7 +199,7 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
     """Return a metric's values in a run, or their means over all runs of its ``flsv repeat``."""
     run = over_seeds(run)
     metric_info = run.metric_info(metric)
-    low, high = run.ends(metric)
+    estimates = run.estimates(metric)
     title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric
 
     recorded_seeds = []
@@ -233,25 +209,33 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
             recorded_seeds.append(int(seed))
     seed_texts = [str(seed) for seed in sorted(recorded_seeds)]
     rounds = [one_run.rounds for one_run in run.runs]
+
+    errors = value_errors(
+        estimates,
+        degrees_of_freedom=run.seeds - 1 if run.seeds > 1 else None,
+        case_covariance=_case_covariance_of_runs(run.runs, metric),
+    )
+    recorded_inputs = {
+        "source": "scores" if metric_info["class"] == "ShadowShapley" else "none",
+        **performance_inputs(run.record, metric),  # replaces the default above
+        **doubt_inputs(run.record["events"], run.client_names),
+    }
+    inputs = PaymentInputs(
+        values=estimates["value"].tolist(),
+        errors=errors,
+        seeds=run.seeds,
+        unsuitable="" if metric_info["to_pay_by"] else metric,
+        of_rounds=run.record.get("of_rounds", ""),
+        is_finished=run.ended,
+        judged=metric_info.get("judges") == "clients",
+        **recorded_inputs,
+    )
     return Basis(
         metric,
         title,
         origin=", ".join(_seeds_and_rounds(seed_texts, rounds, run.record["rounds"])),
-        values=run.final(metric),
-        low=low,
-        high=high,
-        facts={
-            "source": "scores" if metric_info["class"] == "ShadowShapley" else "none",
-            **game_facts(run.record, metric),
-            **doubt_facts(run.record["events"], run.client_names),
-            "seeds": run.seeds,
-            "unsuitable": "" if metric_info["to_pay_by"] else metric,
-            "of_rounds": run.record.get("of_rounds", ""),
-            "is_finished": run.ended,
-            "judged": metric_info.get("judges") == "clients",
-        },
-        degrees_of_freedom=run.seeds - 1 if run.seeds > 1 else None,
-        case_covariance=_case_covariance_of_runs(run.runs, metric),
+        estimates=estimates,
+        inputs=inputs,
     )
 
 
@@ -259,8 +243,7 @@ def _case_covariance_of_runs(runs: Sequence[Run], metric: str) -> Tensor | None:
     """Return the mean over all runs of the values' covariance between draws of validation samples, or None."""
     covariances = []
     for run in runs:
-        performance_by_metric = run.record.get("paid_in", {})  # what the metrics' values distribute
-        performance = performance_by_metric.get(metric, {})
+        performance = run.performances.get(metric, {})
         covariance = matrix_of(performance.get("case_covariance") or [])
         if covariance is None:
             return None
@@ -273,54 +256,56 @@ def _basis_by_retraining(run: Run) -> Basis:
     return basis_of_retrained(run.retrained(), run.record)
 
 
-def basis_of_retrained(
-    rows: Sequence[Mapping[str, Any]],
-    record: Mapping[str, Any],
-) -> Basis:
-    """Return the values in the rows of ``retrained.csv``, one for each client, empty without a value."""
-    row = next(row for row in rows if row)
-    seeds = len(row["seeds"].split())
+def basis_of_retrained(rows: DataFrame, record: Mapping[str, Any]) -> Basis:
+    """Return the values in the rows of ``retrained.csv``, which has none of clients without a value."""
+    row = rows.iloc[0]
+    num_seeds = len(row["seeds"].split())
+    trainings = row.get("trainings")
+    together = row.get("together", NAN)
     validation = record.get("validation") or {}
+
+    rows_of_all = rows.reindex(range(len(record["clients"])))
+    estimates = rows_of_all[ESTIMATE]
+    errors = value_errors(
+        estimates,
+        degrees_of_freedom=seed_freedom(num_seeds),
+        seed_covariance=_matrix_in(rows_of_all, SEED_COVARIANCE),
+        case_covariance=_matrix_in(rows_of_all, CASE_COVARIANCE),
+    )
+    inputs = PaymentInputs(
+        values=estimates["value"].tolist(),
+        errors=errors,
+        by=row["by"],
+        source=row.get("source", "outputs"),
+        alone_only=trainings == "singles",
+        halved=trainings == "halves",
+        ranks_only=trainings == "leave-one-out",
+        seeds=num_seeds,
+        judged=row["by"].startswith(CLIENTS_PREFIX),
+        alone=rows_of_all.get("alone", Series()).tolist(),
+        together=together,
+        accuracy=together,
+        majority=row["majority"],
+        cases=validation.get("rows"),
+        **doubt_inputs(record["events"], record["clients"]),
+    )
     return Basis(
         RETRAINED,
         f"retraining, measured by {titled(row['by'])}",
         origin=retrained_from(row, record["rounds"]),
-        values=_column(rows, "value"),
-        low=_column(rows, "low"),
-        high=_column(rows, "high"),
-        facts={
-            "by": row["by"],
-            "source": row.get("source", "outputs"),
-            "alone_only": row.get("trainings") == "singles",
-            "halved": row.get("trainings") == "halves",
-            "ranks_only": row.get("trainings") == "leave-one-out",
-            "seeds": seeds,
-            "judged": row["by"].startswith(CLIENTS_PREFIX),
-            "alone": _column(rows, "alone"),
-            "together": _number(row.get("together")),
-            "accuracy": _number(row.get("together")),
-            "majority": row["majority"],
-            "cases": validation.get("rows"),
-            **doubt_facts(record["events"], record["clients"]),
-        },
-        degrees_of_freedom=seed_freedom(seeds),
-        seed_covariance=matrix_of([row.get(SEED_COVARIANCE, "") for row in rows]),
-        case_covariance=matrix_of([row.get(CASE_COVARIANCE, "") for row in rows]),
+        estimates=estimates,
+        inputs=inputs,
     )
 
 
-def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    return [_number(row.get(name)) for row in rows]
+def _matrix_in(rows: DataFrame, column: str) -> Tensor | None:
+    """Parse the matrix in a column, None if there is none or a client has no row."""
+    if column not in rows:
+        return None
+    return matrix_of(rows[column].fillna("").tolist())
 
 
-def _number(cell: str | float | None) -> float:
-    """Return a cell's number, NaN if it is empty or there is none."""
-    if cell is None:
-        return NAN
-    return number_or_nan(str(cell))
-
-
-def retrained_from(row: Mapping[str, Any], planned: int | None) -> str:
+def retrained_from(row: Series, planned: int | None) -> str:
     """Describe how the values in a row of ``retrained.csv`` arose: coalitions, seeds, rounds and changed settings."""
     seeds = row["seeds"].split()
     trainings = WORDS["trainings"].get(row.get("trainings"))  # None in older files

@@ -17,20 +17,20 @@ The estimate from two seeds is 4.2 % on average, with a correlation of 0.99 over
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
+from pandas import DataFrame
 
 from flsv.functional.allocation import Negatives
 from flsv.report.basis import RETRAINED, Basis
-from flsv.report.reading import Run
+from flsv.report.reading import Run, final_values
 from flsv.results.folder import BY_SCORE, WITHOUT_SEED
-from flsv.results.text import known_mean, shares_in
-from flsv.utilities.csv_files import NAN, number_or_nan
+from flsv.results.text import shares_in
+from flsv.utilities.csv_files import NAN
 
 
-def moved_by_seeds(shares_without_seed: Sequence[Sequence[float]]) -> float:
+def moved_by_seeds(shares_without_seed: Sequence[Sequence[float]] | DataFrame) -> float:
     """Estimate the fraction of a payment that S other seeds would give to other clients.
 
     ``shares_without_seed [S, n]`` are the shares computed without each of the S seeds.
@@ -72,49 +72,30 @@ def fraction_moved_by_seeds(
     if rule not in ("zero", "refuse"):
         return NAN
     if basis.key == RETRAINED:
-        return moved_by_seeds(_shares_without_seeds(run.retrained()))
+        return moved_by_seeds(run.retrained().filter(like=WITHOUT_SEED).T)
 
-    values_of_runs = [seed_run.final(basis.key) for seed_run in run.runs]
-    if len(values_of_runs) < 2:
+    if run.seeds < 2:
         return NAN
-    shares_without_one = []
-    for position in range(len(values_of_runs)):
-        values_of_others = values_of_runs[:position] + values_of_runs[position + 1 :]
-        means = [known_mean(client_values) for client_values in zip(*values_of_others)]
-        shares_without_one.append(shares_in(means))
-    return moved_by_seeds(shares_without_one)
-
-
-def _shares_without_seeds(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """Return the clients' shares in the rows of ``retrained.csv`` without each seed in turn."""
-    nonempty_row = next(row for row in rows if row)  # all have the same heads
-    columns = []
-    for head in nonempty_row:
-        if head.startswith(WITHOUT_SEED):
-            columns.append(_numbers_in(rows, head))
-    return columns
-
-
-def _numbers_in(rows: Sequence[Mapping[str, Any]], head: str) -> list[float]:
-    return [number_or_nan(row.get(head, "")) for row in rows]
+    values = final_values(run.runs, basis.key)
+    means_without_one = [values.drop(index=position).mean() for position in values.index]
+    return moved_by_seeds([shares_in(means) for means in means_without_one])
 
 
 def fractions_moved_by_scores(run: Run, basis: Basis) -> dict[str, float]:
     """Return the fraction of a payment by retraining that each other score would give to other clients."""
     if basis.key != RETRAINED:
         return {}
-    rows = [row for row in run.retrained() if row]  # of retrained.csv, {head of column: cell}
-    shares = [row["share"] for row in rows]
+    rows = run.retrained()
     # The "f1" of "f1 of ill (lower is better)", in which the parts after it may be missing.
     without_class, _, _ = basis.by.partition(" of ")
     score_of_basis, _, _ = without_class.partition(" (")
 
     fractions = {}
-    for head in rows[0]:
+    for head in rows:
         score = head.removeprefix(BY_SCORE)
         if not head.startswith(BY_SCORE) or score == score_of_basis:
             continue
-        fraction = fraction_moved(shares, _numbers_in(rows, head))
+        fraction = fraction_moved(rows["share"], rows[head])
         if not math.isnan(fraction):
             fractions[score] = fraction
     return fractions
@@ -127,9 +108,5 @@ def fraction_moved(shares: Sequence[float], other_shares: Sequence[float]) -> fl
         >>> round(fraction_moved([0.5, 0.3, 0.2], [0.4, 0.3, 0.3]), 3)
         0.1
     """
-    differences = []
-    for share, other_share in zip(shares, other_shares):
-        difference = abs(share - other_share)
-        if not math.isnan(difference):
-            differences.append(difference)
-    return sum(differences) / 2
+    differences = np.subtract(shares, other_shares)
+    return float(np.nansum(np.abs(differences))) / 2

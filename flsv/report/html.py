@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from pandas import DataFrame
 
+from flsv.results.run_table import ESTIMATE
 from flsv.results.text import (
     NO_NUMBER,
     WORDS,
     format_number,
-    format_numbers,
+    format_rows,
     percent,
     titled,
     unbroken,
@@ -108,33 +111,27 @@ def table_of_texts(texts: Mapping[str, object]) -> Table | None:
     return Table(["", ""], rows, css="texts")
 
 
-def heatmap_table(
-    names: Sequence[str],
-    columns: Sequence[str],
-    values: Sequence[Sequence[float]],
-    corner: str,
-    caption: str,
-    digits: int = 2,
-) -> Table:
-    """Return a heatmap of ``values``, k rows and M columns: blue above 0, orange below, stronger further from 0.
+def heatmap_table(values: DataFrame, corner: str, caption: str, digits: int = 2) -> Table:
+    """Return a heatmap of ``values``: blue above 0, orange below, stronger further from 0.
 
     The largest number has ``digits`` significant digits.
     """
+    columns = list(map(str, values.columns))
     has_numbers = len(columns) <= MAX_COLUMNS_WITH_NUMBERS
-    all_values = list(chain.from_iterable(values))
-    finite_values = list(filter(math.isfinite, all_values))
-    largest = max(map(abs, finite_values), default=0.0) or 1.0  # 1: all are 0
+    numbers = values.to_numpy(dtype=float)
+    finite_numbers = numbers[np.isfinite(numbers)]
+    largest = float(np.abs(finite_numbers).max(initial=0.0)) or 1.0  # 1: all are 0
     if not has_numbers:
-        caption = f"{caption}: {_color_scale(finite_values, largest)}"
-        if len(finite_values) < len(all_values):
+        caption = f"{caption}: {_color_scale(finite_numbers, largest)}"
+        if finite_numbers.size < numbers.size:
             caption += ", hatched without a value"
-    texts = iter(format_numbers(all_values, digits))  # all with equally many decimals
 
     rows: list[list[str | Cell]] = []
-    for name, row_values in zip(names, values):
+    for name, row_numbers, texts in zip(
+        values.index, numbers.tolist(), format_rows(values, digits)
+    ):
         row: list[str | Cell] = [name]
-        for column, value in zip(columns, row_values):
-            text = next(texts)
+        for column, value, text in zip(columns, row_numbers, texts):
             cell = Cell(
                 text if has_numbers else "",
                 style=_heat_style(value, largest),
@@ -147,11 +144,11 @@ def heatmap_table(
     return Table([corner, *columns], rows, caption=caption, css=css)
 
 
-def _color_scale(values: Sequence[float], largest: float) -> str:
+def _color_scale(values: np.ndarray, largest: float) -> str:
     """Describe which numbers the colors of a heatmap without numbers mean."""
     size = format_number(largest)
     scale = f"no color for 0, full blue for {size}"
-    if min(values, default=0.0) < 0:
+    if values.min(initial=0.0) < 0:
         scale += f", full orange for -{size}"
     return scale
 
@@ -170,17 +167,14 @@ def _color(value: float) -> str:
     return _NEGATIVE
 
 
-def bar_cells(
-    values: Sequence[float],
-    low: Sequence[float],
-    high: Sequence[float],
-) -> list[Cell]:
+def bar_cells(estimates: DataFrame) -> list[Cell]:
     """Draw each value as a bar, and its interval as a line, in a table cell. All have one scale."""
     # One scale for all rows, which includes 0.
-    numbers_on_scale = [0.0, *filter(math.isfinite, [*values, *low, *high])]
+    rows = estimates[ESTIMATE].to_numpy().tolist()
+    numbers_on_scale = [0.0, *filter(math.isfinite, chain.from_iterable(rows))]
     scale = _Scale(min(numbers_on_scale), max(numbers_on_scale))
     cells = []
-    for value, low_bound, high_bound in zip(values, low, high):
+    for value, low_bound, high_bound in rows:
         if not math.isfinite(value):
             cells.append(Cell(NO_NUMBER))
             continue

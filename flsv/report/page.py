@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from pandas import DataFrame
 
-from flsv.report.basis import RETRAINED, Basis, intervals_to_show, preferred_basis
+from flsv.report.basis import RETRAINED, Basis, preferred_basis
 from flsv.report.certainty import fraction_moved_by_seeds, fractions_moved_by_scores
 from flsv.report.html import Table, bar_cells, heatmap_table, render, table_by_name, table_of_texts
 from flsv.report.reading import Run, open_run, over_seeds
@@ -32,6 +32,7 @@ from flsv.results.text import (
     ends_of,
     format_number,
     format_numbers,
+    format_rows,
     known_mean,
     titled,
     with_intervals,
@@ -193,8 +194,7 @@ def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
     """Return sentences on the model's performance, and on the samples it was evaluated on."""
     sentences = []
     # The performance that the values distribute, or any if there are no values.
-    performance_by_metric = run.record.get("paid_in", {})
-    for performance in performance_by_metric.values():
+    for performance in run.performances.values():
         if basis is None or performance["by"] == basis.by:
             sentences.append(f"The model's {describe_change(performance)}.")
             break
@@ -213,7 +213,7 @@ def _sentences_on_missing_values(run: Run, basis: Basis | None) -> list[str]:
     if basis is not None and basis.key == RETRAINED:
         return []  # instead of those
     sentences = []
-    for metric, performance in run.record.get("paid_in", {}).items():
+    for metric, performance in run.performances.items():
         reason = performance.get("why_no_values")
         is_told_by_verdict = basis is not None and metric == basis.key
         if reason and not is_told_by_verdict:
@@ -370,20 +370,17 @@ def _values_table(
     faults: Sequence[str],
 ) -> Table:
     """Return the page's main table: values with bars, shares and amounts, and the ``faults`` of updates."""
-    low_of_all, high_of_all = intervals_to_show(basis, for_payment=shares is not None)
-    values = [basis.values[client] for client in clients]
-    low = [low_of_all[client] for client in clients]
-    high = [high_of_all[client] for client in clients]
+    estimates = basis.estimates_to_show(for_payment=shares is not None).loc[clients]
     columns: dict[str, Sequence[Any]] = {
-        "value": with_intervals(values, low, high, between=" to "),
-        "": bar_cells(values, low, high),  # a column without a title
+        "value": with_intervals(estimates, between=" to "),
+        "": bar_cells(estimates),  # a column without a title
     }
     if shares is not None:
         cells = [shares.cells(client) for client in clients]
         columns["share"] = [share for share, _ in cells]
         columns["amount"] = [amount for _, amount in cells]
-    elif basis.interval_with_other_cases is not None:
-        columns["other cases"] = _intervals_with_other_cases(basis, clients)
+    elif basis.estimates_with_other_cases is not None:
+        columns["other cases"] = _intervals(basis.estimates_with_other_cases.loc[clients])
 
     if any(faults):
         columns["finding"] = [faults[client] or NO_NUMBER for client in clients]
@@ -392,16 +389,11 @@ def _values_table(
 
 def _values_for_one(run: Run, client: int, basis: Basis, shares: Shares | None) -> Table:
     """Return the main table of a client's page: its value and share, beside the mean of all."""
-    low, high = intervals_to_show(basis, for_payment=shares is not None)
-    (value_text,) = with_intervals(
-        [basis.values[client]],
-        [low[client]],
-        [high[client]],
-        between=" to ",
-    )
+    estimates = basis.estimates_to_show(for_payment=shares is not None).loc[[client]]
+    (value_text,) = with_intervals(estimates, between=" to ")
     text_of_head = {"": basis.title, "your value": value_text}
-    if shares is None and basis.interval_with_other_cases is not None:
-        (text_of_head["other cases"],) = _intervals_with_other_cases(basis, [client])
+    if shares is None and basis.estimates_with_other_cases is not None:
+        (text_of_head["other cases"],) = _intervals(basis.estimates_with_other_cases.loc[[client]])
     text_of_head["mean of all"] = _mean(run, basis.values)
     if shares is not None:
         text_of_head["share"], text_of_head["amount"] = shares.cells(client)
@@ -409,15 +401,9 @@ def _values_for_one(run: Run, client: int, basis: Basis, shares: Shares | None) 
     return Table(list(text_of_head), [row])
 
 
-def _intervals_with_other_cases(basis: Basis, clients: Sequence[int]) -> list[str]:
-    """Format some clients' intervals for other cases, all with equally many decimals."""
-    assert basis.interval_with_other_cases is not None
-    low, high = basis.interval_with_other_cases
-    bounds = [low[client] for client in clients] + [high[client] for client in clients]
-    texts = format_numbers(bounds)
-    low_texts = texts[: len(clients)]
-    high_texts = texts[len(clients) :]
-    return list(map("[{} to {}]".format, low_texts, high_texts))
+def _intervals(estimates: DataFrame) -> list[str]:
+    """Format intervals without the values."""
+    return [f"[{low} to {high}]" for low, high in format_rows(estimates[["low", "high"]])]
 
 
 def _sentences_on_intervals(basis: Basis | None, shares: Shares | None) -> str:
@@ -425,7 +411,7 @@ def _sentences_on_intervals(basis: Basis | None, shares: Shares | None) -> str:
     if basis is None or not basis.has_intervals:
         return str(WORDS["no_brackets"])
     sentences: Mapping[str, str] = WORDS["brackets"]
-    if basis.interval_with_other_cases is None:
+    if basis.estimates_with_other_cases is None:
         return f"{sentences['seeds']} {BRACKETS_NOTE} {sentences['cases_not_counted']}"
     if shares is not None:
         return sentences["cases"]
@@ -472,32 +458,18 @@ def _logged(run: Run) -> dict[str, str]:
 
 def _value_cells(run: Run, clients: Sequence[int], metrics: Iterable[str]) -> dict[str, list[str]]:
     """Format some clients' values as ``{metric: cells}``, with intervals if there are any."""
-    cells = {}
-    for metric in metrics:
-        values = run.final(metric)
-        low, high = run.ends(metric)
-        cells[metric] = with_intervals(
-            [values[client] for client in clients],
-            [low[client] for client in clients],
-            [high[client] for client in clients],
-            between=" to ",
-        )
-    return cells
+    return {
+        metric: with_intervals(run.estimates(metric).loc[clients], between=" to ")
+        for metric in metrics
+    }
 
 
 def _retrained_cells(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
     """Format the values by retraining like those of a metric, if there are any."""
-    all_rows = run.retrained()
-    if not any(all_rows) or not clients:
+    rows = run.retrained()
+    if rows.empty or not clients:
         return {}
-    rows = [all_rows[client] for client in clients]
-    cells = with_intervals(
-        [row.get("value", NAN) for row in rows],
-        [row.get("low", NAN) for row in rows],
-        [row.get("high", NAN) for row in rows],
-        between=" to ",
-    )
-    return {RETRAINED: cells}
+    return {RETRAINED: with_intervals(rows.reindex(clients), between=" to ")}
 
 
 def _class_count_heatmap(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table | None:
@@ -506,13 +478,8 @@ def _class_count_heatmap(run: Run, clients: Sequence[int], names: Sequence[str])
     class_names = run.record["classes"]
     if not counts or not class_names:
         return None
-    return heatmap_table(
-        names,
-        class_names,
-        values=[counts[client] for client in clients],
-        corner="",
-        caption="Training samples of each class",
-    )
+    table = DataFrame([counts[client] for client in clients], index=names, columns=class_names)
+    return heatmap_table(table, corner="", caption="Training samples of each class")
 
 
 def _heatmaps_over_time(
@@ -524,26 +491,18 @@ def _heatmaps_over_time(
     """Return a heatmap of each metric's values over up to 20 rounds, including the last."""
     if run.rounds <= 1:
         return []
-    num_rounds = len(run.round_numbers)
-    stride = max(1, math.ceil(num_rounds / MAX_ROUNDS_SHOWN))
-    first_shown = (num_rounds - 1) % stride  # so that the last round is shown
-    shown_positions = range(first_shown, num_rounds, stride)
+    stride = math.ceil(len(run.round_numbers) / MAX_ROUNDS_SHOWN)
     suffix = ", one of the runs" if run.seeds > 1 else ""
 
     heatmaps = []
     for metric in metrics:
-        history = run.history(metric)[list(clients)].iloc[shown_positions]  # [rounds, clients]
+        history = run.history(metric)[list(clients)]  # [rounds, clients]
+        history = history.iloc[::-stride].iloc[::-1]  # so that the last round is shown
         if not history.notna().any(axis=None):
             continue
-        heatmap = heatmap_table(
-            names,
-            [str(index + 1) for index in history.index],
-            values=history.to_numpy(dtype=float).T.tolist(),
-            corner="round",
-            caption=f"{metric}{suffix}",
-            digits=3,
-        )
-        heatmaps.append(heatmap)
+        table = history.set_axis(history.index + 1).set_axis(names, axis=1).T
+        caption = f"{metric}{suffix}"
+        heatmaps.append(heatmap_table(table, corner="round", caption=caption, digits=3))
     return heatmaps
 
 
@@ -567,15 +526,9 @@ def _class_heatmaps(
         else:
             titles = [run.column_name(metric, column) for column in columns]
 
-        values = np.array([run.final(metric, column) for column in columns]).T  # [clients, columns]
-        heatmap = heatmap_table(
-            names,
-            titles,
-            values=values[list(clients)].tolist(),
-            corner="",
-            caption=f"{metric} by {kind}",
-        )
-        heatmaps.append(heatmap)
+        values = DataFrame([run.final(metric, column) for column in columns], index=titles)
+        table = values[list(clients)].set_axis(names, axis=1).T
+        heatmaps.append(heatmap_table(table, corner="", caption=f"{metric} by {kind}"))
     return heatmaps
 
 

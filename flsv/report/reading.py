@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
+import pandas
 import torch
 import yaml
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from flsv.configuration.identity import Identity, option_texts
 from flsv.core.artifacts import client_folders
 from flsv.functional.intervals import half_width
 from flsv.results.folder import (
+    BY_SCORE,
     CONFIG,
     RECORD,
     RETRAINED,
     RUNS,
+    WITHOUT_SEED,
     find_contributions,
     repeated_folders,
 )
 from flsv.results.record import read_record
 from flsv.results.round_result import copies_in, faults_in
 from flsv.results.run_table import (
+    ESTIMATE,
     columns_in,
-    last_intervals,
-    last_values,
+    last_estimates,
     read_contributions,
     select_rows,
     tidy,
@@ -41,6 +42,16 @@ from flsv.results.text import known_mean, shares_in
 from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_int, read_rows
 from flsv.utilities.display import INTERVAL_LEVEL, client_label
 from flsv.utilities.errors import ConfigurationError, listed
+
+#: Columns that every ``retrained.csv`` has.
+RETRAINED_COLUMNS: dict[str, Cell] = {
+    "client": parse_int,
+    "by": str,
+    "seeds": str,
+    **dict.fromkeys(("value", "low", "high", "share", "majority", "rounds"), number_or_nan),
+}
+#: Columns with numbers that files of earlier versions do not have.
+OPTIONAL_NUMBERS = ("alone", "together")
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,11 @@ class Run:
     def metric_info(self, metric: str) -> Mapping[str, Any]:
         """Return a metric's entry in ``run.json``, or empty if it has none."""
         return self.record["metrics"].get(metric, {})
+
+    @property
+    def performances(self) -> Mapping[str, dict[str, Any]]:
+        """Return the performances that the metrics' values distribute, by metric."""
+        return self.record.get("paid_in", {})
 
     def columns_are_classes(self, metric: str) -> bool:
         """Return whether the columns of a metric's values are classes, not, for example, other clients."""
@@ -193,19 +209,23 @@ class Run:
         """Return the last values ``[n]`` of a metric, or of its ``column`` such as a class. NaN for clients without
         one.
         """
-        return last_values(self.table, metric, self.num_clients, column)
+        return last_estimates(self.table, metric, self.num_clients, column)["value"].tolist()
 
     def ends(self, metric: str) -> tuple[list[float], list[float]]:
         """Return the low and high ends of the intervals of a metric's last values, ``[n]`` each.
 
         NaN for clients without an interval, and for metrics that train no coalitions.
         """
+        estimates = self.estimates(metric)
+        return estimates["low"].tolist(), estimates["high"].tolist()
+
+    def estimates(self, metric: str) -> DataFrame:
+        """Return the last values of a metric and their intervals, in the columns ``value``, ``low`` and ``high``."""
+        estimates = last_estimates(self.table, metric, self.num_clients)
         # Version 1 wrote intervals for other metrics, too, which were too narrow.
         if self.metric_info(metric).get("class") != "ShadowShapley":
-            unknown = [NAN] * self.num_clients
-            return unknown, unknown
-        _, low, high = last_intervals(self.table, metric, self.num_clients)
-        return low, high
+            estimates[["low", "high"]] = NAN
+        return estimates
 
     @property
     def runs(self) -> Sequence[Run]:
@@ -222,27 +242,25 @@ class Run:
         counts = select_rows(self.table, "weight")["client"].value_counts()
         return counts.reindex(range(self.num_clients), fill_value=0).tolist()
 
-    def retrained(self) -> list[dict[str, Any]]:
-        """Return each client's row of ``retrained.csv`` as a mapping, or an empty list without this file."""
-        number_columns = ("value", "low", "high", "share", "majority", "rounds")
-        required_columns: dict[str, Cell] = {"by": str, "seeds": str}
-        required_columns.update(dict.fromkeys(number_columns, number_or_nan))
-        return self._rows_by_client(self.folder / RETRAINED, required_columns)
-
-    def _rows_by_client(self, path: Path, columns: Mapping[str, Cell]) -> list[dict[str, Any]]:
-        """Read each client's row of a CSV file, none without the file."""
+    def retrained(self) -> DataFrame:
+        """Return the rows of ``retrained.csv`` by client, none without this file."""
+        path = self.folder / RETRAINED
         if not path.is_file():
-            return []
-        rows: list[dict[str, Any]] = [{} for _ in range(self.num_clients)]
-        for line, row in read_rows(path, {"client": parse_int, **columns}):
+            return DataFrame()
+        rows = {}
+        for line, row in read_rows(path, RETRAINED_COLUMNS):
             client = row["client"]
-            is_known = client < self.num_clients
-            if not is_known or rows[client]:
+            if client >= self.num_clients or client in rows:
                 raise ConfigurationError(
                     f"{path}, line {line}: client is {client}, expected 0 to {self.num_clients - 1}, each once."
                 )
             rows[client] = row
-        return rows
+
+        table = DataFrame(rows.values(), index=list(rows)).sort_index()
+        for column in table:
+            if column in OPTIONAL_NUMBERS or column.startswith((WITHOUT_SEED, BY_SCORE)):
+                table[column] = table[column].map(number_or_nan)
+        return table
 
 
 def read_run(path: str | Path) -> DataFrame:
@@ -288,7 +306,6 @@ def open_run(path: str | Path) -> Run:
 
 # ---- runs of flsv repeat: the same federation with different seeds, and each client's mean over them
 
-SUMMARY_COLUMNS = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high", "share")
 #: File in the folder of ``flsv repeat`` with the means over its runs.
 SUMMARY_FILE = "repeat.csv"
 #: Columns of the file of finished runs: the run's name, and its folder.
@@ -306,12 +323,17 @@ class RepeatedRun(Run):
     runs: Sequence[Run] = ()
 
     def final(self, metric: str, column: str = "") -> list[float]:
-        values_of_runs = [run.final(metric, column) for run in self.runs]
-        return list(map(known_mean, zip(*values_of_runs)))
+        values = final_values(self.runs, metric, column)
+        return values.apply(known_mean).tolist()
 
-    def ends(self, metric: str) -> tuple[list[float], list[float]]:
+    def estimates(self, metric: str) -> DataFrame:
         summary = seed_summary(self.runs, [metric])
-        return summary["low"].tolist(), summary["high"].tolist()
+        return summary.rename(columns={"mean": "value"})[ESTIMATE]
+
+
+def final_values(runs: Sequence[Run], metric: str, column: str = "") -> DataFrame:
+    """Return the last values of a metric, with a row per run and a column per client."""
+    return DataFrame([run.final(metric, column) for run in runs])
 
 
 def over_seeds(run: Run) -> Run:
@@ -325,8 +347,8 @@ def over_seeds(run: Run) -> Run:
     # The run's record, with means over all runs of two entries: "paid_in", the performances that metrics' values
     # distribute, and "logged".
     mean_performances = {}
-    for metric, performance in _performances(run).items():
-        performance_by_run = [_performances(repeated).get(metric, {}) for repeated in runs]
+    for metric, performance in run.performances.items():
+        performance_by_run = [repeated.performances.get(metric, {}) for repeated in runs]
         means = _means_of_all(performance_by_run, ("start", "end", "sum"))
         mean_performances[metric] = {**performance, **means}
 
@@ -334,10 +356,6 @@ def over_seeds(run: Run) -> Run:
     logged = _means_of_all(logged_by_run, logged_by_run[0])
     record = {**run.record, "paid_in": mean_performances, "logged": logged}
     return RepeatedRun(run.folder, record, run.table, runs)
-
-
-def _performances(run: Run) -> Mapping[str, dict[str, Any]]:
-    return run.record.get("paid_in", {})
 
 
 def _means_of_all(
@@ -364,34 +382,33 @@ def seed_summary(
     run = runs[0]
     if metrics is None:
         metrics = run.metrics
-    rows = []
+    summaries = []
     for metric in metrics:
-        values_by_client = []
-        values_of_runs = [seed_run.final(metric) for seed_run in runs]
-        for client_values in zip(*values_of_runs):
-            values_by_client.append(list(filterfalse(math.isnan, client_values)))
-
-        means = list(map(known_mean, values_by_client))
-        shares = [NAN] * len(means)
-        if run.metric_info(metric).get("to_pay_by"):
-            shares = shares_in(means)
-
-        for client, values in enumerate(values_by_client):
-            deviation = statistics.stdev(values) if len(values) > 1 else NAN
-            half_interval = mean_half_width(deviation, len(values))
-            row = {
+        values = final_values(runs, metric)
+        summary = DataFrame(
+            {
                 "metric": metric,
-                "client": client,
-                "client_name": run.client_names[client],
-                "runs": len(values),
-                "mean": means[client],
-                "std": deviation,
-                "low": means[client] - half_interval,
-                "high": means[client] + half_interval,
-                "share": shares[client],
+                "client": values.columns,
+                "client_name": run.client_names,
+                "runs": values.count(),
+                "mean": values.apply(known_mean),
+                "std": values.apply(_deviation),
             }
-            rows.append(row)
-    return DataFrame(rows, columns=[*SUMMARY_COLUMNS])
+        )
+        half_widths = summary["std"].combine(summary["runs"], mean_half_width)
+        summary["low"] = summary["mean"] - half_widths
+        summary["high"] = summary["mean"] + half_widths
+        summary["share"] = NAN
+        if run.metric_info(metric).get("to_pay_by"):
+            summary["share"] = shares_in(summary["mean"])
+        summaries.append(summary)
+    return pandas.concat(summaries, ignore_index=True)
+
+
+def _deviation(values: Series) -> float:
+    """Compute the standard deviation of a client's values, NaN if there are less than two."""
+    known_values = values.dropna()
+    return statistics.stdev(known_values) if len(known_values) > 1 else NAN
 
 
 def mean_half_width(deviation: float, count: int, level: float = INTERVAL_LEVEL) -> float:

@@ -13,7 +13,7 @@ from pandas import DataFrame
 
 from flsv.functional.allocation import allocate
 from flsv.functional.joint_shares import joint_shares
-from flsv.report.basis import Basis, basis_of, intervals_to_show
+from flsv.report.basis import Basis, basis_of
 from flsv.report.reading import Run
 from flsv.results.round_result import doubts_in
 from flsv.results.text import NO_NUMBER, joined, percent
@@ -181,18 +181,10 @@ def shares_of(run: Run, budget: Budget) -> Shares:
     """
     basis = basis_of(run, budget.by)
     verdict = basis.verdict(budget.rule, accepts_partners=budget.judged_by_partners)
-    low, high = intervals_to_show(basis, for_payment=True)
-    table = DataFrame(
-        {
-            "client": range(run.num_clients),
-            "client_name": run.client_names,
-            "value": basis.values,
-            "low": low,
-            "high": high,
-        }
-    )
-    for name in AMOUNT_COLUMNS:
-        table[name] = NAN
+    table = basis.estimates_to_show(for_payment=True).copy()
+    table["client"] = range(run.num_clients)
+    table["client_name"] = run.client_names
+    table[list(AMOUNT_COLUMNS)] = NAN
     if not verdict.forbids_payment:
         _share_out(table, run, budget, basis)
 
@@ -214,7 +206,7 @@ def _share_out(table: DataFrame, run: Run, budget: Budget, basis: Basis) -> None
         raise ConfigurationError(
             f"--rule refuse: {names}: values below 0. Choose --rule zero, shift or softmax."
         )
-    intervals = joint_shares(values, basis.errors(), budget.rule)
+    intervals = joint_shares(values, basis.inputs.errors, budget.rule)
     table["share"] = _nan_where_unvalued(allocate(values, 1.0, budget.rule), values)
     table["share_low"] = intervals.low.tolist()
     table["share_high"] = intervals.high.tolist()

@@ -1,10 +1,10 @@
-"""RoundResults: makes the rows of a run's table from the metrics' values after a round."""
+"""ResultBuilder: makes the rows of a run's table from the metrics' values after a round."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -41,15 +41,6 @@ def column_names(metric: Metric) -> list[str] | None:
     return metric.columns()
 
 
-@dataclass(frozen=True)
-class _Measurement:
-    """A metric's values and the ends of their intervals, as tensors."""
-
-    name: str
-    tensors: Sequence[Tensor]
-    columns: Mapping[str, str] | None = None
-
-
 def numbers_of(
     metrics: Mapping[str, Metric],
     values: Mapping[str, Tensor],
@@ -59,58 +50,48 @@ def numbers_of(
 
     Also return ``{name: number}`` of the values and diagnostics that are a single number.
     """
-    measurements: list[_Measurement] = []
+    device_numbers: list[Numbers] = []
     for name, value in values.items():
-        measurements += _measurements(name, metrics[name], value, class_names)
+        device_numbers += _numbers_of_metric(name, metrics[name], value, class_names)
     for name, diagnostic in _diagnostics(metrics, values):
-        measurements.append(_Measurement(name, [diagnostic]))
+        device_numbers.append(Numbers(name, diagnostic))
 
     # One copy for all, since each copy would wait for the device.
     tensors: list[Tensor] = []
-    for measurement in measurements:
-        tensors += measurement.tensors
+    for of_device in device_numbers:
+        tensors += [of_device.values, *of_device.ends]
     host_tensors = iter(to_host(tensors))
     numbers: list[Numbers] = []
     shared: dict[str, float] = {}
-    for measurement in measurements:
-        value, *interval = islice(host_tensors, len(measurement.tensors))
+    for of_device in device_numbers:
+        value = next(host_tensors)
+        ends = [end.double() for end in islice(host_tensors, len(of_device.ends))]
         if value.ndim == 0:
-            shared[measurement.name] = value.item()
-            continue
-        double_interval = None
-        if interval:
-            double_interval = [end.double() for end in interval]
-        numbers.append(
-            Numbers(
-                measurement.name,
-                value.double(),
-                columns=measurement.columns,
-                ends=double_interval,
-            )
-        )
+            shared[of_device.metric] = value.item()
+        else:
+            numbers.append(replace(of_device, values=value.double(), ends=ends))
     return numbers, shared
 
 
-def _measurements(
+def _numbers_of_metric(
     name: str,
     metric: Metric,
     value: Tensor,
     class_names: Sequence[str] | None,
-) -> list[_Measurement]:
+) -> list[Numbers]:
     """Return a metric's values per client and column, with intervals."""
     client_values = overall(metric, value)
     if client_values.ndim == 0:
-        return [_Measurement(name, [client_values])]
+        return [Numbers(name, client_values)]
 
-    values_and_bounds = [client_values]
+    ends = None
     if isinstance(metric, ContributionMetric):
-        bounds = metric.intervals(value=client_values)  # the lower and the upper ones, if any
-        values_and_bounds += bounds or ()
-    measurements = [_Measurement(name, values_and_bounds)]
+        ends = metric.intervals(value=client_values)
+    numbers = [Numbers(name, client_values, ends=ends or ())]
     columns = _named_columns(metric, value, class_names)
     if columns:
-        measurements.append(_Measurement(name, [value], columns))
-    return measurements
+        numbers.append(Numbers(name, value, columns))
+    return numbers
 
 
 def _named_columns(
@@ -167,7 +148,7 @@ def _diagnostics(
             yield f"{name}/{diagnostic}", value
 
 
-class RoundResults:
+class ResultBuilder:
     """Builder of each round's result, which is passed to all sinks."""
 
     def __init__(
@@ -190,17 +171,27 @@ class RoundResults:
         **of_round: Tensor | None,
     ) -> list[Row]:
         """Return the table's rows after a round, for the metrics' values and for further numbers ``name=[n]``."""
-        numbers, _ = numbers_of(self._metrics, values, self._class_names)
-        for name, value in of_round.items():
-            if value is not None:
-                numbers.append(Numbers(name, value.cpu()))
-        return round_rows(index, numbers, self._client_names)
+        metric_rows, _ = self._measured(index, values)
+        return metric_rows + self._vector_rows(index, of_round)
 
     def _measured(
         self, index: int, values: Mapping[str, Tensor]
     ) -> tuple[list[Row], dict[str, float]]:
         numbers, shared = numbers_of(self._metrics, values, self._class_names)
         return round_rows(index, numbers, self._client_names), shared
+
+    def _vector_rows(self, index: int, vectors: Mapping[str, Tensor | None]) -> list[Row]:
+        """Return the rows of one number per client, ``{name: [n]}``."""
+        numbers = [
+            Numbers(name, vector.cpu()) for name, vector in vectors.items() if vector is not None
+        ]
+        return round_rows(index, numbers, self._client_names)
+
+    def _cohort_rows(
+        self, index: int, name: str, number_by_client: Mapping[int, float]
+    ) -> list[Row]:
+        numbers = Numbers(name, [*number_by_client.values()], clients=[*number_by_client])
+        return round_rows(index, [numbers], self._client_names)
 
     def resume(self, rows: Sequence[Row]) -> None:
         """Store the metrics' rows before a resumed run's first round, with which new rows are compared."""
@@ -224,27 +215,20 @@ class RoundResults:
         self._earlier_rows = metric_rows
         self._names_of_rounds |= shared.keys()
 
-        numbers_of_round = [
-            Numbers("weight", weights.cpu()),
-            Numbers("update_norm", [*norms.values()], clients=[*norms]),
-        ]
-        for name, score in scores.items():
-            numbers_of_round.append(Numbers(name, score.cpu()))
-        rows_of_round = round_rows(index, numbers_of_round, self._client_names)
-        losses_of_round = Numbers("train_loss", [*losses.values()], clients=[*losses])
-        loss_rows = round_rows(index, [losses_of_round], self._client_names)
+        rows_of_round = self._vector_rows(index, {"weight": weights})
+        rows_of_round += self._cohort_rows(index, "update_norm", norms)
+        score_rows = self._vector_rows(index, scores)
+        loss_rows = self._cohort_rows(index, "train_loss", losses)
 
-        # Scores that were computed in an earlier round are no change.
-        for row in rows_of_round:
-            if has_new_scores or row.metric not in scores:
-                new_rows.append(row)
+        new_rows += rows_of_round
         score_numbers = score_summary(scores)
         shared_changes = dict(shared)
-        if has_new_scores:
+        if has_new_scores:  # those of an earlier round are no change
+            new_rows += score_rows
             shared_changes |= score_numbers
         return RoundResult(
             index,
-            table=metric_rows + rows_of_round + loss_rows,
+            table=metric_rows + rows_of_round + score_rows + loss_rows,
             changes=new_rows,
             shared=shared | score_numbers,
             shared_changes=shared_changes,
@@ -279,8 +263,7 @@ class RoundResults:
         new_rows = changed_rows(metric_rows, self._late_rows)
         self._late_rows = metric_rows
 
-        score_numbers = [Numbers(name, score.cpu()) for name, score in scores.items()]
-        score_rows = round_rows(index, score_numbers, self._client_names)
+        score_rows = self._vector_rows(index, scores)
 
         # Numbers of the whole federation that no round's result has had.
         shared = score_summary(scores)

@@ -61,6 +61,9 @@ COLUMNS = (
     "high",
 )
 
+#: The columns of estimates, which have a row per client.
+ESTIMATE = ["value", "low", "high"]
+
 
 @dataclass(frozen=True)
 class Numbers:
@@ -72,8 +75,8 @@ class Numbers:
     values: Any
     #: `{key: name}` of the M columns. None if `values` are `[n]`.
     columns: Mapping[str, str] | None = None
-    #: `[2, n]`, the low and high ends of the intervals of `[n]` values. None if there are no intervals.
-    ends: Any = None
+    #: `[2, n]`, the low and high ends of the intervals of `[n]` values. Empty if there are no intervals.
+    ends: Any = ()
     #: The n clients' ids. None: 0 to n - 1.
     clients: Sequence[int] | None = None
 
@@ -132,7 +135,7 @@ def _intervals(
 ) -> list[list[float]]:
     """Return each interval's low and high bound, NaN if unknown."""
     intervals = np.full((num_values, 2), NAN)
-    if bounds is not None:
+    if len(bounds):
         intervals[:, 0], intervals[:, 1] = bounds
     intervals[np.isnan(intervals).any(1)] = NAN
     return intervals.tolist()
@@ -183,27 +186,16 @@ def columns_in(table: DataFrame, metric: str) -> list[str]:
     return keys
 
 
-def last_values(
+def last_estimates(
     table: DataFrame,
     metric: str,
     num_clients: int,
     column: str = "",
-    number: str = "value",
-) -> list[float]:
-    """Return each client's last value of a metric or ``column``, or as ``number`` its interval's low or high end."""
+) -> DataFrame:
+    """Return each client's last value by a metric or ``column``, with its interval, in the columns :data:`ESTIMATE`."""
     rows = select_rows(table, metric, column).drop_duplicates("client", keep="last")
-    numbers = rows.set_index("client")[number]
-    return numbers.reindex(range(num_clients)).tolist()
-
-
-def last_intervals(
-    table: DataFrame, metric: str, num_clients: int
-) -> tuple[list[float], list[float], list[float]]:
-    """Return each client's last value by a metric, and the low and high ends of its interval."""
-    values = last_values(table, metric, num_clients)
-    low = last_values(table, metric, num_clients, number="low")
-    high = last_values(table, metric, num_clients, number="high")
-    return values, low, high
+    estimates = rows.set_index("client")[ESTIMATE]
+    return estimates.reindex(range(num_clients))
 
 
 def values_by_round(

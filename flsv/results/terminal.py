@@ -19,7 +19,7 @@ import lightning as L
 
 from flsv.results.folder import where_results_are
 from flsv.results.round_result import RunResult, Sink
-from flsv.results.run_table import columns_in, last_intervals, last_values, select_rows
+from flsv.results.run_table import columns_in, last_estimates, select_rows
 from flsv.results.text import (
     WORDS,
     by_value,
@@ -63,7 +63,7 @@ def print_contributions(
     if metrics:
         title = "Contributions"
         order = f", by {metrics[0]}"
-        values = last_values(table, metrics[0], num_clients)
+        values = last_estimates(table, metrics[0], num_clients)["value"]
     rows = shown_clients(values, num_clients)
     if len(rows) < num_clients:
         title += f" of {len(rows)} of {num_clients} clients{order}; all are in contributions.csv"
@@ -102,21 +102,20 @@ def _sentences(result: RunResult, num_clients: int) -> list[str]:
 def _payment_sentences(result: RunResult, metric: str, num_clients: int) -> list[str]:
     """Return sentences on the intervals and on the payment by a metric's values."""
     lines = []
-    values, low, high = last_intervals(result.table, metric, num_clients)
-    has_intervals = not all(map(math.isnan, low))
+    estimates = last_estimates(result.table, metric, num_clients)
+    has_intervals = estimates["low"].notna().any()
     if has_intervals:
         lines.append(BRACKETS_NOTE)
-    verdict = _verdict(result, metric, values, low, high)
-    verdict = verdict.without(_ANSWERED_BY_RETRAINING)
+    verdict = _verdict(result, metric, estimates).without(_ANSWERED_BY_RETRAINING)
     if verdict.reasons:
         lines.append(verdict.text)
     return lines
 
 
-def _verdict(result: RunResult, *arguments: Any) -> Verdict:
+def _verdict(result: RunResult, metric: str, estimates: DataFrame) -> Verdict:
     """Decide whether a budget may be shared out by a metric's values."""
     verdict_of_run = resolve_name("flsv.results.verdict:verdict_of_run")
-    return verdict_of_run(result, *arguments)
+    return verdict_of_run(result, metric, estimates)
 
 
 def filled(line: str) -> str:
@@ -138,17 +137,14 @@ def value_table(
         counts.append("rounds")
     columns = {}
     for count in counts:
-        columns[count] = format_numbers(last_values(result.table, count, num_clients))
+        columns[count] = format_numbers(last_estimates(result.table, count, num_clients)["value"])
 
     for metric in metrics:
-        values, low, high = last_intervals(result.table, metric, num_clients)
-        columns[metric] = with_intervals(values, low, high)
+        estimates = last_estimates(result.table, metric, num_clients)
+        columns[metric] = with_intervals(estimates)
         is_metric_of_payment = metric in result.to_pay_by[:1]  # the best one, or none
-        if not is_metric_of_payment:
-            continue
-        verdict = _verdict(result, metric, values, low, high)
-        if not verdict.forbids_payment:
-            columns["share"] = [percent(share) for share in shares_in(values)]
+        if is_metric_of_payment and not _verdict(result, metric, estimates).forbids_payment:
+            columns["share"] = list(map(percent, shares_in(estimates["value"])))
     return columns
 
 
@@ -168,7 +164,7 @@ def class_columns(table: DataFrame, metric: str, num_clients: int) -> dict[str, 
             head = name
         else:  # another class has this name, or the first column
             head = f"{name} ({position})"
-        columns[head] = format_numbers(last_values(table, metric, num_clients, key), 2)
+        columns[head] = format_numbers(last_estimates(table, metric, num_clients, key)["value"], 2)
     return columns
 
 

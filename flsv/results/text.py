@@ -7,12 +7,15 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import filterfalse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
 
 from flsv.utilities.display import CLIENTS_PREFIX
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 NO_NUMBER = "\N{EN DASH}"
 #: Gain below which much more of a payment went to the wrong clients in trials.
@@ -76,30 +79,25 @@ def format_numbers(values: Sequence[float], digits: int = 3) -> list[str]:
     return texts
 
 
-def with_intervals(
-    values: Sequence[float],
-    low: Sequence[float],
-    high: Sequence[float],
-    between: str = ", ",
-) -> list[str]:
-    """Format values with their intervals in brackets, all with equally many decimals.
+def format_rows(numbers: DataFrame, digits: int = 3) -> list[list[str]]:
+    """Format the rows of a table of numbers, all with equally many decimals, see :func:`format_numbers`."""
+    texts = format_numbers(numbers.to_numpy().ravel().tolist(), digits)
+    return np.reshape(texts, numbers.shape).tolist()
+
+
+def with_intervals(estimates: DataFrame, between: str = ", ") -> list[str]:
+    """Format the column ``value`` with the interval from ``low`` to ``high`` in brackets.
 
     Example:
-        >>> with_intervals([0.5, 1.0], [0.25, float("nan")], [0.75, float("nan")])
+        >>> from pandas import DataFrame
+        >>> with_intervals(DataFrame({"value": [0.5, 1.0], "low": [0.25, None], "high": [0.75, None]}))
         ['0.50 [0.25, 0.75]', '1.00']
     """
-    # Together, so that all get the same number of decimals.
-    texts = format_numbers([*values, *low, *high])
-    num_values = len(values)
-    value_texts = texts[:num_values]
-    low_texts = texts[num_values : 2 * num_values]
-    high_texts = texts[2 * num_values :]
-
     cells = []
-    for value, low_end, high_end in zip(value_texts, low_texts, high_texts):
-        has_interval = NO_NUMBER not in (value, low_end, high_end)
+    for value, low, high in format_rows(estimates[["value", "low", "high"]]):
+        has_interval = NO_NUMBER not in (value, low, high)
         if has_interval:
-            cells.append(f"{value} [{low_end}{between}{high_end}]")
+            cells.append(f"{value} [{low}{between}{high}]")
         else:
             cells.append(value)
     return cells
@@ -147,11 +145,13 @@ def shares_in(values: Sequence[float]) -> list[float]:
         >>> shares_in([3.0, 1.0, -2.0, float("nan")])
         [0.75, 0.25, 0.0, nan]
     """
-    gains = [max(value, 0.0) for value in values]  # max of NaN and 0 is NaN, in this order
-    total = sum(filterfalse(math.isnan, gains))
+    positive_values = [
+        max(value, 0.0) for value in values
+    ]  # max of NaN and 0 is NaN, in this order
+    total = sum(filterfalse(math.isnan, positive_values))
     if total > 0:
-        return [gain / total for gain in gains]
-    return [math.nan] * len(gains)
+        return [value / total for value in positive_values]
+    return [math.nan] * len(positive_values)
 
 
 def titled(measure: str) -> str:

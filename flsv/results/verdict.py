@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from pandas import DataFrame
 from torch import Tensor
 
 from flsv.data.doubts import STRONG_DOUBT
@@ -43,8 +44,8 @@ FORBIDDING_REASONS = (
     "majority",
     "wide",
 )
-#: Fields of :class:`PaymentFacts` that ``run.json`` holds for a metric's performance.
-RECORDED_FACTS = (
+#: Fields of :class:`PaymentInputs` that ``run.json`` holds for a metric's performance.
+RECORDED_INPUTS = (
     "source",
     "alone_only",
     "halved",
@@ -59,7 +60,7 @@ MAX_DOUBTS_SHOWN = 3
 
 
 @dataclass(frozen=True)
-class PaymentFacts:
+class PaymentInputs:
     """Facts about values on which it depends whether a budget may be shared out by them."""
 
     #: `[n]`, the values, NaN for a client without one.
@@ -147,93 +148,92 @@ class Verdict:
         return Verdict(remaining, self.seeds)
 
 
-def verdict_of(facts: PaymentFacts, rule: Negatives = "zero") -> Verdict:
+def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
     """Decide whether a budget may be shared out by the rule ``rule``.
 
     Example:
-        >>> values = PaymentFacts(values=[0.3, 0.2], by="accuracy", source="trainings", seeds=3)
+        >>> values = PaymentInputs(values=[0.3, 0.2], by="accuracy", source="trainings", seeds=3)
         >>> verdict_of(values).text
         'Suitable as a basis for payment: models were trained without some of the partners, too, with 3 seeds.'
     """
-    has_trainings = facts.source != "none"
-    joint = _joint(facts, rule)
-    has_values = not all(map(math.isnan, facts.values))
-    are_gains = has_values and not facts.unsuitable and not facts.of_rounds
-    no_gain = are_gains and _has_no_gain(facts, joint)
-    is_like_majority = not no_gain and _is_like_majority(facts)
-    is_scored_alone = facts.alone_only and facts.source == "scores"
-    ranks_only = has_trainings and (facts.ranks_only or is_scored_alone)
+    has_trainings = inputs.source != "none"
+    joint = _joint(inputs, rule)
+    has_values = not all(map(math.isnan, inputs.values))
+    are_gains = has_values and not inputs.unsuitable and not inputs.of_rounds
+    no_gain = are_gains and _has_no_gain(inputs, joint)
+    is_like_majority = not no_gain and _is_like_majority(inputs)
+    is_scored_alone = inputs.alone_only and inputs.source == "scores"
+    ranks_only = has_trainings and (inputs.ranks_only or is_scored_alone)
 
     holds: dict[str, Any] = {
-        "rounds": facts.of_rounds,
-        "unsuitable": facts.unsuitable,
-        "unfinished": not facts.is_finished,
-        "no_values": not has_values and _why_no_values(facts),
-        "shared_rows": facts.shared_rows,
+        "rounds": inputs.of_rounds,
+        "unsuitable": inputs.unsuitable,
+        "unfinished": not inputs.is_finished,
+        "no_values": not has_values and _why_no_values(inputs),
+        "shared_rows": inputs.shared_rows,
         "ranking": ranks_only,
-        "judged": facts.judged and not facts.accepts_partners,
+        "judged": inputs.judged and not inputs.accepts_partners,
         "no_gain": no_gain,
-        "majority": is_like_majority and percent(facts.majority),
+        "majority": is_like_majority and percent(inputs.majority),
         "wide": not no_gain and not is_like_majority and joint.moved > MAX_MOVED_SHARE,
-        "metric": not has_trainings and not facts.unsuitable,
-        "doubts": facts.doubts,
-        "unlike_run": facts.unlike_run,
-        "one_class": facts.majority >= ONE_CLASS_SHARE and percent(facts.majority),
-        "one_seed": has_trainings and facts.seeds == 1,
-        "alone": has_trainings and facts.alone_only and not ranks_only,
-        "halves": facts.halved,
-        "scores": facts.source == "scores" and not ranks_only,
-        "partners": facts.judged and facts.accepts_partners,
-        "best_alone": max(facts.alone, default=-math.inf) >= facts.together,
-        "small_gain": has_trainings and is_small_gain(facts.by, facts.values),
+        "metric": not has_trainings and not inputs.unsuitable,
+        "doubts": inputs.doubts,
+        "unlike_run": inputs.unlike_run,
+        "one_class": inputs.majority >= ONE_CLASS_SHARE and percent(inputs.majority),
+        "one_seed": has_trainings and inputs.seeds == 1,
+        "alone": has_trainings and inputs.alone_only and not ranks_only,
+        "halves": inputs.halved,
+        "scores": inputs.source == "scores" and not ranks_only,
+        "partners": inputs.judged and inputs.accepts_partners,
+        "best_alone": max(inputs.alone, default=-math.inf) >= inputs.together,
+        "small_gain": has_trainings and is_small_gain(inputs.by, inputs.values),
     }
     reasons = {}
     for name, detail in holds.items():
         if detail:
             reasons[name] = WORDS["against"][name].format(detail)
     forbidding = {name: reasons[name] for name in FORBIDDING_REASONS if name in reasons}
-    return Verdict(forbidding or reasons, facts.seeds)
+    return Verdict(forbidding or reasons, inputs.seeds)
 
 
-def _joint(facts: PaymentFacts, rule: Negatives) -> JointShares:
-    values = torch.tensor(facts.values, dtype=torch.float64)
-    if not facts.errors or bool(values.isnan().all()):
+def _joint(inputs: PaymentInputs, rule: Negatives) -> JointShares:
+    values = torch.tensor(inputs.values, dtype=torch.float64)
+    if not inputs.errors or bool(values.isnan().all()):
         unknown = torch.full(values.shape, NAN)
         return JointShares(unknown, unknown, NAN, NAN)
-    return joint_shares(values, facts.errors, rule)
+    return joint_shares(values, inputs.errors, rule)
 
 
-def _why_no_values(facts: PaymentFacts) -> str:
+def _why_no_values(inputs: PaymentInputs) -> str:
     """Return a sentence that tells why no client has a value, and what to do."""
-    if facts.why_no_values:
-        return facts.why_no_values
+    if inputs.why_no_values:
+        return inputs.why_no_values
     sentences: Mapping[str, str] = WORDS["why_no_values"]
-    if not facts.is_finished:
+    if not inputs.is_finished:
         return sentences["unfinished"]
-    if facts.source != "none":
+    if inputs.source != "none":
         return sentences["trainings"]
     return sentences["rounds"]
 
 
-def _has_no_gain(facts: PaymentFacts, joint: JointShares) -> bool:
+def _has_no_gain(inputs: PaymentInputs, joint: JointShares) -> bool:
     """Return whether the gain of all together is not clearly above 0."""
     if math.isnan(joint.without_gain):
-        return math.fsum(value for value in facts.values if value == value) <= 0
+        return math.fsum(value for value in inputs.values if value == value) <= 0
     return joint.without_gain > MAX_PROBABILITY_OF_NO_GAIN
 
 
-def _is_like_majority(facts: PaymentFacts) -> bool:
+def _is_like_majority(inputs: PaymentInputs) -> bool:
     """Return whether the accuracy is not clearly above the most frequent class's share."""
     margin = 0.0
-    if facts.cases:
-        deviation = math.sqrt(facts.majority * (1 - facts.majority) / facts.cases)
+    if inputs.cases:
+        deviation = math.sqrt(inputs.majority * (1 - inputs.majority) / inputs.cases)
         margin = float(t_quantile(INTERVAL_LEVEL)) * deviation
-    return facts.accuracy <= facts.majority + margin
+    return inputs.accuracy <= inputs.majority + margin
 
 
 def value_errors(
-    lower_bounds: Sequence[float],
-    upper_bounds: Sequence[float],
+    estimates: DataFrame,
     degrees_of_freedom: int | None = None,
     seed_covariance: Tensor | None = None,
     case_covariance: Tensor | None = None,
@@ -244,8 +244,8 @@ def value_errors(
     the bounds. With unknown intervals they are NaN.
     """
     if seed_covariance is None:
-        widths = torch.tensor(upper_bounds) - torch.tensor(lower_bounds)
-        half_widths = widths.double() / 2
+        lower_bounds, upper_bounds = torch.tensor(estimates[["low", "high"]].to_numpy("float32").T)
+        half_widths = (upper_bounds - lower_bounds).double() / 2
         if degrees_of_freedom is None:
             quantile = t_quantile(INTERVAL_LEVEL)
         else:
@@ -258,30 +258,30 @@ def value_errors(
     return errors_by_source
 
 
-def game_facts(record: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Return the facts of :class:`PaymentFacts` that a run's record has on a metric's game."""
+def performance_inputs(record: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """Return the inputs of :class:`PaymentInputs` that a run's record has on a metric's game."""
     performance_by_metric = record.get("paid_in", {})  # what the metrics' values distribute
     if metric not in performance_by_metric:
         return {}
     performance = performance_by_metric[metric]
-    facts = {"by": performance["by"]}
-    for name in RECORDED_FACTS:
+    inputs = {"by": performance["by"]}
+    for name in RECORDED_INPUTS:
         if performance.get(name) is not None:
-            facts[name] = performance[name]
-    if "majority" in facts and performance["end"] is not None:
-        facts["accuracy"] = performance["end"]
-    return facts
+            inputs[name] = performance[name]
+    if "majority" in inputs and performance["end"] is not None:
+        inputs["accuracy"] = performance["end"]
+    return inputs
 
 
-def doubt_facts(
+def doubt_inputs(
     events: Sequence[Event],
     client_names: Sequence[str],
 ) -> dict[str, str]:
-    """Return the facts of :class:`PaymentFacts` that a run's events have on the clients' tables.
+    """Return the inputs of :class:`PaymentInputs` that a run's events have on the clients' tables.
 
     Example:
         >>> shared = Event(0, "doubt", 0, 0, others=[1], text="80 of 80 rows are rows of Lyon, too", strength=40.0)
-        >>> doubt_facts([shared], ["Graz", "Lyon"])["shared_rows"]
+        >>> doubt_inputs([shared], ["Graz", "Lyon"])["shared_rows"]
         'Graz and Lyon (80 of 80 rows are rows of Lyon, too)'
     """
     shared_rows = []
@@ -316,23 +316,21 @@ def matrix_of(rows: Sequence[str]) -> Tensor | None:
 def verdict_of_run(
     result: RunResult,
     metric: str,
-    values: Sequence[float],
-    low: Sequence[float],
-    high: Sequence[float],
+    estimates: DataFrame,
 ) -> Verdict:
     """Decide whether a budget may be shared out by the values of a run that has ended."""
     record = result.learning_record
     performance_by_metric = record.get("paid_in", {})  # what the metrics' values distribute
     performance = performance_by_metric.get(metric, {})
     case_covariance = matrix_of(performance.get("case_covariance") or [])
-    facts_of_result = PaymentFacts(
-        values=values,
-        errors=value_errors(low, high, case_covariance=case_covariance),
+    inputs_of_result = PaymentInputs(
+        values=estimates["value"].tolist(),
+        errors=value_errors(estimates, case_covariance=case_covariance),
         source="scores" if metric in result.trained else "none",
     )
     client_names = select_rows(result.table, "samples")["client_name"].tolist()
-    recorded_facts = {
-        **game_facts(record, metric),  # replaces the defaults above, `source` among them
-        **doubt_facts(result.events, client_names),
+    recorded_inputs = {
+        **performance_inputs(record, metric),  # replaces the defaults above, `source` among them
+        **doubt_inputs(result.events, client_names),
     }
-    return verdict_of(replace(facts_of_result, **recorded_facts))
+    return verdict_of(replace(inputs_of_result, **recorded_inputs))

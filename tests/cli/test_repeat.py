@@ -74,7 +74,7 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
 
     basis = basis_of(runs[1], "cssv")
     assert [*basis.values] == [float(row["mean"]) for row in rows_of_cssv]
-    assert [*basis.low] == [float(row["low"]) for row in rows_of_cssv]
+    assert [*basis.estimates["low"]] == [float(row["low"]) for row in rows_of_cssv]
 
     def refuse(*arguments: Any) -> None:
         pytest.fail("a run that is done was started again")

@@ -323,7 +323,8 @@ def test_page_of_all_has_every_clients_name_value_and_hash(
 def cells_of_heatmap(values: list[list[float]]) -> tuple[str, list[Cell]]:
     """Its caption, and the cells of its clients without their names."""
     columns = list(map(str, range(len(values[0]))))
-    heatmap = heatmap_table(["Boston", "Lyon"], columns, values, corner="", caption="sv")
+    table = pandas.DataFrame(values, index=["Boston", "Lyon"], columns=columns)
+    heatmap = heatmap_table(table, corner="", caption="sv")
     cells = [cell for row in heatmap.rows for cell in row[1:] if isinstance(cell, Cell)]
     return heatmap.caption, cells
 
@@ -356,11 +357,15 @@ def test_page_tells_why_a_metric_beside_its_values_has_none(tmp_path: Path) -> N
 
 
 def test_bars_reach_to_values_and_lines_to_the_ends_of_intervals() -> None:
-    with_interval, negative, missing = bar_cells(
-        values=[0.5, -0.5, NAN],
-        low=[0.25, NAN, NAN],
-        high=[1.5, NAN, NAN],
+    estimates = pandas.DataFrame(
+        {
+            "value": [0.5, -0.5, NAN],
+            "low": [0.25, NAN, NAN],
+            "high": [1.5, NAN, NAN],
+        }
     )
+
+    with_interval, negative, missing = bar_cells(estimates)
 
     # The scale is from -0.5 to 1.5: 0.0 is at 25 %, 0.25 at 37.5 %, 0.5 at 50 %. The line is of ink.
     assert "var(--ink) 37.5% 100.0%" in with_interval.style

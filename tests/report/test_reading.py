@@ -115,7 +115,7 @@ def test_run_below_a_repeat_that_does_not_list_it_has_its_own_values(
     unlisted = make_game(tmp_path / folder, {"sv": [0.0, 0.9]})
     shares = shares_of(open_run(unlisted), Budget(100.0))
     assert shares.basis.values == [0.0, 0.9]
-    assert shares.basis.seeds == 1
+    assert shares.basis.inputs.seeds == 1
 
 
 def test_folder_of_repeated_runs_ignores_older_runs_that_it_does_not_list(tmp_path: Path) -> None:

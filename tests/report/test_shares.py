@@ -250,7 +250,8 @@ def test_shares_of_a_repeated_run_follow_the_means_over_seeds(tmp_path):
     assert basis.title == "sv, mean of 2 runs"
     assert basis.origin == "seeds 0 and 1, 3 of 5 rounds"
     assert basis.values == pytest.approx(means)
-    assert basis.low[0] < means[0] < basis.high[0]
+    first_client = basis.estimates.loc[0]
+    assert first_client["low"] < means[0] < first_client["high"]
 
 
 def test_shares_of_a_repeated_run_with_other_data_are_refused(tmp_path):

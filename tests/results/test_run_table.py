@@ -22,7 +22,7 @@ from flsv.results.run_table import (
     changed_rows,
     columns_in,
     csv_lines,
-    last_values,
+    last_estimates,
     read_contributions,
     round_rows,
     values_by_round,
@@ -87,7 +87,9 @@ def test_contributions_csv_is_read_back_bitwise(tmp_path: Path) -> None:
     assert csv_lines(table_read.itertuples(index=False)) == csv_lines(table)
 
     columns = columns_in(table_read, "sv")
-    values_read = np.array([last_values(table_read, "sv", 3, column) for column in columns]).T
+    values_read = np.array(
+        [last_estimates(table_read, "sv", 3, column)["value"] for column in columns]
+    ).T
 
     assert torch.equal(torch.tensor(values_read), values)
 
@@ -247,7 +249,8 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
         file.write_late(make_late_rounds(value))
         table = read_contributions(path)
         assert table["round"].is_monotonic_increasing
-        assert last_values(table, "value", num_clients=2) == [value + 1, value]
+        estimates = last_estimates(table, "value", num_clients=2)
+        assert estimates["value"].tolist() == [value + 1, value]
         assert len(table) == num_earlier_rows + num_late_rows
 
 

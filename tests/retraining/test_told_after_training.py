@@ -17,7 +17,7 @@ from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
 from flsv.report import open_run
 from flsv.results.round_result import UNLIKE_RUN
-from flsv.results.verdict import doubt_facts
+from flsv.results.verdict import doubt_inputs
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
 from helpers.hidden_state import SEED, Base, Global, make_data
@@ -66,8 +66,8 @@ def test_training_by_a_global_has_values_and_the_verdict_says_why_to_doubt_them(
     assert of_twin.what == of_first_updates.what == UNLIKE_RUN
     assert "the coalition of all clients" in of_twin.text
     assert "clients train otherwise" in of_first_updates.text
-    facts = doubt_facts(run.record["events"], ["0", "1", "2"])
-    assert of_twin.text in facts["unlike_run"]
+    inputs = doubt_inputs(run.record["events"], ["0", "1", "2"])
+    assert of_twin.text in inputs["unlike_run"]
 
 
 def test_training_that_its_state_determines_is_not_doubted(tmp_path: Path) -> None:
