@@ -247,7 +247,7 @@ class TrainingAfterTheRun:
             training.train(coalitions, [run.seed], store)
 
     def _compare_first_updates(self, training: CoalitionTraining, trainer: L.Trainer) -> None:
-        """Compare clients' first updates in coalitions with those in the run, where others have trained before them."""
+        """Compare clients' first updates in coalitions with the run's."""
         weighs_classes = trainer.lightning_module.hparams.get("class_weights") == "balanced"
         if weighs_classes or any(metric.leaves_out for metric in self._metrics.values()):
             return  # coalitions are meant to train otherwise
