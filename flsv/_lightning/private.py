@@ -9,14 +9,9 @@ from lightning.fabric.wrappers import _unwrap_objects
 from lightning.pytorch.loops.progress import _BaseProgress
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
-from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
 
-from flsv._lightning.patches import Patch, do_nothing
-
-#: Holder of the logged values. No callback is told who reads ``trainer.callback_metrics``.
-LoggerConnector = _LoggerConnector
 #: Launcher that starts a script once for each rank. A strategy of one's own has no public one.
 SubprocessLauncher = _SubprocessScriptLauncher
 #: Attributes that Lightning and torch set on a module. No public list tells them from the user's.
@@ -87,34 +82,3 @@ def progress_of(trainer: L.Trainer) -> list[Any]:
             if isinstance(value, _BaseProgress):
                 counters.append(value)
     return counters
-
-
-def no_validation_patches(trainer: L.Trainer) -> list[Patch]:
-    """Return the patches of a Trainer in a fit that leave out its validations, which its arguments do only before."""
-    epoch_loop: Any = trainer.fit_loop.epoch_loop
-    return [
-        (trainer, "num_sanity_val_steps", 0),
-        (epoch_loop, "_should_check_val_fx", _never),
-    ]
-
-
-def connector_of_logged_values(trainer: L.Trainer) -> Any:
-    """Return the trainer's :data:`LoggerConnector`."""
-    unfitted: Any = trainer
-    return unfitted._logger_connector
-
-
-def keep_callbacks_unrestored(trainer: L.Trainer) -> None:
-    """Do not restore modules and callbacks from a resumed run's checkpoint. ``trainer.fit`` restores all or nothing."""
-    unfitted: Any = trainer
-    unfitted._checkpoint_connector._restore_modules_and_callbacks = do_nothing
-
-
-def let_callbacks_log(trainer: L.Trainer) -> None:
-    """Give callbacks that were added in a fit the module's ``log``, as Lightning does for those it begins with."""
-    unfitted: Any = trainer
-    unfitted._callback_connector._attach_model_logging_functions()
-
-
-def _never(*_: Any) -> bool:
-    return False

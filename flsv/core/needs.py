@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from types import CodeType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from flsv.core.client import Client
@@ -35,21 +33,16 @@ def reads_of(
 ) -> tuple[str, ...]:
     """Return the names of the attributes of a round that a part reads, in the order of the vocabulary.
 
-    They are the part's ``needs`` and, for a metric, the attributes that its ``update`` takes as arguments, and those
-    that the functions in its ``round_fields`` name in their code. If a metric declares ``needs``, its functions are not
-    looked into. With ``only_required`` arguments that have a default are left out.
+    They are the part's ``needs`` and, for a metric, the attributes that its ``update`` takes as arguments. With
+    ``only_required`` arguments that have a default are left out.
     """
-    declared_names = attribute_of(part, "needs")
-    names = set(declared_names or ())
+    names = set(attribute_of(part, "needs") or ())
     if _is_metric(part):
         skipped_arguments = set()
         if only_required:
             skipped_arguments = _optional_arguments_of(part)
-        # A field is an attribute of the round, or a function of the round.
         for argument, field in fields_of(part).items():
-            # Declared needs replace those that are found in the code.
-            if callable(field) and declared_names is None:
-                names |= names_in_code(field)
+            # What a function of the round reads is among the declared needs.
             if isinstance(field, str) and argument not in skipped_arguments:
                 names.add(field)
     return tuple(name for name in VOCABULARY if name in names)  # in the vocabulary's order
@@ -81,35 +74,20 @@ def needs_of(
 
 
 def check_declared(part: Any, reader: str) -> None:
-    """Raise ConfigurationError if a part, called ``reader``, declares in ``needs`` what a round does not have."""
-    declared = attribute_of(part, "needs") or ()
-    unknown = [name for name in declared if name not in VOCABULARY]
+    """Raise ConfigurationError if a part, called ``reader``, declares in ``needs`` what a round does not have, or has
+    functions of the round and declares nothing.
+    """
+    declared = attribute_of(part, "needs")
+    if declared is None and _is_metric(part) and any(map(callable, fields_of(part).values())):
+        raise ConfigurationError(
+            f"{reader}: round_fields has functions of a round. Name what they read in the class, as in needs = "
+            '("play",), or () for nothing.'
+        )
+    unknown = [name for name in declared or () if name not in VOCABULARY]
     if unknown:
         raise ConfigurationError(
             f"{reader}: needs = {unknown}, which a round does not have. It may have {sorted(VOCABULARY)}."
         )
-
-
-def names_in_code(function: Callable[..., Any]) -> set[str]:
-    """Return the attributes of a round that a function names in its code.
-
-    Example:
-        >>> names_in_code(lambda round: round.play("accuracy"))
-        {'play'}
-    """
-    while isinstance(function, partial):
-        function = function.func
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        return set()
-    return {name for name in _names(code) if name in VOCABULARY}
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
 
 
 def _is_metric(part: Any) -> bool:

@@ -13,7 +13,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset
-from torchmetrics import Metric
 
 from flsv._lightning.private import progress_of, trainer_of
 from flsv.core.parameter_space import ParameterSpace
@@ -93,30 +92,15 @@ def refusing_lasting_changes(
         )
 
 
-@contextmanager
-def noted_changes(module: nn.Module, space: ParameterSpace | None = None) -> Iterator[list[str]]:
-    """Yield a list that at the end holds the names of everything that the context changes, except metrics' states.
-
-    Objects that cannot be compared are among them.
-    """
-    changes: list[str] = []
-    states, uncomparable_paths = _compared_states(module, space, skipped_types=(Metric,))
-    yield changes
-    changes += [*uncomparable_paths, *_changed_names(states)]
-
-
 def _compared_states(
     module: nn.Module,
     space: ParameterSpace | None,
-    skipped_types: tuple[type, ...] = (),
 ) -> tuple[list[tuple[str, ObjectState]], list[str]]:
-    """Return the states that scoring can change, and names of what cannot be compared, without ``skipped_types``."""
+    """Return the states that scoring can change, and names of what cannot be compared."""
     constant_ids = _constant_ids(module, space)
     states: list[tuple[str, ObjectState]] = []
     uncomparable_paths = []
-    for path, value in _reachable(module, skipped_types):
-        if isinstance(value, skipped_types):
-            continue
+    for path, value in _reachable(module):
         if isinstance(value, Tensor) and _is_left_uncopied(path, value, constant_ids):
             states.append((path, VersionState(value)))  # without a copy
             continue
@@ -158,14 +142,11 @@ def _is_left_uncopied(path: str, value: Any, constant_ids: set[int]) -> bool:
     return is_gradient or is_constant or is_lazy(value)
 
 
-def _reachable(module: nn.Module, skipped_types: tuple[type, ...] = ()) -> Iterator[Part]:
-    """Yield ``(path, object)`` of what evaluating a model can change, without ``skipped_types`` outside of the data
-    module.
-    """
-    not_entered = (*_NOT_ENTERED_TYPES, *skipped_types)
+def _reachable(module: nn.Module) -> Iterator[Part]:
+    """Yield ``(path, object)`` of what evaluating a model can change."""
     trainer = trainer_of(module)
     if trainer is None:
-        yield from walk(module, "module", closed=not_entered)
+        yield from walk(module, "module", closed=_NOT_ENTERED_TYPES)
         return
 
     # The namespaces give paths their first names, such as "optimizers" and "datamodule".
@@ -175,7 +156,7 @@ def _reachable(module: nn.Module, skipped_types: tuple[type, ...] = ()) -> Itera
         schedulers=trainer.lr_scheduler_configs,
         progress=progress_of(trainer),
     )
-    yield from walk(run_root, closed=not_entered)
+    yield from walk(run_root, closed=_NOT_ENTERED_TYPES)
     data_root = SimpleNamespace(datamodule=getattr(trainer, "datamodule", None))
     yield from walk(data_root, closed=_NOT_ENTERED_IN_DATA)
 

@@ -150,8 +150,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     """Whether the metric compares its values with every client's ``class_counts``, which no real server knows."""
 
     needs: Sequence[str] | None = None
-    """Names of attributes of a :class:`flsv.Round` that the functions in ``round_fields`` read. None: those that the
-    functions name in their code.
+    """Names of attributes of a :class:`flsv.Round` that the functions in ``round_fields`` read. None: there are no such
+    functions.
     """
 
     rows_of_clients: Sequence[str] = ()

@@ -199,6 +199,13 @@ class ContributionEstimation(ContributionMetric):
         "client_updates": parameters_of,
         "aggregate": _aggregate,
     }
+    needs: Sequence[str] | None = (
+        "matrix",
+        "space",
+        "client_vectors",
+        "aggregation_weights",
+        "combine",
+    )
     plot_lower_bound = 0.0
 
     cosines: Tensor

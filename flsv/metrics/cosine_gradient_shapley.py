@@ -5,6 +5,7 @@ Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -86,6 +87,7 @@ class CosineGradientShapley(ContributionMetric):
     mergeable = False
     #: Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``.
     round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of}
+    needs: Sequence[str] | None = ("matrix", "space")
     plot_lower_bound = 0.0
 
     reputation: Tensor

@@ -6,6 +6,7 @@ Wu et al. (pFedSV), IEEE Transactions on Mobile Computing, 2024, section VI-C an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -73,6 +74,7 @@ class CommunicationCost(ContributionMetric):
         "uploaded_bytes": partial(_traffic, direction="up", in_bytes=True),
         "downloaded_bytes": partial(_traffic, direction="down", in_bytes=True),
     }
+    needs: Sequence[str] | None = ("reached", "channel")
     exchanged: Tensor
     seen: Tensor
     exchanged_bytes: Tensor

@@ -104,6 +104,8 @@ class WassersteinContribution(ContributionMetric):
         self.every = every
         super().__init__(num_clients, num_classes=None, **kwargs)
 
+    needs: Sequence[str] | None = ("generator",)
+
     @property
     def round_fields(self) -> dict[str, Any]:
         """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""

@@ -110,6 +110,7 @@ class GradientAgreement(ContributionMetric):
         super().__init__(num_clients, num_classes=None, **kwargs)
 
     rows_of_clients: Sequence[str] = ("gradient_products",)
+    needs: Sequence[str] | None = ("slopes", "matrix", "space")
 
     @property
     def round_fields(self) -> dict[str, Any]:

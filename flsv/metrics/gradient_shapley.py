@@ -76,6 +76,7 @@ class GradientShapley(ContributionMetric):
         super().__init__(num_clients, num_classes=None, **kwargs)
 
     rows_of_clients: Sequence[str] = ("gradient_products",)
+    needs: Sequence[str] | None = ("slopes",)
 
     @property
     def round_fields(self) -> dict[str, Any]:
@@ -185,6 +186,7 @@ class InRunShapley(ContributionMetric):
         return self.loss is None
 
     rows_of_clients: Sequence[str] = ("gradient_products",)
+    needs: Sequence[str] | None = ("slopes", "games")
 
     @property
     def round_fields(self) -> dict[str, Any]:

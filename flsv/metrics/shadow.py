@@ -180,6 +180,8 @@ class ShadowShapley(MeasuredMetric):
         self._set_performance(performance, mode, per_class=per_class, judges=judges)
         super().__init__(num_clients, num_classes, **kwargs)
 
+    needs: Sequence[str] | None = ("games", "trained")
+
     @property
     def round_fields(self) -> dict[str, Any]:
         """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""

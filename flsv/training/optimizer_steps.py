@@ -44,7 +44,8 @@ class ClientSteps:
         self._uses_gradients = self._changes_gradients or _overrides(algorithm, "frozen_parameters")
         self._context: ClientContext | None = None
         self._handles: list[RemovableHandle] = []
-        self._num_open_steps = 0
+        # The optimizers whose steps have begun, the innermost last.
+        self._stepping: list[Any] = []
         self._has_shown_gradients = False
         if self._changes_gradients:
             self._check_optimizers(trainer)
@@ -60,7 +61,7 @@ class ClientSteps:
 
     def begin_batch(self) -> None:
         """Forget a step that an error has interrupted."""
-        self._num_open_steps = 0
+        self._stepping = []
         self._has_shown_gradients = False
 
     def end(self) -> None:
@@ -87,9 +88,9 @@ class ClientSteps:
         # torch takes the step with the returned arguments, or after None with its own.
         if not self._changes_client_model(optimizer):
             return None
-        self._num_open_steps += 1  # which `_after_step` lowers
+        self._stepping.append(optimizer)  # which `_after_step` removes
         self._optimizers.enter_new_optimizer(optimizer)
-        if self._num_open_steps > 1:
+        if len(self._stepping) > 1:
             return None  # a step that another optimizer's step takes
 
         closure = _closure_among(args, kwargs)
@@ -114,10 +115,10 @@ class ClientSteps:
         args: Any,
         kwargs: Any,
     ) -> None:
-        if not self._changes_client_model(optimizer) or self._num_open_steps == 0:
+        if not self._stepping or self._stepping[-1] is not optimizer:
             return
-        self._num_open_steps -= 1
-        if self._num_open_steps > 0:  # a step that another optimizer's step has taken
+        self._stepping.pop()
+        if self._stepping:  # another optimizer's step has taken this one
             return
         assert self._context is not None
         self._has_shown_gradients = False
@@ -188,7 +189,7 @@ class ClientSteps:
         """Return whether a client trains, and an optimizer changes its model."""
         if self._context is None:
             return False
-        return any(parameter in self._parameters for parameter in parameters_of(optimizer))
+        return not self._parameters.isdisjoint(parameters_of(optimizer))
 
     # ---- what is refused
 

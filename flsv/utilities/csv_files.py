@@ -31,14 +31,8 @@ def csv_text(rows: Iterable[Sequence[object]]) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
-        writer.writerow([_safe_cell(cell) for cell in row])
+        writer.writerow([as_text(cell) if isinstance(cell, str) else cell for cell in row])
     return text.getvalue().encode()
-
-
-def _safe_cell(cell: object) -> object:
-    if isinstance(cell, str):
-        return as_text(cell)
-    return cell
 
 
 def save_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:

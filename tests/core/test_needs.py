@@ -9,7 +9,7 @@ import torch
 
 from flsv import FederatedLoop, Round
 from flsv.aggregation import FedAvg
-from flsv.core.needs import names_in_code, needs_of, reads_of
+from flsv.core.needs import needs_of, reads_of
 from flsv.core.vocabulary import ARGUMENTS, NEEDS, STAGES, VOCABULARY
 from flsv.data import FederatedDataModule, IIDPartitioner, Splits
 from flsv.filters import SampleCap
@@ -52,16 +52,13 @@ def accuracy_game(round):
     return round.play("accuracy")
 
 
-def accuracy_game_by_helper(round):
-    return accuracy_game(round)
-
-
 def step_length(round):
     return round.server_update.norm()
 
 
 class ByUtility(PerClient):
     round_fields = {"utility": accuracy_game}  # noqa: RUF012
+    needs = ("play",)
 
     def update(self, client_ids, utility):
         self.values[client_ids] += values_of_each_alone(utility, client_ids)
@@ -69,6 +66,7 @@ class ByUtility(PerClient):
 
 class ByGame(PerClient):
     round_fields = {"game": accuracy_game}  # noqa: RUF012
+    needs = ("play",)
 
     def update(self, client_ids, game):
         self.values[client_ids] += values_of_each_alone(game, client_ids)
@@ -76,17 +74,18 @@ class ByGame(PerClient):
 
 class StepLength(PerClient):
     round_fields = {"step": step_length}  # noqa: RUF012
+    needs = ("server_update",)
 
     def update(self, client_ids, step):
         self.values[client_ids] += step
 
 
-class ByHelper(ByGame):
-    round_fields = {"game": accuracy_game_by_helper}  # noqa: RUF012
+class UndeclaredGame(ByGame):
+    needs = ()
 
 
-class DeclaredHelper(ByHelper):
-    needs = ("play",)
+class WithoutNeeds(ByGame):
+    needs = None
 
 
 class ByValidationLoss(FedAvg):
@@ -173,7 +172,6 @@ def test_rows_of_the_vocabulary_name_stages_and_needs_that_exist():
     [
         (ByGame(), ("client_ids", "play"), ("validation", "updates")),
         (StepLength(), ("client_ids", "server_update"), ()),
-        (DeclaredHelper(), ("client_ids", "play"), ("validation", "updates")),
         (ByValidationLoss(), ("play",), ("validation", "updates")),
         (AskingAggregator(), ("clients",), ("answers",)),
         (FedAvg(), (), ()),
@@ -190,24 +188,16 @@ def test_an_argument_with_a_default_is_not_required():
     assert "validation" in needs_of(CumulativeShapley(), only_required=True)
 
 
-def test_names_within_nested_functions_are_found():
-    def losses(round):
-        return sorted(range(len(round)), key=lambda client: round.losses[client])
-
-    assert names_in_code(losses) == {"losses"}
-
-
 # ---- what works
 
 
 def test_a_metric_has_the_same_values_whatever_its_argument_is_called(tmp_path):
-    metrics = {"utility": ByUtility(), "game": ByGame(), "declared": DeclaredHelper()}
+    metrics = {"utility": ByUtility(), "game": ByGame()}
 
     values = fit_loop(tmp_path, metrics=metrics, rounds=2).contributions
 
     assert values["utility"].abs().sum() > 0
     assert torch.equal(values["game"], values["utility"])
-    assert torch.equal(values["declared"], values["utility"])
 
 
 def test_a_metric_whose_function_names_the_aggregate_is_updated_after_it(tmp_path):
@@ -260,14 +250,19 @@ def test_a_need_that_no_round_has_is_refused(tmp_path):
         fit_loop(tmp_path, aggregator=Misspelt())
 
 
+def test_a_metric_whose_functions_read_what_it_does_not_say_is_refused():
+    with pytest.raises(ConfigurationError, match="metric 'mine': round_fields has functions"):
+        FederatedLoop(metrics={"mine": WithoutNeeds()})
+
+
 # ---- what is read without having been declared
 
 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"metrics": {"mine": ByHelper()}}, r"needs = \('play',\)"),
-        ({"metrics": {"mine": ByHelper(), "loo": LeaveOneOut()}}, r"needs = \('play',\)"),
+        ({"metrics": {"mine": UndeclaredGame()}}, r"needs = \('play',\)"),
+        ({"metrics": {"mine": UndeclaredGame(), "loo": LeaveOneOut()}}, r"needs = \('play',\)"),
         ({"aggregator": Undeclared(), "metrics": {"loo": LeaveOneOut()}}, r"\('play',\)"),
         ({"aggregator": AskingBeforeFilters()}, r"needs = \('all_clients',\)"),
         ({"sampler": AskingSampler(2)}, r"needs = \('all_clients',\)"),

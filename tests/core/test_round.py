@@ -163,6 +163,7 @@ class NotesWhereModelsAre(ClassSpecificShapley):
     """In each round, whether the cohort's models are in a file."""
 
     round_fields = {"client_vectors": lambda round: round.client_vectors}  # noqa: RUF012
+    needs = ("client_vectors",)
 
     def update(
         self, client_ids: Any, client_heads: Any, server_head: Any, client_vectors: Any

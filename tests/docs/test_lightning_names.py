@@ -10,13 +10,13 @@ import flsv
 
 NAMES = {
     "_BaseProgress", "_DataHookSelector", "_DataLoaderSource", "_EvaluationLoop", "_FitLoop", "_LoggerConnector",
-    "_SubprocessScriptLauncher", "_accelerator_connector", "_attach_model_logging_functions", "_batches_that_stepped",
-    "_build_step_args_from_hook_kwargs", "_callback_connector", "_callback_metrics", "_checkpoint_connector",
+    "_SubprocessScriptLauncher", "_accelerator_connector", "_batches_that_stepped",
+    "_build_step_args_from_hook_kwargs", "_callback_metrics",
     "_compiler_ctx", "_current_fx_name", "_data_connector", "_datahook_selector",
     "_default_hp_metric", "_fabric", "_first_loop_iter", "_init_optimizers_and_lr_schedulers",
     "_logged_metrics", "_logger_connector", "_metric_attributes", "_mode",
-    "_on_before_batch_transfer", "_restore_modules_and_callbacks",
-    "_results", "_run_subcommand", "_should_check_val_fx", "_store_dataloader_outputs",
+    "_on_before_batch_transfer",
+    "_results", "_run_subcommand", "_store_dataloader_outputs",
     "_swap_models", "_unwrap_objects",
 }  # fmt: skip
 #: Of a method of Lightning that flsv's command line overrides.

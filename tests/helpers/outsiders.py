@@ -30,6 +30,7 @@ class ValidationGain(ContributionMetric):
     claims = ("effect",)
     unit = "fall of the validation loss (nats)"
     round_fields = {"validation_losses": losses_before_and_after}  # noqa: RUF012
+    needs = ("server_data", "global_vector", "client_vectors")
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         zeros = torch.zeros(num_clients, dtype=torch.float64)

@@ -48,6 +48,7 @@ class FromTheGlobalModel(Personalizer):
 class OfTheWholeRound(ContributionMetric):
     per_class = False
     round_fields: ClassVar[dict[str, Any]] = {"round": lambda round: round}
+    needs = ()
 
     def init_states(self, num_clients, num_classes):
         self.add_state("total", torch.zeros(num_clients), dist_reduce_fx="sum")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -85,6 +86,11 @@ class BlendedContribution(
 
     def __init__(self, num_clients: int | None = None, decay: float = 0.8, **kwargs: Any) -> None:
         super().__init__(num_clients, decay, normalize=False, **kwargs)
+
+    @property
+    def needs(self) -> Sequence[str]:  # type: ignore[override]  # depends on the weighting
+        """Names of attributes of a :class:`flsv.Round` that the functions in :attr:`round_fields` read."""
+        return (*super().needs, "matrix", "space")
 
     @property
     def round_fields(self) -> dict[str, Any]:

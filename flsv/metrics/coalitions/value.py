@@ -215,6 +215,13 @@ class CoalitionValue(MeasuredMetric):
         return self.fold.limits[1]
 
     @property
+    def needs(self) -> Sequence[str]:  # type: ignore[override]  # depends on the weighting
+        """Names of attributes of a :class:`flsv.Round` that the functions in :attr:`round_fields` read."""
+        if self.weighting in _AGGREGATION_WEIGHTINGS:
+            return ("play", "generator", "aggregation_weights")
+        return ("play", "generator")
+
+    @property
     def round_fields(self) -> dict[str, Any]:
         """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``. An
         argument that has None in place of a function is not passed.
