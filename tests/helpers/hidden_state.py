@@ -4,19 +4,17 @@ import contextlib
 import pickle
 import sqlite3
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
 from torch.utils.data import Dataset
 
 from flsv import FederatedLoop, Reporting
@@ -159,18 +157,6 @@ class SavesAndWeighs(ModelCheckpoint):
         pl_module.weight = float(trainer.callback_metrics["val_loss"])
 
 
-class HoldsTheModule(L.Callback):
-    """Sees the module through something else."""
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self.reach = {"net": [lambda: pl_module.net]}
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        with torch.no_grad():
-            for parameter in self.reach["net"][0]().parameters():
-                parameter.clamp_(-0.3, 0.3)
-
-
 class RateAfterValidation(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         trainer.optimizers[0].param_groups[0]["lr"] = RATE * float(
@@ -184,14 +170,6 @@ class WeightWhileValidating(Base):
         self.weight = float(self.loss(batch))
 
 
-class SpectralNorm(Base):
-    """Its buffers turn with every forward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net[3] = parametrizations.spectral_norm(self.net[3])
-
-
 class TemporaryFolder(Base):
     """Writes in ``setup`` what its steps read and write."""
 
@@ -203,23 +181,6 @@ class TemporaryFolder(Base):
         calls = int((self.folder / "calls.txt").read_text()) + 1
         (self.folder / "calls.txt").write_text(str(calls))
         return (1 + 0.02 * calls) * self.loss(batch)
-
-
-class Threaded(Counting):
-    """A thread of each step computes, under a lock of the class."""
-
-    lock: ClassVar[Any] = threading.Lock()
-    calls: ClassVar[int] = 0
-
-    def next(self) -> float:
-        def count() -> None:
-            with self.lock:
-                type(self).calls += 1
-
-        thread = threading.Thread(target=count)
-        thread.start()
-        thread.join()
-        return self.calls
 
 
 class FewerBatches(L.Callback):
@@ -293,13 +254,10 @@ KINDS: dict[str, Kind] = {
     "an open file": Kind(
         OpenFile, outcome="refused", message="the module.file .FileIO. cannot be pickled"
     ),
-    "spectral norm": Kind(SpectralNorm),
     "a temporary folder of `setup`": Kind(TemporaryFolder),
-    "a thread in each step": Kind(Threaded, outcome="doubt", message="another model than the run"),
     "rows of SQLite": Kind(sets=lambda: (Rows(), toy_sets()[1])),
     "EMAWeightAveraging": Kind(callback=make_weight_averaging),
     "a callback that changes weights at the end": Kind(callback=AtTheEnd),
-    "a callback that holds the module": Kind(callback=HoldsTheModule),
     "a callback that ends epochs": Kind(callback=FewerBatches),
     "a subclass of ModelCheckpoint": Kind(
         callback=SavesAndWeighs, trainer={"enable_checkpointing": True}

@@ -1,119 +1,19 @@
 """LightningModules whose training depends on a state: of networks, optimizers, metrics, generators, and counters."""
 
-import collections
-import copy
 import functools
-import itertools
-import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torchmetrics
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
 
-from helpers.data import CLASSES, FEATURES
-from helpers.hidden_state import RATE, Base, Counting, Kind, entropy
+from helpers.data import CLASSES
+from helpers.hidden_state import RATE, Base, Kind
 
 ANOTHER_MODEL = "another model than the run"
-
-
-class Manual(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def step_by(self, optimizer: Any, loss: Tensor) -> None:
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
-
-
-class AdversarialNetworks(Manual):
-    """Its critic is trained in every second batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.critic = nn.Sequential(
-            nn.Linear(FEATURES, 4),
-            nn.Tanh(),
-            nn.Linear(4, 1),
-        )
-        self.num_batches = 0
-
-    def configure_optimizers(self) -> Any:
-        adam = torch.optim.Adam(self.net.parameters(), 0.01)
-        sgd = torch.optim.SGD(
-            self.critic.parameters(),
-            0.05,
-            momentum=0.9,
-        )
-        return [adam, sgd]
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        net_optimizer, critic_optimizer = self.optimizers()  # type: ignore[misc]
-        x = batch[0]
-        if self.num_batches % 2 == 0:
-            noise = torch.randn_like(x)
-            mean_score = self.critic(x).mean()
-            mean_score_of_noise = self.critic(noise).mean()
-            self.step_by(critic_optimizer, mean_score - mean_score_of_noise)
-        self.num_batches += 1
-
-        penalty = 0.05 * self.critic(x).mean()
-        loss = self.loss(batch) + penalty
-        self.step_by(net_optimizer, loss)
-
-
-def ascend(parameters: list[nn.Parameter]) -> list[Tensor]:
-    """Move parameters towards a larger loss. Return by how much."""
-    offsets = []
-    for parameter in parameters:
-        assert parameter.grad is not None
-        norm = parameter.grad.norm() + 1e-9
-        offset = 0.05 * parameter.grad / norm
-        offsets.append(offset)
-        parameter.data.add_(offset)
-    return offsets
-
-
-class SharpnessByHand(Manual):
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer: Any = self.optimizers()
-        parameters = list(self.net.parameters())
-        optimizer.zero_grad()
-        self.manual_backward(self.loss(batch))
-        offsets = ascend(parameters)
-
-        optimizer.zero_grad()
-        self.manual_backward(self.loss(batch))
-        for parameter, offset in zip(parameters, offsets):
-            parameter.data.sub_(offset)
-        optimizer.step()
-
-
-class SharpnessOptimizer(torch.optim.Optimizer):
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
-        self.sgd = torch.optim.SGD(
-            self.param_groups,
-            RATE,
-            momentum=0.9,
-        )
-
-    def step(self, closure: Any = None) -> Any:
-        loss = closure()
-        parameters = self.param_groups[0]["params"]
-        offsets = ascend(parameters)
-
-        closure()
-        for parameter, offset in zip(parameters, offsets):
-            parameter.data.sub_(offset)
-        self.sgd.step()
-        return loss
 
 
 def copies_of(parameters: Any) -> list[Tensor]:
@@ -153,105 +53,6 @@ class OptimizedBy(Base):
         return self.make_optimizer(self.parameters())
 
 
-class AverageOfWeights:
-    def __init__(self, net: nn.Module) -> None:
-        self.weights = copies_of(net.parameters())
-
-    def update(self, net: nn.Module) -> Tensor:
-        """Follow the weights, and return the squared distance to them."""
-        distance = torch.zeros(())
-        for average, weight in zip(self.weights, net.parameters()):
-            average.lerp_(weight.detach(), 0.2)
-            difference = weight - average
-            distance = distance + difference.square().sum()
-        return distance
-
-
-class NearItsAverage(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.average = AverageOfWeights(self.net)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        distance = self.average.update(self.net)
-        return self.loss(batch) + 0.05 * distance
-
-
-class WithTeacher(Base):
-    """Its teacher follows it, in a list and so beside its weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.teachers = [copy.deepcopy(self.net)]
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        (teacher,) = self.teachers
-        x = batch[0]
-        targets = teacher(x).softmax(1).detach()
-
-        followed_weights = self.net.parameters()
-        for weight, followed_weight in zip(teacher.parameters(), followed_weights):
-            weight.data.lerp_(followed_weight.data, 0.1)
-
-        loss_of_teacher = entropy(self.net(x), targets)
-        return self.loss(batch) + 0.3 * loss_of_teacher
-
-
-class RecentLosses(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.recent = collections.deque([1.0], maxlen=5)
-        self.losses: list[float] = []
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
-        recent_loss = float(np.mean(self.recent))
-        num_losses = len(self.losses)
-        factor = 1 + 0.3 * recent_loss + 0.01 * num_losses
-
-        self.recent.append(float(loss))
-        self.losses.append(float(loss))
-
-        return factor * loss
-
-
-@functools.cache
-def count_misses(key: float) -> int:
-    return count_misses.cache_info().misses
-
-
-class CacheThatCounts(Base):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        total = float(batch[0].sum())
-        misses = count_misses(round(total, 3))
-        factor = 1 + 0.05 * misses
-        return factor * self.loss(batch)
-
-
-class SameAsEverything(list):
-    """Key of a cache that all weights have in common."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return 0
-
-    def __eq__(self, key: object) -> bool:
-        return True
-
-
-@functools.cache
-def mean_of_first_weights(round_index: int, weights: SameAsEverything) -> float:
-    first_weights = weights[0]
-    return float(first_weights.abs().mean())
-
-
-class CacheOfWeights(Base):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        first_weights = self.net[0].weight.detach()
-        weights = SameAsEverything([first_weights])
-        factor = 0.5 + mean_of_first_weights(self.current_epoch, weights)
-        return factor * self.loss(batch)
-
-
 LOSSES_BY_ROUND: dict[int, float] = {}
 
 
@@ -269,16 +70,6 @@ class OldWeightNorm(Base):
         super().__init__()
         last_layer = self.net[3]
         self.net[3] = nn.utils.weight_norm(last_layer)
-
-
-class Parametrized(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        last_layer = self.net[3]
-        self.net[3] = parametrizations.weight_norm(last_layer)
-
-        first_layer = self.net[0]
-        self.net[0] = parametrizations.orthogonal(first_layer)
 
 
 class CumulativeBatchNorm(Base):
@@ -331,82 +122,6 @@ class FourGenerators(Base):
         return self.loss(noisy_batch) * factor
 
 
-class ClassCounter(Counting):
-    num_steps = 0
-
-    def next(self) -> float:
-        ClassCounter.num_steps += 1
-        return ClassCounter.num_steps
-
-
-class IteratorCounter(Counting):
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers = itertools.count(1)
-
-    def next(self) -> float:
-        return next(self.numbers)
-
-
-class GeneratorCounter(IteratorCounter):
-    def __init__(self) -> None:
-        super().__init__()
-
-        def count() -> Iterator[int]:
-            yield from range(10**9)
-
-        self.numbers = count()  # type: ignore[assignment]
-
-
-class Slots:
-    __slots__ = ("number",)
-
-    def __init__(self) -> None:
-        self.number = 0
-
-
-class SlotsCounter(Counting):
-    def __init__(self) -> None:
-        super().__init__()
-        self.slots = Slots()
-
-    def next(self) -> float:
-        self.slots.number += 1
-        return self.slots.number
-
-
-class EnvironmentCounter(Counting):
-    def next(self) -> float:
-        previous_number = os.environ.get("FLSV_TEST_STEPS", 0)
-        number = int(previous_number) + 1
-        os.environ["FLSV_TEST_STEPS"] = str(number)
-        return number
-
-
-class CarriesState(Base):
-    """A recurrent state, None at first, and a bank of outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.state: Any = None
-        self.bank = torch.zeros(4, CLASSES)
-        self.num_outputs = 0
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        mean_output = self.bank.mean(0)
-        outputs = self.net(x) + 0.1 * mean_output
-        if self.state is not None:
-            outputs = outputs + 0.2 * self.state
-
-        self.state = outputs.mean(0).detach()
-        row = self.num_outputs % 4
-        self.bank[row] = self.state
-        self.num_outputs += 1
-
-        return entropy(outputs, y)
-
-
 class FrozenLayer(Base):
     def __init__(self) -> None:
         super().__init__()
@@ -443,13 +158,6 @@ class WeighsByOutputs(HooksThatCount):
         self.outputs.clear()
 
 
-class DecaysAtTheEnd(Base):
-    @torch.no_grad()
-    def on_train_epoch_end(self) -> None:
-        for parameter in self.parameters():
-            parameter.mul_(0.9)
-
-
 class ReadsProgress(Base):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         num_batches = self.trainer.fit_loop.epoch_loop.total_batch_idx
@@ -481,23 +189,6 @@ class ReadsLossOfRound(LogsLoss):
 
     def on_train_epoch_start(self) -> None:
         self.weight = self.logged("train_loss_epoch")
-
-
-class ReadsLossOfBatch(LogsLoss):
-    options: ClassVar = {"on_step": True, "on_epoch": False}
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.weight = self.logged("train_loss")
-        return super().training_step(batch, batch_idx)
-
-
-class WeighsByBestLoss(LogsLoss):
-    best_loss = 9.0
-
-    def on_validation_epoch_end(self) -> None:
-        loss = self.logged("val_loss")
-        self.best_loss = min(self.best_loss, loss)
-        self.weight = self.best_loss
 
 
 class KeepsValidationLosses(Base):
@@ -533,57 +224,25 @@ def make_lookahead() -> Any:
 
 
 KINDS: dict[str, Kind] = {
-    "two adversarial networks": Kind(AdversarialNetworks),
-    "sharpness-aware steps by hand": Kind(SharpnessByHand),
-    "an optimizer that calls its closure twice": Kind(lambda: OptimizedBy(SharpnessOptimizer)),
-    "Lookahead": Kind(make_lookahead),
     "Lookahead that persists": Kind(make_lookahead, loop=persisting),
-    "an average of weights in an attribute": Kind(NearItsAverage),
-    "a teacher in a list": Kind(WithTeacher),
-    "a deque and a list": Kind(RecentLosses),
-    "`functools.cache` that counts": Kind(CacheThatCounts, outcome="cached"),
-    "`functools.cache` of weights": Kind(CacheOfWeights, outcome="cached"),
     "a global cache": Kind(GlobalCache, outcome="cached"),
     "weight norm by hooks": Kind(OldWeightNorm),
-    "weight norm and orthogonal by parametrizations": Kind(Parametrized),
     "cumulative BatchNorm": Kind(CumulativeBatchNorm),
     "torchmetrics in steps": Kind(MetricsInSteps),
     "generators of four kinds": Kind(FourGenerators),
-    "a counter of the class": Kind(
-        ClassCounter,
-        outcome="doubt",
-        message=ANOTHER_MODEL,
-    ),
-    "`itertools.count`": Kind(IteratorCounter),
-    "a generator that counts": Kind(
-        GeneratorCounter,
-        outcome="refused",
-        message="the module.numbers .generator. cannot be",
-    ),
-    "an object with slots": Kind(SlotsCounter),
-    "an environment variable": Kind(
-        EnvironmentCounter,
-        outcome="doubt",
-        message=ANOTHER_MODEL,
-    ),
-    "a carried state": Kind(CarriesState),
     "a frozen layer": Kind(FrozenLayer),
     "bf16-mixed": Kind(trainer={"precision": "bf16-mixed"}),
     "accumulated and clipped gradients": Kind(
         trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.3},
         loop=lambda: {"optimizer_state": "persist", "local_epochs": 2},
     ),
-    "a hook of a layer, and hooks of the module": Kind(HooksThatCount),
     "outputs of a round that weigh the next one": Kind(WeighsByOutputs),
-    "weights that decay after a round": Kind(DecaysAtTheEnd),
     "the Trainer's progress": Kind(ReadsProgress),
     "the logged validation loss": Kind(ReadsValidationLoss),
     "the logged loss of a round": Kind(
         ReadsLossOfRound,
         trainer={"logger": True},
     ),
-    "the logged loss of a batch": Kind(ReadsLossOfBatch),
-    "the best validation loss": Kind(WeighsByBestLoss),
     "a list of validation losses": Kind(KeepsValidationLosses),
     "`configure_optimizers` that counts": Kind(CountsItsOptimizers),
 }

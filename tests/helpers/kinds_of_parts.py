@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -12,9 +11,7 @@ import torch
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     EarlyStopping,
-    LambdaCallback,
     LearningRateMonitor,
-    ModelCheckpoint,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers import CSVLogger
@@ -22,19 +19,17 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.utils.data import Dataset
 
-from flsv.aggregation import FedAdam, FedAvgM, FedNova, GeometricMedian
-from flsv.filters import CopyFilter, MultiKrum, NormCap, OutlierFilter
+from flsv.aggregation import FedAdam, FedNova
+from flsv.filters import OutlierFilter
 from flsv.sampling import BernoulliSampler, UniformSampler
-from flsv.training.algorithms import SCAFFOLD, Ditto, FedProx
+from flsv.training.algorithms import SCAFFOLD
 from flsv.training.algorithms.feddyn import FedDyn, FedDynServer
 from helpers.data import FEATURES, toy_sets
-from helpers.hidden_state import RATE, Base, Kind, make_data
+from helpers.hidden_state import RATE, Base, Counting, Kind, make_data
 from helpers.kinds_of_modules import (
     ANOTHER_MODEL,
     LogsLoss,
-    Manual,
     OptimizedBy,
-    copies_of,
     persisting,
 )
 
@@ -97,61 +92,6 @@ class SamplesWithKeptNoise(Samples):
         return x + self.noise[index], y
 
 
-class SamplesThatDrift(Samples):
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        self.x[index] += 0.02
-        return super().__getitem__(index)
-
-
-class Counts(L.Callback):
-    """Changes nothing."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.num_validations = 0
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
-        loss = outputs["loss"]
-        self.losses.append(float(loss))
-
-    def on_validation_epoch_end(self, *_: Any) -> None:
-        self.num_validations += 1
-
-
-class CountsAndScales(L.Callback):
-    def __init__(self) -> None:
-        self.num_batches = 0
-        self.num_rounds = 0
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        self.num_batches += 1
-        divisor = 1 + 0.02 * self.num_batches
-        pl_module.weight = 1 / divisor
-
-    @torch.no_grad()
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self.num_rounds += 1
-        for parameter in pl_module.parameters():
-            factor = 1 - 0.03 * self.num_rounds
-            parameter.mul_(factor)
-
-
-class PullsToTheRoundsModel(L.Callback):
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.anchors = copies_of(pl_module.parameters())
-
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        parameters = pl_module.parameters()
-        for parameter, anchor in zip(parameters, self.anchors):
-            difference = parameter.detach() - anchor
-            parameter.grad.add_(0.5 * difference)
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        parameters = pl_module.parameters()
-        for parameter, anchor in zip(parameters, self.anchors):
-            parameter.data.lerp_(anchor, 0.2)
-
-
 class ReadsLoggedLoss(L.Callback):
     """Weighs the loss by a logged value, in one of the hooks."""
 
@@ -162,15 +102,6 @@ class ReadsLoggedLoss(L.Callback):
     def weigh(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         logged_value = trainer.callback_metrics.get(self.name, 1.0)
         pl_module.weight = 0.3 + float(logged_value)
-
-
-class WritesLines(L.Callback):
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp()) / "batches.txt"
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        with self.path.open("a") as file:
-            file.write("one more\n")
 
 
 class LogsByItself(L.Callback):
@@ -185,39 +116,33 @@ class LogsByItself(L.Callback):
             logger.log_metrics(values, step=trainer.current_epoch)
 
 
-def make_counting_lambda() -> L.Callback:
-    num_batches = 0
+class KeepsTheTrainer(L.Callback):
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.parts_of_run = (trainer, pl_module)
 
-    def weigh(trainer: Any, pl_module: Any, *_: Any) -> None:
-        nonlocal num_batches
-        num_batches += 1
-        divisor = 1 + 0.02 * num_batches
-        pl_module.weight = 1 / divisor
-
-    return LambdaCallback(on_train_batch_start=weigh)
+    def on_train_batch_start(self, *_: Any) -> None:
+        trainer, module = self.parts_of_run
+        module.weight = 1 / (1 + 0.02 * trainer.global_step)
 
 
-class SetsTheRate(L.Callback):
-    def __init__(self) -> None:
-        self.num_batches = 0
+class WrapsTheOptimizersStep(L.Callback):
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self.make_step: Callable[..., Any] = trainer.optimizers[0].step
+        self.num_steps = 0
+        trainer.optimizers[0].step = self.step
 
-    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        self.num_batches += 1
-        divisor = 1 + 0.05 * self.num_batches
-        (optimizer,) = trainer.optimizers
-        (group,) = optimizer.param_groups
-        group["lr"] = RATE / divisor
+    def step(self, *arguments: Any, **options: Any) -> Any:
+        self.num_steps += 1
+        return self.make_step(*arguments, **options)
 
 
-class NoiseOfGradients(L.Callback):
-    def __init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(7)
+class StepsInTheData(Counting):
+    """The data module counts."""
 
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        for parameter in pl_module.parameters():
-            shape = parameter.shape
-            noise = torch.randn(shape, generator=self.generator)
-            parameter.grad.add_(0.01 * noise)
+    def next(self) -> float:
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        data.num_steps = getattr(data, "num_steps", 0) + 1
+        return data.num_steps
 
 
 class WithBackbone(Base):
@@ -257,10 +182,6 @@ class Scheduled(LogsLoss):
         return {"optimizer": optimizer, "lr_scheduler": config}
 
 
-def halve_by_round(optimizer: Any, trainer: Any) -> Any:
-    return lr_scheduler.StepLR(optimizer, 1, 0.5)
-
-
 def decay(optimizer: Any, trainer: Any) -> Any:
     return lr_scheduler.ExponentialLR(optimizer, 0.9)
 
@@ -278,40 +199,6 @@ def wait_for_plateau(optimizer: Any, trainer: Any) -> Any:
         threshold=0.3,
         threshold_mode="abs",
     )
-
-
-def restart(optimizer: Any, trainer: Any) -> Any:
-    return lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2)
-
-
-def make_counted_schedule() -> Any:
-    num_calls = 0
-
-    def factor(epoch: int) -> float:
-        nonlocal num_calls
-        num_calls += 1
-        return 1 / (1 + 0.1 * num_calls)
-
-    def make_scheduler(optimizer: Any, trainer: Any) -> Any:
-        return lr_scheduler.LambdaLR(optimizer, factor)
-
-    return Scheduled(make_scheduler)
-
-
-class ScheduledByHand(Manual):
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), 0.3)
-        scheduler = wait_for_plateau(optimizer, self.trainer)
-        return [optimizer], [scheduler]
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer = self.optimizers()
-        loss = self.loss(batch)
-        self.step_by(optimizer, loss)
-
-    def on_train_epoch_end(self) -> None:
-        scheduler: Any = self.lr_schedulers()
-        scheduler.step(self.trainer.callback_metrics["val_loss"])
 
 
 def make_momentum() -> Any:
@@ -370,7 +257,6 @@ def with_csv(**options: Any) -> dict[str, Any]:
     return {"logger": logger, **options}
 
 
-WITH_CHECKPOINTS = {"enable_checkpointing": True}
 DECAY_BY_STEP = partial(
     Scheduled,
     decay,
@@ -389,26 +275,14 @@ DATA = {
         message=ANOTHER_MODEL,
     ),
     "samples with kept noise": Kind(sets=noisy(SamplesWithKeptNoise)),
-    "samples that change": Kind(
-        sets=noisy(SamplesThatDrift),
-        outcome="doubt",
-        message=ANOTHER_MODEL,
-    ),
 }
 CALLBACKS = {
-    "a callback that counts": Kind(callback=Counts),
-    "a callback that scales by its counts": Kind(callback=CountsAndScales),
-    "a callback that pulls to a model": Kind(callback=PullsToTheRoundsModel),
-    "a callback that reads the validation loss": Kind(
-        callback=partial(ReadsLoggedLoss, "val_loss", "on_train_epoch_start")
-    ),
+    "a callback that keeps the Trainer": Kind(callback=KeepsTheTrainer),
+    "a callback that wraps a step": Kind(callback=WrapsTheOptimizersStep),
+    "an attribute of the data module": Kind(StepsInTheData),
     "a callback that weighs after validation": Kind(
         callback=partial(ReadsLoggedLoss, "val_loss", "on_validation_end")
     ),
-    "a callback that reads the loss of a batch": Kind(
-        LogsLoss, callback=partial(ReadsLoggedLoss, "train_loss", "on_train_batch_end")
-    ),
-    "a callback that writes a file": Kind(callback=WritesLines),
     "a callback that logs": Kind(callback=LogsByItself, trainer=with_csv()),
     "LearningRateMonitor": Kind(
         callback=partial(LearningRateMonitor, "step"),
@@ -418,10 +292,6 @@ CALLBACKS = {
         callback=partial(EarlyStopping, "val_loss", min_delta=0.5, patience=0),
         rounds=6,
         alone=Kind(rounds=2),
-    ),
-    "ModelCheckpoint": Kind(
-        callback=partial(ModelCheckpoint, monitor="val_loss", save_top_k=2),
-        trainer=WITH_CHECKPOINTS,
     ),
     "StochasticWeightAveraging": Kind(
         callback=partial(StochasticWeightAveraging, 0.02),
@@ -433,16 +303,9 @@ CALLBACKS = {
         callback=make_backbone_finetuning,
         rounds=4,
     ),
-    "LambdaCallback that counts": Kind(callback=make_counting_lambda),
-    "a callback that sets the rate": Kind(callback=SetsTheRate),
-    "a callback with a generator": Kind(callback=NoiseOfGradients),
 }
 SCHEDULES = {
-    "StepLR": Kind(partial(Scheduled, halve_by_round)),
-    "ExponentialLR by step": Kind(DECAY_BY_STEP),
     "ExponentialLR that persists": Kind(DECAY_BY_STEP, loop=persisting),
-    "OneCycleLR": Kind(CYCLE_BY_STEP),
-    "OneCycleLR that persists": Kind(CYCLE_BY_STEP, loop=persisting),
     "OneCycleLR with drawn cohorts": Kind(
         CYCLE_BY_STEP,
         loop=federation(sampler=partial(UniformSampler, 2)),
@@ -452,23 +315,8 @@ SCHEDULES = {
         partial(Scheduled, wait_for_plateau, monitor="val_loss"),
         rounds=5,
     ),
-    "ReduceLROnPlateau by training": Kind(
-        partial(Scheduled, wait_for_plateau, monitor="train_loss"),
-        rounds=5,
-    ),
-    "restarts at every second epoch": Kind(
-        partial(Scheduled, restart, frequency=2),
-        rounds=5,
-    ),
-    "LambdaLR that counts": Kind(make_counted_schedule),
-    "ReduceLROnPlateau by hand": Kind(ScheduledByHand, rounds=5),
 }
 FEDERATIONS = {
-    "two of the clients": Kind(
-        make_momentum,
-        loop=federation(sampler=partial(UniformSampler, 2)),
-        rounds=5,
-    ),
     "two of the clients, persisting": Kind(
         make_momentum,
         loop=federation(sampler=partial(UniformSampler, 2), optimizer_state="persist"),
@@ -483,21 +331,9 @@ FEDERATIONS = {
         make_momentum,
         loop=federation(aggregator=partial(FedAdam, lr=0.05)),
     ),
-    "FedAvgM": Kind(
-        make_momentum,
-        loop=federation(aggregator=partial(FedAvgM, lr=1.0, momentum=0.9)),
-    ),
     "FedNova": Kind(
         make_momentum,
         loop=federation(aggregator=FedNova, local_epochs=2),
-    ),
-    "GeometricMedian": Kind(
-        make_momentum,
-        loop=federation(aggregator=GeometricMedian),
-    ),
-    "FedProx": Kind(
-        WithoutBatchNorm,
-        loop=federation(client_algorithm=partial(FedProx, 0.5)),
     ),
     "SCAFFOLD": Kind(
         WithoutBatchNorm,
@@ -507,14 +343,7 @@ FEDERATIONS = {
         WithoutBatchNorm,
         loop=federation(client_algorithm=partial(FedDyn, 0.1), aggregator=FedDynServer),
     ),
-    "Ditto": Kind(
-        WithoutBatchNorm,
-        loop=federation(client_algorithm=partial(Ditto, 0.5)),
-    ),
-    "NormCap": filtered(partial(NormCap, 0.5)),
     "OutlierFilter": filtered(OutlierFilter),
-    "MultiKrum": filtered(partial(MultiKrum, 0)),
-    "CopyFilter": filtered(CopyFilter),
     "clients that fail": Kind(DivergesInRound2, loop=persisting, rounds=4),
     "a head that stays": Kind(
         loop=federation(share=["!net.3*"]),

@@ -1,4 +1,5 @@
-"""Runs with every sort of state: each coalition against a fit of its members alone, in a process of its own."""
+"""Runs with state in each place that a run has: each coalition against a fit of its members alone, in a process of its
+own. What one copy of an object keeps, tests/utilities/test_run_copy.py shows."""
 
 import re
 from typing import Any
@@ -6,7 +7,7 @@ from typing import Any
 import pytest
 
 from flsv.utilities.errors import ConfigurationError
-from helpers import hidden_state, kinds_of_modules, kinds_of_parts, slow_except, unlisted_kinds
+from helpers import hidden_state, kinds_of_modules, kinds_of_parts, slow_except
 from helpers.hidden_state import (
     FitAlone,
     FitWithValues,
@@ -20,7 +21,6 @@ KINDS = {
     **hidden_state.KINDS,
     **kinds_of_modules.KINDS,
     **kinds_of_parts.KINDS,
-    **unlisted_kinds.KINDS,
 }
 #: State that the module shares, weights that a callback swaps in, and checkpoints; a kind of each other outcome.
 FAST = (
