@@ -22,12 +22,11 @@ from flsv.engines.remote.messages import pack
 from flsv.engines.remote.policy import QUESTIONS
 from flsv.metrics import (
     ClassSpecificShapley,
-    ContributionEstimation,
     DomainRelevance,
     LeaveOneOut,
     ShadowShapley,
 )
-from flsv.personalization import FedFomo, PFedSV, Standalone
+from flsv.personalization import FedFomo, PFedSV
 from flsv.sampling import PowerOfChoice
 from flsv.utilities.errors import ConfigurationError
 from helpers.sites import (
@@ -185,23 +184,17 @@ def test_question_without_a_declared_answer_is_refused(tmp_path: Path) -> None:
         sites.ask(1, 0, undeclared, (), {})
 
 
-#: Federations in which each question is asked.
+#: Federations in which all kinds of questions are asked: before and after training, of one client and of coalitions.
 FEDERATIONS: dict[str, dict[str, Any]] = {
-    "started_from, Standalone": {"personalizer": Standalone()},
     "mix_models and started_from": {
         "metrics": {"cssv": ClassSpecificShapley()},
         "personalizer": FedFomo(),
     },
-    "collaborate": {"metrics": {"relevance": DomainRelevance()}, "personalizer": PFedSV()},
     "collaborate and started_from": {
         "metrics": {"relevance": DomainRelevance(), "cssv": ClassSpecificShapley()},
         "personalizer": PFedSV(),
     },
-    "leave_self_out": {"metrics": {"fedce": ContributionEstimation()}},
-    "judge": {"metrics": {"value": LeaveOneOut(judges="clients")}},
-    "judge, loss": {
-        "metrics": {"value": LeaveOneOut(judges="clients", performance="negative_loss")}
-    },
+    "judge": {"metrics": {"value": LeaveOneOut(judges="clients", performance="negative_loss")}},
     "judge_coalitions": {"metrics": {"value": ShadowShapley(judges="clients")}},
     "local_loss": {"sampler": PowerOfChoice(2, 3)},
 }
@@ -240,6 +233,7 @@ def spoil_lyons_answers(address: int, packet: Packet, reply: Packet) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("federation", FEDERATIONS)
 def test_run_goes_on_without_the_spoiled_answers_of_one_site(

@@ -135,50 +135,7 @@ def as_first_round(packet: Packet) -> Packet:
     return replace(packet, plain={**plain, "counted": None, "round": 0})
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_messages_differing_in_rounds_only_have_different_noise(
-    message_and_folder: tuple[Packet, Path], tmp_path: Path
-) -> None:
-    message, _ = message_and_folder
-    packet = as_first_round(message)
-
-    def answer_few_and_many_rounds(site: Site) -> Steps:
-        step_of_few = step_of_site(site, with_plain(packet, rounds=FEW_ROUNDS))
-        step_of_many = step_of_site(site, with_plain(packet, rounds=MANY_ROUNDS))
-        return step_of_few, step_of_many
-
-    cosine = cosine_with_clean_difference(tmp_path, answer_few_and_many_rounds)
-
-    assert abs(cosine) < 0.2  # near 0 for independent noise, and 1 for the same
-
-
 SERVERS_NAME = "v"  # of a visit, which a site names itself
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_site_noise_differs_if_a_training_is_repeated_from_another_kept_state(
-    message_and_folder: tuple[Packet, Path], tmp_path: Path
-) -> None:
-    """A visit's momentum is another one at the second time, and the message that goes on from it is the same."""
-    message, _ = message_and_folder
-    packet = as_first_round(message)
-
-    def steps_after_few_and_many_rounds(site: Site) -> Steps:
-        steps = []
-        for rounds in (FEW_ROUNDS, MANY_ROUNDS):
-            first_packet = with_plain(packet, rounds=rounds, visit=SERVERS_NAME)
-            trained = site.answer(first_packet)
-
-            name_by_site = trained.plain["visit"]
-            next_packet = with_plain(packet, counted=name_by_site, round=1)
-            steps.append(step_of_site(site, next_packet))
-
-        step_after_few, step_after_many = steps
-        return step_after_few, step_after_many
-
-    cosine = cosine_with_clean_difference(tmp_path, steps_after_few_and_many_rounds)
-
-    assert abs(cosine) < 0.2  # near 0 for independent noise, and 1 for the same
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,3 +1,0 @@
-"""A setting in a module that only a function imports."""
-
-FACTOR = 1.0
