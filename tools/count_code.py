@@ -5,10 +5,11 @@
     python tools/count_code.py --record
 
 Code is counted in tokens, without comments and docstrings. ``--check`` fails for a budget that is exceeded, and for a
-file whose code is too dense or has a vague name. Code that was written before these two limits is exempt until somebody
-changes it: ``packed_code.txt`` has a digest of each such function and statement. ``--record`` drops the digests of what
-is gone. Leaves of ``flsv/contrib`` count for no budget, and their writing is their owners'. ``--docstrings`` prints 60
-docstrings, drawn by this seed, for somebody to read who has not written them.
+file whose code is too dense, has a vague name, or a name that the glossary refuses. Code that was written before the
+first two limits is exempt until somebody changes it: ``packed_code.txt`` has a digest of each such function and
+statement. ``--record`` drops the digests of what is gone. Leaves of ``flsv/contrib`` count for no budget, and their
+writing is their owners'. ``--docstrings`` prints 60 docstrings, drawn by this seed, for somebody to read who has not
+written them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import hashlib
 import io
 import json
 import random
+import re
 import subprocess
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,13 +70,14 @@ concerned before after both one two rest most least far near once again what who
 VAGUE_NAMES = frozenset(VAGUE_WORDS.split())
 #: Names that users write, or that stand in their files, by the file that binds them.
 PUBLIC_NAMES = {
+    "flsv/core/local_data.py": {"told"},
     "flsv/data/skew.py": {"of"},
     "flsv/filters/copies.py": {"_start"},
     "flsv/functional/fedce.py": {"own"},
     "flsv/functional/pfedsv.py": {"own"},
     "flsv/functional/shapley/few_coalitions.py": {"which"},
     "flsv/metrics/contribution_estimation.py": {"seen"},
-    "flsv/metrics/gradient_agreement.py": {"seen"},
+    "flsv/metrics/gradient_agreement.py": {"gain", "seen"},
     "flsv/metrics/gradient_shapley.py": {"seen"},
     "flsv/outside/value_round.py": {"start"},
     "flsv/personalization/pfedsv.py": {"start"},
@@ -83,6 +86,9 @@ PUBLIC_NAMES = {
     "flsv/training/algorithms/in_run.py": {"start"},
     "flsv/valuation/fedbary.py": {"others"},
 }
+
+#: The page with the names that the package does not use.
+GLOSSARY = "docs/reference/glossary.md"
 
 #: Folders of docs/ that are no guides: results, and what is looked up.
 NO_GUIDES = ("results", "reference")
@@ -168,17 +174,47 @@ def without_docstring(node: ast.AST) -> ast.AST:
     return node
 
 
+def bound_names(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield the names of variables, attributes and arguments that a statement binds, each with its line."""
+    for child in ast.walk(node):
+        is_bound = isinstance(getattr(child, "ctx", None), ast.Store)
+        if isinstance(child, ast.Name) and is_bound:
+            yield child.id, child.lineno
+        elif isinstance(child, ast.Attribute) and is_bound:
+            yield child.attr, child.lineno
+        elif isinstance(child, ast.arg):
+            yield child.arg, child.lineno
+
+
 def vague_names(node: ast.AST) -> Iterator[tuple[str, int]]:
     """Yield the vague names that a statement binds, each with its line."""
-    for child in ast.walk(node):
-        if isinstance(child, ast.Name | ast.Attribute) and isinstance(child.ctx, ast.Store):
-            name = child.id if isinstance(child, ast.Name) else child.attr
-        elif isinstance(child, ast.arg):
-            name = child.arg
-        else:
-            continue
+    for name, line in bound_names(node):
         if name.strip("_") in VAGUE_NAMES:
-            yield name, child.lineno
+            yield name, line
+
+
+def words_of_glossary() -> dict[str, str]:
+    """Return the names that the glossary gives another word for, as in "`told` (reported)"."""
+    page = (ROOT / GLOSSARY).read_text(encoding="utf-8")
+    return dict(re.findall(r"`(\w+)`\s\(([^`)]+)\)", page))
+
+
+def other_words(path: Path, words: Mapping[str, str]) -> list[str]:
+    """Return which names that a file binds, also those of its functions and classes, have another word."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = list(bound_names(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.append((node.name, node.lineno))
+
+    file = path.relative_to(ROOT).as_posix()
+    public_names = PUBLIC_NAMES.get(file, set())
+    problems = []
+    for name, line in names:
+        word = words.get(name.strip("_"))
+        if word is not None and name not in public_names:
+            problems.append(f"another word: {file}:{line} {name}; {GLOSSARY} says {word}")
+    return problems
 
 
 def is_dense(counts: Iterable[int], limits: Density) -> bool:
@@ -395,8 +431,11 @@ def main() -> int:
             del sources[leaf], counts[leaf]
         problems += over_budget(sources, counts)
         exempt = set(RECORD.read_text().split())
+        words = words_of_glossary()
         for path in checked_files():
             problems += hard_to_read(path, exempt)
+        for path in sources:
+            problems += other_words(path, words)
     print("\n".join(problems), end="\n" if problems else "")
     return int(options.check and bool(problems))
 

@@ -56,7 +56,8 @@ def summarize(scores: DataFrame, metrics: Iterable[str]) -> DataFrame:
     correlations_of_sets = correlations.T.groupby(set_names).mean()  # [sets, metrics]
     summary = correlations_of_sets.T.reindex(columns=SETS)
     summary["all"] = correlations.mean(axis=1)
-    summary["error"] = scores.pivot_table("error", "metric", "federation").mean(axis=1)
+    errors = scores.pivot_table("error", "metric", "federation")
+    summary["error"] = errors.mean(axis=1)
     summary["worst"] = correlations.min(axis=1)
     summary["where"] = correlations.idxmin(axis=1)
     summary["federations"] = correlations.notna().sum(axis=1)
@@ -66,7 +67,8 @@ def summarize(scores: DataFrame, metrics: Iterable[str]) -> DataFrame:
     for metric, scores_of_metric in scores.groupby("metric"):
         summary.loc[metric, "interval"] = _half_interval(scores_of_metric)
 
-    summary = summary.reindex(list(metrics)).fillna({"where": "", "federations": 0})
+    summary = summary.reindex(list(metrics))
+    summary = summary.fillna({"where": "", "federations": 0})
     return summary.sort_values("all", ascending=False, kind="stable")
 
 
@@ -82,7 +84,8 @@ def table_by_set(
 ) -> DataFrame:
     """Summarize the metrics' scores for each set of federations, the best metric first."""
     metrics = list(metrics)
-    ceilings = Series({name: truth.ceiling for name, (_, truth) in federations.items()})
+    ceiling_by_federation = {name: truth.ceiling for name, (_, truth) in federations.items()}
+    ceilings = Series(ceiling_by_federation)
     summaries = []
     for set_name in SETS:
         scores_of_set = scores[scores["set"] == set_name]
@@ -96,7 +99,8 @@ def table_by_set(
         correlations = correlations_by_federation(scores_of_set)
         ranking = summary.index[summary["federations"] > 0]
         for metric, next_metric in pairwise(ranking):
-            lead = (correlations.loc[metric] - correlations.loc[next_metric]).dropna()
+            lead = correlations.loc[metric] - correlations.loc[next_metric]
+            lead = lead.dropna()
             quantile = stats.t.ppf(UPPER_PROBABILITY, len(lead) - 1)
             summary.loc[metric, "lead"] = lead.mean()
             summary.loc[metric, "lead_interval"] = quantile * lead.sem()
@@ -176,7 +180,11 @@ def measure_costs(
     return DataFrame(costs.values(), index=list(costs), columns=list(COST_COLUMNS))
 
 
-def _measure_cost(name: str, entry: Entry, federation: Federation) -> dict[str, float] | None:
+def _measure_cost(
+    name: str,
+    entry: Entry,
+    federation: Federation,
+) -> dict[str, float] | None:
     """Measure a metric's cost per round, None if it has no values in this federation."""
     run = run_metrics(federation, {name: entry}, seed=0)
     if name in run.refused or name in run.failed:

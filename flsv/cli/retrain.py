@@ -207,10 +207,10 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
                 ]
             )
     untrained, without, with_client = torch.tensor(scores, dtype=torch.float64).T
-    gains = with_client - without
-    spreads = torch.stack([gains, without - untrained], 1)
+    differences = with_client - without
+    spreads = torch.stack([differences, without - untrained], 1)
     half_width = float(interval_over_seeds(spreads)[0])
-    mean_gain = float(gains.mean())
+    mean_gain = float(differences.mean())
     low, high = mean_gain - half_width, mean_gain + half_width
     columns: Any = {
         "client_name": name,
@@ -218,7 +218,7 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
         "seed": [*map(str, seeds), "mean"],
         "without": [*without.tolist(), float(without.mean())],
         "with": [*with_client.tolist(), float(with_client.mean())],
-        "gain": [*gains.tolist(), mean_gain],
+        "gain": [*differences.tolist(), mean_gain],
         "low": [*[NAN] * len(seeds), low],
         "high": [*[NAN] * len(seeds), high],
         "rounds": summary.rounds,
@@ -226,10 +226,10 @@ def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -
     path = run / f"with_{client_folders([name])[0]}.csv"
     table = DataFrame(columns)
     save_table(path, table)
-    (gain,) = with_intervals(table.tail(1).rename(columns={"gain": "value"}))
+    (difference,) = with_intervals(table.tail(1).rename(columns={"gain": "value"}))
     print(
         f"with {name}: {summary.title} {float(with_client.mean()):.4g} after {float(without.mean()):.4g}, a gain of "
-        f"{gain}"
+        f"{difference}"
     )
     print(BRACKETS_NOTE)
     return path

@@ -128,19 +128,21 @@ def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict
 
 def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Identity:
     """Return the identity of a training run, from its settings and data. A resumed run must have the same."""
-    facts = {
+    data_settings = {
         **data.describe(),
         "splits.max_samples": data.splits.max_samples,
         "class_names": data.class_names,
     }
-    facts.pop("batch_size", None)
-    if "client_names" in facts:
-        facts["client_names"] = data.client_names  # in place of the shortened list
+    data_settings.pop("batch_size", None)
+    if "client_names" in data_settings:
+        data_settings["client_names"] = data.client_names  # in place of the shortened list
     if isinstance(data.source, str):
-        facts["source"] = PurePath(data.source).name  # the same data in another folder are the same
+        data_settings["source"] = PurePath(
+            data.source
+        ).name  # the same data in another folder are the same
 
     all_settings = dict(settings)
-    for name, value in facts.items():
+    for name, value in data_settings.items():
         if isinstance(value, str):  # such as a partitioner's repr
             text = _without_addresses(value)
         else:

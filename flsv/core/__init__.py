@@ -9,7 +9,7 @@ from flsv.core.local_data import LocalData, Split, State, opened
 from flsv.core.matrix import ClientMatrix
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ALONE, ClientPlacement, Ranks, ranks_of
-from flsv.core.round import Round, Start, TrainedCoalitions, asked_starts
+from flsv.core.round import Round, Start, TrainedCoalitions, ask_for_initial_models
 from flsv.core.state import ClientUpdate, FederationState, Instruction
 from flsv.core.strategy import Contributions, FederationInfo, Strategy
 from flsv.core.vocabulary import VOCABULARY, Stage, stage_of
@@ -40,7 +40,7 @@ __all__ = [
     "Strategy",
     "Traffic",
     "TrainedCoalitions",
-    "asked_starts",
+    "ask_for_initial_models",
     "declare_answer",
     "map_clients",
     "opened",

@@ -90,7 +90,7 @@ class LocalData:
         state: function that returns the tensors that the participant keeps between rounds. With None they are kept in a
             new dictionary.
         guarded: whether data can be read only inside :meth:`Client.ask`. False for the server's own validation set.
-        any_task: function from a split and a :class:`flsv.scores.ModelScore` to an :data:`Evaluator` that computes this
+        score_evaluator: function from a split and a :class:`flsv.scores.ModelScore` to an :data:`Evaluator` of this
             score on the split.
         training: function from a random generator to an iterable over the training batches, shuffled by the generator,
             as ``training_step`` gets them.
@@ -107,7 +107,7 @@ class LocalData:
         module: Callable[[Tensor], nn.Module] = no_model,
         state: Callable[[], State] | None = None,
         guarded: bool = True,
-        any_task: Callable[[Split, Any], Evaluator] = no_task,
+        score_evaluator: Callable[[Split, Any], Evaluator] = no_task,
         training: Callable[[torch.Generator], Iterable[Any]] = no_model,
         order: Callable[[torch.Generator], Tensor] = no_model,
     ) -> None:
@@ -121,7 +121,7 @@ class LocalData:
         self._sample_order = order
         self._module = module
         self._evaluator = evaluator
-        self._evaluator_of_task = any_task
+        self._evaluator_of_task = score_evaluator
         self._evaluators: dict[tuple[Split, Any], Evaluator] = {}
 
         self._state_function = state

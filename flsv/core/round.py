@@ -134,7 +134,7 @@ class Round:
         """Return the clients' models as a :class:`ClientMatrix`, which computes on their updates."""
         starts = self.starts or [self.global_vector] * len(self)
         initial_models = []
-        for vector, initial_model in zip(self.client_vectors, asked_starts(starts)):
+        for vector, initial_model in zip(self.client_vectors, ask_for_initial_models(starts)):
             if initial_model is None:
                 initial_model = vector  # of a client that has not answered: its update is 0
             initial_models.append(initial_model)
@@ -476,7 +476,7 @@ class Round:
         return value
 
 
-def asked_starts(starts: Sequence[Start]) -> list[Tensor | None]:
+def ask_for_initial_models(starts: Sequence[Start]) -> list[Tensor | None]:
     """Replace each Client in ``starts`` by the initial model ``[P]`` that it answers. None for one that does not."""
     clients = [client for client in starts if isinstance(client, Client)]
     answers = map_clients(clients, _ask_for_start)  # all at once, in the order of `clients`

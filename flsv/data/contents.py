@@ -54,7 +54,7 @@ def _hash_of_rows(dataset: Any, indices: Tensor) -> str:
         indices = outer_indices[indices]
         dataset = dataset.dataset
 
-    hashed_values = _facts_of_files(dataset, indices)
+    hashed_values = _contents_of_files(dataset, indices)
     attributes = getattr(dataset, "__dict__", {})
     for name, value in sorted(attributes.items()):
         # A memory-mapped file may be larger than the memory.
@@ -70,7 +70,7 @@ def _hash_of_rows(dataset: Any, indices: Tensor) -> str:
     return digest([*hashed_values, hash_of_first_sample]).hex()
 
 
-def _facts_of_files(dataset: Any, indices: Tensor) -> list[Any]:
+def _contents_of_files(dataset: Any, indices: Tensor) -> list[Any]:
     """Return an image folder's file names and sizes at ``indices``, and small files' hashes."""
     from torchvision.datasets import DatasetFolder
 
@@ -82,13 +82,13 @@ def _facts_of_files(dataset: Any, indices: Tensor) -> list[Any]:
         files.append(Path(path))
     sizes = [file.stat().st_size for file in files]
     # Not the whole path: the same data in another folder are the same.
-    facts: list[Any] = []
+    contents: list[Any] = []
     for file, size in zip(files, sizes):
-        facts.append((f"{file.parent.name}/{file.name}", size))
+        contents.append((f"{file.parent.name}/{file.name}", size))
     if sum(sizes) < FILE_BYTES:
         for file in files:
-            facts.append(sha256(file.read_bytes()).digest())
-    return facts
+            contents.append(sha256(file.read_bytes()).digest())
+    return contents
 
 
 def _is_numeric_array(value: Any) -> bool:

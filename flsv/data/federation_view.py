@@ -334,41 +334,41 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     def describe(self) -> dict[str, str | int | float]:
         """Return the data's settings and the sizes found by ``setup``, for loggers."""
         options, reading = self.splits, self._reading
-        facts: dict[str, str | int | float] = {
+        settings: dict[str, str | int | float] = {
             "source": self._source_name,
             "partitioner": repr(self.partitioner),
         }
         for name in HELD_OUT:
             choice = getattr(options, name)
-            facts[f"splits.{name}"] = str(choice) if isinstance(choice, HeldOut) else choice
+            settings[f"splits.{name}"] = str(choice) if isinstance(choice, HeldOut) else choice
         if options.together is not None:
-            facts["splits.together"] = options.together
-        facts["splits.seed"] = self.seed
+            settings["splits.together"] = options.together
+        settings["splits.seed"] = self.seed
         if self.corruptions:
-            facts["corruptions"] = ", ".join(map(repr, self.corruptions))
+            settings["corruptions"] = ", ".join(map(repr, self.corruptions))
         if options.detector is not None:
-            facts |= {
+            settings |= {
                 "splits.drop_flagged": repr(options.detector),
                 "dropped_samples": self._num_dropped,
             }
         if reading.label is not None:
-            facts |= {"labels": reading.label, "columns": repr(reading.columns)}
+            settings |= {"labels": reading.label, "columns": repr(reading.columns)}
         if reading.columns is not None and reading.columns.agreed is not None:
-            facts["encoder"] = reading.columns.agreed.hash
+            settings["encoder"] = reading.columns.agreed.hash
         if self._partitioned is None:
-            return facts
+            return settings
         source = self._source
         draws = source.draws
         if draws is not None:
             digest_of_weights = digest([draws.weights, draws.replacement]).hex()
-            facts["sampler"] = f"{draws.count} draws by weights {digest_of_weights[:12]}"
+            settings["sampler"] = f"{draws.count} draws by weights {digest_of_weights[:12]}"
         if source.combination is not None:
-            facts["loaders"] = str(source.combination)
+            settings["loaders"] = str(source.combination)
         for kind in ("client_names", "class_names"):
             names = getattr(self, kind)
             if names != tuple(map(str, range(len(names)))):
-                facts[kind] = listed(names, _MAX_LISTED_NAMES)
-        return facts | {
+                settings[kind] = listed(names, _MAX_LISTED_NAMES)
+        return settings | {
             "batch_size": source.train_options["batch_size"],
             "num_clients": self.num_clients,
             "num_classes": self.num_classes,

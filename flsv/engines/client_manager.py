@@ -86,7 +86,7 @@ class ClientManager:
             evaluator=partial(self.evaluator, private=private),
             module=partial(self.module, private=private),
             state=state,
-            any_task=partial(self.client_evaluator, client),
+            score_evaluator=partial(self.client_evaluator, client),
             training=partial(self._training, client),
             order=partial(self._data.client_order, client),
         )

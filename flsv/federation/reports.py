@@ -211,11 +211,11 @@ class RunReports:
                 logger.log_hyperparams(all_settings)
             # In a fast_dev_run a logger's experiment is a dummy.
             if is_tensorboard and isinstance(logger.experiment, logger_sinks.SummaryWriter):
-                board = logger_sinks.TensorBoard(
+                tensorboard = logger_sinks.TensorBoard(
                     logger, self._metrics, per_class=per_class, **names
                 )
-                board.begin(first_round, all_settings, self._draw_partition)
-                sinks.append(board)
+                tensorboard.begin(first_round, all_settings, self._draw_partition)
+                sinks.append(tensorboard)
             else:
                 tracked_loggers.append(logger)
         if tracked_loggers:

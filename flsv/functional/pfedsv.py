@@ -63,7 +63,7 @@ def personalized_weights(
             f"{list(distances.shape)} and {own}."
         )
     is_other = torch.arange(len(values), device=values.device) != own
-    gains = values.double().clamp_min(0)
+    positive_values = values.double().clamp_min(0)
     divisors = distances.double().clone()
     other_distances = divisors[is_other]
     if (
@@ -75,8 +75,8 @@ def personalized_weights(
             f"expected finite values and distances not below 0: {values.tolist()}, {distances.tolist()}."
         )
     if self_weight == "exclude":
-        gains = gains * is_other
-    if not bool((gains * is_other > 0).any()):
+        positive_values = positive_values * is_other
+    if not bool((positive_values * is_other > 0).any()):
         return (~is_other).to(values)
     if self_weight == "mean":
         divisors[own] = other_distances.mean()
@@ -85,12 +85,12 @@ def personalized_weights(
     else:
         divisors[own] = self_weight
 
-    equals_own = (divisors == 0) & (gains > 0)
+    equals_own = (divisors == 0) & (positive_values > 0)
     if bool(equals_own.any()):
-        weights = gains * equals_own
+        weights = positive_values * equals_own
     else:
         tiny = torch.finfo(torch.float64).tiny
-        weights = gains / divisors.clamp_min(tiny)
+        weights = positive_values / divisors.clamp_min(tiny)
     return (weights / weights.sum()).to(values)
 
 

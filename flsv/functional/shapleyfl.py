@@ -73,8 +73,8 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
 
     if how == "positive":
         # The value of a player that contributes nothing is a sum of rounding errors.
-        gains = torch.where(values > rounding, values, 0.0)
-        shares = gains / torch.where(highest > 0, highest, 1)
+        positive_values = torch.where(values > rounding, values, 0.0)
+        shares = positive_values / torch.where(highest > 0, highest, 1)
         return torch.where(is_valid, shares, torch.nan)
 
     spread = highest - lowest

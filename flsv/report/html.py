@@ -111,7 +111,12 @@ def table_of_texts(texts: Mapping[str, object]) -> Table | None:
     return Table(["", ""], rows, css="texts")
 
 
-def heatmap_table(values: DataFrame, corner: str, caption: str, digits: int = 2) -> Table:
+def heatmap_table(
+    values: DataFrame,
+    corner: str,
+    caption: str,
+    digits: int = 2,
+) -> Table:
     """Return a heatmap of ``values``: blue above 0, orange below, stronger further from 0.
 
     The largest number has ``digits`` significant digits.
@@ -120,7 +125,9 @@ def heatmap_table(values: DataFrame, corner: str, caption: str, digits: int = 2)
     has_numbers = len(columns) <= MAX_COLUMNS_WITH_NUMBERS
     numbers = values.to_numpy(dtype=float)
     finite_numbers = numbers[np.isfinite(numbers)]
-    largest = float(np.abs(finite_numbers).max(initial=0.0)) or 1.0  # 1: all are 0
+    largest = float(np.abs(finite_numbers).max(initial=0.0))
+    if largest == 0:
+        largest = 1.0
     if not has_numbers:
         caption = f"{caption}: {_color_scale(finite_numbers, largest)}"
         if finite_numbers.size < numbers.size:

@@ -299,14 +299,19 @@ def _for_one(
     return content
 
 
-def _other_measurements(run: Run, client: int, basis: Basis | None) -> Table | str:
+def _other_measurements(
+    run: Run,
+    client: int,
+    basis: Basis | None,
+) -> Table | str:
     """Return a table of a client's values by the other metrics."""
     key_of_basis = None if basis is None else basis.key
     other_metrics = [metric for metric in run.metrics if metric != key_of_basis]
     rows = []
     cells_of_metrics = _value_cells(run, [client], other_metrics)
     for metric, (cell,) in cells_of_metrics.items():
-        rows.append([metric, cell, _mean(run, run.final(metric))])
+        mean = _mean(run, run.final(metric))
+        rows.append([metric, cell, mean])
     if not rows:
         return ""
     return Table(["", "your value", "mean of all"], rows)
@@ -387,13 +392,19 @@ def _values_table(
     return table_by_name("partner", names, columns)
 
 
-def _values_for_one(run: Run, client: int, basis: Basis, shares: Shares | None) -> Table:
+def _values_for_one(
+    run: Run,
+    client: int,
+    basis: Basis,
+    shares: Shares | None,
+) -> Table:
     """Return the main table of a client's page: its value and share, beside the mean of all."""
-    estimates = basis.estimates_to_show(for_payment=shares is not None).loc[[client]]
-    (value_text,) = with_intervals(estimates, between=" to ")
+    estimates = basis.estimates_to_show(for_payment=shares is not None)
+    (value_text,) = with_intervals(estimates.loc[[client]], between=" to ")
     text_of_head = {"": basis.title, "your value": value_text}
-    if shares is None and basis.estimates_with_other_cases is not None:
-        (text_of_head["other cases"],) = _intervals(basis.estimates_with_other_cases.loc[[client]])
+    other_cases = basis.estimates_with_other_cases
+    if shares is None and other_cases is not None:
+        (text_of_head["other cases"],) = _intervals(other_cases.loc[[client]])
     text_of_head["mean of all"] = _mean(run, basis.values)
     if shares is not None:
         text_of_head["share"], text_of_head["amount"] = shares.cells(client)
@@ -403,7 +414,8 @@ def _values_for_one(run: Run, client: int, basis: Basis, shares: Shares | None) 
 
 def _intervals(estimates: DataFrame) -> list[str]:
     """Format intervals without the values."""
-    return [f"[{low} to {high}]" for low, high in format_rows(estimates[["low", "high"]])]
+    rows = format_rows(estimates[["low", "high"]])
+    return [f"[{low} to {high}]" for low, high in rows]
 
 
 def _sentences_on_intervals(basis: Basis | None, shares: Shares | None) -> str:

@@ -59,17 +59,17 @@ def numbers_of(
     # One copy for all, since each copy would wait for the device.
     tensors: list[Tensor] = []
     for of_device in device_numbers:
-        tensors += [of_device.values, *of_device.ends]
+        tensors += [of_device.values, *of_device.bounds]
     host_tensors = iter(to_host(tensors))
     numbers: list[Numbers] = []
     shared: dict[str, float] = {}
     for of_device in device_numbers:
         value = next(host_tensors)
-        ends = [end.double() for end in islice(host_tensors, len(of_device.ends))]
+        bounds = [end.double() for end in islice(host_tensors, len(of_device.bounds))]
         if value.ndim == 0:
             shared[of_device.metric] = value.item()
         else:
-            numbers.append(replace(of_device, values=value.double(), ends=ends))
+            numbers.append(replace(of_device, values=value.double(), bounds=bounds))
     return numbers, shared
 
 
@@ -84,10 +84,10 @@ def _numbers_of_metric(
     if client_values.ndim == 0:
         return [Numbers(name, client_values)]
 
-    ends = None
+    bounds = None
     if isinstance(metric, ContributionMetric):
-        ends = metric.intervals(value=client_values)
-    numbers = [Numbers(name, client_values, ends=ends or ())]
+        bounds = metric.intervals(value=client_values)
+    numbers = [Numbers(name, client_values, bounds=bounds or ())]
     columns = _named_columns(metric, value, class_names)
     if columns:
         numbers.append(Numbers(name, value, columns))

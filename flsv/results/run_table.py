@@ -76,7 +76,7 @@ class Numbers:
     #: `{key: name}` of the M columns. None if `values` are `[n]`.
     columns: Mapping[str, str] | None = None
     #: `[2, n]`, the low and high ends of the intervals of `[n]` values. Empty if there are no intervals.
-    ends: Any = ()
+    bounds: Any = ()
     #: The n clients' ids. None: 0 to n - 1.
     clients: Sequence[int] | None = None
 
@@ -107,7 +107,7 @@ def round_rows(
         clients: Sequence[int] = range(len(values))
         if metric_numbers.clients is not None:
             clients = metric_numbers.clients
-        intervals = _intervals(metric_numbers.ends, len(values))
+        intervals = _intervals(metric_numbers.bounds, len(values))
 
         for position, (column, column_name) in enumerate(columns.items()):
             column_values = values[:, position].tolist()

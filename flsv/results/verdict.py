@@ -276,7 +276,7 @@ def performance_inputs(record: Mapping[str, Any], metric: str) -> dict[str, Any]
 def doubt_inputs(
     events: Sequence[Event],
     client_names: Sequence[str],
-) -> dict[str, str]:
+) -> dict[str, Any]:
     """Return the inputs of :class:`PaymentInputs` that a run's events have on the clients' tables.
 
     Example:

@@ -21,7 +21,7 @@ from flsv.core import (
     Round,
     Stage,
     Start,
-    asked_starts,
+    ask_for_initial_models,
 )
 from flsv.core.needs import asked_by, read_by
 from flsv.core.parameter_space import ParameterSpace
@@ -256,7 +256,7 @@ class RoundServer:
     ) -> tuple[list[Start], list[int]]:
         initial_models: list[Start] = []
         silent_clients: list[int] = []
-        models_or_none = asked_starts(models_or_clients)
+        models_or_none = ask_for_initial_models(models_or_clients)
         for client, trained_model, initial_model in zip(cohort.ids, cohort.matrix, models_or_none):
             if initial_model is None:
                 silent_clients.append(client)

@@ -54,13 +54,13 @@ class Optimizers:
     def enter(self, client: int, stored: Mapping[str, Any]) -> None:
         """Load a client's schedules, options, optimizer state and loss scale, as :meth:`leave` returned them."""
         self._stored = stored
-        for swapped in self._swapped_optimizers:
-            swapped.store_federation_options()
+        for swapped_optimizer in self._swapped_optimizers:
+            swapped_optimizer.store_federation_options()
         # The schedules first: they set options that the client's stored options then overwrite.
         pace = stored.get("pace") or {}
         self._schedules.load(client, pace.get("schedulers"))
-        for swapped in self._swapped_optimizers:
-            self._enter_optimizer(swapped)
+        for swapped_optimizer in self._swapped_optimizers:
+            self._enter_optimizer(swapped_optimizer)
 
         if self._scaler is not None:
             loss_scale = stored.get("loss_scale")
@@ -83,13 +83,16 @@ class Optimizers:
             self._swapped_optimizers.append(
                 SwappedOptimizer(f"{UNNAMED_PREFIX} {id(optimizer)}", optimizer)
             )
-        for swapped in self._swapped_optimizers:
-            if not swapped.is_entered:
-                swapped.store_federation_options()
-                self._enter_optimizer(swapped)
+        for swapped_optimizer in self._swapped_optimizers:
+            if not swapped_optimizer.is_entered:
+                swapped_optimizer.store_federation_options()
+                self._enter_optimizer(swapped_optimizer)
 
     def _is_swapped(self, optimizer: Any) -> bool:
-        return any(swapped.optimizer is optimizer for swapped in self._swapped_optimizers)
+        return any(
+            swapped_optimizer.optimizer is optimizer
+            for swapped_optimizer in self._swapped_optimizers
+        )
 
     def leave(self) -> dict[str, Any]:
         """Restore the federation's optimizers, and return the state that the client keeps."""
@@ -98,40 +101,48 @@ class Optimizers:
             client_state["loss_scale"] = dict(self._scaler.state_dict())
             self._scaler.load_state_dict(self._initial_scale)  # until the next client enters
 
-        entered = [swapped for swapped in self._swapped_optimizers if swapped.is_entered]
+        entered = [
+            swapped_optimizer
+            for swapped_optimizer in self._swapped_optimizers
+            if swapped_optimizer.is_entered
+        ]
         if self._policy == "persist":
-            client_state["optimizer"] = {swapped.name: swapped.state() for swapped in entered}
+            client_state["optimizer"] = {
+                swapped_optimizer.name: swapped_optimizer.state() for swapped_optimizer in entered
+            }
         options_by_name = {}
         has_options = False
-        for swapped in entered:
-            options_of_groups = self._client_options(swapped)
-            options_by_name[swapped.name] = options_of_groups
+        for swapped_optimizer in entered:
+            options_of_groups = self._client_options(swapped_optimizer)
+            options_by_name[swapped_optimizer.name] = options_of_groups
             has_options = has_options or any(options_of_groups)
         scheduler_states = self._schedules.leave()
         if scheduler_states or has_options:
             client_state["pace"] = {"schedulers": scheduler_states, "options": options_by_name}
 
-        for swapped in entered:
-            is_by_round = self._schedules.has_round_scheduler(swapped.optimizer)
-            swapped.leave(scheduled_names=SCHEDULED_OPTIONS if is_by_round else set())
+        for swapped_optimizer in entered:
+            is_by_round = self._schedules.has_round_scheduler(swapped_optimizer.optimizer)
+            swapped_optimizer.leave(scheduled_names=SCHEDULED_OPTIONS if is_by_round else set())
         # An optimizer without a name is found again at its next first step.
         self._swapped_optimizers = [
-            swapped
-            for swapped in self._swapped_optimizers
-            if not swapped.name.startswith(UNNAMED_PREFIX)
+            swapped_optimizer
+            for swapped_optimizer in self._swapped_optimizers
+            if not swapped_optimizer.name.startswith(UNNAMED_PREFIX)
         ]
         return client_state
 
-    def _client_options(self, swapped: SwappedOptimizer) -> Options:
-        is_by_round = self._schedules.has_round_scheduler(swapped.optimizer)
-        return swapped.client_options(scheduled=not is_by_round, policy=self._policy)
+    def _client_options(self, swapped_optimizer: SwappedOptimizer) -> Options:
+        is_by_round = self._schedules.has_round_scheduler(swapped_optimizer.optimizer)
+        return swapped_optimizer.client_options(scheduled=not is_by_round, policy=self._policy)
 
     def move_states(self, states: Mapping[str, StoredState]) -> dict[str, StoredState]:
         """Return a client's optimizer states from a checkpoint on the optimizers' device."""
         moved_states = dict(states)
-        for swapped in self._swapped_optimizers:
-            if swapped.name in states:
-                moved_states[swapped.name] = swapped.move_state(states[swapped.name])
+        for swapped_optimizer in self._swapped_optimizers:
+            if swapped_optimizer.name in states:
+                moved_states[swapped_optimizer.name] = swapped_optimizer.move_state(
+                    states[swapped_optimizer.name]
+                )
         return moved_states
 
     def write_upload(self) -> bool:
@@ -145,26 +156,31 @@ class Optimizers:
 
     def outer_optimizer_of(self, optimizer: Any) -> Any | None:
         """Return the optimizer that holds ``optimizer`` in an attribute, or None."""
-        for swapped in self._swapped_optimizers:
-            if swapped.optimizer is optimizer:
-                return swapped.outer_optimizer
+        for swapped_optimizer in self._swapped_optimizers:
+            if swapped_optimizer.optimizer is optimizer:
+                return swapped_optimizer.outer_optimizer
         return None
 
     def _add_new_optimizers(self) -> None:
         """Add optimizers of the trainer, its optimizers or module that are not yet known."""
-        swapped_by_name = {swapped.name: swapped for swapped in self._swapped_optimizers}
-        for swapped in find_optimizers(self._trainer):
-            namesake = swapped_by_name.get(swapped.name)
+        swapped_by_name = {
+            swapped_optimizer.name: swapped_optimizer
+            for swapped_optimizer in self._swapped_optimizers
+        }
+        for swapped_optimizer in find_optimizers(self._trainer):
+            namesake = swapped_by_name.get(swapped_optimizer.name)
             # An optimizer that the module makes anew takes the place of its last one.
-            if namesake is None or namesake.optimizer is not swapped.optimizer:
-                swapped_by_name[swapped.name] = swapped
+            if namesake is None or namesake.optimizer is not swapped_optimizer.optimizer:
+                swapped_by_name[swapped_optimizer.name] = swapped_optimizer
         self._swapped_optimizers = list(swapped_by_name.values())
 
-    def _enter_optimizer(self, swapped: SwappedOptimizer) -> None:
+    def _enter_optimizer(self, swapped_optimizer: SwappedOptimizer) -> None:
         states = self._stored.get("optimizer") or {}
         pace = self._stored.get("pace") or {}
         options = pace.get("options", {})
-        swapped.enter(states.get(swapped.name), options.get(swapped.name, []))
+        swapped_optimizer.enter(
+            states.get(swapped_optimizer.name), options.get(swapped_optimizer.name, [])
+        )
 
 
 class Schedules:
@@ -419,8 +435,8 @@ def _check_optimizers(
     """Check that optimizers train the parameters of the trainer's module only."""
     parameter_ids = {id(parameter) for parameter in trainer.lightning_module.parameters()}
     is_restricted = policy == "persist" or trainer.accumulate_grad_batches != 1
-    for swapped in swapped_optimizers:
-        optimizer = swapped.optimizer
+    for swapped_optimizer in swapped_optimizers:
+        optimizer = swapped_optimizer.optimizer
         foreign_shapes = []
         if optimizer.state_dict():  # Lightning's stand-in has an empty one
             for tensor in parameters_of(optimizer):

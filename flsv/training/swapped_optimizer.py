@@ -248,7 +248,7 @@ def _collect_optimizers(
     elif isinstance(value, LightningOptimizer):
         _collect_optimizers(name, value.optimizer, outer_optimizer, collected)
     elif is_optimizer(value):
-        if any(swapped.optimizer is value for swapped in collected):
+        if any(swapped_optimizer.optimizer is value for swapped_optimizer in collected):
             return
         collected.append(SwappedOptimizer(name, value, outer_optimizer))
         for attribute, entry in _attributes_of(value).items():

@@ -35,11 +35,11 @@ from flsv.utilities.reachable import (
     attributes_of,
     by_class,
     claimed_class,
-    facts_of,
     has_attributes,
     is_opaque,
     is_plain_data,
     slots_of_object,
+    traits_of,
 )
 
 #: Types of objects that do not change, or whose parts are objects of their own.
@@ -89,12 +89,12 @@ def states_of(value: Any) -> Iterator[ObjectState]:
     if is_opaque(value):
         return
 
-    facts = facts_of(kind)
-    if facts.is_metaclass:
+    traits = traits_of(kind)
+    if traits.is_metaclass:
         yield _ClassState(value)
     elif has_attributes(value):
         yield _ContentState(attributes_of(value))
-    if facts.slots:
+    if traits.slots:
         yield _SlotState(value)
 
 
@@ -296,7 +296,7 @@ class _ContentState(ObjectState):
 class _SlotState(ObjectState):
     def __init__(self, value: Any) -> None:
         self._object = value
-        self._names = facts_of(type(value)).slots
+        self._names = traits_of(type(value)).slots
         self._content = self._current_content()
 
     def is_unchanged(self) -> bool:

@@ -119,24 +119,24 @@ _NUM_LEVELS = 4
 #: A path, such as ``module.layers[0].noise``, and the object that is there.
 Part = tuple[str, Any]
 Types = tuple[type, ...]
-Fact = TypeVar("Fact")
+Result = TypeVar("Result")
 
 
-def by_class(fact_of: Callable[[type], Fact]) -> Callable[[type], Fact]:
+def by_class(function: Callable[[type], Result]) -> Callable[[type], Result]:
     """Store what a function returns for a class, for as long as the class is in use."""
-    facts: weakref.WeakKeyDictionary[type, Fact] = weakref.WeakKeyDictionary()
+    stored_results: weakref.WeakKeyDictionary[type, Result] = weakref.WeakKeyDictionary()
 
-    @wraps(fact_of)
-    def stored_fact(kind: type) -> Fact:
+    @wraps(function)
+    def stored_result(kind: type) -> Result:
         try:
-            return facts[kind]
+            return stored_results[kind]
         except KeyError:
-            facts[kind] = fact_of(kind)
+            stored_results[kind] = function(kind)
         except Exception:  # of a metaclass whose classes cannot be hashed or compared
-            return fact_of(kind)
-        return facts[kind]
+            return function(kind)
+        return stored_results[kind]
 
-    return stored_fact
+    return stored_result
 
 
 def walk(
@@ -208,19 +208,19 @@ def parts_of(value: Any, path: str = "") -> Iterator[Part]:
 
     An object that raises an error when its content is read refers to what Python's garbage collector finds.
     """
-    facts = facts_of(type(value))
-    content_parts = facts.parts or facts_of(claimed_class(value)).parts
+    traits = traits_of(type(value))
+    content_parts = traits.parts or traits_of(claimed_class(value)).parts
     if content_parts is not None:
         try:
             yield from list(content_parts(value, path))
         except Exception:  # of code of the object's class
             yield from _referents(value, path)
     else:
-        is_c_object = not (facts.slots or facts.is_generator or has_attributes(value))
+        is_c_object = not (traits.slots or traits.is_generator or has_attributes(value))
         if is_c_object:
             yield from _referents(value, path)
-    if not facts.is_metaclass:
-        yield from _attributes(value, path, facts)
+    if not traits.is_metaclass:
+        yield from _attributes(value, path, traits)
 
 
 def _referents(value: Any, path: str) -> Iterator[Part]:
@@ -250,7 +250,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
 def slots_of_object(value: Any) -> list[tuple[str, Any]]:
     """Return the names and values of the attributes of an object that are in ``__slots__`` and are set."""
     values = []
-    for name in facts_of(type(value)).slots:
+    for name in traits_of(type(value)).slots:
         try:
             values.append((name, object.__getattribute__(value, name)))
         except AttributeError:
@@ -315,7 +315,7 @@ def _contents(collection: Any) -> Iterable[Any]:
 
 
 @dataclass(frozen=True)
-class ClassFacts:
+class ClassTraits:
     """Facts on the objects of one class, by which :func:`walk` finds their parts."""
 
     # Yields the objects that an object's content refers to. None: such objects have attributes only.
@@ -330,8 +330,8 @@ class ClassFacts:
 
 
 @by_class
-def facts_of(kind: type) -> ClassFacts:
-    """Return the facts of a class, which are stored."""
+def traits_of(kind: type) -> ClassTraits:
+    """Return the traits of a class, which are stored."""
     yield_parts = None  # a function that yields the parts of the class's objects
     for base_classes, parts_function in _PARTS_FUNCTION_BY_BASE.items():
         if issubclass(kind, base_classes):
@@ -339,7 +339,7 @@ def facts_of(kind: type) -> ClassFacts:
             break
     is_metaclass = issubclass(kind, type)
     has_closed_base = any(_is_in_closed_package(base) for base in kind.__mro__)
-    return ClassFacts(
+    return ClassTraits(
         parts=yield_parts,
         slots=tuple(dict.fromkeys(slots_of(kind))),
         is_generator=issubclass(kind, GENERATORS),
@@ -366,7 +366,7 @@ def is_opaque(value: Any) -> bool:
         return _is_of_library(value)
     if is_instance(value, FunctionType):
         return _is_in_closed_package(value)
-    return facts_of(type(value)).is_opaque
+    return traits_of(type(value)).is_opaque
 
 
 def _is_in_closed_package(definition: type | FunctionType) -> bool:
@@ -377,12 +377,12 @@ def _is_of_library(kind: type) -> bool:
     return package_of(kind) in LIBRARIES
 
 
-def _attributes(value: Any, path: str, facts: ClassFacts) -> Iterator[Part]:
+def _attributes(value: Any, path: str, traits: ClassTraits) -> Iterator[Part]:
     """Yield an object's attributes, and its class if it is of no library."""
     for name, item in [*attributes_of(value).items(), *slots_of_object(value)]:
         if type(item) not in PLAIN_TYPES:
             yield f"{path}.{name}", item
-    if not facts.is_of_library:
+    if not traits.is_of_library:
         yield type(value).__name__, type(value)
 
 

@@ -144,7 +144,7 @@ def write_contributions(
                 Numbers(
                     metric,
                     values,
-                    ends=interval if metric == "cssv" else (),
+                    bounds=interval if metric == "cssv" else (),
                 )
             )
         for name in ("weight", "accuracy", "update_norm"):

@@ -36,7 +36,7 @@ NAMES = ("Boston", "Lyon", "Graz")
 
 
 def make_rows(values: list[float], low: list[float], high: list[float]) -> list[Row]:
-    return round_rows(0, [Numbers("sv", values, ends=[low, high])], NAMES)
+    return round_rows(0, [Numbers("sv", values, bounds=[low, high])], NAMES)
 
 
 def test_changes_of_a_round_hold_only_rows_with_a_new_value_or_interval() -> None:

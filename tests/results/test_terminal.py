@@ -182,7 +182,7 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
         Numbers(
             "value",
             values,
-            ends=[values - 0.04, values + 0.04],
+            bounds=[values - 0.04, values + 0.04],
         )
     )
 
@@ -200,7 +200,7 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
         Numbers(
             "value",
             tenth,
-            ends=[tenth - 0.004, tenth + 0.004],
+            bounds=[tenth - 0.004, tenth + 0.004],
         ),
         learning_record=game,
     )
@@ -208,7 +208,7 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
     assert "raised this score by less than 0.15." in " ".join(small.split())
 
     noise = said(
-        Numbers("value", tenth, ends=[tenth - 1, tenth + 1]),
+        Numbers("value", tenth, bounds=[tenth - 1, tenth + 1]),
         learning_record=game,
     )
 

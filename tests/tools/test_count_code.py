@@ -55,6 +55,26 @@ def test_function_written_before_the_limits_is_exempt_until_it_changes(packed_fi
     assert len(hard_to_read(packed_file, exempt)) == 2
 
 
+def test_names_for_which_the_glossary_has_another_word_are_refused_also_in_exempt_code(
+    packed_file: Path,
+) -> None:
+    glossary = packed_file.parents[1] / count_code.GLOSSARY
+    glossary.parent.mkdir(parents=True)
+    glossary.write_text("`value` is a word. Refused: `found` (sum),\n`total`\n(sum).")
+
+    words = count_code.words_of_glossary()
+
+    assert words == {"found": "sum", "total": "sum"}
+
+    problems = count_code.other_words(packed_file, words)
+
+    assert [problem.split()[2:4] for problem in problems] == [
+        ["flsv/packed.py:3", "found;"],
+        ["flsv/packed.py:2", "total;"],
+    ]
+    assert problems[0].endswith(f"{count_code.GLOSSARY} says sum")
+
+
 def test_layout_and_docstring_of_an_exempt_function_may_change() -> None:
     packed = digest_of(ast.parse("def f(x):\n    return g(x, 1)").body[0])
     unfolded = digest_of(

@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv.utilities.object_states import states_of
 from flsv.utilities.plain_values import digest
-from flsv.utilities.reachable import facts_of, find_generators, is_plain_data, parts_of, walk
+from flsv.utilities.reachable import find_generators, is_plain_data, parts_of, traits_of, walk
 
 
 class Slots:
@@ -256,7 +256,7 @@ def test_stored_facts_do_not_keep_a_class():
     class Layer(nn.Module):
         __slots__ = ("rate",)
 
-    assert facts_of(Layer).slots == ("rate",)
+    assert traits_of(Layer).slots == ("rate",)
 
     layer_class = weakref.ref(Layer)
     del Layer

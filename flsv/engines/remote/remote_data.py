@@ -152,15 +152,15 @@ class RemoteData(FederatedDataModule):
         return {"of": "the server's own data", "rows": loader_rows(loaders)} if loaders else None
 
     def describe(self) -> dict[str, str | int | float]:
-        facts: dict[str, str | int | float] = {
+        settings: dict[str, str | int | float] = {
             "source": f"sites {', '.join(self.names)}",
             "num_clients": self.num_clients,
             "num_classes": self.num_classes,
             "train_samples": int(self.num_samples.sum()),
         }
         if self.encoder_hash is not None:
-            facts["encoder"] = self.encoder_hash
-        return facts
+            settings["encoder"] = self.encoder_hash
+        return settings
 
     def state_dict(self) -> dict[str, Any]:
         """Return the encoder of the sites' tables, if they have agreed on one."""

@@ -86,7 +86,7 @@ class _Strata:
         self.generator = generator
         self.num_players = game.num_players
         empty, grand = game.empty_and_grand()
-        self.gain = grand - empty
+        self.sum_of_values = grand - empty
         num_sizes = self.num_players - 1
         self.moments_by_size = [Moments() for _ in range(num_sizes)]
 
@@ -181,9 +181,9 @@ class _Strata:
         # Estimates of SV_base - SV_i, the differences of Shapley values, [R, n, M].
         differences = torch.cat([base_difference, other_differences], dim=1)
 
-        # The values sum to the gain: n SV_base = gain + sum_i (SV_base - SV_i).
+        # The values sum to v(N) - v(empty): n SV_base = sum_of_values + sum_i (SV_base - SV_i).
         sum_of_differences = differences.sum(dim=1, keepdim=True)
-        base_value = (self.gain + sum_of_differences) / self.num_players
+        base_value = (self.sum_of_values + sum_of_differences) / self.num_players
         values = base_value - differences
         for size in sizes.unique().tolist():
             has_size = sizes == size

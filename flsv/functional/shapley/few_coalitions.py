@@ -193,12 +193,12 @@ def _fitted_values(
     values = torch.stack(values_by_game, dim=1)
     stderr = torch.stack(stderr_by_game, dim=1)
 
-    # The gap between the sum of the values and the gain of all is divided equally.
+    # The gap between the sum of the values and what it should be is divided equally.
     sizes = masks.sum(1)
     empty_row = int(sizes.argmin())
     grand_row = int(sizes.argmax())
-    gain = utilities[grand_row] - utilities[empty_row]
-    gap = gain - values.sum(0)
+    sum_of_values = utilities[grand_row] - utilities[empty_row]
+    gap = sum_of_values - values.sum(0)
     return values + gap / num_players, stderr
 
 

@@ -117,21 +117,21 @@ def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
         j = torch.arange(size + 1).double()
         predecessors = kernel(j, s, t)  # [s, j]
         if size < num_players:
-            gain = kernel(j, s + 1, t) - predecessors
+            marginal_contribution = kernel(j, s + 1, t) - predecessors
             probability = _hypergeometric(
                 population=num_players - 1,
                 marked=size,
                 max_hits=size,
             )
-            outside[size] = (probability * gain).sum() / num_players
+            outside[size] = (probability * marginal_contribution).sum() / num_players
         if size > 0:
-            gain = kernel(j + 1, s + 1, t) - predecessors
+            marginal_contribution = kernel(j + 1, s + 1, t) - predecessors
             probability = _hypergeometric(
                 population=num_players - 1,
                 marked=size - 1,
                 max_hits=size,
             )
-            inside[size] = (probability * gain).sum() / num_players
+            inside[size] = (probability * marginal_contribution).sum() / num_players
 
     value_of_member = inside[sizes].unsqueeze(1)
     value_of_outsider = outside[sizes].unsqueeze(1)

@@ -34,9 +34,9 @@ ALIVE = ("pending", "starting", "running")  # Flower's words
 def configure() -> None:
     """Tell `flwr` where the SuperLink is."""
     FLOWER.mkdir(exist_ok=True)
-    told = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{SUPERLINK}"\n'
+    settings = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{SUPERLINK}"\n'
     (FLOWER / "config.toml").write_text(
-        f'{told}root-certificates = "{KEYS.resolve() / "ca.pem"}"\n'
+        f'{settings}root-certificates = "{KEYS.resolve() / "ca.pem"}"\n'
     )
 
 
@@ -84,10 +84,11 @@ def say(word: str, run: str) -> None:
 def flwr(*words: str | Path) -> dict:
     """Run a command of Flower and return its answer, empty if there is none. Print the output of a failed command."""
     done = subprocess.run(["flwr", *words, "--format", "json"], capture_output=True, text=True)
-    told = json.loads(f"{{{answer}" if (answer := done.stdout.partition("{")[2]) else "{}")
-    if not told.get("success"):
+    _, _, content = done.stdout.partition("{")
+    reply = json.loads(f"{{{content or '}'}")
+    if not reply.get("success"):
         print(done.stdout + done.stderr, flush=True)
-    return told
+    return reply
 
 
 def state(run: str) -> str:
