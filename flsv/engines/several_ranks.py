@@ -331,9 +331,9 @@ def is_rounded(value: Tensor | None, value_of_rank: Tensor | None) -> bool:
         False
     """
     if value is None or value_of_rank is None:
-        return value is value_of_rank
-    is_exact = value.device.type == "cpu" or not value.is_floating_point()
-    if is_exact:
+        return value is None and value_of_rank is None
+    may_be_rounded = value.device.type != "cpu" and value.is_floating_point()
+    if not may_be_rounded:
         return torch.equal(value, value_of_rank)
     largest = value.nan_to_num().abs().max()
     return torch.allclose(

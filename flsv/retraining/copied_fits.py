@@ -210,12 +210,14 @@ class CopiedFits:
                 result = train_coalition(run_copy, self._scoring, order)
                 yield order, result
             return
-        yield from _train_by_joblib(self._tasks(orders), self._jobs)
+        # None: the number of jobs that the user's backend has.
+        num_jobs = None if self._jobs == 1 else self._jobs
+        yield from self._train_at_workers(orders, num_jobs)
 
     def train_in_fresh_process(self, order: FitOrder) -> FitResult | FitFailed:
         """Train a coalition in a new process."""
         # With one job joblib would train in this process.
-        ((_, result),) = _train_by_joblib(self._tasks([order]), jobs=2)
+        ((_, result),) = self._train_at_workers([order], num_jobs=2)
         return result
 
     def copy_of(self, seed: int) -> RunCopy:
@@ -225,9 +227,20 @@ class CopiedFits:
             self._seed_of_copy = seed
         return self._copy
 
-    def _tasks(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, RunCopy, Scoring]]:
-        for order in orders:
-            yield order, self.copy_of(order.seed), self._scoring
+    def _train_at_workers(
+        self, orders: Sequence[FitOrder], num_jobs: int | None
+    ) -> Iterator[tuple[FitOrder, FitResult | FitFailed]]:
+        train_at_worker = joblib.delayed(_train_at_worker)
+        program_state = _ProgramState.current()
+        calls = (
+            train_at_worker(program_state, index, self.copy_of(order.seed), self._scoring, order)
+            for index, order in enumerate(orders)
+        )
+        parallel = joblib.Parallel(num_jobs, return_as="generator_unordered", pre_dispatch="n_jobs")
+        for index, result in parallel(calls):
+            if isinstance(result, ConfigurationError):
+                raise result
+            yield orders[index], result
 
     def predict(self, prediction: Prediction) -> Predicted:
         """Compute the clients' values that ``prediction`` requests."""
@@ -258,43 +271,33 @@ def _has_workers() -> bool:
     return not isinstance(backend, LokyBackend)
 
 
-def _train_by_joblib(
-    tasks: Iterator[tuple[FitOrder, RunCopy, Scoring]], jobs: int
-) -> Iterator[tuple[FitOrder, FitResult | FitFailed]]:
-    orders = []
-    surroundings = sys.path, os.getcwd(), torch.get_num_threads()
+@dataclass(frozen=True)
+class _ProgramState:
+    """What a worker takes over from the program that starts it."""
 
-    def calls() -> Iterator[Any]:
-        train_at_worker = joblib.delayed(_train_at_worker)
-        for order, run_copy, scoring in tasks:
-            orders.append(order)
-            index = len(orders) - 1
-            yield train_at_worker(
-                surroundings, index, run_copy=run_copy, scoring=scoring, order=order
-            )
+    import_path: list[str]
+    folder: str
+    num_threads: int
 
-    num_jobs: int | None = jobs
-    if jobs == 1 and _has_workers():
-        num_jobs = None  # the backend's own number
-    parallel = joblib.Parallel(num_jobs, return_as="generator_unordered", pre_dispatch="n_jobs")
-    for index, result in parallel(calls()):
-        if isinstance(result, ConfigurationError):
-            raise result
-        yield orders[index], result
+    @classmethod
+    def current(cls) -> _ProgramState:
+        return cls(sys.path, os.getcwd(), torch.get_num_threads())
+
+    def enter(self) -> None:
+        sys.path[:] = self.import_path
+        with suppress(OSError):  # a worker on another machine has no such folder
+            os.chdir(self.folder)
+        torch.set_num_threads(self.num_threads)
 
 
 def _train_at_worker(
-    surroundings: tuple[list[str], str, int],
+    program_state: _ProgramState,
     index: int,
     run_copy: RunCopy,
     scoring: Scoring,
     order: FitOrder,
 ) -> tuple[int, FitResult | FitFailed | ConfigurationError]:
-    import_path, folder, num_threads = surroundings
-    sys.path[:] = import_path
-    with suppress(OSError):  # a worker on another machine has no such folder
-        os.chdir(folder)
-    torch.set_num_threads(num_threads)
+    program_state.enter()
     try:
         return index, train_coalition(run_copy, scoring, order)
     except ConfigurationError as error:

@@ -112,11 +112,11 @@ class BernoulliSampler(ClientSampler):
                 f"{self!r} cannot be met: the federation has {num_clients} clients. Lower expected_cohort to at most "
                 f"{num_clients} or make more clients in the partitioner."
             )
-        probability = self.expected_cohort / num_clients
-        share_of_draws = _probability_of_at_least(self.min_cohort, [probability] * num_clients)
-        if share_of_draws < _MIN_SHARE_OF_DRAWS:
+        probabilities = [self.expected_cohort / num_clients] * num_clients
+        p_large_enough = _probability_of_at_least(self.min_cohort, probabilities)
+        if p_large_enough < _MIN_SHARE_OF_DRAWS:
             raise ConfigurationError(
-                f"{self!r}: of {num_clients} clients, {self.min_cohort} would take part in {share_of_draws:.1g} of all "
+                f"{self!r}: of {num_clients} clients, {self.min_cohort} would take part in {p_large_enough:.1g} of all "
                 f"draws only. Raise expected_cohort, for example to {self.min_cohort}."
             )
 
