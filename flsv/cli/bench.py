@@ -118,9 +118,10 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
         if not options.quick:
             costs = _measured_costs(federations, entries, out / "costs.csv", say)
             files.insert(2, "costs.csv")
-        summary = _write_tables(out, results, federations, entries=entries, costs=costs)
+        scores = scores_of(results, federations)
+        _write_tables(out, scores, federations, entries=entries, costs=costs)
         if not quiet:
-            _print_summary(summary, federations)
+            _print_summary(summarize(scores, entries), federations)
         print(f"Written: {display_path(out)} ({', '.join(files)})")
         return _say_failures(results, entries)
 
@@ -195,22 +196,19 @@ def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
 
 def _write_tables(
     out: Path,
-    results: BenchResults,
+    scores: DataFrame,
     federations: FederationTruths,
     *,
     entries: Mapping[str, Entry],
     costs: DataFrame,
-) -> DataFrame:
-    """Write the tables as CSV files into ``out``, and return the result of :func:`summarize`."""
-    scores = scores_of(results, federations)
-    summary = summarize(scores, entries)
+) -> None:
+    """Write the tables as CSV files into ``out``."""
     benchmark = table_by_set(scores, federations, entries, costs)
     benchmark.to_csv(out / "benchmark.csv", index=False, float_format="%.3f")
 
     correlations = correlations_by_federation(scores).T  # a row per federation
     ceilings = {name: truth.ceiling for name, (_federation, truth) in federations.items()}
     correlations.assign(ceiling=ceilings).to_csv(out / "federations.csv", float_format="%.3f")
-    return summary
 
 
 def _measured_costs(

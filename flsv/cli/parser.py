@@ -345,7 +345,7 @@ class FederatedCLI(LightningCLI):
         config = self.config_init[self.subcommand]
         self._find_checkpoint(config)
         if self.subcommand == "fit":
-            self._check_run_folder(config.ckpt_path)
+            self._prepare_run_folder(config.ckpt_path)
         else:
             self._leave_no_run(config)
 
@@ -372,7 +372,7 @@ class FederatedCLI(LightningCLI):
                     "of the run's folder."
                 )
 
-    def _check_run_folder(self, checkpoint: str | None) -> None:
+    def _prepare_run_folder(self, checkpoint: str | None) -> None:
         # mypy: set by Lightning's connectors
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return

@@ -13,14 +13,11 @@ fit are read. Li et al., "Data Valuation and Detections in Federated Learning"
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pandas import DataFrame
-from torch import Tensor
 
 from flsv.cli.command import display_path
 from flsv.cli.options import instantiated, option_parser
@@ -74,17 +71,11 @@ def value(
     out.mkdir(parents=True, exist_ok=True)
     names = data.client_names
     columns = valuation_columns(valuation)
-    rounded: dict[str, list[Any]] = {}
-    for name, column in columns.items():
-        cells = []
-        for cell in column.tolist():
-            if isinstance(cell, float) and not math.isnan(cell):
-                cells.append(f"{cell:.6g}")
-            else:
-                cells.append(cell)
-        rounded[name] = cells
-    table_of_file = DataFrame({"client": range(len(names)), **rounded, "client_name": names})
-    save_table(out / "valuation.csv", table_of_file)
+    rounded = columns.copy()
+    for name in columns.select_dtypes(float):
+        rounded[name] = columns[name].map("{:.6g}".format, na_action="ignore")
+    rounded.insert(0, "client", range(len(names)))
+    save_table(out / "valuation.csv", rounded.assign(client_name=names))
     for name, draw in (("contributions", draw_contributions), ("gradients", histograms_of)):
         with drawing(f"{out / name}.png"):
             draw(valuation, names).savefig(out / f"{name}.png")
@@ -100,14 +91,14 @@ def value(
         title = f"Valuation against {target}, S = {valuation.support}, {seconds:.1f} s"
         texts = {}
         for name, column in columns.items():
-            texts[name] = format_numbers(column.tolist())
+            texts[name] = format_numbers(column)
         rows = shown_clients(valuation.shares, len(names))
         print_table(title, names, texts, rows)
     return valuation
 
 
-def valuation_columns(valuation: Valuation) -> dict[str, Tensor]:
-    """Return the columns of the valuation's table, ``{name: values [n]}``."""
+def valuation_columns(valuation: Valuation) -> DataFrame:
+    """Return the valuation's table, with a row per client."""
     columns = {
         "samples": valuation.samples + valuation.broken,
         "distance": valuation.distances,
@@ -117,7 +108,8 @@ def valuation_columns(valuation: Valuation) -> dict[str, Tensor]:
     }
     if valuation.broken.any():
         columns["not_finite"] = valuation.broken
-    return columns
+    numbers = {name: column.tolist() for name, column in columns.items()}
+    return DataFrame(numbers)
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:

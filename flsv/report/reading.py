@@ -363,15 +363,9 @@ def _means_of_all(
     names: Iterable[str],
 ) -> dict[str, float | None]:
     """Return the mean of each named number over all mappings, None if one of them has none."""
-    means: dict[str, float | None] = {}
-    for name in names:
-        values = [mapping.get(name) for mapping in mappings]
-        numbers = [value for value in values if value is not None]
-        if len(numbers) == len(values):
-            means[name] = statistics.fmean(numbers)
-        else:
-            means[name] = None  # a run has no such number
-    return means
+    numbers = DataFrame(mappings, columns=list(names), dtype=float)
+    means = numbers.mean(skipna=False).astype(object)
+    return means.where(means.notna(), None).to_dict()
 
 
 def seed_summary(

@@ -208,7 +208,7 @@ class Directory:
 
     def _agree_on_encoder(self) -> None:
         """Make one encoder from all sites' tables, and send it to all."""
-        self._check_states()
+        self._set_encoder_hash()
         is_encoder_awaited = NO_ENCODER in self._table_states.values()
         if is_encoder_awaited and self.encoder is None:
             replies = self._summaries()
@@ -220,7 +220,7 @@ class Directory:
             # Greet all sites anew: each message carries the encoder.
             self._greeted_sites.clear()
             self.refresh(strict=True)
-            self._check_states()
+            self._set_encoder_hash()
         if self.encoder is not None:
             rank_zero_info(
                 f"flsv: the sites' tables become {len(self.encoder.feature_names)} features by the encoder "
@@ -237,8 +237,8 @@ class Directory:
             replies[self.names[site]] = reply
         return replies
 
-    def _check_states(self) -> None:
-        """Check that the tables of all sites that have been greeted are encoded alike."""
+    def _set_encoder_hash(self) -> None:
+        """Set the hash of the encoder, which the tables of all sites that have been greeted share."""
         states = {}
         for site in sorted(self._greeted_sites):
             states[self.names[site]] = self._table_states[site]

@@ -259,7 +259,7 @@ class InRunValues(ClientAlgorithm):
             self._ghost_products.remove()
 
     def end_client(self, context: ClientContext) -> dict[str, Tensor]:
-        self._check_sample_classes(context)
+        self._store_sample_classes(context)
         assert self._ghost_products is not None
         # The products of all watched samples since the first step.
         self._products.append(self._ghost_products.take())
@@ -317,7 +317,7 @@ class InRunValues(ClientAlgorithm):
         """Return the indices ``[count]`` of the next batch's samples."""
         epoch, position_in_epoch = divmod(self._batch_position, context.epoch_batches)
         if position_in_epoch == 0:
-            self._check_sample_classes(context)
+            self._store_sample_classes(context)
             instruction = context.instruction
             stream = shuffle_stream(
                 instruction.seed, instruction.round_index, instruction.client_id, epoch
@@ -336,8 +336,8 @@ class InRunValues(ClientAlgorithm):
             )
         return samples
 
-    def _check_sample_classes(self, context: ClientContext) -> None:
-        """Check that each training sample has the same class as in the last epoch."""
+    def _store_sample_classes(self, context: ClientContext) -> None:
+        """Store the epoch's classes. Raise ConfigurationError if a sample had another one before."""
         if not self._batches:
             return
         samples = torch.cat([batch_samples for batch_samples, _ in self._batches])
