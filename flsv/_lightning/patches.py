@@ -148,18 +148,25 @@ def round_axis_patch(trainer: L.Trainer, has_client_curves: bool) -> Patch:
     connector = trainer._logger_connector
     log_metrics: Callable[..., None] = connector.log_metrics
 
+    def log_over_rounds(metrics: dict[str, Any]) -> None:
+        round_index = trainer.current_epoch
+        # A module that logs "step" has chosen its axis.
+        chosen_step = None if "step" in metrics else round_index
+        log_metrics({ROUND_NAME: round_index, **metrics}, step=chosen_step)
+        if ROUND_NAME not in metrics:
+            connector._logged_metrics.pop(ROUND_NAME, None)
+
+    # Lightning's own step, of batches, is not used.
     def log_with_round_as_step(metrics: dict[str, Any], step: int | None = None) -> None:
         # `_first_loop_iter` is None outside of an epoch's batches, and else a bool.
         is_of_batch = connector._first_loop_iter is not None
         if is_of_batch and trainer.training and has_client_curves:
             connector._logged_metrics.update(metrics)
-        elif metrics:
-            # A module that logs "step" has chosen its axis.
-            step = None if "step" in metrics else trainer.current_epoch
-            log_metrics({ROUND_NAME: trainer.current_epoch, **metrics}, step=step)
-            if ROUND_NAME not in metrics:
-                connector._logged_metrics.pop(ROUND_NAME, None)
-        elif not is_of_batch:
+            return
+        if metrics:
+            log_over_rounds(metrics)
+            return
+        if not is_of_batch:
             # Lightning saves loggers only if it has logged. A killed run would lose the curves that flsv has logged.
             for logger in trainer.loggers:
                 logger.save()

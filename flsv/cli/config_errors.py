@@ -381,8 +381,8 @@ def origin_of(message: str, files: Sequence[Path]) -> str:
     """Return the file and line of the argument or text that a message is about, if it stands in one line, or ""."""
     if any(message.startswith(str(path)) for path in files):
         return ""
-    # The first search that has one result in all files together.
     roots = {path: yaml.compose(path.read_text("utf-8")) for path in files}
+    # Each function searches a file for lines that the message may mean. The first counts whose only result is one line.
     for find_lines in _searches_for(message):
         origins = []
         for path, root in roots.items():

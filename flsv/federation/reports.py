@@ -369,21 +369,26 @@ class RunReports:
 
     def _warn_of_other_accuracies(self) -> None:
         """Warn if the module logs another accuracy than flsv values clients by."""
-        interval = self._trainer.check_val_every_n_epoch
-        if self._state.round_index != interval or self._has_compared_accuracies:
+        num_rounds = self._state.round_index
+        is_first_validation = num_rounds == self._trainer.check_val_every_n_epoch
+        if not is_first_validation or self._has_compared_accuracies:
             return
         self._has_compared_accuracies = True
         logged_accuracies = {}
         for name, logged_value in self._logged_numbers().items():
             if _ACCURACY_NAME.fullmatch(name):
                 logged_accuracies[name] = logged_value
-        measures = self._federation.metrics.performances
-        metrics_by_accuracy = [name for name in measures if measures[name] == "accuracy"]
+        metrics_by_accuracy = []
+        for metric_name, measure in self._federation.metrics.performances.items():
+            if measure == "accuracy":
+                metrics_by_accuracy.append(metric_name)
         if not logged_accuracies or not metrics_by_accuracy:
             return
 
-        performances = resolve_name(_LEARNING_MODULE).performances(self._federation)
-        accuracy = performances[metrics_by_accuracy[0]]["value"]  # the same for all metrics
+        learning = resolve_name(_LEARNING_MODULE)  # imported here, since other runs do not need it
+        performances = learning.performances(self._federation)
+        any_metric = metrics_by_accuracy[0]  # the accuracy of all is the same
+        accuracy = performances[any_metric]["value"]
         for name, logged_value in logged_accuracies.items():
             if abs(logged_value - accuracy) > _ACCURACY_TOLERANCE:
                 rank_zero_warn(

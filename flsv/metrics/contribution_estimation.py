@@ -259,7 +259,7 @@ class ContributionEstimation(ContributionMetric):
         """
         self._check_asked(client_ids, clients)
         weights = _shares(aggregation_weights)
-        # has_score [k]: the clients that gave a score. scores has only theirs.
+        # has_score [k]: the clients that gave a score. scores [sum of has_score]: these clients' scores.
         scores, has_score = scores_without_own(clients, aggregate, weights, self.performance)
         scores = scores.to(self.scores)
         has_score = has_score.to(client_ids.device)

@@ -149,11 +149,13 @@ class ClassScores(Metric):
     def _scores_and_classes(self) -> tuple[dict[str, Tensor], int]:
         """Return the scores by name, and the number of classes, with one copy to the CPU."""
         has_auroc = bool(self.logits)
-        device_tensors = [self.correct, self.support]
+        # Copied to the host at once: each copy waits for the device.
+        counts = [self.correct, self.support]
+        auroc_inputs: list[Tensor] = []
         if has_auroc:
             logits = dim_zero_cat(self.logits)
-            device_tensors += [log_odds(logits), dim_zero_cat(self.labels)]
-        correct, support, *odds_and_labels = to_host(device_tensors)
+            auroc_inputs = [log_odds(logits), dim_zero_cat(self.labels)]
+        correct, support, *odds_and_labels = to_host([*counts, *auroc_inputs])
 
         occurs = support > 0  # [M]: the classes that have samples
         accuracy = correct.sum() / support.sum()

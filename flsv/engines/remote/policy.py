@@ -7,7 +7,6 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -154,15 +153,19 @@ def _read_ledger(ledger: Path) -> tuple[int, float]:
     # The number of updates so far, and their sum of 1 / noise_multiplier^2.
     if not ledger.is_file():
         return 0, 0.0
-    with suppress(*GARBLED_REPLY_ERRORS):  # after such an error the ledger cannot be read
+    try:
         entries = json.loads(ledger.read_text())
-        if entries["squares"] >= 0:  # not NaN
-            updates = checked_int(entries, "updates", math.inf)
-            return updates, float(entries["squares"])
-    raise Refused(
-        f"its ledger {ledger} cannot be read. Write it anew from the trainings in the site's log, as "
-        '{"updates": number, "squares": sum of 1 / noise_multiplier^2}; a backup forgets what came after it'
-    )
+        updates = checked_int(entries, "updates", math.inf)
+        squares = float(entries["squares"])
+        is_valid = squares >= 0  # not NaN
+    except GARBLED_REPLY_ERRORS:
+        is_valid = False
+    if not is_valid:
+        raise Refused(
+            f"its ledger {ledger} cannot be read. Write it anew from the trainings in the site's log, as "
+            '{"updates": number, "squares": sum of 1 / noise_multiplier^2}; a backup forgets what came after it'
+        )
+    return updates, squares
 
 
 def _name_without_module(question: str) -> str:

@@ -41,8 +41,9 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
         if path.is_file():
             earlier_text = path.read_text()
         # A run that an operator has stopped keeps this status. The file may hold anything, so it is not parsed.
-        is_run_stopped = '"stopped"' in earlier_text and f'"{run}"' in earlier_text
-        if run is not None and is_run_stopped:
+        is_of_this_run = f'"{run}"' in earlier_text
+        is_stopped = '"stopped"' in earlier_text
+        if run is not None and is_of_this_run and is_stopped:
             return
         if status == "running":
             time_of_status = start_time
