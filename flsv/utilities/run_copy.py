@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any
@@ -80,7 +80,8 @@ class RunCopy:
         try:
             self._pickled = dump((trainer, module))
         except Exception as error:
-            path, part_error = _path_of_unpicklable((trainer, module), dump)
+            roots = {"the module": module, "the Trainer": trainer}
+            path, part_error = _path_of_unpicklable(roots, dump)
             raise ConfigurationError(
                 f"the run cannot be copied, and a coalition is a fit of a copy: {path} cannot be pickled "
                 f"({type(part_error).__name__}: {part_error}). Make it where it is used, or give its class "
@@ -108,6 +109,28 @@ class RunCopy:
         data = copy.copy(self._data)
         trainer, module = self._pickled.load(data)
         return trainer, module, data
+
+
+def copy_of(module: nn.Module, factories: Collection[Any] = ()) -> Any:
+    """Return a copy of a module. Classes, ``factories`` and functions without a state are shared.
+
+    Raises:
+        ConfigurationError: a part cannot be pickled. The message has its path.
+    """
+    shared_ids = frozenset(map(id, factories))
+
+    def dump(value: Any) -> Pickled:
+        return _pickled(value, _NO_DATA, {}, shared_ids)
+
+    try:
+        pickled_module = dump(module)
+    except Exception as error:
+        path, part_error = _path_of_unpicklable({"the module": module}, dump)
+        raise ConfigurationError(
+            f"{type(module).__name__} cannot be copied: {path} cannot be pickled ({type(part_error).__name__}: "
+            f"{part_error}). Make it where it is used."
+        ) from error
+    return pickled_module.load(_NO_DATA)
 
 
 def torch_settings() -> dict[str, Any]:
@@ -143,10 +166,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         file: io.BytesIO,
         data: Any,
         reductions: Mapping[int, Reduction],
+        shared_ids: Collection[int],
     ) -> None:
         super().__init__(file)
         self._run_data = data
         self._reductions = reductions
+        self._shared_ids = shared_ids
         # The memory of tensors. Those that share it do so in a copy, too.
         self.storages: list[torch.Tensor] = []
         # Classes and functions to which a copy refers.
@@ -161,7 +186,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             storage = value._untyped_storage
             return self._position(storage), storage.device, value.dtype
         # By value, cloudpickle would set the attributes of classes anew, of the run's own, too.
-        if issubclass(type(value), type):
+        if issubclass(type(value), type) or id(value) in self._shared_ids:
             return SHARED, self._share(value)
         if type(value) is FunctionType and not _has_state(value):
             return SHARED, self._share(value)
@@ -284,9 +309,14 @@ class Pickled:
         return _Unpickler(self, data).load()
 
 
-def _pickled(value: Any, data: Any, reductions: Mapping[int, Reduction]) -> Pickled:
+def _pickled(
+    value: Any,
+    data: Any,
+    reductions: Mapping[int, Reduction],
+    shared_ids: Collection[int] = (),
+) -> Pickled:
     file = io.BytesIO()
-    pickler = _Pickler(file, data, reductions)
+    pickler = _Pickler(file, data, reductions, shared_ids)
     pickler.dump(value)
     return Pickled(file.getvalue(), pickler.storages, pickler.shared)
 
@@ -346,11 +376,13 @@ class SilentLogger(DummyLogger):
         return self.folder
 
 
-def _path_of_unpicklable(value: Any, dump: Callable[[Any], Any]) -> tuple[str, Exception]:
+def _path_of_unpicklable(
+    roots: Mapping[str, Any],
+    dump: Callable[[Any], Any],
+) -> tuple[str, Exception]:
     """Return the path and error of a part that fails though its parts do not."""
-    trainer, module = value
-    pending = deque([("the module", module), ("the Trainer", trainer)])
-    looked_at = {id(trainer), id(module)}
+    pending = deque(roots.items())
+    looked_at = set(map(id, roots.values()))
     while pending:
         path, part = pending.popleft()
         error = _error_of(part, dump)

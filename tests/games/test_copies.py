@@ -186,6 +186,7 @@ def test_attribute_that_cannot_be_copied_is_named() -> None:
     module.net.stream = (number for number in range(3))  # type: ignore[assignment]
 
     with pytest.raises(
-        ConfigurationError, match=r"Kept cannot be copied.*: Kept\.net\.stream \(generator\)"
+        ConfigurationError,
+        match=r"Kept cannot be copied: the module\._modules\['net'\]\.stream \(generator\)",
     ):
         copy_module(module)

@@ -137,7 +137,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
             **kwargs,
         )
 
-    needs: Sequence[str] = ("games",)  # the game is played at the run's end
+    needs: Sequence[str] = ("games",)
 
     @property
     def round_fields(self) -> dict[str, Any]:
