@@ -92,7 +92,7 @@ def value(
         texts = {}
         for name, column in columns.items():
             texts[name] = format_numbers(column)
-        rows = shown_clients(valuation.shares, len(names))
+        rows = shown_clients(columns["share"], len(names))
         print_table(title, names, texts, rows)
     return valuation
 

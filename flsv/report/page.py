@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from flsv.report.basis import RETRAINED, Basis, preferred_basis
 from flsv.report.certainty import fraction_moved_by_seeds, fractions_moved_by_scores
@@ -27,12 +27,12 @@ from flsv.report.shares import Budget, Shares, findings, shares_file, shares_of
 from flsv.results.text import (
     NO_NUMBER,
     WORDS,
-    by_value,
     describe_change,
     ends_of,
     format_number,
     format_numbers,
     format_rows,
+    highest_first,
     known_mean,
     titled,
     with_intervals,
@@ -143,8 +143,10 @@ def _verdict(basis: Basis | None, shares: Shares | None) -> Verdict | None:
 
 def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, Any]:
     """Return the content of the page for the federation's operator, on all clients by name."""
-    values = basis.values if basis is not None else [NAN] * run.num_clients
-    clients = ends_of(by_value(values), MAX_CLIENTS_SHOWN)
+    values = Series(NAN, index=range(run.num_clients))
+    if basis is not None:
+        values = basis.estimates["value"]
+    clients = ends_of(highest_first(values), MAX_CLIENTS_SHOWN)
     names = list(map(run.label, clients))
     faults = findings(run)
 
@@ -165,7 +167,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
         "heading": f"Shares of {shares.title}" if shares else "What each contributed",
         "values": None,
         "source": "",
-        "missing": any(map(math.isnan, values)),
+        "missing": values.isna().any(),
         "moved": {},
         "front": sentences,
         "appendix": {
@@ -235,8 +237,7 @@ def _participation_table(run: Run, clients: Sequence[int], names: Sequence[str])
 
     for head, metric in metric_of_head.items():
         if metric in run.measured:
-            final_values = run.final(metric)
-            columns[head] = format_numbers([final_values[client] for client in clients])
+            columns[head] = format_numbers(run.estimates(metric)["value"][clients])
     return table_by_name("partner", names, columns)
 
 

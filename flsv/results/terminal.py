@@ -6,12 +6,11 @@ are never cut. Into a pipe or a file tables are printed at full width.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +21,10 @@ from flsv.results.round_result import RunResult, Sink
 from flsv.results.run_table import columns_in, last_estimates, select_rows
 from flsv.results.text import (
     WORDS,
-    by_value,
     describe_change,
     ends_of,
     format_numbers,
+    highest_first,
     percent,
     shares_in,
     unbroken,
@@ -34,7 +33,7 @@ from flsv.results.text import (
 from flsv.utilities.display import BRACKETS_NOTE, shortened_name
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
     from flsv.results.verdict import Verdict
 
@@ -168,16 +167,14 @@ def class_columns(table: DataFrame, metric: str, num_clients: int) -> dict[str, 
     return columns
 
 
-def shown_clients(values: Iterable[float] | None, num_clients: int) -> list[int]:
+def shown_clients(values: Series | None, num_clients: int) -> list[int]:
     """Return the ids of the clients to show in a table.
 
     They are all clients, or of more than 20 the ten with the highest and the ten with the lowest values.
     """
     if num_clients <= MAX_CLIENTS_SHOWN or values is None:
         return ends_of(range(num_clients), MAX_CLIENTS_SHOWN)
-    value_of = list(map(float, values))
-    ranking = [client for client in by_value(value_of) if not math.isnan(value_of[client])]
-    return ends_of(ranking, MAX_CLIENTS_SHOWN)
+    return ends_of(highest_first(values.dropna()), MAX_CLIENTS_SHOWN)
 
 
 def print_table(

@@ -15,7 +15,7 @@ import yaml
 from flsv.utilities.display import CLIENTS_PREFIX
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 NO_NUMBER = "\N{EN DASH}"
 #: Gain below which much more of a payment went to the wrong clients in trials.
@@ -114,11 +114,9 @@ def ends_of(
     return [*order[:num_per_end], *order[-num_per_end:]]
 
 
-def by_value(values: Sequence[float]) -> list[int]:
-    """Return the indices of the values, sorted from the highest to the lowest value, then NaN."""
-    # A stable sort: equal values, and NaN, which comes last, keep their order.
-    keys = -np.asarray(values, dtype=float)
-    return np.argsort(keys, kind="stable").tolist()
+def highest_first(values: Series) -> list[int]:
+    """Return the clients, sorted from the highest to the lowest value, then NaN. Equal values keep their order."""
+    return values.sort_values(ascending=False, kind="stable").index.tolist()
 
 
 def nearest_to_retraining_first(classes: Mapping[str, str]) -> list[str]:

@@ -21,7 +21,7 @@ from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import find_optimizers, is_optimizer
 from flsv.utilities.errors import listed
 from flsv.utilities.object_states import ObjectState, TensorState, hidden_state_of, states_of
-from flsv.utilities.reachable import GENERATORS, Part, is_opaque, walk
+from flsv.utilities.reachable import GENERATORS, Part, is_closed, walk
 
 #: Types of objects that are not a client's, or that are shared on purpose.
 SHARED_TYPES = (
@@ -100,7 +100,7 @@ class EntryTrial:
 
         for layer in module.modules():
             layer_class = type(layer)
-            if not is_opaque(layer_class):
+            if not is_closed(layer_class):
                 roots[f"the class {layer_class.__name__}"] = layer_class
         for root_path, root in roots.items():
             # The walk does not enter objects of these types and ids, but yields them.

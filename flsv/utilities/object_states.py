@@ -34,10 +34,10 @@ from flsv.utilities.reachable import (
     PLAIN_TYPES,
     attributes_of,
     by_class,
-    claimed_class,
     has_attributes,
-    is_opaque,
+    is_closed,
     is_plain_data,
+    reported_class,
     slots_of_object,
     traits_of,
 )
@@ -77,7 +77,7 @@ class ObjectState(ABC):
 def states_of(value: Any) -> Iterator[ObjectState]:
     """Yield the states of one object, without those of the objects that it refers to."""
     kind = type(value)
-    make_state = _content_state_of(kind) or _content_state_of(claimed_class(value))
+    make_state = _content_state_of(kind) or _content_state_of(reported_class(value))
     if make_state is not None:
         try:
             state = make_state(value)
@@ -86,7 +86,7 @@ def states_of(value: Any) -> Iterator[ObjectState]:
         ):  # an object that claims a class, or whose own code raises an error, cannot be copied
             return
         yield state
-    if is_opaque(value):
+    if is_closed(value):
         return
 
     traits = traits_of(kind)
@@ -127,7 +127,7 @@ def hidden_state_of(value: Any) -> ObjectState | None:
     package, _, _ = type(value).__module__.partition(".")
     if package == "pandas":
         return _PickledState(value)
-    if isinstance(value, _UNCHANGING_TYPES) or is_opaque(value):
+    if isinstance(value, _UNCHANGING_TYPES) or is_closed(value):
         return None
     has_visible_state = next(states_of(value), None) is not None
     if has_visible_state:

@@ -176,8 +176,8 @@ def walk(
             continue
         visited[id(value)] = value  # an object that is gone would leave its id to another one
         yield path, value
-        is_closed = id(value) in closed_ids or is_instance(value, closed)
-        if not is_closed and not is_opaque(value):
+        is_excluded = id(value) in closed_ids or is_instance(value, closed)
+        if not is_excluded and not is_closed(value):
             parts = list(parts_of(value, path))
             pending.extend(reversed(parts))  # the last is visited first
 
@@ -209,7 +209,7 @@ def parts_of(value: Any, path: str = "") -> Iterator[Part]:
     An object that raises an error when its content is read refers to what Python's garbage collector finds.
     """
     traits = traits_of(type(value))
-    content_parts = traits.parts or traits_of(claimed_class(value)).parts
+    content_parts = traits.parts or traits_of(reported_class(value)).parts
     if content_parts is not None:
         try:
             yield from list(content_parts(value, path))
@@ -266,14 +266,14 @@ def is_instance(value: Any, types: Any) -> bool:
         return issubclass(type(value), types)
 
 
-def claimed_class(value: Any) -> type:
+def reported_class(value: Any) -> type:
     """Return the class that an object says it is of, for a weak proxy that of its referent."""
     try:
-        claimed = value.__class__
+        reported = value.__class__
     except Exception:  # the referent is gone, or the object raises an error
         return type(value)
-    if isinstance(claimed, type):
-        return claimed
+    if isinstance(reported, type):
+        return reported
     return type(value)
 
 
@@ -325,7 +325,7 @@ class ClassTraits:
     is_generator: bool
     # Whether the objects are classes.
     is_metaclass: bool
-    is_opaque: bool
+    is_closed: bool
     is_of_library: bool
 
 
@@ -344,7 +344,7 @@ def traits_of(kind: type) -> ClassTraits:
         slots=tuple(dict.fromkeys(slots_of(kind))),
         is_generator=issubclass(kind, GENERATORS),
         is_metaclass=is_metaclass,
-        is_opaque=issubclass(kind, _CLOSED_TYPES) or has_closed_base,
+        is_closed=issubclass(kind, _CLOSED_TYPES) or has_closed_base,
         is_of_library=not is_metaclass and _is_of_library(kind),
     )
 
@@ -360,13 +360,13 @@ def slots_of(kind: type) -> list[str]:
     return names
 
 
-def is_opaque(value: Any) -> bool:
+def is_closed(value: Any) -> bool:
     """Return whether :func:`walk` does not enter an object."""
     if is_instance(value, type):
         return _is_of_library(value)
     if is_instance(value, FunctionType):
         return _is_in_closed_package(value)
-    return traits_of(type(value)).is_opaque
+    return traits_of(type(value)).is_closed
 
 
 def _is_in_closed_package(definition: type | FunctionType) -> bool:

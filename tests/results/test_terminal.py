@@ -11,6 +11,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
+from pandas import Series
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, ShadowShapley
@@ -108,7 +109,7 @@ def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys):
     values = torch.arange(100.0).roll(13)
     values[40] = float("nan")
 
-    clients = shown_clients(values, 100)
+    clients = shown_clients(Series(values.tolist()), 100)
 
     descending = values.nan_to_num(-1).argsort(descending=True).tolist()
     clients_with_value = descending[:99]
@@ -122,7 +123,7 @@ def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys):
 
 
 def test_table_of_few_clients_shows_all():
-    values = torch.arange(20.0)
+    values = Series(range(20), dtype=float)
 
     assert shown_clients(values, 20) == list(range(20))
 
