@@ -25,11 +25,10 @@ class Norm(ContributionMetric):
 
     per_class = False
     initial_norm = NAN
-    reduction = staticmethod(latest)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state(
-            "norms", torch.full((num_clients,), self.initial_norm), dist_reduce_fx=self.reduction
+            "norms", torch.full((num_clients,), self.initial_norm), dist_reduce_fx=latest
         )
         self.calls = 0
 
@@ -42,16 +41,6 @@ class Norm(ContributionMetric):
 
     def compute(self) -> Tensor:
         return self.norms.clone()
-
-
-class Sums(Norm):
-    """Of states that are sums it takes the larger one."""
-
-    initial_norm = 0.0
-    reduction = "max"
-
-    def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
-        self.norms[client_ids] += client_updates.norm(dim=1).to(self.norms)
 
 
 class Forgets(Norm):
@@ -94,14 +83,6 @@ class ComparesWithOthers(Norm):
         return updates.std(0).sum()
 
 
-class DividesByLength(Norm):
-    """Has no value for a client that has not moved."""
-
-    def value(self, updates: Tensor) -> Tensor:
-        lengths = updates.norm(dim=1)
-        return lengths / lengths
-
-
 def with_games(round: Any) -> Tensor:
     """The updates, and in passing a game that the part has not declared."""
     assert round.games
@@ -118,15 +99,22 @@ class PlaysInSecret(Norm):
 COUNTS = faulty(Norm, compute=lambda self: self.norms + self.calls)  # which is no state
 METRICS: list[Fault] = [
     ("is_one", FedAvg(), {}),
-    ("asks_for_what_there_is", faulty(Norm, update=lambda self, client_ids, colors: None), {}),
-    ("one_row_per_client", faulty(Norm, compute=lambda self: self.norms.nanmean()), {}),
-    ("one_row_per_client", faulty(Norm, compute=lambda self: self.norms[:, None]), {}),
-    ("never_seen_is_nan", faulty(Norm, initial_norm=0.0), {}),
     (
-        "clients_permuted",
-        faulty(Norm, value=lambda self, updates: torch.arange(len(updates)).float()),
+        "asks_for_what_there_is",
+        faulty(Norm, update=lambda self, client_ids, colors: None),
         {},
     ),
+    (
+        "one_row_per_client",
+        faulty(Norm, compute=lambda self: self.norms.nanmean()),
+        {},
+    ),
+    (
+        "one_row_per_client",
+        faulty(Norm, compute=lambda self: self.norms[:, None]),
+        {},
+    ),
+    ("never_seen_is_nan", faulty(Norm, initial_norm=0.0), {}),
     (
         "inputs_stay",
         faulty(
@@ -144,8 +132,6 @@ METRICS: list[Fault] = [
         {},
     ),
     ("reset_forgets", COUNTS, {}),
-    ("forward_counts_once", Sums(), {}),
-    ("parts_merge", Sums(), {}),
     ("copies_go_on", Forgets(), {}),
     ("resumes_bitwise", COUNTS, {}),
     (
@@ -155,13 +141,11 @@ METRICS: list[Fault] = [
     ),
     ("states_move", KeepsScale(), {}),
     ("guide_says_the_unit", NoUnit(), {}),
-    ("resumes_in_a_fit", COUNTS, {}),
 ]
 
 
 METRICS += [
     ("alone_is_a_number", ComparesWithOthers(), {}),
-    ("still_is_a_number", DividesByLength(), {}),
     ("buffers_do_not_count", CountsBuffers(), {}),
     ("validation_is_declared", PlaysInSecret(), {}),
 ]
@@ -173,30 +157,6 @@ class Nameless(FedAvg):
     def __init__(self) -> None:
         super().__init__()
         self.function = lambda x: x
-
-
-class CountsRounds(FedAvg):
-    """The number of rounds is not in its state."""
-
-    rounds = 0
-
-    def weights(self, round: Any, contributions: Any) -> Tensor:
-        self.rounds += 1
-        return super().weights(round, contributions) / self.rounds
-
-
-METRICS += [
-    (
-        "equal_clients_are_equal",
-        faulty(
-            Norm,
-            claims=("value",),
-            value=lambda self, updates: torch.arange(len(updates)).float(),
-        ),
-        {},
-    ),
-    ("values_are_in_bounds", faulty(Norm, plot_upper_bound=0.1), {}),
-]
 
 
 def nan_at_last(self: Any, round: Any, contributions: Any) -> Tensor:
@@ -213,8 +173,11 @@ AGGREGATORS: list[Fault] = [
     ("weights_are_given", faulty(FedAvg, weights=nan_at_last), {}),
     ("clients_permuted_in_a_fit", faulty(FedAvg, weights=the_first_alone), {}),
     ("equal_clients_weigh_the_same", faulty(FedAvg, weights=the_first_alone), {}),
-    ("state_is_saved", faulty(FedAvg, state_dict=lambda self: {"self": self}), {}),
-    ("resumes_in_a_fit", CountsRounds(), {}),
+    (
+        "state_is_saved",
+        faulty(FedAvg, state_dict=lambda self: {"self": self}),
+        {},
+    ),
 ]
 
 
@@ -224,14 +187,6 @@ class NeedsTwo(FedAvg):
     def weights(self, round: Any, contributions: Any) -> Tensor:
         shares = super().weights(round, contributions)
         return shares / (len(round) - 1)
-
-
-class NeedsMovement(FedAvg):
-    """Divides by the lengths of updates."""
-
-    def weights(self, round: Any, contributions: Any) -> Tensor:
-        lengths = round.matrix.norms()
-        return super().weights(round, contributions) * lengths / lengths
 
 
 class Extrapolates(FedAvg):
@@ -254,7 +209,6 @@ class WeighsStatistics(FedAvg):
 AGGREGATORS += [
     ("statistics_do_not_weigh", WeighsStatistics(), {}),
     ("one_client_is_enough", NeedsTwo(), {}),
-    ("updates_may_be_zero", NeedsMovement(), {}),
     ("statistics_stay_valid", Extrapolates(), {}),
 ]
 
