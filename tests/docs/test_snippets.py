@@ -12,6 +12,7 @@ import lightning as L
 import pytest
 
 from flsv import FederatedLoop
+from flsv._lightning.patches import find_loop
 from flsv.cli.parser import make_cli
 from flsv.retraining.coalition_fit import CoalitionScoring
 from helpers import pages
@@ -82,8 +83,35 @@ def make_short_fit(fit: Any) -> Any:
     return short_fit
 
 
-def run_command_quickly(command: list[str]) -> None:
-    """``flsv fit`` without the other subcommands' parsers and without the table."""
+Crossed = set[tuple[str, str]]
+
+
+def documented_traffic() -> dict[str, Crossed]:
+    """What crosses in either direction, by configuration."""
+    crossed_by_config = {}
+    for (down, up), configs in docs_site.crossings().items():
+        for config in configs:
+            crossed_by_config[config] = {("down", name) for name in down}
+            crossed_by_config[config] |= {("up", name) for name in up}
+    return crossed_by_config
+
+
+DOCUMENTED = documented_traffic()
+#: Those whose initial models the base's metric asks for, besides.
+WITH_OWN_STARTS = ("fedfomo", "pfedsv")
+
+
+class Listening(L.Callback):
+    def __init__(self, loop: FederatedLoop) -> None:
+        self.loop = loop
+        self.heard: Crossed = set()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.heard |= self.loop.channel.names()
+
+
+def run_and_listen(command: list[str]) -> None:
+    """``flsv fit`` without other parsers and without the table: what crosses is what the entry says."""
     if command[1] != "fit":
         pages.run_command(command)
         return
@@ -94,12 +122,16 @@ def run_command_quickly(command: list[str]) -> None:
         "--federation.reporting.table=false",
     ]
     cli = make_cli([*command[2:], *quiet], run=False)
+    listening = Listening(find_loop(cli.trainer.callbacks))
+    cli.trainer.callbacks.append(listening)
     cli.trainer.fit(cli.model, cli.datamodule)
 
-    (loop,) = [
-        callback for callback in cli.trainer.callbacks if isinstance(callback, FederatedLoop)
-    ]
-    assert loop.round_index == ROUNDS
+    assert listening.loop.round_index == ROUNDS
+    config = command[-1]
+    expected = set(DOCUMENTED[config])
+    if config in WITH_OWN_STARTS:
+        expected.add(("up", "started_from"))
+    assert listening.heard == expected, f"configs/{config}.yaml: its entry needs another down or up"
 
 
 def skip_command(command: list[str]) -> None:
@@ -136,13 +168,25 @@ def test_every_code_block_of_a_page_runs(page: Path) -> None:
 
 
 @pytest.mark.slow
+# A callback holds the loop, in coalitions' fits, too.
+@pytest.mark.filterwarnings("error:.*there are no values")
 @pytest.mark.parametrize(
     "algorithm",
     [pytest.param(algorithm, id=algorithm.configs[0]) for algorithm in docs_site.algorithms()],
 )
-def test_the_command_of_every_algorithm_runs(algorithm: docs_site.Algorithm) -> None:
+def test_the_command_of_every_algorithm_runs_and_sends_what_its_entry_says(
+    algorithm: docs_site.Algorithm,
+) -> None:
     if "lora" in algorithm.configs:
         pytest.importorskip("peft")
     page = docs_site.algorithm_page(algorithm)
-    num_blocks = pages.run_page(page, run=run_command_quickly)
+    num_blocks = pages.run_page(page, run=run_and_listen)
     assert num_blocks == 2 * len(algorithm.configs)
+
+
+def test_the_page_of_what_crosses_has_a_row_for_each_set_of_messages() -> None:
+    page = docs_site.generated_pages()["reference/what_crosses.md"]
+    assert "| `fedce` | `start`, `leave_self_out` | `update`, `leave_self_out` |" in page
+    assert "| `separate` | `start` | nothing |" in page
+    assert {"fedavg", "fedadam", "pfedsv"} < DOCUMENTED.keys()
+    assert "value" not in DOCUMENTED
