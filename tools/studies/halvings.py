@@ -11,7 +11,6 @@ values of the *other* seeds.
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import be_quiet, grid
+from common import be_quiet, grid, numbers_of, train_missing, write_csv
 from predicted import DECIDABLE, interval, wrong_by
 from predicted_federations import Training, flat, score
 from predicted_sets import ALL, FEW_CLASSES, HELD_OUT, SEVEN_OR_EIGHT, Federation
@@ -104,28 +103,6 @@ def play(
     }
 
 
-def train(
-    folder: Path,
-    names: Sequence[str],
-    num_seeds: int,
-) -> None:
-    """Train all federations with one seed after the other."""
-    for seed in range(num_seeds):
-        for name in names:
-            path = folder / name / f"{seed}.pt"
-            if path.exists():
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            record = play(name, seed)
-            part = path.with_suffix(".part")
-            torch.save(record, part)
-            part.rename(path)
-            num_clients = ALL[name].n
-            print(
-                f"{name}, {num_clients} clients, seed {seed}: {record['seconds']:.1f} s", flush=True
-            )
-
-
 @dataclass(frozen=True, eq=False)
 class Trained:
     """All coalitions of one seed of a federation, in the order of their numbers."""
@@ -147,11 +124,6 @@ class Trained:
         """The number of clients."""
         return self.masks.shape[1]
 
-    def numbers_of(self, masks: Tensor) -> list[int]:
-        """The rows of coalitions."""
-        place_values = 2 ** torch.arange(self.num_clients)
-        return (masks.long() * place_values).sum(1).tolist()
-
 
 def trained(
     record: Mapping[str, Any],
@@ -161,8 +133,7 @@ def trained(
     """Read a record of ``halvings.py`` or ``usual.py``."""
     masks = record["masks"]
     num_clients = masks.shape[1]
-    numbers = (masks.long() * 2 ** torch.arange(num_clients)).sum(1)
-    order = numbers.argsort()
+    order = torch.tensor(numbers_of(masks)).argsort()
     outputs = record["outputs"][order]
     return Trained(
         masks=all_coalitions(num_clients),
@@ -223,7 +194,7 @@ class Valued:
 
 def valued(seed: Trained, masks: Tensor) -> Valued:
     """Compute the values from predicted outputs."""
-    rows = seed.numbers_of(masks)
+    rows = numbers_of(masks)
     estimate = predicted_shapley(
         seed.masks[rows],
         seed.utilities[rows],
@@ -249,7 +220,7 @@ def by_design(seed: Trained, design: Any) -> Valued:
 def halved(seed: Trained, halvings: int) -> Tensor:
     """List each client alone and the halves of unlike clients."""
     singles = few_coalitions(seed.num_clients, "singles")
-    outputs = seed.outputs[seed.numbers_of(singles[2:])]
+    outputs = seed.outputs[numbers_of(singles[2:])]
     halves = choose_halvings(
         outputs,
         names_of(seed),
@@ -274,7 +245,7 @@ def by_scores(seed: Trained, halvings: int) -> Valued:
     masks = halved(seed, halvings)
     estimate = few_coalitions_shapley(
         masks,
-        seed.utilities[seed.numbers_of(masks)],
+        seed.utilities[numbers_of(masks)],
     )
     return Valued(estimate.values, estimate.stderr)
 
@@ -467,8 +438,7 @@ def write(
         for (method, num_seeds), of_way in measured.items():
             numbers = [f"{of_way.wrong:.2f}", f"{of_way.coverage:.3f}"]
             lines.append([name, str(num_clients), method, str(num_seeds), *numbers])
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows(lines)
+    write_csv(lines, path)
 
 
 def main() -> None:
@@ -498,7 +468,7 @@ def main() -> None:
     be_quiet()
     if options.what == "train":
         names = [name for set_name in options.sets or SETS for name in SETS[set_name]]
-        train(options.folder, names, options.seeds)
+        train_missing(play, options.folder, names, options.seeds)
     else:
         print(
             table(

@@ -10,7 +10,6 @@ payment.
 from __future__ import annotations
 
 import argparse
-import csv
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from common import be_quiet, grid
+from common import be_quiet, grid, write_csv
 from halvings import SETS, Trained, Valued, by_design, by_halves, exact, seeds_of
 from predicted_federations import Training
 from predicted_sets import ALL
@@ -141,9 +140,7 @@ def main() -> None:
             cells.append(f"{values.mean():+.1f}, up to {values.max():+.0f}")
         rows.append(cells)
     print(grid(rows))
-    if options.csv is not None:
-        with options.csv.open("w", newline="") as file:
-            csv.writer(file).writerows(lines)
+    write_csv(lines, options.csv)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ of both games. Last come games whose values have a closed form.
 from __future__ import annotations
 
 import argparse
-import csv
 import resource
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import be_quiet, grid
+from common import be_quiet, grid, write_csv
 from predicted_federations import Training, score
 from predicted_sets import ALL, Federation
 from torch import Tensor
@@ -270,9 +269,7 @@ def main() -> None:
         rows.append(closed_form(num_clients))
     for name in options.names or FEDERATIONS:
         rows += measured(name)
-    if options.csv:
-        with options.csv.open("w", newline="") as file:
-            csv.writer(file).writerows(rows)
+    write_csv(rows, options.csv)
     print(grid([[str(cell) for cell in row] for row in rows]))
 
 

@@ -11,7 +11,6 @@ intervals. Beside them stand intervals that know only of seeds.
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import be_quiet, grid
+from common import be_quiet, grid, numbers_of, part_inside, write_csv
 from predicted_federations import Samples, Training, source
 from predicted_sets import ALL
 from shares_coverage import moved_alone
@@ -160,12 +159,6 @@ def masks_of(
     return torch.cat([singles, halves])
 
 
-def numbers_of(masks: Tensor) -> list[int]:
-    """The rows of coalitions among all."""
-    place_values = 2 ** torch.arange(masks.shape[1])
-    return (masks.long() * place_values).sum(1).tolist()
-
-
 def estimate(
     federation: TrainedFederation,
     trainings: Any,
@@ -253,17 +246,13 @@ def coverage(
         with_seeds = joint_shares(values, [errors[0], *true_errors], draws=JOINT_DRAWS)
         measured.append(
             [
-                _fraction_inside(shares, with_cases.low, with_cases.high),
-                _fraction_inside(shares, with_seeds.low, with_seeds.high),
-                _fraction_inside(shares, *moved_alone(values, [errors[0], *true_errors])),
+                part_inside(shares, with_cases.low, with_cases.high),
+                part_inside(shares, with_seeds.low, with_seeds.high),
+                part_inside(shares, *moved_alone(values, [errors[0], *true_errors])),
                 50 * float((with_cases.high - with_cases.low).mean()),
             ]
         )
     return np.mean(measured, 0).tolist()
-
-
-def _fraction_inside(shares: Tensor, low: Tensor, high: Tensor) -> float:
-    return float(((low <= shares) & (shares <= high)).double().mean())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -293,9 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for title, measured_by_name in fractions.items():
         mean = np.mean(measured_by_name, 0).tolist()
         rows.append(["mean", "", "", title, *_cells(mean)])
-    if options.csv:
-        with options.csv.open("w", newline="") as file:
-            csv.writer(file).writerows(rows)
+    write_csv(rows, options.csv)
     print(grid(rows))
 
 

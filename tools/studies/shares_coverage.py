@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
+from common import part_inside
 from torch import Generator, Tensor
 
 from flsv.functional.intervals import t_quantile
@@ -145,23 +146,19 @@ def coverage(game: Game, draws: int, seed: int = 0) -> tuple[float, float]:
         values, errors = estimate(generator)
         joint = joint_shares(values, errors, draws=JOINT_DRAWS)
         joint_hits.append(
-            _holds(
+            part_inside(
                 true_shares,
                 joint.low,
                 joint.high,
             )
         )
         single_hits.append(
-            _holds(
+            part_inside(
                 true_shares,
                 *moved_alone(values, errors),
             )
         )
     return float(np.mean(joint_hits)), float(np.mean(single_hits))
-
-
-def _holds(shares: Tensor, low: Tensor, high: Tensor) -> float:
-    return float(((low <= shares) & (shares <= high)).double().mean())
 
 
 def main(

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import math
 import tempfile
 import time
@@ -27,7 +26,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from common import be_quiet, grid, quiet_trainer
+from common import be_quiet, grid, quiet_trainer, train_missing, write_csv
 from predicted import DECIDABLE, against_others, interval, wrong_by
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -155,25 +154,6 @@ def play(
         "classes": [labels.unique().tolist() for _, labels in samples.clients],
         "seconds": time.monotonic() - began,
     }
-
-
-def train(
-    folder: Path,
-    names: Sequence[str],
-    num_seeds: int,
-) -> None:
-    """Train all federations with one seed after the other."""
-    for seed in range(num_seeds):
-        for name in names:
-            path = folder / name / f"{seed}.pt"
-            if path.exists():
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            record = play(name, seed)
-            part = path.with_suffix(".part")
-            torch.save(record, part)
-            part.rename(path)
-            print(f"{name}, seed {seed}: {record['seconds']:.1f} s", flush=True)
 
 
 def records(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -325,9 +305,7 @@ def table(
             facts = [name, half(name), str(len(by_name[name])), method]
             numbers = [federation.wrong, federation.rank, federation.coverage]
             lines.append([*facts, *(f"{number:.3f}" for number in numbers)])
-    if path is not None:
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows(lines)
+    write_csv(lines, path)
     return grid(rows)
 
 
@@ -373,8 +351,7 @@ def examples(folder: Path, path: Path) -> str:
     rows = [["example", "percent"]]
     for example, values in paid.items():
         rows.append([example, f"{100 * float(shares(values)[0]):.1f}"])
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
+    write_csv(rows, path)
     return grid(rows)
 
 
@@ -400,7 +377,8 @@ def main() -> None:
     options = parser.parse_args()
     be_quiet()
     if options.what == "train":
-        train(options.folder, options.names or [*FEDERATIONS], options.seeds)
+        names = options.names or [*FEDERATIONS]
+        train_missing(play, options.folder, names, options.seeds)
     elif options.what == "signs":
         print(signs(options.folder, options.names[0]))
     elif options.what == "examples":

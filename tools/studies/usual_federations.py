@@ -19,7 +19,15 @@ import lightning as L
 import numpy as np
 import torch
 import torch.nn.functional as F
-from predicted_federations import IMAGES, ROOT, ConvFeatures, frozen_features, lesions, source
+from predicted_federations import (
+    IMAGES,
+    ROOT,
+    ConvFeatures,
+    by_dirichlet,
+    frozen_features,
+    lesions,
+    source,
+)
 from torch import Tensor, nn
 
 #: Words of a text, and different words that are known.
@@ -404,15 +412,7 @@ def deal(
         borders = totals[:-1] / totals[-1] * len(labels)
         return np.split(np.arange(len(labels)), borders.astype(int))
     if how == "dir":
-        dealt: list[list[int]] = [[] for _ in range(num_clients)]
-        for label in np.unique(labels):
-            of_class = np.flatnonzero(labels == label)
-            fractions = draw.dirichlet([float(number)] * num_clients)
-            borders = fractions.cumsum()[:-1] * len(of_class)
-            for client, part in enumerate(np.split(of_class, borders.astype(int))):
-                dealt[client] += part.tolist()
-        few = [*range(12)]
-        return [np.array(part if len(part) >= 12 else part + few) for part in dealt]
+        return by_dirichlet(np.arange(len(labels)), labels, num_clients, float(number), draw)
     return np.array_split(np.arange(len(labels)), num_clients)
 
 
