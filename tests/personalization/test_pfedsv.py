@@ -25,7 +25,6 @@ from flsv.metrics import CommunicationCost, DomainRelevance
 from flsv.personalization import PFedSV
 from flsv.personalization.base import OWN_MODEL
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import toy_data
 from helpers.fits import fit
 
 
@@ -366,30 +365,3 @@ def test_pfedsv_with_wrong_arguments_is_refused(arguments: Any) -> None:
 def make_loop() -> FederatedLoop:
     metrics = {"relevance": DomainRelevance(), "cost": CommunicationCost()}
     return FederatedLoop(metrics=metrics, personalizer=PFedSV(k=2), seed=4)
-
-
-def test_pfedsv_clients_send_numbers_and_no_samples(tmp_path: Path) -> None:
-    loop = make_loop()  # of three clients
-    fit(
-        loop,
-        tmp_path,
-        data=toy_data(drop_last=True, client_val=0.2),
-        rounds=2,
-    )
-
-    # Messages are those of the last round.
-    numbers_by_message: dict[tuple[str, str], list[float]] = {}
-    for message in loop.channel.messages:
-        numbers = numbers_by_message.setdefault((message.direction, message.name), [])
-        numbers.append(message.traffic.numbers)
-
-    assert set(numbers_by_message) == {
-        ("up", "update"),
-        ("up", "collaborate"),
-        ("down", "collaborate"),
-    }
-    assert set(numbers_by_message["up", "update"]) == {loop.space.size}
-
-    answers = numbers_by_message["up", "collaborate"]
-    assert len(answers) == 3  # one of each client
-    assert max(answers) <= 1 + 2  # a value of its model, and one of each of the k = 2 downloads

@@ -30,7 +30,6 @@ from flsv.training.algorithms import (
     Ditto,
     FedDyn,
     FedDynServer,
-    FedProx,
     InRunValues,
     PerFedAvg,
 )
@@ -90,7 +89,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "momentum, kept": {"optimizer_state": "persist"},
     "local heads": {"share": ["!head"], "local_epochs": 2},
     "compressed": {"compressed": True},
-    "FedProx": {"client_algorithm": FedProx(0.1)},
     "Ditto": {"client_algorithm": Ditto(0.1, 0.1)},
     "FedDyn": {"client_algorithm": FedDyn(0.1), "aggregator": FedDynServer()},
     "Per-FedAvg": {"client_algorithm": PerFedAvg(0.05)},
