@@ -13,10 +13,9 @@ from flsv import ClassifierClient, FederatedLoop
 from flsv.data import FederatedDataModule, Splits
 from flsv.functional import exact_shapley
 from flsv.metrics import ShadowShapley
-from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
 from helpers.coalitions_by_hand import SEED, make_shadow_loop
-from helpers.fits import fit, trainer_for
+from helpers.fits import fit
 
 ROUNDS = 2
 FEATURES = 4
@@ -134,22 +133,3 @@ def test_coalitions_train_with_their_members_class_weights(tmp_path: Path, case:
     values = loop.contributions["shadow"].tolist()
 
     assert values == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_retrained_utilities_train_with_their_members_class_weights(tmp_path: Path) -> None:
-    def make_trainer(cohort: Any) -> Any:
-        loop = FederatedLoop(sampler=cohort, seed=SEED)
-        return trainer_for(loop, tmp_path, ROUNDS)
-
-    data = make_skewed_data()
-    module = make_weighted_client()
-    utility = RetrainedUtility(make_trainer, module, data, "negative_loss")
-    estimate = exact_shapley(utility, len(SHARES))
-    values = estimate.values.tolist()
-    expected = values_by_hand(tmp_path, "negative_loss")
-
-    assert values == pytest.approx(expected, abs=1e-5)
-
-    all_counts = data.class_counts.sum(1)  # all clients' again
-    assert torch.equal(all_counts, data.num_samples)

@@ -16,7 +16,6 @@ from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort, UniformSampler
 from flsv.server.round_server import NoModel
 from helpers import slow_except
-from helpers.data import CLASSES
 from helpers.fits import state_vector, trainer_for
 from helpers.hidden_state import SEED, Base, entropy, make_data
 from helpers.recorded import Recorded
@@ -75,24 +74,6 @@ class TunesItsTemperatureAtTheEnd(TunesItsTemperature):
         self.temperature = 0.3 + float(self.trainer.callback_metrics["val_loss"])
 
 
-class TunesItsOffsets(LogsLossOfForward):
-    """Its offsets are minus the mean output on validation samples."""
-
-    offsets: Any = 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x) if self.training else self.net(x) + self.offsets
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        super().validation_step(batch, batch_idx)
-        outputs_so_far = self.__dict__.setdefault("outputs", [])
-        outputs_so_far.append(self.net(batch[0]))
-
-    def on_validation_epoch_end(self) -> None:
-        outputs = torch.cat(self.__dict__.pop("outputs"))
-        self.offsets = -outputs.mean(0)
-
-
 class LogsInTraining(LogsLossOfForward):
     """One step serves training and validation, and logs one name in both."""
 
@@ -131,16 +112,6 @@ class ClassifiesByNeighbours(Base):
         return torch.cat(bank_labels)[neighbours].mode(1).values
 
 
-class RegistersABuffer(LogsLossOfForward):
-    """Knows its classes' weights only from its samples."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        if not hasattr(self, "class_weight"):
-            counts = torch.bincount(batch[1], minlength=CLASSES).clamp(min=1)
-            self.register_buffer("class_weight", counts.sum() / counts, persistent=False)
-        return entropy(self.net(batch[0]), batch[1], self.class_weight)  # type: ignore[arg-type]
-
-
 class WarmsUp(LogsLossOfForward):
     """Counts its steps, and has the whole loss from the twelfth on."""
 
@@ -168,17 +139,11 @@ class DivergesAtClient1(LogsLossOfForward):
 #: A module and the performance by which coalitions are scored.
 KINDS: dict[str, tuple[Callable[[], Any], str]] = {
     "average, outputs": (ValidatesWithAverage, "negative_loss"),
-    "average, logged": (ValidatesWithAverage, "val_loss"),
-    "temperature, outputs": (TunesItsTemperature, "negative_loss"),
     "temperature, logged": (TunesItsTemperature, "val_loss"),
     "temperature at the end": (TunesItsTemperatureAtTheEnd, "negative_loss"),
-    "offsets, outputs": (TunesItsOffsets, "negative_loss"),
-    "offsets, logged": (TunesItsOffsets, "val_loss"),
     "logged in training, too": (LogsInTraining, "val_loss"),
     "neighbours": (ClassifiesByNeighbours, "val_knn"),
-    "a registered buffer": (RegistersABuffer, "negative_loss"),
     "a diverging member": (DivergesAtClient1, "negative_loss"),
-    "a diverging member, logged": (DivergesAtClient1, "val_loss"),
 }
 #: One kind for each way to the score, outputs and logged values, and a federation that ends.
 FAST = {"average, outputs", "temperature, logged", "neighbours", "a diverging member"}

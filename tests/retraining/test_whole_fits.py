@@ -8,7 +8,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
@@ -16,8 +15,6 @@ from flsv.functional import few_coalitions_shapley
 from flsv.games.members import Members, members_of
 from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks, design_within, equivalent_runs
-from flsv.retraining.copied_fits import CopiedFits
-from flsv.retraining.utility_store import UtilityStore
 from helpers import slow_except
 from helpers.coalition_kinds import KINDS, Kind, Manual
 from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, CoalitionByHand, make_three_clients
@@ -77,87 +74,6 @@ def test_every_coalitions_fit_equals_a_plain_loop(tmp_path: Path, name: str) -> 
 
     _, module_without_metric = fit_kind(kind, tmp_path, {})
     assert torch.equal(state_vector(module), state_vector(module_without_metric))
-
-
-@pytest.mark.slow
-def test_kill_during_coalitions_keeps_finished_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def make_loop() -> FederatedLoop:
-        metric = ShadowShapley(coalitions="both", performance="negative_loss")
-        return FederatedLoop(metrics={"shadow": metric}, seed=SEED, reporting=QUIET)
-
-    def fit(loop: FederatedLoop, folder: Path, checkpoint: Path | None = None) -> list[float]:
-        """Return the values by round and client."""
-        saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
-        trainer = trainer_for(
-            loop, folder, FIT_ROUNDS, callbacks=[saves], enable_checkpointing=True
-        )
-        module = KINDS["manual optimization"].module()
-        trainer.fit(module, make_three_clients(), ckpt_path=checkpoint)
-
-        rows = loop.history().query("metric == 'shadow'")
-        return rows.sort_values(["round", "client"]).value.tolist()
-
-    whole = fit(make_loop(), tmp_path / "whole")
-    assert len(whole) == 3 * FIT_ROUNDS
-
-    stored_members: list[Any] = []
-    killed = make_loop()
-    with monkeypatch.context() as patch:
-        interrupt_fourth_result(patch, stored_members)
-        with pytest.warns(UserWarning, match=r"3 of 6 coalitions are trained, and kept in"):
-            fit(killed, tmp_path / "killed")
-    assert killed.contributions["shadow"].isnan().all()
-    assert "values stand after training" in repr(killed.contributions["shadow"])
-
-    members_to_train: list[Any] = []
-    record_orders(monkeypatch, members_to_train)
-    checkpoint = tmp_path / "killed" / "checkpoints" / "last.ckpt"
-    resumed = fit(make_loop(), tmp_path / "killed", checkpoint)
-
-    assert resumed == whole
-    *missing_members, all_clients = members_to_train
-    assert all_clients == (0, 1, 2)  # it is trained again to be compared with the run
-    assert not {*stored_members} & {*missing_members}
-    # The smallest missing coalition is trained with and without validations.
-    assert sorted({*stored_members, *missing_members}) == [
-        (0,),
-        (0, 1),
-        (0, 2),
-        (1,),
-        (1, 2),
-        (2,),
-    ]
-
-
-def interrupt_fourth_result(monkeypatch: pytest.MonkeyPatch, stored_members: list[Any]) -> None:
-    """Let the store take three results, whose members are listed, and fail as by Ctrl-C at the fourth."""
-    add = UtilityStore.add
-
-    def add_three(
-        store: UtilityStore,
-        seed: int,
-        members: Any,
-        *results: Any,
-    ) -> None:
-        if len(stored_members) == 3:
-            raise KeyboardInterrupt
-        stored_members.append(members)
-        add(store, seed, members, *results)
-
-    monkeypatch.setattr(UtilityStore, "add", add_three)
-
-
-def record_orders(monkeypatch: pytest.MonkeyPatch, members_to_train: list[Any]) -> None:
-    """List the members of the coalitions that are to be trained."""
-    train = CopiedFits.train
-
-    def record_and_train(fits: CopiedFits, orders: Any) -> Any:
-        members_to_train.extend(order.members for order in orders)
-        return train(fits, orders)
-
-    monkeypatch.setattr(CopiedFits, "train", record_and_train)
 
 
 @pytest.mark.parametrize(
@@ -239,15 +155,9 @@ class FailsWithoutClient0(L.Callback):
             raise ZeroDivisionError("nobody there")
 
 
-@pytest.mark.parametrize(
-    ("coalitions", "failed"),
-    [
-        ("all", "2 coalitions failed to train, client 1, clients 1 and 2"),
-        pytest.param("singles", "1 coalition failed to train, client 1", marks=pytest.mark.slow),
-    ],
-)
-def test_failed_coalitions_end_no_run(tmp_path: Path, coalitions: Any, failed: str) -> None:
-    metrics: dict[str, Any] = {"shadow": ShadowShapley(coalitions=coalitions)}
+def test_failed_coalitions_end_no_run(tmp_path: Path) -> None:
+    metrics: dict[str, Any] = {"shadow": ShadowShapley(coalitions="all")}
+    failed = "2 coalitions failed to train, client 1, clients 1 and 2"
 
     with pytest.warns(UserWarning, match=f"no values. {failed}: ZeroDivisionError"):
         loop, _ = fit_kind(Kind(callback=FailsWithoutClient0), tmp_path, metrics)
