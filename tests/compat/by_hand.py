@@ -23,7 +23,7 @@ from torch import Tensor
 from flsv.data import FederatedDataModule
 from flsv.utilities.seeding import generator_for, isolated_rngs, seed_global_rngs
 from helpers.fits import trainer_for
-from helpers.loops_by_hand import Batches
+from helpers.loops_by_hand import Batches, average_models
 
 SEED = 5
 #: Checkpoints hold more than weights; Lightning before 2.6 does not ask.
@@ -150,24 +150,6 @@ def fedavg_by_hand(
         server = average_models(trained, sizes)
 
     return server, history
-
-
-@torch.no_grad()
-def average_models(
-    models: Sequence[L.LightningModule], sizes: Sequence[float]
-) -> L.LightningModule:
-    """Weighted means of parameters and persistent floating-point buffers; everything else is the first model's."""
-    mean = copy.deepcopy(models[0])
-    states = [model.state_dict() for model in models]
-    for name, value in mean.state_dict().items():
-        if not value.is_floating_point():
-            continue
-        total = 0
-        for size, state in zip(sizes, states):
-            total = total + size * state[name].double()
-        value.copy_(total / sum(sizes))
-
-    return mean
 
 
 def coalition_values(

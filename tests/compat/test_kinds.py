@@ -30,7 +30,7 @@ def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair: Pair) 
 
 
 #: State in odd places. Fast: two optimizers, a state that is carried on.
-RESUMED = ("byol", "backbone-finetuning", "frozen-backbone", "manual-accumulation", "hooks")
+RESUMED = ("byol", "backbone-finetuning", "hooks")
 FAST = ("wgan-spectral-norm", "carried-lstm-state")
 
 

@@ -2,7 +2,7 @@
 values sample by sample."""
 
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,22 @@ def set_state(
         for weight, client_buffers in zip(weights, buffers):
             total = total + weight * client_buffers[name]
         buffer.copy_(total / sum(weights))
+
+
+@torch.no_grad()
+def average_models(models: Sequence[Any], sizes: Sequence[float]) -> Any:
+    """Weighted means of parameters and persistent floating-point buffers; everything else is the first model's."""
+    mean = copy.deepcopy(models[0])
+    states = [model.state_dict() for model in models]
+    for name, value in mean.state_dict().items():
+        if not value.is_floating_point():
+            continue
+        total = 0
+        for size, state in zip(sizes, states):
+            total = total + size * state[name].double()
+        value.copy_(total / sum(sizes))
+
+    return mean
 
 
 def copy_buffers(net: nn.Module) -> dict[str, Tensor]:

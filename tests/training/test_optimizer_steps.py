@@ -19,6 +19,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers.data import toy_data
 from helpers.fits import KeepUpdates, assert_resumes, fit, state_vector
+from helpers.loops_by_hand import average_models
 from helpers.models import Plain, network
 
 SEED, ROUNDS, EPOCHS = 3, 3, 2
@@ -253,21 +254,7 @@ def fedavg_by_hand(
                         evaluate_closure, model, optimizers[client], batch, server, prox
                     )
                     optimizers[client].step(closure)
-        server = average_models(clients, data.num_samples)
-
-    return server
-
-
-@torch.no_grad()
-def average_models(clients: Any, num_samples: Tensor) -> nn.Module:
-    server = copy.deepcopy(clients[0])
-    shares = num_samples / num_samples.sum()
-    parameters_of_clients = zip(*(client.parameters() for client in clients))
-
-    for mean, parameters in zip(server.parameters(), parameters_of_clients):
-        mean.zero_()
-        for share, parameter in zip(shares, parameters):
-            mean += share * parameter
+        server = average_models(clients, data.num_samples.tolist())
 
     return server
 
