@@ -9,13 +9,10 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
-import docs_render
 import docs_site
 import pytest
-import torch
 import yaml
 
-import flsv.metrics
 from flsv.core.vocabulary import NEEDS, VOCABULARY
 
 ROOT = Path(__file__).parents[2]
@@ -166,17 +163,11 @@ def test_the_reference_has_everything_that_is_exported() -> None:
 
 
 @pytest.mark.parametrize("name", docs_site.metrics())
-def test_metric_docstring_has_formula_shapes_example_and_when_not_to_use_it(name: str) -> None:
+def test_metric_docstring_has_formula_shapes_and_when_not_to_use_it(name: str) -> None:
     text = inspect.getdoc(getattr(importlib.import_module("flsv.metrics"), name)) or ""
     assert ".. math::" in text
     assert re.search(r"\[num_clients|\[n\]|a scalar", text)
     assert re.search(r"^When not to use it:\n    [A-Z]", text, flags=re.MULTILINE)
-
-    kind = getattr(flsv.metrics, name)
-    metric = docs_render.example_of(kind)
-
-    assert not torch.as_tensor(metric.compute()).isnan().all()
-    assert docs_render.picture(kind).startswith(b"<?xml")
 
 
 def test_the_index_by_question_has_every_metric_once() -> None:
