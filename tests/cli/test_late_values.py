@@ -42,7 +42,7 @@ def write_late_config(path: Path) -> str:
     sections["data"]["splits"]["client_val"] = 0.2
     metrics: dict[str, Any] = {"cssv": "ClassSpecificShapley"}
     for name, options in WAYS.items():
-        arguments = {"coalitions": "all", **options}
+        arguments = {"coalitions": "singles", **options}
         metrics[name] = {"class_path": "ShadowShapley", "init_args": arguments}
 
     sections["federation"]["metrics"] = metrics
