@@ -78,7 +78,9 @@ def test_commands_whose_writes_are_watched_are_all_commands():
     assert set(COMMANDS) == {*LIGHTNING_COMMANDS, *FLSV_COMMANDS}
 
 
+# Where a logger matters, the tests below have both.
 @pytest.mark.slow
+@pytest.mark.parametrize("project_folder", ["CSVLogger"], indirect=True)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_writes_only_what_it_says(command, project_copy):
     arguments, permitted = COMMANDS[command]
