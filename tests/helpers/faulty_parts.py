@@ -99,9 +99,21 @@ class PlaysInSecret(Norm):
 COUNTS = faulty(Norm, compute=lambda self: self.norms + self.calls)  # which is no state
 METRICS: list[Fault] = [
     ("is_one", FedAvg(), {}),
-    ("asks_for_what_there_is", faulty(Norm, update=lambda self, client_ids, colors: None), {}),
-    ("one_row_per_client", faulty(Norm, compute=lambda self: self.norms.nanmean()), {}),
-    ("one_row_per_client", faulty(Norm, compute=lambda self: self.norms[:, None]), {}),
+    (
+        "asks_for_what_there_is",
+        faulty(Norm, update=lambda self, client_ids, colors: None),
+        {},
+    ),
+    (
+        "one_row_per_client",
+        faulty(Norm, compute=lambda self: self.norms.nanmean()),
+        {},
+    ),
+    (
+        "one_row_per_client",
+        faulty(Norm, compute=lambda self: self.norms[:, None]),
+        {},
+    ),
     ("never_seen_is_nan", faulty(Norm, initial_norm=0.0), {}),
     (
         "inputs_stay",
@@ -161,7 +173,11 @@ AGGREGATORS: list[Fault] = [
     ("weights_are_given", faulty(FedAvg, weights=nan_at_last), {}),
     ("clients_permuted_in_a_fit", faulty(FedAvg, weights=the_first_alone), {}),
     ("equal_clients_weigh_the_same", faulty(FedAvg, weights=the_first_alone), {}),
-    ("state_is_saved", faulty(FedAvg, state_dict=lambda self: {"self": self}), {}),
+    (
+        "state_is_saved",
+        faulty(FedAvg, state_dict=lambda self: {"self": self}),
+        {},
+    ),
 ]
 
 

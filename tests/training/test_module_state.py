@@ -340,8 +340,11 @@ class NestedRecords(Plain):
 
     def __init__(self) -> None:
         super().__init__()
-        self.losses: dict[str, list[float]] = {"train": [], "val": []}
-        self.means: dict[str, dict[str, list[float]]] = {"train": {"loss": []}}
+        self.losses: dict[str, list[float]] = {
+            "train": [],
+            "val": [],
+        }
+        self.means: dict[str, Any] = {"train": {"loss": []}}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
@@ -390,7 +393,8 @@ class Averaged(Plain):
 
     def __init__(self) -> None:
         super().__init__(network(batch_norm=False))
-        self.tensor = self.net[0].bias.detach().clone()
+        bias = self.net[0].bias.detach()
+        self.tensor = bias.clone()
         self.array = self.tensor.numpy().copy()
         self.number = 0.0
         self.holder = Holder([self.tensor.clone()])
@@ -427,7 +431,8 @@ def floats_of(module: Averaged) -> Tensor:
 
 def test_order_of_the_cohort_does_not_change_what_is_averaged(tmp_path: Path) -> None:
     modules = []
-    for cohort in ([0, 1, 2], [2, 1, 0]):
+    first_order = [0, 1, 2]
+    for cohort in (first_order, first_order[::-1]):
         torch.manual_seed(0)
         module = Averaged()
         loop = FederatedLoop(sampler=FixedCohort(cohort), seed=SEED)
@@ -446,6 +451,11 @@ def test_averages_in_attributes_are_those_of_the_weights(tmp_path: Path) -> None
     module = Averaged()
     fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=1)
     array = torch.from_numpy(module.array)
-    for average in (array, module.holder.shadows[0], module.unsaved):
+    averages = [
+        array,
+        module.holder.shadows[0],
+        module.unsaved,
+    ]
+    for average in averages:
         difference = average - module.tensor
         assert difference.abs().max() < 1e-6
