@@ -260,9 +260,9 @@ class Rows(Dataset):
         return torch.tensor([*map(float, x.split(","))]), torch.tensor(y)
 
 
-#: What the values of a kind's coalitions are. "right": those of fits of the members alone. "by company": these, too, with
-#: a warning that clients train otherwise in other company. "doubt": a warning is beside them. "refused": there are none,
-#: since the run is refused before its first round. "cached": they are wrong, and only a fresh process can tell.
+#: What the values of a kind's coalitions are. "right": those of fits of the members alone. "by company": these, too,
+#: with a warning that clients train otherwise in other company. "doubt": a warning is beside them. "refused": there are
+#: none, since the run is refused before its first round. "cached": they are wrong, and only a fresh process can tell.
 Outcome = Literal["right", "by company", "doubt", "refused", "cached"]
 
 

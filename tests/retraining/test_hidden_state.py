@@ -35,7 +35,7 @@ COMPARED = [(0, 1), (0, 1, 2)]
 
 
 def parameters() -> list[Any]:
-    """The kinds, slow but for FAST. Those of objects are long, since test_run_copy.py asks what a copy of each keeps."""
+    """The kinds, slow but for FAST. Those of objects are long: test_run_copy.py asks what a copy of each keeps."""
     long_kinds = {**kinds_of_modules.KINDS, **unlisted_kinds.KINDS}
     marked = []
     for name in KINDS:
