@@ -382,7 +382,9 @@ KINDS: dict[str, Kind] = {
         WeakValues, outcome="refused", message="the module.layers.* cannot be pickled"
     ),
     "a weak proxy": Kind(Proxy),
-    "hyperparameters that count": Kind(lambda: HyperparametersThatCount(Numbers()), outcome="by company"),
+    "hyperparameters that count": Kind(
+        lambda: HyperparametersThatCount(Numbers()), outcome="by company"
+    ),
     "a collection of metrics": Kind(Collection, outcome="by company"),
     "a module in a module": Kind(AroundAnother),
     "a callback that keeps the Trainer": Kind(callback=KeepsTheTrainer),

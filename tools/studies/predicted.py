@@ -14,6 +14,7 @@ values of the *other* seeds.
 from __future__ import annotations
 
 import argparse
+import csv
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from common import be_quiet, grid, write_csv
+from common import be_quiet, grid
 from predicted_federations import Training, flat, numbers, play, samples_of, score
 from predicted_sets import ALL, HELD_OUT, TUNING
 from torch import Tensor
@@ -190,8 +191,11 @@ def table(folder: Path, path: Path | None) -> str:
                     f"{each[1]:.3f}",
                 ]
             )
-    head = ["federation", "clients", "gain", "way", "misallocated_percent", "rank"]
-    write_csv([head, *lines], path)
+    if path:
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows(
+                [["federation", "clients", "gain", "way", "misallocated_percent", "rank"], *lines]
+            )
     sets = {
         "all": [*range(len(found))],
         "decidable": [
@@ -269,7 +273,9 @@ def brackets(folder: Path, path: Path | None) -> str:
                 f"{np.mean(width):.1f}",
             ]
             rows.append([f"{title}: {len(found)}", way, str(seeds), kind or "the rule", *cells])
-    write_csv(rows, path)
+    if path:
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
     return grid(rows)
 
 
@@ -303,7 +309,9 @@ def joining(folder: Path, path: Path | None) -> str:
         )
     mean = np.mean(means, 0)
     rows.append(["mean", "", *(f"{each:.3f}" for each in mean[:3]), f"{mean[3]:.2f}"])
-    write_csv(rows, path)
+    if path:
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
     return grid(rows)
 
 
