@@ -83,8 +83,8 @@ class LocalData:
         name: the participant's name, for messages.
         batches: function from a split to its batches ``(x, y)``, in a fixed order, on the module's device.
         class_counts: int64 ``[M]``, the participant's number of training samples of each class.
-        population: int64 ``[M]``, the whole federation's number of training samples of each class. A deployment could
-            compute it by secure aggregation.
+        federation_class_counts: int64 ``[M]``, the whole federation's number of training samples of each class. A
+            deployment could compute it by secure aggregation.
         evaluator: function from batches to an :data:`Evaluator` of models on these batches.
         module: function from a vector ``[P]`` to a copy of the module that holds it.
         state: function that returns the tensors that the participant keeps between rounds. With None they are kept in a
@@ -102,7 +102,7 @@ class LocalData:
         name: str,
         batches: Callable[[Split], Iterable[Any]],
         class_counts: Tensor,
-        population: Tensor,
+        federation_class_counts: Tensor,
         evaluator: Callable[[Iterable[Any]], Evaluator] = no_model,
         module: Callable[[Tensor], nn.Module] = no_model,
         state: Callable[[], State] | None = None,
@@ -113,7 +113,7 @@ class LocalData:
     ) -> None:
         self._name = name
         self._class_counts = class_counts
-        self._counts_of_federation = population
+        self._counts_of_federation = federation_class_counts
         self._is_guarded = guarded
 
         self._batches = batches
@@ -145,7 +145,7 @@ class LocalData:
         return self._class_counts
 
     @property
-    def population(self) -> Tensor:
+    def federation_class_counts(self) -> Tensor:
         """Return the federation's number of training samples per class, int64 ``[M]``."""
         return self._counts_of_federation
 

@@ -56,7 +56,7 @@ class ClientManager:
         if num_classes is not None:
             self._num_classes = num_classes
             class_counts = _pad_classes(class_counts, num_classes)
-        self._population = class_counts.sum(0)
+        self._federation_class_counts = class_counts.sum(0)
         self._model_evaluator: ModelEvaluator | None = None
         self._evaluators_by_score: dict[ModelScore, VectorEvaluator] = {}
 
@@ -82,7 +82,7 @@ class ClientManager:
             name=client_called(client, self._data.client_names),
             batches=partial(self._batches, client),
             class_counts=class_counts,
-            population=self._population,
+            federation_class_counts=self._federation_class_counts,
             evaluator=partial(self.evaluator, private=private),
             module=partial(self.module, private=private),
             state=state,
@@ -95,8 +95,8 @@ class ClientManager:
         return LocalData(
             name="the server",
             batches=self._validation,
-            class_counts=torch.zeros_like(self._population),
-            population=self._population,
+            class_counts=torch.zeros_like(self._federation_class_counts),
+            federation_class_counts=self._federation_class_counts,
             evaluator=self.evaluator,
             module=self.module,
             guarded=False,

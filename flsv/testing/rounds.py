@@ -70,15 +70,17 @@ class Rounds:
         self.channel = Channel()
 
         class_counts = self._labels.bincount(minlength=NUM_CLASSES)
-        population = NUM_CLIENTS * class_counts
+        federation_class_counts = NUM_CLIENTS * class_counts
         self.locals: list[LocalData] = []
         self.clients = []
         for client_id in range(NUM_CLIENTS):
             client = self.order.index(client_id)  # whose samples the client of this id has
-            local = self._local_data(f"client {client_id}", client, population)
+            local = self._local_data(f"client {client_id}", client, federation_class_counts)
             self.locals.append(local)
             self.clients.append(Client(client_id, local, self.channel))
-        self.server = self._local_data("the server", NUM_CLIENTS, population, guarded=False)
+        self.server = self._local_data(
+            "the server", NUM_CLIENTS, federation_class_counts, guarded=False
+        )
         evaluator = self._evaluator(self._batches(NUM_CLIENTS, "val"))
         self.games = CoalitionGames(evaluator)
 
@@ -157,7 +159,7 @@ class Rounds:
         return self._module.eval()
 
     def _local_data(
-        self, name: str, client: int, population: Tensor, guarded: bool = True
+        self, name: str, client: int, federation_class_counts: Tensor, guarded: bool = True
     ) -> LocalData:
         counts = self._labels.bincount(minlength=NUM_CLASSES).cpu()
         batches = partial(self._batches, client)
@@ -165,7 +167,7 @@ class Rounds:
             name,
             batches,
             counts,
-            population.cpu(),
+            federation_class_counts.cpu(),
             self._evaluator,
             self._module_with,
             guarded=guarded,

@@ -466,7 +466,7 @@ def participants_of(
         "the server",
         lambda split: on_device(validation_loader),
         class_counts=no_samples,
-        population=no_samples,
+        federation_class_counts=no_samples,
         guarded=False,
     )
     return clients, server

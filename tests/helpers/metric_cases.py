@@ -226,7 +226,7 @@ def make_judges(client_ids: Tensor, models: Tensor) -> list[Client]:
             name=f"client {client}",
             batches=lambda split: [],
             class_counts=class_counts,
-            population=num_clients * class_counts,
+            federation_class_counts=num_clients * class_counts,
             evaluator=lambda batches: SigmoidOfSum,
         )
         data.set_models(torch.zeros_like(model), model)

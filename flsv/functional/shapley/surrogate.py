@@ -119,7 +119,7 @@ def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
         if size < num_players:
             marginal_contribution = kernel(j, s + 1, t) - predecessors
             probability = _hypergeometric(
-                population=num_players - 1,
+                num_elements=num_players - 1,
                 marked=size,
                 max_hits=size,
             )
@@ -127,7 +127,7 @@ def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
         if size > 0:
             marginal_contribution = kernel(j + 1, s + 1, t) - predecessors
             probability = _hypergeometric(
-                population=num_players - 1,
+                num_elements=num_players - 1,
                 marked=size - 1,
                 max_hits=size,
             )
@@ -140,17 +140,17 @@ def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
 
 @lru_cache(maxsize=128)
 def _hypergeometric(
-    population: int,
+    num_elements: int,
     marked: int,
     max_hits: int,
 ) -> Tensor:
-    """Compute probabilities of h ``marked`` elements among d drawn, ``[population + 1, max_hits + 1]``."""
+    """Compute probabilities of h ``marked`` elements among d drawn, ``[num_elements + 1, max_hits + 1]``."""
     # The probability of the hits (columns) among the drawn (rows), for all numbers of both.
-    numbers = torch.arange(population + 1).double()
+    numbers = torch.arange(num_elements + 1).double()
     num_drawn = numbers.unsqueeze(1)
     hits = torch.arange(max_hits + 1).double()
     misses = num_drawn - hits  # [drawn, hits]
-    unmarked = population - marked
+    unmarked = num_elements - marked
     is_possible = (hits <= marked) & (misses >= 0) & (misses <= unmarked)
     log_factorial = torch.lgamma(numbers + 1)
 
@@ -160,7 +160,9 @@ def _hypergeometric(
         return log_quotient - log_factorial[n - k]
 
     log_probability = (
-        log_choose(marked, hits) + log_choose(unmarked, misses) - log_choose(population, num_drawn)
+        log_choose(marked, hits)
+        + log_choose(unmarked, misses)
+        - log_choose(num_elements, num_drawn)
     )
     return torch.where(is_possible, log_probability.exp(), 0.0)
 
