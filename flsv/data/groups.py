@@ -72,12 +72,12 @@ def client_called(client: int, names: Sequence[str] = (), noun: str = "client") 
 
 
 def check_spelling(
-    names: Iterable[str], where: str, owners: Mapping[str, Iterable[str]] | None = None
+    names: Iterable[str], where: str, owners: Callable[[], Mapping[str, Iterable[str]]] = dict
 ) -> None:
     """Raise ConfigurationError if two names are spellings of one name.
 
-    These are equal numbers, or words that are equal up to case, white space and a full stop. ``owners`` has the clients
-    or files with each name, for the message.
+    These are equal numbers, or words that are equal up to case, white space and a full stop. ``owners`` returns the
+    clients or files with each name, for the message.
     """
     spellings: dict[Any, list[str]] = {}
     for name in names:
@@ -86,11 +86,12 @@ def check_spelling(
     for equal_names in spellings.values():
         if len(equal_names) == 1:
             continue
+        owners_by_name = owners()
         descriptions = []
         for name in equal_names:
             description = repr(name)
-            if owners and owners.get(name):
-                description += f" ({listed(owners[name], 3)})"
+            if owners_by_name.get(name):
+                description += f" ({listed(owners_by_name[name], 3)})"
             descriptions.append(description)
         raise ConfigurationError(
             f"{where} has {', '.join(descriptions)}, which look like spellings of one name: use the same spelling "

@@ -115,6 +115,18 @@ def test_cell_that_does_not_fit_is_refused_by_file_line_and_column(
         read_clinics(tmp_path, make_dictionary(), **cells)
 
 
+def test_whole_numbers_are_refused_where_they_are_not(tmp_path: Path) -> None:
+    dictionary = make_dictionary()
+    dictionary["columns"]["age"]["kind"] = "whole numbers"
+    data = read_clinics(tmp_path, dictionary)
+    inputs, _ = data._data.tensors()
+    assert inputs[0, 0] == pytest.approx((61 - 60) / 15)
+
+    message = r"(?s): 1\n.*Lyon.csv, line 3: 44.5 in 'age', expected a whole number\n"
+    with pytest.raises(ConfigurationError, match=message):
+        read_clinics(tmp_path, dictionary, age=["61", "44.5", "57.0", "38"])
+
+
 def test_ten_cells_and_the_number_of_all_are_told(tmp_path: Path) -> None:
     ages = [str(age) for age in range(200, 240)]
     rows = {name: [*cells] * 10 for name, cells in ROWS.items()}

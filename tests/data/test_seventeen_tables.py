@@ -370,7 +370,7 @@ def test_file_of_one_client_is_read_as_pandas_words_say(
         ({"Graz": {"decimal": ","}}, "read: 'Graz' has no text file of its own, as Boston, Lyon"),
         ({"Lyon": {"delimiter": ";"}}, "read: 'Lyon' has .'delimiter'.. Expected sep, decimal"),
         ({"Lyon": {"decimal": ",", "thousands": ","}}, "cannot separate both thousands and"),
-        ({"Lyon": {"sep": "::"}}, "sep is one character"),
+        ({"Lyon": {"sep": "::"}}, "sep is one ASCII character"),
     ],
 )
 def test_reading_of_nobodys_file_or_in_other_words_is_refused(

@@ -10,7 +10,7 @@ from flsv.data import Columns
 from flsv.data.sources import column_values
 from flsv.data.sources.column_values import read_column
 from flsv.data.sources.encoder import TableEncoder
-from flsv.data.sources.frames import concatenated_tables, frame_table
+from flsv.data.sources.frames import concatenated_tables, frame_table, read_table_file
 from flsv.data.sources.table import Table
 from flsv.utilities.errors import ColumnError, ConfigurationError
 from helpers.data import set_up_data
@@ -475,8 +475,8 @@ SETS_OF_OPTIONS = (
 )
 
 
-def make_random_table(generator):
-    """A column in one or two files, with texts of one to three groups."""
+def write_random_files(generator, folder):
+    """A column in one or two files, with texts of one to three groups. Some are in quotation marks."""
     num_groups = generator.integers(1, 4)
     texts_of_groups = []
     for group in generator.choice(len(TEXT_GROUPS), num_groups, replace=False):
@@ -488,41 +488,43 @@ def make_random_table(generator):
     num_files = generator.integers(1, 3)
     for number in range(num_files):
         num_rows = generator.integers(1, 9)
-        cells = generator.choice(texts, num_rows)
-        lines = range(2, 2 + num_rows)
-        frame = pd.DataFrame({"lab": cells.tolist()}, lines, dtype=object)
-        files.append(Table(f"{number}.csv", frame))
-    return concatenated_tables(files)
+        quote = generator.choice(["", '"'], p=[0.7, 0.3])
+        lines = ["lab;row"]
+        for row, cell in enumerate(generator.choice(texts, num_rows)):
+            lines.append(f"{quote}{cell}{quote};{row}")
+        path = folder / f"{number}.csv"
+        path.write_text("\n".join(lines))
+        files.append(path)
+    return files
 
 
-def read_or_refusal(table, options):
+def read_or_refusal(files, options, text_names=()):
+    columns = Columns(**options)
+    tables = [read_table_file(path, columns, text_names=text_names) for path in files]
     try:
-        kind, values = read_column(table, "lab", Columns(**options))
+        kind, values = read_column(concatenated_tables(tables), "lab", columns)
     except ColumnError as error:
         return str(error), error.remedy
     return kind, values.tolist()
 
 
-def test_random_columns_of_plain_numbers_are_read_as_text_by_text(monkeypatch):
+def test_random_columns_of_plain_numbers_are_read_as_text_by_text(tmp_path):
     generator = np.random.default_rng(0)
-    cases = []
     for options in SETS_OF_OPTIONS * 58:
-        table = make_random_table(generator)
-        cases.append((table, options))
-    results = [read_or_refusal(*case) for case in cases]
-
-    monkeypatch.setattr(column_values, "_plain_numbers", lambda *_: None)
-    for case, result in zip(cases, results):
-        result_text_by_text = read_or_refusal(*case)
+        files = write_random_files(generator, tmp_path)
+        result = read_or_refusal(files, options)
+        result_text_by_text = read_or_refusal(files, options, text_names=["lab"])
         assert repr(result) == repr(result_text_by_text)  # NaN is shown, too
 
 
-def test_plain_numbers_need_no_reading_text_by_text(monkeypatch):
-    texts = ["1", " 2.5", "NA", "-999", "3e2"]
-    table = Table("lab.csv", pd.DataFrame({"lab": texts}, dtype=object))
+def test_plain_numbers_need_no_reading_text_by_text(tmp_path, monkeypatch):
+    path = tmp_path / "lab.csv"
+    path.write_text("lab,row\n1,0\n2.5,1\nNA,2\n-999,3\n3e2,4\n")
+    columns = Columns(gaps={"lab": ["-999"]})
+    table = read_table_file(path, columns)
 
     monkeypatch.delattr(column_values, "_kind_and_numbers")
-    kind, values = read_column(table, "lab", Columns(gaps={"lab": ["-999"]}))
+    kind, values = read_column(table, "lab", columns)
 
     assert kind == "numbers"
     np.testing.assert_equal(values.to_numpy(), [1, 2.5, np.nan, np.nan, 300])

@@ -23,6 +23,7 @@ from flsv.utilities.plain_values import digest
 
 #: Kinds of columns. There are dates, too: days since a start.
 NUMBERS_KIND = "numbers"
+WHOLE_NUMBERS_KIND = "whole numbers"
 TRUTH_KIND = "truth values"
 WORDS_KIND = "categories"
 DAYS_KIND = "days since "
@@ -237,6 +238,11 @@ class ColumnCode:
     unit: str = ""
     gap_marks: tuple[str, ...] = ()
 
+    @property
+    def kind_as_read(self) -> str:
+        """Kind of the column in a table that fits."""
+        return NUMBERS_KIND if self.kind == WHOLE_NUMBERS_KIND else self.kind
+
     def to_plain(self) -> dict[str, Any]:
         plain: dict[str, Any] = {"kind": self.kind}
         if self.categories is None:
@@ -278,10 +284,11 @@ class ColumnCode:
         if not code.low < code.high:
             raise ValueError(f"{name!r}: low {code.low} is not below high {code.high}")
         _check_scale(repr(name), code.mean, code.scale)
-        is_known = code.kind in (NUMBERS_KIND, TRUTH_KIND, WORDS_KIND)
+        is_known = code.kind in (NUMBERS_KIND, WHOLE_NUMBERS_KIND, TRUTH_KIND, WORDS_KIND)
         if not is_known and not code.kind.startswith(DAYS_KIND):
             raise ValueError(
-                f"{name!r}: kind {code.kind!r} is not numbers, categories, truth values or days since ..."
+                f"{name!r}: kind {code.kind!r} is not numbers, categories, whole numbers, truth values or days "
+                "since ..."
             )
         should_have_categories = code.kind == WORDS_KIND
         if should_have_categories != (categories is not None):

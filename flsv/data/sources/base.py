@@ -160,6 +160,14 @@ class Reading:
     is_alone: bool = False
     split_columns: tuple[str, ...] = ()
 
+    @property
+    def texts(self) -> set[str]:
+        """Columns of a table that are read as texts, even if all their values are numbers."""
+        names: set[str | None] = {self.label, self.group, *self.split_columns}
+        if self.columns is not None:
+            names |= self.columns.texts
+        return {name for name in names if name is not None}
+
 
 def known_as(name: object) -> str | None:
     """Return ``name`` if it is in :data:`DATA_SETS`, or None if it can only be a path."""
@@ -346,7 +354,7 @@ def _union_of_names(
             clients_by_class.setdefault(class_name, []).append(client)
     if not clients_by_class:
         return ()
-    check_spelling(clients_by_class, "The data", owners=clients_by_class)
+    check_spelling(clients_by_class, "The data", owners=lambda: clients_by_class)
 
     sorted_names = in_order(clients_by_class)
     are_all_numbered_by_flsv = all(map(is_numbered_by_flsv, client_sets.values()))

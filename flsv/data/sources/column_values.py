@@ -45,7 +45,6 @@ from flsv.data.sources.notation import (
     other_notations,
     parse_dates,
     parse_numbers,
-    plain_numbers,
     text_with_ambiguous_point,
 )
 from flsv.data.sources.table import Table
@@ -165,11 +164,13 @@ def read_columns(
 def _column_card(table: Table, name: str, columns: Columns) -> ColumnCard:
     kind, values = read_column(table, name, columns)
     if kind == WORDS_KIND:
-        is_number = np.isfinite(by_distinct_text(values, parse_numbers, dtype=float))
-        words = values.mask(is_number)  # not compared as spellings: 07 and 7 may be two codes
-        places_by_word = places_of_words(table, words)
+        distinct_words = values.dropna().unique().tolist()
+        is_number = np.isfinite(parse_numbers(distinct_words))  # 07 and 7 may be two codes
+        words = compress(distinct_words, ~is_number)
         try:
-            check_spelling(places_by_word, f"{table.path}: {name!r}", owners=places_by_word)
+            check_spelling(
+                words, f"{table.path}: {name!r}", owners=lambda: places_of_words(table, values)
+            )
         except ConfigurationError as error:
             raise ColumnError(str(error), {"exclude": [name]}) from error
     return ColumnCard(name, kind, values)
@@ -180,9 +181,9 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     dates = columns.dates or {}
     if name in dates:
         return _days_since(table, name, dates[name], columns)
-    numbers_read_at_once = _plain_numbers(table, name, columns)
-    if numbers_read_at_once is not None:
-        return NUMBERS_KIND, numbers_read_at_once
+    plain_numbers = table.numbers(name)
+    if plain_numbers is not None and name not in (columns.categorical or ()):
+        return NUMBERS_KIND, plain_numbers.reset_index(drop=True)
 
     values = with_gaps_as_nan(table, name, "features", columns)
     values = values.reset_index(drop=True)
@@ -211,49 +212,6 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     if is_unreadable.any():
         raise _not_a_number_error(table, name, values[is_unreadable], numbers, columns)
     return kind, numbers
-
-
-def _plain_numbers(table: Table, name: str, columns: Columns) -> pd.Series | None:
-    """Return a text column's numbers, or None unless each text is plainly a number or a gap."""
-    # Most columns of numbers are such. Any other is read text by text, more slowly.
-    if table.typed or name in (columns.categorical or ()):
-        return None
-
-    marks = columns.missing(name)
-    numbers_by_file = []
-    for text_format, column in by_format(table, table.column(name, "features"), columns):
-        if text_format.states_notation:
-            return None
-        cells = column.tolist()
-        is_value = [True] * len(cells)
-        texts = cells
-        numbers = plain_numbers(cells)
-        if numbers is None and _starts_with_number(cells, marks):  # there may be gaps
-            is_value = [isinstance(cell, str) and cell.strip() not in marks for cell in cells]
-            texts = list(compress(cells, is_value))
-            numbers = plain_numbers(texts)
-        if numbers is None or (np.abs(numbers) > LARGEST_NUMBER).any():
-            return None
-        has_points = any("." in text for text in texts)
-        if has_points and text_with_ambiguous_point(map(str.strip, texts)):
-            return None
-        numbers_of_file = np.full(len(cells), np.nan)
-        numbers_of_file[is_value] = numbers
-        numbers_by_file.append(numbers_of_file)
-
-    all_numbers = np.concatenate(numbers_by_file)
-    marks_read = parse_numbers(marks)
-    if np.isfinite(marks_read).any():
-        all_numbers[np.isin(all_numbers, marks_read)] = np.nan
-    return pd.Series(all_numbers)
-
-
-def _starts_with_number(cells: list[Any], marks: set[str]) -> bool:
-    """Return whether the first cell that is no gap is plainly a number."""
-    for cell in cells:
-        if isinstance(cell, str) and cell.strip() not in marks:
-            return plain_numbers([cell]) is not None
-    return True
 
 
 def _days_since(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flsv.data.sources.agreed import AgreedEncoder, ColumnCode
+from flsv.data.sources.agreed import WHOLE_NUMBERS_KIND, AgreedEncoder, ColumnCode
 from flsv.data.sources.columns import ColumnCard
 from flsv.data.sources.table import Table
 from flsv.utilities.errors import ConfigurationError, listed
@@ -66,6 +66,9 @@ def _misfits(values: pd.Series, code: ColumnCode, tolerance: float) -> list[tupl
         return misfits
 
     numbers = values.to_numpy(dtype=np.float64)
+    if code.kind == WHOLE_NUMBERS_KIND:
+        is_fraction = ~is_missing & (numbers % 1 != 0)
+        misfits.append((is_fraction, "a whole number"))
     is_outside = (numbers < code.low) | (numbers > code.high)
     if is_outside.sum() > tolerance * len(numbers):
         unit = f" {code.unit}" if code.unit else ""

@@ -166,7 +166,7 @@ class TableEncoder:
         if self.columns.agreed is None:
             return problems
 
-        expected_kinds = {code.name: code.kind for code in self.columns.agreed.columns}
+        expected_kinds = {code.name: code.kind_as_read for code in self.columns.agreed.columns}
         for card in cards:
             has_values = card.values.notna().any()
             expected = expected_kinds[card.name]
@@ -276,7 +276,7 @@ class TableEncoder:
                 target=self.target,
                 pos_label=self.pos_label,
                 where=str(table.path),
-                places=places_of_words(table, labels),
+                places=lambda: places_of_words(table, labels),
             )
         return self._classes
 
@@ -374,7 +374,7 @@ class TableEncoder:
     ) -> None:
         """Raise ColumnError if no table has one of the columns that an option names."""
         for name in names or ():
-            replace(table, together=()).column(name, argument)
+            replace(table, together=()).check_has(name, argument)
 
 
 def _standardized(values: pd.Series, code: ColumnCode) -> np.ndarray:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import codecs
-import csv
-import io
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +15,14 @@ import pandas as pd
 from lightning.pytorch.utilities import rank_zero_info
 from pandas.api.types import infer_dtype
 
-from flsv.data.sources.notation import TextFormat
+from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table
-from flsv.utilities.errors import ConfigurationError, listed
+from flsv.data.sources.text_file import check_column_names, read_text_file
+from flsv.utilities.errors import ConfigurationError
 
-#: Largest number of characters of a value: the csv module's limit, 131,072, is too low for long texts.
-_MAX_FIELD_LENGTH = 2**31 - 1
 #: Number of bytes of a file that takes seconds to read.
 _LARGE_FILE_BYTES = 4_000_000
 _NUMBER_WITH_POINT = re.compile(r"-?(?:0|[1-9]\d*)\.(\d+)")
-
-
-_USUAL_FORMAT = TextFormat()
 
 
 def concatenated_tables(tables: Sequence[Table]) -> Table:
@@ -39,12 +32,18 @@ def concatenated_tables(tables: Sequence[Table]) -> Table:
     are_all_typed = all(table.typed for table in tables)
     frames = []
     for table in tables:
-        frame = table.frame
+        frame = table.frame.copy(deep=False)
+        for name in frame:
+            if table.numbers(name) is None:
+                continue
+            # Numbers are numbers in all tables, or they are texts.
+            if any(other_table.numbers(name) is None for other_table in tables):
+                frame[name] = table.values(name)
         if table.typed and not are_all_typed:
             frame = frame.apply(as_texts)
         frames.append(frame)
     all_rows = pd.concat(frames, ignore_index=True)
-    return Table(f"the {len(tables)} tables", all_rows, are_all_typed, tables)
+    return Table(f"the {len(tables)} tables", all_rows, are_all_typed, together=tables)
 
 
 def as_texts(column: pd.Series) -> pd.Series:
@@ -168,57 +167,39 @@ def texts_by_file(
     return texts
 
 
-def read_table_file(path: Path, text_format: TextFormat = _USUAL_FORMAT) -> Table:
-    """Read a table from a Parquet file or from a text file with a header line.
+def read_table_file(
+    path: Path,
+    columns: Columns | None = None,
+    client: str = "",
+    text_names: Collection[str] = (),
+) -> Table:
+    """Read a client's table from a Parquet file or from a text file with a header line.
 
     Parquet needs pyarrow. Values are separated by ``sep``, or else by the most frequent of comma, semicolon, tab and
-    vertical bar in the header.
+    vertical bar in the header. Columns of ``text_names`` are texts, even if all their values are numbers.
     """
+    columns = columns or Columns()
     num_bytes = path.stat().st_size
     if num_bytes >= _LARGE_FILE_BYTES:
         rank_zero_info(
-            f"flsv: reading {path} ({num_bytes / 1e6:.0f} MB), a second for some megabytes."
+            f"flsv: reading {path} ({num_bytes / 1e6:.0f} MB), a second for some ten megabytes."
         )
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        return _read_parquet(path)
+        return replace(_read_parquet(path), client=client)
 
+    text_format = columns.format_of(client)
     text = _decoded(path, text_format.encoding)
     first_line = text.partition("\n")[0]
     header = re.sub(r'"[^"]*"', "", first_line)
     delimiters = "\t,;|" if suffix == ".tsv" else ",;\t|"
     delimiter = text_format.sep or max(delimiters, key=header.count)
-    lines, rows = _rows_of(path, text, delimiter)
-    if not rows:
-        raise ConfigurationError(
-            f"{path} is empty: expected a line with the columns' names, and rows of values."
-        )
+    text_file = read_text_file(path, text, delimiter)
 
-    header_row, *value_rows = rows
-    lines_of_values = lines[1:]
-    names = [name.strip() for name in header_row]
-    check_column_names(path, names)
-    for line, row in zip(lines_of_values, value_rows):
-        if len(row) != len(names):
-            raise ConfigurationError(
-                f"{path}, line {line}: {len(row)} values, but the header has {len(names)} names. "
-                f"{_HINT_ABOUT_QUOTES.format(delimiter)}"
-            )
-        may_be_header = row[0].strip() == names[0]
-        if may_be_header and [value.strip() for value in row] == names:
-            raise ConfigurationError(
-                f"{path}, line {line}: the columns' names again. Remove this line."
-            )
-    cells = np.array(value_rows, dtype=object)
-    cells = cells.reshape(-1, len(names))  # also of no row
-    frame = pd.DataFrame(
-        cells,
-        index=lines_of_values,
-        columns=names,
-        dtype=object,
-        copy=False,
-    )
-    return Table(path, frame)
+    # What depends on a notation is read from texts.
+    names = text_file.names if text_format.states_notation else text_names
+    frame = text_file.columns(columns.missing, names)
+    return Table(path, frame, client=client, text_file=text_file)
 
 
 def _read_parquet(path: Path) -> Table:
@@ -227,32 +208,6 @@ def _read_parquet(path: Path) -> Table:
         return replace(frame_table(frame), path=path)
     except (ValueError, OSError) as error:  # pyarrow's errors are subclasses
         raise ConfigurationError(f"{path} cannot be read as a Parquet file: {error}") from error
-
-
-def _rows_of(
-    path: Path,
-    text: str,
-    delimiter: str,
-) -> tuple[list[int], list[list[str]]]:
-    """Return the rows of a text file, with the line in which each ends. A blank line is no row."""
-    csv.field_size_limit(_MAX_FIELD_LENGTH)
-    lines = []
-    rows = []
-    stream = io.StringIO(text, newline="")
-    reader = csv.reader(stream, delimiter=delimiter, strict=True)
-    try:
-        for row in reader:
-            if row:
-                lines.append(reader.line_num)  # a value may span several
-                rows.append(row)
-    except csv.Error as error:
-        raise ConfigurationError(
-            f"{path}, line {reader.line_num}: {error}. {_HINT_ABOUT_QUOTES.format(delimiter)}"
-        ) from error
-    return lines, rows
-
-
-_HINT_ABOUT_QUOTES = "A value that contains {!r} or a quotation mark needs quotes."
 
 
 def _decoded(path: Path, encoding: str | None) -> str:
@@ -280,16 +235,6 @@ def _decoded(path: Path, encoding: str | None) -> str:
         f"{path}: this is not {encoding or 'UTF-8'} ({reason}). Save it in UTF-8, or name its encoding, as cp1252 of "
         f'Excel in Western Europe: columns: {{"encoding": "{suggested_encoding}"}}.'
     )
-
-
-def check_column_names(path: Path | str, names: Sequence[str]) -> None:
-    """Raise ConfigurationError if a column has no name, or two columns have the same name."""
-    name_counts = Counter(names)
-    invalid_names = [name for name in names if not name or name_counts[name] > 1]
-    if invalid_names:
-        raise ConfigurationError(
-            f"{path}: columns are called {listed(invalid_names, show=repr)}. Every column needs a name of its own."
-        )
 
 
 def frame_table(data: Any) -> Table:

@@ -40,7 +40,7 @@ class TextFormat:
 
     rules: ClassVar[Rules] = (
         (lambda a: a.thousands != a.decimal, "a mark cannot separate both thousands and decimals."),
-        (lambda a: a.sep is None or len(a.sep) == 1, "sep is one character."),
+        (lambda a: a.sep is None or len(a.sep.encode()) == 1, "sep is one ASCII character."),
     )
 
     decimal: Literal[".", ","] = "."
@@ -55,8 +55,8 @@ class TextFormat:
 
 
 _WHOLE_BELOW_1000 = re.compile(r"[-+]?\d{1,3}")
-#: A zero that a number would lose, at the start of a text or of one of its lines.
-LEADING_ZERO = re.compile(r"^[-+]?0\d", re.MULTILINE)
+#: A zero that a number would lose, at the start of a text.
+LEADING_ZERO = re.compile(r"[-+]?0\d")
 _NUMBER_WITH_POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
 
 
@@ -100,17 +100,6 @@ def _converted_at_once(values: list[Any]) -> np.ndarray | None:
         return array.astype(np.float64)
     except (TypeError, ValueError):
         return None
-
-
-def plain_numbers(texts: list[Any]) -> np.ndarray | None:
-    """Convert texts to numbers, float64 ``[N]``, or return None unless all are finite numbers without leading zeros."""
-    numbers = _converted_at_once(texts)
-    if numbers is None or not np.isfinite(numbers).all():
-        return None
-    lines = "\n".join(texts)
-    if "_" in lines or LEADING_ZERO.search(lines):
-        return None
-    return numbers
 
 
 def _number_of_object(value: Any) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
 from types import MappingProxyType
 
@@ -257,7 +257,7 @@ def _common_categories(
     is_number = np.isfinite(parse_numbers(words))
     texts = list(compress(words, ~is_number))
     try:
-        check_spelling(texts, f"{where}: {name!r}", clients_by_word)
+        check_spelling(texts, f"{where}: {name!r}", owners=lambda: clients_by_word)
     except ConfigurationError as error:
         raise ColumnError(str(error), {"exclude": [name]}) from error
     if len(clients_by_word) > columns.max_categories:
@@ -281,11 +281,11 @@ def agreed_classes(
     target: str,
     pos_label: object,
     where: str,
-    places: Mapping[str, Sequence[str]] | None = None,
+    places: Callable[[], Mapping[str, Sequence[str]]] | None = None,
 ) -> tuple[str, ...] | None:
     """Return the class names, the positive one of two last, or None for regression.
 
-    ``counts_by_part`` has the number of rows of each class in each table, ``places`` the lines with each class.
+    ``counts_by_part`` has the number of rows of each class in each table, ``places`` returns the lines with each class.
     """
     if columns.task != "classification":
         return None
@@ -301,7 +301,7 @@ def agreed_classes(
         column_name = f"target {target!r}"
         _check_number_of_classes(names, counts.total(), f"{where}: {column_name}", columns)
         # Messages name the lines with each spelling, or else the tables.
-        check_spelling(names, f"{where}: {column_name}", places or parts_of_class)
+        check_spelling(names, f"{where}: {column_name}", owners=places or parts_of_class.copy)
         _check_tables_share_labels(counts_by_part, names, column_name)
     else:
         names = in_order(without_point_zero(columns.classes))
