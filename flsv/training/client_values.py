@@ -11,14 +11,13 @@ from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-import numpy as np
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._pytree import tree_map
 
 from flsv.training.module_snapshot import ModuleSnapshot, State, Values, write_state
 from flsv.utilities.errors import ConfigurationError, listed
-from flsv.utilities.plain_values import are_equal
+from flsv.utilities.plain_values import are_equal, has_floats
 
 _MISSING = object()
 
@@ -55,7 +54,7 @@ class ClientValues:
         """Add what a client has made of the ``initial`` values."""
         changed_values = {}
         for path, value in trained.values.items():
-            if path in initial.buffers and not _has_floats(value):
+            if path in initial.buffers and not has_floats(value):
                 continue  # the first client's stays, and a comparison would wait for the device
             if not are_equal(value, initial.values.get(path, _MISSING)):
                 changed_values[path] = value
@@ -199,7 +198,7 @@ def merged_value(
         if type(default_leaf) is list:
             return _merged_list(default_leaf, *leaves, weights=weights)
         formats = set(map(_format_of, (default_leaf, *leaves)))
-        if len(formats) > 1 or not _has_floats(default_leaf):
+        if len(formats) > 1 or not has_floats(default_leaf):
             return default_leaf
         _, *values_of_leaf = leaves
         value = values_of_leaf[0]
@@ -250,9 +249,3 @@ def _format_of(leaf: Any) -> tuple[Any, ...]:
     shape = getattr(leaf, "shape", None)
     dtype = getattr(leaf, "dtype", None)
     return type(leaf), shape, dtype
-
-
-def _has_floats(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.is_floating_point() or value.is_complex()
-    return np.issubdtype(np.asarray(value).dtype, np.inexact)

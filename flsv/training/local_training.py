@@ -158,7 +158,7 @@ class LocalTraining:
 
     def begin_step(self, optimizer: Any) -> None:
         """Let the client algorithm change the gradients of a step that Lightning takes, before it clips them."""
-        self._optimizer_steps.before_lightnings_step(optimizer)
+        self._optimizer_steps.show_gradients(optimizer)
 
     def end_batch(self, loss: Tensor | None) -> None:
         """Count a batch, and add up its loss."""

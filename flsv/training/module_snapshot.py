@@ -24,6 +24,7 @@ from flsv.utilities.plain_values import (
     CONSTANT_TYPES,
     are_equal,
     copied,
+    has_floats,
     is_plain,
     packed,
     unpacked,
@@ -115,7 +116,7 @@ class ModuleSnapshot:
     def _add_buffers(self, prefix: str, layer: nn.Module) -> None:
         for name, buffer in layer._buffers.items():
             is_saved = name not in layer._non_persistent_buffers_set
-            if is_saved and (buffer is None or _has_floats(buffer)):
+            if is_saved and (buffer is None or has_floats(buffer)):
                 continue  # a part of the vector
             path = prefix + name
             self.buffers[path] = (layer, name)
@@ -324,10 +325,6 @@ def _is_class_of_program(kind: Any) -> bool:
     if issubclass(kind, _TYPES_WITHOUT_CLIENT_STATE):
         return False
     return package_of(kind) not in LIBRARIES
-
-
-def _has_floats(buffer: Tensor) -> bool:
-    return buffer.is_floating_point() or buffer.is_complex()
 
 
 def _written(

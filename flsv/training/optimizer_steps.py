@@ -72,11 +72,6 @@ class ClientSteps:
         self._context = None
         self.begin_batch()
 
-    def before_lightnings_step(self, optimizer: Any) -> None:
-        """Let the client algorithm change the gradients, before Lightning clips them."""
-        if self._context is not None:
-            self._show_gradients(optimizer)
-
     # ---- torch's hooks
 
     def _before_step(
@@ -98,7 +93,7 @@ class ClientSteps:
             # The algorithm sees the gradients that the parameters have now.
             if not self._has_shown_gradients:
                 self._check_is_whole(optimizer)
-                self._show_gradients(optimizer)
+                self.show_gradients(optimizer)
             return None
 
         # The closure computes the gradients, after which the algorithm sees them.
@@ -142,22 +137,23 @@ class ClientSteps:
                     )
             initial_values.clear()
 
-            # Lightning's closure calls `before_lightnings_step`, which sets this to True.
+            # Lightning's closure calls `show_gradients`, which sets this to True.
             self._has_shown_gradients = False
             loss = closure()
             if not self._has_shown_gradients:
-                self._show_gradients(optimizer)
+                self.show_gradients(optimizer)
             return loss
 
         return wrapped_closure
 
     # ---- the client algorithm
 
-    def _show_gradients(self, optimizer: Any) -> None:
+    def show_gradients(self, optimizer: Any) -> None:
         """Let the client algorithm change the gradients of a step."""
         context = self._context
         algorithm = self._algorithm
-        assert context is not None
+        if context is None:
+            return
         self._has_shown_gradients = True
         context.optimizer = optimizer
         if algorithm is None or not self._uses_gradients:

@@ -59,6 +59,13 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, CONSTANT_TYPES)
 
 
+def has_floats(value: Any) -> bool:
+    """Return whether a tensor, an array or a number is of a floating-point or complex type."""
+    if isinstance(value, Tensor):
+        return value.is_floating_point() or value.is_complex()
+    return np.issubdtype(np.asarray(value).dtype, np.inexact)
+
+
 def copied(value: Any) -> Any:
     """Copy a plain value, down to its tensors. The keys of a dictionary are not copied."""
     if isinstance(value, CONSTANT_TYPES):
