@@ -51,8 +51,8 @@ class TextFile:
         data: the rows in UTF-8.
         is_blank: which rows of ``data`` are blank lines, which are no rows of the table.
         lines: line of the file in which each of the ``N`` other rows ends, int64 ``[N]``.
-        bounds: position in ``data`` of what ends each cell, after that of what comes before the row, int64
-            ``[N, columns + 1]``.
+        row_starts: position in ``data`` of each row's first byte, int64 ``[N]``.
+        cell_ends: position of what ends each cell, int64 ``[N, columns]``.
     """
 
     names: list[str]
@@ -60,7 +60,8 @@ class TextFile:
     data: bytes
     is_blank: np.ndarray
     lines: np.ndarray
-    bounds: np.ndarray
+    row_starts: np.ndarray
+    cell_ends: np.ndarray
 
     def columns(
         self,
@@ -153,12 +154,18 @@ class TextFile:
 
         # Some versions of pandas read NAN as a number.
         position = self.names.index(column.name)
-        bounds_of_gaps = self.bounds[numbers.isna(), position : position + 2]
+        rows = np.flatnonzero(numbers.isna())
+        bounds_of_gaps = self._bounds(rows)[:, position : position + 2]
         for end_before, end in bounds_of_gaps.tolist():
             cell = self.data[end_before + 1 : end]
             if cell.decode().strip('"') not in marks:
                 return None
         return numbers
+
+    def _bounds(self, rows: np.ndarray | slice) -> np.ndarray:
+        """Return what is before each row's first cell, and the ends of its cells, int64 ``[rows, columns + 1]``."""
+        before_rows = self.row_starts[rows] - 1
+        return np.column_stack([before_rows, self.cell_ends[rows]])
 
     def _are_doubtful(self) -> np.ndarray:
         """Return which columns, if they have numbers, have to be read from texts, bool ``[columns]``.
@@ -172,8 +179,9 @@ class TextFile:
         has_short = np.zeros(num_columns, dtype=bool)
         has_grouped = np.zeros(num_columns, dtype=bool)
         has_others = np.zeros(num_columns, dtype=bool)
-        for first_row in range(0, len(self.bounds), _NUM_ROWS_AT_ONCE):
-            bounds = self.bounds[first_row : first_row + _NUM_ROWS_AT_ONCE]
+        for first_row in range(0, len(self.lines), _NUM_ROWS_AT_ONCE):
+            rows = slice(first_row, first_row + _NUM_ROWS_AT_ONCE)
+            bounds = self._bounds(rows)
             first_bytes = bounds[:, :-1] + 1
             is_quoted = characters[first_bytes] == _QUOTE
             first_bytes += is_quoted
@@ -268,17 +276,17 @@ def read_text_file(path: Path, text: str, delimiter: str) -> TextFile:
         )
 
     num_bytes_of_header = int(row_ends[header_row]) + 1
-    steps_to_last_cell = np.arange(-len(names), 1)
-    cells_of_rows = last_cells[rows, None] + steps_to_last_cell
-    bounds = cell_ends[cells_of_rows]  # the end of the row before, and of each cell
-    bounds[:, -1] = text_ends[rows]
+    cell_ends = np.delete(cell_ends, last_cells[is_blank])
+    ends_by_row = cell_ends.reshape(-1, len(names))[1:]  # without the header's
+    ends_by_row[:, -1] = text_ends[rows]
     return TextFile(
         names,
         delimiter,
         data=data[num_bytes_of_header:],
         is_blank=is_blank[header_row + 1 :],
         lines=lines[rows],
-        bounds=bounds - num_bytes_of_header,
+        row_starts=row_starts[rows] - num_bytes_of_header,
+        cell_ends=ends_by_row - num_bytes_of_header,
     )
 
 
