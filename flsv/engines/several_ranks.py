@@ -30,9 +30,8 @@ from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_tor
 class SeveralRanks(Engine):
     """Engine of one rank (process), which trains a part of the cohort's clients.
 
-    Each client is trained, evaluated and tested on one rank, which also keeps its state. The evaluation of coalitions
-    is spread over all ranks. Every rank does all other work of the server, on the same numbers, and a check at the end
-    of every round compares the results.
+    Each client is trained and tested on one rank, which keeps its state. Coalitions are spread over all ranks. All else
+    every rank does on the same numbers, which are compared after every round.
 
     Args:
         trainer: the trainer, with its module on its device and its optimizers set up.

@@ -44,9 +44,7 @@ class CaseScores:
         logits: bool,
         bounded: bool = False,
     ) -> Tensor | None:
-        """Compute the covariance ``[n, n]`` of the Shapley values between draws of as many validation samples.
-
-        The values are means over s seeds.
+        """Compute the covariance ``[n, n]`` of Shapley values, means over s seeds, between draws of validation samples.
 
         Args:
             trained: bool ``[T, n]``, the trained coalitions, see :func:`flsv.functional.predicted_shapley`.

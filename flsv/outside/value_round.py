@@ -44,7 +44,7 @@ class RoundValues:
         per_class: ``{metric: values [n, M]}`` of the metrics that have a value per class (in some metrics the columns
             are not classes).
         diagnostics: ``{metric: {name: tensor}}``, further results of each metric.
-        evaluations: the number of models that were evaluated for this round's metrics.
+        evaluations: the number of models evaluated in this round.
         names: the clients' names, in the order of ``values``.
         table: the same values as rows of a run's table, of which :meth:`to_frame` returns some columns.
     """

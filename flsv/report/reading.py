@@ -121,7 +121,7 @@ class Run:
 
     @property
     def performances(self) -> Mapping[str, dict[str, Any]]:
-        """Return the performances that the metrics' values distribute, by metric."""
+        """Return the performances that values distribute, by metric."""
         return self.record.get("paid_in", {})
 
     def columns_are_classes(self, metric: str) -> bool:
@@ -220,7 +220,7 @@ class Run:
         return estimates["low"].tolist(), estimates["high"].tolist()
 
     def estimates(self, metric: str) -> DataFrame:
-        """Return the last values of a metric and their intervals, in the columns ``value``, ``low`` and ``high``."""
+        """Return a metric's last values with intervals: ``value``, ``low``, ``high``."""
         estimates = last_estimates(self.table, metric, self.num_clients)
         # Version 1 wrote intervals for other metrics, too, which were too narrow.
         if self.metric_info(metric).get("class") != "ShadowShapley":

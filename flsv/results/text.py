@@ -80,7 +80,7 @@ def format_numbers(values: Sequence[float], digits: int = 3) -> list[str]:
 
 
 def format_rows(numbers: DataFrame, digits: int = 3) -> list[list[str]]:
-    """Format the rows of a table of numbers, all with equally many decimals, see :func:`format_numbers`."""
+    """Format rows of numbers, with equally many decimals, see :func:`format_numbers`."""
     texts = format_numbers(numbers.to_numpy().ravel().tolist(), digits)
     return np.reshape(texts, numbers.shape).tolist()
 
@@ -115,7 +115,7 @@ def ends_of(
 
 
 def highest_first(values: Series) -> list[int]:
-    """Return the clients, sorted from the highest to the lowest value, then NaN. Equal values keep their order."""
+    """Return the clients by falling value, NaN last. Equal values keep their order."""
     return values.sort_values(ascending=False, kind="stable").index.tolist()
 
 

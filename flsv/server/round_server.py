@@ -142,7 +142,7 @@ class RoundServer:
             server_data: the server's validation set.
             chances: function that returns each client's probability ``[n]`` to be drawn into this cohort. None if all
                 clients are drawn.
-            broken: ids of the clients whose model was not finite, so that they sent nothing.
+            broken: ids of the clients whose model was not finite.
 
         Raises:
             NoModel: the filters leave no update.
@@ -276,8 +276,7 @@ class RoundServer:
             state: the federation at the start of the round.
 
         Returns:
-            The round, with the next global model, the weights, and the values that clients assign to each other's
-            models.
+            The round, with the next global model, the weights and the peer values.
 
         Raises:
             NoModel: the aggregate is not finite for the second time in a row.

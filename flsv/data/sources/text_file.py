@@ -1,7 +1,4 @@
-"""Text files of tables: where the cells are, and the columns, as numbers or as texts.
-
-pandas reads whole columns. What it would accept though it is doubtful is seen from the bytes of all cells at once.
-"""
+"""Text files of tables. pandas reads whole columns, and the bytes of all cells show what is doubtful."""
 
 from __future__ import annotations
 
@@ -43,24 +40,19 @@ if (_MAJOR, _MINOR) < (3, 1):
 
 @dataclass(frozen=True)
 class TextFile:
-    """The rows of values of a text file, without its header.
-
-    Args:
-        names: names of the columns.
-        delimiter: character that separates cells.
-        data: the rows in UTF-8.
-        is_blank: which rows of ``data`` are blank lines, which are no rows of the table.
-        lines: line of the file in which each of the ``N`` other rows ends, int64 ``[N]``.
-        row_starts: position in ``data`` of each row's first byte, int64 ``[N]``.
-        cell_ends: position of what ends each cell, int64 ``[N, columns]``.
-    """
+    """The rows of values of a text file, without its header."""
 
     names: list[str]
     delimiter: str
+    # The rows in UTF-8.
     data: bytes
+    # Which rows of `data` are blank lines, which are no rows of the table.
     is_blank: np.ndarray
+    # The line of the file in which each of the N other rows ends, int64 [N].
     lines: np.ndarray
+    # The position in `data` of each row's first byte, int64 [N].
     row_starts: np.ndarray
+    # The position of what ends each cell, int64 [N, columns].
     cell_ends: np.ndarray
 
     def columns(
@@ -68,10 +60,8 @@ class TextFile:
         marks_of: Callable[[str], set[str]],
         text_names: Collection[str],
     ) -> pd.DataFrame:
-        """Return all columns: numbers, float64, if each cell plainly is one or a gap, and else texts.
-
-        ``marks_of`` gives the marks of a column's missing values. Columns of ``text_names`` are texts in any case.
-        """
+        """Return all columns: numbers, float64, if each cell plainly is one or a gap, and else texts."""
+        # `marks_of` gives the marks of a column's missing values. Columns of `text_names` are texts in any case.
         if len(self.lines) == 0:
             return pd.DataFrame(columns=self.names, dtype=object)
         number_marks = {}
@@ -168,11 +158,9 @@ class TextFile:
         return np.column_stack([before_rows, self.cell_ends[rows]])
 
     def _are_doubtful(self) -> np.ndarray:
-        """Return which columns, if they have numbers, have to be read from texts, bool ``[columns]``.
-
-        A cell has spaces or a leading zero. Or there are cells of few digits, cells with three digits after a point,
-        which may separate thousands, and no others.
-        """
+        """Return which columns, if they have numbers, have to be read from texts, bool ``[columns]``."""
+        # A cell has spaces or a leading zero. Or there are cells of few digits, cells with three digits after a point,
+        # which may separate thousands, and no others.
         characters = np.frombuffer(self.data, dtype=np.uint8)
         num_columns = len(self.names)
         is_doubtful = np.zeros(num_columns, dtype=bool)
@@ -208,12 +196,7 @@ class TextFile:
 
 
 def read_text_file(path: Path, text: str, delimiter: str) -> TextFile:
-    """Find the cells of a text with a header.
-
-    Raises:
-        ConfigurationError: the text is empty, or a row has another number of values than the header, or is the header
-            again, or quotation marks are not closed. The message names the line.
-    """
+    """Find the cells of a text with a header. What is no table is refused, with the line."""
     data = _ended(text)
     if not _has_regular_quotes(data, delimiter):
         data = _ended(_requoted(path, text, delimiter))

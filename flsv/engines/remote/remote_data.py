@@ -24,7 +24,7 @@ from flsv.data.splits import FederatedSplits
 class RemoteData(FederatedDataModule):
     """Data module of the server, with placeholders for the sites' samples.
 
-    Each announced sample has a placeholder with the label 0, which takes no memory and raises an error when it is read.
+    A placeholder has the label 0, takes no memory, and raises an error when it is read.
 
     Args:
         names: the sites' names.
