@@ -19,6 +19,7 @@ from flsv.data.labels import Classes
 from flsv.data.sources.agreed import AgreedEncoder
 from flsv.data.sources.base import SourceData
 from flsv.data.splits import FederatedSplits
+from flsv.utilities.errors import ConfigurationError
 
 
 class RemoteData(FederatedDataModule):
@@ -77,6 +78,13 @@ class RemoteData(FederatedDataModule):
 
     def take_encoder(self, encoder: AgreedEncoder | None, encoder_hash: str | None) -> None:
         """Take the encoder of the sites' tables, by which a FederatedDataModule of the server's encodes its tables."""
+        if encoder is None and isinstance(self._server_data, FederatedDataModule):
+            encoder = self._server_data.encoder  # the dictionary that all have signed
+            if encoder is not None and encoder.hash != encoder_hash:
+                raise ConfigurationError(
+                    "the server's columns have another encoder than the sites' tables. Give all the same dictionary: "
+                    'columns={"encoder": "dictionary.yaml"}.'
+                )
         self.encoder_of_sites = encoder
         self.encoder_hash = encoder_hash
         classes = self._source.classes

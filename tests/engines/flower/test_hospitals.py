@@ -1,5 +1,6 @@
 """The tutorial's hospitals, each with its table at a SuperNode: what one process computes, to the bit."""
 
+import ast
 import csv
 import json
 import re
@@ -25,6 +26,11 @@ pytestmark = pytest.mark.flower
 DOCS = Path(__file__).parents[3] / "docs"
 HOSPITALS = ["Boston", "Lyon", "Osaka", "Quito"]
 ROUNDS = 2
+COLUMNS = """{
+            "exclude": ["insurer", "patient", "admitted"],
+            "dates": {"discharged": "admitted"},
+            "min_rows": 5,
+        }"""
 
 
 def block_of(page: str, beginning: str) -> str:
@@ -42,8 +48,8 @@ def with_texts(text: str, changes: Mapping[str, str]) -> str:
     return text
 
 
-def write_project(folder: Path, clinics: Path) -> None:
-    """The template's project, with what the page on sites says of tables."""
+def write_project(folder: Path, clinics: Path, columns: str) -> None:
+    """The template's project, with what the page on sites says of tables, and these columns."""
     assert main(["init", "--flower", str(folder), "--quiet"]) == 0
 
     path = folder / "fedapp" / "federation.py"
@@ -57,6 +63,7 @@ def write_project(folder: Path, clinics: Path) -> None:
         block_of("reference/sites.md", "def table(path"),
         {
             "/data/": f"{clinics}/",
+            COLUMNS: columns,
             "rounds=15": f"rounds={ROUNDS}",
             '"runs"': f'"{runs}"',
         },
@@ -73,11 +80,7 @@ def fit_in_one_process(
         clinics,
         labels="died",
         pos_label="yes",
-        columns={
-            "exclude": ["insurer", "patient", "admitted"],
-            "dates": {"discharged": "admitted"},
-            "min_rows": 5,
-        },
+        columns=ast.literal_eval(COLUMNS),
         splits=Splits(server_val=0.0),
     )
     module = project["make_module"]()
@@ -92,14 +95,33 @@ def values_in(folder: Path) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if row["metric"] == "cssv"]
 
 
+def draft_dictionary(clinics: Path, path: Path) -> None:
+    """The dictionary that ``flsv data`` drafts of the tables."""
+    options = {
+        "--data.source": str(clinics),
+        "--data.labels": "died",
+        "--data.pos_label": "yes",
+        "--data.columns": json.dumps(ast.literal_eval(COLUMNS)),
+        "--write": str(path),
+    }
+    words = [word for option in options.items() for word in option]
+    assert main(["data", *words]) == 0
+
+
+@pytest.mark.parametrize("has_dictionary", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_hospitals_at_supernodes_equal_one_process_bitwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_dictionary: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
     exec(block_of("tutorials/hospitals.md", "from pathlib"), {})
     clinics = tmp_path / "clinics"
     folder = tmp_path / "app"
-    write_project(folder, clinics)
+    columns = COLUMNS
+    if has_dictionary:
+        dictionary = tmp_path / "dictionary.yaml"
+        draft_dictionary(clinics, dictionary)
+        columns = repr({"encoder": str(dictionary)})
+    write_project(folder, clinics, columns)
 
     policy = 'questions = ["flsv.engines.remote.tables:table_summary"]\n'
     with start_deployment(folder, policy, HOSPITALS) as processes:

@@ -1,5 +1,6 @@
 """Sites with tables agree on an encoder before the first round, and give what one process gives."""
 
+import copy
 import json
 import re
 from collections.abc import Mapping
@@ -99,7 +100,11 @@ class Hospitals:
         return directory
 
     def fit(
-        self, rounds: int = 2, val: pd.DataFrame | None = None, **options: Any
+        self,
+        rounds: int = 2,
+        val: pd.DataFrame | None = None,
+        num_classes: int | None = 2,
+        **options: Any,
     ) -> FederatedLoop:
         directory = self.directory()
         if val is None:
@@ -108,7 +113,7 @@ class Hospitals:
             NAMES,
             sizes=[directory.sizes[site] for site in range(len(NAMES))],
             contents=[directory.contents[site] for site in range(len(NAMES))],
-            num_classes=2,
+            num_classes=num_classes,
             server_data=make_data(val, val=val, **self.options),
         )
         data.take_encoder(directory.encoder, directory.encoder_hash)
@@ -353,12 +358,28 @@ def test_draft_of_the_dictionary_gives_the_weights_and_values_without_it(tmp_pat
 
     local, data_by_dictionary = fit(tmp_path / "local", columns=columns)
     sites = Hospitals(tmp_path / "sites", tables, columns=columns)
-    remote = sites.fit(val=val)
+    remote = sites.fit(val=val, num_classes=None)
 
     assert data_by_dictionary.encoding["target"] == "died"
     assert_same_runs(local, fitted)
     assert_same_runs(remote, fitted)
     assert "agree" not in {packet.kind for packet in sites.requests}
+
+
+def test_server_with_another_dictionary_than_the_sites_is_refused(tmp_path: Path) -> None:
+    tables = {name: without_rare_wards(table) for name, table in make_hospital_tables().items()}
+    val = without_rare_wards(make_hospital_table("val"))
+    _, data = fit_in_one_process(tmp_path / "fitted", clients=tables, val=val)
+    file = tmp_path / "dictionary.yaml"
+    write_dictionary(file, data, [])
+    dictionary = yaml.safe_load(file.read_text())
+    sites = Hospitals(tmp_path / "sites", tables, columns={"encoder": dictionary})
+    other_dictionary = copy.deepcopy(dictionary)
+    other_dictionary["columns"]["age"]["mean"] += 1
+    sites.options = {"columns": {"encoder": other_dictionary}}  # of the server
+
+    with pytest.raises(ConfigurationError, match="another encoder than the sites' tables"):
+        sites.fit(val=val)
 
 
 def bytes_told(federation: Hospitals) -> list[bytes]:
