@@ -280,6 +280,11 @@ class Engine:
         return self.local_training.state.global_vector
 
     @property
+    def first_updates(self) -> dict[int, Tensor]:
+        """Return the norms of clients' first updates, by client. A resumed fit has none."""
+        return self.local_training.first_updates if self.has_begun else {}
+
+    @property
     def is_complete(self) -> bool:
         """Return whether the cohort's last batch has been trained on."""
         return self._num_visited == len(self._visits)

@@ -251,7 +251,7 @@ class TrainingAfterTheRun:
         weighs_classes = trainer.lightning_module.hparams.get("class_weights") == "balanced"
         if weighs_classes or any(metric.leaves_out for metric in self._metrics.values()):
             return  # coalitions are meant to train otherwise
-        own_norms = find_loop(callbacks_of(trainer)).run.engine.local_training.first_updates
+        own_norms = find_loop(callbacks_of(trainer)).run.engine.first_updates
         norms_of_run: dict[int, Tensor] = {}
         for norms_of_rank in ranks_of(trainer).all_gather(own_norms, "the first updates"):
             norms_of_run |= norms_of_rank

@@ -310,7 +310,7 @@ class CoalitionScoring(GlobalModelScoring):
         loop: Any = find_loop(callbacks_of(trainer))
         self.final_vector = self.space.read(module).clone()
         self._global_model = loop.state.model()
-        self._first_updates = loop.run.engine.local_training.first_updates
+        self._first_updates = loop.run.engine.first_updates
         self._score(module, last_round)
 
     def result(self) -> FitResult:
