@@ -282,7 +282,10 @@ class Engine:
     @property
     def first_updates(self) -> dict[int, Tensor]:
         """Return the norms of clients' first updates, by client. A resumed fit has none."""
-        return self.local_training.first_updates if self.has_begun else {}
+        if not self.has_begun:
+            return {}
+        # On the host only now, since each copy waits for the device.
+        return {client: norms.cpu() for client, norms in self.local_training.first_updates.items()}
 
     @property
     def is_complete(self) -> bool:

@@ -297,8 +297,8 @@ class LocalTraining:
         # Models that are trained at once round otherwise in other company.
         if instruction.round_index == 0 and not self._trains_at_once:
             update = self.state.space.unflatten(trained - context.start)
-            norms = torch._foreach_norm([entry.double() for entry in update.values()])
-            self.first_updates[instruction.client_id] = torch.stack(norms).cpu()
+            norms = torch._foreach_norm([entry.float() for entry in update.values()])
+            self.first_updates[instruction.client_id] = torch.stack(norms)
         self.state.keep_values(instruction.client_id, context.samples)
 
         context.trained = trained
