@@ -35,7 +35,7 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 #: The limit, and the aim. A commit that moves a limit says why. The core is what importing the loop loads.
 BUDGETS = {
     "tokens of flsv": (397_600, 290_000),
-    "tokens of the core": (127_500, 120_000),
+    "tokens of the core": (127_600, 120_000),
     "modules of the core": (112, 110),
     "words of all pages": (34_000, 30_000),
     "words of guides": (12_200, 12_000),
