@@ -136,8 +136,9 @@ NVFLARE ?= nvflare
 nvflare: .venv-networks/made ## the tests of NVIDIA FLARE, in the environment of Flower's
 	.venv-networks/bin/python -m pytest -m "$(NVFLARE)" tests/engines/nvflare
 
+FLOWER ?= flower
 flower: .venv-networks/made ## the tests of Flower, whose pins are its own, in an environment of their own
-	.venv-networks/bin/python -m pytest -n 2 --dist loadfile -m flower tests/engines/flower tests/outside/test_flower.py tests/engines/test_template.py
+	.venv-networks/bin/python -m pytest -n 2 --dist loadfile -m "$(FLOWER)" tests/engines/flower tests/outside/test_flower.py tests/engines/test_template.py
 
 # A target without prerequisites, which make begins first: their tests mostly wait for each other.
 networks: ## flower and nvflare
@@ -161,5 +162,5 @@ readme: ## README's command for the tests, as it stands, in an environment with 
 # holds 6 GB of torch: what is done with is removed.
 # The hosted workflow runs all slow tests, `lowest`, `flower-oldest` and all of `emulated` besides, on machines of their own.
 ci: check ## all of it
-	$(MAKE) --jobs=2 --output-sync=target networks device readme slow SLOW="slow and not long" NVFLARE="nvflare and not long"
+	$(MAKE) --jobs=2 --output-sync=target networks device readme slow SLOW="slow and not long" NVFLARE="nvflare and not long" FLOWER="flower and not long"
 	rm -rf .venv-networks
