@@ -78,7 +78,8 @@ def check_declared(part: Any, reader: str) -> None:
     functions of the round and declares nothing.
     """
     declared = attribute_of(part, "needs")
-    if declared is None and _is_metric(part) and any(map(callable, fields_of(part).values())):
+    has_functions = _is_metric(part) and any(callable(field) for field in fields_of(part).values())
+    if has_functions and declared is None:
         raise ConfigurationError(
             f"{reader}: round_fields has functions of a round. Name what they read in the class, as in needs = "
             '("play",), or () for nothing.'

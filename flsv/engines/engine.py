@@ -281,7 +281,7 @@ class Engine:
 
     @property
     def first_updates(self) -> dict[int, Tensor]:
-        """Return the norms of clients' first updates, by client. A resumed fit has none."""
+        """Return the norms of first updates' entries, ``{client: [entries]}``. A resumed fit has none."""
         if not self.has_begun:
             return {}
         # On the host only now, since each copy waits for the device.

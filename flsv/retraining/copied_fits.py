@@ -231,7 +231,7 @@ class CopiedFits:
         self, orders: Sequence[FitOrder], num_jobs: int | None
     ) -> Iterator[tuple[FitOrder, FitResult | FitFailed]]:
         train_at_worker = joblib.delayed(_train_at_worker)
-        program_state = _ProgramState.current()
+        program_state = _ProgramState(sys.path, os.getcwd(), torch.get_num_threads())
         calls = (
             train_at_worker(program_state, index, self.copy_of(order.seed), self._scoring, order)
             for index, order in enumerate(orders)
@@ -273,15 +273,11 @@ def _has_workers() -> bool:
 
 @dataclass(frozen=True)
 class _ProgramState:
-    """What a worker takes over from the program that starts it."""
+    """State of a program that its workers take over."""
 
     import_path: list[str]
     folder: str
     num_threads: int
-
-    @classmethod
-    def current(cls) -> _ProgramState:
-        return cls(sys.path, os.getcwd(), torch.get_num_threads())
 
     def enter(self) -> None:
         sys.path[:] = self.import_path

@@ -463,10 +463,8 @@ def values_by_hand(case: Case, performance: str) -> list[float]:
         trained, _ = train_by_hand(case, members)
         scores[members] = score_by_hand(trained, performance)
 
-    boston, lyon = scores[0,], scores[1,]
-    total_gain = scores[BOTH] - scores[()]
-    value_of_boston = (total_gain + boston - lyon) / 2
-    value_of_lyon = (total_gain + lyon - boston) / 2
+    value_of_boston = (scores[0,] - scores[()] + scores[BOTH] - scores[1,]) / 2
+    value_of_lyon = (scores[1,] - scores[()] + scores[BOTH] - scores[0,]) / 2
     assert abs(value_of_boston - value_of_lyon) > 1e-3
     return [value_of_boston, value_of_lyon]
 

@@ -106,7 +106,10 @@ class Columns:
     def texts(self) -> set[str]:
         """Columns of a text file that are read as texts, even if all their values are numbers."""
         dates = self.dates or {}
-        return {*(self.categorical or ()), *(self.exclude or ()), *dates, *dates.values()}
+        names = {*dates, *dates.values()}
+        names.update(self.categorical or ())
+        names.update(self.exclude or ())
+        return names
 
     def missing(self, name: str, typed: bool = False) -> set[str]:
         """Return the texts that mark a missing value in the column ``name``.

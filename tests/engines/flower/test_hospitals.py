@@ -26,6 +26,7 @@ pytestmark = pytest.mark.flower
 DOCS = Path(__file__).parents[3] / "docs"
 HOSPITALS = ["Boston", "Lyon", "Osaka", "Quito"]
 ROUNDS = 2
+WITH_DICTIONARY = pytest.param(True, marks=pytest.mark.long)
 COLUMNS = """{
             "exclude": ["insurer", "patient", "admitted"],
             "dates": {"discharged": "admitted"},
@@ -108,7 +109,7 @@ def draft_dictionary(clinics: Path, path: Path) -> None:
     assert main(["data", *words]) == 0
 
 
-@pytest.mark.parametrize("has_dictionary", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("has_dictionary", [False, WITH_DICTIONARY])
 def test_hospitals_at_supernodes_equal_one_process_bitwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_dictionary: bool
 ) -> None:
