@@ -1,8 +1,7 @@
 """Evaluation of models within a fit, and Lightning's validation without side effects on the fit's trainer.
 
 During validation a module reads its trainer, logs to it, and gets its batches from it. Therefore the module gets a
-shallow copy of the trainer, with its own validation loop, results and strategy, until
-:func:`flsv.games.lent_module.lent` restores the fit's.
+shallow copy of the trainer, with its own validation loop, results and strategy.
 """
 
 from __future__ import annotations
@@ -92,28 +91,16 @@ def validating(trainer: L.Trainer) -> Iterator[None]:
         trainer.state.stage = stage
 
 
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put ``module`` into evaluation mode within the context, and restore each layer's mode afterwards."""
-    layers_in_training = [layer for layer in module.modules() if layer.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for layer in layers_in_training:
-            layer.training = True
-
-
 @torch.no_grad()
 def count_answers(
     trainer: L.Trainer,
+    module: nn.Module,
     batches: Iterable[Any],
     counts: Metric,
 ) -> None:
-    """Update the metric ``counts`` with the labels of all batches and the outputs of the trainer's module."""
-    module = trainer.lightning_module
-    counts.to(module.device)
-    with evaluating(module), trainer.strategy.precision_plugin.forward_context():
+    """Update the metric ``counts`` with the labels of all batches and the outputs of a module in evaluation mode."""
+    counts.to(trainer.strategy.root_device)
+    with trainer.strategy.precision_plugin.forward_context():
         for x, y in on_device(trainer, batches):
             counts.update(module(x), y)
 
@@ -199,15 +186,21 @@ def _check_copies(stored_loaders: Sequence[StoredBatches]) -> None:
 
 
 class ValidationRun:
-    """Validation of a module on batches that are already stored."""
+    """Validation of a module on batches that are already stored.
+
+    Args:
+        trainer: the fit's trainer.
+        trainer_copy: a copy of it from :func:`copy_of_trainer`, with the module.
+        loaders: the batches.
+    """
 
     def __init__(
-        self, trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[StoredBatches]
+        self, trainer: L.Trainer, trainer_copy: L.Trainer, loaders: Sequence[StoredBatches]
     ) -> None:
         self._trainer = trainer
-        self.module = module
+        self.module = trainer_copy.lightning_module
         self._loaders = loaders
-        self._trainer_copy = copy_of_trainer(trainer, module)
+        self._trainer_copy: Any = trainer_copy
         # All stored batches are validated on, and none are those of the training.
         self._trainer_copy.limit_val_batches = 1.0
         self._trainer_copy.overfit_batches = 0.0
@@ -305,6 +298,11 @@ def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
     # of its own is alone.
     vars(strategy).pop("ranks", None)
 
+    # What hooks set on the data module is not the run's.
+    data = getattr(trainer_copy, "datamodule", None)
+    if data is not None:
+        trainer_copy.datamodule = copy.copy(data)
+        trainer_copy.datamodule.trainer = trainer_copy
     # The data connector calls the hooks around batches.
     data_connector = copy.copy(trainer_copy._data_connector)
     trainer_copy._data_connector = data_connector

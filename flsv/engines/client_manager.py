@@ -147,12 +147,12 @@ class ClientManager:
 
     def module(self, vector: Tensor, private: Private | None = None) -> nn.Module:
         """Return a copy of the trainer's module with the weights of a model ``[P]``, in evaluation mode."""
-        module_copy = games.copy_module.copy_module(self._trainer.lightning_module)
-        module_copy.eval()
+        copies = games.module_copies.ModuleCopies(self._trainer.lightning_module)
+        module_copy = copies.load().eval()
         module_copy.requires_grad_(False)
         self._space.write(module_copy, vector)
         private_entries = private() if private is not None else {}
-        games.lent_module.put_private(module_copy, self._space, private_entries)
+        games.module_copies.put_private(module_copy, self._space, private_entries)
         return module_copy
 
     def _state(self, client: int) -> State:

@@ -379,20 +379,20 @@ class Engine:
         if self._config.evaluation.models == "trained":
             own_models |= self._state.trained
 
-        # The module holds the last client's model afterwards.
         private_entries = self.space.read_private(self._module)
         scoring_module = resolve_name(_SCORING_MODULE)
+        module = scoring_module.copy_to_score(self._module, self.space)
         scores_of_clients = []
         for client in self._clients_of_process():
             model = own_models.get(client, self._state.model())
-            self.space.write(self._module, model)
+            self.space.write(module, model)
             with opened(self.manager.locals[client]) as client_data:
                 entries_of_client = {**private_entries, **client_data.private}
-            self.space.write_private(self._module, entries_of_client)
+            self.space.write_private(module, entries_of_client)
 
             test_loader = self.data.client_loader(client, "test")
             client_scores = scoring_module.class_scores(
-                self.trainer, test_loader, self.data.num_classes
+                self.trainer, module, test_loader, self.data.num_classes
             )
             scores_of_clients.append(client_scores)
 

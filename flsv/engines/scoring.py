@@ -13,6 +13,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
 
 from flsv._lightning.evaluation import (
     all_on_device,
@@ -35,6 +36,7 @@ from flsv.games.make_evaluators import (
     make_evaluators,
     trial,
 )
+from flsv.games.module_copies import ModuleCopies
 from flsv.games.output_metric import check_two_classes, needs_two_classes
 from flsv.scores import ModelScore
 from flsv.scores.class_scores import ClassScores, plain_scores
@@ -192,11 +194,21 @@ def _describe_accuracy(trainer: L.Trainer, data: FederatedDataModule) -> str:
     return f"performance accuracy, of {data.known_num_classes or num_logits} classes."
 
 
-def class_scores(trainer: L.Trainer, loader: Any, num_classes: int) -> dict[str, float]:
-    """Return the scores of the trainer's module on a loader's samples, by name."""
+def copy_to_score(module: nn.Module, space: ParameterSpace) -> Any:
+    """Return a copy of a module in evaluation mode."""
+    return ModuleCopies(module, space).load().eval()
+
+
+def class_scores(
+    trainer: L.Trainer,
+    module: nn.Module,
+    loader: Any,
+    num_classes: int,
+) -> dict[str, float]:
+    """Return the scores of a module in evaluation mode on a loader's samples, by name."""
     # Other processes have other clients.
     counts = ClassScores(num_classes, sync_on_compute=False)
-    count_answers(trainer, loader, counts)
+    count_answers(trainer, module, loader, counts)
     return plain_scores(counts)
 
 
@@ -211,10 +223,10 @@ def try_forward(
     """
     num_logits = None
     at_most_one_batch = islice(on_device(trainer, batches), 1)
-    with trial(trainer):
+    with trial(trainer) as module:
         try:
             for batch in at_most_one_batch:
-                num_logits = count_logits(trainer.lightning_module, batch, num_classes)
+                num_logits = count_logits(module, batch, num_classes)
         except ConfigurationError as error:
             raise ConfigurationError(f"{needed_by}: {error}") from error
     return num_logits

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
-from copy import deepcopy
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -29,14 +28,14 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from flsv._lightning.evaluation import as_module_input, copy_of_trainer
+from flsv._lightning.evaluation import as_module_input
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.private import ATTRIBUTES_OF_MODULES
 from flsv._lightning.rounding import rounding_of
 from flsv._lightning.several_processes import TrainingCounts, add_counts
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.idle_engine import IdleEngine
-from flsv.games.lent_module import lent
+from flsv.games.module_copies import ModuleCopies
 from flsv.training.algorithms import ClientContext
 from flsv.training.batched import (
     RowTraining,
@@ -328,12 +327,9 @@ def try_rows(
 ) -> set[str]:
     """Raise NotBatched unless a few batches give equal results batched and ordinarily. Return the names of parameters
     without a gradient. ``shared_names`` names tensors that all batched models share."""
-    module = trainer.lightning_module
-    with isolated_rngs(seed, "trial of rows"), lent(module, space):
-        trial = copy_of_trainer(trainer, module)
-        parameters = {id(parameter): parameter for parameter in module.parameters()}
-        optimizer = deepcopy(trainer.optimizers[0], parameters)
-        trial.strategy.optimizers = [optimizer]
+    with isolated_rngs(seed, "trial of rows"):
+        module, trial = ModuleCopies(trainer.lightning_module, space).load_with_trainer()
+        optimizer = trial.optimizers[0]
         for group in optimizer.param_groups:
             # A warm-up may begin at 0, which would hide all differences.
             group["lr"] = group.get("initial_lr") or group["lr"]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from flsv import games
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import Identity
 from flsv.core import VOCABULARY, FederationState, Instruction, Round
@@ -274,10 +273,7 @@ class FederationRun:
         if not evaluates_clients or self.has_evaluated_clients or num_rounds == 0:
             return False
 
-        module = self.engine.trainer.lightning_module
-        # The module's own state is restored afterwards.
-        with games.lent_module.lent(module, self.space):
-            self.state.client_scores = self.engine.own_scores(self._instruct)
+        self.state.client_scores = self.engine.own_scores(self._instruct)
         return True
 
     def _complete(self, is_last: bool) -> None:

@@ -1,7 +1,6 @@
 from . import (
-    copy_module as copy_module,
-    lent_module as lent_module,
     make_evaluators as make_evaluators,
+    module_copies as module_copies,
 )
 from .coalition_games import CoalitionGames as CoalitionGames
 from .coalition_utility import (

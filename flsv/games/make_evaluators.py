@@ -13,10 +13,10 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from flsv._lightning.evaluation import StoredBatches, evaluating, on_device, store_batches
+from flsv._lightning.evaluation import StoredBatches, on_device, store_batches
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.lent_module import lent
 from flsv.games.model_evaluator import ModelEvaluator
+from flsv.games.module_copies import ModuleCopies
 from flsv.games.validated_models import ValidatedModels
 from flsv.games.validation_batches import checked_logits, checked_pair, no_forward
 from flsv.games.vector_evaluator import VectorEvaluator
@@ -41,7 +41,7 @@ def make_evaluators(
     is_tried: bool = False,
 ) -> dict[Hashable, VectorEvaluator]:
     """Make the evaluators ``{ModelScore.evaluator_key: evaluator}`` of all measures that are a :class:`ModelScore`. Run
-    each once to find errors. With ``is_tried`` the module before and after is not compared, as it has been.
+    each once to find errors. With ``is_tried`` they are not run, as such evaluators have been.
     """
     model_scores = {}
     for name, measure in measures.items():
@@ -102,8 +102,8 @@ def classifier_evaluator(
         batches = chain(first_batches, remaining_batches)
         num_classes = 1  # without a batch the evaluator says what is wrong
         for batch in first_batches:
-            with trial(trainer):
-                num_classes = count_logits(trainer.lightning_module, batch, None)
+            with trial(trainer) as module:
+                num_classes = count_logits(module, batch, None)
     return ModelEvaluator(
         trainer.lightning_module,
         space,
@@ -115,18 +115,11 @@ def classifier_evaluator(
 
 
 @contextmanager
-def trial(trainer: L.Trainer) -> Iterator[None]:
-    """Restore random numbers and a trainer's module after a trial of its ``forward``."""
-    module = trainer.lightning_module
+def trial(trainer: L.Trainer) -> Iterator[nn.Module]:
+    """Yield a copy of a trainer's module for a trial of its ``forward``. Restore random numbers afterwards."""
     precision = trainer.strategy.precision_plugin
-    with (
-        torch.no_grad(),
-        isolate_rng(),
-        evaluating(module),
-        lent(module),
-        precision.forward_context(),
-    ):
-        yield
+    with torch.no_grad(), isolate_rng(), precision.forward_context():
+        yield ModuleCopies(trainer.lightning_module).load().eval()
 
 
 def count_logits(module: nn.Module, batch: Any, num_classes: int | None) -> int:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
+from functools import partial
 from math import inf, isfinite
 from typing import Any, Literal
 
@@ -17,15 +18,15 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchmetrics import Metric
 
-from flsv._lightning.evaluation import evaluating, free_cached_memory
+from flsv._lightning.evaluation import free_cached_memory
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.lent_module import (
-    LentModule,
-    lent,
+from flsv.games.module_copies import (
+    ModuleCopies,
+    are_repeated,
     module_device,
     named_dtypes,
+    not_repeated,
     put_private,
-    refusing_lasting_changes,
 )
 from flsv.games.output_metric import (
     OutputForm,
@@ -66,12 +67,12 @@ _SMALL_WEIGHT_SCALE, _LARGE_WEIGHT_SCALE = 0.1 * _WEIGHT_SCALE, 10 * _WEIGHT_SCA
 class ModelEvaluator(VectorEvaluator):
     """Evaluator of models of one structure by their outputs on validation batches.
 
-    Models are evaluated in the module itself, in evaluation mode, without gradients and with the same random numbers.
-    The module is restored afterwards. If models are evaluated one at a time, scores are bitwise identical whatever the
+    Each model is evaluated in a copy of the module, in evaluation mode, without gradients and with the same random
+    numbers. If models are evaluated one at a time, scores are bitwise identical whatever the
     other models of the call are. Under vmap they differ by rounding, since batched kernels sum in another order.
 
     Args:
-        module: the module, which nothing else may use during an evaluation.
+        module: the module, which is copied as it is when models are evaluated.
         space: the map between the module and vectors ``[P]``.
         batches: pairs ``(x, y)``, read once and kept on the module's device. On the CPU, classifiers' batches are
             merged and cut to a faster size.
@@ -206,23 +207,25 @@ class ModelEvaluator(VectorEvaluator):
             keep: whether the scores also hold the models' outputs, if :attr:`form` is not None.
         """
         sums = self._sums(count, keep)
-        with self._borrowed_module() as state:
+        with self._copies() as copies:
             if self.backend == "serial":
                 for index in range(count):
-                    self._load(state, build, index)
-                    self._score(range(index, index + 1), self._loaded_outputs, sums)
+                    module = self._loaded(copies, build, index)
+                    self._score(range(index, index + 1), partial(_outputs_of, module), sums)
             else:
-                self._load_private()
-                self._score_in_chunks(build, count, sums)
+                module = copies.load().eval()
+                self._load_private(module)
+                self._score_in_chunks(module, build, count, sums)
         return sums.scores(self._support, has_metric=bool(self._metrics))
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def live(self, module: nn.Module, keep: bool = False) -> Scores:
-        """Compute the scores of the module as it is, see :meth:`VectorEvaluator.live`."""
+        """Compute the scores of a module as it is, see :meth:`VectorEvaluator.live`."""
         sums = self._sums(1, keep)
-        with self._borrowed_module():
-            self._score(range(1), self._loaded_outputs, sums)
+        with self._copies(module) as copies:
+            module_copy = copies.load().eval()
+            self._score(range(1), partial(_outputs_of, module_copy), sums)
         return sums.scores(self._support, has_metric=bool(self._metrics))
 
     def _sums(self, count: int, keep: bool = False) -> Sums:
@@ -235,46 +238,45 @@ class ModelEvaluator(VectorEvaluator):
         )
 
     @contextmanager
-    def _borrowed_module(self, *path: str) -> Iterator[LentModule]:
-        """Yield a snapshot of the module in evaluation mode, and restore it. ``path`` selects the random numbers."""
+    def _copies(self, module: nn.Module | None = None) -> Iterator[ModuleCopies]:
+        """Yield copies of a module, by default the evaluator's, in a context in which models are scored."""
         with (
-            evaluating(self._module),
-            lent(self._module, self.space) as state,
             # The same arithmetic on every thread: autocast belongs to the thread that entered it.
             torch.autocast(self.device.type, enabled=False),
-            isolated_rngs(self._seed, *path),
+            isolated_rngs(self._seed, "utility"),
         ):
-            yield state
+            yield ModuleCopies(module or self._module, self.space)
 
-    def _load_private(self) -> None:
+    def _load_private(self, module: nn.Module) -> None:
         """Load the state-dict entries that vectors do not contain, if ``private`` was passed to :meth:`on`."""
         if self._read_private is not None:
-            put_private(self._module, self.space, self._read_private())
+            put_private(module, self.space, self._read_private())
 
-    def _load(self, state: LentModule, build: Build, index: int) -> None:
-        """Write model ``index`` into the module, and restore the module's other state."""
+    def _loaded(self, copies: ModuleCopies, build: Build, index: int) -> nn.Module:
+        """Return a copy of the module that holds model ``index``."""
         vector = torch.empty(self.space.size, dtype=self.space.dtype, device=self.device)
         build(index, vector)
-        state.restore()
-        self.space.write(self._module, vector)
-        self._load_private()
+        module: nn.Module = copies.load().eval()
+        self.space.write(module, vector)
+        self._load_private(module)
+        return module
 
-    def _score_in_chunks(self, build: Build, count: int, sums: Sums) -> None:
+    def _score_in_chunks(self, module: nn.Module, build: Build, count: int, sums: Sums) -> None:
         first_row = 0
         while first_row < count:
             end_row = min(first_row + self.chunk, count)
             rows = range(first_row, end_row)
-            if self._try_to_score(build, rows, sums):
+            if self._try_to_score(module, build, rows, sums):
                 first_row = rows.stop
             else:
                 # By now the failed chunk's tensors are gone: an exception keeps them alive while it is handled.
                 free_cached_memory(self.device)
                 self.chunk = len(rows) // 2
 
-    def _try_to_score(self, build: Build, rows: range, sums: Sums) -> bool:
+    def _try_to_score(self, module: nn.Module, build: Build, rows: range, sums: Sums) -> bool:
         """Score the models ``rows`` into ``sums``. Return False if two or more do not fit into memory."""
         try:
-            outputs_of_models = self._stacked_outputs(build, rows)
+            outputs_of_models = self._stacked_outputs(module, build, rows)
             self._score(rows, outputs_of_models, sums)
         except RuntimeError as error:
             if not is_oom_error(error) or len(rows) == 1:
@@ -345,14 +347,13 @@ class ModelEvaluator(VectorEvaluator):
         num_parameters = self.space.num_parameters
         gradient = torch.zeros(num_parameters, dtype=torch.float64, device=device)
         with (
-            evaluating(self._module),
-            lent(self._module, self.space),
             torch.enable_grad(),
             torch.autocast(device.type, enabled=False),
             sdpa_kernel(SDPBackend.MATH),  # attention by the same sums everywhere
         ):
-            dtypes = named_dtypes(self._module)
-            parameter_names = {name for name, _ in self._module.named_parameters()}
+            module = ModuleCopies(self._module, self.space).load().eval()
+            dtypes = named_dtypes(module)
+            parameter_names = {name for name, _ in module.named_parameters()}
             model = vector.detach().clone()
             parameters = model[:num_parameters].requires_grad_()
             buffers = model[num_parameters:]
@@ -365,7 +366,7 @@ class ModelEvaluator(VectorEvaluator):
                         tensor = tensor.detach()
                     state[name] = tensor.to(dtypes[name])
 
-                logits = functional_call(self._module, state, (x,))
+                logits = functional_call(module, state, (x,))
                 logits = checked_logits(logits, y, len(support)).to(vector.dtype)
                 loss = F.cross_entropy(logits, y, class_weights, reduction="sum")
                 (batch_gradient,) = torch.autograd.grad(loss / num_samples, parameters)
@@ -391,20 +392,17 @@ class ModelEvaluator(VectorEvaluator):
     def check_logits(self, asking: str) -> None:
         """Raise ConfigurationError if a classifier's outputs are probabilities. ``asking`` is what needs the loss."""
         x, _ = self._batches[0]
-        with self._borrowed_module("utility") as state:
-            outputs_of_models = list(self._outputs_of_random_models(state, x, _WEIGHT_SCALE))
+        with self._copies() as copies:
+            outputs_of_models = list(self._outputs_of_random_models(copies, x, _WEIGHT_SCALE))
         if all(map(are_probabilities, outputs_of_models)):
             raise ConfigurationError(
                 f"{asking}: {type(self._module).__name__}.forward gives probabilities, and negative_loss is the "
                 "cross-entropy of logits. Leave the softmax to the loss, or name a loss that validation logs."
             )
 
-    def _loaded_outputs(self, x: Any) -> Any:
-        """Return the loaded model's outputs ``[1, B, ...]`` for the inputs ``x``."""
-        outputs = self._module(x)
-        return outputs[None] if isinstance(outputs, Tensor) else [outputs]
-
-    def _stacked_outputs(self, build: Build, rows: range) -> Callable[[Any], Any]:
+    def _stacked_outputs(
+        self, module: nn.Module, build: Build, rows: range
+    ) -> Callable[[Any], Any]:
         """Return a function for the outputs ``[c, B, ...]`` of the models ``rows``."""
         shape = len(rows), self.space.size
         vectors = torch.empty(shape, dtype=self.space.dtype, device=self.device)
@@ -416,7 +414,7 @@ class ModelEvaluator(VectorEvaluator):
 
         def outputs_of_models(x: Any) -> Tensor:
             def outputs_of_model(state: dict[str, Tensor]) -> Any:
-                return functional_call(self._module, state, (x,))
+                return functional_call(module, state, (x,))
 
             # vmap calls it once, with a state that looks like one model's.
             stacked_outputs = vmap(outputs_of_model, randomness="same")(stacked_state)
@@ -461,12 +459,11 @@ class ModelEvaluator(VectorEvaluator):
 
     def _check_forward(self, is_tried: bool) -> None:
         """Run a forward pass, and the metric on all batches, to find errors early."""
-        change_check: AbstractContextManager[None] = nullcontext()
-        if not is_tried:
-            change_check = refusing_lasting_changes(self._module, self.space, self._requester)
         try:
-            with change_check:
-                self._try_forward()
+            with self._copies() as copies:
+                self._try_forward(copies)
+                if not is_tried:
+                    self._check_repetition(copies)
         except Exception as error:
             if isinstance(error, ConfigurationError) or is_oom_error(error):
                 raise
@@ -475,44 +472,53 @@ class ModelEvaluator(VectorEvaluator):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _try_forward(self) -> None:
+    def _try_forward(self, copies: ModuleCopies) -> None:
         # Sets the form of the outputs, whether a metric gets probabilities, and the backend, if vmap fails.
         x, y = self._batches[0]
-        current_model = self.space.read(self._module)
-        build = row_builder(current_model[None])
-        with self._borrowed_module("utility") as state:
-            if self.num_classes is not None:
-                if isinstance(x, Tensor):  # one sample is enough
-                    x = x[:1]
-                    y = y[:1]
-                with self._context():
-                    checked_logits(self._module(x), y, self.num_classes)
-                self.form = OutputForm(classifies=True)
-            for output_metric in self._metrics:
-                self._find_form(output_metric, state, build, x)
-            if self.backend == "vmap":
-                self._try_vmap(build, x)
+        module = copies.load().eval()
+        if self.num_classes is not None:
+            if isinstance(x, Tensor):  # one sample is enough
+                x = x[:1]
+                y = y[:1]
+            with self._context():
+                checked_logits(module(x), y, self.num_classes)
+            self.form = OutputForm(classifies=True)
+        for output_metric in self._metrics:
+            self._find_form(output_metric, copies, x)
+        if self.backend == "vmap":
+            self._try_vmap(module, x)
 
-    def _find_form(
-        self, output_metric: OutputMetric, state: LentModule, build: Build, x: Any
-    ) -> None:
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _check_repetition(self, copies: ModuleCopies) -> None:
+        """Check that two copies have the same outputs."""
+        x, _ = self._batches[0]
+        outputs = []
+        for _ in range(2):
+            module = copies.load().eval()
+            seed_global_rngs(self._seed, "utility")
+            with self._context():
+                outputs.append(module(x))
+        if not are_repeated(*outputs):
+            raise not_repeated(self._requester, self._module, "forward")
+
+    def _find_form(self, output_metric: OutputMetric, copies: ModuleCopies, x: Any) -> None:
         metric = output_metric.metric
-        gives_logits = self._gives_logits(state, x)
+        gives_logits = self._gives_logits(copies, x)
         output_metric.converts_logits = wants_probabilities(metric) and gives_logits
-        self._load(state, build, 0)
-        self._set_form(metric, gives_logits)
+        self._set_form(copies.load().eval(), metric, gives_logits)
         # Class numbers are no form: between two of them lies another class.
         if self.form is not None and not self.form.classifies:
-            is_bounded = self._has_bound(state, x)
-            small_outputs = self._outputs_of_random_models(state, x, _SMALL_WEIGHT_SCALE)
+            is_bounded = self._has_bound(copies, x)
+            small_outputs = self._outputs_of_random_models(copies, x, _SMALL_WEIGHT_SCALE)
             self.form = self.form.if_fractional(is_bounded, small_outputs)
 
-    def _set_form(self, metric: Metric, gives_logits: bool) -> None:
-        """Score the loaded model. Set :attr:`form` if all batches' outputs are numbers of one shape a sample."""
+    def _set_form(self, module: nn.Module, metric: Metric, gives_logits: bool) -> None:
+        """Score a module. Set :attr:`form` if all batches' outputs are numbers of one shape a sample."""
         batch_shapes: list[Any] = []  # [B, ...] of each batch, None if its outputs are no numbers
 
         def outputs_with_recorded_shape(x: Any) -> Any:
-            outputs = self._loaded_outputs(x)
+            outputs = _outputs_of(module, x)
             is_number = isinstance(outputs, Tensor) and outputs.is_floating_point()
             batch_shapes.append(outputs.shape[1:] if is_number else None)
             return outputs
@@ -531,10 +537,11 @@ class ModelEvaluator(VectorEvaluator):
         _, y = self._batches[0]
         self.form = OutputForm.for_metric(metric, first_shape, y, gives_logits=gives_logits)
 
-    def _try_vmap(self, build: Build, x: Any) -> None:
+    def _try_vmap(self, module: nn.Module, x: Any) -> None:
+        build = row_builder(self.space.read(module)[None])
         try:
             with self._context():
-                outputs_of_one_model = self._stacked_outputs(build, range(1))
+                outputs_of_one_model = self._stacked_outputs(module, build, range(1))
                 outputs_of_one_model(x)
         except Exception as error:
             if is_oom_error(error):
@@ -546,33 +553,33 @@ class ModelEvaluator(VectorEvaluator):
                 stacklevel=5,
             )
 
-    def _has_bound(self, state: LentModule, x: Any) -> bool:
+    def _has_bound(self, copies: ModuleCopies, x: Any) -> bool:
         """Return whether no output passes some bound, however large the parameters are."""
-        lowest, highest = self._range_of_outputs(state, x, _WEIGHT_SCALE)
-        lowest_of_larger, highest_of_larger = self._range_of_outputs(state, x, _LARGE_WEIGHT_SCALE)
+        lowest, highest = self._range_of_outputs(copies, x, _WEIGHT_SCALE)
+        lowest_of_larger, highest_of_larger = self._range_of_outputs(copies, x, _LARGE_WEIGHT_SCALE)
         if _is_below(lowest, lowest_of_larger):
             return True
         return _is_below(-highest, -highest_of_larger)
 
-    def _range_of_outputs(self, state: LentModule, x: Any, scale: float) -> tuple[float, float]:
+    def _range_of_outputs(self, copies: ModuleCopies, x: Any, scale: float) -> tuple[float, float]:
         """Return the lowest and the highest output of random models."""
         lowest = inf
         highest = -inf
-        for outputs in self._outputs_of_random_models(state, x, scale):
+        for outputs in self._outputs_of_random_models(copies, x, scale):
             numbers = outputs[~outputs.isnan()]
             if len(numbers):
                 lowest = min(lowest, float(numbers.min()))
                 highest = max(highest, float(numbers.max()))
         return lowest, highest
 
-    def _gives_logits(self, state: LentModule, x: Any) -> bool:
+    def _gives_logits(self, copies: ModuleCopies, x: Any) -> bool:
         """Return whether the module's outputs are logits: with random parameters a number is outside [0, 1]."""
-        batches_of_outputs = self._outputs_of_random_models(state, x, _WEIGHT_SCALE)
+        batches_of_outputs = self._outputs_of_random_models(copies, x, _WEIGHT_SCALE)
         return any(map(beyond_probabilities, batches_of_outputs))
 
     def _outputs_of_random_models(
         self,
-        state: LentModule,
+        copies: ModuleCopies,
         x: Any,
         scale: float,
     ) -> Iterator[Any]:
@@ -587,10 +594,16 @@ class ModelEvaluator(VectorEvaluator):
             out[:num_parameters] = parameters.to(out)
 
         for index in range(_NUM_RANDOM_MODELS):
-            self._load(state, write_random_model, index)
+            module = self._loaded(copies, write_random_model, index)
             with self._context():
-                outputs = self._module(x)
+                outputs = module(x)
             yield outputs
+
+
+def _outputs_of(module: nn.Module, x: Any) -> Any:
+    """Return a module's outputs ``[1, B, ...]`` for the inputs ``x``."""
+    outputs = module(x)
+    return outputs[None] if isinstance(outputs, Tensor) else [outputs]
 
 
 def _is_below(bound: float, other_bound: float) -> bool:

@@ -20,8 +20,8 @@ from flsv.functional.shapley.predicted_outputs import (
 from flsv.games.case_scores import CaseScores, case_scores, within
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.judges import ClientJudges
-from flsv.games.lent_module import lent
 from flsv.games.model_evaluator import ModelEvaluator
+from flsv.games.module_copies import ModuleCopies
 from flsv.scores.performance import ModelScore
 from flsv.utilities.seeding import isolated_rngs
 
@@ -175,17 +175,17 @@ def untrained_models(
     """Return ``build(i, out)``, which writes the i-th model with random weights into ``out [P]``. None if no layer has
     random weights.
     """
-    layers = _drawable_layers(module, initial, space)
+    module_copy = ModuleCopies(module, space).load()
+    layers = _drawable_layers(module_copy, initial, space)
     if not layers:
         return None
 
     def write_model(index: int, out: Tensor) -> None:
-        # The module itself is drawn anew, read into out [P], and restored.
-        with lent(module, space), isolated_rngs(seed, "untrained", index):
-            module.load_state_dict(initial, strict=False)  # training may have registered buffers
+        with isolated_rngs(seed, "untrained", index):
+            module_copy.load_state_dict(initial, strict=False)
             for layer in layers:
                 layer.reset_parameters()
-            space.read(module, out=out)
+            space.read(module_copy, out=out)
 
     return write_model
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from flsv._lightning.evaluation import StoredBatches, ValidationRun, logged_number
 from flsv._lightning.rounding import rounding_of
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.lent_module import lent, put_private, refusing_lasting_changes
+from flsv.games.module_copies import ModuleCopies, are_repeated, not_repeated, put_private
 from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
 from flsv.utilities.errors import ConfigurationError, nearest
 from flsv.utilities.seeding import isolated_rngs
@@ -27,9 +27,9 @@ _SIGNATURE_OF_LOG = inspect.signature(L.LightningModule.log)
 class ValidatedModels(VectorEvaluator):
     """Evaluator of models of any task by the values that they log in validation.
 
-    It runs ``validation_step`` and the validation hooks for one model after the other, in the fit's module, which is
-    restored after each. A model's score depends only on its vector and the module, since the global generators are in
-    the same state before every model. The trainer and its loggers are not changed.
+    It runs ``validation_step`` and the validation hooks for one model after the other, each in a copy of the fit's
+    module. A model's score depends only on its vector and the module, since the global generators are in the same
+    state before every model. The trainer and its loggers are not changed.
 
     Args:
         trainer: the fit's trainer, with its module on its device.
@@ -99,9 +99,10 @@ class ValidatedModels(VectorEvaluator):
         vector = torch.empty(
             self.space.size, dtype=self.space.dtype, device=self._trainer.strategy.root_device
         )
+        copies = self._copies()
         for index in range(count):
             build(index, vector)
-            with self._validation(vector) as run:
+            with self._validation(copies, vector) as run:
                 named_values = self._named_values(run.logged())
             for name, values in values_by_name.items():
                 values.append(named_values[name])
@@ -117,8 +118,8 @@ class ValidatedModels(VectorEvaluator):
         module: nn.Module,
         keep: bool = False,
     ) -> Scores:
-        """Validate the fit's module as it is."""
-        with self._validation(vector=None) as run:
+        """Validate a module as it is."""
+        with self._validation(ModuleCopies(module, self.space)) as run:
             logged_values = run.logged()
 
         scores = {}
@@ -128,7 +129,7 @@ class ValidatedModels(VectorEvaluator):
 
     def logged(self) -> list[str]:
         """Return the names of all values that the fit's module logs as it is."""
-        with self._validation(None) as run:
+        with self._validation(self._copies()) as run:
             return sorted(run.logged())
 
     def gradient(self, vector: Tensor, name: str) -> Tensor:
@@ -154,27 +155,33 @@ class ValidatedModels(VectorEvaluator):
         """
         module = self._trainer.lightning_module
         vector = self.space.read(module)
-        requesters = ", ".join(dict.fromkeys(self._requesters.values()))  # each once
-        with refusing_lasting_changes(module, self.space, requesters or "a utility"):
-            scores = self(vector[None])
+        scores = self(vector.expand(2, -1))
+        for name in self._value_names:
+            if not are_repeated(*scores.value(name)):
+                requester = self._requesters.get(name, "a utility")
+                raise not_repeated(requester, module, f"validation, which logs {name!r},")
         for name in self._names_with_gradient:
-            logged_value = float(scores.value(name))
+            logged_value = float(scores.value(name)[0])
             self._check_gradient(name, vector, logged_value)
 
+    def _copies(self) -> ModuleCopies:
+        return ModuleCopies(self._trainer.lightning_module, self.space)
+
     @contextmanager
-    def _validation(self, vector: Tensor | None) -> Iterator[ValidationRun]:
-        """Yield a validation of ``vector [P]``, or of the module, and restore the module."""
-        module = self._trainer.lightning_module
+    def _validation(
+        self, copies: ModuleCopies, vector: Tensor | None = None
+    ) -> Iterator[ValidationRun]:
+        """Yield a validation of a copy, with the weights of ``vector [P]`` or its own."""
         with (
             torch.inference_mode(False),
-            lent(module, self.space),
             isolated_rngs(self._seed, "utility"),
             torch.autocast(self._trainer.strategy.root_device.type, enabled=False),
         ):
+            module, trainer = copies.load_with_trainer()
             if vector is not None:
                 self.space.write(module, vector)
                 put_private(module, self.space, self._read_private())
-            yield ValidationRun(self._trainer, module, self._loaders)
+            yield ValidationRun(self._trainer, trainer, self._loaders)
 
     def _named_values(self, logged_values: Mapping[str, Any]) -> dict[str, float]:
         for name in self._value_names:
@@ -196,7 +203,7 @@ class ValidatedModels(VectorEvaluator):
         total = torch.zeros((), dtype=torch.float64)
         total_weight = 0.0
         # Closed, or an error would leave its contexts entered.
-        with self._validation(vector) as run, closing(run.steps()) as steps:
+        with self._validation(self._copies(), vector) as run, closing(run.steps()) as steps:
             parameters = self._trainable_parameters(run.module)
             for arguments, loader_index in steps:
                 with torch.enable_grad():

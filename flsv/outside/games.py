@@ -16,9 +16,9 @@ from flsv._lightning.evaluation import StoredBatches, all_on_device
 from flsv._lightning.private import attach, detach_fabric
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games import CoalitionGames
-from flsv.games.lent_module import module_device
 from flsv.games.make_evaluators import LOGGED_VALUE_ADVICE, make_evaluators
 from flsv.games.model_evaluator import ModelEvaluator
+from flsv.games.module_copies import module_device
 from flsv.scores.performance import ModelScore
 from flsv.utilities.errors import ConfigurationError
 

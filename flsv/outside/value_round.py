@@ -19,7 +19,7 @@ from flsv.core import VOCABULARY, Round
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data.groups import client_called
 from flsv.games import CoalitionGames
-from flsv.games.lent_module import module_device
+from flsv.games.module_copies import module_device
 from flsv.metrics import ContributionMetric, PartialFederatedShapley
 from flsv.outside.games import LOSS, games_outside_fit
 from flsv.results.rows import numbers_of, overall

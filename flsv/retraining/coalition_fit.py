@@ -31,7 +31,6 @@ from flsv.data import FederatedDataModule
 from flsv.engines.vmap import WATCHERS
 from flsv.games.coalition_utility import Measure, check_untrained, utility_of
 from flsv.games.judges import ClientJudges
-from flsv.games.lent_module import lent
 from flsv.games.make_evaluators import classifier_evaluator, make_evaluators
 from flsv.games.vector_evaluator import Scores, VectorEvaluator
 from flsv.models.classifier import ClassifierClient
@@ -294,9 +293,8 @@ class CoalitionScoring(GlobalModelScoring):
             return
         # The global model after the last complete round counts.
         loop: Any = find_loop(callbacks_of(trainer))
-        with lent(pl_module, self.space):
-            self.space.write(pl_module, loop.state.model())
-            self._last_scores = self._scores_of(pl_module)
+        self.space.write(pl_module, loop.state.model())
+        self._last_scores = self._scores_of(pl_module)
 
     def deliver(self, trainer: L.Trainer) -> None:
         """Store and score the module's weights after all hooks at the end of training."""

@@ -26,7 +26,7 @@ from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import favors_nobody, has_complete_sizes
 from flsv.games.coalition_utility import check_untrained, utility_of
-from flsv.games.lent_module import lent
+from flsv.games.module_copies import ModuleCopies
 from flsv.games.trained_game import OutputScore, untrained_models
 from flsv.metrics.coalitions.design import (
     NO_OUTPUTS_FOR_HALVES,
@@ -241,9 +241,9 @@ class CoalitionPlan(RunExtension):
             build_untrained = untrained_models(module, self._initial_state, space, self._seed)
             metric.compare_starts(build_untrained)
 
-        with lent(module, space):
-            module.load_state_dict(self._initial_state, strict=False)
-            untrained_model = space.read(module)
+        untrained_module = ModuleCopies(module, space).load()
+        untrained_module.load_state_dict(self._initial_state, strict=False)
+        untrained_model = space.read(untrained_module)
         self._valued_models = _ValuedModels(self, space, untrained_model, weights)
         if not self._trains_at_sites:
             return [self._valued_models]
@@ -538,16 +538,16 @@ class _ValuedModels(Strategy):
         measures: Mapping[str, Any],
     ) -> None:
         """Score the module with its ``initial`` weights by each measure, ``{metric: measure}``."""
-        with lent(module, self.space):
-            module.load_state_dict(initial, strict=False)
-            for name, measure in measures.items():
-                evaluator = games.evaluator_of(measure)
-                if evaluator.asks_clients:
-                    continue
-                if measure not in self._untrained_scores:
-                    self._untrained_scores[measure] = evaluator.live(module, keep=True)
-                scores = self._untrained_scores[measure]
-                check_untrained(f"metric {name!r}", measure, scores)
+        untrained_module = ModuleCopies(module, self.space).load()
+        untrained_module.load_state_dict(initial, strict=False)
+        for name, measure in measures.items():
+            evaluator = games.evaluator_of(measure)
+            if evaluator.asks_clients:
+                continue
+            if measure not in self._untrained_scores:
+                self._untrained_scores[measure] = evaluator.live(untrained_module, keep=True)
+            scores = self._untrained_scores[measure]
+            check_untrained(f"metric {name!r}", measure, scores)
 
     def coalition_models(self, round: Round) -> TrainedCoalitions | None:
         assert round.server_vector is not None

@@ -13,7 +13,7 @@ from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core.parameter_space import named_state, sharing
 from flsv.games.coalition_utility import Measure, utility_of
-from flsv.games.lent_module import lent
+from flsv.games.module_copies import ModuleCopies
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.utilities.choices import Participation
 from flsv.utilities.errors import ConfigurationError
@@ -56,17 +56,18 @@ def check_scored(
     private_names = evaluator.space.private_names
     if evaluator.asks_clients or not private_names:
         return
-    state = dict(named_state(module))
+    module_copy = ModuleCopies(module).load()
+    state = dict(named_state(module_copy))
     generator = torch.Generator().manual_seed(0)
 
     def score_module() -> list[Tensor]:
-        scores = evaluator.live(module, keep=True)
+        scores = evaluator.live(module_copy, keep=True)
         tensors = [utility_of(scores, measure)]
         if scores.outputs is not None:
             tensors.append(scores.outputs)
         return tensors
 
-    with lent(module), torch.no_grad():
+    with torch.no_grad():
         # Initial weights of 0, as LoRA's, would hide the part behind them.
         for name, value in state.items():
             _change_at_random(value, generator, is_private=name in private_names)

@@ -19,8 +19,8 @@ from flsv.core import ALONE, Ranks
 from flsv.core.ranks import balance_load
 from flsv.data import FederatedDataModule
 from flsv.games.coalition_utility import Measure, utility_of
-from flsv.games.copy_module import copy_module
 from flsv.games.members import EMPTY, Members, members_of
+from flsv.games.module_copies import ModuleCopies
 from flsv.games.vector_evaluator import METRICS, Scores, UtilityMetric
 from flsv.retraining.coalition_fit import GlobalModelScoring, train_alone
 from flsv.sampling import ClientSampler, FullParticipation
@@ -106,7 +106,7 @@ class RetrainedUtility:
         if isinstance(measure, ModelScore):
             warn_of_rarity([measure], data)
         self._make_trainer = trainer
-        self._module = copy_module(module)
+        self._module = ModuleCopies(module).load()
         self.data = data
         self.metric = measure
         self.num_players = data.num_clients
@@ -183,7 +183,7 @@ class RetrainedUtility:
 
     def _train(self, members: Members) -> None:
         trainer = self._make_trainer(self.sampler.among(members))
-        module = copy_module(self._module)
+        module = ModuleCopies(self._module).load()
         has_untrained_score = EMPTY in self.scores
         scoring = GlobalModelScoring(
             self.data,

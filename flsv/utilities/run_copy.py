@@ -75,26 +75,26 @@ class RunCopy:
             all_reductions[id(logger)] = (SilentLogger, ())
 
         def dump(value: Any) -> Pickled:
-            return _pickled(value, data, all_reductions)
+            return pickled(value, data, all_reductions)
 
         try:
             self._pickled = dump((trainer, module))
         except Exception as error:
             roots = {"the module": module, "the Trainer": trainer}
-            path, part_error = _path_of_unpicklable(roots, dump)
+            path, part, part_error = find_unpicklable(roots, dump)
             raise ConfigurationError(
-                f"the run cannot be copied, and a coalition is a fit of a copy: {path} cannot be pickled "
-                f"({type(part_error).__name__}: {part_error}). Make it where it is used, or give its class "
+                f"the run cannot be copied, and a coalition is a fit of a copy: {path} ({type(part).__name__}) cannot "
+                f"be pickled ({type(part_error).__name__}: {part_error}). Make it where it is used, or give its class "
                 "a __getstate__ that leaves it out and a __setstate__ that makes it anew."
             ) from error
 
     def __getstate__(self) -> dict[str, Any]:
         # For a worker, which has no data yet.
-        pickled_data = _pickled(self._data, _NO_DATA, {})
+        pickled_data = pickled(self._data)
         return {**vars(self), "_data": pickled_data}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        data = state["_data"].load(_NO_DATA)
+        data = state["_data"].load()
         vars(self).update(state, _data=data)
 
     def __len__(self) -> int:
@@ -109,28 +109,6 @@ class RunCopy:
         data = copy.copy(self._data)
         trainer, module = self._pickled.load(data)
         return trainer, module, data
-
-
-def copy_of(module: nn.Module, factories: Collection[Any] = ()) -> Any:
-    """Return a copy of a module. Classes, ``factories`` and functions without a state are shared.
-
-    Raises:
-        ConfigurationError: a part cannot be pickled. The message has its path.
-    """
-    shared_ids = frozenset(map(id, factories))
-
-    def dump(value: Any) -> Pickled:
-        return _pickled(value, _NO_DATA, {}, shared_ids)
-
-    try:
-        pickled_module = dump(module)
-    except Exception as error:
-        path, part_error = _path_of_unpicklable({"the module": module}, dump)
-        raise ConfigurationError(
-            f"{type(module).__name__} cannot be copied: {path} cannot be pickled ({type(part_error).__name__}: "
-            f"{part_error}). Make it where it is used."
-        ) from error
-    return pickled_module.load(_NO_DATA)
 
 
 def torch_settings() -> dict[str, Any]:
@@ -167,14 +145,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         data: Any,
         reductions: Mapping[int, Reduction],
         shared_ids: Collection[int],
+        shared_types: tuple[type, ...],
     ) -> None:
         super().__init__(file)
         self._run_data = data
         self._reductions = reductions
         self._shared_ids = shared_ids
+        # A metaclass may answer for a class, so that objects are not asked with isinstance.
+        self._shared_types = (type, *shared_types)
         # The memory of tensors. Those that share it do so in a copy, too.
         self.storages: list[torch.Tensor] = []
-        # Classes and functions to which a copy refers.
+        # Objects to which a copy refers, such as classes and functions.
         self.shared: list[Any] = []
         self._position_of_shared: dict[int, int] = {}
         self._position_of_storage: dict[int, int] = {}
@@ -186,7 +167,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             storage = value._untyped_storage
             return self._position(storage), storage.device, value.dtype
         # By value, cloudpickle would set the attributes of classes anew, of the run's own, too.
-        if issubclass(type(value), type) or id(value) in self._shared_ids:
+        if issubclass(type(value), self._shared_types) or id(value) in self._shared_ids:
             return SHARED, self._share(value)
         if type(value) is FunctionType and not _has_state(value):
             return SHARED, self._share(value)
@@ -195,7 +176,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         return None
 
     def _share(self, value: Any) -> int:
-        """Return the position of a class or function that is shared."""
+        """Return the position of an object that is shared."""
         key = id(value)
         if key not in self._position_of_shared:
             self._position_of_shared[key] = len(self.shared)
@@ -209,7 +190,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             self._position_of_storage[key] = len(self.storages)
             raw_bytes = torch.empty(0, dtype=torch.uint8, device=storage.device)
             raw_bytes.set_(storage)
-            self.storages.append(raw_bytes.cpu().clone())
+            self.storages.append(raw_bytes.clone())
         return self._position_of_storage[key]
 
     def reducer_override(self, value: Any) -> Any:
@@ -298,25 +279,28 @@ class Pickled:
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker imports classes and functions, or has those of a program's main module by value.
-        return {**vars(self), "shared": cloudpickle.dumps(self.shared)}
+        storages = [storage.cpu() for storage in self.storages]
+        return {**vars(self), "storages": storages, "shared": cloudpickle.dumps(self.shared)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         shared = pickle.loads(state["shared"])
         vars(self).update(state, shared=shared)
 
-    def load(self, data: Any) -> Any:
+    def load(self, data: Any = None) -> Any:
         """Return a copy of the object that refers to these data."""
         return _Unpickler(self, data).load()
 
 
-def _pickled(
+def pickled(
     value: Any,
-    data: Any,
-    reductions: Mapping[int, Reduction],
+    data: Any = _NO_DATA,
+    reductions: Mapping[int, Reduction] | None = None,
     shared_ids: Collection[int] = (),
+    shared_types: tuple[type, ...] = (),
 ) -> Pickled:
+    """Pickle an object. Its copies have objects of ``shared_ids`` and ``shared_types`` in common with it."""
     file = io.BytesIO()
-    pickler = _Pickler(file, data, reductions, shared_ids)
+    pickler = _Pickler(file, data, reductions or {}, shared_ids, shared_types)
     pickler.dump(value)
     return Pickled(file.getvalue(), pickler.storages, pickler.shared)
 
@@ -376,11 +360,11 @@ class SilentLogger(DummyLogger):
         return self.folder
 
 
-def _path_of_unpicklable(
+def find_unpicklable(
     roots: Mapping[str, Any],
     dump: Callable[[Any], Any],
-) -> tuple[str, Exception]:
-    """Return the path and error of a part that fails though its parts do not."""
+) -> tuple[str, Any, Exception]:
+    """Return a part that fails though its parts do not: its path, itself, and its error."""
     pending = deque(roots.items())
     looked_at = set(map(id, roots.values()))
     while pending:
@@ -393,12 +377,13 @@ def _path_of_unpicklable(
             if _error_of(nested_part, dump) is not None:
                 unpicklable_parts.append((path + name, nested_part))
         if not unpicklable_parts:
-            return f"{path} ({type(part).__name__})", error
+            return path, part, error
         for nested_path, nested_part in unpicklable_parts:
             if id(nested_part) not in looked_at:
                 looked_at.add(id(nested_part))
                 pending.append((nested_path, nested_part))
-    return "a combination of its parts", RuntimeError("each by itself can be pickled")
+    error = RuntimeError("each by itself can be pickled")
+    return "a combination of its parts", roots, error
 
 
 def _error_of(part: Any, dump: Callable[[Any], Any]) -> Exception | None:
@@ -419,6 +404,10 @@ def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         for position, entry in enumerate(value):
             yield f"[{position}]", entry
+    elif type(value) is FunctionType:
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
+            for content in _contents_of(cell):
+                yield f".{name}", content
     try:  # not by vars(): an object may say that its class is another one
         attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:  # it has none

@@ -15,7 +15,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator
-from flsv.games.copy_module import copy_module
+from flsv.games.module_copies import ModuleCopies
 from flsv.metrics import PartialFederatedShapley
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, toy_data
@@ -112,7 +112,7 @@ def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
 
     x = torch.randn(4, FEATURES)
     module(x)
-    copied = copy_module(module)
+    copied = ModuleCopies(module).load()
 
     names = [name for name, _ in module.named_parameters()]
     assert [name for name, _ in copied.named_parameters()] == names
@@ -130,15 +130,11 @@ def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", BOUND)
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
-def test_models_are_evaluated_in_the_module_itself(
-    tmp_path: Path, kind: str, performance: str
-) -> None:
+def test_scoring_leaves_the_module_as_it_is(tmp_path: Path, kind: str, performance: str) -> None:
     """Whatever it keeps or calls, all is as it was afterwards."""
     evaluated = BOUND[kind]()
     plain = BOUND[kind]()
     plain.load_state_dict(evaluated.state_dict())
-    for module in (evaluated, plain):
-        module.stream = (number for number in range(3))  # nothing copies it
     mode = "min" if performance == "val_loss" else None
     metric = PartialFederatedShapley(performance=performance, mode=mode)
     loop = FederatedLoop(metrics={"sv": metric}, seed=2)
@@ -181,12 +177,11 @@ def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attribute
     assert loss_of_zeros() == pytest.approx(20 + math.log(2))  # logits -20, 0, 0
 
 
-def test_attribute_that_cannot_be_copied_is_named() -> None:
-    module = Kept()
+def test_part_that_cannot_be_copied_is_named_before_training(tmp_path: Path) -> None:
+    module = Kept(reach_through_list)
     module.net.stream = (number for number in range(3))  # type: ignore[assignment]
+    loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()})
 
-    with pytest.raises(
-        ConfigurationError,
-        match=r"Kept cannot be copied: the module\._modules\['net'\]\.stream \(generator\)",
-    ):
-        copy_module(module)
+    message = r"Kept cannot be copied.*the module\._modules\['net'\]\.stream \(generator\)"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(loop, tmp_path, module, toy_data(server_val=0.2))

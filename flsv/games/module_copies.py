@@ -1,0 +1,223 @@
+"""ModuleCopies: copies of a module as it is now, in which models are scored. Scoring changes nothing of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import Strategy
+from torch import Tensor, nn
+from torch._dynamo import OptimizedModule, external_utils
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, Dataset
+
+from flsv._lightning.evaluation import copy_of_trainer
+from flsv._lightning.private import forget_compilation, trainer_of
+from flsv.core.parameter_space import ParameterSpace
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.run_copy import Pickled, find_unpicklable, pickled
+
+#: Types of objects that a copy has in common with the run's module.
+_SHARED_TYPES = (
+    L.Trainer,
+    L.Callback,
+    L.LightningDataModule,
+    Logger,
+    Strategy,
+    Dataset,
+    DataLoader,
+)
+
+
+class ModuleCopies:
+    """A module as it is now, of which each load is a copy of its own, without ``torch.compile``.
+
+    A copy refers to the run's Trainer, callbacks, loggers and data sets, and to the parameters that are constant in
+    ``space``. All else is copied, with the references that its objects have to each other.
+
+    Raises:
+        ConfigurationError: a part cannot be pickled. The message has its path.
+
+    Example:
+        >>> module = nn.Linear(2, 2)
+        >>> copies = ModuleCopies(module)
+        >>> one, other = copies.load(), copies.load()
+        >>> one is other, torch.equal(one.weight, other.weight)
+        (False, True)
+    """
+
+    def __init__(self, module: nn.Module, space: ParameterSpace | None = None) -> None:
+        self._trainer = trainer_of(module)
+        optimizers = []
+        schedulers = []
+        if self._trainer is not None:
+            optimizers = self._trainer.optimizers
+            schedulers = self._trainer.lr_scheduler_configs
+
+        shared_objects = _factories(module)
+        if space is not None:
+            shared_objects += space.constants(module).values()
+        shared_ids = frozenset(map(id, shared_objects))
+
+        def dump(value: Any) -> Pickled:
+            return pickled(value, shared_ids=shared_ids, shared_types=_SHARED_TYPES)
+
+        try:
+            self._pickled = dump((module, optimizers, schedulers))
+        except Exception as error:
+            roots = {"the module": module, "the optimizers": optimizers}
+            path, part, part_error = find_unpicklable(roots, dump)
+            raise ConfigurationError(
+                f"{type(module).__name__} cannot be copied, and models are scored in copies: {path} "
+                f"({type(part).__name__}) cannot be pickled ({type(part_error).__name__}: {part_error}). Make it where "
+                "it is used, or give its class a __getstate__ that leaves it out and a __setstate__ that makes it anew."
+            ) from error
+
+    def load(self) -> Any:
+        """Return a new copy of the module, in the modes of the module's layers."""
+        module, _, _ = self._load()
+        return module
+
+    def load_with_trainer(self) -> tuple[L.LightningModule, L.Trainer]:
+        """Return a new copy of the module, and one of its Trainer with copies of the optimizers, to evaluate it in."""
+        module, optimizers, schedulers = self._load()
+        trainer = copy_of_trainer(self._trainer, module)
+        trainer.strategy.optimizers = optimizers
+        trainer.strategy.lr_scheduler_configs = schedulers
+        return module, trainer
+
+    def _load(self) -> tuple[Any, Any, Any]:
+        module, optimizers, schedulers = self._pickled.load()
+        if self._trainer is not None:
+            module.trainer = self._trainer  # no LightningModule is pickled with it
+        for layer in module.modules():
+            _uncompile(layer)
+        return module, optimizers, schedulers
+
+
+# The command line's factories refer to its parser, which would take longer to copy than a small module.
+def _factories(module: nn.Module) -> list[Any]:
+    """List the factories of optimizers and the like that a module's layers hold."""
+    factories: list[Any] = []
+    for layer in module.modules():
+        for value in vars(layer).values():
+            if isinstance(value, partial) and _is_factory(value):
+                factories.append(value)
+    return factories
+
+
+def _is_factory(factory: partial[Any]) -> bool:
+    """Return whether a ``partial`` constructs objects: it wraps a class, or jsonargparse made it."""
+    if isinstance(factory.func, type):
+        return True
+    modules = [type(argument).__module__ for argument in factory.args]
+    return any(module.startswith("jsonargparse.") for module in modules)
+
+
+def _uncompile(layer: nn.Module) -> None:
+    """Remove from a layer what ``torch.compile`` has added."""
+    attributes = vars(layer)
+    # layer.compile() has set this attribute.
+    attributes.pop("_compiled_call_impl", None)
+    # torch.compile(layer) has put this module around the layer.
+    if isinstance(layer, OptimizedModule):
+        attributes["forward"] = layer._orig_mod.__call__
+        return
+    forget_compilation(attributes)
+
+    # The program has set layer.forward = torch.compile(layer.forward), or another method.
+    for name, value in list(attributes.items()):
+        is_submodule = isinstance(value, nn.Module)  # it is among the layers itself
+        uncompiled = getattr(value, "_torchdynamo_orig_callable", None)
+        if is_submodule or uncompiled is None:
+            continue
+        if _is_frame_of_dynamo(uncompiled):
+            uncompiled = uncompiled.__wrapped__  # the function of torch in the frame
+        attributes[name] = uncompiled
+
+
+def _is_frame_of_dynamo(function: Any) -> bool:
+    """Return whether a function is the frame that dynamo puts around torch's own functions."""
+    if not isinstance(function, FunctionType):
+        return False
+    return function.__code__.co_filename == external_utils.__file__
+
+
+# ---- one model scored twice
+
+#: The largest relative difference of two results of an accelerator's kernels.
+_MAX_ROUNDING = 0.01
+
+
+def are_repeated(first: Any, second: Any) -> bool:
+    """Return whether two results are equal, to the bit on a CPU: tensors, numbers, or structures of these."""
+    first_leaves = tree_leaves(first)
+    second_leaves = tree_leaves(second)
+    if len(first_leaves) != len(second_leaves):
+        return False
+    for one, other in zip(first_leaves, second_leaves):
+        if not isinstance(one, Tensor | float | int):
+            continue  # nothing is computed from it
+        one = torch.as_tensor(one)
+        other = torch.as_tensor(other)
+        if one.shape != other.shape:
+            return False
+        tolerance = 0.0 if one.device.type == "cpu" else _MAX_ROUNDING
+        is_close = torch.isclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+        if not is_close.all():
+            return False
+    return True
+
+
+def not_repeated(requester: str, module: nn.Module, part: str) -> ConfigurationError:
+    """Return the error for a module of which two copies have different scores."""
+    return ConfigurationError(
+        f"{requester}: one model, scored twice, has two scores. {part} of {type(module).__name__} depends on something "
+        "that the module does not hold, such as a global, a class attribute or a file, so that the run would train "
+        "otherwise because it is measured. Keep it in an attribute of the module, or leave it alone in validation."
+    )
+
+
+# ---- tensors of modules
+
+
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's parameters and buffers by name."""
+    tensors: dict[str, Tensor] = dict(module.named_parameters())
+    tensors.update(module.named_buffers())
+    return tensors
+
+
+def named_dtypes(module: nn.Module) -> dict[str, torch.dtype]:
+    """Return the dtypes of a module's parameters and buffers by name."""
+    dtypes = {}
+    for name, tensor in named_tensors(module).items():
+        dtypes[name] = tensor.dtype
+    return dtypes
+
+
+def module_device(module: nn.Module) -> torch.device:
+    """Return the device of the module's first parameter or buffer, or the CPU."""
+    for tensor in named_tensors(module).values():
+        return tensor.device
+    return torch.device("cpu")
+
+
+@torch.no_grad()
+def put_private(module: nn.Module, space: ParameterSpace, private: Mapping[str, Tensor]) -> None:
+    """Write ``private``, the state-dict entries that model vectors do not contain, into a module."""
+    if not private:
+        return
+    module_tensors = named_tensors(module)
+    for name, value in private.items():
+        tensor = module_tensors.get(name)
+        is_in_vectors = name in space.names
+        if tensor is None or is_in_vectors:
+            continue
+        if tensor.shape == value.shape:
+            tensor.copy_(value)
