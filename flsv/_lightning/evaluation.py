@@ -195,12 +195,12 @@ class ValidationRun:
     """
 
     def __init__(
-        self, trainer: L.Trainer, trainer_copy: L.Trainer, loaders: Sequence[StoredBatches]
+        self, trainer: L.Trainer, trainer_copy: Any, loaders: Sequence[StoredBatches]
     ) -> None:
         self._trainer = trainer
         self.module = trainer_copy.lightning_module
         self._loaders = loaders
-        self._trainer_copy: Any = trainer_copy
+        self._trainer_copy = trainer_copy
         # All stored batches are validated on, and none are those of the training.
         self._trainer_copy.limit_val_batches = 1.0
         self._trainer_copy.overfit_batches = 0.0

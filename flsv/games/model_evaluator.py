@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from functools import partial
-from math import inf, isfinite
 from typing import Any, Literal
 
 import torch
@@ -31,11 +30,10 @@ from flsv.games.module_copies import (
 from flsv.games.output_metric import (
     OutputForm,
     OutputMetric,
-    are_probabilities,
-    beyond_probabilities,
     check_two_classes,
     wants_probabilities,
 )
+from flsv.games.random_models import RandomModels
 from flsv.games.validation_batches import checked_logits, no_forward, read_batches
 from flsv.games.vector_evaluator import (
     Build,
@@ -58,9 +56,6 @@ Backend = Literal["auto", "vmap", "serial"]
 # Activations of larger batches pass 32 MB, beyond which the C library returns memory to the system after every layer:
 # LeNet5 takes twice as long on batches of 2,000. On batches of 25 it takes 1.2 times as long.
 _CPU_BATCH_SIZE = 256
-#: Number and scale of the random models that show whether outputs are logits, and scales for fractions and bounds.
-_NUM_RANDOM_MODELS, _WEIGHT_SCALE = 8, 3.0
-_SMALL_WEIGHT_SCALE, _LARGE_WEIGHT_SCALE = 0.1 * _WEIGHT_SCALE, 10 * _WEIGHT_SCALE
 
 
 @checked
@@ -197,7 +192,12 @@ class ModelEvaluator(VectorEvaluator):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def evaluate(self, build: Build, count: int, keep: bool = False) -> Scores:
+    def evaluate(
+        self,
+        build: Build,
+        count: int,
+        keep: bool = False,
+    ) -> Scores:
         """Compute the scores of ``count`` models. One model or one chunk of models is in memory at a time.
 
         Args:
@@ -211,7 +211,8 @@ class ModelEvaluator(VectorEvaluator):
             if self.backend == "serial":
                 for index in range(count):
                     module = self._loaded(copies, build, index)
-                    self._score(range(index, index + 1), partial(_outputs_of, module), sums)
+                    row = range(index, index + 1)
+                    self._score(row, partial(_outputs_of, module), sums)
             else:
                 module = copies.load().eval()
                 self._load_private(module)
@@ -252,7 +253,12 @@ class ModelEvaluator(VectorEvaluator):
         if self._read_private is not None:
             put_private(module, self.space, self._read_private())
 
-    def _loaded(self, copies: ModuleCopies, build: Build, index: int) -> nn.Module:
+    def _loaded(
+        self,
+        copies: ModuleCopies,
+        build: Build,
+        index: int,
+    ) -> nn.Module:
         """Return a copy of the module that holds model ``index``."""
         vector = torch.empty(self.space.size, dtype=self.space.dtype, device=self.device)
         build(index, vector)
@@ -261,7 +267,13 @@ class ModelEvaluator(VectorEvaluator):
         self._load_private(module)
         return module
 
-    def _score_in_chunks(self, module: nn.Module, build: Build, count: int, sums: Sums) -> None:
+    def _score_in_chunks(
+        self,
+        module: nn.Module,
+        build: Build,
+        count: int,
+        sums: Sums,
+    ) -> None:
         first_row = 0
         while first_row < count:
             end_row = min(first_row + self.chunk, count)
@@ -273,7 +285,13 @@ class ModelEvaluator(VectorEvaluator):
                 free_cached_memory(self.device)
                 self.chunk = len(rows) // 2
 
-    def _try_to_score(self, module: nn.Module, build: Build, rows: range, sums: Sums) -> bool:
+    def _try_to_score(
+        self,
+        module: nn.Module,
+        build: Build,
+        rows: range,
+        sums: Sums,
+    ) -> bool:
         """Score the models ``rows`` into ``sums``. Return False if two or more do not fit into memory."""
         try:
             outputs_of_models = self._stacked_outputs(module, build, rows)
@@ -393,8 +411,8 @@ class ModelEvaluator(VectorEvaluator):
         """Raise ConfigurationError if a classifier's outputs are probabilities. ``asking`` is what needs the loss."""
         x, _ = self._batches[0]
         with self._copies() as copies:
-            outputs_of_models = list(self._outputs_of_random_models(copies, x, _WEIGHT_SCALE))
-        if all(map(are_probabilities, outputs_of_models)):
+            gives_probabilities = self._random_models(copies, x).give_probabilities()
+        if gives_probabilities:
             raise ConfigurationError(
                 f"{asking}: {type(self._module).__name__}.forward gives probabilities, and negative_loss is the "
                 "cross-entropy of logits. Leave the softmax to the loss, or name a loss that validation logs."
@@ -504,14 +522,24 @@ class ModelEvaluator(VectorEvaluator):
 
     def _find_form(self, output_metric: OutputMetric, copies: ModuleCopies, x: Any) -> None:
         metric = output_metric.metric
-        gives_logits = self._gives_logits(copies, x)
+        random_models = self._random_models(copies, x)
+        gives_logits = random_models.give_logits()
         output_metric.converts_logits = wants_probabilities(metric) and gives_logits
-        self._set_form(copies.load().eval(), metric, gives_logits)
+        module = copies.load().eval()
+        self._set_form(module, metric, gives_logits)
         # Class numbers are no form: between two of them lies another class.
         if self.form is not None and not self.form.classifies:
-            is_bounded = self._has_bound(copies, x)
-            small_outputs = self._outputs_of_random_models(copies, x, _SMALL_WEIGHT_SCALE)
-            self.form = self.form.if_fractional(is_bounded, small_outputs)
+            is_bounded = random_models.have_bound()
+            self.form = self.form.if_fractional(is_bounded, random_models.small_outputs())
+
+    def _random_models(self, copies: ModuleCopies, x: Any) -> RandomModels:
+        return RandomModels(
+            partial(self._loaded, copies),
+            space=self.space,
+            vector=self.space.read(self._module),
+            x=x,
+            context=self._context,
+        )
 
     def _set_form(self, module: nn.Module, metric: Metric, gives_logits: bool) -> None:
         """Score a module. Set :attr:`form` if all batches' outputs are numbers of one shape a sample."""
@@ -553,60 +581,8 @@ class ModelEvaluator(VectorEvaluator):
                 stacklevel=5,
             )
 
-    def _has_bound(self, copies: ModuleCopies, x: Any) -> bool:
-        """Return whether no output passes some bound, however large the parameters are."""
-        lowest, highest = self._range_of_outputs(copies, x, _WEIGHT_SCALE)
-        lowest_of_larger, highest_of_larger = self._range_of_outputs(copies, x, _LARGE_WEIGHT_SCALE)
-        if _is_below(lowest, lowest_of_larger):
-            return True
-        return _is_below(-highest, -highest_of_larger)
-
-    def _range_of_outputs(self, copies: ModuleCopies, x: Any, scale: float) -> tuple[float, float]:
-        """Return the lowest and the highest output of random models."""
-        lowest = inf
-        highest = -inf
-        for outputs in self._outputs_of_random_models(copies, x, scale):
-            numbers = outputs[~outputs.isnan()]
-            if len(numbers):
-                lowest = min(lowest, float(numbers.min()))
-                highest = max(highest, float(numbers.max()))
-        return lowest, highest
-
-    def _gives_logits(self, copies: ModuleCopies, x: Any) -> bool:
-        """Return whether the module's outputs are logits: with random parameters a number is outside [0, 1]."""
-        batches_of_outputs = self._outputs_of_random_models(copies, x, _WEIGHT_SCALE)
-        return any(map(beyond_probabilities, batches_of_outputs))
-
-    def _outputs_of_random_models(
-        self,
-        copies: ModuleCopies,
-        x: Any,
-        scale: float,
-    ) -> Iterator[Any]:
-        """Yield outputs of models whose parameters are normal random numbers of the standard deviation ``scale``."""
-        current_vector = self.space.read(self._module)
-        num_parameters = self.space.num_parameters
-        generator = torch.Generator().manual_seed(0)
-
-        def write_random_model(_: int, out: Tensor) -> None:
-            out.copy_(current_vector)  # its buffers stay
-            parameters = scale * torch.randn(num_parameters, generator=generator)
-            out[:num_parameters] = parameters.to(out)
-
-        for index in range(_NUM_RANDOM_MODELS):
-            module = self._loaded(copies, write_random_model, index)
-            with self._context():
-                outputs = module(x)
-            yield outputs
-
 
 def _outputs_of(module: nn.Module, x: Any) -> Any:
     """Return a module's outputs ``[1, B, ...]`` for the inputs ``x``."""
     outputs = module(x)
     return outputs[None] if isinstance(outputs, Tensor) else [outputs]
-
-
-def _is_below(bound: float, other_bound: float) -> bool:
-    """Return whether ``bound`` is finite and below ``other_bound``, up to rounding."""
-    rounding = 1e-3 * (1 + abs(bound))
-    return isfinite(bound) and bound - rounding <= other_bound

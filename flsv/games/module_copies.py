@@ -46,8 +46,8 @@ class ModuleCopies:
     Example:
         >>> module = nn.Linear(2, 2)
         >>> copies = ModuleCopies(module)
-        >>> one, other = copies.load(), copies.load()
-        >>> one is other, torch.equal(one.weight, other.weight)
+        >>> module_copy = copies.load()
+        >>> module_copy is module, torch.equal(module_copy.weight, module.weight)
         (False, True)
     """
 
@@ -154,21 +154,27 @@ def _is_frame_of_dynamo(function: Any) -> bool:
 _MAX_ROUNDING = 0.01
 
 
-def are_repeated(first: Any, second: Any) -> bool:
+def are_repeated(result: Any, repeated_result: Any) -> bool:
     """Return whether two results are equal, to the bit on a CPU: tensors, numbers, or structures of these."""
-    first_leaves = tree_leaves(first)
-    second_leaves = tree_leaves(second)
-    if len(first_leaves) != len(second_leaves):
+    leaves = tree_leaves(result)
+    repeated_leaves = tree_leaves(repeated_result)
+    if len(leaves) != len(repeated_leaves):
         return False
-    for one, other in zip(first_leaves, second_leaves):
-        if not isinstance(one, Tensor | float | int):
+    for leaf, repeated_leaf in zip(leaves, repeated_leaves):
+        if not isinstance(leaf, Tensor | float | int):
             continue  # nothing is computed from it
-        one = torch.as_tensor(one)
-        other = torch.as_tensor(other)
-        if one.shape != other.shape:
+        values = torch.as_tensor(leaf)
+        repeated_values = torch.as_tensor(repeated_leaf)
+        if values.shape != repeated_values.shape:
             return False
-        tolerance = 0.0 if one.device.type == "cpu" else _MAX_ROUNDING
-        is_close = torch.isclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+        tolerance = 0.0 if values.device.type == "cpu" else _MAX_ROUNDING
+        is_close = torch.isclose(
+            values,
+            repeated_values,
+            rtol=tolerance,
+            atol=tolerance,
+            equal_nan=True,
+        )
         if not is_close.all():
             return False
     return True

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+import warnings
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric
 
 from flsv.training.module_snapshot import ModuleSnapshot
-from flsv.training.swapped_optimizer import find_optimizers, is_optimizer
+from flsv.training.swapped_optimizer import find_optimizers
 from flsv.utilities.errors import listed
-from flsv.utilities.object_states import ObjectState, TensorState, hidden_state_of, states_of
-from flsv.utilities.reachable import GENERATORS, Part, is_closed, walk
+from flsv.utilities.plain_values import digest
+from flsv.utilities.reachable import GENERATORS, LIBRARIES, package_of
+from flsv.utilities.run_copy import pickled
 
 #: Types of objects that are not a client's, or that are shared on purpose.
 SHARED_TYPES = (
@@ -36,128 +35,77 @@ SHARED_TYPES = (
     Metric,
     SimpleNamespace,
 )
-#: Types that the trial does not compare: generators are swapped between clients.
-_SKIPPED_TYPES = (*SHARED_TYPES, *GENERATORS)
-#: Larger tensors are compared by their sums and norms.
-_MAX_COMPARED_ENTRIES = 1000
 
 
 class EntryTrial:
     """Check that a process's first local training leaves objects as it finds them, beyond what is swapped.
 
-    Not swapped is what closures, objects of libraries, classes and modules outside of the model hold.
+    Not swapped is what closures, objects of libraries, classes and modules outside of the model hold. It is compared
+    by its pickle. What cannot be pickled is not compared.
     """
 
     def __init__(self, trainer: L.Trainer) -> None:
         self._module = trainer.lightning_module
         self._optimizers = find_optimizers(trainer)
-        self._initial_values = self._optimizer_values()
-        self._initial_states: list[tuple[str, ObjectState]] = []
-        for path, value in self._hidden_parts():
-            for state in _comparable_states(value):
-                self._initial_states.append((path, state))
+        snapshot = ModuleSnapshot(self._module)
+        # The module may refer to other objects after the training. Those of before are compared.
+        self._objects: dict[str, Any] = {}
+        for path, value in snapshot.originals.items():
+            is_swapped = path in snapshot.values or id(value) in snapshot.visited
+            if not is_swapped:
+                self._objects[f"module.{path}"] = value
+        self._swapped_ids = set(snapshot.visited)
+        for tensor in (*self._module.parameters(), *self._module.buffers()):
+            self._swapped_ids.add(id(tensor))
+        self._initial_contents = self._contents()
 
     def warn_of_changes(self) -> None:
         """Name what the local training has changed."""
+        contents = self._contents()
         changed_paths = []
-        for path, value in self._optimizer_values().items():
-            if self._initial_values.get(path) is not value:
-                changed_paths.append(path)
-        for path, initial_state in self._initial_states:
-            if not initial_state.is_unchanged():
+        for path, initial_content in self._initial_contents.items():
+            if contents.get(path) != initial_content:
                 changed_paths.append(path)
         if changed_paths:
-            names = listed(dict.fromkeys(changed_paths))
             rank_zero_warn(
-                f"flsv: training changes {names} of {type(self._module).__name__}, which passes from client to "
-                "client, or from round to round at a site, so that what a client learns may depend on what was "
-                "trained before in this process. Keep it in an attribute that holds numbers, tensors, collections of "
-                "these or layers. To share it on purpose, hold it in a types.SimpleNamespace."
+                f"flsv: training changes {listed(changed_paths)} of {type(self._module).__name__}, which passes from "
+                "client to client, or from round to round at a site, so that what a client learns may depend on what "
+                "was trained before in this process. Keep it in an attribute that holds numbers, tensors, collections "
+                "of these or layers. To share it on purpose, hold it in a types.SimpleNamespace."
             )
 
-    def _optimizer_values(self) -> dict[str, Any]:
-        values = {}
+    def _contents(self) -> dict[str, Any]:
+        """Return the contents of everything that is not swapped between clients, by path."""
+        objects = dict(self._objects)
         for swapped_optimizer in self._optimizers:
-            for path, value in swapped_optimizer.hidden_values().items():
-                if not isinstance(value, _SKIPPED_TYPES):
-                    values[path] = value
-        return values
-
-    def _hidden_parts(self) -> Iterator[Part]:
-        """Yield ``(path, object)`` of everything that is not swapped between clients."""
-        # What a client takes with it is swapped: the module's attributes and tensors, and objects of some types.
-        module = self._module
-        snapshot = ModuleSnapshot(module)
-        swapped_ids = set(snapshot.visited)
-        roots = dict(self._optimizer_values())
-        for path, value in snapshot.originals.items():
-            if path in snapshot.values:
-                swapped_ids.add(id(value))
-            elif id(value) not in swapped_ids and not is_optimizer(value):
-                roots[f"module.{path}"] = value
-        for value in (*module.modules(), *module.parameters(), *module.buffers()):
-            swapped_ids.add(id(value))
-
-        for layer in module.modules():
-            layer_class = type(layer)
-            if not is_closed(layer_class):
-                roots[f"the class {layer_class.__name__}"] = layer_class
-        for root_path, root in roots.items():
-            # The walk does not enter objects of these types and ids, but yields them.
-            parts = walk(root, root_path, closed=_SKIPPED_TYPES, closed_ids=swapped_ids)
-            for path, value in parts:
-                is_skipped = id(value) in swapped_ids or isinstance(value, _SKIPPED_TYPES)
-                if not is_skipped:
-                    yield path, value
+            objects |= swapped_optimizer.hidden_values()
+        for layer in self._module.modules():
+            objects |= _values_of_class(type(layer))
+        return {path: _content_of(value, self._swapped_ids) for path, value in objects.items()}
 
 
-def _comparable_states(value: object) -> list[ObjectState]:
-    """Return the states of an object that can be compared with later ones."""
-    if isinstance(value, Tensor):
-        if value.numel() > _MAX_COMPARED_ENTRIES:
-            return [_NormState(value)]
-        return [TensorState(value)]
-    states = list(states_of(value))
-    hidden_state = None
-    with suppress(Exception):  # an object's own __reduce__ may raise any error
-        hidden_state = hidden_state_of(value)
-    if hidden_state is not None:
-        states.append(hidden_state)
-    return states
+def _values_of_class(kind: type) -> dict[str, Any]:
+    """Return what a program's class and its bases hold beside functions, by path."""
+    values = {}
+    for base in kind.__mro__:
+        if package_of(base) in LIBRARIES:
+            continue
+        for name, value in vars(base).items():
+            is_descriptor = hasattr(type(value), "__get__")
+            if not is_descriptor and not name.startswith("__"):
+                values[f"{base.__name__}.{name}"] = value
+    return values
 
 
-class _NormState(ObjectState):
-    """A large tensor's norm and sum. Nothing is copied."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-        self._norm_and_sum = self._current_norm_and_sum()
-
-    def is_unchanged(self) -> bool:
-        return torch.equal(self._current_norm_and_sum(), self._norm_and_sum)
-
-    def restore(self) -> None:
-        pass
-
-    def _current_norm_and_sum(self) -> Tensor:
-        values = self._tensor.detach()
-        if values.is_complex():
-            values = torch.view_as_real(values)
-        return norms_and_sums([values.double()])
-
-
-@torch.no_grad()
-def norms_and_sums(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the tensors' norms and sums ``[2, n]``, by which a later change is detected."""
-    float_tensors = []
-    for tensor in tensors:
-        if tensor.is_floating_point():
-            float_tensors.append(tensor)
-        else:  # only real numbers are compared
-            placeholder = tensor.new_zeros(1, dtype=torch.float32)
-            float_tensors.append(placeholder)
-    if not float_tensors:
-        return torch.empty(2, 0)
-    norms = torch.stack([norm.double() for norm in torch._foreach_norm(float_tensors)])
-    sums = torch.stack([tensor.sum().double() for tensor in float_tensors])
-    return torch.stack([norms, sums]).nan_to_num()  # NaN equals NaN in a comparison of these
+def _content_of(value: Any, swapped_ids: Collection[int]) -> Any:
+    """Return what an object holds, without what is swapped or shared. None if it cannot be pickled."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # iterators warn that they will not be pickled for ever
+        try:
+            pickled_value = pickled(
+                value, shared_ids=swapped_ids, shared_types=(*SHARED_TYPES, *GENERATORS)
+            )
+        except Exception:  # whatever an object's own code raises
+            return None
+    shared_ids = list(map(id, pickled_value.shared))
+    return pickled_value.bytes, digest(pickled_value.storages), shared_ids

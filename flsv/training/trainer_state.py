@@ -16,7 +16,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from flsv.core.parameter_space import ParameterSpace
 from flsv.training.client_batches import LocalSteps
 from flsv.training.client_values import ClientValues
-from flsv.training.entry_trial import SHARED_TYPES, norms_and_sums
+from flsv.training.entry_trial import SHARED_TYPES
 from flsv.training.module_snapshot import (
     ModuleSnapshot,
     State,
@@ -27,9 +27,9 @@ from flsv.training.module_snapshot import (
 from flsv.training.optimizers import Optimizers
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError, listed
-from flsv.utilities.object_states import ObjectState, states_of
 from flsv.utilities.plain_values import are_equal, copied
 from flsv.utilities.reachable import find_generators
+from flsv.utilities.seeding import generator_state, restore_generator
 
 
 class _ModuleState(NamedTuple):
@@ -62,7 +62,8 @@ class TrainerState:
         self._constants = space.constants(self.module)
         #: Random generators to which the module and its optimizers refer.
         self.generators = find_generators(self.module, trainer.optimizers, closed=SHARED_TYPES)
-        self._generator_states: list[ObjectState] = []
+        # (generator, state before the first client's training)
+        self._generator_states: list[tuple[Any, Any]] = []
         self._is_in_round = False
         self._client: int | None = None
         # With which clients begin in the round. None: no client has begun.
@@ -90,7 +91,7 @@ class TrainerState:
             self.global_vector = self._state_before_round.vector  # one copy in memory
         else:  # a hook has changed the model
             self.global_vector = vector
-        self._constants_at_start = norms_and_sums(self._constants.values())
+        self._constants_at_start = _norms_and_sums(self._constants.values())
         # `begin_clients` takes the snapshot: transfer hooks may still change counters.
         self._initial_snapshot = None
 
@@ -99,7 +100,7 @@ class TrainerState:
         if self._initial_snapshot is None:
             self._initial_snapshot = ModuleSnapshot(self.module)
             for generator in self.generators:
-                self._generator_states.extend(states_of(generator))
+                self._generator_states.append((generator, generator_state(generator)))
 
     def end_clients(self) -> None:
         """Restore the snapshot, and the generators, after the last client's training."""
@@ -133,8 +134,8 @@ class TrainerState:
         self.values.forget()
 
     def _restore_generators(self) -> None:
-        for state in self._generator_states:
-            state.restore()
+        for generator, state in self._generator_states:
+            restore_generator(generator, state)
         self._generator_states = []
 
     # ---- a client
@@ -269,7 +270,7 @@ class TrainerState:
         """Check that frozen parameters have not changed."""
         if not self._constants:
             return
-        constants = norms_and_sums(self._constants.values())
+        constants = _norms_and_sums(self._constants.values())
         is_changed = (constants != self._constants_at_start).any(0).tolist()  # per tensor
         changed_names = list(compress(self._constants, is_changed))
         if changed_names:
@@ -292,3 +293,20 @@ class TrainerState:
         state.snapshot.restore()
         self.space.write(self.module, state.vector)
         self.space.write_private(self.module, state.private)
+
+
+@torch.no_grad()
+def _norms_and_sums(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the tensors' norms and sums ``[2, n]``, by which a later change is detected."""
+    float_tensors = []
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            float_tensors.append(tensor)
+        else:  # only real numbers are compared
+            placeholder = tensor.new_zeros(1, dtype=torch.float32)
+            float_tensors.append(placeholder)
+    if not float_tensors:
+        return torch.empty(2, 0)
+    norms = torch.stack([norm.double() for norm in torch._foreach_norm(float_tensors)])
+    sums = torch.stack([tensor.sum().double() for tensor in float_tensors])
+    return torch.stack([norms, sums]).nan_to_num()  # NaN equals NaN in a comparison of these

@@ -91,6 +91,25 @@ def seed_generators(
             generator.seed(derived_seed)
 
 
+def generator_state(generator: Any) -> Any:
+    """Return the state of a random generator of Python, NumPy or torch."""
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.get_state()
+
+
+def restore_generator(generator: Any, state: Any) -> None:
+    """Set a random generator to a state that :func:`generator_state` returned."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
 def global_rngs() -> tuple[Any, ...]:
     """Return the states of Python's, NumPy's and torch's global generators."""
     cuda_states = None

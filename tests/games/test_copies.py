@@ -130,7 +130,11 @@ def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", BOUND)
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
-def test_scoring_leaves_the_module_as_it_is(tmp_path: Path, kind: str, performance: str) -> None:
+def test_scoring_leaves_the_module_as_it_is(
+    tmp_path: Path,
+    kind: str,
+    performance: str,
+) -> None:
     """Whatever it keeps or calls, all is as it was afterwards."""
     evaluated = BOUND[kind]()
     plain = BOUND[kind]()
@@ -139,11 +143,13 @@ def test_scoring_leaves_the_module_as_it_is(tmp_path: Path, kind: str, performan
     metric = PartialFederatedShapley(performance=performance, mode=mode)
     loop = FederatedLoop(metrics={"sv": metric}, seed=2)
 
-    fit(loop, tmp_path, evaluated, toy_data(server_val=0.2))
-    fit(FederatedLoop(seed=2), tmp_path, plain, toy_data(server_val=0.2))
+    data = toy_data(server_val=0.2)
+    fit(loop, tmp_path, evaluated, data)
+    fit(FederatedLoop(seed=2), tmp_path, plain, data)
 
+    values = loop.contributions["sv"]
     assert torch.equal(state_vector(evaluated), state_vector(plain))
-    assert len(loop.contributions["sv"].unique()) > 1
+    assert len(values.unique()) > 1
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])

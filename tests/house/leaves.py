@@ -51,8 +51,7 @@ FILES = (
 FILES_OF_SCORING = (
     "flsv.engines.scoring",
     "flsv.federation.learning",
-    "flsv.games.copy_module",
-    "flsv.games.lent_module",
+    "flsv.games.module_copies",
     "flsv.scores.performance",
     "flsv.scores.class_scores",
 )

@@ -105,11 +105,11 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "constant": lambda module: module.hidden[1].rand(),
 }
 NAMES = {
-    "closure": "module.hidden.count",
+    "closure": "module.hidden",
     "iterator": "module.hidden",
     "library": "module.hidden",
-    "objects in a list": r"module.hidden\[0\].layer.weight",
-    "average": "module.hidden.layer.weight",
+    "objects in a list": "module.hidden",
+    "average": "module.hidden.layer",
     "class": "Holds.steps",
 }
 
@@ -128,7 +128,7 @@ def test_what_passes_from_client_to_client_is_named_once(tmp_path: Path, kind: s
 
 def test_what_passes_is_named_where_one_client_takes_part_in_a_round(tmp_path: Path) -> None:
     loop = FederatedLoop(seed=3, sampler=UniformSampler(1))
-    with pytest.warns(UserWarning, match="training changes module.hidden.count of Holds"):
+    with pytest.warns(UserWarning, match="training changes module.hidden of Holds"):
         fit(loop, tmp_path, Holds("closure"), rounds=1)
 
 
@@ -158,7 +158,7 @@ class Averages(Plain):
 
 @pytest.mark.parametrize(
     ("hidden", "name"),
-    [(AverageMeter, "optimizers.0.hidden"), (make_counter, "optimizers.0.hidden.count")],
+    [(AverageMeter, "optimizers.0.hidden"), (make_counter, "optimizers.0.hidden")],
 )
 def test_what_passes_in_an_optimizer_is_named(
     tmp_path: Path, hidden: Callable[[], Any], name: str

@@ -50,6 +50,7 @@ from flsv.engines.remote.tables import (
     take_encoder,
 )
 from flsv.engines.remote.transport import agreement, check_agreement
+from flsv.games.module_copies import ModuleCopies
 from flsv.scores import OWN_SCORES
 from flsv.scores.class_scores import ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
@@ -287,16 +288,16 @@ class Site:
     def _score_own_model(
         self, packet: Packet, site_state: SiteState, trainer: L.Trainer
     ) -> dict[str, float]:
-        module = trainer.lightning_module
         instruction = read_instruction(packet)
         space, _, local = restore_state(trainer, self._data, self._config, packet, site_state)
+        module = ModuleCopies(trainer.lightning_module, space).load().eval()
         with opened(local):  # the site's data may be read
             model = used_model(local, instruction, self._config.strategies)
             assert model is not None
             space.write(module, model)
             space.write_private(module, dict(local.private))
         class_scores = ClassScores(packet.plain["classes"] or self._data.num_classes)
-        count_answers(trainer, self._data.client_loader(0, "test"), class_scores)
+        count_answers(trainer, module, self._data.client_loader(0, "test"), class_scores)
         return plain_scores(class_scores)
 
     def _ask(self, packet: Packet) -> Packet:
