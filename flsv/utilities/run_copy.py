@@ -171,6 +171,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return SHARED, self._share(value)
         if type(value) is FunctionType and not _has_state(value):
             return SHARED, self._share(value)
+        if type(value) is torch.jit.ScriptFunction:  # it has no state
+            return SHARED, self._share(value)
         if type(value) is _Original:
             return SHARED, self._share(value.function)
         return None
@@ -213,6 +215,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             make_tensor, arguments, *_ = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
             hooks = (value._backward_hooks, value._post_accumulate_grad_hooks)
             return make_tensor, arguments, hooks, None, None, _set_hooks
+        if issubclass(kind, torch.jit.ScriptModule):
+            return _load_scripted, (_saved_scripted(value),)
         # torch refuses these, since a class is made for each. Here it is pickled, too.
         if issubclass(kind, nn.Module) and is_parametrized(value):
             return copyreg.__newobj__, (kind,), vars(value)  # type: ignore[attr-defined]
@@ -324,6 +328,16 @@ class _Unpickler(pickle.Unpickler):
             self._copied_storages[position] = raw_bytes.untyped_storage()
         storage = self._copied_storages[position]
         return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _saved_scripted(module: torch.jit.ScriptModule) -> bytes:
+    file = io.BytesIO()
+    torch.jit.save(module, file)
+    return file.getvalue()
+
+
+def _load_scripted(saved: bytes) -> torch.jit.ScriptModule:
+    return torch.jit.load(io.BytesIO(saved))
 
 
 def _has_hooks(tensor: torch.Tensor) -> bool:

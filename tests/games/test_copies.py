@@ -183,6 +183,33 @@ def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attribute
     assert loss_of_zeros() == pytest.approx(20 + math.log(2))  # logits -20, 0, 0
 
 
+@torch.jit.script
+def double(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+SCRIPTED: dict[str, Callable[[], Any]] = {
+    "module": lambda: torch.jit.script(nn.Linear(2, 2)),
+    "trace": lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)),
+    "function": lambda: double,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("kind", SCRIPTED)
+def test_scripted_parts_are_copied(kind: str) -> None:
+    module = Kept()
+    module.f = SCRIPTED[kind]()
+    x = torch.ones(1, 2)
+
+    copied = ModuleCopies(module).load()
+
+    assert torch.equal(copied(x), module(x))
+    names = [name for name, _ in module.named_parameters()]
+    assert [name for name, _ in copied.named_parameters()] == names
+    assert not any(copied.f is layer for layer in module.modules())
+
+
 def test_part_that_cannot_be_copied_is_named_before_training(tmp_path: Path) -> None:
     module = Kept(reach_through_list)
     module.net.stream = (number for number in range(3))  # type: ignore[assignment]
