@@ -6,7 +6,6 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.wrappers import _unwrap_objects
-from lightning.pytorch.loops.progress import _BaseProgress
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
 from lightning.pytorch.utilities import CombinedLoader
@@ -65,20 +64,3 @@ def attach(module: L.LightningModule, trainer: L.Trainer) -> None:
     unfitted: Any = trainer
     module._trainer = trainer
     unfitted._data_connector._datahook_selector = _DataHookSelector(module, None)
-
-
-def progress_of(trainer: L.Trainer) -> list[Any]:
-    """List the counters of the trainer's loops. Their ``state_dict`` are copies, by which no counter is found."""
-    fit_loop: Any = trainer.fit_loop
-    epoch_loop = fit_loop.epoch_loop
-    counters = []
-    for loop in (
-        fit_loop,
-        epoch_loop,
-        epoch_loop.automatic_optimization,
-        epoch_loop.manual_optimization,
-    ):
-        for value in vars(loop).values():
-            if isinstance(value, _BaseProgress):
-                counters.append(value)
-    return counters
