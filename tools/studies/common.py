@@ -154,14 +154,3 @@ def train_missing(
             torch.save(record, part)
             part.rename(path)
             print(f"{name}, seed {seed}: {record['seconds']:.1f} s", flush=True)
-
-
-def numbers_of(masks: Tensor) -> list[int]:
-    """The rows of coalitions ``[K, n]`` among all."""
-    place_values = 2 ** torch.arange(masks.shape[1])
-    return (masks.long() * place_values).sum(1).tolist()
-
-
-def part_inside(shares: Tensor, low: Tensor, high: Tensor) -> float:
-    """How many of the shares the intervals hold, from 0 to 1."""
-    return float(((low <= shares) & (shares <= high)).double().mean())

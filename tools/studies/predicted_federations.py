@@ -44,8 +44,6 @@ def source(name: str, classes: int) -> tuple[Tensor, Tensor, Tensor]:
         return samples.long(), targets.long(), groups
     if name in ("exam", "contraception"):
         samples, targets, groups = table_of_people(name)
-    elif name.endswith("_frozen"):
-        samples, targets = features_and_labels(name.removesuffix("_frozen"))
     elif name in ("mnist", "fashion", "cifar", "ham10000_28", "pneumoniamnist"):
         samples, targets = images_and_labels(name)
     else:
@@ -203,21 +201,6 @@ def frozen_features(data: str) -> dict[str, Tensor]:
     return features.state_dict()
 
 
-@cache
-def features_and_labels(data: str) -> tuple[Tensor, Tensor]:
-    """The frozen features ``[N, 64]`` of all samples of a data set, scaled to a variance of 1, and their labels."""
-    if data == "lesions":
-        samples, labels = lesions()
-    else:
-        samples, labels, _ = source(data, 10)
-    features = ConvFeatures(*IMAGES[data], nn.BatchNorm2d)
-    features.load_state_dict(frozen_features(data))
-    features.eval()
-    with torch.no_grad():
-        outputs = features(samples)
-    return outputs / outputs.std(), labels
-
-
 LETTERS, LENGTH = " abcdefghijklmnopqrstuvwxyz", 48
 
 
@@ -355,8 +338,6 @@ def deal(
             is_dealt = np.isin(labels_of_rows, classes)
             rows_of_clients.append(rows[is_dealt])
         return rows_of_clients
-    if how == "few":
-        return few_classes(rows, labels_of_rows, num_clients, int(number), draw)
     if how == "dir":
         return by_dirichlet(rows, labels_of_rows, num_clients, float(number), draw)
     return np.array_split(rows, num_clients)
@@ -383,31 +364,6 @@ def by_dirichlet(
         if len(part) < 12:
             part += few
     return [np.array(part) for part in dealt]
-
-
-def few_classes(
-    rows: np.ndarray,
-    labels: np.ndarray,
-    num_clients: int,
-    per_client: int,
-    draw: np.random.Generator,
-) -> list[np.ndarray]:
-    """Rows of clients with this many classes each, in turn. A client has 30 to 100 % of its part of each."""
-    num_classes = int(labels.max()) + 1
-    order = draw.permutation(num_classes)
-    numbers = np.arange(num_clients * per_client) % num_classes
-    classes = order[numbers].reshape(num_clients, per_client)
-    parts: list[list[int]] = [[] for _ in range(num_clients)]
-    for label in range(num_classes):
-        holders = np.flatnonzero((classes == label).any(1))
-        if not len(holders):
-            continue
-        rows_of_class = rows[labels == label]
-        parts_of_class = np.array_split(rows_of_class, len(holders))
-        for holder, part in zip(holders, parts_of_class):
-            size = int(len(part) * draw.uniform(0.3, 1))
-            parts[holder] += part[:size].tolist()
-    return [np.array(part) for part in parts]
 
 
 @cache
