@@ -10,8 +10,6 @@ import csv
 import os
 import pickle
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -128,77 +126,6 @@ def pooled(images: Tensor) -> Tensor:
     """Halve the sides of images."""
     half_images = F.avg_pool2d(images.float() / 255, 2)
     return half_images.flatten(1)
-
-
-@cache
-def lesions() -> tuple[Tensor, Tensor]:
-    """Skin lesions in 14 x 14 pixels, of the four most frequent kinds."""
-    arrays = np.load(ROOT / "ham10000_28.npz")
-    kinds = arrays["train_labels"][:, 0]
-    counts = Counter(kinds.tolist())
-    frequent = [kind for kind, _ in counts.most_common(4)]
-    rows = np.isin(kinds, frequent)
-    pixels = torch.tensor(arrays["train_images"][rows])
-    colors_first = pixels.movedim(-1, 1)
-    images = colors_first.float() / 255
-    kinds_of_rows = kinds[rows].tolist()
-    labels = [frequent.index(kind) for kind in kinds_of_rows]
-    half_images = F.avg_pool2d(images, 2)
-    return half_images.flatten(1), torch.tensor(labels)
-
-
-class ConvFeatures(nn.Sequential):
-    """Two convolutions, to 64 features."""
-
-    def __init__(
-        self,
-        colors: int,
-        side: int,
-        norm: Callable[[int], nn.Module],
-    ) -> None:
-        super().__init__(
-            nn.Unflatten(1, (colors, side, side)),
-            nn.Conv2d(colors, 8, 3),
-            norm(8),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, 3),
-            norm(16),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(2),
-            nn.Flatten(),
-        )
-
-
-IMAGES: Mapping[str, tuple[int, int]] = {
-    "digits": (1, 8),
-    "mnist": (1, 14),
-    "fashion": (1, 14),
-    "pneumoniamnist": (1, 14),
-    "cifar": (3, 16),
-    "lesions": (3, 14),
-}
-
-
-@cache
-def frozen_features(data: str) -> dict[str, Tensor]:
-    """Features that were trained on other images: those of fashion for numbers, of numbers for fashion, and others."""
-    other_images = {"mnist": "fashion", "fashion": "mnist", "lesions": "cifar"}[data]
-    colors, side = IMAGES[other_images]
-    samples, labels, _ = source(other_images, 10)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        features = ConvFeatures(colors, side, nn.BatchNorm2d)
-        network = nn.Sequential(features, nn.Linear(64, 10))
-        optimizer = torch.optim.Adam(network.parameters(), 0.003)
-        for _ in range(6):
-            for rows in torch.randperm(len(labels)).split(32):
-                optimizer.zero_grad()
-                outputs = network(samples[rows])
-                loss = F.cross_entropy(outputs, labels[rows])
-                loss.backward()
-                optimizer.step()
-    return features.state_dict()
 
 
 LETTERS, LENGTH = " abcdefghijklmnopqrstuvwxyz", 48
