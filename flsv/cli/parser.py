@@ -313,7 +313,7 @@ class FederatedCLI(LightningCLI):
         """Replace ``last`` and ``best`` by a path, and check that a path exists."""
         path = config.ckpt_path
         if path in ("last", "best"):
-            checkpoint = find_checkpoint(path, self.trainer, config.get("weights_only"))
+            checkpoint = find_checkpoint(path, self.trainer)
             config.ckpt_path = str(checkpoint)
             purpose = "Resuming" if self.subcommand == "fit" else "Weights"
             if not self.quiet:
