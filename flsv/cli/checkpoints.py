@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,6 @@ from lightning.pytorch.callbacks import BasePredictionWriter, Checkpoint, ModelC
 from pandas import DataFrame
 from torch import Tensor
 
-from flsv._lightning.round_boundary import DurableCheckpointIO
 from flsv.data import FederatedDataModule
 from flsv.results.folder import run_folder, runs_folder
 from flsv.utilities.atomic_files import replacing
@@ -24,17 +24,18 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Logged values that select the best model, in this order of preference, and the direction that is better.
 MONITORS: dict[str, Literal["max", "min"]] = {"val_accuracy": "max", "val_loss": "min"}
-
-
-#: Function that reads a checkpoint.
-Load = Callable[[Path], dict[str, Any]]
+BEST_FILE = "best.ckpt"
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Callback that saves ``best.ckpt`` after the round with the highest ``val_accuracy``, or lowest ``val_loss``."""
+    """Callback that saves ``best.ckpt`` after the round with the highest ``val_accuracy``, or lowest ``val_loss``.
+
+    A resumed run has a folder of its own, into which the best checkpoint before it is copied.
+    """
 
     def __init__(self) -> None:
-        super().__init__(filename="best")
+        super().__init__(filename=Path(BEST_FILE).stem)
+        self._earlier_best: Path | None = None
 
     @property
     def state_key(self) -> str:
@@ -73,27 +74,38 @@ class BestCheckpoint(ModelCheckpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.monitor = state_dict["monitor"]
         self.mode = MONITORS.get(str(self.monitor), "min")
-        recorded_path = state_dict["best_model_path"]
-        if not recorded_path:
+        if not state_dict["best_model_path"]:
             return
-
-        best = _relocated(state_dict, state_dict["dirpath"], self._resumed_from)
-        if not best.is_file():
+        earlier_best = self._resumed_from.with_name(BEST_FILE)
+        if not earlier_best.is_file():
             warnings.warn(
-                f"{best} does not exist: best.ckpt is the best from here on.", stacklevel=2
+                f"{earlier_best} does not exist: best.ckpt is the best from here on.", stacklevel=2
             )
             return
-        # A resumed run has a folder of its own, and the best checkpoint before it is still the best.
+
+        best = os.path.join(str(self.dirpath), BEST_FILE)
         score = state_dict["best_model_score"]
         relocated_state = {
             **state_dict,
             "dirpath": self.dirpath,
-            "best_model_path": str(best),
-            "kth_best_model_path": str(best),
-            "best_k_models": {str(best): score},
+            "best_model_path": best,
+            "kth_best_model_path": best,
+            "best_k_models": {best: score},
         }
         super().load_state_dict(relocated_state)
         self.current_score = state_dict["current_score"]  # saved by Lightning, but not loaded
+        self._earlier_best = earlier_best
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        if self._earlier_best is None or not trainer.is_global_zero:
+            return
+        best = Path(self.best_model_path)
+        if best.exists() and best.samefile(self._earlier_best):
+            return
+        best.parent.mkdir(parents=True, exist_ok=True)
+        with self._earlier_best.open("rb") as earlier_file, replacing(best) as file:
+            shutil.copyfileobj(earlier_file, file)
 
 
 def default_checkpoints(callbacks: Sequence[L.Callback]) -> list[L.Callback]:
@@ -103,12 +115,8 @@ def default_checkpoints(callbacks: Sequence[L.Callback]) -> list[L.Callback]:
     return [BestCheckpoint(), ModelCheckpoint(filename="last", save_on_train_epoch_end=True)]
 
 
-def find_checkpoint(
-    kind: Literal["last", "best"],
-    trainer: L.Trainer,
-    weights_only: bool | None = None,
-) -> Path:
-    """Return the path of the newest run's last checkpoint (``"last"``), or of its best one (``"best"``)."""
+def find_checkpoint(kind: Literal["last", "best"], trainer: L.Trainer) -> Path:
+    """Return the path of the newest run's last checkpoint (``"last"``), or of ``best.ckpt`` beside it (``"best"``)."""
     folders_of_callbacks = checkpoint_folders(trainer)
     paths: list[Path] = []
     for folder in [*_folders_of_runs(trainer), *folders_of_callbacks]:
@@ -120,18 +128,20 @@ def find_checkpoint(
             f"--ckpt_path {kind}: no checkpoint below {places}. Name one, or leave ckpt_path out."
         )
 
-    options: dict[str, Any] = {}
-    if weights_only is not None:
-        options["weights_only"] = weights_only
-
-    def load(path: Path) -> dict[str, Any]:
-        return DurableCheckpointIO().load_checkpoint(path, **options)
-
     newest = max(paths, key=_modified)
-    last_path = _most_trained_of_run(newest, load)
+    # Copying a folder changes the times of its files, so the names decide.
+    last_checkpoints = newest.parent.glob("last*.ckpt")
+    last_path = max(last_checkpoints, key=_modified, default=newest)
     if kind == "last":
         return last_path
-    return _best_of(load(last_path), last_path, load)
+
+    best_path = last_path.with_name(BEST_FILE)
+    if not best_path.is_file():
+        raise ConfigurationError(
+            f"--ckpt_path best: there is no {best_path}, which a fit saves if val_accuracy or val_loss is logged and "
+            "no callback of your own saves checkpoints. Use last, or name a checkpoint."
+        )
+    return best_path
 
 
 def _folders_of_runs(trainer: L.Trainer) -> list[Path]:
@@ -144,56 +154,6 @@ def _modified(path: Path) -> int:
     return path.stat().st_mtime_ns
 
 
-def _most_trained_of_run(newest: Path, load: Load) -> Path:
-    """Return the most trained one of the newest checkpoint and ``last*.ckpt`` beside it."""
-    # Copying a folder changes the times of its files, so the progress that checkpoints record decides.
-    candidates = {newest, *newest.parent.glob("last*.ckpt")}
-    if len(candidates) == 1:
-        return newest
-
-    def progress(path: Path) -> tuple[int, int, int]:
-        checkpoint = load(path)
-        return checkpoint["epoch"], checkpoint["global_step"], _modified(path)
-
-    return max(candidates, key=progress)
-
-
-def _best_of(checkpoint: dict[str, Any], path: Path, load: Load) -> Path:
-    """Return the best checkpoint of the run that saved ``checkpoint`` to ``path``."""
-    callback_states = _callback_states(checkpoint)
-    folders = {state["dirpath"] for state in callback_states}
-    candidate_folders = list(filter(None, folders))
-    reasons: dict[str, None] = {}  # an ordered set
-    for state in callback_states:
-        has_best = state["monitor"] and state["best_model_path"]
-        if not has_best:
-            continue
-        for folder in candidate_folders:  # the best path may be below any of them
-            best = _relocated(state, folder, path)
-            if not best.is_file():
-                reasons[f"{best} does not exist"] = None
-            elif _is_same_best(load(best), checkpoint, state):
-                return best
-            else:
-                reasons[f"{best} is of another run"] = None
-
-    if reasons:
-        raise ConfigurationError(
-            f"--ckpt_path best: the best checkpoint of the run of {path} is not there: "
-            f"{', and '.join(reasons)}. Name a checkpoint."
-        )
-    raise ConfigurationError(
-        f"--ckpt_path best: the newest run, {path}, has no best checkpoint, which needs val_accuracy or "
-        "val_loss to be logged, or a ModelCheckpoint with a monitor. Use last, or name a checkpoint."
-    )
-
-
-def _callback_states(checkpoint: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the states of the callbacks that save checkpoints."""
-    states = checkpoint["callbacks"].values()
-    return [state for state in states if isinstance(state, dict) and "best_model_path" in state]
-
-
 def checkpoint_folders(trainer: L.Trainer) -> list[Path]:
     """Return the folders into which the trainer's callbacks save checkpoints."""
     return [
@@ -201,33 +161,6 @@ def checkpoint_folders(trainer: L.Trainer) -> list[Path]:
         for callback in trainer.checkpoint_callbacks
         if isinstance(callback, ModelCheckpoint) and callback.dirpath is not None
     ]
-
-
-def _relocated(state: Mapping[str, Any], folder: str, checkpoint: Path) -> Path:
-    """Return the best checkpoint's path, which was saved relative to ``folder``, where ``checkpoint`` lies now."""
-    path_in_run = os.path.relpath(state["best_model_path"], folder)
-    path = os.path.join(checkpoint.parent, path_in_run)
-    return Path(os.path.normpath(path))
-
-
-def _is_same_best(
-    best_checkpoint: Mapping[str, Any],
-    checkpoint: Mapping[str, Any],
-    callback_state: Mapping[str, Any],
-) -> bool:
-    """Return whether both checkpoints are of one run and one best score."""
-    scores = []
-    for state_of_best in _callback_states(best_checkpoint):
-        if state_of_best["monitor"] == callback_state["monitor"]:
-            scores.append(state_of_best["best_model_score"])
-    is_same_run = _federation_of(best_checkpoint) == _federation_of(checkpoint)
-    return is_same_run and callback_state["best_model_score"] in scores
-
-
-def _federation_of(checkpoint: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the seed and the identity of the federation that saved a checkpoint."""
-    state = checkpoint["callbacks"].get("FederatedLoop", {})
-    return state.get("seed"), state.get("identity")
 
 
 class WritePredictions(BasePredictionWriter):

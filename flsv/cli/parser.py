@@ -8,8 +8,6 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -67,7 +65,7 @@ from flsv.utilities.atomic_files import (
     set_aside,
     whole_lines,
 )
-from flsv.utilities.errors import ConfigurationError, listed, nearest
+from flsv.utilities.errors import ConfigurationError, nearest
 from flsv.utilities.formats import refuse_other_versions
 from flsv.utilities.plugins import installed
 
@@ -83,8 +81,6 @@ PARTS: dict[str, type] = {
 }
 #: Seconds that a stopped rank waits so that the script that started it can print its last messages.
 SECONDS_UNTIL_KILLED = 10.0
-#: Similarity of two names, from 0 to 1, from which on one may be the other one misspelled.
-SIMILARITY_OF_MISSPELLED = 0.8
 
 
 class SavedConfig(SaveConfigCallback):
@@ -92,20 +88,6 @@ class SavedConfig(SaveConfigCallback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Do nothing: other commands save no configuration, and a fit has a record first."""
-
-    def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Warn before the first round of a monitor whose name is nearly that of a value which is logged."""
-        logged_names = list(trainer.callback_metrics)
-        for callback_name, monitor in _unlogged_monitors(trainer):
-            looks_misspelled = bool(
-                get_close_matches(monitor, logged_names, cutoff=SIMILARITY_OF_MISSPELLED)
-            )
-            if looks_misspelled:
-                warnings.warn(
-                    f"{callback_name}(monitor={monitor!r}): validation logs no such value."
-                    f"{nearest(monitor, logged_names)} Unless training logs it, the first round is the last.",
-                    stacklevel=2,
-                )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero and leaves_files(trainer):
@@ -140,25 +122,6 @@ def check_unused(folder: Path, checkpoint: str | None) -> None:
         raise ConfigurationError(
             f"{config} is not a run's, and would be replaced by the configuration of this run. {advice}."
         )
-
-
-def raise_if_monitor_is_unlogged(error: Exception, trainer: L.Trainer) -> None:
-    """Raise a short ConfigurationError if a callback has found no value of the name that it monitors."""
-    logged_names = list(trainer.callback_metrics)
-    for callback_name, monitor in _unlogged_monitors(trainer):
-        if monitor in str(error):
-            raise ConfigurationError(
-                f"{callback_name}(monitor={monitor!r}): no such value is logged."
-                f"{nearest(monitor, logged_names)} Logged are {listed(logged_names, 10)}."
-            ) from error
-
-
-def _unlogged_monitors(trainer: L.Trainer) -> Iterator[tuple[str, str]]:
-    """Yield the class of each callback that monitors a value which is not logged, and the value's name."""
-    for callback in callbacks_of(trainer):
-        monitor = getattr(callback, "monitor", None)
-        if isinstance(monitor, str) and monitor not in trainer.callback_metrics:
-            yield type(callback).__name__, monitor
 
 
 class FederatedCLI(LightningCLI):
@@ -309,9 +272,6 @@ class FederatedCLI(LightningCLI):
             raise ConfigurationError(
                 f"optimizer or lr_scheduler: {error}. Give a value that its documentation allows."
             ) from error
-        except (RuntimeError, MisconfigurationException) as error:
-            raise_if_monitor_is_unlogged(error, self.trainer)
-            raise
         except (SystemExit, OSError) as error_of_exit:
             # On Ctrl-C, Lightning raises SystemExit, and TensorBoard's writer, which cannot be closed twice, OSError.
             interrupt = error_of_exit.__context__
@@ -353,7 +313,7 @@ class FederatedCLI(LightningCLI):
         """Replace ``last`` and ``best`` by a path, and check that a path exists."""
         path = config.ckpt_path
         if path in ("last", "best"):
-            checkpoint = find_checkpoint(path, self.trainer, config.get("weights_only"))
+            checkpoint = find_checkpoint(path, self.trainer)
             config.ckpt_path = str(checkpoint)
             purpose = "Resuming" if self.subcommand == "fit" else "Weights"
             if not self.quiet:

@@ -3,8 +3,6 @@
     flsv report lightning_logs/version_0
     flsv report lightning_logs/version_0 --budget 10000 --by value
     flsv report lightning_logs/version_0 --client 3 --out boston.html
-    flsv report lightning_logs/version_0 --sign ~/.ssh/id_ed25519
-    flsv report --verify lightning_logs/version_0/report.html
 
 Writes one HTML file that needs no network. Its first page says how much each
 partner has contributed, and gives reasons against relying on it. The appendix
@@ -20,10 +18,6 @@ sentences, or no. It shows each partner's share and its amount in whole cents,
 with intervals, unless the answer is no. shares.csv beside the page has the
 same numbers and the answer. Copies and outliers that the run has found are
 named beside the amounts, but no amount is held back for them.
-
---sign signs the page, and shares.csv, with an SSH key: report.html.sig stands
-beside report.html. --verify tells whether a page is the one that was signed,
-and by which key, or with --signers by whom.
 """
 
 from __future__ import annotations
@@ -33,7 +27,6 @@ from pathlib import Path
 from typing import get_args
 
 from flsv.cli.command import amount, command_parser, display_path
-from flsv.report.signature import sign, verify
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.choices import Negatives
 
@@ -45,7 +38,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         "run",
         metavar="RUN",
         type=Path,
-        nargs="?",
         help="the run's folder, also of a killed run",
     )
     parser.add_argument(
@@ -81,22 +73,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         action="store_true",
         help="accept values for which the partners scored models themselves. A partner that lies takes others' shares",
     )
-    signing = parser.add_argument_group("signatures")
-    signing.add_argument("--sign", metavar="KEY", type=Path, help="SSH key that signs the page")
-    signing.add_argument("--verify", metavar="PAGE", type=Path, help="a signed page to verify")
-    signing.add_argument(
-        "--signers",
-        metavar="FILE",
-        type=Path,
-        help="names and public keys of those who may have signed it, in OpenSSH's format ALLOWED SIGNERS",
-    )
     options = parser.parse_args(list(args))
-    if options.verify is not None:
-        signer = verify(options.verify, options.signers)
-        print(f"Verified: {options.verify} is the page that {signer} signed")
-        return
-    if options.run is None:
-        parser.error("name the run's folder: flsv report lightning_logs/version_0")
     names = ("by", "rule", "currency", "judged_by_partners")
     terms_by_name = {name: value for name in names if (value := getattr(options, name))}
     if terms_by_name and options.budget is None:
@@ -108,11 +85,9 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     from flsv.results.terminal import filled
 
     budget = None if options.budget is None else Budget(options.budget, **terms_by_name)
-    check_writable(Path(options.run) if options.out is None else options.out.parent)
+    check_writable(options.run if options.out is None else options.out.parent)
     page = write_report(options.run, options.client, options.out, budget)
     files = [page] if budget is None or options.client else [page, shares_file(page)]
-    if options.sign is not None:
-        files += [sign(file, options.sign) for file in files]
     print(f"Report: {', '.join(map(display_path, files))}")
     if budget is not None:
         verdict = shares_of(open_run(options.run), budget).verdict

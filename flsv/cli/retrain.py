@@ -16,8 +16,8 @@ and data that differ from the run's are refused. A training that fails is
 named. Finished trainings are kept: start a stopped command again to continue.
 
 The values are written to retrained.csv in the run's folder, and flsv report
-shows them. The file also has the shares by other scores and without each seed:
-they show how far a payment depends on the choice of the score and on chance.
+shows them. The file also has the shares by other scores: they show how far a
+payment depends on the choice of the score.
 
 --without computes no values. It trains the run again with the other clients
 only, by the same seed, and saves this module as without_NAME.ckpt.

@@ -248,8 +248,6 @@ class RunReports:
     def begin_round(self) -> None:
         if self._reports_learning:
             self._warn_of_other_accuracies()
-        for sink in self.sinks:
-            sink.begin_round(self._state.round_index)
 
     def write(self, round: Round) -> None:
         """Make the result of a round, and pass it to all sinks."""

@@ -20,10 +20,16 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from flsv.report.basis import RETRAINED, Basis, preferred_basis
-from flsv.report.certainty import fraction_moved_by_seeds, fractions_moved_by_scores
 from flsv.report.html import Table, bar_cells, heatmap_table, render, table_by_name, table_of_texts
 from flsv.report.reading import Run, open_run, over_seeds
-from flsv.report.shares import Budget, Shares, findings, shares_file, shares_of
+from flsv.report.shares import (
+    Budget,
+    Shares,
+    findings,
+    fractions_moved_by_scores,
+    shares_file,
+    shares_of,
+)
 from flsv.results.text import (
     NO_NUMBER,
     WORDS,
@@ -41,7 +47,6 @@ from flsv.results.verdict import Verdict
 from flsv.scores import OWN_SCORES
 from flsv.utilities.arguments import client_number
 from flsv.utilities.atomic_files import replacing
-from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN, save_table
 from flsv.utilities.display import BRACKETS_NOTE
 from flsv.utilities.errors import ConfigurationError
@@ -188,7 +193,8 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
     if basis is not None:
         content["values"] = _values_table(basis, clients, names, shares, faults)
         content["source"] = f"{basis.title}; {basis.origin}"
-        content["moved"] = _fractions_moved(run, basis, shares)
+        for score, fraction in fractions_moved_by_scores(run, basis).items():
+            content["moved"][f"by {titled(score)}"] = fraction
     return content
 
 
@@ -429,18 +435,6 @@ def _sentences_on_intervals(basis: Basis | None, shares: Shares | None) -> str:
     if shares is not None:
         return sentences["cases"]
     return f"{sentences['seeds']} {BRACKETS_NOTE} {sentences['column']}"
-
-
-def _fractions_moved(run: Run, basis: Basis, shares: Shares | None) -> dict[str, float]:
-    """Estimate the fractions of a payment that would move with other seeds, and by other scores."""
-    fractions = {}
-    rule: Negatives = "zero" if shares is None else shares.budget.rule
-    by_seeds = fraction_moved_by_seeds(run, basis, rule)
-    if not math.isnan(by_seeds):
-        fractions["with other seeds"] = by_seeds
-    for score, fraction in fractions_moved_by_scores(run, basis).items():
-        fractions[f"by {titled(score)}"] = fraction
-    return fractions
 
 
 def _may_see_means(run: Run, values: Sequence[float]) -> bool:

@@ -23,7 +23,6 @@ from flsv.results.folder import (
     RECORD,
     RETRAINED,
     RUNS,
-    WITHOUT_SEED,
     find_contributions,
     repeated_folders,
 )
@@ -258,7 +257,7 @@ class Run:
 
         table = DataFrame(rows.values(), index=list(rows)).sort_index()
         for column in table:
-            if column in OPTIONAL_NUMBERS or column.startswith((WITHOUT_SEED, BY_SCORE)):
+            if column in OPTIONAL_NUMBERS or column.startswith(BY_SCORE):
                 table[column] = table[column].map(number_or_nan)
         return table
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from pandas import DataFrame
 
 from flsv.functional.allocation import allocate
 from flsv.functional.joint_shares import joint_shares
-from flsv.report.basis import Basis, basis_of
+from flsv.report.basis import RETRAINED, Basis, basis_of
 from flsv.report.reading import Run
+from flsv.results.folder import BY_SCORE
 from flsv.results.round_result import doubts_in
 from flsv.results.text import NO_NUMBER, joined, percent
 from flsv.results.verdict import Verdict
@@ -260,3 +262,34 @@ def findings(run: Run, for_one_client: bool = False) -> list[str]:
             name = "another participant" if for_one_client else run.label(doubt.client)
             texts[other_client].append(f"{doubt.column}: has rows of {name}")
     return ["; ".join(client_texts) for client_texts in texts]
+
+
+def fractions_moved_by_scores(run: Run, basis: Basis) -> dict[str, float]:
+    """Return the fraction of a payment by retraining that each other score would give to other clients."""
+    if basis.key != RETRAINED:
+        return {}
+    rows = run.retrained()
+    # The "f1" of "f1 of ill (lower is better)", in which the parts after it may be missing.
+    without_class, _, _ = basis.by.partition(" of ")
+    score_of_basis, _, _ = without_class.partition(" (")
+
+    fractions = {}
+    for head in rows:
+        score = head.removeprefix(BY_SCORE)
+        if not head.startswith(BY_SCORE) or score == score_of_basis:
+            continue
+        fraction = fraction_moved(rows["share"], rows[head])
+        if not math.isnan(fraction):
+            fractions[score] = fraction
+    return fractions
+
+
+def fraction_moved(shares: Sequence[float], other_shares: Sequence[float]) -> float:
+    """Compute the fraction of a payment by which two vectors of shares ``[n]`` differ.
+
+    Example:
+        >>> round(fraction_moved([0.5, 0.3, 0.2], [0.4, 0.3, 0.3]), 3)
+        0.1
+    """
+    differences = np.subtract(shares, other_shares)
+    return float(np.nansum(np.abs(differences))) / 2

@@ -18,8 +18,7 @@ from flsv.utilities.errors import ConfigurationError, listed, no_run_folder
 CONTRIBUTIONS = "contributions.csv"
 RECORD = "run.json"
 RETRAINED = "retrained.csv"
-#: Prefixes of the further columns of shares in retrained.csv: shares without one of the seeds, or by another score.
-WITHOUT_SEED = "share without seed "
+#: Prefix of the columns of retrained.csv with the shares by another score.
 BY_SCORE = "share by "
 #: Columns of retrained.csv with the rows of the values' covariances between seeds and between validation samples.
 SEED_COVARIANCE = "covariance of seeds"

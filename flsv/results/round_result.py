@@ -176,9 +176,6 @@ class Sink:
     #: Whether it writes to a logger, which cannot replace what it holds.
     is_logger = False
 
-    def begin_round(self, index: int) -> None:
-        """Prepare for round ``index``, counted from 0. It is called before any callback's ``on_train_epoch_start``."""
-
     def write(self, result: RoundResult) -> None:
         """Process the result of a round that has ended."""
 

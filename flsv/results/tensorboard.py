@@ -16,10 +16,8 @@ TensorBoard would take the columns of the first run's for all runs.
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +29,6 @@ from lightning.pytorch.loggers import (
     WandbLogger,
 )
 from matplotlib.figure import Figure
-from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
@@ -90,13 +86,8 @@ class TensorBoard(Sink):
         settings: Mapping[str, Any],
         partition: Callable[[], Figure],
     ) -> None:
-        """Write the settings and the picture of the partition before the first round.
-
-        In a resumed run, invalidate what an earlier process wrote from ``first_round`` on.
-        """
+        """Write the settings and the picture of the partition before the first round."""
         self._first_round = first_round
-        if first_round > 0:
-            self._resume()
         # purge_step=0 discards the result of an earlier process, whatever the round.
         result_writer = SummaryWriter(self._folder / self._result_folder, purge_step=0)
         self._result_writer = result_writer
@@ -111,28 +102,6 @@ class TensorBoard(Sink):
         result_writer.flush()
         if first_round == 0:
             self._draw("data/partition", partition, 0)
-
-    def _resume(self) -> None:
-        """Invalidate what an earlier process wrote from the first round on."""
-        self._writer.close()  # it then opens another file, which is read after the files of the earlier process
-        round_events = _events_to_write_again(self._folder, self._first_round)
-        _wait_until_next_file_is_last(self._folder)
-
-        writer = self._writer._get_file_writer()
-        mark = SessionLog(status=SessionLog.START)
-        writer.add_event(Event(file_version="brain.Event:2"), self._first_round)
-        writer.add_event(Event(session_log=mark), self._first_round)
-        # A mark and the events of each earlier round, then the mark of the round to run.
-        for index, events_of_round in groupby(round_events, key=_round_of):
-            self.begin_round(index)
-            for _, event in events_of_round:
-                writer.add_event(event, event.step, event.wall_time)
-        self.begin_round(self._first_round)
-
-    def begin_round(self, index: int) -> None:
-        """Mark in the file where round ``index`` begins. A process that resumes here discards what follows the mark."""
-        mark = SessionLog(status=SessionLog.CHECKPOINT)
-        self._writer._get_file_writer().add_event(Event(session_log=mark), index)
 
     def write(self, result: RoundResult) -> None:
         """Write a round's curves, and its pictures if ``result.draws_pictures``."""
@@ -276,52 +245,6 @@ def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
         logger.experiment.log_figure(logger.run_id, figure, f"charts/{name}.png")
     else:
         logger.experiment.log_figure(figure_name=name, figure=figure, step=step)
-
-
-def _wait_until_next_file_is_last(folder: Path) -> None:
-    """Wait until a new event file, named by the second, sorts last."""
-    seconds = []
-    for path in folder.rglob("events.out.tfevents.*"):
-        _events, _out, _tfevents, second, *_host = path.name.split(".")
-        seconds.append(int(second))
-    next_second = max(seconds, default=0) + 1
-    time.sleep(max(0, next_second - time.time()))
-
-
-def _events_to_write_again(folder: Path, first_round: int) -> list[tuple[int, Event]]:
-    """Return ``(round, event)`` of points that a run resumed at ``first_round`` has to write again."""
-    # A resumed run makes TensorBoard discard all steps from `first_round` on. The steps of most curves count rounds. A
-    # module that logs in every training step also writes curves whose steps count batches. Their points of earlier
-    # rounds can have a step of `first_round` or more, and would be lost.
-    earlier_events: list[tuple[int, Event]] = []  # with their rounds
-    for path in sorted(folder.glob("events.out.tfevents.*")):
-        # Before the first mark the round is unknown, as in all of a file of earlier versions, which have no marks.
-        round_index: int | None = None
-        for event in LegacyEventFileLoader(str(path)).Load():
-            status = None
-            if event.HasField("session_log"):
-                status = event.session_log.status
-            if status == SessionLog.START:  # an earlier resume has discarded later steps
-                earlier_events = _before_step(earlier_events, event.step)
-            elif status == SessionLog.CHECKPOINT:
-                round_index = event.step
-            elif (
-                event.HasField("summary") and round_index is not None and round_index < first_round
-            ):
-                earlier_events.append((round_index, event))
-    discarded_events = [pair for pair in earlier_events if pair[1].step >= first_round]
-    return sorted(discarded_events, key=_round_of)
-
-
-def _round_of(round_event: tuple[int, Event]) -> int:
-    return round_event[0]
-
-
-def _before_step(
-    round_events: list[tuple[int, Event]],
-    step: int,
-) -> list[tuple[int, Event]]:
-    return [round_event for round_event in round_events if round_event[1].step < step]
 
 
 def _write_scalars(

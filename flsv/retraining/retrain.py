@@ -32,7 +32,6 @@ from flsv.results.folder import (
     BY_SCORE,
     CASE_COVARIANCE,
     SEED_COVARIANCE,
-    WITHOUT_SEED,
 )
 from flsv.results.text import shares_in
 from flsv.results.verdict import Source
@@ -232,33 +231,23 @@ class Retrained:
             return "trainings"
         return "scores" if self.predicted is None else "outputs"
 
-    def values_by_seed(
-        self,
-        measure_index: int,
-        seeds: Sequence[int],
-    ) -> tuple[Tensor, Tensor]:
+    def values_by_seed(self, measure_index: int) -> tuple[Tensor, Tensor]:
         """Compute each seed's values ``[s, n]`` by one performance measure, and the standard error ``[n]`` of their
         mean that comes from coalitions that were not trained.
         """
-        rows = [self.seeds.index(seed) for seed in seeds]
         are_all_trained = len(self.masks) == 2 ** self.masks.shape[1]
         if self.predicted is None or are_all_trained:
-            utilities = self.utilities[rows, :, measure_index]  # [s, K]
+            utilities = self.utilities[:, :, measure_index]  # [s, K]
             estimate = few_coalitions_shapley(self.masks, utilities.T)
             return estimate.values.T, estimate.stderr.mean(1)  # from [n, s]
 
-        values = self.predicted.values[rows, :, measure_index]  # [s, n]
-        disagreement = self.predicted.disagreement[rows, :, measure_index].mean(0)  # [n]
+        values = self.predicted.values[:, :, measure_index]  # [s, n]
+        disagreement = self.predicted.disagreement[:, :, measure_index].mean(0)  # [n]
         return values, prediction_stderr(disagreement)
 
-    def values(
-        self,
-        measure_index: int = 0,
-        excluded_seed: int | None = None,
-    ) -> dict[str, list[float]]:
+    def values(self, measure_index: int = 0) -> dict[str, list[float]]:
         """Compute clients' values, interval ends and shares by one performance measure, ``{column: [n]}``."""
-        seeds = [seed for seed in self.seeds if seed != excluded_seed]
-        values_by_seed, stderr = self.values_by_seed(measure_index, seeds)  # [s, n] and [n]
+        values_by_seed, stderr = self.values_by_seed(measure_index)  # [s, n] and [n]
         mean_values = values_by_seed.mean(0)
         half_widths = interval_over_seeds(values_by_seed, stderr)
         if self.rank_only:
@@ -276,7 +265,7 @@ class Retrained:
         """Return the rows of the values' covariances, ``{column: [n]}``, between seeds and between validation samples.
         Each is left out if it is not known.
         """
-        values_by_seed, stderr = self.values_by_seed(measure_index, self.seeds)
+        values_by_seed, stderr = self.values_by_seed(measure_index)
         half_widths = interval_over_seeds(values_by_seed, stderr)
         # {column: covariance [n, n]}
         covariances = {SEED_COVARIANCE: seed_covariance(values_by_seed, half_widths)}
@@ -295,7 +284,7 @@ class Retrained:
         metric: str,
     ) -> dict[str, list[Any]]:
         """Return :meth:`values` by ``metric``, with their covariances, and columns of the shares by each other measure
-        in ``names`` and without each seed.
+        in ``names``.
         """
         measure_index = names.index(metric)
         columns: dict[str, list[Any]] = {**self.values(measure_index)}
@@ -321,10 +310,6 @@ class Retrained:
             for position, name in enumerate(names):
                 if is_finite[position]:
                     columns[f"{BY_SCORE}{name}"] = self.values(position)["share"]
-        if len(self.seeds) > 1:
-            for seed in self.seeds:
-                values = self.values(measure_index, excluded_seed=seed)
-                columns[f"{WITHOUT_SEED}{seed}"] = values["share"]
         return columns
 
 

@@ -192,7 +192,7 @@ def test_best_checkpoint_is_chosen_by_val_accuracy_or_else_by_val_loss(
 def test_run_that_logs_neither_accuracy_nor_loss_has_no_best_checkpoint(tmp_path):
     trainer = fit_with_default_checkpoints(tmp_path, Rated(None, []))
 
-    message = "has no best checkpoint, which needs val_accuracy or val_loss"
+    message = "no .*best.ckpt, which a fit saves if val_accuracy or val_loss is logged"
     with pytest.raises(ConfigurationError, match=message):
         find_checkpoint("best", trainer)
 
@@ -214,7 +214,8 @@ def test_best_checkpoint_before_a_resume_stays_the_best(tmp_path):
     run_rounds(tmp_path / "second", 4, path=tmp_path / "first/checkpoints/last.ckpt")
 
     best = find_checkpoint("best", trainer_for(None, tmp_path / "second"))
-    assert best == tmp_path / "first/checkpoints/best.ckpt"
+    assert best == tmp_path / "second/checkpoints/best.ckpt"
+    assert best.read_bytes() == (tmp_path / "first/checkpoints/best.ckpt").read_bytes()
 
     last_checkpoint = tmp_path / "second/checkpoints/last.ckpt"
     callbacks = torch.load(last_checkpoint, weights_only=True)["callbacks"]

@@ -279,26 +279,6 @@ def test_misspelt_configuration_is_told_by_its_line_and_the_nearest_name(name, t
     assert advice in message
 
 
-def test_monitor_of_a_value_that_is_not_logged_is_told_before_and_after_the_first_round(
-    tmp_path, capsys
-):
-    callback = "{class_path: EarlyStopping, init_args: {monitor: val_los}}"
-    path = tmp_path / "mine.yaml"
-    path.write_text(f"trainer: {{max_epochs: 2, callbacks: [{callback}]}}\n")
-    options = ["--config", "digits", "--config", str(path), *QUIET]
-    folder = f"--trainer.default_root_dir={tmp_path}"
-
-    with pytest.warns(UserWarning, match="validation logs no such value. Did you mean val_loss"):
-        error = read_error(capsys, "fit", *options, folder)
-
-    expected = (
-        f"flsv: error: {path}, line 1: EarlyStopping(monitor='val_los'): no such value is logged. "
-        "Did you mean val_loss"
-    )
-
-    assert expected in error
-
-
 @pytest.mark.parametrize(
     ("configs", "uploads", "aggregator"),
     [

@@ -5,7 +5,6 @@ The run has one metric, ``value``, and was retrained with two seeds. What no rul
 """
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,16 +92,6 @@ class FilesOfRun:
             "weight": weights,
         }
 
-    def fraction_moved(self) -> float:
-        """The part of a payment that other seeds would move, by the jackknife over two seeds."""
-        without_first = self.retrained["share without seed 0"]
-        without_second = self.retrained["share without seed 1"]
-        differences = without_first - without_second
-        errors = differences.abs() / 2
-        bias_of_two_seeds = math.sqrt(2 / math.pi)
-        expected_moves = errors / math.sqrt(math.pi)
-        return float(expected_moves.sum() / bias_of_two_seeds)
-
     def of_sentences(self) -> Numbers:
         """The numbers of sentences, by their beginnings."""
         record = self.record
@@ -114,7 +103,6 @@ class FilesOfRun:
         return {
             f"{num_clients} partners": [num_clients, num_rounds, year, month, day],
             "Shares of ": [self.shares["amount"].sum()],
-            "Estimated part of a payment": [100 * self.fraction_moved()],
             "The model's average precision": [performance["start"], performance["end"]],
             "It was evaluated on ": [record["validation"]["rows"]],
             "| round |": list(range(1, num_rounds + 1)),

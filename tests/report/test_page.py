@@ -1,12 +1,10 @@
 """The page of all clients: one set of values, all that speaks against relying on it, and nothing that is not known."""
 
 import html
-import itertools
 import json
 import math
 import re
 import shutil
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,11 @@ import pytest
 import torch
 
 import flsv.metrics
-from flsv.benchmark import federation, names, truth_table
 from flsv.report import Budget, open_run, write_report
 from flsv.report.basis import preferred_basis
-from flsv.report.certainty import fraction_moved, moved_by_seeds
 from flsv.report.html import Cell, bar_cells, heatmap_table
-from flsv.results.text import NO_NUMBER, WORDS, format_number, shares_in
+from flsv.report.shares import fraction_moved
+from flsv.results.text import NO_NUMBER, WORDS, format_number
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.display import BRACKETS_NOTE
 from helpers.pages import text_of_page
@@ -35,7 +32,6 @@ from helpers.runs import (
 
 RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds,trainings"
 TABLE = Path(__file__).parents[2] / "docs" / "results" / "predicted.csv"
-SEEDS = ("share without seed 0", "share without seed 1", "share without seed 2")
 NO_VALUES = (math.nan, math.nan, math.nan, math.nan)
 VALUES = {"sv": [0.4, 0.1, -0.05, 0.02], "loo": [0.1, 0.05, -0.01, 0.01]}
 NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)", "`c` *d* & \\e")
@@ -54,13 +50,7 @@ def add_retrained_values(
     trainings: str = "all",
 ) -> Path:
     """Values by retraining that differ from the run's in their order."""
-    shares_by_seed = [
-        [0.16, 0.17, 0.17],
-        [0.52, 0.49, 0.49],
-        [0.08, 0.09, 0.08],
-        [0.24, 0.25, 0.26],
-    ]
-    head = [RETRAINED, "share by accuracy", "share by negative_loss", *SEEDS]
+    head = [RETRAINED, "share by accuracy", "share by negative_loss"]
     lines = [",".join(head)]
     for i, (value, share) in enumerate(zip(RETRAINED_VALUES, RETRAINED_SHARES)):
         cells = [
@@ -76,7 +66,7 @@ def add_retrained_values(
             3,
             trainings,
         ]
-        cells += [share, RETRAINED_SHARES_BY_LOSS[i], *shares_by_seed[i]]
+        cells += [share, RETRAINED_SHARES_BY_LOSS[i]]
         lines.append(",".join(map(str, cells)))
 
     (folder / "retrained.csv").write_text("\n".join(lines) + "\n")
@@ -223,7 +213,7 @@ def test_first_page_after_retraining_shows_retrained_values_only(
         front = front_page_of(folder, budget=budget)
         shown_names = re.findall(r"^\| (\w+) \| 0\.\d+ \[", front, re.MULTILINE)
         assert shown_names == names_by_value
-        assert "would go to other partners: 2.9 % with other seeds, 10.0 % by loss." in front
+        assert "would go to other partners: 10.0 % by loss." in front
 
     client_page = text_of_page(write_report(folder, client=1)).partition("\nAppendix\n")[0]
     assert "| retraining, measured by accuracy | 0.300 [0.280 to 0.320] |" in client_page
@@ -440,46 +430,6 @@ def test_every_metric_has_caveats_for_the_report() -> None:
         entry = f"caveats:\n  {name}:\n    - What its values do not say."
         assert name in WORDS["caveats"], f"flsv/results/words.yaml: add\n{entry}"
     assert WORDS["caveats"].keys() <= exported
-
-
-def mean_estimate_by_pairs(values: torch.Tensor) -> float:
-    """What fraction of payments by two seeds would go to others with other seeds, as the two seeds' shares tell."""
-    shares = [shares_in(row) for row in values.tolist()]
-    estimates = [moved_by_seeds([*pair]) for pair in itertools.combinations(shares, 2)]
-    return statistics.fmean(estimates)
-
-
-def mean_shift_between_disjoint_pairs(values: torch.Tensor) -> float:
-    """What fraction of payments by two seeds goes to others if two other seeds are taken."""
-    pairs_of_seeds = list(itertools.combinations(range(len(values)), 2))
-    payments = {}
-    for pair in pairs_of_seeds:
-        payments[pair] = shares_in(values[list(pair)].mean(0).tolist())
-
-    shifts = []
-    for pair, other_pair in itertools.combinations(pairs_of_seeds, 2):
-        if set(pair).isdisjoint(other_pair):
-            shifts.append(fraction_moved(payments[pair], payments[other_pair]))
-    return statistics.fmean(shifts)
-
-
-def test_estimated_shift_of_payments_between_seeds_is_that_of_the_benchmarks_seeds() -> None:
-    """On the benchmark's trained coalitions: two seeds tell how far payments by two others differ from theirs."""
-    estimates = []
-    shifts = []
-    for name in names():
-        values = truth_table(federation(name)).values  # [seeds, clients]
-        if len(values) < 4 or values.isnan().any():
-            continue
-        estimates.append(mean_estimate_by_pairs(values))
-        shifts.append(mean_shift_between_disjoint_pairs(values))
-
-    assert len(estimates) > 20
-
-    mean_shift = statistics.fmean(shifts)
-    assert statistics.fmean(estimates) == pytest.approx(mean_shift, rel=0.1)
-    assert statistics.correlation(estimates, shifts) > 0.95
-    assert math.isnan(moved_by_seeds([[0.5, 0.5]]))
 
 
 def test_reported_misallocation_is_that_of_the_held_out_federations() -> None:

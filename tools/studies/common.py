@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import csv
 import logging
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -126,42 +124,3 @@ def grid(rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table, its head first."""
     head, *body = rows
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *body])
-
-
-def write_csv(rows: Iterable[Sequence[Any]], path: Path | None) -> None:
-    """Write a table, its head first, if there is a path."""
-    if path is None:
-        return
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
-
-
-def train_missing(
-    play: Callable[[str, int], dict[str, Any]],
-    folder: Path,
-    names: Sequence[str],
-    num_seeds: int,
-) -> None:
-    """Keep what ``play`` returns of each federation with one seed after the other. Go on where it was stopped."""
-    for seed in range(num_seeds):
-        for name in names:
-            path = folder / name / f"{seed}.pt"
-            if path.exists():
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            record = play(name, seed)
-            part = path.with_suffix(".part")
-            torch.save(record, part)
-            part.rename(path)
-            print(f"{name}, seed {seed}: {record['seconds']:.1f} s", flush=True)
-
-
-def numbers_of(masks: Tensor) -> list[int]:
-    """The rows of coalitions ``[K, n]`` among all."""
-    place_values = 2 ** torch.arange(masks.shape[1])
-    return (masks.long() * place_values).sum(1).tolist()
-
-
-def part_inside(shares: Tensor, low: Tensor, high: Tensor) -> float:
-    """How many of the shares the intervals hold, from 0 to 1."""
-    return float(((low <= shares) & (shares <= high)).double().mean())

@@ -10,8 +10,6 @@ import csv
 import os
 import pickle
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -44,8 +42,6 @@ def source(name: str, classes: int) -> tuple[Tensor, Tensor, Tensor]:
         return samples.long(), targets.long(), groups
     if name in ("exam", "contraception"):
         samples, targets, groups = table_of_people(name)
-    elif name.endswith("_frozen"):
-        samples, targets = features_and_labels(name.removesuffix("_frozen"))
     elif name in ("mnist", "fashion", "cifar", "ham10000_28", "pneumoniamnist"):
         samples, targets = images_and_labels(name)
     else:
@@ -130,92 +126,6 @@ def pooled(images: Tensor) -> Tensor:
     """Halve the sides of images."""
     half_images = F.avg_pool2d(images.float() / 255, 2)
     return half_images.flatten(1)
-
-
-@cache
-def lesions() -> tuple[Tensor, Tensor]:
-    """Skin lesions in 14 x 14 pixels, of the four most frequent kinds."""
-    arrays = np.load(ROOT / "ham10000_28.npz")
-    kinds = arrays["train_labels"][:, 0]
-    counts = Counter(kinds.tolist())
-    frequent = [kind for kind, _ in counts.most_common(4)]
-    rows = np.isin(kinds, frequent)
-    pixels = torch.tensor(arrays["train_images"][rows])
-    colors_first = pixels.movedim(-1, 1)
-    images = colors_first.float() / 255
-    kinds_of_rows = kinds[rows].tolist()
-    labels = [frequent.index(kind) for kind in kinds_of_rows]
-    half_images = F.avg_pool2d(images, 2)
-    return half_images.flatten(1), torch.tensor(labels)
-
-
-class ConvFeatures(nn.Sequential):
-    """Two convolutions, to 64 features."""
-
-    def __init__(
-        self,
-        colors: int,
-        side: int,
-        norm: Callable[[int], nn.Module],
-    ) -> None:
-        super().__init__(
-            nn.Unflatten(1, (colors, side, side)),
-            nn.Conv2d(colors, 8, 3),
-            norm(8),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, 3),
-            norm(16),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(2),
-            nn.Flatten(),
-        )
-
-
-IMAGES: Mapping[str, tuple[int, int]] = {
-    "digits": (1, 8),
-    "mnist": (1, 14),
-    "fashion": (1, 14),
-    "pneumoniamnist": (1, 14),
-    "cifar": (3, 16),
-    "lesions": (3, 14),
-}
-
-
-@cache
-def frozen_features(data: str) -> dict[str, Tensor]:
-    """Features that were trained on other images: those of fashion for numbers, of numbers for fashion, and others."""
-    other_images = {"mnist": "fashion", "fashion": "mnist", "lesions": "cifar"}[data]
-    colors, side = IMAGES[other_images]
-    samples, labels, _ = source(other_images, 10)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        features = ConvFeatures(colors, side, nn.BatchNorm2d)
-        network = nn.Sequential(features, nn.Linear(64, 10))
-        optimizer = torch.optim.Adam(network.parameters(), 0.003)
-        for _ in range(6):
-            for rows in torch.randperm(len(labels)).split(32):
-                optimizer.zero_grad()
-                outputs = network(samples[rows])
-                loss = F.cross_entropy(outputs, labels[rows])
-                loss.backward()
-                optimizer.step()
-    return features.state_dict()
-
-
-@cache
-def features_and_labels(data: str) -> tuple[Tensor, Tensor]:
-    """The frozen features ``[N, 64]`` of all samples of a data set, scaled to a variance of 1, and their labels."""
-    if data == "lesions":
-        samples, labels = lesions()
-    else:
-        samples, labels, _ = source(data, 10)
-    features = ConvFeatures(*IMAGES[data], nn.BatchNorm2d)
-    features.load_state_dict(frozen_features(data))
-    features.eval()
-    with torch.no_grad():
-        outputs = features(samples)
-    return outputs / outputs.std(), labels
 
 
 LETTERS, LENGTH = " abcdefghijklmnopqrstuvwxyz", 48
@@ -355,8 +265,6 @@ def deal(
             is_dealt = np.isin(labels_of_rows, classes)
             rows_of_clients.append(rows[is_dealt])
         return rows_of_clients
-    if how == "few":
-        return few_classes(rows, labels_of_rows, num_clients, int(number), draw)
     if how == "dir":
         return by_dirichlet(rows, labels_of_rows, num_clients, float(number), draw)
     return np.array_split(rows, num_clients)
@@ -383,31 +291,6 @@ def by_dirichlet(
         if len(part) < 12:
             part += few
     return [np.array(part) for part in dealt]
-
-
-def few_classes(
-    rows: np.ndarray,
-    labels: np.ndarray,
-    num_clients: int,
-    per_client: int,
-    draw: np.random.Generator,
-) -> list[np.ndarray]:
-    """Rows of clients with this many classes each, in turn. A client has 30 to 100 % of its part of each."""
-    num_classes = int(labels.max()) + 1
-    order = draw.permutation(num_classes)
-    numbers = np.arange(num_clients * per_client) % num_classes
-    classes = order[numbers].reshape(num_clients, per_client)
-    parts: list[list[int]] = [[] for _ in range(num_clients)]
-    for label in range(num_classes):
-        holders = np.flatnonzero((classes == label).any(1))
-        if not len(holders):
-            continue
-        rows_of_class = rows[labels == label]
-        parts_of_class = np.array_split(rows_of_class, len(holders))
-        for holder, part in zip(holders, parts_of_class):
-            size = int(len(part) * draw.uniform(0.3, 1))
-            parts[holder] += part[:size].tolist()
-    return [np.array(part) for part in parts]
 
 
 @cache
