@@ -91,7 +91,7 @@ lowest: .venv-lowest/made ## a small part of the tests with the lowest versions 
 	.venv-lowest/bin/python -m pytest -q tests/functional tests/metrics/test_coalition_value.py \
 	  tests/federation/test_federated_loop.py tests/federation/test_lightning_features.py
 
-conformance: ## values and errors against shapiq, pyDVL, dp-accounting and POT, in an environment of their own
+conformance: ## values and errors against shapiq, dp-accounting and POT, in an environment of their own
 	rm -rf .venv-conformance
 	python3 -m venv .venv-conformance
 	.venv-conformance/bin/python -m pip install --quiet --disable-pip-version-check -e '.[conformance]'

@@ -72,7 +72,6 @@ PACKAGES = {
     "flsv.core": "Rounds, participants, the messages between them",
     "flsv.sampling": "Client samplers",
     "flsv.games": "Coalitions and utilities",
-    "flsv.retraining": "Retrained coalitions",
     "flsv.metrics": "Contributions",
     "flsv.filters": "Filters of a cohort's updates",
     "flsv.aggregation": "Aggregators",

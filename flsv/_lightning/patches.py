@@ -68,15 +68,14 @@ def callbacks_of(trainer: L.Trainer) -> list[L.Callback]:
 
 
 def is_loop(callback: object) -> bool:
-    """Return whether a callback is a FederatedLoop, recognized by a method of its class.
+    """Return whether a callback is a FederatedLoop, recognized by a property that only its class has.
 
     Example:
         >>> from flsv import FederatedLoop
         >>> is_loop(FederatedLoop()), is_loop("another callback")
         (True, False)
     """
-    method = getattr(type(callback), "without_files", None)
-    return callable(method)
+    return hasattr(type(callback), "current_client")
 
 
 def find_loop(callbacks: Iterable[object]) -> Any:

@@ -39,7 +39,7 @@ from flsv.utilities.declared import Count, Positive, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import version_settings
 
-__all__ = ["FederatedStrategy", "ranks_of_environment", "started_by_script"]
+__all__ = ["FederatedStrategy", "started_by_script"]
 
 #: Linux's prctl option by which a process gets a signal when its parent ends.
 _PR_SET_PDEATHSIG = 1
@@ -172,23 +172,6 @@ def meet(
         ) from error
     group._set_default_timeout(timedelta(seconds=timeout))
     return RankGroup(group, device, store)
-
-
-def ranks_of_environment() -> Ranks:
-    """Return the launcher's process group, for work without a Trainer.
-
-    The launcher is ``torchrun``, or another program that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. An example
-    of such work is :class:`flsv.retraining.RetrainedUtility`.
-
-    Example:
-        >>> ranks_of_environment().size  # outside of torchrun
-        1
-    """
-    size = int(os.environ.get("WORLD_SIZE", 1))
-    if size == 1:
-        return ALONE
-    end_with_parent()
-    return meet(int(os.environ["RANK"]), size, torch.device("cpu"))
 
 
 @checked

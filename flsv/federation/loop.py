@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cached_property, partial
 from operator import attrgetter
 from pkgutil import resolve_name
@@ -210,10 +210,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
                 copied_arguments[name] = getattr(self.config, name)
         copied_arguments = copy.deepcopy(copied_arguments)  # at once: arguments may share objects
         return type(self)(**copied_arguments, **functions, **changes)
-
-    def without_files(self) -> FederatedLoop:
-        """Return a new loop with the same arguments that writes no files, and plots no steps of clients."""
-        return self.replace(reporting=replace(self.reporting, files=False, client_steps=0))
 
     # ---- Lightning's hooks
 

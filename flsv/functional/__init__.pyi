@@ -39,7 +39,6 @@ from .shapley.gradient import (
     step_weights as step_weights,
 )
 from .shapley.halvings import choose_halvings as choose_halvings
-from .shapley.knn import knn_shapley as knn_shapley
 from .shapley.permutation import (
     gtg_shapley as gtg_shapley,
     permutation_shapley as permutation_shapley,
@@ -53,24 +52,17 @@ from .shapleyfl import (
 from .transport.cost import (
     ClassStatistics as ClassStatistics,
     class_statistics as class_statistics,
-    label_augmented_cost as label_augmented_cost,
-    label_distance as label_distance,
     label_embedding as label_embedding,
 )
-from .transport.lava import lava as lava
 from .transport.potentials import (
     calibrated_gradient as calibrated_gradient,
     client_values as client_values,
-    direct_values as direct_values,
 )
 from .transport.wasserstein import (
     FederatedBarycenter as FederatedBarycenter,
-    FederatedDistance as FederatedDistance,
     TransportClient as TransportClient,
     TransportServer as TransportServer,
     contribution_shares as contribution_shares,
-    federated_wasserstein as federated_wasserstein,
     interpolating_measure as interpolating_measure,
     wasserstein_barycenter as wasserstein_barycenter,
-    wasserstein_distance as wasserstein_distance,
 )

@@ -2,7 +2,3 @@
 
 Tier: provisional.
 """
-
-from flsv.retraining.retrained_utility import RetrainedUtility
-
-__all__ = ["RetrainedUtility"]

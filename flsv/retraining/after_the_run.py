@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -128,8 +127,7 @@ class TrainingAfterTheRun:
         start_time = time.monotonic()
         state_hash = _hash_of_state(run.trainer)
         try:
-            new_files = _NewFiles(run)
-            with _Progress(run.trainer, len(trained_coalitions), new_files.warn) as progress:
+            with _Progress(run.trainer, len(trained_coalitions)) as progress:
                 training.train(trained_coalitions, [run.seed], store, progress)
                 halves = self._next_coalitions(store, run, scores)
                 if len(halves):
@@ -212,6 +210,7 @@ class TrainingAfterTheRun:
             seed=run.seed,
             rounds=tuple(self._rounds),
             initial=self._initial_state,
+            is_whole=False,  # the comparison with the run shows whether validations change training
         )
         return CoalitionTraining(
             CopiedFits(lambda seed: self._run_copy, scoring),
@@ -229,18 +228,19 @@ class TrainingAfterTheRun:
         """Train the twin's first rounds, and compare it with the run."""
         ranks = ranks_of(run.trainer)
         doubts: list[str] = []
-        is_whole = training.is_whole
+        needs_validations = False
         if ranks.rank == 0:
-            doubt = self._doubt_by_twin(training, is_whole=is_whole is not False)
-            if doubt is not None and is_whole is False:
+            doubt = self._doubt_by_twin(training, training.is_whole)
+            if doubt is not None and not training.is_whole:
                 doubt = self._doubt_by_twin(training, is_whole=True)
-                is_whole = True
+                needs_validations = doubt is None
             if doubt is not None:
                 doubts.append(doubt)
             doubts += self._doubts_by_fresh_process(training, coalitions, run.seed, store)
-        is_whole, doubts = ranks.broadcast(0, (is_whole, doubts), "the comparison with the run")
+        comparison = ranks.broadcast(0, (needs_validations, doubts), "the comparison with the run")
+        needs_validations, doubts = comparison
         self.doubts += doubts
-        if is_whole and training.is_whole is False and not doubts:
+        if needs_validations:
             # Only without validations the twin was another: the coalitions need them, too.
             training.is_whole = True
             store.discard(run.seed, coalitions)
@@ -343,7 +343,7 @@ class TrainingAfterTheRun:
         order = replace(
             training.order,
             members=smallest,
-            is_whole=training.is_whole is not False,
+            is_whole=training.is_whole,
         )
         try:
             result = training.trainer.train_in_fresh_process(order)
@@ -465,45 +465,10 @@ def _hash_of_state(trainer: L.Trainer) -> bytes:
     return digest(tensors)
 
 
-class _NewFiles:
-    """Notice of files that come into two folders while the first coalition is trained."""
-
-    def __init__(self, run: EndedRun) -> None:
-        self._folders = [run.folder or Path(run.trainer.default_root_dir), Path()]
-        self._has_looked = False
-        self._files_before = self._files()
-
-    def _files(self) -> set[str]:
-        files: set[str] = set()
-        for folder in self._folders:
-            with suppress(OSError):  # it has not been made, or is gone
-                files.update(str(path) for path in folder.iterdir() if not _is_of_store(path))
-        return files
-
-    def warn(self) -> None:
-        """Warn of new files, once, after the first coalition."""
-        if self._has_looked:
-            return
-        self._has_looked = True
-        new_files = sorted(map(str, self._files() - self._files_before))
-        if new_files:
-            rank_zero_warn(
-                f"while the first coalition was trained, {listed(new_files)} came into being. A callback that writes "
-                "there does so in each coalition. Let it write below trainer.default_root_dir, which is a coalition's "
-                "own, or name its class in ShadowShapley(leave_out=[...])."
-            )
-
-
-def _is_of_store(path: Path) -> bool:
-    """Return whether coalitions are stored there."""
-    return Path(COALITIONS_FILE).stem in path.name
-
-
 class _Progress:
     """Progress of the trainings: a bar, or a line every :data:`PAUSE_SECONDS`."""
 
-    def __init__(self, trainer: L.Trainer, total: int, check: Callable[[], None]) -> None:
-        self._check = check
+    def __init__(self, trainer: L.Trainer, total: int) -> None:
         shows_bars = trainer.progress_bar_callback is not None and ranks_of(trainer).rank == 0
         self._bar = Tqdm(total=total, desc="Coalitions", leave=False, disable=not shows_bars)
         self._shows_bar = shows_bars
@@ -518,7 +483,6 @@ class _Progress:
     def __call__(self, text: str) -> None:
         """Note that one more coalition is trained."""
         self._bar.update()
-        self._check()
         is_due = time.monotonic() - self._line_time > PAUSE_SECONDS
         if is_due and not self._shows_bar:
             self._line_time = time.monotonic()

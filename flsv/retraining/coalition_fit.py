@@ -6,8 +6,6 @@ validations.
 
 from __future__ import annotations
 
-import copy
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -80,16 +78,15 @@ class GlobalModelScoring(L.Callback):
         self,
         data: FederatedDataModule,
         measures: Sequence[Measure],
-        # The state_dict with which the module starts. None: the module keeps its weights, which are stored.
-        initial_state: dict[str, Any] | None,
-        # The rounds after which the model is scored, ascending. Training ends with the last one. None: the model is
-        # scored once, after training.
-        rounds: Sequence[int] | None = None,
+        # The state_dict with which the module starts. Names that it lacks keep their weights.
+        initial_state: Mapping[str, Any],
+        # The rounds after which the model is scored, ascending. Training ends with the last one.
+        rounds: Sequence[int],
         scores_untrained: bool = True,
     ) -> None:
         self._data = data
         self._measures = measures
-        self.initial_state = initial_state
+        self._initial_state = initial_state
         self._rounds = rounds
         self._scores_untrained = scores_untrained
         # The scores before the first round and after rounds, in the order of measures.
@@ -100,36 +97,18 @@ class GlobalModelScoring(L.Callback):
         self.has_ended = False
         # [2, P], the model that was scored last, and the initial one.
         self.models = torch.empty(0)
-        self.evaluation_seconds = 0.0
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.initial_state is None:
-            self.initial_state = copy.deepcopy(pl_module.state_dict())
-        else:
-            # Frozen weights may be left out.
-            pl_module.load_state_dict(self.initial_state, strict=False)
-        loop: Any = trainer.fit_loop
-        strategy: Any = trainer.strategy
-        # The model is scored after Lightning's own end of a round or of training.
-        if self._rounds is None:
-            end = partial(self._end, trainer)
-            strategy.on_train_end = in_turn(strategy.on_train_end, end)
-        else:
-            end_round = partial(self._end_round, trainer)
-            loop.on_advance_end = in_turn(loop.on_advance_end, end_round)
+        pl_module.load_state_dict(self._initial_state, strict=False)
+        fit_loop: Any = trainer.fit_loop
+        # The model is scored after Lightning's own end of a round.
+        end_round = partial(self._end_round, trainer)
+        fit_loop.on_advance_end = in_turn(fit_loop.on_advance_end, end_round)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        start_time = time.perf_counter()
-        loop: Any = next(filter(is_loop, callbacks_of(trainer)), None)
-        if loop is None:
-            share = "all"
-            seed = 0
-            self.space = ParameterSpace(pl_module)
-        else:
-            # Making a space reads the module, which parametrizations such as a spectral norm count as a step.
-            share = loop.share
-            seed = loop.state.seed
-            self.space = loop.space
+        loop = find_loop(callbacks_of(trainer))
+        # Making a space reads the module, which parametrizations such as a spectral norm count as a step.
+        self.space = loop.space
 
         self._evaluators = []
         for measure in self._measures:
@@ -138,23 +117,21 @@ class GlobalModelScoring(L.Callback):
                 self.space,
                 data=self._data,
                 measure=measure,
-                seed=seed,
+                seed=loop.state.seed,
                 is_tried=not self._scores_untrained,  # in one coalition's process scoring is tried
             )
             self._evaluators.append(evaluator)
         for evaluator, measure in zip(self._evaluators, self._measures):
-            check_scored("RetrainedUtility", share, pl_module, evaluator, measure)
+            check_scored("retraining", loop.share, pl_module, evaluator, measure)
 
         self.models = self.space.read(pl_module).expand(2, -1).clone()
         if self._scores_untrained:
             self.untrained_scores = self._scores_of(pl_module)
             for measure, scores in zip(self._measures, self.untrained_scores):
                 check_untrained("retraining", measure, scores)
-        self.evaluation_seconds += time.perf_counter() - start_time
 
     def _end_round(self, trainer: L.Trainer) -> None:
         round_index = trainer.current_epoch - 1
-        assert self._rounds is not None
         # A fit has as many rounds as the run, whatever would stop it.
         is_last = round_index == self._rounds[-1]
         trainer.should_stop = is_last
@@ -166,9 +143,6 @@ class GlobalModelScoring(L.Callback):
             with model_of_validation(trainer, module):
                 self._score(module, round_index)
 
-    def _end(self, trainer: L.Trainer) -> None:
-        self._score(trainer.lightning_module, trainer.current_epoch - 1)
-
     def _scores_of(self, module: L.LightningModule) -> list[Scores]:
         class_weights: AbstractContextManager[None] = nullcontext()
         if isinstance(module, ClassifierClient):
@@ -178,12 +152,10 @@ class GlobalModelScoring(L.Callback):
             return [evaluator.live(module, keep=True) for evaluator in self._evaluators]
 
     def _score(self, module: L.LightningModule, round_index: int) -> None:
-        start_time = time.perf_counter()
         self.models[0] = self.space.read(module)
 
         self.scores_by_round[round_index] = self._scores_of(module)
         self.scored_round = round_index
-        self.evaluation_seconds += time.perf_counter() - start_time
 
 
 def make_evaluator(
@@ -249,7 +221,7 @@ class CoalitionScoring(GlobalModelScoring):
         super().__init__(
             data,
             distinct_measures,
-            initial_state=dict(order.initial or {}),
+            initial_state=order.initial or {},
             rounds=order.rounds,
             scores_untrained=order.scores_untrained,
         )
@@ -535,24 +507,3 @@ def _class_of_lightning(callback: L.Callback) -> type:
         if issubclass(parent, WATCHERS) and parent.__module__.startswith("lightning."):
             return parent
     raise TypeError(f"{callback!r} is none of {WATCHERS}")
-
-
-def train_alone(
-    trainer: L.Trainer,
-    module: L.LightningModule,
-    data: FederatedDataModule,
-    scoring: GlobalModelScoring,
-) -> float:
-    """Fit a coalition's federation without writing files. Return the seconds of training, without evaluations."""
-    callbacks: list[Any] = callbacks_of(trainer)  # the trainer's own list, changed in place
-    for position, callback in enumerate(callbacks):
-        if is_loop(callback):
-            callbacks[position] = callback.without_files()  # hundreds of fits share one folder
-    callbacks.insert(0, scoring)
-
-    start_time = time.perf_counter()
-    trainer.fit(module, data)
-    seconds = time.perf_counter() - start_time
-    if scoring.scored_round is None:
-        raise RuntimeError("a trainer made for a coalition trained nothing: is its max_epochs 0?")
-    return seconds - scoring.evaluation_seconds

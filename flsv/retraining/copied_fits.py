@@ -366,7 +366,7 @@ class _Evaluator(GlobalModelScoring):
 
     def __init__(self, data: Any, measures: list[Any]) -> None:
         measure = measures[0] if len(measures) == 1 else measures
-        super().__init__(data, [measure], None, rounds=())
+        super().__init__(data, [measure], initial_state={}, rounds=())
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)

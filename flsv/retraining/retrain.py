@@ -98,7 +98,8 @@ def retrain(
         data: the federation's data module, with a validation set for the server, or held-out samples at the clients.
         coalitions: name of the set of coalitions, see :func:`flsv.functional.few_coalitions`, or ``"halves"``, which
             are chosen by the outputs of the clients alone with the first seed.
-        metric: the performance of a model, see :class:`flsv.retraining.RetrainedUtility`.
+        metric: the performance of a model: ``"accuracy"``, ``"negative_loss"``, ``"auroc"`` or another name of
+            :mod:`flsv.scores.performance`, a name that the module logs, or a torchmetrics metric.
         mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
         judges: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
         participation: the clients that train if the loop has a sampler. With ``"drawn"`` each coalition draws its own

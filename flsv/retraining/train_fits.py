@@ -24,9 +24,6 @@ Result = TypeVar("Result")
 #: Seed and members of a coalition to train.
 Training = tuple[int, Members]
 
-#: From so many coalitions on it is tried whether they can be trained without validations.
-MIN_COALITIONS_FOR_TRIAL = 3
-
 
 @dataclass(frozen=True, eq=False)
 class Proof:
@@ -86,8 +83,8 @@ class CoalitionTraining:
         self._proof = proof
         # The members' first updates in fits with the order's seed, see FitResult.
         self.first_updates: dict[Members, Mapping[int, Tensor]] = {}
-        # Whether fits are whole, see FitOrder. None: it has not been tried.
-        self.is_whole: bool | None = None
+        # Whether fits are whole, see FitOrder. Without validations, if the proof needs none.
+        self.is_whole = order.is_whole
 
     @property
     def num_clients(self) -> int:
@@ -140,9 +137,6 @@ class CoalitionTraining:
         if ranks.size == 1:
             yield from self._fits_of_rank(trainings)
             return
-        if self.is_whole is None:
-            self.is_whole = self._is_whole_on_ranks(trainings, ranks)
-
         costs = [self.cost(members) for _seed, members in trainings]
         trainings_by_rank: list[list[Training]] = [[] for _ in range(ranks.size)]
         for training, rank in zip(trainings, balance_load(costs, ranks.size)):
@@ -154,19 +148,6 @@ class CoalitionTraining:
             fit_next = partial(self._fits_of_rank, next_training)
             yield from gathered(ranks, fit_next, "coalitions' trainings")
 
-    def _is_whole_on_ranks(self, trainings: Sequence[Training], ranks: Ranks) -> bool:
-        """Let the first rank try to leave out validations."""
-        outcome: bool | Exception = True
-        if ranks.rank == 0:
-            try:
-                outcome, _ = self._tried_without_validation(trainings)
-            except Exception as error:
-                outcome = error  # raised below: the other ranks wait for this one
-        outcome = ranks.broadcast(0, outcome, "the trial without validation")
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
     def cost(self, members: Members) -> float:
         """Return a coalition's number of samples."""
         known_clients = [client for client in members if client < self.num_clients]
@@ -176,86 +157,56 @@ class CoalitionTraining:
         self, trainings: Sequence[Training]
     ) -> Iterator[tuple[Training, FitResult | FitFailed]]:
         """Train coalitions on this rank, and yield each with its result or error."""
-        results: dict[Training, FitResult | FitFailed] = {}
+        remaining_trainings = list(trainings)
+        scored_seeds = set()
         proof = self._proof
-        everybody = tuple(range(self.num_clients))
         is_proof_due = any(proof is not None and proof.order.seed == seed for seed, _ in trainings)
         if proof is not None and is_proof_due:
-            results[proof.order.seed, everybody] = self._prove(proof)
             self._proof = None
-        if self.is_whole is None:
-            pending = [training for training in trainings if training not in results]
-            self.is_whole, tried_results = self._tried_without_validation(pending)
-            results |= tried_results
-
-        scored_seeds = set()
-        for training, result in results.items():
-            if isinstance(result, FitResult) and result.untrained:
-                scored_seeds.add(training[0])
-            if training in trainings:
-                yield training, result
+            result_of_all = self._prove(proof)
+            if result_of_all.untrained:
+                scored_seeds.add(proof.order.seed)
+            training_of_all = (proof.order.seed, proof.order.members)
+            if training_of_all in remaining_trainings:
+                remaining_trainings.remove(training_of_all)
+                yield training_of_all, result_of_all
 
         orders = []
-        for training in trainings:
-            if training not in results:
-                is_first_of_seed = training[0] not in scored_seeds
-                scored_seeds.add(training[0])
-                orders.append(self._order_of(training, scores_untrained=is_first_of_seed))
+        for seed, members in remaining_trainings:
+            order = replace(
+                self.order,
+                members=members,
+                seed=seed,
+                scores_untrained=seed not in scored_seeds,  # by the first coalition
+                is_whole=self.is_whole,
+            )
+            scored_seeds.add(seed)
+            orders.append(order)
         failed_orders = []
         for order, result in self.trainer.train(orders):
             if isinstance(result, FitFailed) and not order.is_whole:
                 failed_orders.append(order)
             else:
                 yield (order.seed, order.members), result
-        # What a fit lacks may be the validations.
+        # What a fit lacks may be the validations. If all lack them, so will later ones.
+        if orders and len(failed_orders) == len(orders):
+            self.is_whole = True
         whole_orders = [replace(order, is_whole=True) for order in failed_orders]
         for order, result in self.trainer.train(whole_orders):
             yield (order.seed, order.members), result
 
-    def _order_of(self, training: Training, scores_untrained: bool) -> FitOrder:
-        seed, members = training
-        return replace(
-            self.order,
-            members=members,
-            seed=seed,
-            scores_untrained=scores_untrained,
-            is_whole=self.is_whole is not False,
-        )
-
-    def _tried_without_validation(
-        self, trainings: Sequence[Training]
-    ) -> tuple[bool, dict[Training, FitResult | FitFailed]]:
-        """Train the smallest coalition with and without validations. Return whether they differ, and the result with
-        them.
-        """
-        if len(trainings) < MIN_COALITIONS_FOR_TRIAL:
-            return True, {}
-        smallest = min(trainings, key=lambda training: self.cost(training[1]))
-        whole_order = replace(
-            self._order_of(smallest, scores_untrained=True), is_whole=True, returns_models=True
-        )
-        lean_order = replace(whole_order, is_whole=False)
-        results = dict(self.trainer.train([lean_order, whole_order]))
-        lean_result = results[lean_order]
-        whole_result = results[whole_order]
-        return not _are_equal(lean_result, whole_result), {smallest: whole_result}
-
-    def _prove(self, proof: Proof) -> FitResult | FitFailed:
+    def _prove(self, proof: Proof) -> FitResult:
         """Train the proof's order. Raise Unproved if more than rounding differs."""
-        lean_result: FitResult | FitFailed | None = None
-        if self.is_whole is None:
-            lean_order = replace(proof.order, is_whole=False)
-            ((_, lean_result),) = self.trainer.train([lean_order])
-            if _is_model_of_run(lean_result):
-                # The run has validated, and has come to the same model.
-                self.is_whole = False
-                return lean_result
+        lean_order = replace(proof.order, is_whole=False)
+        ((_, lean_result),) = self.trainer.train([lean_order])
+        if isinstance(lean_result, FitResult) and _is_model_of_run(lean_result):
+            # The run has validated, and has come to the same model.
+            self.is_whole = False
+            return lean_result
 
         ((_, result),) = self.trainer.train([proof.order])
         if isinstance(result, FitFailed):
             raise FitsFailed({proof.order.members: result})
-        if lean_result is not None:
-            self.is_whole = not _are_equal(lean_result, result)
         models = result.models
         assert models is not None
         assert models.checkpoint is not None
@@ -274,18 +225,9 @@ class CoalitionTraining:
         return None
 
 
-def _are_equal(lean_result: FitResult | FitFailed, whole_result: FitResult | FitFailed) -> bool:
-    models = []
-    for result in (lean_result, whole_result):
-        if isinstance(result, FitFailed) or result.models is None:
-            return False
-        models.append(result.models.trained)
-    return torch.equal(*models)
-
-
-def _is_model_of_run(result: FitResult | FitFailed) -> bool:
+def _is_model_of_run(result: FitResult) -> bool:
     """Return whether a fit's model is bitwise that of its order's checkpoint."""
-    if isinstance(result, FitFailed) or result.models is None or result.models.checkpoint is None:
+    if result.models is None or result.models.checkpoint is None:
         return False
     return torch.equal(result.models.trained, result.models.checkpoint)
 

@@ -22,9 +22,9 @@ from flsv.metrics import (
     ClassSpecificShapley,
 )
 from flsv.retraining.copied_fits import CopiedFits
-from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.scores.performance import CLASSIFICATION
 from flsv.utilities.errors import ConfigurationError
+from helpers.coalitions_by_hand import GameByFits
 from helpers.fits import trainer_for
 from helpers.pages import text_of_page
 from helpers.runs import fit_by_command, read_output, read_rows, write_config
@@ -84,16 +84,16 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(copied_run):
             {"cssv": ClassSpecificShapley()},
             sampler=cohort,
             seed=SEED,
-            reporting=Reporting(table=False, figures=0),
+            reporting=Reporting(table=False, figures=0, files=False),
         )
         return trainer_for(loop, copied_run, ROUNDS, limit_val_batches=0)
 
     L.seed_everything(SEED, verbose=False)
     sgd = partial(torch.optim.SGD, lr=0.1)
     module = ClassifierClient("softmax", num_classes=10, input_shape=(1, 8, 8), optimizer=sgd)
-    utility = RetrainedUtility(make_trainer, module, data, "negative_loss")
+    game = GameByFits(make_trainer, module, data)
 
-    expected = exact_shapley(utility, 3).values
+    expected = exact_shapley(game, 3).values
     torch.testing.assert_close(torch.tensor(table["value"]), expected, rtol=0, atol=1e-7)
 
     stored = read_rows(path)

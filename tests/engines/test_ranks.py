@@ -209,28 +209,6 @@ def test_torchrun_restarts_a_killed_run_from_its_checkpoint(
     assert find_differences(rank_runs / "1/scaffold", tmp_path / "run") == []
 
 
-@pytest.mark.slow
-def test_retrained_coalitions_are_divided_among_the_ranks(tmp_path: Path) -> None:
-    def results_of_ranks(size: int) -> list[dict[str, str]]:
-        group = Group("retrain", [str(tmp_path)], size, tmp_path / str(size))
-        group.done()
-        results = []
-        for rank in group.wait():
-            lines = rank.output.splitlines()
-            results.append(
-                dict(line.split(" ", 1) for line in lines if line.startswith(("RESULT", "TRAINED")))
-            )
-
-        return results
-
-    (of_one,) = results_of_ranks(1)
-    of_three = results_of_ranks(3)
-
-    assert {rank["RESULT"] for rank in of_three} == {of_one["RESULT"]}
-    assert of_one["TRAINED"] == "7"
-    assert sorted(int(rank["TRAINED"]) for rank in of_three) == [2, 2, 3]
-
-
 def fit_command(folder: Path) -> list[str]:
     return [
         "fit",

@@ -1,15 +1,18 @@
-"""Coalitions trained alone in plain torch."""
+"""Coalitions trained alone: in plain torch, and by an ordinary fit of the members that nothing in flsv scores."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import lightning as L
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule
+from flsv.games.members import members_of
 from flsv.metrics import ShadowShapley
+from flsv.sampling import FixedCohort
 from flsv.utilities.seeding import generator_for, seed_global_rngs
 from helpers.data import toy_data
 
@@ -71,6 +74,61 @@ class CoalitionByHand:
         loss = float(nn.functional.cross_entropy(self.net(x), y))
         self.net.train()
         return loss
+
+
+class GameByFits:
+    """The game whose coalitions' models are ordinary fits: ``game(masks)`` has minus their validation losses, ``[K]``.
+
+    Each coalition is trained once, by ``make_trainer(cohort)``. The empty one has the module as it is.
+    """
+
+    def __init__(
+        self,
+        make_trainer: Callable[[FixedCohort], L.Trainer],
+        module: L.LightningModule,
+        data: FederatedDataModule,
+    ) -> None:
+        self.make_trainer = make_trainer
+        self.module = module
+        self.data = data
+        # {members: (logits [V, M], labels [V])}
+        self.outputs_by_members: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        utilities = []
+        for members in members_of(masks):
+            logits, labels = self.outputs(members)
+            utilities.append(-nn.functional.cross_entropy(logits, labels))
+        return torch.stack(utilities)
+
+    def recalls(self, masks: Tensor) -> Tensor:
+        """The part of each class's samples that coalitions' models find, ``[K, M]``."""
+        recalls_by_coalition = []
+        for members in members_of(masks):
+            logits, labels = self.outputs(members)
+            is_right = logits.argmax(1) == labels
+            recalls = [is_right[labels == label].double().mean() for label in labels.unique()]
+            recalls_by_coalition.append(torch.stack(recalls))
+        return torch.stack(recalls_by_coalition)
+
+    def outputs(self, members: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        if members not in self.outputs_by_members:
+            self.outputs_by_members[members] = self.new_outputs(members)
+        return self.outputs_by_members[members]
+
+    @torch.no_grad()
+    def new_outputs(self, members: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        module = copy.deepcopy(self.module)
+        if members:
+            trainer = self.make_trainer(FixedCohort(members))
+            with torch.enable_grad():
+                trainer.fit(module, self.data)
+        else:
+            self.data.prepare_data()
+            self.data.setup("fit")
+        module.eval()
+        inputs, labels = zip(*self.data.val_dataloader())
+        return module(torch.cat(inputs)).double(), torch.cat(labels)
 
 
 def make_three_clients() -> FederatedDataModule:

@@ -27,17 +27,12 @@ from torch.utils.data import TensorDataset
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
-from flsv.core import ALONE, Ranks
 from flsv.core.ranks import ranks_of
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.engines import ranks as strategy
-from flsv.engines.ranks import meet, ranks_of_environment
+from flsv.engines.ranks import meet
 from flsv.federation import FederatedLoop
-from flsv.functional import exact_shapley
 from flsv.metrics import ClassSpecificShapley
-from flsv.models.classifier import ClassifierClient
-from flsv.retraining.retrained_utility import RetrainedUtility
-from flsv.sampling import FixedCohort
 from helpers.data import toy_sets
 from helpers.fits import trainer_for
 from helpers.models import Plain
@@ -263,42 +258,6 @@ def no_federation(folder: str) -> None:
     """A trainer without a FederatedLoop."""
     _, module, data, options = shapfed_wa()
     make_trainer(Path(folder), [], options).fit(module, data)
-
-
-def retrain(folder: str) -> None:
-    """All coalitions of three clients, each trained by one rank."""
-    os.environ |= {
-        "WORLD_SIZE": os.environ["RANKS"],
-        "RANK": os.environ["LOCAL_RANK"],
-    }
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    ranks = ranks_of_environment()
-    del os.environ["WORLD_SIZE"], os.environ["RANK"], os.environ["LOCAL_RANK"]  # a Trainer is alone
-    trained = []
-
-    def make(cohort: FixedCohort) -> L.Trainer:
-        trained.append(cohort)
-        loop = FederatedLoop(sampler=cohort, seed=0, reporting=Reporting(table=False))
-        return trainer_for(loop, Path(folder), 2)
-
-    def game(ranks: Ranks = ALONE) -> RetrainedUtility:
-        torch.manual_seed(0)  # of the weights, which the first fit makes
-        return RetrainedUtility(
-            make, ClassifierClient("softmax"), data, "negative_loss", ranks=ranks
-        )
-
-    data = FederatedDataModule("digits", SizePartitioner([1, 2, 3]))
-    utility = game(ranks)
-    estimate = exact_shapley(utility, 3)
-    print(
-        "RESULT",
-        estimate.values.tolist(),
-        len(utility.scores),
-        len(utility.seconds),
-        flush=True,
-    )
-    print("TRAINED", len(trained), flush=True)
 
 
 def run_script(path: str, *words: str) -> None:

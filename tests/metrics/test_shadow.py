@@ -18,12 +18,17 @@ from flsv.metrics import CosineGradientShapley, ShadowShapley, SurrogateFederate
 from flsv.metrics.coalitions.design import coalition_masks
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
-from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort
 from flsv.training.algorithms import SCAFFOLD
 from flsv.utilities.errors import ConfigurationError
 from helpers import slow_except
-from helpers.coalitions_by_hand import ROUNDS, SEED, make_shadow_loop, make_three_clients
+from helpers.coalitions_by_hand import (
+    ROUNDS,
+    SEED,
+    GameByFits,
+    make_shadow_loop,
+    make_three_clients,
+)
 from helpers.fits import fit, trainer_for
 from helpers.models import Plain, network, sgd
 
@@ -80,10 +85,9 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        utility = RetrainedUtility(alone, module, make_three_clients(), "negative_loss")
-        expected = exact_shapley(utility, 3).values
-        utility.metric = "per_class_accuracy"  # of the same trainings
-        classes = exact_shapley(utility, 3).values
+        game = GameByFits(alone, module, make_three_clients())
+        expected = exact_shapley(game, 3).values
+        classes = exact_shapley(game.recalls, 3).values
         options = make()
         options["metrics"] = {
             **options.get("metrics", {}),

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
 from flsv.data import Loader
-from flsv.retraining.retrained_utility import RetrainedUtility
 from flsv.sampling import FixedCohort, UniformSampler
 from flsv.server.round_server import NoModel
 from helpers import slow_except
@@ -316,31 +315,3 @@ def test_coalition_members_train_as_many_steps_as_in_the_federation(
 
     expected = utilities_of_plain_fits(WarmsUp, performance, tmp_path, local_epochs=local_epochs)
     torch.testing.assert_close(metric.game, expected, rtol=0, atol=1e-6)
-
-
-def test_retrained_utility_scores_the_module_after_all_hooks(tmp_path: Path) -> None:
-    def make_trainer(cohort: Any) -> Any:
-        return trainer_for(make_loop(sampler=cohort), tmp_path, ROUNDS)
-
-    utility = RetrainedUtility(
-        make_trainer, TunesItsTemperatureAtTheEnd(), make_data(), "negative_loss"
-    )
-    masks = torch.tensor(
-        [
-            [False, False, False],
-            [False, True, False],
-            [True, False, True],
-        ]
-    )
-
-    utilities = utility(masks)
-
-    expected = []
-    for members in ((), (1,), (0, 2)):
-        expected.append(
-            utility_of_plain_fit(
-                TunesItsTemperatureAtTheEnd, "negative_loss", members, ROUNDS, tmp_path
-            )
-        )
-    expected_utilities = torch.tensor(expected).double()
-    torch.testing.assert_close(utilities, expected_utilities, rtol=0, atol=1e-6)

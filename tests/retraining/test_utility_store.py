@@ -60,7 +60,6 @@ def train_missing(
         FitOrder(members=(), seed=0),
         num_samples=[1, 1, 1],
     )
-    training.is_whole = True  # it is not tried whether validations may be left out
     training.train(ALL_COALITIONS, [0], store, say)
 
     return len(missing)

@@ -12,11 +12,13 @@ from functools import partial
 from itertools import pairwise
 
 import lightning as L
+import torch
 from cells import Cell, Measured, built, federated_loop
 from common import quiet_trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from own_models import OwnModels
 from scipy.stats import spearmanr
+from torch import Tensor
 
 from flsv.cli.parser import FederatedCLI
 from flsv.functional import (
@@ -25,8 +27,12 @@ from flsv.functional import (
     label_divergence,
     permutation_shapley,
 )
-from flsv.retraining.retrained_utility import RetrainedUtility
-from flsv.sampling import FixedCohort
+from flsv.functional.shapley.exact import all_coalitions
+from flsv.games.members import members_of
+from flsv.retraining.copied_fits import UTILITY_NAME, CopiedFits, Scoring, copy_of_run
+from flsv.retraining.fit_order import FitOrder
+from flsv.retraining.train_fits import CoalitionTraining
+from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.seeding import generator_for
 
 #: Of coalitions that are trained anew.
@@ -53,20 +59,50 @@ def valued(cell: Cell, root: str) -> Measured:
 def retrained(cell: Cell, root: str) -> Measured:
     """Values of the game by retraining, which three algorithms share."""
     with built(cell, root) as cli:
-        loop = federated_loop(cli.trainer)
-        L.seed_everything(cell.seed, verbose=False)
+        data = cli.datamodule
+        data.prepare_data()
+        data.setup("fit")
+        utilities = _utilities(cli, cell.seed)
 
-        def trainer(cohort: FixedCohort) -> L.Trainer:
-            accelerator = "cpu" if isinstance(cli.trainer.accelerator, CPUAccelerator) else "auto"
-            folder, rounds = cli.trainer.default_root_dir, int(cli.trainer.max_epochs or 1)
-            return quiet_trainer(folder, rounds, [loop.replace(sampler=cohort)], accelerator)
+    bits = 1 << torch.arange(data.num_clients)
 
-        game = RetrainedUtility(trainer, cli.model, cli.datamodule)
-        found = {}
-        for name, estimator in ESTIMATORS.items():
-            estimate = estimator(game, game.num_players, generator=generator_for(cell.seed, name))
-            found[name] = estimate.values.tolist()
-        return {"values": found}
+    def game(masks: Tensor) -> Tensor:
+        numbers = (masks * bits).sum(1)
+        return utilities[numbers]
+
+    values_by_estimator = {}
+    for name, estimator in ESTIMATORS.items():
+        generator = generator_for(cell.seed, name)
+        estimate = estimator(
+            game,
+            data.num_clients,
+            generator=generator,
+        )
+        values_by_estimator[name] = estimate.values.tolist()
+    return {"values": values_by_estimator}
+
+
+def _utilities(cli: FederatedCLI, seed: int) -> Tensor:
+    """Train all coalitions, and return their accuracies, ``[2^n]`` in the order of their numbers."""
+    is_on_cpu = isinstance(cli.trainer.accelerator, CPUAccelerator)
+    trainer = quiet_trainer(
+        cli.trainer.default_root_dir,
+        rounds=int(cli.trainer.max_epochs or 1),
+        callbacks=[federated_loop(cli.trainer)],
+        accelerator="cpu" if is_on_cpu else "auto",
+    )
+    L.seed_everything(seed, verbose=False)
+    data = cli.datamodule
+    run_copy = copy_of_run(trainer, cli.model, data)
+    training = CoalitionTraining(
+        CopiedFits(lambda seed: run_copy, Scoring.by("accuracy")),
+        FitOrder(members=(), seed=seed),
+        num_samples=data.num_samples.tolist(),
+    )
+    masks = all_coalitions(data.num_clients)
+    store = UtilityStore(None, [UTILITY_NAME])
+    training.train(members_of(masks), [seed], store)
+    return store.table(seed, masks)[:, 0]
 
 
 def tested(cell: Cell, root: str) -> Measured:

@@ -70,18 +70,6 @@ def check_labels(
         )
 
 
-def check_labeled(
-    x: Tensor,
-    y: Tensor,
-    x2: Tensor,
-    y2: Tensor,
-) -> None:
-    """Raise ConfigurationError unless ``x, y`` and ``x2, y2`` are samples with classes."""
-    check_pair(x, x2)
-    check_labels(y, x)
-    check_labels(y2, x2, "y2")
-
-
 def safe_support(samples: int) -> int:
     """Return how many points a client may return: the largest integer below half of its samples."""
     return max(0, (samples - 1) // 2)
@@ -234,44 +222,6 @@ def class_statistics(
     )
 
 
-def label_distance(a: ClassStatistics, b: ClassStatistics) -> Tensor:
-    """Compute the squared distances between the classes of two data sets.
-
-    The squared distance of two classes y and y' with means m and covariances Sigma is
-
-        |m_y - m_y'|^2 + |Sigma_y^(1/2) - Sigma_y'^(1/2)|^2,
-
-    the squared Euclidean distance of the paper's stacked vectors. If the covariances commute, it is the squared
-    2-Wasserstein distance of the Gaussians fitted to the classes.
-
-    Args:
-        a: the statistics of one data set, with Va classes.
-        b: the statistics of the other data set, with Vb classes and the same kind of covariance.
-
-    Returns:
-        ``[Va, Vb]``, in squared feature units.
-
-    Raises:
-        ConfigurationError: only one of the statistics has covariances.
-
-    Example:
-        >>> a = class_statistics(torch.tensor([[0.0], [2.0], [7.0]]), torch.tensor([0, 0, 1]))
-        >>> label_distance(a, a)
-        tensor([[ 0., 37.],
-                [37.,  0.]])
-    """
-    distances = squared_distances(a.means, b.means)
-    if (a.deviations is None) != (b.deviations is None):
-        raise ConfigurationError(
-            "the statistics have different covariances: compute both with the same covariance=..."
-        )
-    if a.deviations is not None and b.deviations is not None:
-        deviations_a = a.deviations.flatten(1)
-        deviations_b = b.deviations.flatten(1)
-        distances = distances + squared_distances(deviations_a, deviations_b)
-    return distances.to(a.means.dtype)
-
-
 def _covariance_root(centered: Tensor) -> Tensor:
     """Compute the square root ``[d, d]`` of the covariance of centered samples ``[m, d]``."""
     covariance = centered.T @ centered / len(centered)
@@ -285,71 +235,15 @@ BYTES_PER_ENTRY = 16  # of a cost matrix while it is computed: two float64
 MAX_EMBEDDED_COVARIANCE = 4096
 
 
-@checked
-def label_augmented_cost(
-    x: Tensor,
-    y: Tensor | None,
-    x2: Tensor,
-    y2: Tensor | None,
-    *,
-    covariance: Covariance = "diag",
-    label_weight: NonNegative = 1.0,
-) -> Tensor:
-    """Compute the ground cost between all samples of two data sets.
-
-    The cost between a sample x of class y and a sample x' of class y' is
-
-        |x - x'|^2 + w (|m_y - m_y'|^2 + |s_y - s_y'|^2)
-
-    with m and s the classes' means and deviations, see :func:`class_statistics`. The weight w is an addition to the
-    paper: without it raw features dominate the label term, and label noise is not detected. Statistics are computed for
-    each data set separately, so a class that one lacks is far from all classes of the other.
-
-    Args:
-        x: the features of the first data set, ``[m, d]``.
-        y: the integer classes of ``x``, ``[m]``. The label term is left out if ``y`` or ``y2`` is None.
-        x2: the features of the second data set, ``[m2, d]``.
-        y2: the integer classes of ``x2``, ``[m2]``.
-        covariance: the deviations s of a class: ``"diag"``: standard deviations. ``"full"``: the square root of the
-            covariance. ``"none"``: no deviations.
-        label_weight: the weight w of the label term, at least 0.
-
-    Returns:
-        ``[m, m2]`` costs in squared feature units, in the dtype of ``x``. Exactly 0 between equal samples.
-
-    Raises:
-        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, or an option is out of range.
-
-    Example:
-        >>> x, y = torch.tensor([[0.0], [2.0], [4.0]]), torch.tensor([0, 0, 1])
-        >>> label_augmented_cost(x, y, x[:1], y[:1], label_weight=2.0)  # class 0: mean 1, deviation 1, against 0 and 0
-        tensor([[ 4.],
-                [ 8.],
-                [48.]])
-        >>> label_augmented_cost(x, None, x[:1], y[:1]).T
-        tensor([[ 0.,  4., 16.]])
-    """
+def squared_costs(x: Tensor, x2: Tensor) -> Tensor:
+    """Compute the squared distances ``[m, m2]`` between samples, in the dtype of ``x``, a block of rows at a time."""
     check_pair(x, x2)
-    classes = None  # without a label term
-    if y is not None and y2 is not None and label_weight > 0:
-        check_labels(y, x)
-        check_labels(y2, x2, "y2")
-        statistics = class_statistics(x, y, covariance=covariance)
-        statistics2 = class_statistics(x2, y2, covariance=covariance)
-        distances = label_distance(statistics, statistics2).to(x.dtype)
-        classes = statistics.index(y)
-        classes2 = statistics2.index(y2)
-        # [V, m2]: the costs of a class of x to each sample of x2.
-        costs_by_class = (label_weight * distances)[:, classes2]
-
     num_rows = max(1, CHUNK_BYTES // (BYTES_PER_ENTRY * len(x2)))
-    cost = x.new_empty(len(x), len(x2))
+    costs = x.new_empty(len(x), len(x2))
     for begin in range(0, len(x), num_rows):
         rows = slice(begin, begin + num_rows)
-        cost[rows] = squared_distances(x[rows], x2).to(x.dtype)
-        if classes is not None:
-            cost[rows] += costs_by_class[classes[rows]]
-    return cost
+        costs[rows] = squared_distances(x[rows], x2).to(x.dtype)
+    return costs
 
 
 @checked
@@ -361,18 +255,25 @@ def label_embedding(
     label_weight: NonNegative = 1.0,
     statistics: ClassStatistics | None = None,
 ) -> Tensor:
-    """Embed labeled samples as points whose squared distances are the costs of :func:`label_augmented_cost`.
+    """Embed labeled samples as points whose squared distances are the costs between them.
 
-    The point of a sample with features x and label y is [x; sqrt(w) m_y; sqrt(w) s_y], with m and s the classes' means
-    and deviations. With these points, a method that knows no labels, such as :class:`TransportClient`, takes labels
-    into account. An embedded sample reveals its features and its class's mean and deviation. A
-    :class:`TransportClient` sends only averages of several embedded samples.
+    The cost between a sample x of class y and a sample x' of class y' is
+
+        |x - x'|^2 + w (|m_y - m_y'|^2 + |s_y - s_y'|^2)
+
+    with m and s the classes' means and deviations, see :func:`class_statistics`. The weight w is an addition to the
+    paper: without it raw features dominate the label term, and label noise is not detected. Statistics are computed for
+    each data set separately, so a class that one lacks is far from all classes of the other.
+
+    The point of a sample is [x; sqrt(w) m_y; sqrt(w) s_y]. With these points, a method that knows no labels, such as
+    :class:`TransportClient`, takes labels into account. An embedded sample reveals its features and its class's mean
+    and deviation. A :class:`TransportClient` sends only averages of several embedded samples.
 
     Args:
         x: the samples' features, ``[m, d]``.
         y: the samples' integer classes, ``[m]``. None: the points are ``x`` itself.
-        covariance: the deviations s, see :func:`label_augmented_cost`. The points have d' = 3 d numbers for ``"diag"``,
-            2 d for ``"none"``, and 2 d + d^2 for ``"full"``.
+        covariance: the deviations s of a class: ``"diag"``: standard deviations, with d' = 3 d. ``"full"``: the square
+            root of the covariance, with d' = 2 d + d^2. ``"none"``: no deviations, with d' = 2 d.
         label_weight: the weight w of the label term, at least 0. The same for both data sets.
         statistics: the class statistics of ``x`` and ``y``. None: they are computed.
 

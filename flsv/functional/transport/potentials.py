@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 import torch
@@ -20,8 +19,8 @@ from flsv.functional.transport.cost import (
     Covariance,
     Scaling,
     check_pair,
-    label_augmented_cost,
     label_embedding,
+    squared_costs,
 )
 from flsv.utilities.declared import NonNegative, Positive, checked
 from flsv.utilities.errors import ConfigurationError
@@ -287,67 +286,6 @@ LABEL_EMPHASIS = 2.0
 
 
 @checked
-def direct_values(
-    x: Tensor,
-    y: Tensor | None,
-    x2: Tensor,
-    y2: Tensor | None,
-    *,
-    part: Part = "both",
-    blur: Positive = 0.1,
-    scaling: Scaling = 0.7,
-    covariance: Covariance = "diag",
-    label_weight: NonNegative = 1.0,
-) -> Tensor:
-    """Compute the values of a client's samples by comparison with the validation samples.
-
-    The paper's potential does not detect label noise: clean samples' distances vary by more than a wrong label adds,
-    and mislabeled samples compensate for each other. So the potential f(from -> to) is split into
-
-        features:  f(x -> validation) - f(x -> x), from the features alone (equation 11),
-        labels:    f((x, y) -> validation) - f(x -> validation), the effect of the label for the same features,
-        both:      features + 2 labels.
-
-    The mean over the sample's own class is subtracted from "labels" and "both", since it depends on the data sets'
-    class shares only. As a consequence, a class whose labels are all wrong is not detected.
-
-    Args:
-        x: the features of the client's samples, ``[m, d]``.
-        y: the integer classes of the client's samples, ``[m]``. If ``y`` or ``y2`` is None, only features count.
-        x2: the features of the validation samples, ``[m2, d]``.
-        y2: the integer classes of the validation samples, ``[m2]``.
-        part: the part of a sample that is valued: its ``"features"`` alone, its ``"labels"`` given the features, or
-            ``"both"``.
-        blur: the regularization, as a fraction of the mean squared feature distance between ``x`` and ``x2``. Above 0.
-        scaling: the factor of the regularization from one stage to the next, in (0, 1).
-        covariance: see :func:`label_augmented_cost`.
-        label_weight: the weight of the label term, see :func:`label_augmented_cost`. If the label term is much larger
-            than feature distances, the values depend on the two data sets' class shares instead of on wrong labels. 0.5
-            to 1 suits PCA features.
-
-    Returns:
-        The samples' values, ``[m]``, in squared feature units, which sum to 0. Positive means harmful.
-
-    Raises:
-        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, an option is out of range, or
-            ``part="labels"`` without labels.
-
-    Example:
-        >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1], [0.05]])
-        >>> direct_values(x, torch.tensor([0, 0, 1, 1, 1]), x[:4], torch.tensor([0, 0, 1, 1])).argmax()  # mislabeled
-        tensor(4)
-    """
-    labeled_cost = None
-    if y is not None and y2 is not None:
-        labeled_cost = partial(
-            label_augmented_cost, x, y, x2, y2, covariance=covariance, label_weight=label_weight
-        )
-    return _sample_values(
-        x, y, x2, labeled_cost=labeled_cost, part=part, blur=blur, scaling=scaling
-    )
-
-
-@checked
 def client_values(
     x: Tensor,
     y: Tensor | None,
@@ -364,18 +302,30 @@ def client_values(
 
     The points that the server has sent replace the validation samples, see :class:`TransportClient`.
 
+    The paper's potential does not detect label noise: clean samples' distances vary by more than a wrong label adds,
+    and mislabeled samples compensate for each other. So the potential f(from -> to) is split into
+
+        features:  f(x -> gamma) - f(x -> x), from the features alone (equation 11),
+        labels:    f((x, y) -> gamma) - f(x -> gamma), the effect of the label for the same features,
+        both:      features + 2 labels.
+
+    The mean over the sample's own class is subtracted from "labels" and "both", since it depends on the data sets'
+    class shares only. As a consequence, a class whose labels are all wrong is not detected.
+
     Args:
         x: the features of the client's samples, ``[m, d]``.
         y: the integer classes of the client's samples, ``[m]``. None: only features count.
         gamma: ``[S, d']``, the points from the :class:`TransportServer`. Client and server must have used the
             :func:`label_embedding` of their samples, which has d' coordinates. If ``y`` is None, only the first d
             coordinates are used, and d' may be d.
-        part: as for :func:`direct_values`.
+        part: the part of a sample that is valued: its ``"features"`` alone, its ``"labels"`` given the features, or
+            ``"both"``.
         blur: the regularization, as a fraction of the mean squared distance between the features of ``x`` and
             ``gamma``. Above 0.
-        scaling: see :func:`direct_values`.
+        scaling: the factor of the regularization from one stage to the next, in (0, 1).
         covariance: the same as in the label embedding.
-        label_weight: the same as in the label embedding. See :func:`direct_values`.
+        label_weight: the same as in the label embedding. If the label term is much larger than feature distances, the
+            values depend on class shares instead of on wrong labels. 0.5 to 1 suits PCA features.
         statistics: the client's class statistics. None: they are computed.
 
     Returns:
@@ -390,6 +340,8 @@ def client_values(
         >>> client_values(x, y, label_embedding(x[:4], y[:4])).argmax()
         tensor(4)
     """
+    if part == "labels" and y is None:
+        raise ConfigurationError('part="labels" needs classes. Pass them, or part="features".')
     points = label_embedding(
         x, y, covariance=covariance, label_weight=label_weight, statistics=statistics
     )
@@ -397,43 +349,19 @@ def client_values(
     lacks_features = gamma.shape[1] < num_features
     if y is not None or lacks_features:
         check_pair(points, gamma, "the samples (embedded)", "gamma")
-    labeled_cost = None
-    if y is not None:
-        # Without classes: the points and gamma are embedded, their coordinates after the features are of the labels.
-        labeled_cost = partial(label_augmented_cost, points, y=None, x2=gamma, y2=None)
-    features = gamma[:, :num_features]
-    return _sample_values(
-        x, y, features, labeled_cost=labeled_cost, part=part, blur=blur, scaling=scaling
-    )
 
-
-def _sample_values(
-    x: Tensor,
-    y: Tensor | None,
-    x2: Tensor,
-    *,
-    labeled_cost: Callable[[], Tensor] | None,
-    part: Part,
-    blur: float,
-    scaling: float,
-) -> Tensor:
-    """Compute the samples' values for one ``part``. ``labeled_cost()`` is None without labels."""
-    if part == "labels" and labeled_cost is None:
-        raise ConfigurationError(
-            'part="labels" needs classes on both sides. Pass them, or part="features".'
-        )
-    cost = label_augmented_cost(x, y=None, x2=x2, y2=None)
+    cost = squared_costs(x, gamma[:, :num_features])
     eps = blur * float(cost.mean(dtype=torch.float64))
     feature_potential, _ = entropic_potentials(cost, eps, scaling)
     gradient = torch.zeros_like(feature_potential)  # [m]
     if part != "labels":
         del cost  # frees [m, m2], before another of [m, m] is made
-        cost_to_itself = label_augmented_cost(x, y=None, x2=x, y2=None)
+        cost_to_itself = squared_costs(x, x)
         gradient = feature_potential - self_potential(cost_to_itself, eps, scaling)
 
-    if part != "features" and labeled_cost is not None and y is not None:
+    if part != "features" and y is not None:
         # With the same eps for both costs, the labels' part is the difference of their potentials.
-        labeled_potential, _ = entropic_potentials(labeled_cost(), eps, scaling)
+        labeled_potential, _ = entropic_potentials(squared_costs(points, gamma), eps, scaling)
         label_gradient = labeled_potential - feature_potential
         if part == "both":
             label_gradient = LABEL_EMPHASIS * label_gradient

@@ -1,4 +1,4 @@
-"""Exact optimal transport between samples: distances, shares, and the federated distance and barycenter.
+"""Exact optimal transport between samples: shares, and the federated distance and barycenter.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 1 and 5 to 8,
 definition 4, section 4.2, Algorithm 1. Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024. Cuturi and
@@ -16,62 +16,17 @@ from torch import Tensor
 
 from flsv.functional.distances import squared_distances
 from flsv.functional.transport.cost import (
-    Covariance,
     Exponent,
     Place,
     check_pair,
     check_points,
     check_support,
-    label_augmented_cost,
 )
-from flsv.utilities.declared import Count, NonNegative, checked
+from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
 # POT's default of 100 000 pivots is too few from about 2000 samples on either side.
 MAX_PIVOTS = 100_000_000
-
-
-@checked
-def wasserstein_distance(
-    x: Tensor,
-    x2: Tensor,
-    *,
-    y: Tensor | None = None,
-    y2: Tensor | None = None,
-    p: Exponent = 2,
-    covariance: Covariance = "diag",
-    label_weight: NonNegative = 1.0,
-) -> Tensor:
-    """Compute the Wasserstein distance between two sets of equally weighted samples.
-
-        W_p = (min over plans pi of sum_ij pi_ij d_ij^p)^(1/p)
-
-    with d_ij the square root of :func:`label_augmented_cost` between samples i and j.
-
-    Args:
-        x: the samples of the first set, ``[m, d]``.
-        x2: the samples of the second set, ``[m2, d]``.
-        y: the integer classes of ``x``, ``[m]``. If ``y`` or ``y2`` is None, labels do not enter the cost.
-        y2: the integer classes of ``x2``, ``[m2]``.
-        p: the exponent of the distances, at least 1.
-        covariance: see :func:`label_augmented_cost`.
-        label_weight: see :func:`label_augmented_cost`.
-
-    Returns:
-        A scalar in feature units, in the dtype of ``x``. Exactly 0 between equal sets.
-
-    Raises:
-        ConfigurationError: samples or labels are empty, not finite or of wrong shapes, or an option is out of range.
-
-    Example:
-        >>> wasserstein_distance(torch.tensor([[0.0], [1.0]]), torch.tensor([[4.0], [3.0]]))
-        tensor(3.)
-        >>> wasserstein_distance(torch.tensor([[0.0]]), torch.tensor([[4.0], [2.0]]), p=1)
-        tensor(3.)
-    """
-    cost = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=label_weight)
-    _, distance = transport_plan(cost, p)
-    return distance
 
 
 def transport_plan(squared_costs: Tensor, p: float) -> tuple[Tensor, Tensor]:
@@ -350,82 +305,6 @@ class TransportServer:
         client_eta = eta.to(self.eta)
         self.gamma = interpolating_measure(client_eta, self.eta, t=self.t, p=self.p)
         return self.gamma
-
-
-@dataclass(frozen=True)
-class FederatedDistance:
-    """The result of :func:`federated_wasserstein`.
-
-    Attributes:
-        distance: the estimate of the Wasserstein distance at the last iteration, in feature units. Not below the exact
-            distance.
-        gamma: the interpolating measure's points after the last iteration, ``[S, d]``.
-        history: the estimate at each iteration, ``[iterations]``.
-        eta: the points between gamma and the server's samples in the last iteration, ``[S, d]``.
-    """
-
-    distance: Tensor
-    gamma: Tensor
-    history: Tensor
-    eta: Tensor
-
-
-@checked
-def federated_wasserstein(
-    x: Tensor,
-    x2: Tensor,
-    *,
-    support: Count,
-    iterations: Count,
-    t: Place = 0.5,
-    p: Exponent = 2,
-    generator: torch.Generator | None = None,
-    allow_reconstruction: bool = False,
-) -> FederatedDistance:
-    """Compute a Wasserstein distance between client and server without sending samples.
-
-    The server sends S points gamma, and the client answers with interpolants of its samples and gamma, and with their
-    distance. The server interpolates gamma and its own samples, and these two for the next gamma. By the triangle
-    inequality the sum of both distances is never below the true one, and equal to it on the geodesic. If
-    both have S samples and exchange S points, each iteration about halves the error.
-
-    Args:
-        x: the client's samples, ``[m, d]``.
-        x2: the server's samples, ``[m2, d]``.
-        support: S, the number of points that are sent.
-        iterations: the number of iterations, at least 1.
-        t: the position, in (0, 1), of each interpolated point on the way to the server's samples.
-        p: the exponent of the Wasserstein distance.
-        generator: the random generator that draws the first points. None: torch's default.
-        allow_reconstruction: whether to allow S >= m/2, with which the client's samples can be reconstructed.
-
-    Returns:
-        The distance, its history and the last points, see :class:`FederatedDistance`.
-
-    Example:
-        >>> x = torch.tensor([[0.0], [1.0], [2.0]])
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> result = federated_wasserstein(
-        ...     x, x + 3, support=3, iterations=20, generator=generator, allow_reconstruction=True
-        ... )
-        >>> result.distance, result.gamma.sort(0).values.T
-        (tensor(3.), tensor([[1.5000, 2.5000, 3.5000]]))
-    """
-    client = TransportClient(x, t=t, p=p, allow_reconstruction=allow_reconstruction)
-    server = TransportServer(x2, t=t, p=p)
-    points = server.start(support, generator)
-    history = []
-    for _ in range(iterations):
-        client_points, distance = client.answer(points)
-        points = server.step(client_points, distance)
-        history.append(server.distance)
-    assert server.eta is not None
-    return FederatedDistance(
-        distance=server.distance,
-        gamma=points,
-        history=torch.stack(history),
-        eta=server.eta,
-    )
 
 
 class AnsweringClient(Protocol):

@@ -1,5 +1,6 @@
 """Samples that the tests of transport share."""
 
+import ot
 import torch
 from torch import Tensor
 
@@ -16,3 +17,15 @@ def make_labeled(seed: int, m: int = 40, d: int = 3) -> tuple[torch.Tensor, torc
     x = torch.randn(m, d, generator=generator, dtype=torch.float64)
     y = torch.tensor([0, 2, 5])[torch.randint(3, (m,), generator=generator)]
     return x + y[:, None], y
+
+
+def wasserstein_distance(
+    x: Tensor,
+    x2: Tensor,
+    p: float = 2,
+) -> Tensor:
+    """POT's distance of two sets of equally weighted samples."""
+    steps = x.double()[:, None] - x2.double()
+    costs = steps.norm(dim=-1) ** p
+    cost = ot.emd2([], [], costs.numpy())
+    return x.new_tensor(cost ** (1 / p))

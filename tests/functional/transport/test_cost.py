@@ -1,4 +1,4 @@
-"""Class statistics and the ground cost against NumPy."""
+"""Class statistics, embeddings and costs against NumPy and torch."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import torch
 from functional.transport.samples import make_labeled
 from torch import Tensor
 
-from flsv.functional import class_statistics, label_augmented_cost, label_distance, label_embedding
+from flsv.functional import class_statistics, label_embedding
 from flsv.functional.transport import cost
 from flsv.utilities.errors import ConfigurationError
 
@@ -26,19 +26,24 @@ def test_class_means_and_deviations_equal_numpys_per_class() -> None:
         assert diagonal.counts[row] == len(rows)
         np.testing.assert_allclose(diagonal.means[row], rows.mean(0))
         np.testing.assert_allclose(diagonal.deviations[row], rows.std(0))
-        root = scipy.linalg.sqrtm(np.cov(rows.T, bias=True))
+        covariances = np.cov(rows.T, bias=True)
+        root = scipy.linalg.sqrtm(covariances)
         np.testing.assert_allclose(full.deviations[row], root, atol=1e-9)
 
 
-def test_label_distance_with_wrong_covariances_or_labels_is_refused() -> None:
+def test_classes_without_statistics_are_refused() -> None:
     x, y = make_labeled(4)
-    with pytest.raises(ConfigurationError, match="different covariances"):
-        label_distance(class_statistics(x, y), class_statistics(x, y, covariance="none"))
+    statistics = class_statistics(x, y)
     with pytest.raises(ConfigurationError, match=r"classes \[1\] are not in the statistics"):
-        class_statistics(x, y).index(torch.tensor([0, 1]))
+        statistics.index(torch.tensor([0, 1]))
 
 
-def stack_vectors_by_hand(x: Tensor, y: Tensor, covariance: str, label_weight: float) -> np.ndarray:
+def stack_vectors_by_hand(
+    x: Tensor,
+    y: Tensor,
+    covariance: str,
+    label_weight: float,
+) -> np.ndarray:
     """Section 4.1 of the paper: [x; m_y; vec(Sigma^(1/2))], sample by sample."""
     labels = y.numpy()
     root_of_weight = label_weight**0.5
@@ -49,7 +54,8 @@ def stack_vectors_by_hand(x: Tensor, y: Tensor, covariance: str, label_weight: f
         if covariance == "diag":
             parts.append(root_of_weight * members.std(0))
         if covariance == "full":
-            values, vectors = np.linalg.eigh(np.cov(members.T, bias=True))
+            covariances = np.cov(members.T, bias=True)
+            values, vectors = np.linalg.eigh(covariances)
             root_of_covariance = vectors * np.sqrt(values.clip(0)) @ vectors.T
             parts.append(root_of_weight * root_of_covariance.ravel())
         rows.append(np.concatenate(parts))
@@ -58,59 +64,55 @@ def stack_vectors_by_hand(x: Tensor, y: Tensor, covariance: str, label_weight: f
 
 
 @pytest.mark.parametrize("covariance", ["diag", "full", "none"])
-@pytest.mark.parametrize("rows_per_chunk", [100, 1, 7])
-def test_label_augmented_cost_and_embedding_equal_stacked_vectors_in_numpy(
-    covariance: str, rows_per_chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    label_weight = 3.0
-    num_columns = 25
+def test_label_embedding_equals_stacked_vectors_in_numpy(covariance: str) -> None:
     x, y = make_labeled(0)
-    x2, y2 = make_labeled(1, m=num_columns)
-    bytes_of_row = cost.BYTES_PER_ENTRY * num_columns
-    monkeypatch.setattr(cost, "CHUNK_BYTES", bytes_of_row * rows_per_chunk)
 
-    costs = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=label_weight)
-    embedding = label_embedding(x, y, covariance=covariance, label_weight=label_weight)
+    embedding = label_embedding(
+        x,
+        y,
+        covariance=covariance,
+        label_weight=3.0,
+    )
 
-    vectors = stack_vectors_by_hand(x, y, covariance, label_weight=label_weight)
-    vectors2 = stack_vectors_by_hand(x2, y2, covariance, label_weight=label_weight)
-    differences = vectors[:, None] - vectors2[None]
-
-    np.testing.assert_allclose(
-        costs,
-        (differences**2).sum(-1),
-        rtol=1e-9,
+    vectors = stack_vectors_by_hand(
+        x,
+        y,
+        covariance,
+        label_weight=3.0,
     )
     np.testing.assert_allclose(embedding, vectors, atol=1e-9)
 
 
-def test_cost_with_an_unlabeled_side_is_that_of_the_features() -> None:
-    (x, y), (x2, y2) = make_labeled(0), make_labeled(1)
-    expected = torch.cdist(x, x2) ** 2
-    for labels, labels2 in [(None, y2), (y, None), (None, None)]:
-        torch.testing.assert_close(label_augmented_cost(x, labels, x2, labels2), expected)
-    torch.testing.assert_close(label_augmented_cost(x, y, x2, y2, label_weight=0.0), expected)
+@pytest.mark.parametrize("rows_per_chunk", [100, 1, 7])
+def test_squared_costs_equal_torchs_distances(
+    rows_per_chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_columns = 25
+    x, _ = make_labeled(0)
+    x2, _ = make_labeled(1, m=num_columns)
+    bytes_of_row = cost.BYTES_PER_ENTRY * num_columns
+    monkeypatch.setattr(cost, "CHUNK_BYTES", bytes_of_row * rows_per_chunk)
+
+    costs = cost.squared_costs(x, x2)
+    distances = torch.cdist(x, x2)
+    torch.testing.assert_close(costs, distances**2)
 
 
-def test_cost_of_invalid_samples_or_labels_raises_with_their_count() -> None:
+def test_cost_of_invalid_samples_raises_with_their_count() -> None:
     x, y = make_labeled(0)
-    x2, y2 = make_labeled(1)
+    x2, _ = make_labeled(1)
     not_finite = x.clone()
     not_finite[1, 0] = torch.nan
     not_finite[4, 0] = torch.inf
-    invalid_sides = {
-        "2 of 40 rows": (not_finite, y, x2, y2),
-        "3 features and x2 has 2": (x, y, x2[:, :2], y2),
-        "x2 is empty": (
-            x,
-            y,
-            x2[:0],
-            y2[:0],
-        ),
-        "40 integer classes": (x, y[:5], x2, y2),
-        "Flatten": (x.long(), y, x2, y2),
+    invalid_pairs = {
+        "2 of 40 rows": (not_finite, x2),
+        "3 features and x2 has 2": (x, x2[:, :2]),
+        "x2 is empty": (x, x2[:0]),
+        "Flatten": (x.long(), x2),
     }
 
-    for message, sides in invalid_sides.items():
+    for message, pair in invalid_pairs.items():
         with pytest.raises(ConfigurationError, match=message):
-            label_augmented_cost(*sides)
+            cost.squared_costs(*pair)
+    with pytest.raises(ConfigurationError, match="40 integer classes"):
+        label_embedding(x, y[:5])

@@ -13,14 +13,24 @@ from torch import Tensor
 from flsv.functional import (
     calibrated_gradient,
     client_values,
-    direct_values,
-    label_augmented_cost,
     label_embedding,
 )
+from flsv.functional.transport.cost import squared_costs
 from flsv.functional.transport.potentials import entropic_potentials, self_potential
 
 #: By which eps falls from stage to stage: it changes how fast potentials converge, not what they are.
 SCALING = 0.7
+
+
+def label_augmented_cost(
+    x: Tensor,
+    y: Tensor | None,
+    x2: Tensor,
+    y2: Tensor | None,
+) -> Tensor:
+    points = label_embedding(x, y)
+    points2 = label_embedding(x2, y2)
+    return squared_costs(points, points2)
 
 
 def debiased_potential(
@@ -169,10 +179,11 @@ def test_potentials_that_converge_do_not_warn() -> None:
 def test_features_and_labels_parts_sum_to_the_whole_value() -> None:
     x, y = make_blobs(60, 0)
     x2, y2 = make_blobs(40, 1)
+    gamma = label_embedding(x2, y2)
 
-    of_features = direct_values(x, y, x2, y2, part="features")
-    of_labels = direct_values(x, y, x2, y2, part="labels")
-    of_both = direct_values(x, y, x2, y2, part="both")
+    of_features = client_values(x, y, gamma, part="features")
+    of_labels = client_values(x, y, gamma, part="labels")
+    of_both = client_values(x, y, gamma, part="both")
 
     # The whole value is centered in each class.
     expected = of_features + 2 * of_labels
@@ -186,26 +197,43 @@ def test_features_and_labels_parts_sum_to_the_whole_value() -> None:
     torch.testing.assert_close(of_features, gradient, atol=1e-3, rtol=1e-3)
 
 
-def test_client_values_with_the_servers_embedding_equal_direct_values() -> None:
+def test_labels_part_is_the_difference_of_the_potentials_with_and_without_labels() -> None:
     x, y = make_blobs(60, 0)
     x2, y2 = make_blobs(40, 1)
-    embedding = label_embedding(x2, y2, label_weight=2.0)
 
-    values = client_values(x, y, embedding, label_weight=2.0)
+    values = client_values(x, y, label_embedding(x2, y2), part="labels")
 
-    direct = direct_values(x, y, x2, y2, label_weight=2.0)
-    torch.testing.assert_close(values, direct, atol=1e-2, rtol=1e-2)
+    cost = squared_costs(x, x2)
+    eps = 0.1 * float(cost.mean(dtype=torch.float64))
+    labeled_cost = label_augmented_cost(
+        x,
+        y,
+        x2,
+        y2,
+    )
+    with_labels, _ = entropic_potentials(labeled_cost, eps, SCALING)
+    without_labels, _ = entropic_potentials(cost, eps, SCALING)
+    effect = with_labels - without_labels
+    for label in range(4):
+        is_label = y == label
+        effect[is_label] -= effect[is_label].mean()
+    expected = calibrated_gradient(effect)
+    torch.testing.assert_close(
+        values,
+        expected,
+        atol=1e-3,
+        rtol=1e-3,
+    )
 
 
 def test_values_without_labels_are_those_of_the_features() -> None:
-    client_x, client_y = make_blobs(60, seed=0)
-    server_x, server_y = make_blobs(40, seed=1)
+    x, y = make_blobs(60, seed=0)
+    x2, y2 = make_blobs(40, seed=1)
+    gamma = label_embedding(x2, y2)
 
-    without_client_labels = direct_values(client_x, None, server_x, server_y)
-    without_server_labels = direct_values(client_x, client_y, server_x, None)
-    of_features = client_values(client_x, None, server_x)
-    of_embedding = client_values(client_x, None, label_embedding(server_x, server_y))
+    of_features = client_values(x, None, x2)
 
-    torch.testing.assert_close(of_features, without_client_labels)
-    torch.testing.assert_close(of_embedding, without_client_labels)
-    assert torch.equal(without_server_labels, without_client_labels)
+    without_labels = client_values(x, None, gamma)
+    features_of_both = client_values(x, y, gamma, part="features")
+    assert torch.equal(without_labels, of_features)
+    assert torch.equal(features_of_both, of_features)

@@ -1,45 +1,28 @@
-"""Exact transport against SciPy and POT, and points on the geodesic."""
+"""Exact transport against POT, and points on the geodesic."""
 
-import ot
 import pytest
 import torch
-from functional.transport.samples import make_labeled
+from functional.transport.samples import make_labeled, wasserstein_distance
 
 from flsv.functional import (
     TransportClient,
     contribution_shares,
     interpolating_measure,
-    label_augmented_cost,
-    wasserstein_distance,
 )
+from flsv.functional.transport.wasserstein import matching
 from flsv.utilities.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("p", [1, 2])
-def test_wasserstein_distance_equals_pots_emd2(p: int) -> None:
-    x, y = make_labeled(0)
-    x2, y2 = make_labeled(1, m=25)
+def test_distance_of_a_matching_equals_pots(p: int) -> None:
+    x, _ = make_labeled(0)
+    x2, _ = make_labeled(1, m=25)
 
-    distance = wasserstein_distance(x, x2, y=y, y2=y2, p=p, label_weight=2.0)
+    _, distance = matching(x, x2, p)
+    _, distance_to_itself = matching(x, x.flip(0), p)
 
-    squared = label_augmented_cost(x, y, x2, y2, label_weight=2.0).numpy()
-    expected = ot.emd2(
-        [],
-        [],
-        squared ** (p / 2),
-    ) ** (1 / p)
-
-    assert float(distance) == pytest.approx(expected, rel=1e-9)
-    assert (
-        wasserstein_distance(
-            x,
-            x.flip(0),
-            y=y,
-            y2=y.flip(0),
-            p=p,
-        )
-        == 0
-    )
+    torch.testing.assert_close(distance, wasserstein_distance(x, x2, p), rtol=1e-9, atol=0)
+    assert distance_to_itself == 0
 
 
 @pytest.mark.parametrize(
