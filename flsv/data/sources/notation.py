@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import compress, product
 from typing import Any, ClassVar, Literal
 
@@ -28,8 +27,12 @@ _GROUPED_DIGITS = {
 #: Options of all notations but the usual one.
 _NOTATIONS: list[dict[str, Any]] = [
     {"decimal": ","},
-    *({"decimal": ",", "thousands": mark} for mark in THOUSANDS if mark != ","),
-    *({"thousands": mark} for mark in THOUSANDS if mark != "."),
+    {"decimal": ",", "thousands": "."},
+    {"decimal": ",", "thousands": " "},
+    {"decimal": ",", "thousands": "'"},
+    {"thousands": ","},
+    {"thousands": " "},
+    {"thousands": "'"},
 ]
 
 
@@ -84,8 +87,8 @@ def parse_numbers(
     is_plain = decimal == "." and thousands is None and "_" not in "".join(texts)
     numbers = _converted_at_once(values) if is_plain else None
     if numbers is None:
-        convert = partial(_number, decimal=decimal, thousands=thousands)
-        numbers = np.array(list(map(convert, values)), dtype=np.float64)
+        converted = [_number(value, decimal, thousands) for value in values]
+        numbers = np.array(converted, dtype=np.float64)
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
 
@@ -99,7 +102,11 @@ def _converted_at_once(values: list[Any]) -> np.ndarray | None:
         return None
 
 
-def _number(value: Any, decimal: str, thousands: str | None) -> float:
+def _number(
+    value: Any,
+    decimal: str,
+    thousands: str | None,
+) -> float:
     """Convert a value to a number, or return NaN."""
     if isinstance(value, str):
         value = _plain_text(value, decimal, thousands)
@@ -109,7 +116,11 @@ def _number(value: Any, decimal: str, thousands: str | None) -> float:
         return np.nan
 
 
-def _plain_text(text: str, decimal: str, thousands: str | None) -> str:
+def _plain_text(
+    text: str,
+    decimal: str,
+    thousands: str | None,
+) -> str:
     """Write a number as ``float`` reads it, and anything else as it does not."""
     if "_" in text:  # Python reads 1_000 as a number, which is hardly meant in a table
         return ""
@@ -182,7 +193,8 @@ def text_with_ambiguous_point(texts: Iterable[str]) -> str | None:
 
 
 def other_notations(
-    texts_by_file: Sequence[Sequence[str]], formats: Sequence[TextFormat]
+    texts_by_file: Sequence[Sequence[str]],
+    formats: Sequence[TextFormat],
 ) -> tuple[list[str], list[dict[str, str]]]:
     """Find the texts that are numbers only in another notation, and the options of the notations that fit.
 
@@ -200,7 +212,7 @@ def other_notations(
     if not unread_numbers or are_mostly_words:
         return [], []
 
-    options_by_numbers: dict[tuple[float, ...], dict[str, str]] = {}
+    options_by_numbers = {}
     for notation in _NOTATIONS:
         numbers: list[float] = []
         for texts, text_format in zip(texts_by_file, formats):
@@ -216,7 +228,11 @@ def other_notations(
 
 def _is_number(text: str) -> bool:
     """Return whether a text is a number in any notation."""
-    return any(np.isfinite(parse_numbers([text], **notation)).all() for notation in _NOTATIONS)
+    for notation in _NOTATIONS:
+        (number,) = parse_numbers([text], **notation)
+        if np.isfinite(number):
+            return True
+    return False
 
 
 _ISO_DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?")
@@ -264,12 +280,20 @@ def parse_dates(texts: pd.Series, formats: Sequence[str]) -> pd.Series:
     if formats:
         is_iso = texts.isna() | texts.str.match(r"\d{4}-\d")
         iso_texts = texts.where(is_iso)
-    dates = pd.to_datetime(iso_texts, format="ISO8601", errors="coerce", utc=True)
+    dates = _utc_dates(iso_texts, "ISO8601")
     is_ambiguous = pd.Series(False, index=texts.index)
     for date_format, time_format in product(formats, _TIME_FORMATS):
-        format_with_time = f"{date_format}{time_format}"
-        dates_of_format = pd.to_datetime(texts, format=format_with_time, errors="coerce", utc=True)
+        dates_of_format = _utc_dates(texts, f"{date_format}{time_format}")
         have_both = dates.notna() & dates_of_format.notna()
         is_ambiguous |= have_both & (dates != dates_of_format)
         dates = dates.fillna(dates_of_format)
     return dates.mask(is_ambiguous)
+
+
+def _utc_dates(texts: pd.Series, date_format: str) -> pd.Series:
+    return pd.to_datetime(
+        texts,
+        format=date_format,
+        errors="coerce",
+        utc=True,
+    )
