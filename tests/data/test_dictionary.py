@@ -307,6 +307,8 @@ def test_drafted_dictionary_gives_the_same_features_to_the_bit(
     text = Path("dictionary.yaml").read_text()
     (line_of_ward,) = [line for line in text.splitlines() if line.startswith('  "ward"')]
     assert "# Osaka: only this site has Osaka" in line_of_ward
+    columns = yaml.safe_load(text)["columns"]
+    assert columns["lab"]["kind"] == "numbers"
 
 
 def test_drafted_dictionary_of_a_regression_gives_the_same_targets(
@@ -340,6 +342,8 @@ def test_drafted_dictionary_of_a_regression_gives_the_same_targets(
         ]
     )
 
+    drafted = yaml.safe_load(Path("dictionary.yaml").read_text())
+    assert drafted["columns"]["age"]["kind"] == "whole numbers"
     with_dictionary = FederatedDataModule(
         "stays.csv", columns=columns | {"encoder": "dictionary.yaml"}, **options
     )

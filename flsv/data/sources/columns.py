@@ -264,7 +264,7 @@ class ColumnCard:
         name: the column's name.
         kind: its kind, such as ``"numbers"`` or ``"categories"``.
         values: numbers or words, ``[N]``, NaN for missing values: of all rows while a table is read, of the training
-            samples in :class:`SourceData`.
+            samples in :class:`SourceData`, indexed by their lines in the file, or their numbers in a DataFrame.
         categories: the different words of the training rows, sorted, or None.
     """
 
