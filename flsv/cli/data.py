@@ -175,6 +175,9 @@ def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
         print(
             f"Doubts, the worst first{count_note}: ask the sites\n\n{shown.to_string(index=False)}\n"
         )
+        for doubt in doubts.head(_MAX_SHOWN).itertuples():
+            if doubt.rows:
+                print(filled(f"{doubt.column} of {doubt.site}, {doubt.rows}"))
     if data.positive_class is not None:
         print(describe_positive_class(data))
     for note in notes_on_data(data):
@@ -245,8 +248,10 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     all_doubts = doubts_of(data)
     if objects.write is not None:
         write_dictionary(objects.write, data, all_doubts)
-    rows = [(doubt.strength, doubt.site, doubt.column, doubt.text) for doubt in all_doubts]
-    doubts = pd.DataFrame(rows, columns=["strength", "site", "column", "doubt"])
+    rows = []
+    for doubt in all_doubts:
+        rows.append((doubt.strength, doubt.site, doubt.column, doubt.text, doubt.rows))
+    doubts = pd.DataFrame(rows, columns=["strength", "site", "column", "doubt", "rows"])
     if not quiet:
         show(data, doubts)
     if out is not None:

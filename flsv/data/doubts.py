@@ -20,6 +20,7 @@ import pandas as pd
 from lightning.pytorch.utilities import rank_zero_warn
 
 from flsv.data.federation_view import FederationView
+from flsv.utilities.errors import listed
 
 #: Smallest number of known values of a site, and of all others, that are compared.
 MIN_VALUES = 20
@@ -86,6 +87,8 @@ MIN_PROBABILITY_OF_CHANCE = 1e-3
 #: Strength of a doubt about categories that only one site has, for a share of MAX_OWN_SHARE: they may well be right. A
 #: share of 4 times MAX_OWN_SHARE is as doubtful as what just exceeds another limit.
 STRENGTH_OF_OWN_CATEGORIES = 0.25
+#: Largest number of rows that a doubt names.
+_MAX_ROWS = 10
 #: Column of a doubt about whole rows.
 ALL_COLUMNS = "all columns"
 
@@ -123,6 +126,8 @@ class Doubt:
     kind: DoubtKind | None = None
     #: The other site that has the same rows. "" for all other doubts.
     other_site: str = ""
+    #: Lines and values of up to ten of its rows, for who has the table. "" without single rows.
+    rows: str = ""
 
 
 @dataclass(frozen=True)
@@ -179,9 +184,17 @@ class Finding(NamedTuple):
     strength: float
     text: str
     kind: DoubtKind
+    rows: str = ""
 
     def as_doubt(self, site: str, column: str) -> Doubt:
-        return Doubt(self.strength, site, column, self.text, self.kind)
+        return Doubt(
+            self.strength,
+            site,
+            column=column,
+            text=self.text,
+            kind=self.kind,
+            rows=self.rows,
+        )
 
 
 def _without_counterparts(
@@ -232,7 +245,8 @@ def _gap_codes(column: pd.Series) -> Iterator[Finding]:
         distance = (other_numbers - code).abs().min()
         if width > 0 and distance > MIN_WIDTHS_TO_A_CODE * width:
             text = f"{count} values are {code:g}, far from all others, as a code for a missing value: set gaps"
-            yield Finding(2 * STRONG_DOUBT, text, "gaps")
+            rows = _rows_shown(numbers[numbers == code])
+            yield Finding(2 * STRONG_DOUBT, text, kind="gaps", rows=rows)
 
 
 def _codes_of_sites(
@@ -369,12 +383,23 @@ def _parts_of_another_unit(
             is_everywhere = spread > 0 and max(share, usual_share) < MAX_PART_EVERYWHERE
             if is_excess or is_everywhere:
                 ratio = math.exp(own_part.median())
-                low, high = _rounded_bounds(np.exp(own_part + center))
+                unusual_values = np.exp(own_part + center)
+                low, high = _rounded_bounds(unusual_values)
                 count = f"{len(own_part)} of {len(own_logarithms)}"
                 text = f"{count} {ratio_text(ratio, 'the usual ones')}, all between {low:g} and {high:g}"
                 strength = STRONG_DOUBT if is_excess else 1.0
-                yield Finding(strength * (1 + share), text, "part")
+                rows = _rows_shown(unusual_values)
+                yield Finding(strength * (1 + share), text, kind="part", rows=rows)
                 return
+
+
+def _rows_shown(values: pd.Series) -> str:
+    """Name rows by their lines, if these are known, with their values."""
+    word = values.index.name
+    if word is None:
+        return ""
+    rows = [f"{word} {line}: {value:g}" for line, value in values.items()]
+    return f"{listed(rows, _MAX_ROWS)} ({len(rows)} in all)"
 
 
 def _rounded_bounds(values: pd.Series) -> tuple[float, float]:
@@ -560,6 +585,8 @@ def warn_of_doubts(doubts: Sequence[Doubt], min_strength: float = STRONG_DOUBT) 
         return
     strongest = strong_doubts[0]
     message = f"{strongest.column} of {strongest.site}: {strongest.text}"
+    if strongest.rows:
+        message += f", {strongest.rows}"
     if len(strong_doubts) > 1:
         message += f", and {len(strong_doubts) - 1} more"
     rank_zero_warn(f"the tables are doubtful: {message}. flsv data shows all doubts.")
@@ -577,10 +604,9 @@ def doubts_of(data: FederationView) -> list[Doubt]:
     """Return the doubts about a federation's training rows, the strongest first. None for data that are no table."""
     if not data.column_cards:
         return []
-    values_by_column = {}
-    for card in data.column_cards:
-        values_by_column[card.name] = card.values.reset_index(drop=True)
-    table = pd.DataFrame(values_by_column)
+    values_by_column = {card.name: card.values.array for card in data.column_cards}
+    lines = data.column_cards[0].values.index
+    table = pd.DataFrame(values_by_column, index=lines)
 
     class_names: Sequence[str] = ()
     counts_by_client: list[Sequence[int]] = [()] * len(data.client_names)

@@ -103,7 +103,7 @@ def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(
         ),
         pytest.param(
             {"age": ["61", "44", "57", "old"]},
-            r"Lyon.csv, line 5: 'old' in 'age' is not a valid number",
+            r"Lyon.csv, line 5: 'old' in 'age' is a word, and others are numbers",
             id="a word among numbers",
         ),
     ],
@@ -162,22 +162,24 @@ def test_column_that_a_table_lacks_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"classes": [False, True]}, "True is no text: write it in quotation marks"),
+        ({"classes": [False, True]}, "classes=.*each: a text.*Write texts in quotation marks"),
         ({"positive": None}, "positive: None is none of the classes"),
-        ({"tolerance": 2}, "tolerance 2.0 is no share"),
-        ({"target_scale": 0}, "target: mean 0.0, scale 0.0"),
-        ({"target_scale": float("nan")}, "target: mean 0.0, scale nan"),
-        ({"columns": {"age": {"mean": 60, "scale": 0}}}, "'age': mean 60.0, scale 0.0"),
-        ({"columns": {"age": {"mean": 60, "scale": float("nan")}}}, "scale nan"),
-        ({"columns": {"age": {"low": 5, "high": 5}}}, "low 5.0 is not below high 5.0"),
-        ({"target": None}, "expected .'classes', 'columns'"),
-        ({"patient": "age"}, "patient: 'age' is among the columns"),
-        ({"columns": {"age": {"kind": "number"}}}, "'age': kind 'number' is not numbers, categ"),
+        ({"tolerance": 2}, "tolerance=2.*It is a share of the cells"),
+        ({"target_scale": 0}, "target_scale=0.*above 0"),
+        ({"target_scale": float("nan")}, "target_scale=nan.*finite"),
+        ({"columns": {"age": {"mean": 60, "scale": 0}}}, "scale=0.*above 0"),
+        ({"columns": {"age": {"mean": 60, "scale": float("nan")}}}, "scale=nan"),
+        ({"columns": {"age": {"low": 5, "high": 5}}}, "name='age'.*low is not below high"),
+        ({"columns": {"age": {"lowest": 5}}}, "unexpected keyword argument 'lowest'"),
+        ({"columns": {"age": {"gaps": "NA"}}}, "gaps='NA'.*True or False or a list"),
+        ({"target": None}, "a data dictionary names its target"),
+        ({"patient": "age"}, "the patient is among the columns"),
+        ({"columns": {"age": {"kind": "number"}}}, "name='age'.*kind is not numbers, categ"),
     ],
 )
 def test_dictionary_that_means_nothing_is_refused(changes: dict[str, Any], message: str) -> None:
     dictionary = make_dictionary(**changes)
-    if message.startswith("True"):
+    if message.startswith("classes="):
         dictionary["positive"] = True
 
     with pytest.raises(ConfigurationError, match=message):
@@ -305,6 +307,8 @@ def test_drafted_dictionary_gives_the_same_features_to_the_bit(
     text = Path("dictionary.yaml").read_text()
     (line_of_ward,) = [line for line in text.splitlines() if line.startswith('  "ward"')]
     assert "# Osaka: only this site has Osaka" in line_of_ward
+    columns = yaml.safe_load(text)["columns"]
+    assert columns["lab"]["kind"] == "numbers"
 
 
 def test_drafted_dictionary_of_a_regression_gives_the_same_targets(
@@ -338,6 +342,8 @@ def test_drafted_dictionary_of_a_regression_gives_the_same_targets(
         ]
     )
 
+    drafted = yaml.safe_load(Path("dictionary.yaml").read_text())
+    assert drafted["columns"]["age"]["kind"] == "whole numbers"
     with_dictionary = FederatedDataModule(
         "stays.csv", columns=columns | {"encoder": "dictionary.yaml"}, **options
     )

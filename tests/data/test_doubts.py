@@ -427,3 +427,17 @@ def test_usual_number_of_nines_is_no_code_for_a_missing_value():
         frame = pd.DataFrame({"number": numbers})
         for doubt in doubts_by_rows({"Graz": frame, "Lyon": frame}):
             assert "missing value" not in doubt.text
+
+
+def test_rows_are_named_by_lines_if_these_are_known_ten_and_the_number_of_all():
+    ages = [float(value) for value in range(20, 90)]
+    frame = pd.DataFrame({"age": ages + [-999.0] * 12})
+    lines = pd.RangeIndex(2, 84, name="line")
+
+    def rows_named(table: pd.DataFrame) -> list[str]:
+        doubts = doubts_by_rows({"Graz": table, "Lyon": table[:70]})
+        return [doubt.rows for doubt in doubts if doubt.kind == "gaps"]
+
+    first_rows = [f"line {line}: -999" for line in range(72, 82)]
+    assert rows_named(frame) == [""]
+    assert rows_named(frame.set_axis(lines)) == [f"{', '.join(first_rows)}, ... (12 in all)"]

@@ -351,6 +351,34 @@ def test_what_is_said_of_a_table(
         assert re.match(pattern, answer, re.DOTALL), answer
 
 
+@pytest.mark.parametrize(
+    ("change", "column", "first_row"),
+    [
+        (code_gaps, "hb", "line 2: -999"),
+        (write_creatinine_in_micromoles, "creatinine", r"line 2: \d+"),
+    ],
+)
+def test_doubts_name_single_rows_to_who_has_them(
+    change: Callable[[Tables], None], column: str, first_row: str, tmp_path: Path
+) -> None:
+    sources = sources_of(change, tmp_path)
+    data = FederatedDataModule(
+        clients=sources, labels="died", pos_label="yes", splits=Splits(server_val=0.0)
+    )
+    data.setup("fit")
+    (doubt,) = [
+        doubt for doubt in doubts_of(data) if doubt.column == column and doubt.site == "Lyon"
+    ]
+    _, doubts_at_sites = features_at_sites(sources, None)
+
+    assert re.match(first_row, doubt.rows)
+    assert "line" not in doubt.text  # which all sites read
+    of_sites_themselves = [text for text in doubts_at_sites if "of this site" in text]
+    assert any(re.search(first_row, text) for text in of_sites_themselves)
+    for text in doubts_at_sites:
+        assert "line" not in text or text in of_sites_themselves
+
+
 @pytest.mark.parametrize("columns", [{}, {"encoder": DICTIONARY}], ids=["alone", "dictionary"])
 def test_file_of_one_client_is_read_as_pandas_words_say(
     columns: dict[str, Any], tmp_path: Path

@@ -208,6 +208,11 @@ def repeat(cells):
             {"decimal": ",", "thousands": " "},
             [1234.5, 78.5, 1250.0],
         ),
+        (
+            ["12.500", "0,5", "90"],
+            {"decimal": ",", "thousands": "."},
+            [12500.0, 0.5, 90.0],
+        ),
         # measurements with words among them
         (
             [*map(str, range(20)), "<1.5"],
@@ -243,7 +248,7 @@ def test_numbers_in_another_notation_are_read_by_the_suggested_options(
         ),
         (
             ["31.12.2023 00:00", "1.2.2024", ""],
-            ["%d.%m.%Y", "%d.%m.%Y %H:%M"],
+            ["%d.%m.%Y"],
             ["2023-12-31", "2024-02-01"],
         ),
     ],
@@ -266,9 +271,9 @@ def test_dates_in_another_notation_are_read_by_the_suggested_options(
     [
         (
             ["1,234", "56", "78"],
-            "several notations are possible (thousands: ',' or decimal: ',')",
+            "several notations are possible (decimal: ',' or thousands: ',')",
         ),
-        (["12.500", "0,5", "90"], "others are in another notation"),
+        (["1,234.5", "1.234,5", "90"], "others are in another notation"),
         (
             ["01/02/2024", "03/04/2024", ""],
             "whether the day or the month comes first is not clear",

@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import yaml
+from annotated_types import Ge, Lt
 
+from flsv.utilities.declared import Positive, Rules, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import digest
 
@@ -27,6 +29,7 @@ WHOLE_NUMBERS_KIND = "whole numbers"
 TRUTH_KIND = "truth values"
 WORDS_KIND = "categories"
 DAYS_KIND = "days since "
+_KINDS = (NUMBERS_KIND, WHOLE_NUMBERS_KIND, TRUTH_KIND, WORDS_KIND)
 #: Usual codes of no and yes.
 _PAIRS_OF_CODES = ((0, 1), (1, 2), (-1, 1))
 #: Approximately the largest number of single precision.
@@ -35,6 +38,9 @@ LARGEST_NUMBER = 1e38
 MANTISSA_BITS = 53
 #: Bits of a digit in exact sums of mantissas.
 DIGIT_BITS = 18
+#: A text of a dictionary. YAML takes no, 01067 and 1e9 for something else.
+Text = Annotated[str, "Write texts in quotation marks."]
+NumRows = Annotated[int, Ge(0)]
 _FRACTION_PATTERN = re.compile(r"-?\d{1,1000}(/\d{1,1000})?")
 
 
@@ -134,6 +140,7 @@ class Moments:
         return moments
 
 
+@checked
 @dataclass(frozen=True)
 class ColumnSummary:
     """What a client tells about a column of its table.
@@ -146,8 +153,15 @@ class ColumnSummary:
             numbers.
     """
 
-    kind: str
-    missing: int
+    rules: ClassVar[Rules] = (
+        (
+            lambda a: (a.moments is None) != (a.categories is None),
+            "expected the sums of numbers or the counts of words.",
+        ),
+    )
+
+    kind: Text
+    missing: NumRows
     moments: Moments | None = None
     categories: Mapping[str, int] | None = None
 
@@ -161,19 +175,12 @@ class ColumnSummary:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> ColumnSummary:
-        _check_names(plain, {"kind", "missing", "moments", "categories"})
-        moments = plain.get("moments")
-        categories = plain.get("categories")
-        has_moments = moments is not None
-        has_categories = categories is not None
-        if has_moments == has_categories:  # one of the two is expected
-            raise ValueError("neither numbers nor words")
-        return cls(
-            kind=_text(plain["kind"]),
-            missing=_count(plain["missing"]),
-            moments=None if moments is None else Moments.from_plain(moments),
-            categories=None if categories is None else _counts(categories),
-        )
+        options = dict(plain)
+        if options.get("moments") is not None:
+            options["moments"] = Moments.from_plain(options["moments"])
+        if options.get("categories") is not None:
+            options["categories"] = _counts(options["categories"])
+        return cls(**options)
 
 
 @dataclass(frozen=True)
@@ -205,38 +212,61 @@ class TableSummary:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> TableSummary:
         """Read a summary that a client has sent. Any fault is a ValueError, KeyError or TypeError."""
-        _check_names(plain, {"settings", "columns", "classes", "target"})
+        options = dict(plain)
         columns = {}
-        for name, column in dict(plain["columns"]).items():
-            columns[_text(name)] = ColumnSummary.from_plain(column)
-        classes = plain.get("classes")
-        target = plain.get("target")
-        return cls(
-            settings=dict(plain["settings"]),
-            columns=columns,
-            classes=None if classes is None else _counts(classes),
-            target=None if target is None else Moments.from_plain(target),
-        )
+        for name, column in dict(options.pop("columns")).items():
+            columns[name] = ColumnSummary.from_plain(column)
+        if options.get("classes") is not None:
+            options["classes"] = _counts(options["classes"])
+        if options.get("target") is not None:
+            options["target"] = Moments.from_plain(options["target"])
+        settings = dict(options.pop("settings"))
+        return cls(settings, columns, **options)
 
 
+@checked
 @dataclass(frozen=True)
 class ColumnCode:
     """How a column becomes features: ``(number - mean) / scale``, or one for each of ``categories``.
 
-    With ``gaps`` a further feature is 1 for rows without a value. In a data dictionary values lie in ``low`` to
-    ``high``, in the unit ``unit``, and ``gap_marks`` are marks of missing values of this column.
+    With ``gaps`` a further feature is 1 for rows without a value. ``gaps`` may be marks of missing values of this
+    column. In a data dictionary values lie in ``low`` to ``high``, in the unit ``unit``.
     """
 
-    name: str
-    kind: str
+    rules: ClassVar[Rules] = (
+        (lambda a: a.low < a.high, "low is not below high."),
+        (
+            lambda a: a.kind in _KINDS or a.kind.startswith(DAYS_KIND),
+            "kind is not numbers, categories, whole numbers, truth values or days since ...",
+        ),
+        (
+            lambda a: (a.kind == WORDS_KIND) == (a.categories is not None),
+            "only columns of kind 'categories' have categories.",
+        ),
+        (
+            lambda a: len({*(a.categories or ())}) == len(a.categories or ()),
+            "a category is there twice.",
+        ),
+    )
+
+    name: Text
+    kind: Text
     mean: float = 0.0
-    scale: float = 1.0
-    categories: tuple[str, ...] | None = None
-    gaps: bool = False
+    scale: Positive = 1.0
+    categories: tuple[Text, ...] | None = None
+    gaps: bool | tuple[str, ...] = False
     low: float = -math.inf
     high: float = math.inf
-    unit: str = ""
-    gap_marks: tuple[str, ...] = ()
+    unit: Text = ""
+
+    def __post_init__(self) -> None:
+        _make_floats(self, ("mean", "scale", "low", "high"))
+        _make_tuple(self, "categories")
+
+    @property
+    def gap_marks(self) -> tuple[str, ...]:
+        """Marks of a missing value in this column."""
+        return self.gaps if isinstance(self.gaps, tuple) else ()
 
     @property
     def kind_as_read(self) -> str:
@@ -255,50 +285,26 @@ class ColumnCode:
             plain["high"] = self.high
         if self.unit:
             plain["unit"] = self.unit
-        plain["gaps"] = list(self.gap_marks) or self.gaps
+        plain["gaps"] = list(self.gap_marks) or bool(self.gaps)
         return plain
 
     @classmethod
     def from_plain(
         cls, name: str, plain: Mapping[str, Any], default_gaps: bool = False
     ) -> ColumnCode:
-        _check_names(plain, {"kind", "mean", "scale", "categories", "gaps", "low", "high", "unit"})
-        categories = plain.get("categories")
-        gaps = plain.get("gaps", default_gaps)
-        gap_marks: tuple[str, ...] = ()
+        options = dict(plain)
+        is_number = options.get("categories") is None
+        options.setdefault("kind", NUMBERS_KIND if is_number else WORDS_KIND)
+        gaps = options.setdefault("gaps", default_gaps)
         if isinstance(gaps, list | tuple):
-            gap_marks = tuple(map(str, gaps))
-        usual_kind = NUMBERS_KIND if categories is None else WORDS_KIND
-        code = cls(
-            name=_text(name),
-            kind=_text(plain.get("kind", usual_kind)),
-            mean=float(plain.get("mean", 0.0)),
-            scale=float(plain.get("scale", 1.0)),
-            categories=None if categories is None else tuple(map(_text, categories)),
-            gaps=bool(gaps),
-            low=float(plain.get("low", -math.inf)),
-            high=float(plain.get("high", math.inf)),
-            unit=_text(plain.get("unit", "")),
-            gap_marks=gap_marks,
-        )
-        if not code.low < code.high:
-            raise ValueError(f"{name!r}: low {code.low} is not below high {code.high}")
-        _check_scale(repr(name), code.mean, code.scale)
-        is_known = code.kind in (NUMBERS_KIND, WHOLE_NUMBERS_KIND, TRUTH_KIND, WORDS_KIND)
-        if not is_known and not code.kind.startswith(DAYS_KIND):
-            raise ValueError(
-                f"{name!r}: kind {code.kind!r} is not numbers, categories, whole numbers, truth values or days "
-                "since ..."
-            )
-        should_have_categories = code.kind == WORDS_KIND
-        if should_have_categories != (categories is not None):
-            raise ValueError(f"{name!r}: only columns of kind 'categories' have categories")
-        names = code.categories or ()
-        if len(set(names)) < len(names):
-            raise ValueError(f"{name!r}: a category twice")
-        return code
+            options["gaps"] = tuple(map(str, gaps))
+        try:
+            return cls(name, **options)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name!r}: {error}") from error
 
 
+@checked
 @dataclass(frozen=True)
 class AgreedEncoder:
     """How all clients' tables become features and targets.
@@ -321,25 +327,22 @@ class AgreedEncoder:
     """
 
     columns: tuple[ColumnCode, ...]
-    classes: tuple[str, ...] | None = None
+    classes: tuple[Text, ...] | None = None
     target_mean: float = 0.0
-    target_scale: float = 1.0
-    target: str | None = None
+    target_scale: Positive = 1.0
+    target: Text | None = None
     excluded: Mapping[str, str] = field(default_factory=dict)
-    tolerance: float = 0.0
-    patient: str | None = None
+    tolerance: Annotated[float, Ge(0), Lt(1), "It is a share of the cells."] = 0.0
+    patient: Text | None = None
+
+    def __post_init__(self) -> None:
+        _make_floats(self, ("target_mean", "target_scale", "tolerance"))
+        _make_tuple(self, "classes")
 
     @property
     def is_dictionary(self) -> bool:
         """Return whether all cells have to fit."""
         return self.target is not None
-
-    def gap_marks(self, name: str) -> tuple[str, ...]:
-        """Return the marks of a missing value in the column ``name``."""
-        for code in self.columns:
-            if code.name == name:
-                return code.gap_marks
-        return ()
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -387,37 +390,21 @@ class AgreedEncoder:
     def from_plain(cls, plain: Mapping[str, Any]) -> AgreedEncoder:
         """Read what :meth:`to_plain` returns. Raise ConfigurationError for anything else."""
         try:
-            _check_names(plain, _ENCODER_KEYS | _DICTIONARY_KEYS)
-            target = plain.get("target")
+            options = dict(plain)
+            is_dictionary = options.get("target") is not None
+            if not is_dictionary and options.keys() & _DICTIONARY_KEYS:
+                raise ValueError("a data dictionary names its target")
+            columns = dict(options.pop("columns"))
+            if options.get("patient") in columns:
+                raise ValueError("the patient is among the columns, and no feature")
             codes = []
-            for name, code in dict(plain["columns"]).items():
+            for name, code in columns.items():
                 # In a dictionary a gap is allowed, and has an indicator, unless it says otherwise.
-                codes.append(ColumnCode.from_plain(name, code, default_gaps=target is not None))
-            classes = plain.get("classes")
-            if target is None:
-                _check_names(plain, _ENCODER_KEYS)
-            elif classes is not None:
-                classes = _positive_last(classes, plain.get("positive"))
-            tolerance = float(plain.get("tolerance", 0.0))
-            if not 0 <= tolerance < 1:
-                raise ValueError(f"tolerance {tolerance} is no share of the cells, 0 to 1")
-            target_mean = float(plain.get("target_mean", 0.0))
-            target_scale = float(plain.get("target_scale", 1.0))
-            _check_scale("target", target_mean, target_scale)
-            reasons = dict(plain.get("excluded", {}))
-            patient = plain.get("patient")
-            if patient in dict(plain["columns"]):
-                raise ValueError(f"patient: {patient!r} is among the columns, and no feature")
-            return cls(
-                columns=tuple(codes),
-                classes=None if classes is None else tuple(map(_text, classes)),
-                target_mean=target_mean,
-                target_scale=target_scale,
-                target=None if target is None else _text(target),
-                excluded={_text(name): _text(reason) for name, reason in reasons.items()},
-                tolerance=tolerance,
-                patient=None if patient is None else _text(patient),
-            )
+                codes.append(ColumnCode.from_plain(name, code, default_gaps=is_dictionary))
+            positive = options.pop("positive", None)
+            if is_dictionary and options.get("classes") is not None:
+                options["classes"] = _positive_last(options["classes"], positive)
+            return cls(tuple(codes), **options)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigurationError(
                 f"encoder: {error!s:.200}. Expected what flsv data --write has written, or what encoder.json of a run "
@@ -425,23 +412,27 @@ class AgreedEncoder:
             ) from error
 
 
-_ENCODER_KEYS = {"columns", "classes", "target_mean", "target_scale"}
 _DICTIONARY_KEYS = {"target", "positive", "excluded", "tolerance", "patient"}
 
 
-def _positive_last(classes: Sequence[str], positive: object) -> list[str]:
+def _positive_last(classes: Sequence[str], positive: Any) -> list[str]:
     """Return the classes with the positive one last, as class 1 of two."""
     if positive not in classes:
         raise ValueError(f"positive: {positive!r} is none of the classes {list(classes)}")
     negative_classes = [name for name in classes if name != positive]
-    return [*negative_classes, _text(positive)]
+    return [*negative_classes, positive]
 
 
-def _check_scale(name: str, mean: float, scale: float) -> None:
-    """Raise ValueError unless numbers can be standardized."""
-    is_finite = math.isfinite(mean) and math.isfinite(scale)
-    if not is_finite or scale <= 0:
-        raise ValueError(f"{name}: mean {mean}, scale {scale}")
+def _make_floats(record: Any, names: Sequence[str]) -> None:
+    """Convert numbers of a frozen record, which hashes and comparisons take as floats."""
+    for name in names:
+        object.__setattr__(record, name, float(getattr(record, name)))
+
+
+def _make_tuple(record: Any, name: str) -> None:
+    entries = getattr(record, name)
+    if entries is not None:
+        object.__setattr__(record, name, tuple(entries))
 
 
 def _exact_sums(integers: np.ndarray) -> tuple[int, int]:
@@ -485,18 +476,4 @@ def _count(value: Any) -> int:
 
 
 def _counts(plain: Mapping[str, Any]) -> dict[str, int]:
-    counts = {}
-    for word, count in dict(plain).items():
-        counts[_text(word)] = _count(count)
-    return counts
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r:.80} is no text: write it in quotation marks")
-    return value
-
-
-def _check_names(plain: Mapping[str, Any], names: set[str]) -> None:
-    if not isinstance(plain, Mapping) or plain.keys() - names:
-        raise ValueError(f"{sorted(plain)!r:.200}: expected {sorted(names)}")
+    return {word: _count(count) for word, count in dict(plain).items()}

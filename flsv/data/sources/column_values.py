@@ -198,7 +198,7 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
         raise _mixed_types_error(table, name)
     if kind == WORDS_KIND:
         if not table.typed and are_dates(values[has_value]):
-            raise _dates_error(table, name, values, columns)
+            raise _dates_error(table, name, values)
         _check_not_in_other_notation(table, name, values, columns)
         return kind, category_names(values)
 
@@ -257,43 +257,21 @@ def _not_a_number_error(
     has_fractions = (numbers % 1 > 0).any()
     are_continuous = has_fractions or numbers.nunique() > _MAX_FEW_VALUES
     row = int(wrong_values.index[0])
-    text = str(wrong_values.iloc[0])
-    where = f"{table.where(row)}: {text!r} in {name!r}"
-    is_coding = not are_continuous and _has_two_codings(table, wrong_values, numbers)
-    if is_coding or are_numbers_with_unit(words):
+    where = f"{table.where(row)}: {str(wrong_values.iloc[0])!r} in {name!r}"
+    if not are_continuous or are_numbers_with_unit(words):
         return ColumnError(
             f"{where} is a word, and others are numbers: {TWO_WRITINGS}", {"exclude": [name]}
         )
 
-    remedy: dict[str, Any]  # options for the columns
-    if not are_continuous:
-        remedy = {"categorical": [name]}
-    elif not isinstance(columns.gaps, list) and len(words) <= _MAX_FEW_VALUES:
+    remedy: dict[str, Any] = {"exclude": [name]}  # options for the columns
+    if not isinstance(columns.gaps, list) and len(words) <= _MAX_FEW_VALUES:
         # Marks are set by column, or not at all: the words may be further marks of missing values.
         marks_of_columns = columns.gaps or {}
         marks = [*marks_of_columns.get(name, ()), *words]
         remedy = {"gaps": {name: marks}}
-    else:
-        remedy = {"exclude": [name]}
-
     return ColumnError(
         f"{where} is not a valid number, but others are: a missing value, or a category?", remedy
     )
-
-
-def _has_two_codings(table: Table, words: pd.Series, numbers: pd.Series) -> bool:
-    """Return whether each file has at most two words or numbers, or two of each."""
-    is_word = pd.Series(False, index=numbers.index)
-    is_word[words.index] = True
-    words_and_numbers = numbers.astype(object).where(~is_word, words)
-    for values, is_word_of_file in zip(by_file(table, words_and_numbers), by_file(table, is_word)):
-        is_word_of_value = is_word_of_file[values.notna()]
-        num_words = values[is_word_of_file].nunique()
-        num_values = values.nunique()
-        is_one_coding = num_values <= 2 and is_word_of_value.nunique() <= 1
-        if not is_one_coding and (num_words, num_values) != (2, 4):
-            return False
-    return True
 
 
 def _mixed_types_error(table: Table, name: str) -> ColumnError:
@@ -315,8 +293,8 @@ def _mixed_types_error(table: Table, name: str) -> ColumnError:
     )
 
 
-def _dates_error(table: Table, name: str, values: pd.Series, columns: Columns) -> ColumnError:
-    formats = date_formats(texts_by_file(table, values), columns.date_format or ())
+def _dates_error(table: Table, name: str, values: pd.Series) -> ColumnError:
+    formats = date_formats(texts_by_file(table, values))
     row = values.first_valid_index()
     sentence = f"{table.where(row)}: {name!r} has dates, such as {values[row]!r}"
     if formats is None:
@@ -379,15 +357,9 @@ def _dates_of(table: Table, name: str, columns: Columns) -> pd.Series:
         rows_not_read = np.flatnonzero(dates.isna() & texts.notna()).tolist()
         if rows_not_read:
             row = rows_not_read[0]
-            possible_formats = None
-            if are_dates(texts.dropna()):
-                possible_formats = date_formats(texts_by_file(table, texts), formats)
-            remedy: dict[str, Any] = {"exclude": [name]}
-            if possible_formats:
-                remedy = {"date_format": possible_formats}
             raise ColumnError(
                 f"{table.where(row)}: {texts.iloc[row]!r} in {name!r} is not a date, or an ambiguous one, in the "
                 f"formats {listed(['YYYY-MM-DD', *formats])}: set date_format.",
-                remedy,
+                {"exclude": [name]},
             )
     return dates.dt.tz_localize(None).astype("datetime64[us]")

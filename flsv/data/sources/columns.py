@@ -117,9 +117,11 @@ class Columns:
         With ``typed`` the column is from a DataFrame or Parquet file.
         """
         default_marks = () if typed else GAPS
-        marks_of_column: Sequence[str] = ()
+        marks_of_column: set[str] = set()
         if self.agreed is not None:
-            marks_of_column = self.agreed.gap_marks(name)
+            for code in self.agreed.columns:
+                if code.name == name:
+                    marks_of_column.update(code.gap_marks)
         if isinstance(self.gaps, dict):
             return {"", *default_marks, *marks_of_column, *self.gaps.get(name, ())}
         marks = default_marks if self.gaps is None else self.gaps
@@ -262,7 +264,7 @@ class ColumnCard:
         name: the column's name.
         kind: its kind, such as ``"numbers"`` or ``"categories"``.
         values: numbers or words, ``[N]``, NaN for missing values: of all rows while a table is read, of the training
-            samples in :class:`SourceData`.
+            samples in :class:`SourceData`, indexed by their lines in the file, or their numbers in a DataFrame.
         categories: the different words of the training rows, sorted, or None.
     """
 

@@ -282,7 +282,7 @@ class TableData(CSVData):
             [len(table) for table in tables],
             _rows_by_group(train_rows, groups),
         )
-        cards = encoder.cards(len(train))
+        cards = encoder.cards(train)
         self.columns_read = tuple(
             replace(card, values=card.values.iloc[train_rows]) for card in cards
         )

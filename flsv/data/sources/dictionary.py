@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flsv.data.sources.agreed import WHOLE_NUMBERS_KIND, AgreedEncoder, ColumnCode
+from flsv.data.sources.agreed import NUMBERS_KIND, WHOLE_NUMBERS_KIND, AgreedEncoder, ColumnCode
 from flsv.data.sources.columns import ColumnCard
 from flsv.data.sources.table import Table
 from flsv.utilities.errors import ConfigurationError, listed
@@ -107,6 +107,9 @@ def draft_dictionary(
         if code.categories is None:
             plain["low"], plain["high"] = wide_range(values_by_name[code.name])
             plain["unit"] = ""
+            numbers = values_by_name[code.name].dropna()
+            if code.kind == NUMBERS_KIND and (numbers % 1 == 0).all():
+                plain["kind"] = WHOLE_NUMBERS_KIND
         comment = "; ".join(comments.get(code.name, ()))
         if comment:
             comment = f"  # {comment}"

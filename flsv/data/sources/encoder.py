@@ -343,9 +343,15 @@ class TableEncoder:
         pairs = zip(features.split(list(sizes)), self.targets(table).split(list(sizes)))
         return [TensorDataset(*pair) for pair in pairs]
 
-    def cards(self, rows: int) -> tuple[ColumnCard, ...]:
-        """Return the records :attr:`read` of the columns, with the values of the first ``rows`` rows."""
-        return tuple(replace(card, values=card.values.iloc[:rows]) for card in self.read)
+    def cards(self, train: Table) -> tuple[ColumnCard, ...]:
+        """Return the records :attr:`read` of the columns, with the values of the first rows, which are those of
+        ``train``. Lines index them.
+        """
+        cards = []
+        for card in self.read:
+            values = card.values.iloc[: len(train)]
+            cards.append(replace(card, values=values.set_axis(train.lines)))
+        return tuple(cards)
 
     def names(self, table: Table) -> list[str]:
         """Return the columns to use as features, including those that only some concatenated tables have."""
@@ -470,7 +476,7 @@ def tables_source(
             fitted = None
         whole, *held_out_sets = encoder.encoded(table, sizes, rows_by_client)
         if rows_by_client is not None:
-            columns_read = encoder.cards(sizes[0])
+            columns_read = encoder.cards(train_table)
         sets: dict[str, Any] = dict(zip(held_out_tables, held_out_sets))
         for name, part in held_out_tables.items():
             sets[name].row_names = part.row_names(columns.exclude or (), reading.group)

@@ -7,9 +7,9 @@ A cell whose meaning depends on the notation is never guessed: ``1.234`` among d
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import compress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import compress, product
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -24,12 +24,15 @@ _SPACES = re.compile("[\u00a0\u202f]")
 _GROUPED_DIGITS = {
     mark: re.compile(rf"[-+]?[1-9]\d{{0,2}}({re.escape(mark)}\d{{3}})+") for mark in THOUSANDS
 }
-#: Pairs of a decimal mark and a thousands separator.
-_NOTATIONS = [
-    (mark, separator)
-    for mark in (".", ",")
-    for separator in (None, *THOUSANDS)
-    if separator != mark
+#: Options of all notations but the usual one.
+_NOTATIONS: list[dict[str, Any]] = [
+    {"decimal": ","},
+    {"decimal": ",", "thousands": "."},
+    {"decimal": ",", "thousands": " "},
+    {"decimal": ",", "thousands": "'"},
+    {"thousands": ","},
+    {"thousands": " "},
+    {"thousands": "'"},
 ]
 
 
@@ -61,7 +64,7 @@ _NUMBER_WITH_POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
 
 
 #: What is said of words in a column of numbers that are no category of their own.
-TWO_WRITINGS = "two codings of one thing, or a unit? Write the same at all sites."
+TWO_WRITINGS = "two codings of one thing, or a unit? Write the same at all sites, or name categories (categorical)."
 _NUMBER_AND_WORD = re.compile(r"[-+]?\d[\d.,]*\s*(?![eE][-+]?\d)[^\W\d_]+.*")
 
 
@@ -84,11 +87,8 @@ def parse_numbers(
     is_plain = decimal == "." and thousands is None and "_" not in "".join(texts)
     numbers = _converted_at_once(values) if is_plain else None
     if numbers is None:
-        numbers_by_text = {text: _number_of_text(text, decimal, thousands) for text in texts}
-        numbers = np.empty(len(values))
-        for position, value in enumerate(values):
-            is_text = isinstance(value, str)
-            numbers[position] = numbers_by_text[value] if is_text else _number_of_object(value)
+        converted = [_number(value, decimal, thousands) for value in values]
+        numbers = np.array(converted, dtype=np.float64)
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
 
@@ -102,22 +102,25 @@ def _converted_at_once(values: list[Any]) -> np.ndarray | None:
         return None
 
 
-def _number_of_object(value: Any) -> float:
+def _number(
+    value: Any,
+    decimal: str,
+    thousands: str | None,
+) -> float:
+    """Convert a value to a number, or return NaN."""
+    if isinstance(value, str):
+        value = _plain_text(value, decimal, thousands)
     try:
         return float(value)
     except (TypeError, ValueError):
         return np.nan
 
 
-def _number_of_text(text: str, decimal: str, thousands: str | None) -> float:
-    """Convert a text to a number, or return NaN."""
-    try:
-        return float(_plain_text(text, decimal, thousands))
-    except ValueError:
-        return np.nan
-
-
-def _plain_text(text: str, decimal: str, thousands: str | None) -> str:
+def _plain_text(
+    text: str,
+    decimal: str,
+    thousands: str | None,
+) -> str:
     """Write a number as ``float`` reads it, and anything else as it does not."""
     if "_" in text:  # Python reads 1_000 as a number, which is hardly meant in a table
         return ""
@@ -190,7 +193,8 @@ def text_with_ambiguous_point(texts: Iterable[str]) -> str | None:
 
 
 def other_notations(
-    texts_by_file: Sequence[Sequence[str]], formats: Sequence[TextFormat]
+    texts_by_file: Sequence[Sequence[str]],
+    formats: Sequence[TextFormat],
 ) -> tuple[list[str], list[dict[str, str]]]:
     """Find the texts that are numbers only in another notation, and the options of the notations that fit.
 
@@ -201,78 +205,40 @@ def other_notations(
     for texts, text_format in zip(texts_by_file, formats):
         is_nan = np.isnan(column_numbers(texts, text_format))
         unread_texts.update(compress(texts, is_nan))
-    unread_numbers = sorted(text for text in unread_texts if _is_number(text))
+    unread_numbers = sorted(filter(_is_number, unread_texts))
     words = unread_texts.difference(unread_numbers)
     all_texts = set().union(*texts_by_file)
     are_mostly_words = len(words) > len(all_texts) / 2
     if not unread_numbers or are_mostly_words:
         return [], []
 
-    numeric_texts_by_file = []
-    for texts in texts_by_file:
-        numeric_texts_by_file.append([text for text in texts if text not in words])
-    return unread_numbers, _fitting_notations(numeric_texts_by_file, formats)
-
-
-def _fitting_notations(
-    texts_by_file: Sequence[Sequence[str]], formats: Sequence[TextFormat]
-) -> list[dict[str, str]]:
-    """Return the options of each notation that makes all texts numbers, once for equal numbers."""
-    options_by_numbers: dict[tuple[float, ...], dict[str, str]] = {}
-    uncertain = []
-    for decimal_mark, separator in _NOTATIONS:
-        options: dict[str, str] = {}
-        changed_formats = []
-        for text_format in formats:
-            # Only the defaults, "." and None, may be replaced.
-            may_change = text_format.decimal in (".", decimal_mark)
-            if may_change and text_format.thousands in (None, separator):
-                if decimal_mark != text_format.decimal:
-                    options["decimal"] = decimal_mark
-                if separator is not None and separator != text_format.thousands:
-                    options["thousands"] = separator
-                notation: dict[str, Any] = {"decimal": decimal_mark, "thousands": separator}
-                text_format = replace(text_format, **notation)
-            changed_formats.append(text_format)
-        if not options:
-            continue
-
-        numbers = np.concatenate(list(map(column_numbers, texts_by_file, changed_formats)))
+    options_by_numbers = {}
+    for notation in _NOTATIONS:
+        numbers: list[float] = []
+        for texts, text_format in zip(texts_by_file, formats):
+            if not text_format.states_notation:
+                text_format = TextFormat(**notation)
+            numeric_texts = [text for text in texts if text not in words]
+            numbers += column_numbers(numeric_texts, text_format).tolist()
         if not np.isnan(numbers).any():
-            options_by_numbers.setdefault(tuple(numbers), options)  # the first one stays
-            if not _is_separator_certain(texts_by_file, changed_formats, options):
-                uncertain.append(options)
-    notations = list(options_by_numbers.values())
-    # If there are only 12.500 and 0,5, then 12.500 may be 12.5.
-    return [] if len(notations) == 1 and notations[0] in uncertain else notations
+            # Equal numbers are given by the shortest options, which come first.
+            options_by_numbers.setdefault(tuple(numbers), notation)
+    return unread_numbers, list(options_by_numbers.values())
 
 
 def _is_number(text: str) -> bool:
     """Return whether a text is a number in any notation."""
-    return any(np.isfinite(parse_numbers([text], *notation))[0] for notation in _NOTATIONS)
-
-
-def _is_separator_certain(
-    texts_by_file: Sequence[Sequence[str]],
-    formats: Sequence[TextFormat],
-    options: Mapping[str, str],
-) -> bool:
-    """Return whether a text shows that the thousands separator, if a point or comma, is one."""
-    separator = options.get("thousands")
-    if separator not in (".", ","):
-        return True  # it cannot be a decimal mark
-    for texts, text_format in zip(texts_by_file, formats):
-        for text in texts:
-            num_separators = text.count(separator)
-            has_decimal_mark = text_format.decimal in text
-            if num_separators > 1 or (num_separators == 1 and has_decimal_mark):
-                return True
+    for notation in _NOTATIONS:
+        (number,) = parse_numbers([text], **notation)
+        if np.isfinite(number):
+            return True
     return False
 
 
 _ISO_DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?")
 _DAY_AND_YEAR = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{4}((?: \d{1,2}:\d\d(?::\d\d)?)?)")
-#: Formats of the time of day, by its number of colons.
+_ORDERS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
+#: Formats of the time of day, which a date may have.
 _TIME_FORMATS = ("", " %H:%M", " %H:%M:%S")
 
 
@@ -281,75 +247,53 @@ def are_dates(texts: Iterable[str]) -> bool:
     return all(_ISO_DATE.fullmatch(text) or _DAY_AND_YEAR.fullmatch(text) for text in texts)
 
 
-def date_formats(
-    texts_by_file: Iterable[Iterable[str]],
-    known_formats: Sequence[str] = (),
-) -> list[str] | None:
+def date_formats(texts_by_file: Iterable[Iterable[str]]) -> list[str] | None:
     """Return the ``strftime`` formats of dates that are not ISO 8601, given the texts of each file.
 
-    Return None if a file does not show the order of day and month.
+    Return None if a file does not show the order of day and month, or if two files have different orders.
     """
-    other_texts_by_file = []
-    for texts in texts_by_file:
-        other_texts_by_file.append([text for text in texts if not _ISO_DATE.fullmatch(text)])
-
     formats: list[str] = []
-    for mark in (".", "/", "-"):
-        orders = set()  # day first or month first, None if a file leaves it open
-        numbers_of_colons: set[int] = set()  # 1 in 12:30, 2 in 12:30:00
-        for texts in other_texts_by_file:
-            # The mark follows the first number.
-            texts_with_mark = [text for text in texts if text.lstrip("0123456789").startswith(mark)]
-            numbers_of_colons.update(text.count(":") for text in texts_with_mark)
-            if texts_with_mark:
-                orders.add(_day_order(texts_with_mark, mark, known_formats))
-        is_ambiguous = None in orders or len(orders) > 1
-        if is_ambiguous:
+    for texts in texts_by_file:
+        other_texts = [text for text in texts if not _ISO_DATE.fullmatch(text)]
+        if not other_texts:
+            continue
+        fitting = [order for order in _ORDERS if _are_all_dates(other_texts, order)]
+        if len(fitting) != 1:
             return None
-
-        for order in orders:
-            for num_colons, time_format in enumerate(_TIME_FORMATS):
-                if num_colons in numbers_of_colons:
-                    formats.append(f"{order}{time_format}")
-    return formats
+        formats += fitting
+    distinct_formats = list(dict.fromkeys(formats))
+    marks = {date_format[2] for date_format in distinct_formats}
+    return distinct_formats if len(marks) == len(distinct_formats) else None
 
 
-def _day_order(
-    texts: Sequence[str],
-    mark: str,
-    known_formats: Sequence[str],
-) -> str | None:
-    """Return the only order of day, month and year that makes all texts dates, or None."""
-    orders = [f"%d{mark}%m{mark}%Y"]
-    if mark != ".":
-        orders.append(f"%m{mark}%d{mark}%Y")
-    column = pd.Series(texts, dtype=object)
-    possible_orders = []
-    for order in orders:
-        dates = parse_dates(column, [order + time_format for time_format in _TIME_FORMATS])
-        if dates.notna().all():
-            possible_orders.append(order)
-        elif any(known_format.startswith(order) for known_format in known_formats):
-            return None  # the dates of another column exclude the order that is left
-    if len(possible_orders) != 1:
-        return None
-    return possible_orders[0]
+def _are_all_dates(texts: Sequence[str], date_format: str) -> bool:
+    dates = parse_dates(pd.Series(texts, dtype=object), [date_format])
+    return bool(dates.notna().all())
 
 
 def parse_dates(texts: pd.Series, formats: Sequence[str]) -> pd.Series:
     """Convert texts to dates in UTC, with NaT for what is not a date or is ambiguous.
 
-    A text is ambiguous if ``formats`` give different dates.
+    A text may have a time of day after a date. It is ambiguous if ``formats`` give different dates.
     """
     iso_texts = texts
     if formats:
         is_iso = texts.isna() | texts.str.match(r"\d{4}-\d")
         iso_texts = texts.where(is_iso)
-    dates = pd.to_datetime(iso_texts, format="ISO8601", errors="coerce", utc=True)
+    dates = _utc_dates(iso_texts, "ISO8601")
     is_ambiguous = pd.Series(False, index=texts.index)
-    for date_format in formats:
-        dates_of_format = pd.to_datetime(texts, format=date_format, errors="coerce", utc=True)
+    for date_format, time_format in product(formats, _TIME_FORMATS):
+        dates_of_format = _utc_dates(texts, f"{date_format}{time_format}")
         have_both = dates.notna() & dates_of_format.notna()
         is_ambiguous |= have_both & (dates != dates_of_format)
         dates = dates.fillna(dates_of_format)
     return dates.mask(is_ambiguous)
+
+
+def _utc_dates(texts: pd.Series, date_format: str) -> pd.Series:
+    return pd.to_datetime(
+        texts,
+        format=date_format,
+        errors="coerce",
+        utc=True,
+    )

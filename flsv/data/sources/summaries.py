@@ -22,7 +22,7 @@ from flsv.data.sources.agreed import (
 )
 from flsv.data.sources.columns import ColumnCard, Columns, raise_problems
 from flsv.data.sources.frames import without_point_zero
-from flsv.data.sources.notation import TWO_WRITINGS, are_numbers_with_unit, parse_numbers
+from flsv.data.sources.notation import TWO_WRITINGS, parse_numbers
 from flsv.utilities.errors import ColumnError, ConfigurationError, listed
 
 #: Numbers whose deviation is at most this share of their mean are taken to be constant.
@@ -225,20 +225,10 @@ def _common_kind(name: str, parts: Mapping[str, ColumnSummary]) -> str:
         for kind in sorted(clients_by_kind):
             descriptions.append(f"{kind} at {listed(clients_by_kind[kind])}")
         sentence = f"{name!r} has {' and '.join(descriptions)}"
-        words = [word for part in parts.values() for word in part.categories or ()]
-        is_coding = all(map(_may_be_coding, parts.values()))
-        if words and (is_coding or are_numbers_with_unit(words)):
-            raise ColumnError(f"{sentence}: {TWO_WRITINGS}", {"exclude": [name]})
-        option = "categorical" if words else "exclude"
-        raise ColumnError(f"{sentence}.", {option: [name]})
+        if WORDS_KIND in clients_by_kind:
+            sentence += f": {TWO_WRITINGS}"
+        raise ColumnError(sentence, {"exclude": [name]})
     return next(iter(clients_by_kind), "")
-
-
-def _may_be_coding(part: ColumnSummary) -> bool:
-    """Return whether a client has at most two words, or numbers that are codes of no and yes."""
-    if part.moments is not None:
-        return part.moments.codes is not None
-    return len(part.categories or ()) <= 2
 
 
 def _common_categories(

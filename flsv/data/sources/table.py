@@ -26,7 +26,9 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 
 def is_table_file(path: Any) -> bool:
     """Return whether ``path`` is the ``Path`` of a table's file."""
-    return isinstance(path, Path) and path.suffix.lower() in TABLE_SUFFIXES and path.is_file()
+    if not isinstance(path, Path):
+        return False
+    return path.suffix.lower() in TABLE_SUFFIXES and path.is_file()
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,8 @@ class Table:
 
     def places(self, rows: Sequence[int]) -> str:
         """Return text for messages that names rows by their lines, or by their numbers in a DataFrame."""
-        return (
-            f"{'row' if self.typed else 'line'} {in_words(self.frame.index[list(rows)].tolist())}"
-        )
+        lines = self.lines[list(rows)]
+        return f"{lines.name} {in_words(lines.tolist())}"
 
     def where(self, row: int) -> str:
         """Return text for messages that names the table and line of a row."""
@@ -66,12 +67,21 @@ class Table:
             row -= len(part)
         return f"{part.path}, {part.places([row])}"
 
+    @property
+    def lines(self) -> pd.Index:
+        """Each row's line in its file, or its number in a DataFrame. The index's name says which."""
+        indices = [part.frame.index for part in self.parts]
+        index = indices[0].append(indices[1:])
+        return index.rename("row" if self.typed else "line")
+
     def take(self, rows: np.ndarray) -> Table:
         """Return a table with only the rows at the positions ``rows``."""
         return replace(self, frame=self.frame.iloc[rows])
 
     def row_names(
-        self, id_columns: Sequence[str], group_column: str | None
+        self,
+        id_columns: Sequence[str],
+        group_column: str | None,
     ) -> dict[str, list[str]]:
         """Return the texts that identify each row, ``{title: texts}``: line, client, and ``id_columns``."""
         lines = self.frame.index.tolist()
