@@ -221,33 +221,6 @@ def test_standard_errors_of_the_surrogate_are_near_the_spread_over_seeds() -> No
     assert (ratio < 1.5).all()
 
 
-def test_surrogate_values_scale_with_utilities_and_are_zero_for_constant_utilities() -> None:
-    table = make_accuracy_table(8)
-    constant = torch.full_like(table, 0.7)
-    utilities = torch.stack(
-        [
-            table,
-            constant,
-            -2 * table,
-        ],
-        dim=1,
-    )
-
-    estimate = surrogate_shapley(
-        make_table_game(utilities),
-        8,
-        budget=90,
-        generator=make_generator(),
-    )
-
-    assert (estimate.values[:, 1] == 0).all()
-    assert (estimate.stderr[:, 1] == 0).all()
-    torch.testing.assert_close(
-        estimate.values[:, 2],
-        -2 * estimate.values[:, 0],
-    )
-
-
 KERNELS = {
     "membership": membership,
     "pairs": pairs,

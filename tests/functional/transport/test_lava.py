@@ -132,9 +132,3 @@ def test_lavas_class_distances_equal_the_reference_and_are_0_within_a_class() ->
     distances_to_a_copy = class_distances(x, y, x.clone(), y)
     torch.testing.assert_close(distances_to_itself, distances_to_a_copy)
     assert (distances_to_itself.diag() == 0).all()
-
-
-def test_lava_values_do_not_depend_on_the_numbering_of_the_classes() -> None:
-    (x, y), (x2, y2) = make_blobs(60, 0), make_blobs(40, 1)
-    noisy, _ = flip_labels(y, 0.15, 4)
-    torch.testing.assert_close(lava(x, noisy, x2, 7 - 2 * y2), lava(x, noisy, x2, y2))
