@@ -9,7 +9,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
 
 from flsv.functional import exact_shapley, few_coalitions, predicted_shapley
-from flsv.functional.shapley.exact import all_coalitions
+from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.mixtures import (
     MAX_NORM_RATIO,
     cap_logits,
@@ -120,7 +120,7 @@ def mix_by_hand(members, outputs_by_members, sizes):
     return mean
 
 
-@pytest.mark.parametrize("design", ["singles", "both"])
+@pytest.mark.parametrize("design", ["singles", "both", "all"])
 def test_values_are_those_of_an_enumeration_by_hand(design):
     trained, outputs, sizes, accuracy = make_federation(4, design)
 
@@ -136,32 +136,6 @@ def test_values_are_those_of_an_enumeration_by_hand(design):
     )
     assert estimate.evaluations == 2**4
     assert not estimate.stderr.any()
-
-
-def make_table_utility(masks, utilities):
-    """The game of these coalitions' utilities."""
-    table = {tuple(mask): utility for mask, utility in zip(masks.tolist(), utilities)}
-
-    def utility(coalitions):
-        return torch.stack([table[tuple(mask)] for mask in coalitions.tolist()])
-
-    return utility
-
-
-def test_values_are_exact_with_all_coalitions():
-    trained, outputs, sizes, accuracy = make_federation(4, "all")
-    utilities = torch.rand(len(trained), dtype=torch.float64)
-    exact = exact_shapley(make_table_utility(trained, utilities), 4).values
-
-    estimate = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True)
-
-    torch.testing.assert_close(
-        estimate.values,
-        exact,
-        rtol=0,
-        atol=1e-12,
-    )
-    assert estimate.disagreement.abs().max() < 1e-12
 
 
 def enlarge_logits_of_client_0(trained, outputs, factor):
@@ -242,7 +216,7 @@ def test_predicted_values_of_a_linear_regression_are_exact():
         logits=False,
     )
 
-    exact = exact_shapley(make_table_utility(masks, utilities), num_clients).values
+    exact = shapley_of_table(utilities[:, None])[:, 0]  # masks are in the table's order
     torch.testing.assert_close(
         estimate.values,
         exact,
