@@ -161,40 +161,6 @@ def test_shapley_softmax_of_a_metric_updated_after_aggregation_is_refused(tmp_pa
     assert loop.round_index == 0
 
 
-@pytest.mark.parametrize(
-    "aggregator",
-    [GeometricMedian(), FedYogi()],
-    ids=repr,
-)
-def test_buffers_do_not_affect_robust_aggregation_weights_and_are_averaged(aggregator: Any) -> None:
-    space = ParameterSpace(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
-    cut = space.num_parameters
-    vectors = torch.randn(3, space.size)
-    with_large_buffers = vectors.clone()
-    with_large_buffers[0, cut:] += 1000
-
-    def aggregate(rows: Tensor) -> Any:
-        model = torch.zeros(space.size)
-        round = Round(
-            round_index=0,
-            client_ids=torch.arange(3),
-            num_samples=torch.ones(3),
-            global_vector=model,
-            client_vectors=rows,
-            space=space,
-        )
-        return aggregator.aggregate(round, {})
-
-    vector, weights = aggregate(vectors)
-    changed_vector, changed_weights = aggregate(with_large_buffers)
-
-    assert torch.equal(weights, changed_weights)
-    assert torch.equal(vector[:cut], changed_vector[:cut])
-
-    averages = changed_weights @ with_large_buffers[:, cut:]
-    torch.testing.assert_close(changed_vector[cut:], averages)
-
-
 def test_geometric_median_of_identical_models_is_that_model() -> None:
     round = make_round([0, 1, 2], [1, 1, 2])
     round.client_vectors[:] = 1.0

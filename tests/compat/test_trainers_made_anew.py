@@ -130,31 +130,6 @@ def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path: Path) -> 
 # ---- a fit that is told to stop
 
 
-class RunsOut(cb.Timer):
-    """Of its time, at the second client's second batch in the third round."""
-
-    def __init__(self) -> None:
-        super().__init__("00:00:01:00")
-        self.batches = 0
-
-    def on_train_batch_end(self, *hook: Any) -> None:
-        self.batches += 1
-        super().on_train_batch_end(*hook)
-
-    def time_elapsed(self, stage: Any = None) -> float:
-        return 61.0 if self.batches == 2 * 7 + 3 + 2 else 0.0
-
-
-def test_a_fit_that_is_stopped_in_a_round_ends_with_the_model_of_the_round_before(
-    tmp_path: Path,
-) -> None:
-    """Nobody who has not trained is averaged."""
-    module, loop = train_federated(make_small_kind(Small, RunsOut), tmp_path, 4)
-
-    assert loop.round_index == 2
-    assert_same(module, train_by_hand(make_small_kind(), tmp_path, 2))
-
-
 def test_max_steps_within_a_round_is_refused(tmp_path: Path) -> None:
     kind = make_small_kind(Small, max_steps=9)
     with pytest.raises(ConfigurationError, match="max_steps=9"):

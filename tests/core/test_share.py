@@ -1,10 +1,8 @@
 """FederatedLoop(share=...) against the same loop written by hand over state_dicts."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning
@@ -26,7 +24,6 @@ from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, toy_data
 from helpers.fits import (
-    InRound,
     assert_resumes,
     client_tensors,
     fit,
@@ -379,51 +376,6 @@ def test_shared_parts_resume_bitwise(tmp_path):
         for state in client_tensors(federated).values()
         for name in NORM
     )
-
-
-class Saves(InRound):
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        if trainer.current_epoch == 2 and self.place(trainer) == 7:
-            trainer.save_checkpoint(self.path)
-
-
-def test_checkpoint_within_a_round_holds_the_start_of_the_round(tmp_path):
-    path = tmp_path / "middle.ckpt"
-    whole = make_loop_of_three_clients(share=["!norm"])
-    resumed_loop = make_loop_of_three_clients(share=["!norm"])
-    expected = fit(
-        whole,
-        tmp_path / "a",
-        data=make_unequal_data(),
-        rounds=4,
-        callbacks=[Saves(path)],
-        enable_checkpointing=True,
-    )
-    saved = torch.load(path, weights_only=True)["state_dict"]
-
-    assert torch.equal(saved["net.1.running_mean"], torch.zeros(8))
-
-    resumed = fit(
-        resumed_loop,
-        tmp_path / "b",
-        data=make_unequal_data(),
-        rounds=4,
-        ckpt_path=path,
-        enable_checkpointing=True,
-    )
-
-    assert torch.equal(state_vector(expected), state_vector(resumed))
-
-    private_parts = {}
-    for client, state in client_tensors(whole).items():
-        private_parts[client] = {
-            name.removeprefix("module.net."): value for name, value in state.items()
-        }
-
-    assert_private_parts(resumed_loop, private_parts)
 
 
 def test_other_frozen_layers_are_refused_on_resume(tmp_path):

@@ -1,7 +1,6 @@
 """On a device, against the CPU: CUDA, or the emulated accelerator of ``emulated.py``, whose results are the CPU's to
 the bit (``make emulated``)."""
 
-import csv
 import os
 from collections.abc import Callable
 from functools import partial
@@ -15,10 +14,9 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassF1Score
 
 import flsv
-from flsv import ClassifierClient, ClientEvaluation, Reporting
+from flsv import Reporting
 from flsv.aggregation import CGSV, FedAdam, ShapFedWA
 from flsv.core.parameter_space import ParameterSpace
-from flsv.data import DirichletPartitioner, FederatedDataModule, Splits
 from flsv.data.corruption import ClosedSetLabelNoise
 from flsv.engines.several_ranks import is_rounded
 from flsv.federation import FederatedLoop
@@ -64,49 +62,6 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore"),
 ]
-
-
-def fit_quickstart(folder: Path, **where: Any) -> list[dict[str, str]]:
-    """The federation of ``configs/quickstart.yaml``, and its CSV."""
-    torch.manual_seed(0)
-    data = FederatedDataModule(
-        "digits",
-        DirichletPartitioner(num_clients=5, alpha=0.5, min_samples=40, seed=1),
-        batch_size=16,
-        splits=Splits(client_test=0.2),
-    )
-    module = ClassifierClient(
-        "mlp", network_args={"hidden": [64]}, optimizer=partial(torch.optim.SGD, lr=0.1)
-    )
-    loop = FederatedLoop(
-        ShapFedWA("cssv"),
-        {"cssv": ClassSpecificShapley()},
-        evaluation=ClientEvaluation(every=5),
-        seed=0,
-    )
-    logger = CSVLogger(folder, name="log")
-
-    fit(loop, folder, module, data, rounds=5, logger=logger, **where)
-
-    (path,) = folder.rglob("contributions.csv")
-    return list(csv.DictReader(path.open()))
-
-
-def test_quickstart_on_the_device_equals_that_on_the_cpu(tmp_path: Path) -> None:
-    rows = fit_quickstart(tmp_path / "cpu")
-    device_rows = fit_quickstart(tmp_path / "device", **device_options())
-
-    assert len(rows) == len(device_rows) > 0
-
-    for row, device_row in zip(rows, device_rows):
-        # One sample of a client's test set may be a tie that rounding decides.
-        tolerance = 0.02 if "accuracy" in row["metric"] else 1e-5
-        for column in ("value", "low", "high"):
-            value = float(row.pop(column) or "nan")
-            device_value = float(device_row.pop(column) or "nan")
-            expected = pytest.approx(value, abs=tolerance, rel=1e-5, nan_ok=True)
-            assert device_value == expected, (row, column)
-        assert row == device_row
 
 
 def test_game_scores_under_vmap_equal_those_one_by_one() -> None:

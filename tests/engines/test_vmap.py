@@ -80,7 +80,6 @@ PAIRS: dict[str, dict[str, Any]] = {
         "local_epochs": 2,
         "evaluation": ClientEvaluation(keep_trained=True),
     },
-    "two of five clients": {"sampler": partial(UniformSampler, 2)},
     "ShapFed": {
         "aggregator": partial(ShapFedWA, "cssv"),
         "metrics": partial(

@@ -13,7 +13,6 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_sco
 from torch import Tensor, nn
 
 from flsv import ClientEvaluation
-from flsv.aggregation import FedAvg
 from flsv.attacks import Scaling
 from flsv.federation import FederatedLoop
 from flsv.functional import class_specific_shapley
@@ -27,27 +26,6 @@ from helpers.loops_by_hand import (
     SEED,
 )
 from helpers.models import Plain, network, sgd
-
-
-def test_server_lr_scales_the_step_of_parameters_but_not_of_buffers(tmp_path: Path) -> None:
-    net = network()
-
-    def train_one_round(aggregator: FedAvg) -> nn.Module:
-        loop = FederatedLoop(aggregator, seed=SEED)
-        module = Plain(copy.deepcopy(net))
-        fit(loop, tmp_path, module, rounds=1)
-        return module.net
-
-    full = train_one_round(FedAvg())
-    half = train_one_round(FedAvg(server_lr=0.5))
-
-    for initial, trained, halfway in zip(
-        net.parameters(),
-        full.parameters(),
-        half.parameters(),
-    ):
-        torch.testing.assert_close(halfway, (initial + trained) / 2)
-    torch.testing.assert_close(half[1].running_var, full[1].running_var)
 
 
 def test_same_seed_gives_the_same_bits_and_another_seed_another_model(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv import ClientEvaluation, Reporting, read_run
-from flsv._lightning.patches import find_loop
 from flsv.core.artifacts import keep_artifact
 from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
@@ -25,7 +24,6 @@ from flsv.metrics import (
     LeaveOneOut,
     ShadowShapley,
 )
-from flsv.results.round_result import RoundResult, RunResult, Sink
 from flsv.sampling import ClientSampler
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
 from flsv.utilities.errors import ConfigurationError
@@ -373,45 +371,3 @@ def test_table_kept_by_a_client_is_written_into_the_clients_folder(
 
     expected = [tmp_path / "clients/1/note.csv"] if files else []
     assert list(tmp_path.glob("clients/*/*")) == expected
-
-
-class RecordingSink(Sink, L.Callback):
-    def __init__(self) -> None:
-        self.rounds: list[RoundResult] = []
-        self.run_results: list[RunResult] = []
-        self.failures: list[bool] = []
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        loop = find_loop(trainer.callbacks)  # type: ignore[attr-defined]
-        loop._fit.reports.sinks.append(self)  # type: ignore[union-attr]
-
-    def write(self, result: RoundResult) -> None:
-        assert not self.run_results
-        self.rounds.append(result)
-
-    def finish(self, result: RunResult) -> None:
-        assert not self.failures
-        self.run_results.append(result)
-
-    def close(self, failed: bool = False) -> None:
-        self.failures.append(failed)
-
-
-def test_results_sink_receives_every_round_and_the_end_and_is_closed(tmp_path: Path) -> None:
-    sink = RecordingSink()
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
-
-    fit(loop, tmp_path, rounds=2, callbacks=[sink])
-
-    assert [result.round_index for result in sink.rounds] == [0, 1]
-    for result in sink.rounds:
-        totals = [row for row in result.table if row.metric == "cssv" and not row.column]
-        assert {row.client for row in totals} == {0, 1, 2}
-        assert result.events == []
-
-    (run_result,) = sink.run_results
-    assert run_result.rounds == 2
-    assert run_result.columns == {"cssv": "class"}
-    assert {"cssv", "samples", "rounds", "weight"} <= set(run_result.table["metric"])
-
-    assert sink.failures == [False]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -21,7 +20,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.utils.data import DataLoader, IterableDataset, StackDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, GroupPartitioner, HeldOut, Splits, Stream
@@ -482,40 +481,8 @@ def train_on_wards(dataset: Any, **options: Any) -> Case:
 CASES_OF_WARDS: dict[str, Callable[[Path], Case]] = {
     **CASES,
     "without classes": lambda folder: train_on_wards(TensorDataset, labels=False),
-    "read one by one": lambda folder: train_on_wards(StackDataset),
 }
 BY_LOSS = {"performance": "val_loss", "mode": "min"}
-
-
-class ReadsItsSamples(Project):
-    """Reads the samples behind its loader, as a pass of statistics over a client's data does."""
-
-    def __init__(self, loop: FederatedLoop) -> None:
-        super().__init__()
-        self.loop = SimpleNamespace(value=loop)
-        self.samples = SimpleNamespace(by_client={})
-
-    def training_step(self, batch: Any) -> Tensor:
-        client = self.loop.value.current_client
-        samples = self.trainer.train_dataloader.dataset
-        inputs = [x for x, _ in samples]
-        self.samples.by_client[client] = torch.stack(inputs)
-        return super().training_step(batch)
-
-
-@pytest.mark.parametrize("name", ["a list of ids is held out", "streams", "read one by one"])
-def test_loader_of_a_training_client_has_its_samples(name, tmp_path):
-    case = CASES_OF_WARDS[name](tmp_path)
-    loop = make_loop()
-    module = ReadsItsSamples(loop)
-    trainer_for(loop, tmp_path, 1).fit(module, case.data)
-
-    for client in BOTH:
-        batches = case.make_batches(0, client)
-        trained_on = torch.cat([x for x, _ in batches])
-        read = module.samples.by_client[client]
-        assert len(read) == case.sizes[client]
-        assert torch.equal(read.sort(0).values, trained_on.sort(0).values)
 
 
 @pytest.mark.parametrize(

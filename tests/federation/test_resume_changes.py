@@ -166,17 +166,6 @@ def test_checkpoint_that_lacks_an_entry_of_the_federation_is_refused(
             resume_fit(path, tmp_path)
 
 
-def test_checkpoint_without_a_federation_is_refused(saved_checkpoint: Path, tmp_path: Path) -> None:
-    path = tmp_path / "spoiled.ckpt"
-    checkpoint = torch.load(saved_checkpoint, weights_only=True)
-    (key,) = [key for key in checkpoint["callbacks"] if key.startswith("FederatedLoop")]
-    checkpoint["callbacks"][key] = None
-    torch.save(checkpoint, path)
-
-    with pytest.raises(ConfigurationError, match="was not saved by a FederatedLoop"):
-        resume_fit(path, tmp_path)
-
-
 def test_checkpoint_with_a_damaged_byte_of_a_weight_is_refused(
     saved_checkpoint: Path, tmp_path: Path
 ) -> None:

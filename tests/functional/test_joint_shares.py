@@ -87,38 +87,6 @@ def test_shares_of_each_draw_are_those_of_allocate_and_sum_to_1(rule: str) -> No
     torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
-def test_intervals_are_those_of_plain_resampling() -> None:
-    rng = np.random.default_rng(1)
-    means = [0.4, 0.1, 0.02]
-    deviations = [0.9, 0.6, 0.3]
-    # A row per case.
-    cases = rng.normal(
-        means,
-        deviations,
-        size=(400, 3),
-    )
-    cases[:, 1] -= 0.5 * cases[:, 0]
-    covariance = np.cov(cases.T) / len(cases)
-    values = torch.from_numpy(cases.mean(0))
-    errors = ValueErrors(torch.from_numpy(covariance))
-
-    intervals = joint_shares(values, [errors])
-
-    resampled_means = []
-    for _ in range(4000):
-        rows = rng.integers(0, 400, 400)
-        resampled_means.append(cases[rows].mean(0))
-
-    claims = np.stack(resampled_means).clip(0)
-    totals = claims.sum(1, keepdims=True)
-    shares = claims / totals
-    low = np.quantile(shares, 0.05, axis=0)
-    high = np.quantile(shares, 0.95, axis=0)
-
-    np.testing.assert_allclose(intervals.low, low, atol=0.02)
-    np.testing.assert_allclose(intervals.high, high, atol=0.02)
-
-
 def test_a_sole_positive_value_within_its_error_has_no_certain_share() -> None:
     values = torch.tensor([0.01, -0.01, 0.0])
     deviation = 0.01  # as large as the values

@@ -1,7 +1,5 @@
 """pFedSV: weights and downloads by hand, overlaps against NumPy, AUROC against scikit-learn."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -164,39 +162,6 @@ def test_models_of_unavailable_clients_are_not_downloaded():
 
 def test_nothing_is_downloaded_where_nobody_else_is_available():
     assert choose_top_k_peers([nan] * 3, available=[True, False, False]) == []
-
-
-@pytest.mark.parametrize(
-    ("num_clients", "num_relevant", "k"),
-    [
-        (10, 2, 5),
-        (20, 2, 5),
-        (20, 4, 5),
-        (20, 12, 3),
-        (10, 9, 20),
-    ],
-)
-def test_unvisited_first_downloads_find_all_relevant_clients_within_the_papers_bound(
-    num_clients, num_relevant, k
-):
-    """Client 0 downloads k models a round. Section IV-B, with n clients of which m are relevant to it: ceil((n - m - 1)
-    / k) rounds to rule out the others, then ceil(m / k), at least 1, for the relevant."""
-    num_irrelevant = num_clients - num_relevant - 1
-    rounds_to_rule_out_others = math.ceil(num_irrelevant / k)
-    rounds_of_relevant = max(math.ceil(num_relevant / k), 1)
-    available = torch.ones(num_clients, dtype=torch.bool)
-
-    for seed in range(60):
-        scores = torch.full((num_clients,), nan)
-        generator = make_generator(seed)
-        for _ in range(rounds_to_rule_out_others + rounds_of_relevant):
-            ids = top_k_download(
-                scores, available, own=0, k=k, explore="unvisited", generator=generator
-            )
-            is_relevant = ids <= num_relevant  # clients 1 to m
-            scores[ids] = torch.where(is_relevant, 0.3, -0.1)
-        scores_of_relevant = scores[1 : num_relevant + 1]
-        assert not scores_of_relevant.isnan().any()
 
 
 def test_top_k_download_with_a_wrong_own_index_raises():

@@ -246,30 +246,6 @@ def test_coalition_utility_with_wrong_masks_raises(masks: Tensor) -> None:
         CoalitionUtility(round, evaluator)(masks)
 
 
-def make_linear_games() -> tuple[CoalitionGames, ModelEvaluator, ParameterSpace]:
-    space = ParameterSpace(module := nn.Linear(2, 2, bias=False))
-    evaluator = ModelEvaluator(module, space, [(torch.eye(2), torch.tensor([0, 1]))], num_classes=2)
-    return CoalitionGames(evaluator), evaluator, space
-
-
-def make_linear_round(index: int, space: ParameterSpace, models: torch.Tensor) -> Round:
-    return Round(index, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), models, space)
-
-
-def test_game_gradient_is_computed_at_the_given_model() -> None:
-    games, _, space = make_linear_games()
-    models = torch.tensor([[0.0, 0, 0, 0], [1.0, 0, 0, 1]])
-    games.begin(make_linear_round(0, space, models))
-
-    for model in models:
-        weight = model.view(2, 2).clone().requires_grad_()
-        inputs = torch.eye(2)
-        loss = nn.functional.cross_entropy(inputs @ weight.T, torch.tensor([0, 1]))
-        loss.backward()
-        gradient = games.gradient(model).float()
-        torch.testing.assert_close(gradient, weight.grad.flatten())
-
-
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_autocast_context_applies_to_the_forward_only(backend: Any) -> None:
     net = make_network()

@@ -23,7 +23,6 @@ from flsv.games.judges import (
     hits_by_class,
     judge,
     judge_coalitions,
-    unlike_others,
 )
 from flsv.metrics import (
     CoalitionValue,
@@ -356,10 +355,6 @@ REFUSED: list[tuple[dict[str, Any], Any, str]] = [
 ]
 
 
-def test_clients_without_scores_are_not_unlike_others() -> None:
-    assert unlike_others(torch.full((6, 8), float("nan"))) == []
-
-
 @pytest.mark.parametrize(("options", "splits", "message"), REFUSED)
 def test_client_side_evaluation_is_refused_before_training_if_impossible(
     tmp_path: Path, options: Any, splits: Any, message: str
@@ -444,7 +439,6 @@ class NeverTrained(Plain):
 
 BY_CLIENTS: dict[str, Any] = {
     "auroc": lambda: PartialFederatedShapley(performance="auroc", judges="clients"),
-    "f1": lambda: ShadowShapley(performance="f1", judges="clients"),
     "of torchmetrics": lambda: PartialFederatedShapley(performance=BinaryAUROC(), judges="clients"),
     "of a client's model": lambda: ContributionEstimation(performance="average_precision"),
 }
@@ -463,46 +457,6 @@ def test_client_with_one_class_is_named_before_training_if_a_score_needs_two(
             tmp_path,
             model,
             make_hospitals(),
-        )
-
-
-def make_scans(masks_of_zurich: Tensor) -> FederatedDataModule:
-    """Images with masks, which are no classes of samples."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(90, 1, 4, 4, generator=generator)
-    masks = (x[:, 0] > 0).long()
-    clients = {
-        "Cleveland": (x, masks),
-        "Budapest": (x + 1, masks),
-        "Zurich": (x, masks_of_zurich.expand(90, 4, 4).clone()),
-    }
-
-    return FederatedDataModule(
-        clients=clients,
-        splits=Splits(server_val=0.1, client_val=0.3),
-        batch_size=16,
-    )
-
-
-BY_CLIENTS_OF_MASKS: dict[str, Any] = {
-    "the clients": lambda: PartialFederatedShapley(performance=BinaryAUROC(), judges="clients"),
-    "a client's model": lambda: ContributionEstimation(performance=BinaryAUROC()),
-}
-
-
-@pytest.mark.parametrize("kind", BY_CLIENTS_OF_MASKS)
-def test_client_whose_masks_have_one_class_is_named_before_training(
-    kind: str, tmp_path: Path
-) -> None:
-    message = r"client 2 \('Zurich'\): .*the 400 labels .* of class 0, .* Hold out samples of"
-    nothing_found = torch.zeros(4, 4, dtype=torch.long)
-
-    with pytest.raises(ConfigurationError, match=message):
-        fit(
-            make_loop({"m": BY_CLIENTS_OF_MASKS[kind]()}),
-            tmp_path,
-            make_untrainable(Segmentation),
-            make_scans(nothing_found),
         )
 
 

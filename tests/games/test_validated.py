@@ -14,7 +14,7 @@ from flsv._lightning.evaluation import store_batches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.games import ValidatedModels
-from flsv.metrics import GradientShapley, PartialFederatedShapley
+from flsv.metrics import GradientShapley
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 from helpers.fits import (
@@ -175,45 +175,6 @@ def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -
         with isolated_rngs(0, "utility"), torch.no_grad():
             losses = [float(module.loss(batch)) * len(batch[0]) for batch in batches]
         assert value == pytest.approx(sum(losses) / 11, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_games_by_logged_values_do_not_change_the_fit(tmp_path: Path) -> None:
-    """Python state, metrics, loggers and what is logged: a game of validations leaves no trace."""
-    from lightning.pytorch.loggers import CSVLogger
-
-    runs = []
-    with_game = {"mine": PartialFederatedShapley(performance="val_loss", mode="min")}
-    for name, metrics in (("without", {}), ("with", with_game)):
-        torch.manual_seed(1)
-        module = Hooked()
-        logger = CSVLogger(tmp_path / name)
-        scalars: list[Any] = []
-
-        def record(
-            *arguments: Any,
-            scalars: list[Any] = scalars,
-            **options: Any,
-        ) -> None:
-            scalars.append(1)
-
-        logger.experiment.add_scalar = record  # type: ignore[attr-defined]
-        loop = FederatedLoop(metrics=metrics, seed=3, reporting=Reporting(table=False))
-        fit(
-            loop,
-            tmp_path,
-            module,
-            partition_in_three(Hooked.data()),
-            rounds=2,
-            logger=logger,
-        )
-        model = ParameterSpace(module).read(module)
-        traces = (module.validations, module.best.compute(), len(scalars))
-        runs.append((model, traces))
-
-    (model, traces), (model_with_game, traces_with_game) = runs
-    assert torch.equal(model, model_with_game)
-    assert traces == traces_with_game
 
 
 @pytest.mark.parametrize("kind", [Autoencoder, LanguageModel, SeveralLoaders])

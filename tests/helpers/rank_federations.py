@@ -86,20 +86,6 @@ class Logging(Plain):
         self.log("drawn", torch.rand(()))
 
 
-class Annealed(Plain):
-    """Trains by the number of steps so far, of the Trainer's count and of its own."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.num_batches = 0
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.num_batches += 1
-        warm_up = min(1.0, 0.1 * (1 + self.global_step))
-        return loss * warm_up / (1 + 0.01 * self.num_batches)
-
-
 class Average:
     """A moving average of weights, as in libraries."""
 
@@ -115,7 +101,8 @@ class Average:
 
 
 class Keeps(Plain):
-    """Keeps floating-point values, counters, a record and flags that its training changes, and trains by them."""
+    """Keeps floating-point values, counters, a record and flags that its training changes, and trains by them, and by
+    the Trainer's count of steps."""
 
     def __init__(self) -> None:
         super().__init__(network(dropout=0.3))
@@ -148,7 +135,8 @@ class Keeps(Plain):
             weight = self.net[4].weight
             weight.anchor = weight.detach().clone()
         product = (self.lazy * bias).sum()
-        return loss + rate * distance + 0.1 * product
+        warm_up = min(1.0, 0.1 * (1 + self.global_step))
+        return warm_up * loss + rate * distance + 0.1 * product
 
 
 class Validating(Plain):
@@ -318,12 +306,6 @@ def judged() -> Case:
     return loop, Validating(), toy_data(server_val=0.0, client_val=0.4), {"rounds": 2}
 
 
-def annealed() -> Case:
-    loop = FederatedLoop(sampler=UniformSampler(3), seed=3)
-    module = Annealed(network(batch_norm=False))
-    return loop, module, make_five_clients(), {"rounds": 4}
-
-
 def kept_values() -> Case:
     """The cohort's first is on another rank in most rounds, and once excluded."""
     loop = FederatedLoop(
@@ -405,7 +387,7 @@ RANK_CASES: dict[str, Callable[[], Case]] = {
     function.__name__: function
     for function in (
         shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, judged,
-        kept_momentum, adam_with_steps, annealed, kept_values, two_clients, one_excluded, by_a_logged_value,
+        kept_momentum, adam_with_steps, kept_values, two_clients, one_excluded, by_a_logged_value,
         broken_rank, colluders, hospital_tables,
     )
 }  # fmt: skip

@@ -222,23 +222,6 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads() -> None:
     assert round.downloaded.tolist() == [7 + 3 + 2 * 4] * 3
 
 
-def test_pfedsv_client_that_was_away_fetches_the_shared_extractor() -> None:
-    vectors = random_models(3)
-    method = begin_method(3, PFedSV(mode="extractor"))
-    clients = [Judged(client, closeness(vectors[1])) for client in range(3)]
-
-    play_round(method, clients, vectors)
-    _, second_round = play_round(method, clients[:2], vectors[:2], index=1)
-    _, third_round = play_round(method, clients, vectors, index=2)
-
-    extractor = 3  # parameters
-    two_heads = 2 * 4
-    size = extractor + two_heads
-    assert second_round.downloaded.tolist() == [size, size]
-    # Who was away fetches the extractor before it trains, too.
-    assert third_round.downloaded.tolist() == [size, size, extractor + size]
-
-
 # 7 parameters: an extractor of 3 and a head of 4. The initial model is of zeros.
 GLOBAL_MODEL = [0, 1, 2, 3, 4, 5, 6]
 STORED_MODEL = [-1, -1, -1, -1, -1, -1, -1]

@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar
 
 import pytest
@@ -22,7 +22,6 @@ from flsv.metrics.base import ContributionMetric
 from flsv.personalization import Personalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
-from flsv.server.round_server import RoundServer
 from flsv.training.algorithms import FedProx
 from flsv.training.algorithms.base import ClientContext
 from flsv.utilities.errors import ConfigurationError
@@ -179,23 +178,6 @@ def test_the_spy_reads_class_counts_where_clients_answer(argument_spy, tmp_path)
     methods = {path.split("/")[0] for path in argument_spy.leaks}
     assert {"aggregate", "weights", "before_filters"} <= methods
     assert {"choose", "personalize", "update"} <= methods
-
-
-@pytest.mark.filterwarnings("ignore:metrics")
-def test_the_spy_reads_class_counts_that_a_round_carries(argument_spy, tmp_path, monkeypatch):
-    receive = RoundServer.receive
-    class_counts = argument_spy.secrets[0]
-
-    def receive_with_counts(server, *args, **kwargs):
-        round = receive(server, *args, **kwargs)
-        reports = {"counts": class_counts[round.client_ids]}
-        return replace(round, reports=reports)
-
-    monkeypatch.setattr(RoundServer, "receive", receive_with_counts)
-
-    fit_watched(argument_spy, tmp_path)
-
-    assert any(path.startswith("weights") for path in argument_spy.leaks)
 
 
 def test_every_kind_of_part_is_watched():

@@ -72,17 +72,6 @@ def test_secret_noise_is_normal_and_independent_across_blocks_and_keys() -> None
         assert abs(correlation) < 5 / math.sqrt(len(a))
 
 
-def test_torchs_generator_ignores_the_high_bits_of_its_seed() -> None:
-    """So all of its streams on the CPU can be tried: why a site does not draw secret noise from it."""
-    seed = 5
-    seed_with_high_bits = seed + (7 << 32)
-
-    numbers = torch.randn(9, generator=torch.Generator().manual_seed(seed))
-    same_numbers = torch.randn(9, generator=torch.Generator().manual_seed(seed_with_high_bits))
-
-    assert torch.equal(numbers, same_numbers)
-
-
 def flip_bit(key: bytes, bit: int) -> bytes:
     flipped_key = bytearray(key)
     flipped_key[bit // 8] ^= 1 << bit % 8

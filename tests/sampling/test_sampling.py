@@ -21,7 +21,6 @@ from flsv.sampling import (
     FixedCohort,
     PowerOfChoice,
     ShapleyImportanceSampler,
-    SoftmaxSampler,
 )
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -45,31 +44,6 @@ SSV = {
     "ssv": torch.tensor([0.9, 0.4, 0.1, 0.3, 0.05]),
     "sv": torch.tensor([0.2, -0.1, 0.05, 0.0, 0.1]),
 }
-
-
-OTHERS = [
-    BernoulliSampler(1.2),
-    BernoulliSampler(1.5, min_cohort=1),
-    SoftmaxSampler(3, "sv", temperature=0.1),
-]
-
-
-@pytest.mark.parametrize("sampler", OTHERS, ids=repr)
-def test_inclusion_probabilities_are_the_frequencies_of_draws(sampler: ClientSampler) -> None:
-    num_draws = 2000
-    counts = torch.zeros(5)
-    generator = torch.Generator().manual_seed(0)
-
-    for _ in range(num_draws):
-        counts[sampler.sample(5, SSV, generator)] += 1
-
-    probabilities = sampler.inclusion_probabilities(5, SSV)
-
-    # Five standard deviations of the draws, at most 0.5 each; half as much again for the softmax sampler's own 4096.
-    variance = 1.5 * 0.25 / num_draws
-    deviations = (counts / num_draws - probabilities).abs()
-
-    assert (deviations <= 5 * variance**0.5).all(), (counts, probabilities)
 
 
 def test_shapley_importance_sampler_probabilities_equal_shapleyfls_theorem_5_1() -> None:
@@ -155,35 +129,12 @@ def test_shapley_importance_sampler_is_uniform_before_there_are_values() -> None
     assert probabilities.tolist() == pytest.approx([2 / 5] * 5)
 
 
-def test_shapley_importance_sampler_draws_a_cohort_where_one_client_has_all_value() -> None:
-    sampler = ShapleyImportanceSampler(2, "ssv")
-    values = {"ssv": torch.tensor([1.0, 0, 0, 0, 0])}
-
-    generator = torch.Generator().manual_seed(0)
-    cohort = sampler.sample(5, values, generator)
-
-    assert len(cohort) >= 2  # and it returns
-
-
 def test_client_without_a_value_is_drawn_more_often_than_one_of_little_value() -> None:
     values = {"ssv": torch.tensor([0.9, float("nan"), 0.1])}
 
     probabilities = ShapleyImportanceSampler(2, "ssv").coins(3, values)
 
     assert probabilities[1] > probabilities[2]
-
-
-def test_fixed_cohort_draws_the_same_clients_every_round(tmp_path: Path) -> None:
-    loop = FederatedLoop(sampler=FixedCohort([2, 0]), seed=0)
-
-    data = toy_data((3, 2, 2, 1))
-    fit(loop, tmp_path, data=data, rounds=2)
-
-    is_drawn = [True, False, True, False]
-    assert loop.weights is not None
-    assert (~loop.weights.isnan()).tolist() == is_drawn
-    assert loop.weights.nansum().item() == pytest.approx(1)
-    assert loop.sampler.inclusion_probabilities(4, {}).tolist() == is_drawn
 
 
 class Own(ClientSampler):

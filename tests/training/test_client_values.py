@@ -1,15 +1,13 @@
 """Values of a module that clients change: means, lists, what stays the first client's, and what is named."""
 
-import pickle
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from flsv.training.client_values import ClientValues, merged_value
+from flsv.training.client_values import ClientValues
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.utilities.errors import ConfigurationError
 
@@ -33,15 +31,6 @@ class Keeps(nn.Module):
         self.losses += [float(client)] * (client + 1)
         self.num_steps += client
         self.layer.training = client > 0
-
-
-def state_of(module: Keeps) -> Any:
-    state = ModuleSnapshot(module).state()
-    texts = {}
-    for part, values in state.items():
-        for path, value in values.items():
-            texts[part, path] = repr(value)
-    return texts
 
 
 def train(
@@ -91,30 +80,6 @@ def test_without_an_excluded_first_client_the_counters_of_the_start_stay() -> No
     assert module.losses == [0.0, 2.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("excluded", [[], [1], [2]])
-def test_processes_come_to_the_values_of_one_process(excluded: list[int]) -> None:
-    """Two processes train two and one of the clients, whose changes are sent as bytes."""
-    module = Keeps()
-    initial, values = train(module, [1, 0, 2])
-    values.leave_out(excluded)
-    values.write(module, initial)
-
-    processes = []
-    parts = []
-    for clients in ([1, 2], [0]):
-        module_of_process = Keeps()
-        initial, values = train(module_of_process, clients)
-        processes.append((module_of_process, initial, values))
-        parts.append(pickle.dumps(values.exchanged()))
-    for module_of_process, initial, values in processes:
-        received_parts = [pickle.loads(part) for part in parts]
-        values.merge(received_parts, [1, 0, 2])
-        values.leave_out(excluded)
-        initial.restore()
-        values.write(module_of_process, initial)
-        assert state_of(module_of_process) == state_of(module)
-
-
 def test_structure_that_another_process_lacks_is_refused() -> None:
     module = Keeps()
     initial, values = train(module, [1])
@@ -136,30 +101,6 @@ def test_structure_that_another_process_lacks_is_refused() -> None:
     other_values.merge(parts, [1, 0])
     with pytest.raises(ConfigurationError, match="layer was Linear with 1 hooks and is Linear"):
         other_values.write(other_module, other_initial)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        [1, 3],
-        ["a", "b"],
-        [torch.zeros(2), torch.zeros(3)],
-        [
-            torch.tensor([1]),
-            torch.tensor([3]),
-        ],
-        [[0.5], [0.7, 1.0]],
-    ],
-)
-def test_what_has_no_mean_stays(values: list[Any]) -> None:
-    first_value = values[0]
-    merged = merged_value(
-        values,
-        [1, 1],
-        initial=first_value,
-        default=first_value,
-    )
-    assert merged is first_value
 
 
 def test_hooks_and_functions_that_stay_the_first_clients_are_named_once() -> None:

@@ -11,7 +11,7 @@ from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.sampling import FixedCohort
 from helpers.data import toy_sets
-from helpers.fits import KeepUpdates, assert_resumes, fit
+from helpers.fits import KeepUpdates, fit
 from helpers.models import Plain, loop_of
 from helpers.tasks import Items
 
@@ -93,10 +93,6 @@ def test_client_trains_the_same_alone_and_after_others(tmp_path: Path) -> None:
 
     assert torch.equal(models[0], models[1])
     assert torch.equal(models[0], models[2])
-
-
-def test_plain_attribute_tensors_of_a_module_are_resumed(tmp_path: Path) -> None:
-    assert_resumes(lambda: FederatedLoop(seed=1), tmp_path, module=Remembers)
 
 
 def test_checkpoint_between_two_clients_holds_the_global_models_buffers(tmp_path: Path) -> None:

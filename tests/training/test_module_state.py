@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from flsv.federation import FederatedLoop
-from flsv.sampling import FixedCohort
 from flsv.utilities.seeding import generator_for
 from helpers.data import toy_data
 from helpers.fits import assert_resumes, fit, state_vector
@@ -120,14 +119,6 @@ class Object(Remembers):
         return [(vars(self.bank), "mean")]
 
 
-class NewObject(Object):
-    """Replaces its object by another one."""
-
-    def remember(self, batch: Any) -> float:
-        self.bank = copy.deepcopy(self.bank)
-        return super().remember(batch)
-
-
 class LateObject(Object):
     """Has no object before its first batch."""
 
@@ -225,7 +216,7 @@ class RingBuffer(Remembers):
 
 
 KINDS = (
-    *(Flag, Counter, Array, Object, NewObject, LateObject),
+    *(Flag, Counter, Array, Object, LateObject),
     *(InSlots, Dictionary, Memory, NestedMemory, RingBuffer),
 )
 
@@ -335,43 +326,6 @@ def test_lists_show_what_all_clients_have_added(tmp_path: Path) -> None:
     assert len(module.losses) == num_batches * ROUNDS
 
 
-class NestedRecords(Plain):
-    """Collects losses and their means in dictionaries."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.losses: dict[str, list[float]] = {
-            "train": [],
-            "val": [],
-        }
-        self.means: dict[str, Any] = {"train": {"loss": []}}
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.losses["train"].append(loss.item())
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.losses["val"].append(0.0)
-
-    def on_train_epoch_end(self) -> None:
-        losses = self.losses["train"]
-        mean = sum(losses) / len(losses)
-        self.means["train"]["loss"].append(mean)
-
-
-def test_lists_in_dictionaries_show_what_all_clients_have_added(tmp_path: Path) -> None:
-    nested: Any = NestedRecords()
-    plain: Any = Records()
-    for module in (nested, plain):
-        folder = tmp_path / type(module).__name__
-        fit(FederatedLoop(seed=SEED), folder, module)
-
-    assert nested.losses["train"] == plain.losses
-    assert len(nested.losses["val"]) > 0
-    assert len(nested.means["train"]["loss"]) == ROUNDS
-
-
 class Shares(Plain):
     def __init__(self) -> None:
         super().__init__()
@@ -386,76 +340,3 @@ def test_namespace_is_shared_on_purpose(tmp_path: Path) -> None:
     module: Any = Shares()
     fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=1)
     assert module.shared.num_batches == module.trainer.global_step
-
-
-class Averaged(Plain):
-    """Keeps moving averages of its weights, in a tensor, an array, a number and a plain object, and validates them."""
-
-    def __init__(self) -> None:
-        super().__init__(network(batch_norm=False))
-        bias = self.net[0].bias.detach()
-        self.tensor = bias.clone()
-        self.array = self.tensor.numpy().copy()
-        self.number = 0.0
-        self.holder = Holder([self.tensor.clone()])
-        self.register_buffer("unsaved", self.tensor.clone(), persistent=False)
-
-    @torch.no_grad()
-    def on_train_batch_end(self, *_: Any) -> None:
-        bias = self.net[0].bias.detach()
-        self.tensor.lerp_(bias, 0.1)
-        self.array *= 0.9
-        self.array += 0.1 * bias.numpy()
-        self.number *= 0.9
-        self.number += 0.1 * float(bias.sum())
-        shadow = self.holder.shadows[0]
-        shadow.lerp_(bias, 0.1)
-        self.unsaved.lerp_(bias, 0.1)
-
-
-@dataclass
-class Holder:
-    shadows: list[Tensor]
-
-
-def floats_of(module: Averaged) -> Tensor:
-    floats = [
-        module.tensor,
-        torch.from_numpy(module.array),
-        torch.tensor([module.number]),
-        module.holder.shadows[0],
-        module.unsaved,
-    ]
-    return torch.cat(floats)
-
-
-def test_order_of_the_cohort_does_not_change_what_is_averaged(tmp_path: Path) -> None:
-    modules = []
-    first_order = [0, 1, 2]
-    for cohort in (first_order, first_order[::-1]):
-        torch.manual_seed(0)
-        module = Averaged()
-        loop = FederatedLoop(sampler=FixedCohort(cohort), seed=SEED)
-        fit(loop, tmp_path / str(cohort[0]), module)
-        modules.append(module)
-
-    floats, permuted_floats = map(floats_of, modules)
-    difference = floats - permuted_floats
-    change = floats - floats_of(Averaged())
-    assert difference.abs().max() < 1e-6
-    assert change.abs().max() > 1e-3
-
-
-def test_averages_in_attributes_are_those_of_the_weights(tmp_path: Path) -> None:
-    """Of one round: the mean of each client's moving average, which all attributes keep."""
-    module = Averaged()
-    fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=1)
-    array = torch.from_numpy(module.array)
-    averages = [
-        array,
-        module.holder.shadows[0],
-        module.unsaved,
-    ]
-    for average in averages:
-        difference = average - module.tensor
-        assert difference.abs().max() < 1e-6

@@ -22,7 +22,7 @@ from flsv.utilities.seeding import generator_for
 from helpers.data import toy_data
 from helpers.fits import StopInRound, fit, state_vector, trainer_for
 from helpers.loops_by_hand import Batches
-from helpers.models import Plain, loop_of, network
+from helpers.models import Plain, network
 
 SEED, ROUNDS, CLIENTS = 4, 3, 3
 
@@ -145,21 +145,6 @@ def test_every_clients_schedule_is_that_of_training_alone(tmp_path: Path, kind: 
     for client in range(CLIENTS):
         expected = rates_of_client_alone(make_module(), client, tmp_path, **options)
         assert module.rates[client] == expected
-
-
-@pytest.mark.parametrize("kind", ["linear", "accumulation", "by hand"])
-def test_model_of_a_federation_of_one_client_is_that_of_a_plain_fit(
-    tmp_path: Path, kind: str
-) -> None:
-    make_module, options = KINDS[kind]
-    # The other clients never take part: with them the data are split as for the plain fit.
-    loop = FederatedLoop(seed=SEED, optimizer_state="persist", sampler=FixedCohort([0]))
-
-    federated = fit(loop, tmp_path, make_module(), rounds=ROUNDS, **options)
-
-    module_alone = make_module()
-    rates_of_client_alone(module_alone, 0, tmp_path, **options)
-    assert torch.equal(state_vector(federated), state_vector(module_alone))
 
 
 def test_linear_decay_ends_at_zero_for_clients_drawn_any_number_of_times(tmp_path: Path) -> None:
@@ -390,47 +375,3 @@ def test_clients_schedules_resume_bitwise(tmp_path: Path, kind: str, make_saver:
         rates_of_whole = uninterrupted.rates[client]
         rates_of_last_two_rounds = rates_of_whole[len(rates_of_whole) // 2 :]
         assert rates == rates_of_last_two_rounds
-
-
-class DecaysByBatches(Plain):
-    """Its rate decays to 0 over the batches that the trainer tells, and is recorded by client."""
-
-    def __init__(self) -> None:
-        super().__init__(network(batch_norm=False))
-        self.rates = SimpleNamespace(by_client={})
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        client = loop_of(self).current_client
-        rates = self.rates.by_client.setdefault(client, [])
-        rates.append(self.optimizers().param_groups[0]["lr"])
-        return super().training_step(batch, batch_idx)
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
-        num_batches = self.trainer.max_epochs * self.trainer.num_training_batches
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / num_batches)
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-
-@pytest.mark.parametrize(
-    ("cohort", "num_batches_per_step"),
-    [
-        ([1, 2], 1),  # without the client with most batches
-        ([0, 1, 2], 2),  # two clients have equal numbers of steps
-    ],
-)
-def test_schedule_is_made_for_the_clients_own_number_of_batches(
-    tmp_path: Path, cohort: list[int], num_batches_per_step: int
-) -> None:
-    module: Any = DecaysByBatches()
-    data = toy_data((5, 4, 3))
-    loop = FederatedLoop(sampler=FixedCohort(cohort), seed=1)
-    fit(loop, tmp_path, module, data, rounds=1, accumulate_grad_batches=num_batches_per_step)
-
-    for client in cohort:
-        num_batches = len(data.client_loader(client, "train"))
-        expected = []
-        for batch_index in range(num_batches):
-            num_steps = batch_index // num_batches_per_step
-            expected.append(1 - num_steps / num_batches)
-        assert module.rates.by_client[client] == pytest.approx(expected)

@@ -4,7 +4,6 @@ from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
-import ot
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
@@ -63,78 +62,6 @@ def value_clients(
     )
 
     return valuation, clients
-
-
-def distance_by_pot(a: Any, b: Any, weight: float) -> float:
-    """POT on the paper's stacked vectors [x; m_y; s_y], in NumPy."""
-    root_of_weight = weight**0.5
-    stacked = []
-    for samples, labels in (a, b):
-        x = samples.double().numpy()
-        y = labels.numpy()
-        means = np.stack([x[y == label].mean(0) for label in y])
-        deviations = np.stack([x[y == label].std(0) for label in y])
-        parts = [x, root_of_weight * means, root_of_weight * deviations]
-        stacked.append(np.concatenate(parts, axis=1))
-
-    differences = stacked[0][:, None] - stacked[1][None]
-    cost = (differences**2).sum(-1)
-    rows, columns = cost.shape
-    squared_distance = ot.emd2(
-        ot.unif(rows),
-        ot.unif(columns),
-        cost,
-    )
-    return squared_distance**0.5
-
-
-@pytest.mark.parametrize("weight", [0.0, 2.0])
-def test_distances_with_as_many_points_as_samples_are_exact(weight: float) -> None:
-    server = draw_samples(45, 0)
-    sets = [
-        draw_samples(45, 1),
-        draw_samples(
-            45,
-            2,
-            noise=3.0,
-        ),
-    ]
-
-    valuation, _ = value_clients(
-        sets,
-        server,
-        judge=False,
-        label_weight=weight,
-        iterations=20,
-        support=45,
-        allow_reconstruction=True,
-    )
-
-    distances = torch.tensor(
-        [
-            distance_by_pot(
-                client,
-                server,
-                weight,
-            )
-            for client in sets
-        ]
-    ).float()
-    shares = (1 / distances) / (1 / distances).sum()
-
-    torch.testing.assert_close(
-        valuation.distances,
-        distances,
-        rtol=1e-3,
-        atol=0,
-    )
-    torch.testing.assert_close(
-        valuation.shares,
-        shares,
-        rtol=1e-3,
-        atol=0,
-    )
-    assert valuation.verdicts == (None, None)
 
 
 def test_valuation_does_not_depend_on_workers_or_other_clients() -> None:

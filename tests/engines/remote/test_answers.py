@@ -1,9 +1,7 @@
 """Answers of one site that cannot be: they are no answers, whatever was asked, and the run goes on without them."""
 
-import copy
 import importlib
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,33 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from flsv import FederatedLoop
-from flsv.aggregation import FedAvg
 from flsv.core import FederationState, LocalData, NoAnswer
 from flsv.core.answers import expected_answer
 from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.federation import RemoteSites
 from flsv.engines.remote.messages import pack
 from flsv.engines.remote.policy import QUESTIONS
-from flsv.metrics import (
-    ClassSpecificShapley,
-    DomainRelevance,
-    LeaveOneOut,
-    ShadowShapley,
-)
-from flsv.personalization import FedFomo, PFedSV
-from flsv.sampling import PowerOfChoice
 from flsv.utilities.errors import ConfigurationError
 from helpers.sites import (
     ADDRESSES,
     LYON_ADDRESS,
     NAMES,
-    SPLITS,
     Replay,
-    ServerData,
-    SitesInProcess,
     announcement,
-    make_shapfed_loop,
 )
 
 NUM_CLASSES = 3
@@ -182,81 +166,3 @@ def test_question_without_a_declared_answer_is_refused(tmp_path: Path) -> None:
     sites = make_sites(tmp_path, make_reply(3))
     with pytest.raises(ConfigurationError, match="Declare what its answer must be"):
         sites.ask(1, 0, undeclared, (), {})
-
-
-#: Federations in which all kinds of questions are asked: before and after training, of one client and of coalitions.
-FEDERATIONS: dict[str, dict[str, Any]] = {
-    "mix_models and started_from": {
-        "metrics": {"cssv": ClassSpecificShapley()},
-        "personalizer": FedFomo(),
-    },
-    "collaborate and started_from": {
-        "metrics": {"relevance": DomainRelevance(), "cssv": ClassSpecificShapley()},
-        "personalizer": PFedSV(),
-    },
-    "judge": {"metrics": {"value": LeaveOneOut(judges="clients", performance="negative_loss")}},
-    "judge_coalitions": {"metrics": {"value": ShadowShapley(judges="clients")}},
-    "local_loss": {"sampler": PowerOfChoice(2, 3)},
-}
-
-
-FIRST_SPOILED_ROUND = 2
-
-
-def spoil_lyons_answers(address: int, packet: Packet, reply: Packet) -> Any:
-    """Lyon answers in round 0, is silent in round 1, and spoils its answers in another way in each later round."""
-    if packet.kind != "ask" or address != LYON_ADDRESS:
-        return reply
-
-    if reply.kind != "answer":
-        return reply
-
-    round_index = packet.plain["round"]
-    if round_index == 0:
-        return reply
-
-    if round_index < FIRST_SPOILED_ROUND:
-        return None
-
-    # Judges are asked once more after the last round, and the ways begin anew.
-    ways = list(WAYS.values())
-    spoil = ways[(round_index - FIRST_SPOILED_ROUND) % len(ways)]
-
-    tensors = {name: spoil(tensor) for name, tensor in reply.tensors.items()}
-    are_tensors = [isinstance(tensor, Tensor) for tensor in tensors.values()]
-    if tensors and all(are_tensors):
-        return replace(reply, tensors=tensors)
-
-    # An answer without tensors, or one that is missing or a text, becomes a word.
-    plain = {**reply.plain, "answer": "x"}
-    return replace(reply, plain=plain, tensors={})
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("federation", FEDERATIONS)
-def test_run_goes_on_without_the_spoiled_answers_of_one_site(
-    tmp_path: Path, federation: str
-) -> None:
-    settings = {"aggregator": FedAvg(), "metrics": {}, **FEDERATIONS[federation]}
-
-    def make() -> FederatedLoop:
-        return make_shapfed_loop(**copy.deepcopy(settings))
-
-    remote = SitesInProcess(tmp_path, make, **SPLITS)
-    remote.transport.on_reply = spoil_lyons_answers
-    rounds = FIRST_SPOILED_ROUND + len(WAYS)
-    loop = remote.fit(rounds=rounds, server_data=ServerData())
-
-    assert loop.state.round_index == rounds
-    boston_and_osaka = [0, 2]
-    # In each round, or as often as two of three sites are drawn.
-    assert loop.participations[boston_and_osaka].min() >= rounds // 2
-    assert {event.client for event in loop.events} == {1}
-
-    for values in loop.contributions.values():
-        plain_values = values.as_subclass(Tensor)
-        honest_values = plain_values[boston_and_osaka]
-        assert honest_values.isfinite().all()
-        assert honest_values.abs().max() < 10  # spoiled answers are 1e30 and more

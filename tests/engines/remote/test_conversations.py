@@ -113,22 +113,6 @@ def test_a_failed_exchange_ends_all_conversations() -> None:
         )
 
 
-def test_a_conversation_that_goes_on_after_its_end_is_ended_again() -> None:
-    conversations = Conversations(Echoes())
-
-    def fail_or_go_on_after_the_end(client: Client) -> None:
-        if client.id == 1:
-            raise KeyError("client 1")
-        try:
-            # Client 1's error ends all conversations, so that this question raises.
-            conversations.ask(client.id, make_question("first"))
-        finally:
-            conversations.ask(client.id, make_question("once more"))
-
-    with pytest.raises(KeyError, match="client 1"):
-        conversations.hold_conversations(fail_or_go_on_after_the_end, make_clients(2))
-
-
 def test_another_site_is_not_asked_within_a_conversation() -> None:
     conversations = Conversations(Echoes())
 
@@ -137,20 +121,6 @@ def test_another_site_is_not_asked_within_a_conversation() -> None:
 
     with pytest.raises(RuntimeError, match="site 1 was asked within a conversation with site 0"):
         conversations.hold_conversations(talk, make_clients(2))
-
-
-def test_a_client_that_is_named_twice_is_asked_twice() -> None:
-    exchange = Echoes()
-    conversations = Conversations(exchange)
-    client, other_client = make_clients(2)
-    num_questions_of_clients = [1, 1]
-    talk = partial(replies_of_client, conversations, num_questions_of_clients)
-
-    replies = conversations.hold_conversations(talk, [client, other_client, client])
-
-    replies_of_client_0 = ["0.0"]
-    replies_of_client_1 = ["1.0"]
-    assert replies == [replies_of_client_0, replies_of_client_1, replies_of_client_0]
 
 
 def test_conversations_compute_as_their_caller_does() -> None:

@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_leaves
 from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import DivergenceWeighted, FedAvg
 from flsv.attacks import InnerProductManipulation
-from flsv.configuration.identity import sample_hashes
-from flsv.engines.remote import Directory, Packet, RemoteData
+from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.federation import check_deployment
 from flsv.engines.remote.messages import failure_packet
 from flsv.engines.remote.run_status import run_status
@@ -142,11 +141,10 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
 
 
 class OsakaThatComesLate(Replay):
-    """Osaka comes while the answer of Boston is awaited for the whole time, and Boston has none or a late one."""
+    """Osaka comes while the answer of Boston is awaited for the whole time, and Boston has none."""
 
-    def __init__(self, is_boston_answering: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.is_boston_answering = is_boston_answering
         self.num_exchanges = 0
 
     def present(self) -> dict[int, str]:
@@ -160,24 +158,15 @@ class OsakaThatComesLate(Replay):
         for address in packets:
             if address == BOSTON_ADDRESS:
                 time.sleep(2 * WAIT)
-            if address != BOSTON_ADDRESS or self.is_boston_answering:
+            else:
                 yield address, Packet("here", announcement(SIZES))
 
 
 WAIT = 0.1
 
 
-def test_site_that_comes_while_another_answers_takes_part(tmp_path: Path) -> None:
-    nodes = OsakaThatComesLate(is_boston_answering=True)
-    directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=WAIT)
-
-    directory.gather()
-
-    assert sorted(directory.sizes) == [0, 1, 2]
-
-
 def test_site_that_does_not_answer_is_not_said_to_be_away(tmp_path: Path) -> None:
-    nodes = OsakaThatComesLate(is_boston_answering=False)
+    nodes = OsakaThatComesLate()
     directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=WAIT)
 
     with pytest.raises(RuntimeError) as error:
@@ -435,17 +424,6 @@ def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path
     )
 
 
-def test_figure_of_the_sites_sample_counts_is_drawn(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
-    logger = TensorBoardLogger(tmp_path, name="", version="")
-
-    SitesInProcess(tmp_path, make_shapfed_loop).fit(1, logger=logger)
-
-    messages = [str(warning.message) for warning in recwarn]
-    assert not [message for message in messages if "could not be drawn" in message]
-
-
 def test_round_without_replies_is_recorded_for_every_site(tmp_path: Path) -> None:
     def keep_silent_when_training(address: int, packet: Packet, reply: Packet) -> Packet | None:
         return None if packet.kind == "train" else reply
@@ -544,17 +522,3 @@ def test_status_json_of_a_stopped_run_stays_stopped_while_its_server_ends(tmp_pa
 
     with run_status(tmp_path, "13"):
         assert "running" in status.read_text()
-
-
-def test_hashes_of_sites_tell_when_a_site_tells_of_other_samples() -> None:
-    sizes = [{"train": 40, "val": 5, "test": 0}] * 2
-    make_data = partial(RemoteData, ["Boston", "Lyon"], sizes, num_classes=3)
-    data = make_data(contents=["secret-a boston", "secret-b lyon"])
-    later_data = make_data(contents=["secret-a boston", "secret-b other"])
-
-    hashes = sample_hashes(data)
-    later_hashes = sample_hashes(later_data)
-
-    assert hashes["0"] != hashes["1"]
-    assert later_hashes["0"] == hashes["0"]
-    assert later_hashes["1"] != hashes["1"]

@@ -103,16 +103,6 @@ def test_site_with_other_samples_at_the_second_start_is_refused(
         federation.go_on_until(2)
 
 
-def test_site_with_the_same_samples_goes_on(tmp_path: Path) -> None:
-    federation = Federation(tmp_path)
-    federation.go_on_until(1)
-    federation.transport.sites[LYON_ADDRESS] = make_lyon(tmp_path)
-
-    loop = federation.go_on_until(2)
-
-    assert loop.participations.tolist() == [2, 2, 2]
-
-
 def test_site_whose_samples_change_within_a_run_refuses_to_train(tmp_path: Path) -> None:
     federation = Federation(tmp_path)
 
@@ -170,22 +160,6 @@ def test_what_a_site_tells_of_its_samples_depends_on_its_secret(tmp_path: Path) 
 
     assert len(set(names_of_secrets)) == 2
     assert len(set(hashes)) == 2
-
-
-def test_two_runs_of_one_site_have_the_same_hash_for_the_same_samples_only(tmp_path: Path) -> None:
-    hashes = {}
-    for name, brighter in {"first": 0.0, "again": 0.0, "brighter": 1.0}.items():
-        folder = tmp_path / name
-        federation = SitesInProcess(folder, make_loop)
-        federation.transport.sites[LYON_ADDRESS] = make_lyon(tmp_path, brighter=brighter)
-
-        federation.fit(1, server_data=ServerData())
-
-        record = json.loads((folder / "run.json").read_text())
-        hashes[name] = record["hashes"]["1"]
-
-    assert hashes["again"] == hashes["first"]
-    assert hashes["brighter"] != hashes["first"]
 
 
 @pytest.mark.parametrize("contents", [None, "", 7, ["a"], "0123456789abcdef", "x" * 33])

@@ -86,9 +86,8 @@ DATA = {
 #: Settings of federations that private sites take part in.
 SETTINGS: dict[str, dict[str, Any]] = {
     "FedAvg": {},
-    "momentum, kept": {"optimizer_state": "persist"},
+    "momentum, kept, and compressed": {"optimizer_state": "persist", "compressed": True},
     "local heads": {"share": ["!head"], "local_epochs": 2},
-    "compressed": {"compressed": True},
     "Ditto": {"client_algorithm": Ditto(0.1, 0.1)},
     "FedDyn": {"client_algorithm": FedDyn(0.1), "aggregator": FedDynServer()},
     "Per-FedAvg": {"client_algorithm": PerFedAvg(0.05)},

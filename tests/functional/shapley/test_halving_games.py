@@ -485,24 +485,3 @@ def test_regressions_have_the_interpolation_and_blocks():
     weights = halving_games.block_weights(masks, targets.masks, targets.weights)
     expected = weights.float() @ targets.outputs
     torch.testing.assert_close(predictions[1](masks), expected)
-
-
-def test_permuted_players_have_permuted_values():
-    trained = make_trained(6, count=2)
-    masks, outputs, accuracy = game_of(trained)
-    utilities = accuracy(outputs)
-    order = torch.tensor([3, 0, 5, 4, 2, 1])
-
-    values = predicted_shapley(
-        masks, utilities, outputs, trained.weights, accuracy, logits=True
-    ).values
-    permuted = predicted_shapley(
-        masks[:, order], utilities, outputs, trained.weights[order], accuracy, logits=True
-    ).values
-
-    torch.testing.assert_close(
-        permuted,
-        values[order],
-        rtol=0,
-        atol=1e-12,
-    )

@@ -129,24 +129,6 @@ def test_the_search_finds_the_best_of_all_partitions(monkeypatch):
     )
 
 
-def test_thirty_players_are_halved():
-    masks = choose_halvings(
-        make_outputs(30),
-        names_of(30),
-        3,
-        logits=True,
-    )
-
-    assert masks.shape == (6, 30)
-    assert masks.sum(1).tolist() == [15] * 6
-    assert len(masks.unique(dim=0)) == 6
-    for row in (0, 2, 4):
-        assert torch.equal(
-            masks[row],
-            ~masks[row + 1],
-        )
-
-
 def test_halves_of_one_player_are_left_out():
     assert (
         len(

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from functional.shapley.games import make_generator
 
 from flsv.functional import normalize_shapley
 
@@ -53,12 +52,3 @@ def test_normalized_shapley_values_equal_those_by_hand(
 def test_infinite_values_are_not_normalized() -> None:
     with pytest.raises(ValueError, match=r"players \[1\] are infinite"):
         normalize_shapley(torch.tensor([1.0, float("inf")]))
-
-
-def test_normalized_values_from_differences_and_from_values_equal_shapleyfls_equation_12() -> None:
-    values = torch.randn(7, generator=make_generator(), dtype=torch.float64)
-    for k in range(7):
-        differences = values[k] - values
-        literal = (differences.max() - differences) / (differences.max() - differences.min())
-        torch.testing.assert_close(normalize_shapley(-differences), literal)
-        torch.testing.assert_close(normalize_shapley(values), literal)
