@@ -149,10 +149,12 @@ def round_axis_patch(trainer: L.Trainer, has_client_curves: bool) -> Patch:
 
     def log_over_rounds(metrics: dict[str, Any]) -> None:
         round_index = trainer.current_epoch
-        # A module that logs "step" has chosen its axis.
-        chosen_step = None if "step" in metrics else round_index
-        log_metrics({ROUND_NAME: round_index, **metrics}, step=chosen_step)
+        step: int | None = round_index
+        if "step" in metrics:  # the module has chosen its axis
+            step = None
+        log_metrics({ROUND_NAME: round_index, **metrics}, step=step)
         if ROUND_NAME not in metrics:
+            # It is for loggers, and not among trainer.logged_metrics.
             connector._logged_metrics.pop(ROUND_NAME, None)
 
     # Lightning's own step, of batches, is not used.

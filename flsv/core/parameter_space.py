@@ -516,22 +516,21 @@ def warn_of_sharing(
     ``clients_are_evaluated``: each client is evaluated with its own tensors.
     """
     if space.kept_names:
-        names = listed(space.kept_names, 3, repr)
-        hint = ""
-        if not clients_are_evaluated:
-            hint = " ClientEvaluation(every=1) evaluates each client with its own."
-        warnings.warn(
-            f"{len(space.kept_names)} tensors stay at their clients ({names}), and the server "
-            f"has none of them: validation, tests and checkpoints of the global model use their initial values.{hint}",
-            stacklevel=2,
+        names = listed(map(repr, space.kept_names))
+        message = (
+            f"{len(space.kept_names)} trained tensors stay at their clients: {names}. The global model has their "
+            "initial values in validation, tests and checkpoints."
         )
+        if not clients_are_evaluated:
+            message += " ClientEvaluation(every=1) evaluates each client with its own."
+        warnings.warn(message, stacklevel=2)
 
     lora_names = _averaged_lora_pairs(space, module)
     if lora_names:
+        names = listed(map(repr, lora_names))
         warnings.warn(
-            f"LoRA's A and B are averaged one by one ({listed(lora_names, 3, repr)}), and the product of averages is "
-            "not the average of the clients' products B A. Freeze A for exact averages (FFA-LoRA): "
-            "flsv.models.lora.freeze_a(module).",
+            f"LoRA's matrices A and B are averaged one by one: {names}. The product of averages is not the average of "
+            "the clients' products. Freeze A for exact averages (FFA-LoRA): flsv.models.lora.freeze_a(module).",
             stacklevel=2,
         )
 

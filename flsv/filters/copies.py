@@ -431,11 +431,10 @@ class CopyFilter(UpdateFilter):
         if self.threshold is not None:
             is_suspicious |= same_group_pairs(mean_similarity, self.threshold)
         if self.gap is not None:
-            # The gap is chosen for means over a pair's first three rounds, so this rule is applied once, when these are
-            # complete. Later, updates differ by noise, and common wrong labels make clients similar. With few classes
-            # or parameters honest clients can be isolated by chance (by 0.6 among eight clients, with three classes and
-            # 80 parameters).
+            # This rule is applied once to a pair, after its first rounds, for whose mean the gap is chosen. Later,
+            # updates differ by noise, and common wrong labels make clients similar.
             is_isolated = isolated_groups(mean_similarity[cohort_pairs], self.gap)
             is_last_early_round = num_rounds[cohort_pairs] == NUM_EARLY_ROUNDS
-            is_suspicious[cohort_pairs] |= is_isolated & is_last_early_round
+            is_suspicious_by_gap = is_isolated & is_last_early_round
+            is_suspicious[cohort_pairs] |= is_suspicious_by_gap
         return is_suspicious

@@ -29,9 +29,6 @@ def large_updates(
     """Find updates that are much longer than others in their cohort, bool ``[k]``, by their norms ``[k]``. The modified
     z-score of a norm's logarithm must exceed ``threshold``, and the norm ``factor`` times the median.
     """
-    # An update is outlying if z_i = 0.6745 (log |d_i| - median) / MAD is above the threshold. It must also exceed the
-    # median by the factor: in a small cohort the MAD may be near 0, and of norms 1, 1.001 and 1.02 none is an outlier.
-    # Of two clients neither is found, since either may be wrong.
     norms = norms.double()
     logs = norms.log()
     is_finite = logs.isfinite()
@@ -42,8 +39,9 @@ def large_updates(
     deviations = logs - median
     mad = deviations[is_finite].abs().quantile(0.5)
 
-    # Without a division: the MAD may be 0.
+    # The z-score is 0.6745 deviation / MAD. Both sides are multiplied by the MAD, which may be 0.
     is_outlying = MAD_OF_NORMAL * deviations > threshold * mad
+    # With a MAD near 0, norms of 1, 1.001 and 1.02 would have an outlier.
     is_large = deviations > math.log(factor)
     return is_overflowing | (is_outlying & is_large)
 

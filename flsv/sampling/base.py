@@ -158,17 +158,19 @@ def chances_of(
     cohort: Sequence[int],
 ) -> Tensor:
     """Compute each client's probability ``[n]`` to be drawn, and check it."""
-    chances = sampler.inclusion_probabilities(num_clients, contributions, round_index)
-    is_vector_of_clients = chances.shape == (num_clients,)
-    cohort_chances = chances  # the error shows all, if they are not those of clients
-    if is_vector_of_clients:
-        ids = torch.as_tensor(cohort, device=chances.device)
-        cohort_chances = chances[ids]
-    is_valid = (cohort_chances > 0) & (cohort_chances <= 1 + _ROUNDING)
-    if not is_vector_of_clients or not is_valid.all():
+    probabilities = sampler.inclusion_probabilities(num_clients, contributions, round_index)
+    if probabilities.shape != (num_clients,):
         raise RuntimeError(
-            f"{sampler!r}.inclusion_probabilities gave {cohort_chances.tolist()[:20]} for the clients {cohort[:20]} of "
-            f"round {round_index + 1}, one of {list(chances.shape)}: expected [{num_clients}], theirs above 0 and at "
-            "most 1."
+            f"{sampler!r}.inclusion_probabilities gave {list(probabilities.shape)} numbers for round "
+            f"{round_index + 1}: expected [{num_clients}], one for each client."
         )
-    return chances
+
+    ids = torch.as_tensor(cohort, device=probabilities.device)
+    probabilities_of_cohort = probabilities[ids]
+    is_valid = (probabilities_of_cohort > 0) & (probabilities_of_cohort <= 1 + _ROUNDING)
+    if not is_valid.all():
+        raise RuntimeError(
+            f"{sampler!r}.inclusion_probabilities gave {probabilities_of_cohort.tolist()[:20]} for the drawn clients "
+            f"{cohort[:20]} of round {round_index + 1}: expected numbers above 0 and at most 1."
+        )
+    return probabilities

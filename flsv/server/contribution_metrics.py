@@ -225,11 +225,11 @@ class ContributionMetrics:
         """Return the names of the metrics whose values are of an earlier round than the last."""
         names = []
         for name, metric in self.metrics.items():
-            # `pending`: no values before the run's end. `put_off`: the last round's values are computed if no other
-            # round follows.
-            has_pending_values = attribute_of(metric, "pending") is not None
-            has_deferred_round = attribute_of(metric, "put_off") is not None
-            if has_deferred_round and not has_pending_values:
+            # `put_off` computes the last round's values at the run's end. Until then there are those of a round before,
+            # or, with `pending`, none.
+            awaits_last_round = attribute_of(metric, "put_off") is not None
+            has_earlier_values = attribute_of(metric, "pending") is None
+            if awaits_last_round and has_earlier_values:
                 names.append(name)
         return names
 

@@ -36,7 +36,7 @@ class ClientValues:
 
     def __init__(self) -> None:
         self._changes: list[ClientChanges] = []
-        self._has_told = False
+        self._has_informed = False
         self._has_warned = False
 
     def forget(self) -> None:
@@ -115,39 +115,44 @@ class ClientValues:
         return ModuleSnapshot(module)
 
     def _merged(self, values: Values, initial: ModuleSnapshot) -> Values:
-        merged_values = dict(values)
+        """Return the first client's ``values`` by path, with all clients' means where these exist."""
         changed_paths: set[str] = set()
         weights = []
         for changes in self._changes:
             changed_paths.update(changes.values)
             weights.append(changes.num_samples)
 
+        merged_values = dict(values)
         paths_without_mean = []
         for path in sorted(changed_paths & values.keys()):
-            value = values[path]
-            initial_value = initial.values.get(path)
+            first_value = values[path]
+            # An attribute that was None before the first batch is merged as if it began with the first client's value.
+            value_at_start = initial.values.get(path)
             values_of_clients = [
-                changes.values.get(path, initial_value) for changes in self._changes
+                changes.values.get(path, value_at_start) for changes in self._changes
             ]
-            if initial_value is None:  # as often before the first batch
-                initial_value = value
-            merged = merged_value(values_of_clients, weights, initial=initial_value, default=value)
-            merged_values[path] = merged
-            if path in initial.buffers:  # such as BatchNorm's counters
-                continue
-            are_all_equal = all(map(partial(are_equal, value), values_of_clients))
-            if are_equal(merged, value) and not are_all_equal:
+            merged_values[path] = merged_value(
+                values_of_clients,
+                weights,
+                initial=first_value if value_at_start is None else value_at_start,
+                default=first_value,
+            )
+
+            differs = any(not are_equal(first_value, value) for value in values_of_clients)
+            has_first_value = are_equal(merged_values[path], first_value)
+            is_buffer = path in initial.buffers  # such as BatchNorm's counters
+            if differs and has_first_value and not is_buffer:
                 paths_without_mean.append(path)
-        self._tell_once(paths_without_mean)
+        self._inform_once(paths_without_mean)
         return merged_values
 
-    def _tell_once(self, paths: Sequence[str]) -> None:
-        if paths and not self._has_told:
-            self._has_told = True
+    def _inform_once(self, paths_without_mean: Sequence[str]) -> None:
+        if paths_without_mean and not self._has_informed:
+            self._has_informed = True
             rank_zero_info(
-                f"flsv: clients end a round with different values of {listed(paths)}, which have no mean. The next "
-                "round starts with those of the cohort's first client. Where validation or forward reads them, the "
-                "order of the clients matters."
+                f"flsv: clients end a round with different values of {listed(paths_without_mean)}, which have no mean. "
+                "All clients start the next round with the values of this round's first client. Where validation or "
+                "forward reads them, the order of the clients matters."
             )
 
     def _warn_once(self, module: nn.Module, paths: Sequence[str]) -> None:

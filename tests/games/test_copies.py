@@ -157,7 +157,11 @@ def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attribute
     backend: Any,
 ) -> None:
     module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
-    module.register_forward_hook(lambda layer, args, output: output + layer.scale * layer.center)
+
+    def scale_center(layer: Any, args: Any, output: Tensor) -> Tensor:
+        return output + layer.scale * layer.center
+
+    module.register_forward_hook(scale_center)
     module.register_buffer("scale", torch.ones(()), persistent=False)
     module.center = torch.zeros(CLASSES)
     batches = [
@@ -167,7 +171,13 @@ def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attribute
         )
     ]
     space = ParameterSpace(module)
-    evaluate = ModelEvaluator(module, space, batches, num_classes=CLASSES, backend=backend)
+    evaluate = ModelEvaluator(
+        module,
+        space,
+        batches,
+        num_classes=CLASSES,
+        backend=backend,
+    )
 
     def loss_of_zeros() -> float:
         scores = evaluate(torch.zeros(1, space.size))

@@ -72,13 +72,13 @@ def contribution_shares(distances: Tensor) -> Tensor:
     is_valid = ~distances.isnan()
     if not is_valid.any():
         return torch.full_like(distances, torch.nan)
-    nearest = distances[is_valid].min()
-    # Relative to the smallest distance, so that 1/1e-300 does not overflow.
-    inverse = nearest / distances
-    is_nearest = distances == nearest
-    inverse = inverse.masked_fill(is_nearest, 1.0)  # also of 0/0 and inf/inf
-    total = inverse[is_valid].sum()
-    return inverse / total
+    smallest_distance = distances[is_valid].min()
+    is_nearest = distances == smallest_distance
+    # Weights relative to the nearest client's, so that 1/1e-300 does not overflow. If the smallest distance is 0 or
+    # infinite, the nearest clients' quotients are NaN.
+    quotients = smallest_distance / distances
+    weights = torch.where(is_nearest, 1.0, quotients)
+    return weights / weights[is_valid].sum()
 
 
 @checked

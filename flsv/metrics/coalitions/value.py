@@ -45,11 +45,11 @@ class MeasuredMetric(ContributionMetric):
         self.judges = judges
         self.performance = performance_of(self, performance, mode)
         if per_class and self.performance != "accuracy":
-            # The argument may be a metric object, which self.performance names.
-            name = performance if isinstance(performance, str) else self.performance
+            is_name = isinstance(performance, str)
+            performance_name = performance if is_name else self.performance
             raise ConfigurationError(
-                f"{type(self).__name__}(performance={name!r}): values per class are those of the classes' "
-                "accuracies. Leave performance out, or num_classes and per_class."
+                f"{type(self).__name__}(per_class=True, performance={performance_name!r}): values per class are those "
+                "of the classes' accuracies. Leave out performance, or per_class."
             )
 
     @property
