@@ -27,10 +27,8 @@ from flsv.results.terminal import print_table, shown_clients
 from flsv.results.text import format_numbers
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.csv_files import save_table
-from flsv.utilities.display import drawing
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary, Valuation, participants_of, write_flagged
-from flsv.valuation.fedbary import draw_contributions, histograms_of
 
 
 def value(
@@ -43,7 +41,7 @@ def value(
     device: str = "cpu",
     table: bool = True,
 ) -> Valuation:
-    """Value the clients of a data module, print a table and write ``valuation.csv`` and figures.
+    """Value the clients of a data module, print a table and write ``valuation.csv``.
 
     Each client's flagged samples are listed in ``out/clients/<name>/flagged.csv``, see
     :func:`flsv.valuation.write_flagged`.
@@ -76,9 +74,6 @@ def value(
         rounded[name] = columns[name].map("{:.6g}".format, na_action="ignore")
     rounded.insert(0, "client", range(len(names)))
     save_table(out / "valuation.csv", rounded.assign(client_name=names))
-    for name, draw in (("contributions", draw_contributions), ("gradients", histograms_of)):
-        with drawing(f"{out / name}.png"):
-            draw(valuation, names).savefig(out / f"{name}.png")
     folders = client_folders(names)
     for client in clients:
         client_folder = out / "clients" / folders[client.id]
@@ -120,6 +115,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     check_writable(objects.out)
     chosen_options = {name: objects[name] for name in options}
     value(objects.data, valuer=objects.value, table=not quiet, **chosen_options)
-    print(f"Results: {display_path(objects.out)} (valuation.csv, contributions.png, gradients.png)")
+    print(f"Results: {display_path(objects.out)} (valuation.csv)")
     if not quiet:
         print(f"Each client's samples: {display_path(objects.out / 'clients')}/<name>/flagged.csv")
