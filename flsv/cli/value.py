@@ -69,11 +69,7 @@ def value(
     out.mkdir(parents=True, exist_ok=True)
     names = data.client_names
     columns = valuation_columns(valuation)
-    rounded = columns.copy()
-    for name in columns.select_dtypes(float):
-        rounded[name] = columns[name].map("{:.6g}".format, na_action="ignore")
-    rounded.insert(0, "client", range(len(names)))
-    save_table(out / "valuation.csv", rounded.assign(client_name=names))
+    _write_columns(out / "valuation.csv", columns, names)
     folders = client_folders(names)
     for client in clients:
         client_folder = out / "clients" / folders[client.id]
@@ -90,6 +86,17 @@ def value(
         rows = shown_clients(columns["share"], len(names))
         print_table(title, names, texts, rows)
     return valuation
+
+
+def _write_columns(path: Path, columns: DataFrame, names: Sequence[str]) -> None:
+    """Write the valuation's table with six significant digits."""
+    rounded = columns.copy()
+    for name in columns.select_dtypes(float):
+        numbers = columns[name]
+        rounded[name] = numbers.map("{:.6g}".format, na_action="ignore")
+    rounded.insert(0, "client", range(len(names)))
+    rounded["client_name"] = list(names)
+    save_table(path, rounded)
 
 
 def valuation_columns(valuation: Valuation) -> DataFrame:
@@ -109,12 +116,20 @@ def valuation_columns(valuation: Valuation) -> DataFrame:
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv value`` with the command-line arguments ``args``."""
-    parser = option_parser("flsv value", __doc__, {"data": FederatedDataModule, "value": FedBary})
-    options = parser.add_function_arguments(value, as_group=False, skip={"data", "valuer", "table"})
+    sections = {"data": FederatedDataModule, "value": FedBary}
+    parser = option_parser("flsv value", __doc__, sections)
+    other_arguments = {"data", "valuer", "table"}
+    options = parser.add_function_arguments(value, as_group=False, skip=other_arguments)
     objects = instantiated(parser, args)
     check_writable(objects.out)
     chosen_options = {name: objects[name] for name in options}
-    value(objects.data, valuer=objects.value, table=not quiet, **chosen_options)
+    value(
+        objects.data,
+        valuer=objects.value,
+        table=not quiet,
+        **chosen_options,
+    )
     print(f"Results: {display_path(objects.out)} (valuation.csv)")
     if not quiet:
-        print(f"Each client's samples: {display_path(objects.out / 'clients')}/<name>/flagged.csv")
+        folder = display_path(objects.out / "clients")
+        print(f"Each client's samples: {folder}/<name>/flagged.csv")
