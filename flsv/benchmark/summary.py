@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from itertools import pairwise
 from pathlib import Path
 
 import pandas
@@ -28,17 +27,15 @@ FederationTruths = Mapping[str, tuple[Federation, Truth]]
 COST_COLUMNS: dict[str, Cell] = {
     "metric": str, "seconds": number_or_nan, "evaluations": number_or_nan, "training": number_or_nan, "identity": str
 }  # fmt: skip
-#: Columns of benchmark.csv: ``interval`` and ``lead_interval`` are half the widths of 90 % intervals (over seeds, and
-#: over federations), ``of_ceiling`` is the correlation over :attr:`flsv.benchmark.Truth.ceiling`, ``lead`` what it is
-#: above the metric in the next row, ``misallocated`` the share of a payment that goes to the wrong clients.
+#: Columns of benchmark.csv: ``interval`` is half the width of a 90 % interval over seeds, ``of_ceiling`` the
+#: correlation over :attr:`flsv.benchmark.Truth.ceiling`, ``misallocated`` the share of a payment that goes to the wrong
+#: clients.
 TABLE_COLUMNS = [
     "set",
     "metric",
     "rank_correlation",
     "interval",
     "of_ceiling",
-    "lead",
-    "lead_interval",
     "worst",
     "where",
     "misallocated",
@@ -95,15 +92,6 @@ def table_by_set(
         members = scores_of_set["federation"].unique()
         summary["set"] = set_name
         summary["of_ceiling"] = summary["all"] / ceilings[members].mean()
-
-        correlations = correlations_by_federation(scores_of_set)
-        ranking = summary.index[summary["federations"] > 0]
-        for metric, next_metric in pairwise(ranking):
-            lead = correlations.loc[metric] - correlations.loc[next_metric]
-            lead = lead.dropna()
-            quantile = stats.t.ppf(UPPER_PROBABILITY, len(lead) - 1)
-            summary.loc[metric, "lead"] = lead.mean()
-            summary.loc[metric, "lead_interval"] = quantile * lead.sem()
         summaries.append(summary)
 
     table = pandas.concat(summaries)

@@ -10,10 +10,9 @@ its values that each client lacks. A table of doubts compares each client's
 columns with the others': other units, rows twice, numbers of cases, and more.
 Notes tell of problems, such as a rare class. With --write, a data dictionary
 of the table is drafted into this file, for all sites to correct and to sign.
-With --out, the folder gets the
-same tables as samples.csv, columns.csv and doubts.csv, and summary.csv: pandas'
-description of each column at each client. Every image file is opened. Nothing
-is trained, and other sections of the file are ignored.
+With --out, the folder gets the same tables as samples.csv, columns.csv and
+doubts.csv. Every image file is opened. Nothing is trained, and other sections
+of the file are ignored.
 """
 
 from __future__ import annotations
@@ -77,17 +76,6 @@ def missing_table(data: FederatedDataModule) -> pd.DataFrame:
             shares.append(float(is_missing.mean()))
         frame[name] = shares
     return frame
-
-
-def describe_values(data: FederatedDataModule) -> pd.DataFrame:
-    """Return pandas' description of each column at each client, one row per column and client."""
-    descriptions = {}
-    for card in data.column_cards:
-        for client, client_name in enumerate(data.client_names):
-            rows = data.client_indices(client).numpy()
-            client_values = card.values.iloc[rows]
-            descriptions[card.name, client_name] = client_values.describe()
-    return pd.DataFrame(descriptions).T.rename_axis(["column", "client"])
 
 
 def describe_positive_class(data: FederatedDataModule) -> str:
@@ -229,7 +217,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument(
         "--out",
         type=Path | None,
-        help="folder of samples.csv, columns.csv and summary.csv",
+        help="folder of samples.csv, columns.csv and doubts.csv",
     )
     parser.add_argument(
         "--write",
@@ -259,7 +247,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         save_table(out / "samples.csv", sample_table(data).reset_index())
         if data.column_cards:
             save_table(out / "columns.csv", missing_table(data).reset_index())
-            save_table(out / "summary.csv", describe_values(data).reset_index())
         if len(doubts):
             save_table(out / "doubts.csv", doubts)
         print(f"Written: {display_path(out)}")

@@ -27,10 +27,8 @@ from flsv.results.terminal import print_table, shown_clients
 from flsv.results.text import format_numbers
 from flsv.utilities.atomic_files import check_writable
 from flsv.utilities.csv_files import save_table
-from flsv.utilities.display import drawing
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary, Valuation, participants_of, write_flagged
-from flsv.valuation.fedbary import draw_contributions, histograms_of
 
 
 def value(
@@ -43,7 +41,7 @@ def value(
     device: str = "cpu",
     table: bool = True,
 ) -> Valuation:
-    """Value the clients of a data module, print a table and write ``valuation.csv`` and figures.
+    """Value the clients of a data module, print a table and write ``valuation.csv``.
 
     Each client's flagged samples are listed in ``out/clients/<name>/flagged.csv``, see
     :func:`flsv.valuation.write_flagged`.
@@ -71,14 +69,7 @@ def value(
     out.mkdir(parents=True, exist_ok=True)
     names = data.client_names
     columns = valuation_columns(valuation)
-    rounded = columns.copy()
-    for name in columns.select_dtypes(float):
-        rounded[name] = columns[name].map("{:.6g}".format, na_action="ignore")
-    rounded.insert(0, "client", range(len(names)))
-    save_table(out / "valuation.csv", rounded.assign(client_name=names))
-    for name, draw in (("contributions", draw_contributions), ("gradients", histograms_of)):
-        with drawing(f"{out / name}.png"):
-            draw(valuation, names).savefig(out / f"{name}.png")
+    _write_columns(out / "valuation.csv", columns, names)
     folders = client_folders(names)
     for client in clients:
         client_folder = out / "clients" / folders[client.id]
@@ -95,6 +86,17 @@ def value(
         rows = shown_clients(columns["share"], len(names))
         print_table(title, names, texts, rows)
     return valuation
+
+
+def _write_columns(path: Path, columns: DataFrame, names: Sequence[str]) -> None:
+    """Write the valuation's table with six significant digits."""
+    rounded = columns.copy()
+    for name in columns.select_dtypes(float):
+        numbers = columns[name]
+        rounded[name] = numbers.map("{:.6g}".format, na_action="ignore")
+    rounded.insert(0, "client", range(len(names)))
+    rounded["client_name"] = list(names)
+    save_table(path, rounded)
 
 
 def valuation_columns(valuation: Valuation) -> DataFrame:
@@ -114,12 +116,20 @@ def valuation_columns(valuation: Valuation) -> DataFrame:
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv value`` with the command-line arguments ``args``."""
-    parser = option_parser("flsv value", __doc__, {"data": FederatedDataModule, "value": FedBary})
-    options = parser.add_function_arguments(value, as_group=False, skip={"data", "valuer", "table"})
+    sections = {"data": FederatedDataModule, "value": FedBary}
+    parser = option_parser("flsv value", __doc__, sections)
+    other_arguments = {"data", "valuer", "table"}
+    options = parser.add_function_arguments(value, as_group=False, skip=other_arguments)
     objects = instantiated(parser, args)
     check_writable(objects.out)
     chosen_options = {name: objects[name] for name in options}
-    value(objects.data, valuer=objects.value, table=not quiet, **chosen_options)
-    print(f"Results: {display_path(objects.out)} (valuation.csv, contributions.png, gradients.png)")
+    value(
+        objects.data,
+        valuer=objects.value,
+        table=not quiet,
+        **chosen_options,
+    )
+    print(f"Results: {display_path(objects.out)} (valuation.csv)")
     if not quiet:
-        print(f"Each client's samples: {display_path(objects.out / 'clients')}/<name>/flagged.csv")
+        folder = display_path(objects.out / "clients")
+        print(f"Each client's samples: {folder}/<name>/flagged.csv")

@@ -190,7 +190,7 @@ class CalibratedOTGradient(WassersteinContribution):
     points that the server has sent. A client's gradients sum to 0, so their mean carries no information. The client's
     contribution is therefore 1 minus the share of its flagged samples, so that more is better. The gradients stay at
     the client, which reads them by ``client.ask(flsv.valuation.sample_values)``. The client sends only the number of
-    flagged samples and a histogram, which ``flsv value`` draws.
+    flagged samples.
 
     The inputs of ``update``, and all arguments that are not listed here, are those of :class:`WassersteinContribution`.
     ``compute`` returns ``[num_clients]`` in [0, 1], NaN for clients that never took part. ``diagnostics`` returns the

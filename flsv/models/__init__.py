@@ -1,4 +1,4 @@
-"""Small networks from papers, and all timm and torchvision networks by name.
+"""Small networks from papers, and all timm networks by name.
 
 Every classifier takes ``num_classes`` and ``input_shape`` (one sample's shape, without the batch), and returns logits
 ``[B, num_classes]``. Its head is its last ``nn.Linear``. :class:`RegressorClient` and :class:`CharacterModel` are whole

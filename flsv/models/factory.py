@@ -1,4 +1,4 @@
-"""build_network: builds flsv's, timm's and torchvision's networks by name."""
+"""build_network: builds flsv's and timm's networks by name."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ _UNKNOWN_OPTION = re.compile(r"unexpected keyword argument '(?P<name>\w+)'")
 
 @checked
 def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs: Any) -> nn.Module:
-    """Build a classifier by its name in :data:`NETWORKS`, torchvision or timm.
+    """Build a classifier by its name in :data:`NETWORKS` or timm.
 
     Args:
-        name: name of the network, such as ``"lenet5"``, ``"torchvision:resnet18"``, ``"resnet18.a1_in1k"`` or
-            ``"timm:vit_tiny_patch16_224"``. A name without a prefix that is not in :data:`NETWORKS` is timm's.
+        name: name of the network, such as ``"lenet5"``, ``"resnet18.a1_in1k"`` or ``"timm:vit_tiny_patch16_224"``. A
+            name without a prefix that is not in :data:`NETWORKS` is timm's.
         num_classes: number of classes M, at least 2. The network returns logits ``[B, M]``.
         input_shape: shape of one sample without the batch, (C, H, W) for images. timm networks accept any number of
-            channels C (their ``in_chans``), torchvision's only 3.
+            channels C (their ``in_chans``).
         kwargs: options of the network. ``pretrained=True`` downloads weights for a timm network, whose head is replaced
             if it has another number of classes.
 
@@ -72,11 +72,9 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
     options = kwargs
     if name in NETWORKS:
         options = {"input_shape": input_shape, **kwargs}
-    elif not name.startswith(_TORCHVISION_PREFIX):
+    else:
         channels, _, _ = image_shape(name, input_shape)
         options = {"in_chans": channels, **kwargs}  # of timm
-    elif name in _WITH_AUXILIARY_CLASSIFIERS:
-        options = {"aux_logits": False, "init_weights": True, **kwargs}
     try:
         network = make(num_classes=num_classes, **options)
     except TypeError as error:
@@ -98,27 +96,11 @@ def network_maker(name: str) -> Callable[..., nn.Module]:
     """Return the function that makes a network. Its library is imported. Raise ConfigurationError if it is unknown."""
     if name in NETWORKS:
         return NETWORKS[name]
-    if name.startswith(_TORCHVISION_PREFIX):
-        return _torchvision_maker(name)
     return _timm_maker(name)
 
 
-_TORCHVISION_PREFIX = "torchvision:"
-_HINT_ABOUT_NAMES = (
-    f"flsv's own networks are {', '.join(NETWORKS)}, torchvision's have the prefix torchvision:"
-)
-#: Networks whose auxiliary classifiers make the output in training a tuple.
-_WITH_AUXILIARY_CLASSIFIERS = ("torchvision:googlenet", "torchvision:inception_v3")
-
-
-def _torchvision_maker(name: str) -> Callable[..., nn.Module]:
-    """Return the function that makes one of torchvision's networks."""
-    import torchvision.models
-
-    name_in_library = name.removeprefix(_TORCHVISION_PREFIX)
-    if name_in_library not in torchvision.models.list_models(module=torchvision.models):
-        raise _unknown(name)
-    return partial(torchvision.models.get_model, name_in_library)
+#: Prefixes of networks that timm loads from a hub or a folder.
+_PREFIXES_OF_FILES = ("hf-hub:", "hf_hub:", "local-dir:")
 
 
 def _timm_maker(name: str) -> Callable[..., nn.Module]:
@@ -126,13 +108,10 @@ def _timm_maker(name: str) -> Callable[..., nn.Module]:
     import timm  # only now: it takes a second
 
     name_in_library = name.removeprefix("timm:")
-    # Names with a prefix of their own are loaded from a hub or a folder.
-    if not timm.is_model(name_in_library) and ":" not in name_in_library:
-        raise _unknown(name)
+    is_in_library = timm.is_model(name_in_library)
+    if not is_in_library and not name_in_library.startswith(_PREFIXES_OF_FILES):
+        raise ConfigurationError(
+            f"Unknown network {name!r}.{nearest(name, NETWORKS)} flsv's own networks are {', '.join(NETWORKS)}, and "
+            "others are timm's. A network of another library is named by its class: class_path and init_args."
+        )
     return partial(timm.create_model, name_in_library)
-
-
-def _unknown(name: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"Unknown network {name!r}.{nearest(name, NETWORKS)} {_HINT_ABOUT_NAMES}, and others are timm's."
-    )

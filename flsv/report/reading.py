@@ -210,14 +210,6 @@ class Run:
         """
         return last_estimates(self.table, metric, self.num_clients, column)["value"].tolist()
 
-    def ends(self, metric: str) -> tuple[list[float], list[float]]:
-        """Return the low and high ends of the intervals of a metric's last values, ``[n]`` each.
-
-        NaN for clients without an interval, and for metrics that train no coalitions.
-        """
-        estimates = self.estimates(metric)
-        return estimates["low"].tolist(), estimates["high"].tolist()
-
     def estimates(self, metric: str) -> DataFrame:
         """Return a metric's last values with intervals: ``value``, ``low``, ``high``."""
         estimates = last_estimates(self.table, metric, self.num_clients)

@@ -141,6 +141,5 @@ def probabilities_are_true(case: SamplerCase) -> None:
 
 
 SamplerCase.checks = (
-    is_one, pickles, draws_clients, probabilities_are_true, fits.state_is_saved, fits.state_changes,
-    fits.resumes_in_a_fit,
+    is_one, pickles, draws_clients, probabilities_are_true, fits.state_changes, fits.resumes_in_a_fit,
 )  # fmt: skip

@@ -7,7 +7,6 @@ from .fedbary import (
 )
 from .questions import (
     SampleValues as SampleValues,
-    Verdict as Verdict,
     flag_samples as flag_samples,
     sample_values as sample_values,
     write_flagged as write_flagged,

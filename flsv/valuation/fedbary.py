@@ -8,13 +8,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Gt, Lt
@@ -27,15 +26,11 @@ from flsv.functional import TransportServer, contribution_shares, wasserstein_ba
 from flsv.functional.transport.cost import check_support, safe_support
 from flsv.functional.transport.potentials import Part
 from flsv.utilities.declared import Count, NonNegative, Positive, ValidatedArguments
-from flsv.utilities.display import PALETTE, client_label, label_text
 from flsv.utilities.errors import ConfigurationError, listed, need_classes
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import questions
 from flsv.valuation.features import Features, make_features
-from flsv.valuation.questions import Covariance, FirstAnswer, Rule, Verdict
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from flsv.valuation.questions import Covariance, FirstAnswer, Rule
 
 DEFAULT_SUPPORT = 100  # number of support points, if all clients have enough samples for it
 
@@ -51,8 +46,8 @@ class Valuation:
             features are not finite.
         distances: ``[k]``, each client's distance W_i from the target, in units of the features. NaN for a client
             without finite samples.
-        verdicts: summary of the values of each client's samples. None for a client without finite samples, or if
-            samples were not valued.
+        flagged: int64 ``[k]``, number of each client's training samples that are flagged or not finite. If samples were
+            not valued, of those that are not finite.
         support: S, the number of points that clients and server exchanged.
     """
 
@@ -60,25 +55,13 @@ class Valuation:
     samples: Tensor
     broken: Tensor
     distances: Tensor
-    verdicts: tuple[Verdict | None, ...]
+    flagged: Tensor
     support: int
 
     @property
     def shares(self) -> Tensor:
         """Contribution shares (1/W_i) / sum_j (1/W_j) ``[k]`` of the distances W. NaN where the distance is NaN."""
         return contribution_shares(self.distances)
-
-    @property
-    def flagged(self) -> Tensor:
-        """Number of each client's flagged or not finite samples, int64 ``[k]``."""
-        # A client's verdict counts its flagged samples, which include all that are not finite.
-        counts = []
-        for verdict, num_not_finite in zip(self.verdicts, self.broken.tolist()):
-            if verdict is None:  # its samples were not valued
-                counts.append(num_not_finite)
-            else:
-                counts.append(verdict.flagged)
-        return torch.tensor(counts, dtype=torch.long)
 
     @property
     def flagged_shares(self) -> Tensor:
@@ -93,7 +76,7 @@ class FedBary(ValidatedArguments, SampleFilter):
     barycenter. A sample is valued by this distance's gradient.
 
     Clients send only interpolants (points between their data and the server's) and distances and, if samples are
-    valued, the number of flagged samples and a histogram. Interpolants are means of a client's samples, of the fewer
+    valued, the number of flagged samples. Interpolants are means of a client's samples, of the fewer
     the larger ``support`` is. Clients work in a thread pool.
 
     Args:
@@ -214,7 +197,7 @@ class FedBary(ValidatedArguments, SampleFilter):
                 default number of support points: distances with different numbers of points are not comparable.
 
         Returns:
-            The clients' distances and, with ``judge``, summaries of their samples' values.
+            The clients' distances and, with ``judge``, numbers of flagged samples.
         """
         key = object()
         seed = int(torch.randint(2**62, (1,), generator=generator))
@@ -251,7 +234,7 @@ class FedBary(ValidatedArguments, SampleFilter):
                 target=target,
                 key=key,
                 seed=seed,
-                wants_verdict=judge,
+                values_samples=judge,
                 num_points=support,
             )
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
@@ -259,16 +242,19 @@ class FedBary(ValidatedArguments, SampleFilter):
             results = dict(zip(answers, values))
         finally:
             map_clients(clients, lambda client: client.ask(questions.leave, key))
-        missing = (torch.tensor(torch.nan), None)
-        results_of_all = [results.get(client, missing) for client in clients]
-        distances, verdicts = zip(*results_of_all)
+        distances = []
+        flagged_counts = []
+        for client, answer in zip(clients, first_answers):
+            distance, flagged_count = results.get(client, (torch.tensor(torch.nan), None))
+            distances.append(distance)
+            flagged_counts.append(answer.broken if flagged_count is None else flagged_count)
         return Valuation(
             tuple(client.id for client in clients),
             torch.tensor([answer.samples for answer in first_answers]),
             torch.tensor([answer.broken for answer in first_answers]),
-            torch.stack(distances),
-            verdicts,
-            support,
+            distances=torch.stack(distances),
+            flagged=torch.tensor(flagged_counts),
+            support=support,
         )
 
     def _barycenter(
@@ -347,21 +333,21 @@ class FedBary(ValidatedArguments, SampleFilter):
         target: Tensor,
         key: object,
         seed: int,
-        wants_verdict: bool,
+        values_samples: bool,
         num_points: int,
-    ) -> tuple[Tensor, Verdict | None]:
-        """Compute one client's distance and, if wanted, its samples' summary, by exchanges with the client."""
+    ) -> tuple[Tensor, int | None]:
+        """Compute one client's distance and, if wanted, how many samples it flags, by exchanges with the client."""
         # The paper's letters: gamma are points that the client gets, eta points between gamma and one side's samples.
         server = TransportServer(target, t=self.t, p=self.p)
         gamma = server.start(num_points, generator=generator_for(seed, "support", client.id))
         for _ in range(self.iterations):
             eta, distance = client.ask(questions.answer, key, gamma)
             gamma = server.step(eta, distance)
-        verdict = None
-        if wants_verdict:
+        flagged_count = None
+        if values_samples:
             assert server.eta is not None
-            verdict = client.ask(questions.judge, key, server.eta, self, seed)
-        return server.distance, verdict
+            flagged_count = client.ask(questions.judge, key, server.eta, self, seed)
+        return server.distance, flagged_count
 
 
 @dataclass(frozen=True)
@@ -489,66 +475,3 @@ def _train_only(
     if split == "train" and len(y):
         return [(x, y)]
     return []
-
-
-MAX_PANELS = 24
-
-
-def histograms_of(valuation: Valuation, names: Sequence[str] | None = None) -> Figure:
-    """Draw a histogram of the samples' calibrated gradients for each client."""
-    from matplotlib.figure import Figure
-
-    num_panels = min(len(valuation.clients), MAX_PANELS)
-    columns = min(5, num_panels)
-    rows = math.ceil(num_panels / columns)
-    width = max(4.0, 2.3 * columns)
-    height = 0.5 + 1.7 * rows
-    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axis in axes[num_panels:]:
-        axis.axis("off")
-
-    for client, axis in enumerate(axes[:num_panels]):
-        title = label_text(client_label(client, names))
-        flagged_share = valuation.flagged_shares[client]
-        if flagged_share >= 0:
-            title += f", {flagged_share:.1%} flagged"
-        axis.set_title(title, size=8)
-        axis.tick_params(labelsize=7)
-
-        verdict = valuation.verdicts[client]
-        if verdict is not None:
-            counts = verdict.counts.numpy()
-            edges = verdict.edges.numpy()
-            axis.stairs(counts, edges, fill=True, color=PALETTE[0])
-            axis.axvline(0, color="black", linewidth=0.6)
-    figure.supxlabel("calibrated gradient (positive: harmful)", size=8)
-    return figure
-
-
-def draw_contributions(valuation: Valuation, names: Sequence[str] | None = None) -> Figure:
-    """Draw bar charts of the clients' distances and contribution shares."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.6, 3.4), dpi=100, layout="constrained")
-    if names is None:
-        labels = list(map(str, valuation.clients))
-    else:
-        labels = [label_text(names[client]) for client in valuation.clients]
-    left_axis, right_axis = figure.subplots(1, 2)
-    _draw_panel(left_axis, "Wasserstein distance", valuation.distances, labels)
-    _draw_panel(right_axis, "contribution share", valuation.shares, labels)
-    return figure
-
-
-def _draw_panel(
-    axis: Any,
-    title: str,
-    values: Tensor,
-    labels: Sequence[str],
-) -> None:
-    positions = range(len(labels))
-    heights = values.double().numpy()
-    axis.bar(positions, heights, tick_label=labels, color=PALETTE[0])
-    axis.tick_params(axis="x", rotation=45)
-    axis.set_title(title)

@@ -1,6 +1,6 @@
 """Functions that run at the clients during a valuation by optimal transport."""
-# Only these functions read samples. The server receives exactly the return values: counts, interpolants, distances and
-# summaries. Features and values of single samples stay in the client's memory.
+# Only these functions read samples. The server receives exactly the return values: counts, interpolants and distances.
+# Features and values of single samples stay in the client's memory.
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 Covariance = Literal["diag", "full", "none"]
 Embed = Callable[[LocalData, Tensor], Tensor]
-NUM_BINS = 40  # of a histogram of samples' values
 
 #: Names of the rules by which samples are flagged, see :func:`flag_samples`.
 Rule = Literal["outlier", "positive"]
@@ -45,21 +44,6 @@ class FirstAnswer:
     broken: int
     features: int = 0
     dim: int = 0
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Summary of a client's calibrated gradients, which it sends to the server.
-
-    Args:
-        flagged: number of flagged samples, including all samples that are not finite.
-        edges: ``[NUM_BINS + 1]``, edges of the histogram of the finite gradients, in squared feature units.
-        counts: int64 ``[NUM_BINS]``, number of samples in each bin.
-    """
-
-    flagged: int
-    edges: Tensor
-    counts: Tensor
 
 
 @dataclass(frozen=True)
@@ -151,10 +135,11 @@ def answer(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:
     return client_state.transport_client.answer(gamma)
 
 
-def judge(local: LocalData, key: Any, points: Tensor, valuer: FedBary, seed: int) -> Verdict:
-    """Value a client's samples against the server's ``points``, store the values at the client, and summarize them.
+def judge(local: LocalData, key: Any, points: Tensor, valuer: FedBary, seed: int) -> int:
+    """Value a client's samples against the server's ``points``, and store the values at the client.
 
-    ``key`` is the key of the client's state, stored by :func:`enter`.
+    Return the number of flagged samples, including all samples that are not finite. ``key`` is the key of the client's
+    state, stored by :func:`enter`.
     """
     client_state: _ClientState = local.memory[key]
     is_finite = client_state.is_finite
@@ -170,8 +155,7 @@ def judge(local: LocalData, key: Any, points: Tensor, valuer: FedBary, seed: int
     is_flagged[is_finite] = flag_samples(gradients, valuer.rule, classes)
     reasons = _reasons(gradients, is_finite, classes=classes, rule=valuer.rule)
     local.memory[SampleValues] = SampleValues(all_gradients, is_flagged, reasons)
-    counts, edges = torch.histogram(gradients, NUM_BINS)
-    return Verdict(int(is_flagged.sum()), edges, counts.long())
+    return int(is_flagged.sum())
 
 
 def _sample_gradients(

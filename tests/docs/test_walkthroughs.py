@@ -73,7 +73,7 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
         assert signature.startswith("-----BEGIN SSH SIGNATURE-----")
 
     names = sorted(path.name for path in Path("data").iterdir())
-    assert names == ["columns.csv", "doubts.csv", "samples.csv", "summary.csv"]
+    assert names == ["columns.csv", "doubts.csv", "samples.csv"]
 
     run = open_run("lightning_logs/version_0")
     stored = read_csv(ROOT / "docs" / "results" / "hospitals.csv")
@@ -114,11 +114,11 @@ def test_readme_quickstart_prints_the_shown_table_and_logs_its_csv_to_tensorboar
     run_folder = Path("lightning_logs/version_0")
     run = open_run(run_folder)
     game = run.record["paid_in"]["value"]
-    low, high = run.ends("value")
+    estimates = run.estimates("value")
     numbers = {
         "value": run.final("value"),
-        "low": low,
-        "high": high,
+        "low": estimates["low"].tolist(),
+        "high": estimates["high"].tolist(),
         "accuracy at the start": [game["start"]],
         "accuracy at the end": [game["end"]],
     }

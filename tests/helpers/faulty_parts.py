@@ -43,19 +43,6 @@ class Norm(ContributionMetric):
         return self.norms.clone()
 
 
-class Forgets(Norm):
-    """A copy begins anew."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            **super().__getstate__(),
-            "norms": torch.full_like(self.norms, NAN) if self.calls else self.norms,
-        }
-
-    def __deepcopy__(self, memo: Any = None) -> Any:
-        return type(self)(self.num_clients)
-
-
 class KeepsScale(Norm):
     """A tensor that is no state stays where it is."""
 
@@ -131,8 +118,6 @@ METRICS: list[Fault] = [
         ),
         {},
     ),
-    ("reset_forgets", COUNTS, {}),
-    ("copies_go_on", Forgets(), {}),
     ("resumes_bitwise", COUNTS, {}),
     (
         "any_precision",
@@ -171,13 +156,7 @@ AGGREGATORS: list[Fault] = [
     ("is_one", Norm(), {}),
     ("pickles", Nameless(), {}),
     ("weights_are_given", faulty(FedAvg, weights=nan_at_last), {}),
-    ("clients_permuted_in_a_fit", faulty(FedAvg, weights=the_first_alone), {}),
     ("equal_clients_weigh_the_same", faulty(FedAvg, weights=the_first_alone), {}),
-    (
-        "state_is_saved",
-        faulty(FedAvg, state_dict=lambda self: {"self": self}),
-        {},
-    ),
 ]
 
 

@@ -308,5 +308,5 @@ def one_client_stays(case: FilterCase) -> None:
 
 
 FilterCase.checks = (
-    *OF_ALL, gives_a_cohort, order_does_not_matter, one_client_stays, fits.state_is_saved, fits.resumes_in_a_fit,
+    *OF_ALL, gives_a_cohort, order_does_not_matter, one_client_stays, fits.resumes_in_a_fit,
 )  # fmt: skip

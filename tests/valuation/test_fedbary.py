@@ -14,8 +14,7 @@ from flsv.core.local_data import _open_data
 from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import FedBary, clients_of, flag_samples, sample_values, server_of
 from flsv.valuation.features import PCA, Features, Pixels
-from flsv.valuation.fedbary import draw_contributions, histograms_of
-from flsv.valuation.questions import NUM_BINS, deviations
+from flsv.valuation.questions import deviations
 
 CENTRES = 4 * torch.randn(3, 5, generator=torch.Generator().manual_seed(9))
 
@@ -134,12 +133,6 @@ def test_noisy_samples_are_flagged_and_counted() -> None:
     assert (values.flagged & ~is_noisy).sum() <= 0.1 * num_clean
     assert valuation.flagged[0] == values.flagged.sum()
 
-    # The server's histogram is that of the client's values.
-    verdict = valuation.verdicts[0]
-    assert verdict.counts.sum() == num_samples
-    counts, _ = np.histogram(values.gradients.numpy(), verdict.edges.numpy())
-    assert counts.tolist() == verdict.counts.tolist()
-
 
 def test_calibrated_gradients_sum_to_zero_per_client_or_class() -> None:
     x, y = draw_samples(91, 1)
@@ -240,9 +233,9 @@ def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
 
     tensors = [answer for answer in recorded_answers if isinstance(answer, Tensor)]
     shapes = {tuple(tensor.shape) for tensor in tensors}
-    # Interpolants of 3 features with their class's mean and deviation, distances, a histogram; moments where there is
-    # nothing at the server to fit components on.
-    expected = {(7, 9), (), (NUM_BINS,), (NUM_BINS + 1,)}
+    # Interpolants of 3 features with their class's mean and deviation, distances; moments where there is nothing at
+    # the server to fit components on.
+    expected = {(7, 9), ()}
     if not with_validation:
         expected |= {(5,), (5, 5)}
 
@@ -251,7 +244,7 @@ def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
     types_of_others = {
         type(answer).__name__ for answer in recorded_answers if not isinstance(answer, Tensor)
     }
-    assert types_of_others <= {"FirstAnswer", "Verdict", "NoneType", "int"}
+    assert types_of_others <= {"FirstAnswer", "NoneType", "int"}
 
 
 def safe_support(num_samples: int) -> int:
@@ -477,26 +470,6 @@ def test_flag_samples_flags_a_single_high_value() -> None:
 
     assert flagged.tolist() == [False, False, False, True]
     assert flagged_positive.tolist() == [False, True]
-
-
-def test_figures_of_a_valuation_show_every_client() -> None:
-    valuation, _ = value_clients(
-        [draw_samples(30, 1), draw_samples(20, 2), make_no_samples()],
-        draw_samples(20, 0),
-        support=9,
-    )
-
-    bars, shares = draw_contributions(valuation).axes
-    axes = histograms_of(valuation).axes
-
-    heights = [bar.get_height() for bar in bars.patches]
-    assert heights == pytest.approx(valuation.distances.tolist(), nan_ok=True)
-
-    share_heights = [bar.get_height() for bar in shares.patches[:2]]
-    assert sum(share_heights) == pytest.approx(1)
-
-    panels = [axis for axis in axes if axis.get_title().startswith("client")]
-    assert [len(axis.patches) for axis in panels] == [1, 1, 0]
 
 
 def test_deviations_take_the_larger_of_two_middle_distances() -> None:
