@@ -21,7 +21,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import (
+    CometLogger,
+    Logger,
+    MLFlowLogger,
+    TensorBoardLogger,
+    WandbLogger,
+)
 from matplotlib.figure import Figure
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
@@ -42,6 +48,8 @@ MAX_CLIENT_RUNS = 30
 RESULT_RUN = "result"
 #: Seconds after which a client's curves are written to the disk.
 FLUSH_SECONDS = 10
+#: Loggers of services that accept pictures.
+LOGGERS_OF_SERVICES = (WandbLogger, MLFlowLogger, CometLogger)
 
 
 class TensorBoard(Sink):
@@ -190,7 +198,7 @@ class TensorBoard(Sink):
 
 
 class Trackers(Sink):
-    """Sink that writes curves to all loggers except TensorBoard."""
+    """Sink that writes curves, and pictures where possible, to all loggers except TensorBoard."""
 
     is_logger = True
 
@@ -219,6 +227,24 @@ class Trackers(Sink):
     def write_late(self, results: Sequence[RoundResult]) -> None:
         for result in results:
             self.write(result)
+
+    def finish(self, result: RunResult) -> None:
+        """Send pictures to the loggers that accept them. A rejection is a warning."""
+        for logger in self._loggers:
+            if not isinstance(logger, LOGGERS_OF_SERVICES):
+                continue
+            for name, draw in result.pictures.items():
+                with drawing(f"{name} of {type(logger).__name__}"):
+                    _log_picture(logger, name, draw(), result.round_index)
+
+
+def _log_picture(logger: Any, name: str, figure: Any, step: int) -> None:
+    if isinstance(logger, WandbLogger):
+        logger.log_image(f"charts/{name}", images=[figure], step=step)
+    elif isinstance(logger, MLFlowLogger):
+        logger.experiment.log_figure(logger.run_id, figure, f"charts/{name}.png")
+    else:
+        logger.experiment.log_figure(figure_name=name, figure=figure, step=step)
 
 
 def _write_scalars(

@@ -1,24 +1,28 @@
-"""Curves in loggers of services: Lightning's W&B logger with a stand-in for the service."""
+"""Pictures in W&B, MLflow and Comet: by Lightning's loggers with a stand-in for the service."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import CometLogger, MLFlowLogger, WandbLogger
 
 from flsv import FederatedLoop, Reporting
-from flsv.metrics import ClassSpecificShapley
+from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
 from helpers.fits import fit
 
 
-class WandbInMemory(WandbLogger):
+class RecordsInMemory:
+    """In place of a logger's service."""
+
     save_dir = "."
     name = "run"
     version = "0"
-    experiment = None
+    run_id = "7"
     _experiment = None
 
     def __init__(self) -> None:
+        self.pictures: dict[str, Any] = {}
         self.scalars: set[str] = set()
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -28,16 +32,67 @@ class WandbInMemory(WandbLogger):
     def finalize(self, status: str) -> None: ...
 
 
-def test_logger_of_a_service_gets_curves_of_clients_and_classes(
+class WandbInMemory(RecordsInMemory, WandbLogger):
+    experiment = None
+
+    def log_image(
+        self,
+        key: str,
+        images: Any,
+        step: int | None = None,
+        **_: Any,
+    ) -> None:
+        (self.pictures[key],) = images
+
+
+class FullWandb(WandbInMemory):
+    """Refuses pictures, which it has noted all the same."""
+
+    def log_image(
+        self,
+        key: str,
+        images: Any,
+        step: int | None = None,
+        **_: Any,
+    ) -> None:
+        super().log_image(key, images, step)
+        raise OSError("no room")
+
+
+class MLflowInMemory(RecordsInMemory, MLFlowLogger):
+    @property
+    def experiment(self) -> Any:
+        return SimpleNamespace(
+            log_figure=lambda run_id, figure, file: self.pictures.update({file: figure})
+        )
+
+
+class CometInMemory(RecordsInMemory, CometLogger):
+    @property
+    def experiment(self) -> Any:
+        return SimpleNamespace(
+            log_figure=lambda figure_name, figure, step: self.pictures.update({figure_name: figure})
+        )
+
+
+def test_wandb_mlflow_and_comet_get_pictures_of_contributions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    logger = WandbInMemory()
-    loop = FederatedLoop(
-        metrics={"cssv": ClassSpecificShapley()},
-        reporting=Reporting(table=False, figures=0),
-    )
+    picture_names_by_kind = {
+        WandbInMemory: {"charts/cssv", "charts/cgsv"},
+        MLflowInMemory: {"charts/cssv.png", "charts/cgsv.png"},
+        CometInMemory: {"cssv", "cgsv"},
+        FullWandb: {"charts/cssv", "charts/cgsv"},
+    }
+    loggers = [kind() for kind in picture_names_by_kind]
+    metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
+    loop = FederatedLoop(metrics=metrics, reporting=Reporting(table=False, figures=0))
 
-    fit(loop, tmp_path, rounds=1, logger=[logger])
+    with pytest.warns(UserWarning, match="no room"):  # what a service refuses is no error
+        fit(loop, tmp_path, rounds=1, logger=loggers)
 
-    assert {"cssv/client_0", "cssv/class_2/client_1", "weight/client_2"} <= logger.scalars
+    for logger in loggers:
+        assert set(logger.pictures) == picture_names_by_kind[type(logger)]
+        assert all(hasattr(figure, "savefig") for figure in logger.pictures.values())
+        assert {"cssv/client_0", "cssv/class_2/client_1", "weight/client_2"} <= logger.scalars
