@@ -22,8 +22,8 @@ from lightning.pytorch.callbacks import (
     ThroughputMonitor,
     Timer,
 )
-from lightning.pytorch.utilities import GradClipAlgorithmType, rank_zero_warn
-from lightning.pytorch.utilities.memory import garbage_collection_cuda, is_oom_error
+from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning.pytorch.utilities.memory import is_oom_error
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -119,8 +119,7 @@ class VmapProcess(IdleEngine):
 
     Args:
         options: the arguments of :class:`flsv.engines.engine.Engine`.
-        chunk: the number of clients that are trained at once. None means 50 on a CPU, 256 on a GPU. It is halved when
-            memory runs out.
+        chunk: the number of clients that are trained at once. None means 50 on a CPU, 256 on a GPU.
 
     Raises:
         ConfigurationError: the clients cannot be trained at once. The message gives the reason.
@@ -204,12 +203,24 @@ class VmapProcess(IdleEngine):
         return as_module_input(self.trainer, next(self._remaining_batches))
 
     def _train_rows(self, clients: list[_PreparedClient]) -> None:
-        """Train a chunk of clients as one batched model, in halves if memory runs out."""
-        trained = self._try_to_train(clients)
-        if trained is None:  # memory has run out
-            self._train_halves(clients)
-            return
-        trained_states, losses = trained
+        """Train a chunk of clients as one batched model."""
+        states = {}
+        for name in clients[0].state:
+            # Each client's tensor becomes a row: [k, ...].
+            states[name] = torch.stack([client.state[name] for client in clients])
+        batches = [client.batches for client in clients]
+        try:
+            with batched_steps(self.trainer):
+                trained_states, losses = self._training.train(states, batches)
+        except RuntimeError as error:
+            if is_oom_error(error):
+                half = (len(clients) + 1) // 2
+                error.add_note(
+                    f"flsv: {len(clients)} clients were trained at once. For half as many set "
+                    f"engine=partial(VmapProcess, chunk={half})."
+                )
+            raise
+
         for row, client in enumerate(clients):
             self._current_client = client.id
             # Put the client's trained model into the module, as if the Trainer had trained it.
@@ -218,33 +229,6 @@ class VmapProcess(IdleEngine):
             self.local_training.resume(client.context, losses[row])
             self._end()  # adds 1 to `_num_visited`
         self._current_client = None
-
-    def _try_to_train(self, clients: list[_PreparedClient]) -> tuple[State, Tensor] | None:
-        """Return the clients' trained states and mean losses, or None without enough memory."""
-        try:
-            states = {}
-            for name in clients[0].state:
-                # Each client's tensor becomes a row: [k, ...].
-                states[name] = torch.stack([client.state[name] for client in clients])
-            batches = [client.batches for client in clients]
-            with batched_steps(self.trainer):
-                return self._training.train(states, batches)
-        except RuntimeError as error:
-            if not is_oom_error(error) or len(clients) == 1:
-                raise
-        # The caller goes on without the error, whose traceback holds the tensors.
-        return None
-
-    def _train_halves(self, clients: list[_PreparedClient]) -> None:
-        half = (len(clients) + 1) // 2
-        self._clients_at_once = half
-        garbage_collection_cuda()
-        rank_zero_warn(
-            f"flsv: the training of {len(clients)} clients at once ran out of memory: from here on {half} train at "
-            f"once. To begin with so many, set engine=partial(VmapProcess, chunk={half})."
-        )
-        self._train_rows(clients[:half])
-        self._train_rows(clients[half:])
 
 
 def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str | None:

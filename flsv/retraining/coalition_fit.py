@@ -449,61 +449,14 @@ def hooks_of_validation(trainer: L.Trainer, module: L.LightningModule) -> list[s
 
 
 def only_watches_the_run(callback: L.Callback) -> bool:
-    """Return whether a callback only watches or ends a run: one of :data:`WATCHERS` with unchanged hooks.
+    """Return whether a callback only watches or ends a run: one of :data:`WATCHERS`, and of no class of a program.
 
     Example:
         >>> from lightning.pytorch.callbacks import EarlyStopping
         >>> class Stops(EarlyStopping):
         ...     __module__ = "project"
-        ...     def on_validation_end(self, trainer, pl_module):
-        ...         pl_module.weight = 0.0
         >>> only_watches_the_run(EarlyStopping("val_loss")), only_watches_the_run(Stops("val_loss"))
         (True, False)
     """
-    if not isinstance(callback, WATCHERS):
-        return False
-    # A class of the program, or the object itself, must replace no method of Lightning's class. Of a bar or a summary
-    # only the hooks count, which are the methods of every callback: what it shows is its own affair.
-    lightning_class = _class_of_lightning(callback)
-    is_display = issubclass(lightning_class, (ModelSummary, ProgressBar))
-    checked_class = L.Callback if is_display else lightning_class
-
-    for parent in type(callback).__mro__:
-        is_of_program = not parent.__module__.startswith(("lightning.", "flsv."))
-        if is_of_program and _replacements(parent, checked_class):
-            return False
-    return all(map(_is_of_flsv, _replacements(callback, checked_class)))
-
-
-def _replacements(owner: Any, lightning_class: type) -> list[Any]:
-    """Return an object's replacements of a class's ordinary methods."""
-    replacements = []
-    for name, value in vars(owner).items():
-        replaces_method = callable(value) and callable(getattr(lightning_class, name, None))
-        if replaces_method and not name.startswith("__"):
-            replacements.append(value)
-    return replacements
-
-
-def _is_of_flsv(method: Any) -> bool:
-    """Return whether flsv's fit loop has set a callback's method."""
-    wrapped_methods = []
-    if isinstance(method, partial):
-        wrapped_methods = [argument for argument in method.args if callable(argument)]
-        method = method.func
-    wraps_no_program_method = all(
-        _module_of(wrapped_method).startswith(("lightning.", "flsv."))
-        for wrapped_method in wrapped_methods
-    )
-    return _module_of(method).startswith("flsv.") and wraps_no_program_method
-
-
-def _module_of(method: Any) -> str:
-    return str(getattr(method, "__module__", None))  # methods of C code have none
-
-
-def _class_of_lightning(callback: L.Callback) -> type:
-    for parent in type(callback).__mro__:
-        if issubclass(parent, WATCHERS) and parent.__module__.startswith("lightning."):
-            return parent
-    raise TypeError(f"{callback!r} is none of {WATCHERS}")
+    is_of_program = not type(callback).__module__.startswith(("lightning.", "flsv."))
+    return isinstance(callback, WATCHERS) and not is_of_program
