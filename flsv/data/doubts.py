@@ -11,9 +11,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -119,15 +118,19 @@ class Doubt:
 
     #: How far beyond what is usual: 1 where a doubt begins.
     strength: float
-    site: str
-    column: str
     text: str
     #: None if only the text is known, as of sites that have told their server about their tables.
     kind: DoubtKind | None = None
+    site: str = ""
+    column: str = ""
     #: The other site that has the same rows. "" for all other doubts.
     other_site: str = ""
     #: Lines and values of up to ten of its rows, for who has the table. "" without single rows.
     rows: str = ""
+
+    def at(self, site: str, column: str) -> Doubt:
+        """Return the doubt as one about a column of a site."""
+        return replace(self, site=site, column=column)
 
 
 @dataclass(frozen=True)
@@ -161,40 +164,21 @@ def find_doubts(
         num_constant = sum(column.nunique() == 1 for column in columns)
         if num_constant > len(sites) / 2 and pd.concat(columns).nunique() > 1:
             text = "has one value at each site: it tells the model where a row is from"
-            doubts.append(Doubt(STRONG_DOUBT, "most sites", name, text, kind="site"))
+            doubts.append(Doubt(STRONG_DOUBT, text, "site", site="most sites", column=name))
             continue
         doubts += doubts_of_codings(name, _codes_of_sites(sites, columns))
         for index, site in enumerate(sites):
             for finding in _gap_codes(columns[index]):
-                doubts.append(finding.as_doubt(site.site, name))
+                doubts.append(finding.at(site.site, name))
             # A site alone is compared with itself: some of its rows may be of another unit.
             other_values = pd.concat(columns[:index] + columns[index + 1 :] or columns)
             for compare in (_missing, _unusual_values):
                 for finding in compare(columns[index], other_values):
-                    doubts.append(finding.as_doubt(site.site, name))
+                    doubts.append(finding.at(site.site, name))
     if len(sites) > 1:
         doubts += _rows_twice(sites)
     doubts += doubts_of_classes(sites, class_names)
     return sorted(_without_counterparts(doubts), key=lambda doubt: -doubt.strength)
-
-
-class Finding(NamedTuple):
-    """Result of comparing a site's column with others, see :class:`Doubt`."""
-
-    strength: float
-    text: str
-    kind: DoubtKind
-    rows: str = ""
-
-    def as_doubt(self, site: str, column: str) -> Doubt:
-        return Doubt(
-            self.strength,
-            site,
-            column=column,
-            text=self.text,
-            kind=self.kind,
-            rows=self.rows,
-        )
 
 
 def _without_counterparts(
@@ -215,22 +199,22 @@ def _without_counterparts(
     return [*other_doubts, *strongest_of_scale.values()]
 
 
-def _missing(column: pd.Series, other_values: pd.Series) -> Iterator[Finding]:
+def _missing(column: pd.Series, other_values: pd.Series) -> Iterator[Doubt]:
     if min(len(column), len(other_values)) < MIN_VALUES:
         return
     is_missing = column.isna()
     yield from missing_values(is_missing.mean(), other_values.isna().mean())
 
 
-def missing_values(share: float, usual_share: float) -> Iterator[Finding]:
+def missing_values(share: float, usual_share: float) -> Iterator[Doubt]:
     """Compare a site's share of missing values with that of all others."""
     difference = float(share - usual_share)
     if difference > MAX_MISSING_DIFFERENCE:
         text = f"{100 * share:.0f} % are missing, {100 * usual_share:.0f} % at the other sites"
-        yield Finding(difference / MAX_MISSING_DIFFERENCE, text, "missing")
+        yield Doubt(difference / MAX_MISSING_DIFFERENCE, text, "missing")
 
 
-def _gap_codes(column: pd.Series) -> Iterator[Finding]:
+def _gap_codes(column: pd.Series) -> Iterator[Doubt]:
     """Find numbers such as -999 that several rows have, far outside the site's others."""
     numbers = column.dropna()
     if not pd.api.types.is_numeric_dtype(numbers):
@@ -246,7 +230,7 @@ def _gap_codes(column: pd.Series) -> Iterator[Finding]:
         if width > 0 and distance > MIN_WIDTHS_TO_A_CODE * width:
             text = f"{count} values are {code:g}, far from all others, as a code for a missing value: set gaps"
             rows = _rows_shown(numbers[numbers == code])
-            yield Finding(2 * STRONG_DOUBT, text, kind="gaps", rows=rows)
+            yield Doubt(2 * STRONG_DOUBT, text, kind="gaps", rows=rows)
 
 
 def _codes_of_sites(
@@ -284,10 +268,10 @@ def doubts_of_codings(
             f"values are {low:g} and {high:g}, at most sites {usual_low:g} and {usual_high:g}, as of two codings of "
             "yes and no: write one"
         )
-        yield Doubt(2 * STRONG_DOUBT, site, name, text, kind="coding")
+        yield Doubt(2 * STRONG_DOUBT, text, "coding", site=site, column=name)
 
 
-def _unusual_values(column: pd.Series, other_column: pd.Series) -> Iterator[Finding]:
+def _unusual_values(column: pd.Series, other_column: pd.Series) -> Iterator[Doubt]:
     """Compare the known values of a site's column with those of all others."""
     own_values = column.dropna()
     other_values = other_column.dropna()
@@ -301,7 +285,7 @@ def _unusual_values(column: pd.Series, other_column: pd.Series) -> Iterator[Find
         if probability < MIN_PROBABILITY_OF_CHANCE:
             # Such a column says nothing about its rows: this comes before most doubts.
             text = f"all values are {constant}, at the other sites they differ"
-            yield Finding(2 * STRONG_DOUBT, text, "constant")
+            yield Doubt(2 * STRONG_DOUBT, text, "constant")
         return
 
     is_numeric = pd.api.types.is_numeric_dtype
@@ -319,7 +303,7 @@ def _unusual_values(column: pd.Series, other_column: pd.Series) -> Iterator[Find
 def _scale(
     own_values: pd.Series,
     other_values: pd.Series,
-) -> Iterator[Finding]:
+) -> Iterator[Doubt]:
     """Find another unit or another origin of a site's numbers."""
     if other_values.nunique() < 10:
         return
@@ -346,20 +330,20 @@ def _scale(
         weight = error_of_spreads / (error_of_spreads + error_of_medians)
         logarithm = (1 - weight) * logarithms[0] + weight * logarithms[1]
         ratio = math.exp(logarithm)
-        yield Finding(STRONG_DOUBT * size / allowed, ratio_text(ratio), "unit")
+        yield Doubt(STRONG_DOUBT * size / allowed, ratio_text(ratio), "unit")
         return
 
     shift = abs(median - usual_median) / max(usual_spread, spread)
     if shift > MAX_SHIFT_IN_RANGES:
         medians = f"median is {median:.4g}, at the other sites {usual_median:.4g}"
         text = f"{medians}, far outside the usual spread"
-        yield Finding(shift / MAX_SHIFT_IN_RANGES, text, "origin")
+        yield Doubt(shift / MAX_SHIFT_IN_RANGES, text, "origin")
 
 
 def _parts_of_another_unit(
     own_values: pd.Series,
     other_values: pd.Series,
-) -> Iterator[Finding]:
+) -> Iterator[Doubt]:
     """Find rows whose numbers are of another unit than all others."""
     own_logarithms = np.log(own_values[own_values > 0])
     other_logarithms = np.log(other_values[other_values > 0])
@@ -389,7 +373,7 @@ def _parts_of_another_unit(
                 text = f"{count} {ratio_text(ratio, 'the usual ones')}, all between {low:g} and {high:g}"
                 strength = STRONG_DOUBT if is_excess else 1.0
                 rows = _rows_shown(unusual_values)
-                yield Finding(strength * (1 + share), text, kind="part", rows=rows)
+                yield Doubt(strength * (1 + share), text, kind="part", rows=rows)
                 return
 
 
@@ -453,16 +437,14 @@ def ratio_text(ratio: float, other_values: str = "those of the other sites") -> 
     return f"{text} (a power of ten)"
 
 
-def own_categories(
-    counts: Mapping[str, int], other_categories: Collection[str]
-) -> Iterator[Finding]:
+def own_categories(counts: Mapping[str, int], other_categories: Collection[str]) -> Iterator[Doubt]:
     """Find categories, with a site's numbers of rows, that no other site has."""
     own_counts = Counter({word: counts[word] for word in counts if word not in other_categories})
     share = own_counts.total() / max(sum(counts.values()), 1)
     if share > MAX_OWN_SHARE and own_counts.total() >= MIN_COUNT_OF_SHARE:
         names = [word for word, _ in own_counts.most_common(3)]
         text = f"only this site has {', '.join(names)} ({100 * share:.0f} % of its values)"
-        yield Finding(STRENGTH_OF_OWN_CATEGORIES * share / MAX_OWN_SHARE, text, "categories")
+        yield Doubt(STRENGTH_OF_OWN_CATEGORIES * share / MAX_OWN_SHARE, text, "categories")
 
 
 def _identifiers(name: str, columns: Sequence[pd.Series]) -> Iterator[Doubt]:
@@ -484,7 +466,7 @@ def _identifiers(name: str, columns: Sequence[pd.Series]) -> Iterator[Doubt]:
     is_unique_at_sites = bool(shares_at_sites) and np.median(shares_at_sites) > UNIQUE_SHARE_AT_SITE
     if share > UNIQUE_SHARE or is_unique_at_sites:
         text = f"nearly all of its {values.nunique()} values are different, as of a number of the case: exclude it"
-        yield Doubt(STRONG_DOUBT, "all sites", name, text, kind="identifier")
+        yield Doubt(STRONG_DOUBT, text, "identifier", site="all sites", column=name)
 
 
 def _rows_twice(
@@ -506,7 +488,7 @@ def _rows_twice(
         if excess > MAX_DUPLICATE_SHARE and count >= MIN_COUNT_OF_SHARE:
             text = f"{count} of {len(rows)} rows are there twice"
             strength = STRONG_DOUBT * excess / MAX_DUPLICATE_SHARE
-            yield Doubt(strength, site.site, ALL_COLUMNS, text, kind="twice")
+            yield Doubt(strength, text, "twice", site=site.site, column=ALL_COLUMNS)
 
         further_hashes = hashes[site_index + 1 :]
         for other_site, other_rows in zip(sites[site_index + 1 :], further_hashes):
@@ -529,10 +511,10 @@ def _rows_twice(
                 )
                 yield Doubt(
                     STRONG_DOUBT * excess / MAX_DUPLICATE_SHARE,
-                    site.site,
+                    text,
+                    "shared",
+                    site=site.site,
                     column=ALL_COLUMNS,
-                    text=text,
-                    kind="shared",
                     other_site=other_site.site,
                 )
 
@@ -575,7 +557,7 @@ def doubts_of_classes(
         if strength > 1:
             own_share = f"{100 * counts[1] / rows:.0f} %"
             text = f"{own_share} are {class_names[1]}, {100 * share:.0f} % at the other sites"
-            yield Doubt(strength, site.site, "class", text, kind="class")
+            yield Doubt(strength, text, "class", site=site.site, column="class")
 
 
 def warn_of_doubts(doubts: Sequence[Doubt], min_strength: float = STRONG_DOUBT) -> None:
@@ -590,14 +572,6 @@ def warn_of_doubts(doubts: Sequence[Doubt], min_strength: float = STRONG_DOUBT) 
     if len(strong_doubts) > 1:
         message += f", and {len(strong_doubts) - 1} more"
     rank_zero_warn(f"the tables are doubtful: {message}. flsv data shows all doubts.")
-
-
-def read_doubts(path: Path) -> list[Doubt]:
-    """Read the doubts that a server of sites has written."""
-    doubts = []
-    for row in pd.read_csv(path, keep_default_na=False).itertuples():
-        doubts.append(Doubt(row.strength, row.site, row.column, row.doubt))
-    return doubts
 
 
 def doubts_of(data: FederationView) -> list[Doubt]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from flsv.data import FederatedDataModule
-from flsv.data.doubts import Doubt, doubts_of, read_doubts, warn_of_doubts
+from flsv.data.doubts import Doubt, doubts_of, warn_of_doubts
 from flsv.results.round_result import DOUBT, Event
 
 
@@ -21,7 +23,9 @@ def events_of_tables(data: FederatedDataModule, file_of_sites: Path) -> list[Eve
         doubts = doubts_of(data)
         warn_of_doubts(doubts)
     else:
-        doubts = read_doubts(file_of_sites)
+        doubts = []
+        for row in pd.read_csv(file_of_sites, keep_default_na=False).itertuples():
+            doubts.append(Doubt(row.strength, row.doubt, site=row.site, column=row.column))
     return doubt_events(doubts, data.client_names)
 
 

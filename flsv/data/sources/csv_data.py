@@ -120,7 +120,7 @@ class CSVData(L.LightningDataModule):
             raise ConfigurationError(
                 f"{path} was not found: looked at {looked_at(path, self.root)}. Set root."
             )
-        return read_table_file(file, self.columns, text_names=self.columns.texts)
+        return read_table_file(file, self.columns)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return shuffled batches of the training samples."""
@@ -131,19 +131,16 @@ class CSVData(L.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """Return batches of the validation samples, or an empty list if there are none."""
-        return (
-            []
-            if self.val_set is None
-            else DataLoader(self.val_set, batch_size=max(self.batch_size, 256))
-        )
+        return self._eval_loader(self.val_set)
 
     def test_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """Return batches of the test samples, or an empty list if there are none."""
-        return (
-            []
-            if self.test_set is None
-            else DataLoader(self.test_set, batch_size=max(self.batch_size, 256))
-        )
+        return self._eval_loader(self.test_set)
+
+    def _eval_loader(self, dataset: Any) -> DataLoader[Any] | list[DataLoader[Any]]:
+        if dataset is None:
+            return []
+        return DataLoader(dataset, batch_size=max(self.batch_size, 256))
 
     def groups_of(self, table: Table) -> np.ndarray | None:
         """Return the group of each row, ``[N]``, or None without a column of groups."""

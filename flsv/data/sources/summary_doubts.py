@@ -12,7 +12,6 @@ from flsv.data.doubts import (
     MIN_VALUES,
     STRONG_DOUBT,
     Doubt,
-    Finding,
     SiteTable,
     doubts_of_classes,
     doubts_of_codings,
@@ -97,11 +96,11 @@ def _doubts_of_column(name: str, columns: Mapping[str, _SiteColumn]) -> Iterator
             continue
         for compare in (_missing, _own_categories):
             for finding in compare(column, other_columns):
-                yield finding.as_doubt(site, name)
+                yield finding.at(site, name)
         if doubts_of_coding:
             continue
         for finding in _scale(column, other_columns):
-            doubts_of_scale.append(finding.as_doubt(site, name))
+            doubts_of_scale.append(finding.at(site, name))
     if doubts_of_scale:
         yield max(doubts_of_scale, key=lambda doubt: doubt.strength)
 
@@ -121,7 +120,7 @@ def _codes_of_sites(columns: Mapping[str, _SiteColumn]) -> dict[str, tuple[float
     return codes_by_site
 
 
-def _missing(column: _SiteColumn, other_columns: Sequence[_SiteColumn]) -> Iterator[Finding]:
+def _missing(column: _SiteColumn, other_columns: Sequence[_SiteColumn]) -> Iterator[Doubt]:
     missing_rows = sum(other_column.summary.missing for other_column in other_columns)
     all_rows = sum(other_column.num_rows for other_column in other_columns)
     yield from missing_values(column.summary.missing / column.num_rows, missing_rows / all_rows)
@@ -130,7 +129,7 @@ def _missing(column: _SiteColumn, other_columns: Sequence[_SiteColumn]) -> Itera
 def _own_categories(
     column: _SiteColumn,
     other_columns: Sequence[_SiteColumn],
-) -> Iterator[Finding]:
+) -> Iterator[Doubt]:
     other_categories: set[str] = set()
     for other_column in other_columns:
         other_categories.update(other_column.summary.categories or {})
@@ -140,7 +139,7 @@ def _own_categories(
 def _scale(
     column: _SiteColumn,
     other_columns: Sequence[_SiteColumn],
-) -> Iterator[Finding]:
+) -> Iterator[Doubt]:
     """Find another unit or another origin of a site's numbers, or one number alone."""
     moments = column.summary.moments
     usual_moments = Moments()
@@ -154,7 +153,7 @@ def _scale(
     usual_deviation = usual_moments.deviation
     if deviation == 0 and usual_deviation > 0:
         text = f"all values are {moments.mean:.4g}, at the other sites they differ"
-        yield Finding(2 * STRONG_DOUBT, text, "constant")
+        yield Doubt(2 * STRONG_DOUBT, text, "constant")
         return
     if usual_deviation == 0:
         return
@@ -167,7 +166,7 @@ def _scale(
         logarithm = (logarithm_of_deviations + logarithm_of_means) / 2
         if are_alike and abs(logarithm) > allowed:
             strength = STRONG_DOUBT * abs(logarithm) / allowed
-            yield Finding(strength, ratio_text(math.exp(logarithm)), "unit")
+            yield Doubt(strength, ratio_text(math.exp(logarithm)), "unit")
             return
 
     # Without long tails, a deviation that is far larger is that of a few values far outside.
@@ -176,11 +175,11 @@ def _scale(
     if is_compact and ratio > _MIN_RATIO_OF_DEVIATIONS:
         deviations = f"deviation is {deviation:.3g}, at the other sites {usual_deviation:.3g}"
         text = f"{deviations}, as of some values of another unit, or of codes for missing ones"
-        yield Finding(STRONG_DOUBT * ratio / _MIN_RATIO_OF_DEVIATIONS, text, "part")
+        yield Doubt(STRONG_DOUBT * ratio / _MIN_RATIO_OF_DEVIATIONS, text, "part")
         return
 
     max_shift = MAX_SHIFT_IN_RANGES * _RANGE_OF_NORMAL
     shift = abs(moments.mean - usual_moments.mean) / max(deviation, usual_deviation)
     if shift > max_shift:
         means = f"mean is {moments.mean:.4g}, at the other sites {usual_moments.mean:.4g}"
-        yield Finding(shift / max_shift, f"{means}, far outside the usual spread", "origin")
+        yield Doubt(shift / max_shift, f"{means}, far outside the usual spread", "origin")
