@@ -40,7 +40,7 @@ class Game:
 
 
 @pytest.fixture
-def shapiq() -> Any:
+def shapiq():
     return pytest.importorskip("shapiq", reason="make conformance installs shapiq")
 
 
@@ -52,7 +52,7 @@ def values_of_players(result: Any, players: int) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_exact_values_of_random_games_equal_those_of_shapiq(shapiq: Any, seed: int) -> None:
+def test_exact_values_of_random_games_equal_those_of_shapiq(shapiq, seed):
     game = Game(6, seed)
     computer = shapiq.ExactComputer(game.shapiq, n_players=6)
     expected = values_of_players(computer("SV", order=1), 6)
@@ -73,7 +73,7 @@ def squared_error(estimate: Callable[[Game, int], Tensor], draws: int = 120) -> 
 BUDGET = 80
 
 
-def test_sampling_error_is_at_most_that_of_shapiq_at_the_same_budget(shapiq: Any) -> None:
+def test_sampling_error_is_at_most_that_of_shapiq_at_the_same_budget(shapiq):
     def mine(game: Game, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         return permutation_shapley(game.utility, 7, budget=BUDGET, generator=generator).values
@@ -88,7 +88,7 @@ def test_sampling_error_is_at_most_that_of_shapiq_at_the_same_budget(shapiq: Any
     assert squared_error(mine) <= 1.5 * squared_error(theirs)
 
 
-def test_knn_shapley_equals_that_of_pydvl() -> None:
+def test_knn_shapley_equals_that_of_pydvl():
     pytest.importorskip("pydvl", reason="make conformance installs pyDVL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

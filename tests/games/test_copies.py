@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,7 +103,7 @@ BOUND: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("kind", [*RIGHT, "as Lightning unwraps it"])
-def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
+def test_copied_module_shares_no_weights_with_the_original(kind):
     if kind in RIGHT:
         module = RIGHT[kind]()
     else:
@@ -130,9 +129,7 @@ def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", BOUND)
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
-def test_models_are_evaluated_in_the_module_itself(
-    tmp_path: Path, kind: str, performance: str
-) -> None:
+def test_models_are_evaluated_in_the_module_itself(tmp_path, kind, performance):
     """Whatever it keeps or calls, all is as it was afterwards."""
     evaluated = BOUND[kind]()
     plain = BOUND[kind]()
@@ -152,8 +149,8 @@ def test_models_are_evaluated_in_the_module_itself(
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attributes(
-    backend: Any,
-) -> None:
+    backend,
+):
     module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
     module.register_forward_hook(lambda layer, args, output: output + layer.scale * layer.center)
     module.register_buffer("scale", torch.ones(()), persistent=False)
@@ -181,7 +178,7 @@ def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attribute
     assert loss_of_zeros() == pytest.approx(20 + math.log(2))  # logits -20, 0, 0
 
 
-def test_attribute_that_cannot_be_copied_is_named() -> None:
+def test_attribute_that_cannot_be_copied_is_named():
     module = Kept()
     module.net.stream = (number for number in range(3))  # type: ignore[assignment]
 

@@ -1,7 +1,6 @@
 """InRunShapley in a federation: values against gradients of single samples, and who may and may not have them."""
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,8 +44,8 @@ from helpers.runs import read_rows
     ids=["plain", "momentum", "windows", "limit"],
 )
 def test_in_run_value_of_every_sample_equals_that_by_hand(
-    tmp_path: Path, momentum: float, window: int, epochs: int, limit: int | None
-) -> None:
+    tmp_path, momentum, window, epochs, limit
+):
     dealt = make_in_run_data()
     loop = make_in_run_loop(local_epochs=epochs, aggregator=KeepsRounds(server_lr=0.5))
 
@@ -99,7 +98,7 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
     assert uploaded.tolist() == [len(rounds[0].global_vector) + CLASSES]
 
 
-def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
+def test_a_client_cannot_raise_its_value_by_its_report(tmp_path):
     class RaisesItsReport(InRunValues):
         def report(self, local: Any) -> Any:
             return {name: 100 + value for name, value in super().report(local).items()}
@@ -121,8 +120,8 @@ def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
 
 
 def test_in_run_values_are_in_the_clients_own_files_and_leave_training_bitwise_unchanged(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     loop = make_in_run_loop(reporting=Reporting(figures=1))
     module = Plain(make_network_without_norm())
     plain_loop = FederatedLoop(KeepsRounds(), seed=SEED, reporting=Reporting(table=False))
@@ -194,7 +193,7 @@ REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_in_run_shapley_with_an_unsupported_setting_is_refused(tmp_path: Path, name: str) -> None:
+def test_in_run_shapley_with_an_unsupported_setting_is_refused(tmp_path, name):
     make, module_of, says = REFUSED[name]
     loop = make()
     module = module_of()
@@ -218,7 +217,7 @@ class Sorted(L.LightningDataModule):
         return DataLoader(toy_sets()[0], batch_size=8, collate_fn=collate_by_size)
 
 
-def test_data_whose_sample_order_changes_is_refused(tmp_path: Path) -> None:
+def test_data_whose_sample_order_changes_is_refused(tmp_path):
     dealt = FederatedDataModule(
         Sorted(),
         SizePartitioner([4, 1, 2]),
@@ -263,7 +262,7 @@ class NamesItsArgument(InRunShapley):
         super().update(client_ids, values, **arguments)
 
 
-def test_clients_follow_the_loss_of_the_metric_that_names_one() -> None:
+def test_clients_follow_the_loss_of_the_metric_that_names_one():
     metric = NamesItsArgument(loss="val_loss")
     module = Plain(make_network_without_norm())
     info = SimpleNamespace(

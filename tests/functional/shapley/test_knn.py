@@ -10,7 +10,7 @@ from flsv.functional import exact_shapley, knn_shapley
 
 @pytest.mark.parametrize("m", [1, 2, 7])
 @pytest.mark.parametrize("k", [1, 5, 9])
-def test_knn_shapley_equals_enumeration(m: int, k: int) -> None:
+def test_knn_shapley_equals_enumeration(m, k):
     rng = np.random.default_rng(m)
     x = rng.normal(size=(m, 2))
     x2 = rng.normal(size=(3, 2))

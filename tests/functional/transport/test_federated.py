@@ -21,7 +21,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(("samples", "safe"), [(0, 0), (2, 0), (3, 1), (4, 1), (11, 5)])
-def test_the_safe_support_is_the_largest_that_is_not_refused(samples: int, safe: int) -> None:
+def test_the_safe_support_is_the_largest_that_is_not_refused(samples, safe):
     check_support(safe, samples)
     with pytest.raises(
         ConfigurationError, match=f"support={safe + 1}: client 3 has {samples} samples"
@@ -43,9 +43,7 @@ def make_generator() -> torch.Generator:
 
 @pytest.mark.parametrize("dim", [1, 50])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(
-    dim: int, dtype: torch.dtype
-) -> None:
+def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(dim, dtype):
     x, x2 = (samples.to(dtype) + 7 for samples in make_gaussians(dim))
 
     result = federated_wasserstein(
@@ -67,7 +65,7 @@ def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(
     assert result.distance >= exact * (1 - 1e-5)
 
 
-def test_federated_wasserstein_equals_its_protocol_played_step_by_step() -> None:
+def test_federated_wasserstein_equals_its_protocol_played_step_by_step():
     x, x2 = make_gaussians(4, m=60, m2=50)
     client = TransportClient(x)
     server = TransportServer(x2)
@@ -130,7 +128,7 @@ def guess_samples(eta: Tensor, gamma: Tensor) -> Tensor:
     return 2 * eta - gamma
 
 
-def test_samples_are_reconstructed_with_full_support_and_not_with_the_safe_support() -> None:
+def test_samples_are_reconstructed_with_full_support_and_not_with_the_safe_support():
     assert share_of_reconstructed_samples(NUM_CLIENT_SAMPLES) == 1
     assert share_of_reconstructed_samples(safe_support(NUM_CLIENT_SAMPLES)) == 0
 
@@ -152,7 +150,7 @@ def barycenter_objective(samples: list[Tensor], points: Tensor) -> float:
 
 
 @pytest.mark.slow
-def test_barycenter_approaches_pots_barycenter_with_the_iterations() -> None:
+def test_barycenter_approaches_pots_barycenter_with_the_iterations():
     samples = make_three_gaussians()
     initial = np.random.default_rng(0).normal(size=(100, 2)) + 3
     masses = [np.full(100, 0.01)] * 3

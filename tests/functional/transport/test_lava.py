@@ -85,7 +85,7 @@ def calibrated_gradient_by_pot(
 
 
 @pytest.mark.parametrize("weight", [3.0, 0.0])
-def test_lava_equals_the_duals_of_pot(weight: float) -> None:
+def test_lava_equals_the_duals_of_pot(weight):
     x, y = make_blobs(40, 0)
     x2, y2 = make_blobs(25, 1)
     x = x.double()
@@ -102,7 +102,7 @@ def test_lava_equals_the_duals_of_pot(weight: float) -> None:
     assert float(values.sum()) == pytest.approx(0, abs=1e-9)
 
 
-def test_lavas_class_distances_equal_the_reference_and_are_0_within_a_class() -> None:
+def test_lavas_class_distances_equal_the_reference_and_are_0_within_a_class():
     x, y = make_blobs(60, 0)
     x2, y2 = make_blobs(50, 1)
     has_class = y2 != 2
