@@ -34,20 +34,21 @@ from helpers.runs import read_rows
 
 
 @pytest.mark.parametrize(
-    ("momentum", "window", "epochs", "limit"),
+    ("momentum", "window", "epochs", "limit", "every"),
     [
-        (0.0, 1, 1, None),
-        (0.9, 1, 2, None),
-        (0.5, 2, 1, None),
-        (0.9, 1, 2, 1),
+        (0.0, 1, 1, None, 1),
+        (0.9, 1, 2, None, 1),
+        (0.5, 2, 1, None, 1),
+        (0.9, 1, 2, 1, 1),
+        (0.0, 1, 1, None, 4),
     ],
-    ids=["plain", "momentum", "windows", "limit"],
+    ids=["plain", "momentum", "windows", "limit", "every fourth step"],
 )
 def test_in_run_value_of_every_sample_equals_that_by_hand(
-    tmp_path, momentum, window, epochs, limit
+    tmp_path, momentum, window, epochs, limit, every
 ):
     dealt = make_in_run_data()
-    loop = make_in_run_loop(local_epochs=epochs, aggregator=KeepsRounds(server_lr=0.5))
+    loop = make_in_run_loop(every, local_epochs=epochs, aggregator=KeepsRounds(server_lr=0.5))
 
     values, sample_values, rounds = fit_in_run(
         loop,
@@ -59,7 +60,7 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
     )
 
     counts = dealt.class_counts
-    expected = torch.zeros(3, CLASSES + 1, dtype=torch.float64)
+    expected = torch.zeros(3, CLASSES, dtype=torch.float64)
     for client in range(3):
         samples = torch.zeros(int(counts[client].sum()), dtype=torch.float64)
         labels = torch.cat(
@@ -82,6 +83,7 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
                 window,
                 epochs,
                 limit,
+                every,
             )
             torch.testing.assert_close(model, round.client_vectors[client], atol=1e-6, rtol=0)
             samples += round_values
@@ -91,7 +93,9 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
                 expected[client, c] += weight * round_values[labels == c].sum()
         torch.testing.assert_close(sample_values[client], samples, atol=1e-6, rtol=1e-4)
 
-    torch.testing.assert_close(values, expected, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(values[:, :CLASSES], expected, atol=1e-6, rtol=1e-4)
+    rest_of_values = values[:, CLASSES]  # what the samples leave of the clients' values
+    assert (rest_of_values.abs().max() < 1e-5) == (every == 1)
     assert loop.channel.names() >= {("down", "validation_gradient"), ("up", "in_run_values")}
 
     uploaded = loop.channel.numbers([0], "up")

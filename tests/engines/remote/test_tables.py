@@ -376,59 +376,6 @@ def test_server_with_another_dictionary_than_the_sites_is_refused(tmp_path):
         sites.fit(val=val)
 
 
-def bytes_told(federation: Hospitals) -> list[bytes]:
-    """All that sites have told before the first round, but for the hashes that a secret of the site keys."""
-    answers = []
-    for reply in federation.replies:
-        assert not reply.tensors
-        plain = {key: value for key, value in reply.plain.items() if key != "contents"}
-        answers.append(json.dumps([reply.kind, plain]).encode())
-    return answers
-
-
-def test_sites_with_a_data_dictionary_tell_the_same_bytes_of_any_rows(tmp_path):
-    """Without it they tell several hundred bytes, which depend on the rows."""
-    tables = make_hospital_tables()
-    other_tables = {}
-    for name, table in tables.items():
-        other_tables[name] = table.assign(age=table["age"] / 2)
-    code = {"mean": 62, "scale": 14, "low": -90, "high": 150, "gaps": False}
-    dictionary = {
-        "target": "died",
-        "classes": ["no", "yes"],
-        "positive": "yes",
-        "columns": {"age": code, "ward": {"categories": ["A", "B", "rare", *NAMES]}},
-    }
-
-    answers = []
-    for columns in ({"encoder": dictionary}, COLUMNS):
-        for rows in (tables, other_tables):
-            folder = tmp_path / str(len(answers))
-            federation = Hospitals(folder, rows, columns=columns)
-            federation.directory()
-            answers.append(bytes_told(federation))
-
-    by_dictionary, others_by_dictionary, alone, others_alone = answers
-    assert by_dictionary == others_by_dictionary
-    assert max(map(len, by_dictionary)) < 100
-    assert alone != others_alone
-    assert max(map(len, alone)) > 500
-
-
-def test_cell_that_does_not_fit_the_dictionary_is_named_at_its_site(tmp_path):
-    dictionary = {
-        "target": "died",
-        "classes": ["no", "yes"],
-        "positive": "yes",
-        "columns": {"age": {"mean": 62, "scale": 14, "low": 0, "high": 150, "gaps": False}},
-    }
-    tables = make_hospital_tables()
-    tables["Osaka"]["age"] *= 12
-
-    with pytest.raises(ConfigurationError, match=r"'age', expected 0 to 150"):
-        Hospitals(tmp_path, tables, columns={"encoder": dictionary})
-
-
 def test_sites_of_which_some_have_no_table_are_named(tmp_path):
     class Arrays(L.LightningDataModule):
         def train_dataloader(self) -> Any:

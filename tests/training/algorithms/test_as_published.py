@@ -39,12 +39,7 @@ from helpers.loops_by_hand import (
     cohort_of_round,
     copy_buffers,
     copy_parameters,
-    fit_in_run,
-    in_run_values_by_hand,
     load_batches,
-    make_in_run_data,
-    make_in_run_loop,
-    make_network_without_norm,
     make_unequal_data,
     set_state,
     train_sharing_by_hand,
@@ -512,33 +507,6 @@ def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(
 
     assert server_variate(clipped_loop).abs().max() <= 1e-6
     assert server_variate(still_loop).abs().max() == 0
-
-
-# ---- in-run values; of every step: tests/metrics/test_in_run_shapley.py
-
-
-def test_in_run_values_of_every_fourth_step_are_scaled_to_all_steps(tmp_path):
-    dealt = make_in_run_data()
-    loop = make_in_run_loop(every=4)
-    module = Plain(make_network_without_norm(), sgd)
-
-    _, sample_values, rounds = fit_in_run(loop, tmp_path, module, dealt, rounds=4)
-
-    for client in range(3):
-        expected = 0.0
-        for round in rounds:
-            values, _ = in_run_values_by_hand(
-                dealt,
-                round,
-                client,
-                lr=LR,
-                momentum=0.0,
-                window=1,
-                epochs=1,
-                every=4,
-            )
-            expected = expected + values
-        torch.testing.assert_close(sample_values[client], expected, atol=1e-6, rtol=1e-4)
 
 
 def make_sgd_of_two_rates(parameters: Any) -> torch.optim.Optimizer:
