@@ -9,7 +9,6 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def same_messages() -> Iterator[None]:
+def same_messages():
     """Commands that a test has run hide messages of the whole process."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
@@ -58,7 +57,7 @@ def same_messages() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def same_draws() -> Iterator[None]:
+def same_draws():
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 (what pandas, torchvision and modules of users draw from)
     torch.manual_seed(0)

@@ -330,9 +330,7 @@ def utility_by_hand(module: L.LightningModule, data: Any, judges: str) -> float:
 
 @pytest.mark.parametrize("judges", ["server", "clients"])
 @pytest.mark.parametrize("callback", [make_moving_average, WeightAveraging, SeesThePlainModel])
-def test_every_round_scores_the_model_that_validation_sees(
-    tmp_path: Path, callback: Any, judges: Any
-) -> None:
+def test_every_round_scores_the_model_that_validation_sees(tmp_path, callback, judges):
     metric = Recorded(
         coalitions="singles",
         performance="negative_loss",

@@ -1,6 +1,5 @@
 """A module's own hooks count the client's batches, and are its own again."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -47,7 +46,7 @@ class Counts(Plain):
         self._note("end", batch_idx)
 
 
-def test_batch_idx_in_module_hooks_restarts_with_each_local_epoch(tmp_path: Path) -> None:
+def test_batch_idx_in_module_hooks_restarts_with_each_local_epoch(tmp_path):
     module = Counts()
     data = toy_data()
     loop = FederatedLoop(seed=1, local_epochs=LOCAL_EPOCHS)
@@ -71,7 +70,7 @@ class FailsInItsFirstStep(Counts):
         raise ZeroDivisionError("mine")
 
 
-def test_module_has_its_own_hooks_again_after_a_failed_fit(tmp_path: Path) -> None:
+def test_module_has_its_own_hooks_again_after_a_failed_fit(tmp_path):
     module = FailsInItsFirstStep()
     own_hook = Mock(return_value=None)  # -1 would end the epoch
     module.on_train_batch_start = own_hook  # type: ignore[method-assign]
@@ -88,7 +87,7 @@ def test_module_has_its_own_hooks_again_after_a_failed_fit(tmp_path: Path) -> No
     assert type(fit_loop).__name__ == "_FitLoop"  # Lightning's own class
 
 
-def test_torchmetrics_state_without_a_reduction_is_refused_when_merged() -> None:
+def test_torchmetrics_state_without_a_reduction_is_refused_when_merged():
     metric = PearsonCorrCoef()
     with pytest.raises(
         RuntimeError, match="PearsonCorrCoef .* has no reduction: .* Log its values"

@@ -45,6 +45,6 @@ assert all(logs()[name] == state for name, state in loggers.items())
 
 
 @pytest.mark.slow
-def test_importing_flsv_leaves_lightning_torch_and_warning_filters_unchanged() -> None:
+def test_importing_flsv_leaves_lightning_torch_and_warning_filters_unchanged():
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ def make_half_precision() -> dict[str, Any]:
     }
 
 
-def test_clients_loss_scale_does_not_depend_on_the_client_before_it(tmp_path: Path) -> None:
+def test_clients_loss_scale_does_not_depend_on_the_client_before_it(tmp_path):
     everyone = KeepUpdates()
     alone = KeepUpdates()
     fit(FederatedLoop(everyone, seed=1), tmp_path, rounds=1, **make_half_precision())
@@ -35,7 +35,7 @@ def test_clients_loss_scale_does_not_depend_on_the_client_before_it(tmp_path: Pa
     assert torch.equal(update_after_client_0, update_alone)
 
 
-def test_loss_scale_resumes_bitwise(tmp_path: Path) -> None:
+def test_loss_scale_resumes_bitwise(tmp_path):
     def fit_half(folder: Path, rounds: int, **options: Any) -> Any:
         loop = FederatedLoop(seed=1)
         return fit(loop, folder, rounds=rounds, **make_half_precision(), **options)

@@ -77,9 +77,7 @@ HERE = "_lightning.test_nested_hparams"
 OWN = {"batch_size": 8, "samples": 60}
 
 
-def test_lightning_cli_with_the_loop_trains_a_federation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lightning_cli_with_the_loop_trains_a_federation(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["fit.py"])
     partitioner = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 3}}
     source = {"class_path": f"{HERE}.Data", "init_args": {"samples": 60}}
@@ -143,7 +141,7 @@ def make_late(*options: str) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
-def test_data_tell_the_model_what_it_requires() -> None:
+def test_data_tell_the_model_what_it_requires():
     assert make_late().model.net.out_features == 3  # counted by flsv
     assert make_late("--model.num_classes=5").model.net.out_features == 5
 

@@ -166,7 +166,7 @@ def test_custom_attack_that_changes_the_shape_is_refused():
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
-def test_false_reports_change_the_reported_loss_only(tmp_path: Path, engine: str) -> None:
+def test_false_reports_change_the_reported_loss_only(tmp_path, engine):
     def fit_with_attacks(attacks: list[Attack]) -> tuple[Tensor, Tensor]:
         """The metric's values, which are minus the losses, and the model."""
         metrics = {"m": TrainingLoss()}
@@ -203,7 +203,7 @@ def make_context(
     )
 
 
-def test_alignment_mixes_own_direction_with_the_servers_last_step() -> None:
+def test_alignment_mixes_own_direction_with_the_servers_last_step():
     state: dict[str, torch.Tensor] = {}
     attack = Alignment(mix=0.5)
     update = torch.tensor([0.0, 3.0, 4.0, 9.0])  # the last is a buffer
@@ -236,19 +236,19 @@ def align(update: Tensor, server_step: Tensor) -> Tensor:
 NO_STEP = torch.zeros(3)
 
 
-def test_alignment_without_a_step_of_the_server_sends_the_update() -> None:
+def test_alignment_without_a_step_of_the_server_sends_the_update():
     update = torch.tensor([1.0, 2.0, 3.0])
     sent = align(update, server_step=NO_STEP)
     assert torch.equal(sent, update)
 
 
-def test_alignment_of_no_update_without_a_step_of_the_server_sends_none() -> None:
+def test_alignment_of_no_update_without_a_step_of_the_server_sends_none():
     no_update = torch.zeros(3)
     sent = align(no_update, server_step=NO_STEP)
     assert not sent.any()
 
 
-def test_alignment_of_an_update_opposite_to_the_servers_step_is_finite() -> None:
+def test_alignment_of_an_update_opposite_to_the_servers_step_is_finite():
     opposite = torch.tensor([1.0, 0.0, 0.0])
     sent = align(opposite, server_step=-opposite)
     assert sent.isfinite().all()
@@ -296,8 +296,8 @@ class ComparesAnswersWithUpdates(FedAvg):
 
 
 def test_colluders_keep_their_trained_models_and_answer_with_the_sent_updates(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     aggregator = ComparesAnswersWithUpdates()
     evaluation = ClientEvaluation(every=1, models="trained")
     colluders = SendsAQuarterOfTheMean(clients=[1, 2])
@@ -313,7 +313,7 @@ def test_colluders_keep_their_trained_models_and_answer_with_the_sent_updates(
         assert torch.equal(loop.trained[client], honest.trained[client])
 
 
-def test_colluders_come_last_and_send_dense_updates(tmp_path: Path) -> None:
+def test_colluders_come_last_and_send_dense_updates(tmp_path):
     attack = SendsAQuarterOfTheMean(clients=[0], knows="all")
 
     loop = fit_with_uploads(tmp_path, TopK(0.1), attack)
@@ -330,7 +330,7 @@ def test_colluders_come_last_and_send_dense_updates(tmp_path: Path) -> None:
         FederatedLoop(uploads=[attack, GaussianPrivacy(1.0, 1.0)])
 
 
-def test_collusion_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
+def test_collusion_with_wrong_arguments_is_refused(tmp_path):
     with pytest.raises(
         ConfigurationError, match="colluders need updates that all start from the global model"
     ):

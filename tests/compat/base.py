@@ -118,7 +118,7 @@ class Small(tasks.Kind):
         self.log("train_loss", loss, prog_bar=True)
         return loss
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
+    def test_step(self, batch, batch_idx):
         self.log("test_loss", self.loss(batch))
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -144,17 +144,15 @@ class BYOL(tasks.Kind):
         return torch.optim.SGD([*self.online.parameters(), *self.predictor.parameters()], lr=0.1)
 
 
-# ---- networks of which a part is frozen, for a while or for good
+# ---- a network of which a part is frozen for a while
 
 
 class Transferred(Small):
-    def __init__(self, frozen: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.backbone = self.net[:4]
         self.head = self.net[5]
         del self.net
-        if frozen:
-            self.backbone.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.backbone(x))
@@ -329,7 +327,6 @@ KINDS = {
     "wgan-spectral-norm": Kind(GAN, make_images, clients=(3, 2), tolerance=5e-6),
     "byol": Kind(BYOL, make_views),
     "backbone-finetuning": Kind(Transferred, make_images, callbacks=_backbone),
-    "frozen-backbone": Kind(lambda: Transferred(frozen=True), make_images),
     # 5 and 2 batches: a window of one client's last batch must not end with the next one's first.
     "manual-accumulation": make_task_kind(ManualAccumulation, clients=(5, 2)),
     "vae": make_task_kind(tasks.VAE),

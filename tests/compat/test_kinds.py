@@ -1,13 +1,12 @@
 """Every kind of module, as it is, in a federation: what comes out is what a loop written by hand gives, and resumes."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 from compat.base import make_federated_data
 from compat.by_hand import SEED
 from compat.kinds import KINDS
-from compat.runs import Pair, train_with_values
+from compat.runs import train_with_values
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import PartialFederatedShapley
@@ -16,16 +15,16 @@ from helpers.fits import assert_resumes
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def pair(request, tmp_path_factory):
     """The same training in a federation that plays a game every round, and by hand."""
     return train_with_values(KINDS[request.param], tmp_path_factory.mktemp(request.param))
 
 
-def test_every_kind_of_module_trains_as_the_loop_by_hand(pair: Pair) -> None:
+def test_every_kind_of_module_trains_as_the_loop_by_hand(pair):
     pair.check()
 
 
-def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair: Pair) -> None:
+def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair):
     pair.check_values()
 
 
@@ -35,7 +34,7 @@ FAST = ("wgan-spectral-norm", "carried-lstm-state")
 
 
 @pytest.mark.parametrize("name", slow_except(FAST, (*FAST, *RESUMED)))
-def test_kind_of_module_resumes_bitwise(tmp_path: Path, name: str) -> None:
+def test_kind_of_module_resumes_bitwise(tmp_path, name):
     kind = KINDS[name]
 
     def loop() -> FederatedLoop:

@@ -1,14 +1,13 @@
 """Modules of public libraries, in an environment of their own: weights and values are those of a loop by hand."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from compat.base import make_federated_data
 from compat.by_hand import fedavg_by_hand, validate_with_trainer
 from compat.libraries import KINDS
-from compat.runs import ROUNDS, Pair, train_federated, train_with_values
+from compat.runs import ROUNDS, train_federated, train_with_values
 
 from flsv.metrics import ShadowShapley
 
@@ -16,29 +15,27 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def library(request: pytest.FixtureRequest) -> str:
+def library(request):
     """The module of a library that is installed."""
     pytest.importorskip(request.param)
     return request.param
 
 
 @pytest.fixture(scope="module")
-def pair(library: str, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def pair(library, tmp_path_factory):
     """The same training in a federation that plays a game every round, and by hand."""
     return train_with_values(KINDS[library], tmp_path_factory.mktemp(library))
 
 
-def test_module_of_a_library_trains_as_the_loop_by_hand(pair: Pair) -> None:
+def test_module_of_a_library_trains_as_the_loop_by_hand(pair):
     pair.check()
 
 
-def test_shapley_values_with_a_librarys_module_equal_those_by_hand(pair: Pair) -> None:
+def test_shapley_values_with_a_librarys_module_equal_those_by_hand(pair):
     pair.check_values()
 
 
-def test_values_by_retraining_a_librarys_module_equal_those_by_hand(
-    library: str, tmp_path: Path
-) -> None:
+def test_values_by_retraining_a_librarys_module_equal_those_by_hand(library, tmp_path):
     """What compares all clients' second training with the run doubts nothing."""
     kind = KINDS[library]
     metric = ShadowShapley(

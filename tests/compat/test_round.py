@@ -32,7 +32,7 @@ def saved_files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_checkpoints_are_named_and_counted_as_in_a_training_of_one_model(tmp_path: Path) -> None:
+def test_checkpoints_are_named_and_counted_as_in_a_training_of_one_model(tmp_path):
     """A Trainer alone, with as many batches in an epoch as a round has, saves as many files of the same names."""
 
     def saving(folder: Path) -> list[L.Callback]:
@@ -169,9 +169,7 @@ def fit_and_read_model(
     "optimizer_state",
     ["reset", pytest.param("persist", marks=pytest.mark.slow)],
 )
-def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(
-    tmp_path: Path, optimizer_state: Any
-) -> None:
+def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(tmp_path, optimizer_state):
     folder = tmp_path / "c"
     saves_in_each_hook = Everywhere(folder, *OF_BATCHES, *OF_ROUNDS)
     uninterrupted_model = fit_and_read_model(tmp_path, optimizer_state, [saves_in_each_hook])
@@ -190,7 +188,7 @@ def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(
         assert torch.equal(resumed_model, uninterrupted_model), checkpoint.name
 
 
-def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path: Path) -> None:
+def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path):
     class Logs(Small):
         def __init__(self) -> None:
             super().__init__()
@@ -221,7 +219,7 @@ def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path: Path) -> No
         assert value == pytest.approx(total / num_samples, rel=1e-5)
 
 
-def test_each_clients_loader_is_started_once_per_round(tmp_path: Path, monkeypatch: Any) -> None:
+def test_each_clients_loader_is_started_once_per_round(tmp_path, monkeypatch):
     """Every start of a loader starts its workers."""
     lengths: list[int] = []
     iterate = TensorBatches.__iter__
@@ -238,7 +236,7 @@ def test_each_clients_loader_is_started_once_per_round(tmp_path: Path, monkeypat
     assert lengths == [*LENGTHS] * ROUNDS
 
 
-def test_progress_bar_counts_the_batches_of_the_round(tmp_path: Path) -> None:
+def test_progress_bar_counts_the_batches_of_the_round(tmp_path):
     progress: list[tuple[int, int]] = []
 
     class Bar(cb.TQDMProgressBar):

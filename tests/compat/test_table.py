@@ -30,7 +30,7 @@ def rows_of_table() -> list[tuple[str, str]]:
     return rows
 
 
-def test_every_row_of_the_compatibility_table_names_an_existing_test() -> None:
+def test_every_row_of_the_compatibility_table_names_an_existing_test():
     assert len(rows_of_table()) > 50
     for support, test in rows_of_table():
         path, _, function = test.partition("::")
@@ -42,14 +42,14 @@ def test_every_row_of_the_compatibility_table_names_an_existing_test() -> None:
         assert function in functions or (not function and path in TESTED), support
 
 
-def test_every_tested_kind_and_option_is_listed_in_the_compatibility_table() -> None:
+def test_every_tested_kind_and_option_is_listed_in_the_compatibility_table():
     for path, tested in TESTED.items():
         cells = " ".join(support for support, test in rows_of_table() if test == path)
         listed = re.findall(r"`([^`]+)`", cells)
         assert sorted(listed) == sorted(tested)
 
 
-def test_compatibility_row_has_the_number_of_kinds_whose_coalitions_are_tested() -> None:
+def test_compatibility_row_has_the_number_of_kinds_whose_coalitions_are_tested():
     test_name = "::test_every_coalitions_fit_equals_a_plain_loop"
     (support,) = (support for support, test in rows_of_table() if test.endswith(test_name))
     assert support.startswith(f"{len(KINDS)} kinds of ")

@@ -118,7 +118,7 @@ AS_BY_HAND: dict[str, Kind] = {
 
 
 @pytest.mark.parametrize("option", AS_BY_HAND)
-def test_trainer_option_equals_the_loop_by_hand(tmp_path: Path, option: str) -> None:
+def test_trainer_option_equals_the_loop_by_hand(tmp_path, option):
     train_both_ways(AS_BY_HAND[option], tmp_path).check()
 
 
@@ -126,7 +126,7 @@ def test_trainer_option_equals_the_loop_by_hand(tmp_path: Path, option: str) -> 
 
 
 @pytest.fixture(scope="module")
-def plain_state(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+def plain_state(tmp_path_factory):
     return train_federated(Kind(Small, make_images), tmp_path_factory.mktemp("plain"))[
         0
     ].state_dict()
@@ -172,9 +172,7 @@ CHANGES_NOTHING: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("option", CHANGES_NOTHING)
-def test_trainer_option_leaves_the_fit_bitwise_unchanged(
-    tmp_path: Path, plain_state: dict[str, Tensor], option: str
-) -> None:
+def test_trainer_option_leaves_the_fit_bitwise_unchanged(tmp_path, plain_state, option):
     assert_same_bits(
         tmp_path, Kind(Small, make_images, trainer=CHANGES_NOTHING[option](tmp_path)), plain_state
     )
@@ -182,11 +180,11 @@ def test_trainer_option_leaves_the_fit_bitwise_unchanged(
 
 @pytest.mark.parametrize("loop_is_first", [True, False], ids=["after-the-loop", "before-the-loop"])
 def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
-    tmp_path: Path,
-    plain_state: dict[str, Tensor],
-    loop_is_first: bool,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tmp_path,
+    plain_state,
+    loop_is_first,
+    capsys,
+):
     bar = cb.RichProgressBar() if loop_is_first else cb.TQDMProgressBar()
     callbacks = [
         bar,
@@ -227,7 +225,7 @@ def assert_same_bits(
     return module.trainer
 
 
-def test_fit_without_training_batches_is_refused(tmp_path: Path) -> None:
+def test_fit_without_training_batches_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="limit_train_batches=0: nobody would train"):
         train_federated(make_small_kind(limit_train_batches=0), tmp_path)
 
@@ -235,7 +233,7 @@ def test_fit_without_training_batches_is_refused(tmp_path: Path) -> None:
 # ---- beside training
 
 
-def test_validate_test_and_predict_see_the_global_model(tmp_path: Path) -> None:
+def test_validate_test_and_predict_see_the_global_model(tmp_path):
     """Of the trainer that has trained it, and of one that knows nothing of a federation."""
     module, loop = train_federated(Kind(Small, make_images), tmp_path)
     data = make_images()
@@ -292,8 +290,8 @@ class Notes(Small):
 
 
 def test_current_epoch_is_the_round_and_global_step_counts_the_clients_batches(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """A client's global step counts all steps of earlier rounds and its own; a counter is the first client's."""
     kind = Kind(Notes, make_images, clients=(2, 3))  # 18 and 26 samples
     module: Any

@@ -112,7 +112,7 @@ def train_with_plateau_by_hand(folder: Path) -> tuple[Any, list[float]]:
     return module, rates
 
 
-def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path: Path) -> None:
+def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path):
     expected, rates = train_with_plateau_by_hand(tmp_path)
 
     module, _ = train_federated(make_small_kind(Watching), tmp_path, ROUNDS)
@@ -130,13 +130,13 @@ def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path: Path) -> 
 # ---- a fit that is told to stop
 
 
-def test_max_steps_within_a_round_is_refused(tmp_path: Path) -> None:
+def test_max_steps_within_a_round_is_refused(tmp_path):
     kind = make_small_kind(Small, max_steps=9)
     with pytest.raises(ConfigurationError, match="max_steps=9"):
         train_federated(kind, tmp_path, ROUNDS)
 
 
-def test_stochastic_weight_averaging_is_refused(tmp_path: Path) -> None:
+def test_stochastic_weight_averaging_is_refused(tmp_path):
     make_averaging = partial(cb.StochasticWeightAveraging, 1e-2, 0.5)
     kind = make_small_kind(Small, make_averaging)
     with pytest.raises(ConfigurationError, match="StochasticWeightAveraging"):
@@ -146,7 +146,7 @@ def test_stochastic_weight_averaging_is_refused(tmp_path: Path) -> None:
 # ---- optimizers that clients keep
 
 
-def test_two_adam_states_under_manual_optimization_persist_per_client(tmp_path: Path) -> None:
+def test_two_adam_states_under_manual_optimization_persist_per_client(tmp_path):
     """By hand each client's Trainer goes on from the client's own checkpoint."""
     kind = KINDS["wgan-spectral-norm"]
 
@@ -171,9 +171,7 @@ def make_accumulating_module() -> Small:
     ("module", "options"),
     [(Small, {}), (Small, {"accumulate_grad_batches": 2}), (make_accumulating_module, {})],
 )
-def test_local_epochs_equal_the_epochs_of_a_trainer_by_hand(
-    tmp_path: Path, module: Any, options: dict[str, Any]
-) -> None:
+def test_local_epochs_equal_the_epochs_of_a_trainer_by_hand(tmp_path, module, options):
     """Batches are counted, and windows end, in each: 3 batches in windows of 2 are 2 steps each time."""
     kind = replace(make_small_kind(module, **options), tolerance=1e-12)
     pair = train_both_ways(kind, tmp_path, local_epochs=2)

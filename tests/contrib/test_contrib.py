@@ -56,7 +56,7 @@ def message_to_add(file: str, missing_text: str) -> str:
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
-def test_a_leaf_brings_paper_owner_caveat_example_and_test(leaf: str) -> None:
+def test_a_leaf_brings_paper_owner_caveat_example_and_test(leaf):
     file = f"flsv/contrib/{leaf}.py"
     tree = ast.parse((ROOT / file).read_text())
     classes = public_classes(tree)
@@ -123,11 +123,11 @@ def has_checks(part: type, test: str) -> bool:
         (filters.MultiKrum, "assert MultiKrum(1)", True),
     ],
 )
-def test_checks_are_asked_for_where_there_are_any(part: type, test: str, expected: bool) -> None:
+def test_checks_are_asked_for_where_there_are_any(part, test, expected):
     assert has_checks(part, test) == expected
 
 
-def test_a_leaf_is_found_by_its_name_alone_and_loaded_when_it_is_asked_for() -> None:
+def test_a_leaf_is_found_by_its_name_alone_and_loaded_when_it_is_asked_for():
     assert "fedexp" in LEAVES
     assert "FedExP" in flsv.contrib.__all__
     assert flsv.contrib.FedExP.__module__ == "flsv.contrib.fedexp"

@@ -2,7 +2,6 @@
 
 import copy
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
 from flsv.sampling import UniformSampler
 from flsv.testing import parametrize_with_checks
-from flsv.testing.checks import PartCheck
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -114,12 +112,12 @@ def make_loop(aggregator: FedAvg, alpha: float = ALPHA) -> FederatedLoop:
     ],
 )
 def test_fedcm_equals_its_algorithm_by_hand(
-    tmp_path: Path,
-    proportions: tuple[int, ...],
-    batch_norm: bool,
-    weighting: Any,
-    server_lr: float,
-) -> None:
+    tmp_path,
+    proportions,
+    batch_norm,
+    weighting,
+    server_lr,
+):
     net = network(batch_norm)
     expected, direction = fedcm_by_hand(net, make_data(proportions), weighting, server_lr)
 
@@ -134,7 +132,7 @@ def test_fedcm_equals_its_algorithm_by_hand(
     assert direction.norm() > 0.1
 
 
-def test_fedcm_is_fedavg_where_a_step_is_all_gradient(tmp_path: Path) -> None:
+def test_fedcm_is_fedavg_where_a_step_is_all_gradient(tmp_path):
     models = []
     for name, algorithm in (("fedcm", FedCM(alpha=1)), ("fedavg", None)):
         loop = FederatedLoop(client_algorithm=algorithm, seed=SEED)
@@ -146,7 +144,7 @@ def test_fedcm_is_fedavg_where_a_step_is_all_gradient(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.5])
-def test_fedcm_refuses_an_alpha_out_of_range(alpha: float) -> None:
+def test_fedcm_refuses_an_alpha_out_of_range(alpha):
     with pytest.raises(ConfigurationError, match="alpha"):
         FedCM(alpha)
 
@@ -158,13 +156,11 @@ def test_fedcm_refuses_an_alpha_out_of_range(alpha: float) -> None:
         partial(torch.optim.Adam, lr=LR),
     ],
 )
-def test_fedcm_refuses_optimizers_whose_steps_are_no_gradients(
-    tmp_path: Path, optimizer: Any
-) -> None:
+def test_fedcm_refuses_optimizers_whose_steps_are_no_gradients(tmp_path, optimizer):
     with pytest.raises(ConfigurationError, match="one torch.optim.SGD with momentum=0"):
         fit(make_loop(FedAvg()), tmp_path, Plain(optimizer=optimizer), make_data(UNEQUAL))
 
 
 @parametrize_with_checks([FedCM()])
-def test_fedcm_passes_the_checks_of_client_algorithms(check: PartCheck) -> None:
+def test_fedcm_passes_the_checks_of_client_algorithms(check):
     check()

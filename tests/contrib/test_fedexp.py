@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from flsv.contrib.fedexp import FedExP
 from flsv.core import ParameterSpace, Round
 from flsv.testing import parametrize_with_checks
-from flsv.testing.checks import PartCheck
 
 START = [1.0, 1.0, 0.0, 1.0]
 #: A network of two parameters, and the two statistics of a BatchNorm without parameters.
@@ -60,9 +59,7 @@ CANCEL = [
 
 @pytest.mark.parametrize("models", [DISAGREE, AGREE, CANCEL], ids=["disagree", "agree", "cancel"])
 @pytest.mark.parametrize("num_samples", [[10, 10, 10], [30, 10, 20]])
-def test_fedexp_steps_are_those_of_the_formula(
-    models: Sequence[Sequence[float]], num_samples: Sequence[int]
-) -> None:
+def test_fedexp_steps_are_those_of_the_formula(models, num_samples):
     epsilon = 0.01
     round = make_round(models, num_samples)
     vector, weights = FedExP(epsilon=epsilon).aggregate(round, {})
@@ -94,7 +91,7 @@ def aggregate_weights(models: Sequence[Sequence[float]], num_samples: Sequence[i
     return FedExP().weights(make_round(models, num_samples), {})
 
 
-def test_fedexp_extrapolates_where_updates_disagree() -> None:
+def test_fedexp_extrapolates_where_updates_disagree():
     assert aggregate_weights(DISAGREE, [1, 1, 1]).sum() > 1.5
 
 
@@ -107,12 +104,10 @@ def test_fedexp_extrapolates_where_updates_disagree() -> None:
     ],
     ids=["equal updates", "one client", "no updates"],
 )
-def test_fedexp_is_fedavg_where_updates_agree(
-    models: Sequence[Sequence[float]], num_samples: Sequence[int], shares: list[float]
-) -> None:
+def test_fedexp_is_fedavg_where_updates_agree(models, num_samples, shares):
     assert aggregate_weights(models, num_samples).tolist() == pytest.approx(shares)
 
 
 @parametrize_with_checks([FedExP()])
-def test_fedexp_passes_the_checks_of_aggregators(check: PartCheck) -> None:
+def test_fedexp_passes_the_checks_of_aggregators(check):
     check()

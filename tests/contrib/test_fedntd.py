@@ -2,7 +2,6 @@
 
 import copy
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 
 from flsv.contrib.fedntd import FedNTD
 from flsv.testing import parametrize_with_checks
-from flsv.testing.checks import PartCheck
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit
 from helpers.loops_by_hand import (
@@ -50,9 +48,7 @@ def train_by_hand(client: nn.Module, epochs: list[list[Any]], accumulated: int) 
 
 
 @pytest.mark.parametrize(("batch_norm", "accumulated"), [(True, 1), (False, 2)])
-def test_fedntd_equals_its_formula_by_hand(
-    tmp_path: Path, batch_norm: bool, accumulated: int
-) -> None:
+def test_fedntd_equals_its_formula_by_hand(tmp_path, batch_norm, accumulated):
     net = network(batch_norm)
     train = partial(train_by_hand, accumulated=accumulated)
     expected, _ = train_sharing_by_hand(net, (), train, rounds=2)
@@ -76,11 +72,11 @@ class NeverCalled(Plain):
         return nn.functional.cross_entropy(self.net(x), y)
 
 
-def test_a_module_that_training_step_does_not_call_is_refused(tmp_path: Path) -> None:
+def test_a_module_that_training_step_does_not_call_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="training_step does not call this layer"):
         fit(loop_of_algorithm(FedNTD()), tmp_path, NeverCalled(), make_unequal_data())
 
 
 @parametrize_with_checks([FedNTD()])
-def test_fedntd_passes_the_checks_of_client_algorithms(check: PartCheck) -> None:
+def test_fedntd_passes_the_checks_of_client_algorithms(check):
     check()

@@ -48,7 +48,7 @@ def ask_clients(
     return asking.answers[0], loop
 
 
-def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path: Path) -> None:
+def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path):
     data = toy_data(corruptions=[ClosedSetLabelNoise(clients=[1])])
 
     answers, _ = ask_clients(lambda local, round: local.samples(), tmp_path, data)
@@ -63,7 +63,7 @@ def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path: 
         assert torch.equal(y, expected_labels)
 
 
-def test_models_are_evaluated_on_each_clients_own_samples(tmp_path: Path) -> None:
+def test_models_are_evaluated_on_each_clients_own_samples(tmp_path):
     def question(
         local: LocalData,
         round: Round,
@@ -83,7 +83,7 @@ def test_models_are_evaluated_on_each_clients_own_samples(tmp_path: Path) -> Non
         torch.testing.assert_close(accuracy, expected)
 
 
-def test_reading_a_clients_data_outside_of_a_question_raises(tmp_path: Path) -> None:
+def test_reading_a_clients_data_outside_of_a_question_raises(tmp_path):
     leaked_data, _ = ask_clients(lambda local, round: local, tmp_path)
     for read in (
         lambda local: local.samples(),
@@ -96,7 +96,7 @@ def test_reading_a_clients_data_outside_of_a_question_raises(tmp_path: Path) -> 
             read(leaked_data[1])
 
 
-def test_reading_a_clients_data_in_a_question_to_another_client_raises(tmp_path: Path) -> None:
+def test_reading_a_clients_data_in_a_question_to_another_client_raises(tmp_path):
     leaked_data, _ = ask_clients(lambda local, round: local, tmp_path)
 
     def read_client_0(local: LocalData, round: Round) -> None:
@@ -106,7 +106,7 @@ def test_reading_a_clients_data_in_a_question_to_another_client_raises(tmp_path:
         ask_clients(read_client_0, tmp_path)
 
 
-def test_reading_a_clients_data_from_another_thread_raises(tmp_path: Path) -> None:
+def test_reading_a_clients_data_from_another_thread_raises(tmp_path):
     """Which is not in the question, though it runs in the meantime."""
 
     def read_in_a_thread(local: LocalData, round: Round) -> None:
@@ -139,7 +139,7 @@ class Asked(ContributionMetric):
         return self.counts
 
 
-def test_counter_in_a_clients_memory_is_the_same_after_a_resume(tmp_path: Path) -> None:
+def test_counter_in_a_clients_memory_is_the_same_after_a_resume(tmp_path):
     def make_loop() -> FederatedLoop:
         return FederatedLoop(metrics={"asked": Asked()}, seed=0)
 
@@ -147,7 +147,7 @@ def test_counter_in_a_clients_memory_is_the_same_after_a_resume(tmp_path: Path) 
     assert loop.contributions["asked"].tolist() == [4.0, 4.0, 4.0]
 
 
-def test_memory_of_a_client_is_its_own() -> None:
+def test_memory_of_a_client_is_its_own():
     samples = (torch.zeros(2, 1), torch.tensor([0, 1]))
     client, other_client = clients_of([samples, samples])
 
@@ -160,7 +160,7 @@ def test_memory_of_a_client_is_its_own() -> None:
 # ---- Pictures for the client's own eyes
 
 
-def test_fit_writes_figures_of_each_client_into_a_separate_folder(tmp_path: Path) -> None:
+def test_fit_writes_figures_of_each_client_into_a_separate_folder(tmp_path):
     class Drawing(Standalone):
         reports = ("drawn",)
 
@@ -178,7 +178,7 @@ def test_fit_writes_figures_of_each_client_into_a_separate_folder(tmp_path: Path
     assert len(list(tmp_path.glob("clients/1/pictures/events*"))) == 2
 
 
-def test_picture_name_with_a_path_outside_the_clients_folder_is_refused(tmp_path: Path) -> None:
+def test_picture_name_with_a_path_outside_the_clients_folder_is_refused(tmp_path):
     (client,) = clients_of([(torch.zeros(2, 1), torch.tensor([0, 1]))])
 
     with pytest.raises(ConfigurationError, match="picture .*: expected a plain name"):
@@ -186,8 +186,8 @@ def test_picture_name_with_a_path_outside_the_clients_folder_is_refused(tmp_path
 
 
 def test_stored_picture_with_a_path_outside_the_clients_folder_is_not_written(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     def store_picture(local: LocalData) -> None:
         local.memory.update(artifacts={"../../x": Figure})
 
@@ -208,7 +208,7 @@ def test_stored_picture_with_a_path_outside_the_clients_folder_is_not_written(
     assert not files
 
 
-def test_balance_load_stays_within_the_bound_of_longest_first_scheduling() -> None:
+def test_balance_load_stays_within_the_bound_of_longest_first_scheduling():
     generator = torch.Generator().manual_seed(0)
     for size, num_costs in itertools.product((2, 3, 5), range(1, 12)):
         random_costs = torch.randint(1, 50, (num_costs,), generator=generator)
@@ -259,14 +259,12 @@ def names_of_layers(*layers: int) -> set[str]:
         ),
     ],
 )
-def test_share_patterns_and_functions_choose_the_entries_that_stay_at_clients(
-    share: Any, private: set[str]
-) -> None:
+def test_share_patterns_and_functions_choose_the_entries_that_stay_at_clients(share, private):
     assert sharing(["!head"], make_network(), head="3").kept == names_of_layers(3)
     assert sharing(share, make_network()) == (set(private), set())
 
 
-def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name() -> None:
+def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name():
     net = make_network()
     net[:2].requires_grad_(False)  # the linear layer, and BatchNorm but for its statistics
     frozen = {"0.weight", "0.bias", "1.weight", "1.bias"}
@@ -292,7 +290,7 @@ def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name() -> No
     assert by_function.constant == frozen
 
 
-def test_share_finds_normalization_layers_of_other_libraries() -> None:
+def test_share_finds_normalization_layers_of_other_libraries():
     class TinyRMSNorm(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -316,7 +314,7 @@ def test_share_finds_normalization_layers_of_other_libraries() -> None:
     assert sharing(["!norm"], net).kept == expected
 
 
-def test_share_treats_tied_weights_as_one_entry() -> None:
+def test_share_treats_tied_weights_as_one_entry():
     net = make_network()
     net[4].weight = nn.Parameter(torch.zeros(4, 4))
     net[0].weight = net[4].weight
@@ -334,8 +332,6 @@ def test_share_treats_tied_weights_as_one_entry() -> None:
         (["*num_batches*"], "leaves nothing of the module to share"),
     ],
 )
-def test_share_that_matches_no_entry_or_leaves_none_to_share_is_refused(
-    share: Any, message: str
-) -> None:
+def test_share_that_matches_no_entry_or_leaves_none_to_share_is_refused(share, message):
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         sharing(share, make_network())

@@ -70,7 +70,7 @@ sys.exit(any(statuses))
 
 
 @pytest.fixture(scope="module")
-def runs_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs_on_cpu(tmp_path_factory):
     """All of it in a process that knows of no accelerator."""
     folder = tmp_path_factory.mktemp("cpu")
     commands = []
@@ -90,11 +90,11 @@ def runs_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_commands_on_an_emulated_device_write_files_bitwise_equal_to_the_cpu(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    runs_on_cpu: Path,
-    name: str,
-) -> None:
+    tmp_path,
+    monkeypatch,
+    runs_on_cpu,
+    name,
+):
     from device.emulated import counts, put_every_trainer_on_the_device
 
     put_every_trainer_on_the_device(monkeypatch.setattr)

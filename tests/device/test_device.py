@@ -64,7 +64,7 @@ pytestmark = [
 ]
 
 
-def test_game_scores_under_vmap_equal_those_one_by_one() -> None:
+def test_game_scores_under_vmap_equal_those_one_by_one():
     """And those on the CPU."""
     module = network().to(DEVICE).eval()
     space = ParameterSpace(module)
@@ -181,7 +181,7 @@ FEDERATIONS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], nn.Modul
 
 
 @pytest.mark.parametrize("name", FEDERATIONS)
-def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path: Path, name: str) -> None:
+def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path, name):
     options, module = FEDERATIONS[name]
     vectors = []
     tables = []
@@ -241,9 +241,7 @@ def fit_on_either_device(
         partial(PFedSV, "relevance", k=2),
     ],
 )
-def test_checkpoint_of_one_device_resumes_on_the_other(
-    tmp_path: Path, personalizer: Any, first_device: str
-) -> None:
+def test_checkpoint_of_one_device_resumes_on_the_other(tmp_path, personalizer, first_device):
     if first_device == "cpu":
         options_of_half, options_of_rest = {}, device_options()
     else:
@@ -268,7 +266,7 @@ def test_checkpoint_of_one_device_resumes_on_the_other(
         "pca",
     ],
 )
-def test_valuation_on_the_device_equals_that_on_the_cpu(features: Any) -> None:
+def test_valuation_on_the_device_equals_that_on_the_cpu(features):
     data = toy_data(server_val=0.3)
     data.setup("fit")
 
@@ -285,7 +283,7 @@ def test_valuation_on_the_device_equals_that_on_the_cpu(features: Any) -> None:
     assert torch.equal(device_valuation.flagged.cpu(), valuation.flagged)
 
 
-def test_values_of_ranks_may_differ_by_rounding_on_a_device_only() -> None:
+def test_values_of_ranks_may_differ_by_rounding_on_a_device_only():
     value = torch.tensor([1.0, float("nan"), -0.2])
     rounded = value + 1e-4
 
@@ -295,7 +293,7 @@ def test_values_of_ranks_may_differ_by_rounding_on_a_device_only() -> None:
     assert not is_rounded(value.to(DEVICE), None)
 
 
-def test_privacy_noise_on_the_device_equals_that_on_the_cpu() -> None:
+def test_privacy_noise_on_the_device_equals_that_on_the_cpu():
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0)
     update = torch.zeros(20_000)
     context = UploadContext(client=1, num_clients=3, num_parameters=len(update), round_index=4)
@@ -317,7 +315,7 @@ class Recorded(Plain):
         PLACES.append((os.getpid(), self.device))
 
 
-def test_coalitions_train_on_the_device_in_this_process(tmp_path: Path) -> None:
+def test_coalitions_train_on_the_device_in_this_process(tmp_path):
     tables = []
     for options in ({}, device_options()):
         PLACES.clear()
@@ -373,7 +371,7 @@ def count_operations(
 
 
 @pytest.mark.skipif(not EMULATED, reason="CUDA does not count what waits for it")
-def test_operators_and_host_copies_per_batch_client_and_round_are_limited(tmp_path: Path) -> None:
+def test_operators_and_host_copies_per_batch_client_and_round_are_limited(tmp_path):
     count_operations(tmp_path)  # some things are looked at once in a process
     rounds, clients = 3, 3
     operations = count_operations(tmp_path, rounds=rounds, clients=clients, batch_size=8)
@@ -400,7 +398,7 @@ def test_operators_and_host_copies_per_batch_client_and_round_are_limited(tmp_pa
 
 
 @pytest.mark.skipif(not EMULATED, reason="CUDA does not count what is copied")
-def test_a_model_is_copied_to_the_host_for_a_checkpoint_alone(tmp_path: Path) -> None:
+def test_a_model_is_copied_to_the_host_for_a_checkpoint_alone(tmp_path):
     from device.emulated import count_by_line
 
     def files_that_copy_a_model(**options: Any) -> set[str]:
@@ -421,7 +419,7 @@ def test_a_model_is_copied_to_the_host_for_a_checkpoint_alone(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(not EMULATED, reason="the emulated device's own")
-def test_emulated_device_refuses_to_mix_with_cpu_tensors(tmp_path: Path) -> None:
+def test_emulated_device_refuses_to_mix_with_cpu_tensors(tmp_path):
     class Mixed(Plain):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return super().training_step(batch, batch_idx) * torch.ones(2).mean(0, keepdim=True)

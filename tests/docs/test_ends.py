@@ -12,11 +12,11 @@ HOWTO = Path(__file__).parents[2] / "docs" / "howto"
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["own_metric", "own_algorithm", "hugging_face"])
 def test_example_of_a_guide_prints_what_the_guide_says(
-    page: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    page,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     if page == "hugging_face":
         pytest.importorskip("peft")
 

@@ -30,7 +30,7 @@ ONE_ROUND = {
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -56,14 +56,12 @@ def write_texts(folder: Path) -> None:
             csv.writer(file).writerows(rows)
 
 
-def test_every_example_script_is_run_by_a_test() -> None:
+def test_every_example_script_is_run_by_a_test():
     assert sorted(ONE_ROUND) == sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 
 @pytest.mark.parametrize("name", sorted(ONE_ROUND))
-def test_example_runs_and_measures_contributions(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_example_runs_and_measures_contributions(name, folder, monkeypatch):
     monkeypatch.setattr(sys, "argv", [name, *ONE_ROUND[name]])
     if name in ("adapters.py", "language_model.py"):
         pytest.importorskip(

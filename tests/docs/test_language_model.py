@@ -19,7 +19,7 @@ TOKENS, LENGTH = 12, 6
 
 
 @pytest.fixture(scope="module")
-def folder_of_gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
+def folder_of_gpt2(tmp_path_factory):
     """A small GPT-2 with random weights, saved as Hugging Face saves a model."""
     without_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     special_tokens = {"bos_token_id": 0, "eos_token_id": 0}
@@ -56,9 +56,7 @@ def make_padded_texts(count):
 
 
 @pytest.mark.parametrize("size", [1, 4, 11])
-def test_language_model_validation_loss_is_the_mean_over_predicted_tokens(
-    folder_of_gpt2: str, size: int
-) -> None:
+def test_language_model_validation_loss_is_the_mean_over_predicted_tokens(folder_of_gpt2, size):
     """In batches of any size, and padding is not predicted."""
     torch.manual_seed(1)
     optimizer = partial(torch.optim.SGD, lr=0.5)

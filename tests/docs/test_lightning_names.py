@@ -75,11 +75,11 @@ def private_names_by_file() -> dict[str, set[str]]:
     return names_by_file
 
 
-def test_private_lightning_names_in_use_are_those_listed() -> None:
+def test_private_lightning_names_in_use_are_those_listed():
     assert set().union(*private_names_by_file().values()) == NAMES
 
 
-def test_private_lightning_names_stand_in_one_package() -> None:
+def test_private_lightning_names_stand_in_one_package():
     for file, names in private_names_by_file().items():
         if not file.startswith("_lightning/"):
             assert names <= OVERRIDDEN, f"{file}: move {names} to flsv/_lightning, with the reason"

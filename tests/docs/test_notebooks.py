@@ -35,7 +35,7 @@ def without_numbers(cell: dict[str, Any]) -> list[Any]:
 
 
 @lessons
-def test_notebook_has_the_lessons_cells_and_is_below_200_kb(path: Path) -> None:
+def test_notebook_has_the_lessons_cells_and_is_below_200_kb(path):
     expected = [cell.text for cell in docs_render.cells(path.read_text(encoding="utf-8"))]
 
     cells = notebook_of(path)
@@ -46,7 +46,7 @@ def test_notebook_has_the_lessons_cells_and_is_below_200_kb(path: Path) -> None:
 
 
 @lessons
-def test_page_of_a_notebook_shows_all_its_pictures(path: Path) -> None:
+def test_page_of_a_notebook_shows_all_its_pictures(path):
     num_pictures = 0
     for cell in notebook_of(path):
         for output in cell.get("outputs", []):
@@ -58,7 +58,7 @@ def test_page_of_a_notebook_shows_all_its_pictures(path: Path) -> None:
 
 @pytest.mark.slow
 @lessons
-def test_notebook_has_the_outputs_that_the_lesson_gives_now(path: Path) -> None:
+def test_notebook_has_the_outputs_that_the_lesson_gives_now(path):
     started_at = time.process_time()
     ran = docs_render.run(path)
 

@@ -41,7 +41,7 @@ def is_rounded(number: str, exact_numbers: set[str]) -> bool:
     PAGES,
     ids=lambda path: path.stem,
 )
-def test_numbers_in_the_opening_of_a_results_page_are_in_its_tables(path: Path) -> None:
+def test_numbers_in_the_opening_of_a_results_page_are_in_its_tables(path):
     page = path.read_text()
     top = opening_of_page(page)
     exact_numbers = set(decimal_numbers(page.replace(top, "")))
@@ -62,7 +62,7 @@ for_each_first_page = pytest.mark.parametrize("name", docs_figures.LIST["pages"]
 
 
 @for_each_first_page
-def test_figures_of_the_first_pages_follow_from_their_files(name: str) -> None:
+def test_figures_of_the_first_pages_follow_from_their_files(name):
     assert docs_figures.check(name, (DOCS.parent / name).read_text())[1] == []
 
 
@@ -71,7 +71,7 @@ def blank(match: re.Match[str]) -> str:
 
 
 @for_each_first_page
-def test_any_changed_number_of_the_first_pages_is_noticed(name: str) -> None:
+def test_any_changed_number_of_the_first_pages_is_noticed(name):
     page = (DOCS.parent / name).read_text()
     code_block = "^```.*?^```$"
     no_prose = re.compile(

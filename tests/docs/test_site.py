@@ -23,7 +23,7 @@ ENTRY = """
     # not_for: when not to use it"""
 
 
-def test_every_configuration_is_of_one_algorithm() -> None:
+def test_every_configuration_is_of_one_algorithm():
     listed = [config for algorithm in docs_site.algorithms() for config in algorithm.configs]
     assert len(listed) == len(set(listed)) >= 40, "a configuration is in two entries"
     for config in listed:
@@ -33,7 +33,7 @@ def test_every_configuration_is_of_one_algorithm() -> None:
         pytest.fail(f"configs/{config}.yaml: add to the comment at its top:{ENTRY}")
 
 
-def test_paths_named_in_pages_exist() -> None:
+def test_paths_named_in_pages_exist():
     """Those of the tree, or of the package's rooms; but for scripts of an earlier version, which are named with it."""
     pages = {
         *ROOT.glob("*.md"),
@@ -60,7 +60,7 @@ def test_paths_named_in_pages_exist() -> None:
     assert broken == []
 
 
-def test_architecture_page_lists_the_layers_of_the_import_contract() -> None:
+def test_architecture_page_lists_the_layers_of_the_import_contract():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contract = project["tool"]["importlinter"]["contracts"][0]
     page = (ROOT / "docs/explanation/house.md").read_text()
@@ -80,7 +80,7 @@ def test_architecture_page_lists_the_layers_of_the_import_contract() -> None:
 RELATIVE_LINK = re.compile(r"\]\(((?!\w+:|#)[^)\s#]+)")
 
 
-def test_files_linked_from_pages_exist() -> None:
+def test_files_linked_from_pages_exist():
     generated = set(docs_site.generated_pages())
     generated |= {f"notebooks/{path.stem}.md" for path in docs_site.docs_render.LESSONS}
     generated_paths = {(ROOT / "docs" / page).as_posix() for page in generated}
@@ -98,7 +98,7 @@ def test_files_linked_from_pages_exist() -> None:
     assert broken_links == []
 
 
-def test_the_page_of_attributes_has_a_row_for_each_attribute_of_a_round() -> None:
+def test_the_page_of_attributes_has_a_row_for_each_attribute_of_a_round():
     page = docs_site.generated_pages()["reference/round.md"]
     rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \| \w+ \|.*\|$", page, re.MULTILINE)
     assert sorted(rows) == sorted(VOCABULARY)
@@ -106,7 +106,7 @@ def test_the_page_of_attributes_has_a_row_for_each_attribute_of_a_round() -> Non
         assert f"| {need} | {meaning} |" in page
 
 
-def test_every_package_says_its_tier_and_the_page_of_names_shows_it() -> None:
+def test_every_package_says_its_tier_and_the_page_of_names_shows_it():
     tiers = {}
     for path in (ROOT / "flsv").glob("*/__init__.py"):
         folder = path.parent.name
@@ -139,7 +139,7 @@ def pages_with_heading(pages: dict[str, str], path: str) -> list[str]:
     return [page for page, text in pages.items() if heading.search(text)]
 
 
-def test_the_reference_has_everything_that_is_exported() -> None:
+def test_the_reference_has_everything_that_is_exported():
     reference_pages = {}
     for page, text in docs_site.generated_pages().items():
         if page.startswith("reference/"):
@@ -163,14 +163,14 @@ def test_the_reference_has_everything_that_is_exported() -> None:
 
 
 @pytest.mark.parametrize("name", docs_site.metrics())
-def test_metric_docstring_has_formula_shapes_and_when_not_to_use_it(name: str) -> None:
+def test_metric_docstring_has_formula_shapes_and_when_not_to_use_it(name):
     text = inspect.getdoc(getattr(importlib.import_module("flsv.metrics"), name)) or ""
     assert ".. math::" in text
     assert re.search(r"\[num_clients|\[n\]|a scalar", text)
     assert re.search(r"^When not to use it:\n    [A-Z]", text, flags=re.MULTILINE)
 
 
-def test_the_index_by_question_has_every_metric_once() -> None:
+def test_the_index_by_question_has_every_metric_once():
     exported = {*importlib.import_module("flsv.metrics").__all__} - {"ContributionMetric"}
     for name in exported:
         file = "flsv/metrics/__init__.py: add to a line of its docstring"
@@ -182,7 +182,7 @@ def test_the_index_by_question_has_every_metric_once() -> None:
     assert all(page.count(f"](metrics/{name}.md)") == 1 for name in exported)
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_every_page_is_in_the_navigation():
     navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     listed: set[str] = set()
     for section in navigation:
@@ -228,9 +228,7 @@ def calls_on_the_page() -> list[CallOnThePage]:
     return calls
 
 
-def test_a_round_in_the_docs_names_classes_where_they_are_and_methods_where_they_are_called() -> (
-    None
-):
+def test_a_round_in_the_docs_names_classes_where_they_are_and_methods_where_they_are_called():
     calls = calls_on_the_page()
     assert len(calls) > 10
     classes: dict[str, type] = {}

@@ -36,7 +36,7 @@ PAGES = [
 
 
 @pytest.fixture(autouse=True)
-def short_fits_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def short_fits_in_a_folder(tmp_path, monkeypatch):
     """A folder of its own, whose modules can be imported, and fits of two rounds of one batch a client."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -154,7 +154,7 @@ def parameters() -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", parameters())
-def test_every_code_block_of_a_page_runs(page: Path) -> None:
+def test_every_code_block_of_a_page_runs(page):
     text = page.read_text()
     if "from peft" in text:
         pytest.importorskip("peft")
@@ -175,8 +175,8 @@ def test_every_code_block_of_a_page_runs(page: Path) -> None:
     [pytest.param(algorithm, id=algorithm.configs[0]) for algorithm in docs_site.algorithms()],
 )
 def test_the_command_of_every_algorithm_runs_and_sends_what_its_entry_says(
-    algorithm: docs_site.Algorithm,
-) -> None:
+    algorithm,
+):
     if "lora" in algorithm.configs:
         pytest.importorskip("peft")
     page = docs_site.algorithm_page(algorithm)
@@ -184,7 +184,7 @@ def test_the_command_of_every_algorithm_runs_and_sends_what_its_entry_says(
     assert num_blocks == 2 * len(algorithm.configs)
 
 
-def test_the_page_of_what_crosses_has_a_row_for_each_set_of_messages() -> None:
+def test_the_page_of_what_crosses_has_a_row_for_each_set_of_messages():
     page = docs_site.generated_pages()["reference/what_crosses.md"]
     assert "| `fedce` | `start`, `leave_self_out` | `update`, `leave_self_out` |" in page
     assert "| `separate` | `start` | nothing |" in page

@@ -21,7 +21,7 @@ def is_there(name: str) -> bool:
     return True
 
 
-def test_removed_names_are_gone_and_their_successors_are_there() -> None:
+def test_removed_names_are_gone_and_their_successors_are_there():
     gone = []
     successors = []
     for line in PAGE.read_text().splitlines():

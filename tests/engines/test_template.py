@@ -19,7 +19,7 @@ SCRIPTS = {"superlink.sh": "flower-superlink", "supernode.sh": "flower-supernode
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(tmp_path):
     for name in UNITS:
         unit = (DEPLOY / name).read_text()
         python = "/srv/federation/.venv/bin/python"
@@ -132,7 +132,7 @@ else:
 """
 
 
-def test_killed_flower_app_is_started_again_until_the_run_finishes(tmp_path: Path) -> None:
+def test_killed_flower_app_is_started_again_until_the_run_finishes(tmp_path):
     process = run_deployment(tmp_path, THREE_FAILURES)
 
     assert process.returncode == 0, process.stderr
@@ -141,7 +141,7 @@ def test_killed_flower_app_is_started_again_until_the_run_finishes(tmp_path: Pat
     assert read_statuses(tmp_path) == [*["finished:failed"] * 3, "finished:completed"]
 
 
-def test_flower_app_that_fails_to_begin_three_times_is_given_up(tmp_path: Path) -> None:
+def test_flower_app_that_fails_to_begin_three_times_is_given_up(tmp_path):
     events = "print('ModuleNotFoundError', flush=True)\nend_run('failed')"
 
     process = run_deployment(tmp_path, events)
@@ -153,7 +153,7 @@ def test_flower_app_that_fails_to_begin_three_times_is_given_up(tmp_path: Path) 
     assert json.loads((tmp_path / "app/runs/status.json").read_text())["status"] == "starting"
 
 
-def test_running_flower_app_is_watched_and_not_started_again(tmp_path: Path) -> None:
+def test_running_flower_app_is_watched_and_not_started_again(tmp_path):
     events = "write_status('finished')\nend_run('completed')"
 
     process = run_deployment(tmp_path, events, status_before="running")
@@ -166,7 +166,7 @@ def test_running_flower_app_is_watched_and_not_started_again(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "events", ["end_run('stopped')", "write_status('failed')\nend_run('stopped')"]
 )
-def test_a_run_that_is_stopped_is_not_started_again(events: str, tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_is_not_started_again(events, tmp_path):
     process = run_deployment(tmp_path, events, status_before="running")
 
     assert process.returncode == 1, process.stderr
@@ -175,7 +175,7 @@ def test_a_run_that_is_stopped_is_not_started_again(events: str, tmp_path: Path)
     assert json.loads((tmp_path / "app/runs/status.json").read_text())["status"] == "stopped"
 
 
-def test_run_py_stop_ends_a_run_at_work(tmp_path: Path) -> None:
+def test_run_py_stop_ends_a_run_at_work(tmp_path):
     process = run_deployment(tmp_path, "pass", "stop", status_before="running")
 
     assert process.returncode == 0, process.stderr
@@ -184,7 +184,7 @@ def test_run_py_stop_ends_a_run_at_work(tmp_path: Path) -> None:
     assert "no run is at work here" not in process.stdout
 
 
-def test_run_py_stop_leaves_a_run_that_has_ended(tmp_path: Path) -> None:
+def test_run_py_stop_leaves_a_run_that_has_ended(tmp_path):
     process = run_deployment(tmp_path, "pass", "stop", status_before="finished:failed")
 
     assert process.returncode == 1, process.stderr
@@ -194,7 +194,7 @@ def test_run_py_stop_leaves_a_run_that_has_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.flower
-def test_flower_bundle_contains_only_the_app(tmp_path: Path) -> None:
+def test_flower_bundle_contains_only_the_app(tmp_path):
     """What ``flwr run`` sends to all sites, of a folder in which a run has been."""
     build = pytest.importorskip("flwr.cli.build", reason="needs flwr: make flower")
     folder = tmp_path / "app"
@@ -217,7 +217,7 @@ def test_flower_bundle_contains_only_the_app(tmp_path: Path) -> None:
     assert names == [".info/CONTENT", *app, "pyproject.toml"]
 
 
-def test_supernode_script_refuses_an_unknown_site_name(tmp_path: Path) -> None:
+def test_supernode_script_refuses_an_unknown_site_name(tmp_path):
     shutil.copytree(DEPLOY, tmp_path / "deploy")
     done = subprocess.run(
         ["sh", "deploy/supernode.sh"], cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "SITE": "Bostn"},
@@ -230,7 +230,7 @@ def test_supernode_script_refuses_an_unknown_site_name(tmp_path: Path) -> None:
 
 @pytest.mark.flower
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_deployment_scripts_use_only_options_that_flower_has(name: str) -> None:
+def test_deployment_scripts_use_only_options_that_flower_has(name):
     pytest.importorskip("flwr", reason="needs flwr: make flower")
     process = subprocess.run(
         [Path(sys.executable).parent / SCRIPTS[name], "--help"],
@@ -246,7 +246,7 @@ def test_deployment_scripts_use_only_options_that_flower_has(name: str) -> None:
 
 
 @pytest.mark.flower
-def test_nginx_lets_sites_reach_fleet_routes_of_the_superlink_only() -> None:
+def test_nginx_lets_sites_reach_fleet_routes_of_the_superlink_only():
     pytest.importorskip("flwr", reason="needs flwr: make flower")
     from flwr.superlink.main import create_app, iter_route_contexts
 
@@ -288,7 +288,7 @@ def write_programs(folder: Path, outcomes: list[str]) -> None:
         program.chmod(0o755)
 
 
-def test_log_of_nvflares_script_keeps_all_that_was_written(tmp_path: Path) -> None:
+def test_log_of_nvflares_script_keeps_all_that_was_written(tmp_path):
     write_programs(tmp_path, ["FINISHED:EXECUTION_EXCEPTION", "FINISHED:COMPLETED"])
     status_file = tmp_path / "status.json"
     status_file.write_text(json.dumps({"status": "running"}))
@@ -326,11 +326,11 @@ def test_log_of_nvflares_script_keeps_all_that_was_written(tmp_path: Path) -> No
     ],
 )
 def test_job_of_nvflare_is_submitted_again_unless_its_run_has_ended(
-    tmp_path: Path,
-    outcomes: list[str],
-    status: str,
-    expected_code: int,
-) -> None:
+    tmp_path,
+    outcomes,
+    status,
+    expected_code,
+):
     write_programs(tmp_path, outcomes)
     status_file = tmp_path / "status.json"
     status_file.write_text(json.dumps({"status": status}, indent=1))

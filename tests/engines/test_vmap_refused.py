@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,9 +85,7 @@ REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("make", "federation", "trainer", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED]
 )
-def test_vmap_with_an_unsupported_setting_is_refused(
-    tmp_path: Path, make: Any, federation: Any, trainer: Any, reason: str
-) -> None:
+def test_vmap_with_an_unsupported_setting_is_refused(tmp_path, make, federation, trainer, reason):
     with pytest.raises(
         ConfigurationError, match=f'(?s)engine="vmap".*{reason}.*engine="sequential"'
     ):

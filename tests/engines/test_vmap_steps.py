@@ -67,7 +67,7 @@ def check_that_case_is_refused(name: str, folder: Path, words: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
-def test_vmap_clients_equal_sequential_ones_or_are_refused(tmp_path: Path, name: str) -> None:
+def test_vmap_clients_equal_sequential_ones_or_are_refused(tmp_path, name):
     _, _, words_of_refusal = STEP_CASES[name]
     if words_of_refusal is not None:
         check_that_case_is_refused(name, tmp_path, words_of_refusal)

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,7 +50,7 @@ class LogsValidationSteps(Logs):
         self.log("val_loss_step", loss, on_step=True, on_epoch=False)
 
 
-def test_loggers_have_the_round_as_x_axis(tmp_path: Path) -> None:
+def test_loggers_have_the_round_as_x_axis(tmp_path):
     module = LogsValidationSteps()
     data = toy_data(server_val=0.3, eval_batch_size=8)
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
@@ -82,9 +81,7 @@ def test_loggers_have_the_round_as_x_axis(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_before_loop", [True, False])
-def test_training_that_stops_within_a_round_validates_no_client_model(
-    tmp_path: Path, is_before_loop: bool
-) -> None:
+def test_training_that_stops_within_a_round_validates_no_client_model(tmp_path, is_before_loop):
     def time_is_up(trainer: L.Trainer, *_: Any) -> None:
         trainer.should_stop = trainer.global_step == 18
 
@@ -129,7 +126,7 @@ def test_training_that_stops_within_a_round_validates_no_client_model(
 # ---- callbacks that change how a model is trained
 
 
-def test_callbacks_that_change_optimizers_are_moved_right_after_the_loop() -> None:
+def test_callbacks_that_change_optimizers_are_moved_right_after_the_loop():
     loop = FederatedLoop()
     one_callback = Callback()
     another_callback = Callback()
@@ -229,8 +226,8 @@ def train_with_callback_by_hand(callback: Callback, initial_net: nn.Module) -> n
     [(name, number % 2 == 0) for number, name in enumerate(BATCHWISE)],
 )
 def test_batch_callbacks_act_on_the_training_client_as_in_the_loop_by_hand(
-    tmp_path: Path, name: str, is_before_loop: bool
-) -> None:
+    tmp_path, name, is_before_loop
+):
     callback = BATCHWISE[name]()
     net = network()
     expected = train_with_callback_by_hand(callback, net)
@@ -262,9 +259,7 @@ class Adds(Callback):
 
 
 @pytest.mark.parametrize("performance", ["accuracy", "val_acc"])
-def test_callback_that_adds_a_module_must_come_before_the_loop(
-    tmp_path: Path, performance: str
-) -> None:
+def test_callback_that_adds_a_module_must_come_before_the_loop(tmp_path, performance):
     mode = "max" if performance == "val_acc" else None
 
     def fit_with_added_module(is_before_loop: bool, hook: str = "on_fit_start") -> None:

@@ -3,7 +3,6 @@
 import copy
 import gc
 from functools import partial
-from pathlib import Path
 
 import lightning as L
 import pytest
@@ -28,7 +27,7 @@ from helpers.loops_by_hand import (
 from helpers.models import Plain, network, sgd
 
 
-def test_same_seed_gives_the_same_bits_and_another_seed_another_model(tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_bits_and_another_seed_another_model(tmp_path):
     def fit_with_seed(seed: int) -> tuple[Tensor, Tensor]:
         """The model, and the values of clients, of which those not seen are 9."""
         loop = make_shapfed_loop(seed=seed, sampler=UniformSampler(2))
@@ -45,7 +44,7 @@ def test_same_seed_gives_the_same_bits_and_another_seed_another_model(tmp_path: 
     assert not torch.equal(model, model_of_another_seed)
 
 
-def test_replaced_loops_share_no_state(tmp_path: Path) -> None:
+def test_replaced_loops_share_no_state(tmp_path):
     """Metrics and filters of a loop are its own, also where another made from it is fitted later."""
     base = FederatedLoop(
         metrics={"cssv": ClassSpecificShapley()},
@@ -71,7 +70,7 @@ def test_replaced_loops_share_no_state(tmp_path: Path) -> None:
 # ---- metric to weight and back
 
 
-def test_cssv_with_source_weights_compares_weights_instead_of_updates(tmp_path: Path) -> None:
+def test_cssv_with_source_weights_compares_weights_instead_of_updates(tmp_path):
     keep = KeepUpdates()
     metric = ClassSpecificShapley(momentum=0, source="weights")
     loop = FederatedLoop(keep, {"cssv": metric}, seed=1)
@@ -89,7 +88,7 @@ def test_cssv_with_source_weights_compares_weights_instead_of_updates(tmp_path: 
 # ---- personal models
 
 
-def test_standalone_run_equals_each_client_training_alone(tmp_path: Path) -> None:
+def test_standalone_run_equals_each_client_training_alone(tmp_path):
     keep = KeepUpdates()
     net = network()
     loop = FederatedLoop(
@@ -123,7 +122,7 @@ def test_standalone_run_equals_each_client_training_alone(tmp_path: Path) -> Non
                 )
 
 
-def test_personal_models_are_evaluated_on_the_test_split_of_their_client(tmp_path: Path) -> None:
+def test_personal_models_are_evaluated_on_the_test_split_of_their_client(tmp_path):
     evaluation = ClientEvaluation(every=2)
     loop = FederatedLoop(personalizer=Standalone(), evaluation=evaluation, seed=1)
     data = toy_data()
@@ -160,7 +159,7 @@ def test_personal_models_are_evaluated_on_the_test_split_of_their_client(tmp_pat
 
 
 @pytest.mark.slow
-def test_memory_of_model_sized_tensors_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
+def test_memory_of_model_sized_tensors_does_not_grow_with_the_rounds(tmp_path):
     class Count(Callback):
         """Floats held in tensors as large as the model's largest layer, at the end of every round."""
 

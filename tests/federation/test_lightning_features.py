@@ -56,9 +56,7 @@ def message_of_fast_dev_run(caplog: pytest.LogCaptureFixture) -> str:
     return message
 
 
-def test_fast_dev_run_is_one_round_of_one_batch_per_client(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fast_dev_run_is_one_round_of_one_batch_per_client(tmp_path, caplog):
     loop = make_shapfed_loop(evaluation=ClientEvaluation(every=1))
     trainer = trainer_for(loop, tmp_path, fast_dev_run=True)
     data = toy_data()
@@ -75,9 +73,7 @@ def test_fast_dev_run_is_one_round_of_one_batch_per_client(
     assert not list(tmp_path.rglob("*.csv"))
 
 
-def test_fast_dev_run_says_why_no_value_can_be_had(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fast_dev_run_says_why_no_value_can_be_had(tmp_path, caplog):
     sets = {name: TensorDataset(torch.ones(4, 2)) for name in "ab"}
     data = FederatedDataModule(clients=sets, batch_size=2)
     trainer = trainer_for(FederatedLoop(), tmp_path, fast_dev_run=True)
@@ -90,7 +86,7 @@ def test_fast_dev_run_says_why_no_value_can_be_had(
     assert "No values by accuracy: forward(x): models are evaluated on batches (x, y)" in message
 
 
-def test_trainer_is_restored_after_the_fit(tmp_path: Path) -> None:
+def test_trainer_is_restored_after_the_fit(tmp_path):
     loop = FederatedLoop(seed=1)
     trainer = trainer_for(
         loop, tmp_path, rounds=1, limit_train_batches=0.5, accumulate_grad_batches=2
@@ -125,7 +121,7 @@ class Record(Callback):
         )
 
 
-def test_values_that_callbacks_monitor_equal_the_logged_contributions(tmp_path: Path) -> None:
+def test_values_that_callbacks_monitor_equal_the_logged_contributions(tmp_path):
     loss = LeaveOneOut(performance="negative_loss")
     loop = FederatedLoop(
         metrics={"cssv": ClassSpecificShapley(), "loo": loss, "cost": CommunicationCost()},
@@ -184,7 +180,7 @@ class Cohorts(ClientSampler):
         return torch.ones(num_clients)
 
 
-def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path: Path) -> None:
+def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path):
     """And what is known of absent clients is known after a resume, too."""
     cohorts = [[0, 1], [1, 2], [1, 2], [0, 2]]
 
@@ -227,9 +223,7 @@ def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path: 
         ("client_accuracy/mean", False),
     ],
 )
-def test_early_stopping_and_checkpoints_can_monitor_a_contribution(
-    tmp_path: Path, name: str, validation: bool
-) -> None:
+def test_early_stopping_and_checkpoints_can_monitor_a_contribution(tmp_path, name, validation):
     record = Record()
     best = ModelCheckpoint(tmp_path / "best", "{epoch}", monitor=name, mode="max")
     patience = 2
@@ -256,9 +250,7 @@ def test_early_stopping_and_checkpoints_can_monitor_a_contribution(
 
 
 @pytest.mark.parametrize("make_callback", [EarlyStopping, partial(ModelCheckpoint, None, None)])
-def test_monitor_of_values_that_come_after_the_run_is_refused_before_it(
-    tmp_path: Path, make_callback: Any
-) -> None:
+def test_monitor_of_values_that_come_after_the_run_is_refused_before_it(tmp_path, make_callback):
     callback = make_callback(monitor="value/client_0")
     loop = FederatedLoop(metrics={"value": ShadowShapley()}, seed=1)
 
@@ -276,9 +268,7 @@ def test_monitor_of_values_that_come_after_the_run_is_refused_before_it(
 
 
 @pytest.mark.parametrize("metric", [ShadowShapley(), CumulativeShapley()])
-def test_metric_that_the_message_names_can_be_monitored_beside_late_values(
-    tmp_path: Path, metric: Any
-) -> None:
+def test_metric_that_the_message_names_can_be_monitored_beside_late_values(tmp_path, metric):
     stop = EarlyStopping("sv/client_0", patience=5)
     loop = FederatedLoop(metrics={"sv": CumulativeShapley(), "other": metric}, seed=1)
 
@@ -291,10 +281,10 @@ def test_metric_that_the_message_names_can_be_monitored_beside_late_values(
 
 
 def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    capsys,
+    monkeypatch,
+):
     arguments = [
         "--config",
         "quick start",
@@ -362,9 +352,7 @@ class Notes(ClientAlgorithm):
 
 
 @pytest.mark.parametrize("files", [True, False])
-def test_table_kept_by_a_client_is_written_into_the_clients_folder(
-    tmp_path: Path, files: bool
-) -> None:
+def test_table_kept_by_a_client_is_written_into_the_clients_folder(tmp_path, files):
     loop = FederatedLoop(client_algorithm=Notes(), reporting=Reporting(files=files))
 
     fit(loop, tmp_path, rounds=1)

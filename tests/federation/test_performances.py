@@ -23,8 +23,8 @@ from helpers.runs import read_output
 
 @pytest.mark.parametrize("performance", ["accuracy", "negative_loss", "auroc"])
 def test_performances_and_majority_class_are_in_record_terminal_and_page(
-    tmp_path: Path, capsys: Any, performance: str
-) -> None:
+    tmp_path, capsys, performance
+):
     metric = PartialFederatedShapley(performance=performance)
     loop = FederatedLoop(metrics={"sv": metric}, seed=0)
     data = toy_data()
@@ -49,7 +49,7 @@ def test_performances_and_majority_class_are_in_record_terminal_and_page(
     assert f"The model's {sentence}." in text_of_page(write_report(tmp_path))
 
 
-def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path: Path) -> None:
+def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path):
     def fit_and_read_record(
         folder: Path, rounds: int, ckpt_path: Path | None = None
     ) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class BestAccuracy(Plain):
         self.log("best", self.best.compute())
 
 
-def test_untrained_model_is_scored_without_the_state_of_the_sanity_check(tmp_path: Path) -> None:
+def test_untrained_model_is_scored_without_the_state_of_the_sanity_check(tmp_path):
     scores = []
     for num_steps in (0, 1):
         metric = PartialFederatedShapley(performance="best", mode="max")
@@ -144,18 +144,16 @@ def fit_with_accuracy(
     ],
 )
 def test_other_accuracy_that_the_module_logs_is_named(
-    tmp_path: Path,
-    name: str,
-) -> None:
+    tmp_path,
+    name,
+):
     message = f"logs {name} = 0.* valued by its accuracy of 1"
     with pytest.warns(UserWarning, match=message):
         fit_with_accuracy(tmp_path, name, sign=-1)
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_other_accuracy_is_named_before_round_2(
-    tmp_path: Path, rounds: int, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_other_accuracy_is_named_before_round_2(tmp_path, rounds, recwarn):
     loop = FederatedLoop(metrics={"loo": LeaveOneOut()}, seed=3)
     named_at_start: list[bool] = []
 
@@ -179,11 +177,11 @@ def test_other_accuracy_is_named_before_round_2(
     ],
 )
 def test_same_accuracy_and_other_values_are_not_named(
-    tmp_path: Path,
-    name: str,
-    sign: int,
-    recwarn: pytest.WarningsRecorder,
-) -> None:
+    tmp_path,
+    name,
+    sign,
+    recwarn,
+):
     fit_with_accuracy(tmp_path, name, sign)
     messages = [str(warning.message) for warning in recwarn]
     assert "are valued" not in " ".join(messages)

@@ -26,8 +26,8 @@ from helpers.runs import read_rows
 
 @pytest.fixture(scope="module")
 def uninterrupted_run(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[Path, FederatedLoop, L.LightningModule]:
+    tmp_path_factory,
+):
     folder = tmp_path_factory.mktemp("whole")
     return folder, *fit_with_everything(folder)
 
@@ -51,7 +51,7 @@ def assert_same_run(
 
 
 @pytest.mark.slow
-def test_run_killed_within_a_round_resumes_bitwise(tmp_path: Path, uninterrupted_run: Any) -> None:
+def test_run_killed_within_a_round_resumes_bitwise(tmp_path, uninterrupted_run):
     killed_in_round = 3
     kill = StopInRound(killed_in_round, 4)
     process = Forked(tmp_path, fit_with_everything, tmp_path, 5, [kill])
@@ -86,8 +86,8 @@ class SaveAt(InRound):
 
 @pytest.mark.parametrize("where", ["a metric", "the values' file"])
 def test_a_round_that_fails_at_the_server_is_counted_once(
-    tmp_path: Path, uninterrupted_run: Any, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, uninterrupted_run, where, monkeypatch
+):
     """Metrics and aggregators have seen the round by then: what were saved on the exception would count it twice."""
 
     if where == "a metric":
@@ -137,7 +137,7 @@ class FailsAtTheThirdDraw(UniformSampler):
         return super().sample(num_clients, contributions, generator, round_index)
 
 
-def test_checkpoint_of_an_exception_while_drawing_a_cohort_resumes_bitwise(tmp_path: Path) -> None:
+def test_checkpoint_of_an_exception_while_drawing_a_cohort_resumes_bitwise(tmp_path):
     def fit_and_read_state(ckpt_path: Path | None = None) -> torch.Tensor:
         reporting = Reporting(table=False, files=False)
         loop = FederatedLoop(seed=1, sampler=FailsAtTheThirdDraw(2), reporting=reporting)
@@ -157,7 +157,7 @@ def test_checkpoint_of_an_exception_while_drawing_a_cohort_resumes_bitwise(tmp_p
     assert torch.equal(resumed, uninterrupted)
 
 
-def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path: Path) -> None:
+def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path):
     def stop(trainer: L.Trainer, *_: Any) -> None:
         if trainer.current_epoch == 1:
             raise ArithmeticError
@@ -203,8 +203,8 @@ HOOKS = ("on_train_epoch_start", "on_train_batch_end", "on_validation_end", "on_
 
 
 def test_schedule_that_follows_a_plateau_resumes_bitwise_from_any_checkpoint(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """Lightning steps it after it has saved a round's checkpoint."""
 
     def fit_plateau(

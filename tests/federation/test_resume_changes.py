@@ -42,7 +42,7 @@ def fit_and_save(
 
 
 @pytest.fixture(scope="module")
-def saved_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_checkpoint(tmp_path_factory):
     return fit_and_save(tmp_path_factory.mktemp("saved"))
 
 
@@ -64,16 +64,14 @@ def resume_fit(
         ),
     ],
 )
-def test_resume_with_other_data_is_refused(
-    saved_checkpoint: Path, tmp_path: Path, data: Any, message: str
-) -> None:
+def test_resume_with_other_data_is_refused(saved_checkpoint, tmp_path, data, message):
     with pytest.raises(
         ConfigurationError, match=f"the checkpoint is of another federation: .*{message}"
     ):
         resume_fit(saved_checkpoint, tmp_path, data=data())
 
 
-def test_changed_label_in_the_same_data_is_refused_on_resume(tmp_path: Path) -> None:
+def test_changed_label_in_the_same_data_is_refused_on_resume(tmp_path):
     """All options are the same: only the hashes tell, and whose they are."""
     data = toy_data()
     changed_data = toy_data()
@@ -114,17 +112,13 @@ def test_changed_label_in_the_same_data_is_refused_on_resume(tmp_path: Path) -> 
         ({"optimizer_state": "persist"}, "federation.optimizer_state is 'persist' and was 'reset'"),
     ],
 )
-def test_resuming_another_federation_is_refused(
-    saved_checkpoint: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_resuming_another_federation_is_refused(saved_checkpoint, tmp_path, changes, message):
     with pytest.raises(ConfigurationError, match=message):
         resume_fit(saved_checkpoint, tmp_path, **changes)
     assert not (tmp_path / "contributions.csv").exists()
 
 
-def test_resume_with_fewer_rounds_than_already_run_is_refused(
-    saved_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_resume_with_fewer_rounds_than_already_run_is_refused(saved_checkpoint, tmp_path):
     with pytest.raises(ConfigurationError, match="is of round 2, and max_epochs=1"):
         resume_fit(saved_checkpoint, tmp_path, rounds=1)
     with pytest.warns(UserWarning, match="all 2 rounds are run already: raise max_epochs"):
@@ -132,8 +126,8 @@ def test_resume_with_fewer_rounds_than_already_run_is_refused(
 
 
 def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_refused(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     make_module = partial(Plain, network(batch_norm=False))
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=5.0)
     with_larger_budget = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=8.0)
@@ -148,9 +142,7 @@ def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_re
         resume_fit(path, tmp_path / "clip", make_module(), uploads=[with_other_clip])
 
 
-def test_checkpoint_that_lacks_an_entry_of_the_federation_is_refused(
-    saved_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_checkpoint_that_lacks_an_entry_of_the_federation_is_refused(saved_checkpoint, tmp_path):
     path = tmp_path / "spoiled.ckpt"
     checkpoint = torch.load(saved_checkpoint, weights_only=True)
     (key,) = [key for key in checkpoint["callbacks"] if key.startswith("FederatedLoop")]
@@ -166,9 +158,7 @@ def test_checkpoint_that_lacks_an_entry_of_the_federation_is_refused(
             resume_fit(path, tmp_path)
 
 
-def test_checkpoint_with_a_damaged_byte_of_a_weight_is_refused(
-    saved_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_checkpoint_with_a_damaged_byte_of_a_weight_is_refused(saved_checkpoint, tmp_path):
     path = tmp_path / "spoiled.ckpt"
     checkpoint = torch.load(saved_checkpoint, weights_only=True)
     weight = next(iter(checkpoint["state_dict"].values()))
@@ -181,18 +171,14 @@ def test_checkpoint_with_a_damaged_byte_of_a_weight_is_refused(
         resume_fit(path, tmp_path)
 
 
-def test_validating_on_possible_training_samples_warns(
-    saved_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_validating_on_possible_training_samples_warns(saved_checkpoint, tmp_path):
     data_split_by_another_seed = toy_data(seed=5)
     trainer = trainer_for(make_loop(), tmp_path)
     with pytest.warns(UserWarning, match="it may have been trained on some of the samples"):
         trainer.validate(Plain(), datamodule=data_split_by_another_seed, ckpt_path=saved_checkpoint)
 
 
-def test_validating_on_the_validation_samples_of_training_does_not_warn(
-    saved_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_validating_on_the_validation_samples_of_training_does_not_warn(saved_checkpoint, tmp_path):
     trainer = trainer_for(make_loop(), tmp_path)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*trained on some.*")
@@ -206,7 +192,7 @@ def make_sgd(lr: float) -> Any:
     return partial(torch.optim.SGD, lr=lr, momentum=0.9)
 
 
-def test_a_learning_rate_given_on_resume_is_used(saved_checkpoint: Path, tmp_path: Path) -> None:
+def test_a_learning_rate_given_on_resume_is_used(saved_checkpoint, tmp_path):
     saved_state = torch.load(saved_checkpoint, weights_only=True)["state_dict"]
 
     with_rate_0 = resume_fit(saved_checkpoint, tmp_path / "zero", Plain(optimizer=make_sgd(0.0)))
@@ -221,9 +207,7 @@ def test_a_learning_rate_given_on_resume_is_used(saved_checkpoint: Path, tmp_pat
 
 
 @pytest.mark.parametrize("interval", ["epoch", "step"])
-def test_learning_rate_that_a_scheduler_sets_cannot_be_changed_on_resume(
-    tmp_path: Path, interval: str
-) -> None:
+def test_learning_rate_that_a_scheduler_sets_cannot_be_changed_on_resume(tmp_path, interval):
     steps = partial(
         Plain, interval=interval, scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1)
     )
@@ -237,14 +221,12 @@ def test_learning_rate_that_a_scheduler_sets_cannot_be_changed_on_resume(
         resume_fit(path, tmp_path / "other", steps(optimizer=make_sgd(0.2)))
 
 
-def test_resume_with_another_optimizer_is_refused(saved_checkpoint: Path, tmp_path: Path) -> None:
+def test_resume_with_another_optimizer_is_refused(saved_checkpoint, tmp_path):
     with pytest.raises(ConfigurationError, match=r"started with SGD .* and is resumed with Adam"):
         resume_fit(saved_checkpoint, tmp_path, Plain(optimizer=adam))
 
 
-def test_local_epochs_batch_size_and_server_lr_given_on_resume_are_used(
-    saved_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_local_epochs_batch_size_and_server_lr_given_on_resume_are_used(saved_checkpoint, tmp_path):
     saved_state = torch.load(saved_checkpoint, weights_only=True)["state_dict"]
 
     unmoved = resume_fit(saved_checkpoint, tmp_path / "a", aggregator=FedAvg(server_lr=1e-12))
@@ -267,7 +249,7 @@ class Named(Plain):
         self.save_hyperparameters("network")
 
 
-def test_network_of_the_same_shapes_but_another_name_is_refused(tmp_path: Path) -> None:
+def test_network_of_the_same_shapes_but_another_name_is_refused(tmp_path):
     path = fit_and_save(tmp_path, Named("ReLU"), rounds=1)
     trainer = trainer_for(make_loop(), tmp_path / "another")
     for run_stage in (trainer.fit, trainer.test):
@@ -275,7 +257,7 @@ def test_network_of_the_same_shapes_but_another_name_is_refused(tmp_path: Path) 
             run_stage(Named("Tanh"), datamodule=toy_data(), ckpt_path=path)
 
 
-def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path):
     trainer = trainer_for(None, tmp_path, rounds=1)
     trainer.fit(Plain(), toy_data())
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
@@ -305,15 +287,13 @@ def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path:
         ),
     ],
 )
-def test_checkpoint_of_another_format_is_refused(written: dict[str, Any], message: str) -> None:
+def test_checkpoint_of_another_format_is_refused(written, message):
     state = {"round_index": 2, "seed": 1, **written}
     with pytest.raises(ConfigurationError, match=message):
         make_loop().check_state(state)
 
 
-def test_resume_by_another_version_is_told_and_ends_in_the_same_model(
-    saved_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_resume_by_another_version_is_told_and_ends_in_the_same_model(saved_checkpoint, tmp_path):
     """As when flsv was upgraded between the two."""
     checkpoint = torch.load(saved_checkpoint, weights_only=True)
     federation_state = checkpoint["callbacks"]["FederatedLoop"]
@@ -332,9 +312,7 @@ def test_resume_by_another_version_is_told_and_ends_in_the_same_model(
         assert torch.equal(tensor, upgraded.state_dict()[name]), name
 
 
-def test_resume_of_an_unseeded_attack_under_another_global_seed_is_refused(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_resume_of_an_unseeded_attack_under_another_global_seed_is_refused(tmp_path, monkeypatch):
     """``seed_everything`` draws its clients, also where the federation has a seed of its own."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
     path = fit_and_save(tmp_path, uploads=[FreeRider("zero", fraction=0.4)])

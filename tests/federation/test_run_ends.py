@@ -119,7 +119,7 @@ def read_values(loop: FederatedLoop, metric: str = "sv") -> pandas.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def planned_run(tmp_path_factory: pytest.TempPathFactory) -> FederatedLoop:
+def planned_run(tmp_path_factory):
     """A run of as many rounds as the others have at their ends."""
     evaluation = ClientEvaluation(every=1)
     loop, _ = fit_run(tmp_path_factory.mktemp("planned"), DONE, evaluation=evaluation)
@@ -128,8 +128,8 @@ def planned_run(tmp_path_factory: pytest.TempPathFactory) -> FederatedLoop:
 
 @pytest.mark.parametrize("end", ENDS)
 def test_values_and_scores_of_a_run_that_is_stopped_are_of_its_last_round(
-    tmp_path: Path, planned_run: FederatedLoop, end: str
-) -> None:
+    tmp_path, planned_run, end
+):
     callbacks = ENDS[end]()
     loop, _ = fit_run(tmp_path, PLANNED, callbacks, every=PLANNED, evaluation=RARE)
 
@@ -147,7 +147,7 @@ def test_values_and_scores_of_a_run_that_is_stopped_are_of_its_last_round(
     pandas.testing.assert_frame_equal(scores, expected.loc[[DONE - 1]])
 
 
-def test_model_is_not_changed_by_what_is_computed_at_the_end(tmp_path: Path) -> None:
+def test_model_is_not_changed_by_what_is_computed_at_the_end(tmp_path):
     models = []
     for every in (0, 5):
         evaluation = ClientEvaluation(every=every)
@@ -160,8 +160,8 @@ def test_model_is_not_changed_by_what_is_computed_at_the_end(tmp_path: Path) -> 
 
 
 def test_default_rounds_of_a_logged_value_include_the_last_of_a_stopped_run(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     stopped, _ = fit_run(
         tmp_path / "stopped", 20, [make_early_stopping()], every=None, performance="val_loss"
     )
@@ -171,7 +171,7 @@ def test_default_rounds_of_a_logged_value_include_the_last_of_a_stopped_run(
     assert torch.equal(stopped.contributions["sv"], planned.contributions["sv"])
 
 
-def test_loggers_get_the_last_round_of_a_stopped_run_once(tmp_path: Path) -> None:
+def test_loggers_get_the_last_round_of_a_stopped_run_once(tmp_path):
     logger = TensorBoardLogger(tmp_path, name="run", version="")
     shadow = ShadowShapley(coalitions="singles", every=PLANNED)
     loop = FederatedLoop(
@@ -207,7 +207,7 @@ class Interrupts(Callback):
             raise KeyboardInterrupt
 
 
-def test_interrupted_run_names_what_is_of_an_earlier_round(tmp_path: Path) -> None:
+def test_interrupted_run_names_what_is_of_an_earlier_round(tmp_path):
     message = "scores of clients' own models: the run was stopped after round 2"
     with pytest.raises(SystemExit), pytest.warns(UserWarning, match=message):
         fit_run(tmp_path, PLANNED, [Interrupts()], evaluation=RARE)
@@ -218,8 +218,8 @@ def test_interrupted_run_names_what_is_of_an_earlier_round(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("sampler", slow_except([None], [None, UniformSampler(2)]))
 def test_run_resumed_from_a_checkpoint_saved_after_the_fit_equals_an_unbroken_one(
-    tmp_path: Path, sampler: Any
-) -> None:
+    tmp_path, sampler
+):
     options: dict[str, Any] = {
         "sampler": sampler,
         "evaluation": ClientEvaluation(every=1),
@@ -238,9 +238,7 @@ def test_run_resumed_from_a_checkpoint_saved_after_the_fit_equals_an_unbroken_on
 
 
 @pytest.mark.parametrize("saved", slow_except(["in the fit"], ["in the fit", "after the fit"]))
-def test_run_that_goes_on_after_early_stopping_counts_no_round_twice(
-    tmp_path: Path, saved: str
-) -> None:
+def test_run_that_goes_on_after_early_stopping_counts_no_round_twice(tmp_path, saved):
     options: dict[str, Any] = {
         "every": 3,
         "sampler": UniformSampler(2),

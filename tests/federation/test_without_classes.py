@@ -1,6 +1,5 @@
 """Federations whose samples have no classes: texts, numbers, graphs."""
 
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -62,9 +61,7 @@ def make_graphs() -> FederatedDataModule:
         (GraphNet, make_graphs),
     ],
 )
-def test_a_task_without_classes_is_trained_and_measured(
-    module: Any, data: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_task_without_classes_is_trained_and_measured(module, data, tmp_path, capsys):
     client_module = module()
     client_data = data()
     initial_vector = state_vector(client_module)
@@ -109,9 +106,7 @@ def test_a_task_without_classes_is_trained_and_measured(
         ),
     ],
 )
-def test_component_that_needs_classes_is_refused_before_training(
-    arguments: Any, component: str, tmp_path: Path
-) -> None:
+def test_component_that_needs_classes_is_refused_before_training(arguments, component, tmp_path):
     trainer = trainer_for(FederatedLoop(**arguments), tmp_path, 1)
     with pytest.raises(
         ConfigurationError, match=f"{component}.*have no classes: the labels are float32 numbers\\."
@@ -121,13 +116,13 @@ def test_component_that_needs_classes_is_refused_before_training(
     assert trainer.global_step == 0
 
 
-def test_component_that_needs_classes_uses_given_labels(tmp_path: Path) -> None:
+def test_component_that_needs_classes_uses_given_labels(tmp_path):
     loop = FederatedLoop(DivergenceWeighted(), {"cssv": ClassSpecificShapley()}, seed=0)
     trainer_for(loop, tmp_path, 1).fit(Texts(), make_texts(labels=[i % 7 for i in range(N)]))
     assert loop.contributions["cssv"].by_class.shape == (3, 7)
 
 
-def test_classifier_client_on_data_without_classes_is_refused(tmp_path: Path) -> None:
+def test_classifier_client_on_data_without_classes_is_refused(tmp_path):
     with pytest.raises(
         ConfigurationError,
         match="ClassifierClient learns classes, and the training samples have no",

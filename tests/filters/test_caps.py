@@ -5,7 +5,7 @@ import torch
 from flsv.filters.caps import scale_updates
 
 
-def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers() -> None:
+def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers():
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(4, 6, generator=generator)
     initial = torch.randn(6, generator=generator)
@@ -20,7 +20,7 @@ def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers() -> 
     assert torch.equal(scaled[:, 5], rows[:, 5])
 
 
-def test_scale_updates_by_an_initial_model_for_each_client_gives_the_same() -> None:
+def test_scale_updates_by_an_initial_model_for_each_client_gives_the_same():
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(4, 6, generator=generator)
     initial = torch.randn(6, generator=generator)
@@ -40,7 +40,7 @@ def test_scale_updates_by_an_initial_model_for_each_client_gives_the_same() -> N
     )
 
 
-def test_scale_updates_by_1_copies_nothing() -> None:
+def test_scale_updates_by_1_copies_nothing():
     rows = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
 
     assert (

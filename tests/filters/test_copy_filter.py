@@ -32,8 +32,8 @@ from helpers.pages import text_of_page
 
 @pytest.mark.parametrize("bad", [0.0, 1e30])
 def test_centered_cosine_similarities_equal_numpys_and_are_0_without_a_direction(
-    bad: float,
-) -> None:
+    bad,
+):
     """Updates without a direction are no part of it."""
     updates = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
     centered = updates[:4].double().numpy()
@@ -80,7 +80,7 @@ def similarities_by_hand(
     return np.min(similarities, axis=0)
 
 
-def test_last_step_similarity_equals_the_formula_written_out() -> None:
+def test_last_step_similarity_equals_the_formula_written_out():
     draw = np.random.default_rng(0)
     updates = draw.normal(size=(5, 9))
     step = draw.normal(size=9)
@@ -117,7 +117,7 @@ def groups_by_trying_all(similar: np.ndarray, gap: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("num_copies", range(4))
-def test_isolated_groups_equal_those_of_trying_all_groups(num_copies: int) -> None:
+def test_isolated_groups_equal_those_of_trying_all_groups(num_copies):
     generator = np.random.default_rng(num_copies)
     directions = generator.normal(size=(8, 30))
     for copy in range(num_copies):  # of the first client, by the last ones
@@ -131,7 +131,7 @@ def test_isolated_groups_equal_those_of_trying_all_groups(num_copies: int) -> No
         np.testing.assert_array_equal(groups, groups_by_trying_all(similar, gap))
 
 
-def test_fewer_than_six_clients_have_no_isolated_group() -> None:
+def test_fewer_than_six_clients_have_no_isolated_group():
     similar = torch.full((6, 6), -0.5)
     similar[:2, :2] = 0.9  # clients 0 and 1
     similar.fill_diagonal_(1)
@@ -179,7 +179,7 @@ def make_watching_filters() -> dict[str, Any]:
     return {"filters": [OutlierFilter(), CopyFilter(0.7, gap=None)]}
 
 
-def test_copies_are_reported_together_and_still_aggregated(tmp_path: Path) -> None:
+def test_copies_are_reported_together_and_still_aggregated(tmp_path):
     loop = make_sybil_loop(metrics={"cgsv": CosineGradientShapley()}, **make_watching_filters())
     unwatched = make_sybil_loop()
 
@@ -250,7 +250,7 @@ ISOLATED_PAIR = make_gram_matrix(similar=0.65)
 CLOSE_PAIR = make_gram_matrix(similar=0.2)
 
 
-def test_isolated_group_in_the_first_three_rounds_counts_as_copies() -> None:
+def test_isolated_group_in_the_first_three_rounds_counts_as_copies():
     after_two_rounds = count_rounds_as_copies([ISOLATED_PAIR] * 2, gap=GAP)
     after_three_rounds = count_rounds_as_copies([ISOLATED_PAIR] * 3, gap=GAP)
     without_gap = count_rounds_as_copies([ISOLATED_PAIR] * 6, threshold=0.7)
@@ -260,7 +260,7 @@ def test_isolated_group_in_the_first_three_rounds_counts_as_copies() -> None:
     assert without_gap == {}
 
 
-def test_isolated_group_stays_noticed_and_none_is_noticed_after_the_third_round() -> None:
+def test_isolated_group_stays_noticed_and_none_is_noticed_after_the_third_round():
     isolated_first = [ISOLATED_PAIR] * 3 + [CLOSE_PAIR] * 2
     isolated_late = [CLOSE_PAIR] * 3 + [ISOLATED_PAIR] * 6
 
@@ -271,14 +271,14 @@ def test_isolated_group_stays_noticed_and_none_is_noticed_after_the_third_round(
     assert rounds_if_late == {}
 
 
-def test_copy_in_a_single_round_is_not_enough_for_an_isolated_group() -> None:
+def test_copy_in_a_single_round_is_not_enough_for_an_isolated_group():
     copy_of_a_round = make_gram_matrix(1.0)
     close = make_gram_matrix(0.2)
 
     assert count_rounds_as_copies([copy_of_a_round, close, close], gap=0.45) == {}
 
 
-def test_sum_of_two_other_clients_updates_is_not_a_copy() -> None:
+def test_sum_of_two_other_clients_updates_is_not_a_copy():
     generator = torch.Generator().manual_seed(0)
     rounds, clients, parameters = 3, 6, 4000
     updates = torch.randn(rounds, clients, parameters, generator=generator, dtype=torch.float64)
@@ -309,7 +309,7 @@ def fit_with_echo(
     return loop, fit_and_collect_warnings(loop, folder, "last step back", rounds)
 
 
-def test_client_that_sends_back_the_servers_last_step_is_reported_alone(tmp_path: Path) -> None:
+def test_client_that_sends_back_the_servers_last_step_is_reported_alone(tmp_path):
     loop, messages = fit_with_echo(tmp_path, mix=1.0, rounds=6)
 
     # Before the first round is no step. Rounds 2 to 4 have to speak before it is said, rounds 4 to 6 are counted.
@@ -337,9 +337,7 @@ def test_client_that_sends_back_the_servers_last_step_is_reported_alone(tmp_path
         (1.0, 3),
     ],
 )
-def test_partial_or_two_round_copies_of_the_server_are_not_reported(
-    tmp_path: Path, mix: float, rounds: int
-) -> None:
+def test_partial_or_two_round_copies_of_the_server_are_not_reported(tmp_path, mix, rounds):
     loop, messages = fit_with_echo(tmp_path, mix, rounds)
 
     assert messages == []

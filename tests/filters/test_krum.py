@@ -1,7 +1,5 @@
 """MultiKrum: its scores against a reference, the clients that it keeps, the cohorts that it refuses."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from helpers.data import toy_data
 from helpers.fits import fit
 
 
-def test_krum_scores_sum_the_closest_distances() -> None:
+def test_krum_scores_sum_the_closest_distances():
     points = torch.randn(
         8,
         30,
@@ -36,9 +34,7 @@ def test_krum_scores_sum_the_closest_distances() -> None:
         (1, None),
     ],
 )
-def test_multi_krum_leaves_out_a_distant_update(
-    tmp_path: Path, keep: int | None, participations: list[int] | None
-) -> None:
+def test_multi_krum_leaves_out_a_distant_update(tmp_path, keep, participations):
     loop = FederatedLoop(
         filters=[MultiKrum(1, keep)],
         uploads=[Scaling(-8.0, clients=[2])],

@@ -64,9 +64,7 @@ class Huge(Attack):
 
 
 @pytest.mark.parametrize("size", [1e10, 3e38])
-def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(
-    tmp_path: Path, size: float
-) -> None:
+def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(tmp_path, size):
     loop = FederatedLoop(
         uploads=[Huge(size)],
         metrics={"cgsv": CosineGradientShapley()},
@@ -140,9 +138,7 @@ METRICS = {
     ],
     ids=["median", "by values"],
 )
-def test_client_with_faulty_updates_in_every_round_has_no_value(
-    tmp_path: Path, aggregator: Aggregator, factor: float
-) -> None:
+def test_client_with_faulty_updates_in_every_round_has_no_value(tmp_path, aggregator, factor):
     metrics = {name: metric() for name, metric in METRICS.items()}
 
     loop = fit_with_faulty_updates(
@@ -166,7 +162,7 @@ def test_client_with_faulty_updates_in_every_round_has_no_value(
         assert has_value == [True, False, True, True, True], name
 
 
-def test_round_with_a_faulty_update_adds_nothing_to_its_clients_value(tmp_path: Path) -> None:
+def test_round_with_a_faulty_update_adds_nothing_to_its_clients_value(tmp_path):
     """Values are sums over rounds: one update of a hundred times its length would be worth a hundred rounds."""
     folder = tmp_path / "once"
 
@@ -199,8 +195,8 @@ def test_round_with_a_faulty_update_adds_nothing_to_its_clients_value(tmp_path: 
 
 
 def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     class Overflows(FedAvg):
         rounds = (1,)
 
@@ -241,7 +237,7 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_round_in_which_nobody_is_trusted_is_no_broken_round(tmp_path: Path, resumed: bool) -> None:
+def test_round_in_which_nobody_is_trusted_is_no_broken_round(tmp_path, resumed):
     """All weights are 0 in round 1, and the aggregate of round 2 alone is not finite."""
 
     class TrustsNobodyAtFirst(FedAvg):
@@ -271,7 +267,7 @@ def test_round_in_which_nobody_is_trusted_is_no_broken_round(tmp_path: Path, res
 
 
 @pytest.mark.parametrize("size", [1e4, 3e38])
-def test_round_goes_on_without_an_excluded_outlier(tmp_path: Path, size: float) -> None:
+def test_round_goes_on_without_an_excluded_outlier(tmp_path, size):
     data = toy_data((4, 3, 4, 3))
     loop = FederatedLoop(
         metrics={"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()},
@@ -328,7 +324,7 @@ def make_cohort(
     )
 
 
-def test_warning_about_nan_clients_names_the_earlier_sender_of_a_large_update() -> None:
+def test_warning_about_nan_clients_names_the_earlier_sender_of_a_large_update():
     """After an update that was aggregated most return NaN: the message leads back to whose it was."""
     watch = OutlierFilter()
 
@@ -347,7 +343,7 @@ def make_diverging_module(*rounds_and_clients: tuple[int, int]) -> Diverges:
     return Diverges(network(), sgd, failing=set(rounds_and_clients))
 
 
-def test_client_with_nan_is_left_out_and_reported_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_client_with_nan_is_left_out_and_reported_and_the_run_goes_on(tmp_path):
     loop = make_shapfed_loop(personalizer=Standalone(), optimizer_state="persist")
     second_round, third_round = 1, 2
     nan_of_client_1 = make_diverging_module((second_round, 1), (third_round, 1))
@@ -364,7 +360,7 @@ def test_client_with_nan_is_left_out_and_reported_and_the_run_goes_on(tmp_path: 
     assert loop.contributions["cssv"].isfinite().all()  # client 1 keeps its value of the first
 
 
-def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path: Path) -> None:
+def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path):
     all_fail = make_diverging_module((1, 0), (1, 1), (1, 2))
     with (
         pytest.warns(UserWarning, match="3 of 3 clients returned"),
@@ -390,7 +386,7 @@ def update_lengths(round: Round) -> torch.Tensor:
     return updates.norm(dim=1)
 
 
-def test_norm_cap_bounds_lengths_and_keeps_directions(tmp_path: Path) -> None:
+def test_norm_cap_bounds_lengths_and_keeps_directions(tmp_path):
     filters = [OutlierFilter(), NormCap(1.25)]
     uploads = [Scaling(3.0, clients=[1])]
 
@@ -411,7 +407,7 @@ def test_norm_cap_bounds_lengths_and_keeps_directions(tmp_path: Path) -> None:
     assert torch.equal(capped_update[cut:], update[cut:])
 
 
-def test_caps_that_no_client_reaches_leave_the_round_bitwise_unchanged(tmp_path: Path) -> None:
+def test_caps_that_no_client_reaches_leave_the_round_bitwise_unchanged(tmp_path):
     filters = [OutlierFilter(), NormCap(100.0), SampleCap(100.0)]
 
     plain = fit_one_round(tmp_path / "plain")
@@ -420,7 +416,7 @@ def test_caps_that_no_client_reaches_leave_the_round_bitwise_unchanged(tmp_path:
     assert torch.equal(plain.server_vector, capped.server_vector)  # type: ignore[arg-type]
 
 
-def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path: Path) -> None:
+def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path):
     filters = [OutlierFilter(), SampleCap(1.0)]  # once the median
 
     plain = fit_one_round(tmp_path / "plain")
@@ -458,12 +454,12 @@ def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path: Path) -> 
         ({"filters": [SampleCap(1.0), OutlierFilter()]}, "Put it before the others"),
     ],
 )
-def test_filters_with_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_filters_with_wrong_arguments_are_refused(arguments, message):
     with pytest.raises(ConfigurationError, match=message):
         FederatedLoop(**arguments)
 
 
-def test_multi_krum_keeps_the_update_closest_to_the_others() -> None:
+def test_multi_krum_keeps_the_update_closest_to_the_others():
     cohort = make_cohort([5.0, 5.1, 5.2, 1.0, 9.0])
 
     filtered = MultiKrum(1, keep=1).apply(cohort)

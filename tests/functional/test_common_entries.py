@@ -9,9 +9,7 @@ from flsv.functional.common_entries import keep_common
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("block", [1, 7, 2**20])
-def test_averages_keep_entries_that_all_models_share(
-    monkeypatch: pytest.MonkeyPatch, rows: int, block: int
-) -> None:
+def test_averages_keep_entries_that_all_models_share(monkeypatch, rows, block):
     monkeypatch.setattr(module, "_COLUMNS_PER_BLOCK", block)
     integers = torch.randint(
         0,

@@ -14,9 +14,7 @@ from flsv.functional import contribution_estimates, leave_one_out_cosines
         pytest.param([1.0, 0.0, 0.0], [0, 0, -1], id="others without weight"),
     ],
 )
-def test_cosine_is_0_if_there_are_no_other_updates(
-    weights: list[float], expected: list[float]
-) -> None:
+def test_cosine_is_0_if_there_are_no_other_updates(weights, expected):
     updates = torch.tensor(
         [
             [1.0, 2.0],
@@ -30,11 +28,11 @@ def test_cosine_is_0_if_there_are_no_other_updates(
     assert cosines.tolist() == pytest.approx(expected)
 
 
-def test_cosine_of_a_client_alone_is_0() -> None:
+def test_cosine_of_a_client_alone_is_0():
     assert leave_one_out_cosines(torch.tensor([[5.0]]), torch.ones(1)).tolist() == [0]
 
 
-def test_rounding_noise_of_a_sum_that_is_zero_is_no_direction() -> None:
+def test_rounding_noise_of_a_sum_that_is_zero_is_no_direction():
     updates = torch.tensor(
         [
             [0.1, 0.3],
@@ -50,7 +48,7 @@ def test_rounding_noise_of_a_sum_that_is_zero_is_no_direction() -> None:
     assert cosines[0] == 0
 
 
-def test_fedces_estimates_have_a_floor_and_are_equal_where_their_sum_is_0() -> None:
+def test_fedces_estimates_have_a_floor_and_are_equal_where_their_sum_is_0():
     # A client that points just where the others do, and whose data the others' model knows.
     cosines = torch.tensor([1.0, 0.0, 0.0])
     scores = torch.tensor([1.0, 0.5, 0.5])
@@ -65,7 +63,7 @@ def test_fedces_estimates_have_a_floor_and_are_equal_where_their_sum_is_0() -> N
         contribution_estimates(torch.zeros(2), torch.tensor([-0.7, 0.2]))
 
 
-def test_errors_above_the_cap_are_capped() -> None:
+def test_errors_above_the_cap_are_capped():
     cosines = torch.tensor([0.1, 0.3, -0.2, 0.0])
     scores = torch.tensor([0.9, 0.8, 0.6, 0.7])
     false_scores = torch.tensor([0.0, 0.8, 0.6, 0.7])

@@ -13,7 +13,7 @@ from flsv.metrics import ShadowShapley
 from flsv.utilities.display import BRACKETS_NOTE
 
 
-def test_one_seed_stderr_adds_the_errors_of_fit_seeds_untrained_models_and_last_rounds() -> None:
+def test_one_seed_stderr_adds_the_errors_of_fit_seeds_untrained_models_and_last_rounds():
     values = torch.tensor([2.0, -1.0])
     fit_errors = torch.tensor([0.3, 0.0])
     untrained_utilities = torch.tensor([0.0, 0.1, 0.2])
@@ -39,7 +39,7 @@ def test_one_seed_stderr_adds_the_errors_of_fit_seeds_untrained_models_and_last_
     )
 
 
-def test_one_seed_stderr_of_several_values_is_that_of_each_column() -> None:
+def test_one_seed_stderr_of_several_values_is_that_of_each_column():
     values = torch.tensor([[2.0, 0.0], [-1.0, 4.0]])
 
     stderr = one_seed_stderr(values, torch.zeros(2, 2))
@@ -67,8 +67,8 @@ def share_of_covered_clients(
 @pytest.mark.slow
 @pytest.mark.parametrize("with_untrained_utilities", [False, True])
 def test_one_seeds_90_percent_interval_holds_the_other_seeds_mean_for_90_to_96_percent(
-    with_untrained_utilities: bool,
-) -> None:
+    with_untrained_utilities,
+):
     """Of the clients of the tuning set, on which the constants of the intervals were chosen."""
     shares = []
     for name in names("tuning"):
@@ -85,7 +85,7 @@ def test_one_seeds_90_percent_interval_holds_the_other_seeds_mean_for_90_to_96_p
     assert 0.9 < np.mean(shares) < 0.96
 
 
-def test_sentence_on_interval_brackets_is_the_same_in_docs_and_docstring() -> None:
+def test_sentence_on_interval_brackets_is_the_same_in_docs_and_docstring():
     root = Path(__file__).parents[2]
     page = (root / "docs/howto/look.md").read_text(encoding="utf-8")
     for text in (page, str(ShadowShapley.__doc__)):

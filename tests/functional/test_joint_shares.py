@@ -46,8 +46,8 @@ CORRELATIONS = [-0.9, 0.0, 0.9]
 
 @pytest.mark.parametrize("correlation", CORRELATIONS)
 def test_share_of_one_of_two_clients_has_the_percentiles_of_the_closed_form(
-    correlation: float,
-) -> None:
+    correlation,
+):
     values = [3.0, 1.0]
     common = 0.03 * correlation
     covariance = [
@@ -71,7 +71,7 @@ def test_share_of_one_of_two_clients_has_the_percentiles_of_the_closed_form(
 
 
 @pytest.mark.parametrize("rule", ["zero", "shift", "softmax"])
-def test_shares_of_each_draw_are_those_of_allocate_and_sum_to_1(rule: str) -> None:
+def test_shares_of_each_draw_are_those_of_allocate_and_sum_to_1(rule):
     generator = torch.Generator()
     generator.manual_seed(0)
     draws = torch.randn(50, 4, generator=generator)
@@ -87,7 +87,7 @@ def test_shares_of_each_draw_are_those_of_allocate_and_sum_to_1(rule: str) -> No
     torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
-def test_a_sole_positive_value_within_its_error_has_no_certain_share() -> None:
+def test_a_sole_positive_value_within_its_error_has_no_certain_share():
     values = torch.tensor([0.01, -0.01, 0.0])
     deviation = 0.01  # as large as the values
     errors = make_independent_errors(variance=deviation**2, num_clients=3)
@@ -102,7 +102,7 @@ def test_a_sole_positive_value_within_its_error_has_no_certain_share() -> None:
     assert abs(intervals.without_gain - 0.5) < 0.02
 
 
-def test_errors_of_few_seeds_have_the_wider_tails_of_students_t() -> None:
+def test_errors_of_few_seeds_have_the_wider_tails_of_students_t():
     errors = ValueErrors(torch.eye(2), freedom=4)
 
     sampled_values = draw_values(
@@ -117,7 +117,7 @@ def test_errors_of_few_seeds_have_the_wider_tails_of_students_t() -> None:
     assert abs(percentile - percentile_of_students_t) < 0.05
 
 
-def test_a_client_without_a_value_has_no_interval_and_nothing_of_the_others() -> None:
+def test_a_client_without_a_value_has_no_interval_and_nothing_of_the_others():
     covariance = 0.01 * torch.eye(3)
     covariance[1] = NAN
     covariance[:, 1] = NAN
@@ -135,7 +135,7 @@ def test_a_client_without_a_value_has_no_interval_and_nothing_of_the_others() ->
     assert with_values.tolist() == of_two.low.tolist()
 
 
-def test_values_without_a_claim_have_no_intervals() -> None:
+def test_values_without_a_claim_have_no_intervals():
     values = torch.tensor([-1.0, -2.0])
 
     intervals = joint_shares(values, make_independent_errors(0.01, 2))

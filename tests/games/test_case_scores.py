@@ -82,8 +82,8 @@ def make_outputs(masks: Tensor) -> Tensor:
     ],
 )
 def test_covariance_of_values_is_that_of_a_plain_bootstrap(
-    measure: str,
-) -> None:
+    measure,
+):
     masks = all_coalitions(CLIENTS)
     outputs = make_outputs(masks)
     _, score = make_evaluator_and_score(measure)
@@ -130,7 +130,7 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(
     torch.testing.assert_close(covariance, expected, rtol=0, atol=0.12 * scale)
 
 
-def test_values_of_the_cases_average_to_the_predicted_values() -> None:
+def test_values_of_the_cases_average_to_the_predicted_values():
     masks = few_coalitions(CLIENTS, "singles")
     outputs = make_outputs(masks)
     evaluator, score = make_evaluator_and_score("balanced_accuracy")
@@ -166,8 +166,8 @@ def test_values_of_the_cases_average_to_the_predicted_values() -> None:
     [MeanSquaredError(), MeanAbsoluteError()],
 )
 def test_errors_of_a_regression_have_the_standard_error_of_a_mean(
-    metric: nn.Module,
-) -> None:
+    metric,
+):
     num_samples = 50
     targets = torch.linspace(-1, 1, num_samples)
     batches = [(torch.zeros(num_samples, 2), targets[:, None])]
@@ -195,7 +195,7 @@ def test_errors_of_a_regression_have_the_standard_error_of_a_mean(
     assert covariance.flatten().tolist() == pytest.approx([variance_of_value] * 4, rel=2e-4)
 
 
-def test_a_measure_that_is_no_mean_over_samples_is_resampled() -> None:
+def test_a_measure_that_is_no_mean_over_samples_is_resampled():
     module = nn.Linear(2, 1)
     targets = torch.randn(
         400,
@@ -243,7 +243,7 @@ def test_a_measure_that_is_no_mean_over_samples_is_resampled() -> None:
     assert covariance[0, 1] != 0
 
 
-def test_patients_are_drawn_where_cases_belong_to_them() -> None:
+def test_patients_are_drawn_where_cases_belong_to_them():
     generator = torch.Generator().manual_seed(0)
     by_patient = torch.randn(60, 1, generator=generator).double()
     patients = torch.arange(60).repeat_interleave(5)

@@ -192,8 +192,8 @@ def naive_scores_of_coalitions(
 )
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
-    backend: Any, weighting: Any, server_lr: float, own_starts: bool
-) -> None:
+    backend, weighting, server_lr, own_starts
+):
     net = make_network()
     data = make_batches()
     round = make_round(net, own_starts=own_starts)
@@ -223,7 +223,7 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
         pytest.param(Renormalized(torch.ones(3)), "expected 4 weights", id="too few renormalized"),
     ],
 )
-def test_coalition_utility_with_wrong_weights_is_refused(weighting: Any, message: str) -> None:
+def test_coalition_utility_with_wrong_weights_is_refused(weighting, message):
     net = make_network()
     round = make_round(net)
     evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
@@ -237,7 +237,7 @@ def test_coalition_utility_with_wrong_weights_is_refused(weighting: Any, message
     [torch.ones(2, 4), torch.ones(2, 5, dtype=torch.bool)],
     ids=["numbers", "too many clients"],
 )
-def test_coalition_utility_with_wrong_masks_raises(masks: Tensor) -> None:
+def test_coalition_utility_with_wrong_masks_raises(masks):
     net = make_network()
     round = make_round(net)
     evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)
@@ -247,7 +247,7 @@ def test_coalition_utility_with_wrong_masks_raises(masks: Tensor) -> None:
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
-def test_autocast_context_applies_to_the_forward_only(backend: Any) -> None:
+def test_autocast_context_applies_to_the_forward_only(backend):
     net = make_network()
     data = make_batches()
     round = make_round(net)
@@ -282,7 +282,7 @@ def test_autocast_context_applies_to_the_forward_only(backend: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
-def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend: Any) -> None:
+def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend):
     net = make_network()
     space = ParameterSpace(net)
     vectors = space.read(net).repeat(3, 1)
@@ -305,7 +305,7 @@ def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend: Any) -> N
 
 
 @pytest.mark.parametrize("size", [600, 7])
-def test_validation_batches_are_recut_without_changing_scores(size: int) -> None:
+def test_validation_batches_are_recut_without_changing_scores(size):
     net = make_network()
     space = ParameterSpace(net)
     data = make_batches(600, size)
@@ -336,7 +336,7 @@ def test_validation_batches_are_recut_without_changing_scores(size: int) -> None
         ({"num_classes": 9}, r"expected logits \[1, 9\]"),
     ],
 )
-def test_model_evaluator_with_wrong_arguments_raises(change: dict[str, Any], message: str) -> None:
+def test_model_evaluator_with_wrong_arguments_raises(change, message):
     net = make_network()
     arguments = {"batches": make_batches(), "num_classes": CLASSES, **change}
     with pytest.raises(ConfigurationError, match=message):
@@ -348,7 +348,7 @@ class Drawing(nn.Linear):
         return super().forward(x.flatten(1)) + 0.1 * torch.randn(len(x), 2)
 
 
-def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one() -> None:
+def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one():
     """A regression of two numbers, against the metric of each model's outputs."""
     torch.manual_seed(0)
     net = Drawing(36, 2)
@@ -397,7 +397,7 @@ def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one() -
     assert values("serial")[3].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_chunk_of_models_that_runs_out_of_memory_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_of_models_that_runs_out_of_memory_is_halved(monkeypatch):
     net = make_network()
     round = make_round(net)
     evaluator = ModelEvaluator(
@@ -435,7 +435,7 @@ class Branching(nn.Linear):
         return logits if logits.sum() > 0 else 2 * logits
 
 
-def test_a_module_that_vmap_cannot_handle_is_evaluated_one_at_a_time() -> None:
+def test_a_module_that_vmap_cannot_handle_is_evaluated_one_at_a_time():
     net = Branching(36, CLASSES)
     data = make_batches()
     round = make_round(net)
@@ -449,7 +449,7 @@ def test_a_module_that_vmap_cannot_handle_is_evaluated_one_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
-def test_evaluator_changes_neither_module_nor_random_state(backend: Any) -> None:
+def test_evaluator_changes_neither_module_nor_random_state(backend):
     net = make_network()
     net.train()
     net.norm.eval()
@@ -492,7 +492,7 @@ def test_evaluator_changes_neither_module_nor_random_state(backend: Any) -> None
     assert torch.is_grad_enabled()
 
 
-def test_metrics_of_a_round_share_every_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_a_round_share_every_evaluation(monkeypatch):
     net = make_network()
     round = make_round(net)
     evaluator = ModelEvaluator(net, round.space, make_batches(), num_classes=CLASSES)

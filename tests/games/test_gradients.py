@@ -31,7 +31,7 @@ class Smooth(nn.Module):
         return self.head(torch.tanh(mixed + hidden))
 
 
-def test_game_gradients_equal_those_of_autograd() -> None:
+def test_game_gradients_equal_those_of_autograd():
     torch.manual_seed(0)
     net = Smooth().train()
     net.norm.running_mean.uniform_(-1, 1)

@@ -1,6 +1,5 @@
 """Coalitions judged by the clients: the same game by hand, what is told, what is refused, and who stands apart."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,8 +90,8 @@ def balanced_accuracy_by_hand(model: Plain, client_data: FederatedDataModule) ->
 
 
 def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     metrics = {
         "sv": PartialFederatedShapley(judges="clients"),
         "shadow": ShadowShapley(coalitions="all", judges="clients"),
@@ -147,7 +146,7 @@ def with_setup(client_data: FederatedDataModule) -> FederatedDataModule:
     return client_data
 
 
-def test_loss_by_client_side_evaluation_is_the_mean_over_held_out_samples(tmp_path: Path) -> None:
+def test_loss_by_client_side_evaluation_is_the_mean_over_held_out_samples(tmp_path):
     metrics = {
         "loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"),
         "roc": PartialFederatedShapley(performance="auroc", judges="clients"),
@@ -172,7 +171,7 @@ def test_loss_by_client_side_evaluation_is_the_mean_over_held_out_samples(tmp_pa
     assert federated.contributions["roc"].isfinite().all()
 
 
-def test_evaluating_clients_omit_rare_classes_and_cap_their_counts() -> None:
+def test_evaluating_clients_omit_rare_classes_and_cap_their_counts():
     num_samples = torch.tensor([1, 1])
     x = torch.arange(12.0)[:, None]
     y = torch.tensor([0] * 7 + [1] * 3 + [2] * 2)
@@ -210,7 +209,7 @@ def test_evaluating_clients_omit_rare_classes_and_cap_their_counts() -> None:
 
 
 @pytest.mark.parametrize("kind", ["negative", "more than there are", "more than it holds out"])
-def test_impossible_scores_of_a_client_are_refused(kind: str) -> None:
+def test_impossible_scores_of_a_client_are_refused(kind):
     """Row 0 has the held-out samples of two classes and of all rare ones, the others the right answers."""
     answer = torch.tensor([[6, 5, 0], [6, 2, 0], [0, 5, 0]])
     held_out = answer[:1]
@@ -261,8 +260,8 @@ def judge_or_lie(local: LocalData, models: Tensor, **options: Any) -> Tensor:
     ids=["honest", "opposite"],
 )
 def test_client_whose_scores_differ_from_all_others_is_recorded_as_an_event(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judge_models: Any, expected_events: Any
-) -> None:
+    tmp_path, monkeypatch, judge_models, expected_events
+):
     assert len(CLIENTS) >= JUDGES
     monkeypatch.setattr(judges, "judge", judge_models)
     monkeypatch.setattr(judges, "MAX_BYTES_OF_MODELS", 1)  # a question for each model
@@ -283,7 +282,7 @@ def test_client_whose_scores_differ_from_all_others_is_recorded_as_an_event(
     assert sum_of_values == pytest.approx(gain, abs=1e-6)
 
 
-def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_path: Path) -> None:
+def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_path):
     """Each client predicts on its own samples, and tells of a class only if it holds out five samples."""
     client_data = with_setup(make_data())
     n = len(CLIENTS)
@@ -357,8 +356,8 @@ REFUSED: list[tuple[dict[str, Any], Any, str]] = [
 
 @pytest.mark.parametrize(("options", "splits", "message"), REFUSED)
 def test_client_side_evaluation_is_refused_before_training_if_impossible(
-    tmp_path: Path, options: Any, splits: Any, message: str
-) -> None:
+    tmp_path, options, splits, message
+):
     data = make_data(**splits)
     loop = make_loop({"m": PartialFederatedShapley(judges="clients")}, **options)
 
@@ -368,8 +367,8 @@ def test_client_side_evaluation_is_refused_before_training_if_impossible(
 
 @pytest.mark.parametrize("client_val", [0.0, 0.02])
 def test_retraining_judged_by_clients_without_enough_samples_is_refused_with_a_share(
-    tmp_path: Path, client_val: float
-) -> None:
+    tmp_path, client_val
+):
     data = make_data(client_val=client_val)
     trainer = trainer_for(make_loop({}), tmp_path)
     proposed_share = r"Splits\(client_val=0.[23]\)"
@@ -378,7 +377,7 @@ def test_retraining_judged_by_clients_without_enough_samples_is_refused_with_a_s
         flsv.retrain(trainer, make_module(), data, judges="clients")
 
 
-def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path: Path) -> None:
+def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path):
     train, _ = toy_sets(130)
     x, y = train.tensors
     is_rare = y == 2
@@ -401,7 +400,7 @@ def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path: Path) -
         flsv.retrain(trainer, make_module(), data, judges="clients")
 
 
-def test_value_round_refuses_metrics_with_client_side_evaluation() -> None:
+def test_value_round_refuses_metrics_with_client_side_evaluation():
     net = nn.Linear(2, 2)
     metric = PartialFederatedShapley(judges="clients")
 
@@ -445,9 +444,7 @@ BY_CLIENTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", BY_CLIENTS)
-def test_client_with_one_class_is_named_before_training_if_a_score_needs_two(
-    kind: str, tmp_path: Path
-) -> None:
+def test_client_with_one_class_is_named_before_training_if_a_score_needs_two(kind, tmp_path):
     model = NeverTrained(nn.Linear(FEATURES, 2))
     message = r"client 2 \('Zurich'\): the \d+ labels .* of class 1, .* Hold out samples of"
 
@@ -460,7 +457,7 @@ def test_client_with_one_class_is_named_before_training_if_a_score_needs_two(
         )
 
 
-def test_validation_masks_of_one_class_are_refused_before_training(tmp_path: Path) -> None:
+def test_validation_masks_of_one_class_are_refused_before_training(tmp_path):
     data = Segmentation.data()
     image = torch.ones(1, 4, 4)
     empty_mask = torch.zeros(4, 4, dtype=torch.long)
@@ -473,7 +470,7 @@ def test_validation_masks_of_one_class_are_refused_before_training(tmp_path: Pat
         fit(loop, tmp_path, make_untrainable(Segmentation), partition_in_three(data))
 
 
-def test_client_that_holds_out_too_few_samples_to_judge_may_have_one_class(tmp_path: Path) -> None:
+def test_client_that_holds_out_too_few_samples_to_judge_may_have_one_class(tmp_path):
     metric = PartialFederatedShapley(performance="auroc", judges="clients")
     model = Plain(nn.Linear(FEATURES, 2))
     data_module = make_hospitals(samples_of_zurich=6)

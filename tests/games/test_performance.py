@@ -1,7 +1,6 @@
 """A performance that a game is played in: torchmetrics, by configuration, by retraining, and what is refused."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -37,7 +36,7 @@ from helpers.tasks import (
 )
 
 
-def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_path: Path) -> None:
+def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_path):
     """Hooks see that it is a validation, whatever is evaluated."""
 
     class Classifier(SeveralLoaders):
@@ -105,9 +104,7 @@ METRICS = [
     METRICS,
     ids=[kind.__name__ for kind, _, _ in METRICS],
 )
-def test_torchmetrics_performance_equals_the_metric_alone(
-    tmp_path: Path, kind: Any, metric: Any, sign: int
-) -> None:
+def test_torchmetrics_performance_equals_the_metric_alone(tmp_path, kind, metric, sign):
     torch.manual_seed(1)
     module = kind()
     values, vectors = play_all_coalitions(
@@ -139,7 +136,7 @@ class Probability(OneLogit):
 
 
 @pytest.mark.parametrize("kind", [OneLogit, Probability])
-def test_logits_in_0_to_1_are_not_taken_for_probabilities(tmp_path: Path, kind: Any) -> None:
+def test_logits_in_0_to_1_are_not_taken_for_probabilities(tmp_path, kind):
     """torchmetrics would take a batch whose logits all lie in [0, 1] for probabilities. All of these models' do."""
 
     class WithSmallSteps(kind):
@@ -218,8 +215,8 @@ class NoValidation(Kind):
     ],
 )
 def test_performance_that_does_not_fit_the_module_is_refused_before_training(
-    tmp_path: Path, kind: Any, measure: Any, message: str
-) -> None:
+    tmp_path, kind, measure, message
+):
     metric = PartialFederatedShapley(**measure)
     loop = FederatedLoop(metrics={"mine": metric}, seed=3)
     data = partition_in_three(getattr(kind, "data", Regression.data)())
@@ -263,7 +260,7 @@ class GivesProbabilities(OneLogit):
 
 
 @pytest.mark.parametrize("metric", [LeaveOneOut, ShadowShapley, GradientShapley])
-def test_loss_of_probabilities_is_refused_before_training(tmp_path: Path, metric: Any) -> None:
+def test_loss_of_probabilities_is_refused_before_training(tmp_path, metric):
     """As of logits, its largest values would differ by little."""
     options = {} if metric is GradientShapley else {"performance": "negative_loss"}
     loss_metric = metric(**options)
@@ -299,8 +296,8 @@ def undefined_output_measures() -> dict[str, Any]:
 )
 @pytest.mark.filterwarnings("ignore:The variance of predictions")
 def test_what_is_undefined_for_the_untrained_model_is_refused_before_training(
-    tmp_path: Path, kind: Any, metric: Any, measure: Any, message: str
-) -> None:
+    tmp_path, kind, metric, measure, message
+):
     """Otherwise all training ends in values that are NaN, even where nothing is written or printed."""
     loop = FederatedLoop(
         metrics={"mine": metric(**measure)},
@@ -367,7 +364,7 @@ def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> floa
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SCORES)
-def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind: str, name: str) -> None:
+def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind, name):
     net = KINDS[kind]()
     data = make_batches(3 if kind == "three logits" else 2)
     space = ParameterSpace(net)
@@ -410,13 +407,13 @@ def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind: str,
     ],
 )
 def test_outputs_or_labels_for_which_a_score_is_undefined_are_refused(
-    kind: str, measure: Any, labels: Tensor, message: str
-) -> None:
+    kind, measure, labels, message
+):
     with pytest.raises(ConfigurationError, match=message):
         make_evaluator(KINDS[kind](), measure, [(torch.rand(8, 3), labels)])
 
 
-def test_a_last_dimension_of_1_that_only_the_labels_have_is_dropped() -> None:
+def test_a_last_dimension_of_1_that_only_the_labels_have_is_dropped():
     net = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
     x, y = torch.rand(2, 8, 3).unbind()
     vectors = ParameterSpace(net).read(net)[None]
@@ -433,7 +430,7 @@ def test_a_last_dimension_of_1_that_only_the_labels_have_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("num_classes", [3, 4, 7])
-def test_f1_is_the_mean_over_classes_that_have_samples(num_classes: int) -> None:
+def test_f1_is_the_mean_over_classes_that_have_samples(num_classes):
     """As scikit-learn's, with the labels that occur."""
     draw = torch.Generator()
     draw.manual_seed(num_classes)
@@ -459,7 +456,7 @@ class GivesClasses(nn.Linear):
         return logits.argmax(1)
 
 
-def test_class_numbers_are_scored_and_not_predicted() -> None:
+def test_class_numbers_are_scored_and_not_predicted():
     """Half of class 0 and half of class 2 would be class 1."""
     module = GivesClasses(2, 3)
     space = ParameterSpace(module)
@@ -506,7 +503,7 @@ def make_network(layer: Any) -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", [*WITH_A_BOUND, *WITHOUT_A_BOUND, "a cosine"])
-def test_outputs_with_a_bound_are_known_before_training(kind: str) -> None:
+def test_outputs_with_a_bound_are_known_before_training(kind):
     net: nn.Module = Cosine(3, 1)
     if kind != "a cosine":
         last_layers = WITH_A_BOUND | WITHOUT_A_BOUND
@@ -526,7 +523,7 @@ class Rounded(nn.Module):
         return x.round()
 
 
-def test_whole_numbers_are_scored_and_not_predicted() -> None:
+def test_whole_numbers_are_scored_and_not_predicted():
     """Between the counts 2 and 3 lies no count."""
     x = 4 * torch.rand(8, 3)
 
@@ -536,7 +533,7 @@ def test_whole_numbers_are_scored_and_not_predicted() -> None:
 
 
 @pytest.mark.parametrize("kind", ["a rate", "a positive number", "a share"])
-def test_predicted_outputs_are_such_that_forward_could_give(kind: str) -> None:
+def test_predicted_outputs_are_such_that_forward_could_give(kind):
     """All outputs are above 0: the deviance of a number below 0 is an error."""
     torch.manual_seed(0)
     x = torch.rand(8, 3)

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -63,9 +62,7 @@ LOGGED = [
     LOGGED,
     ids=[f"{kind.__name__}-{name}" for kind, name, _ in LOGGED],
 )
-def test_a_logged_value_is_what_lightning_would_log(
-    tmp_path: Path, kind: Any, name: str, mode: Any
-) -> None:
+def test_a_logged_value_is_what_lightning_would_log(tmp_path, kind, name, mode):
     torch.manual_seed(1)
     module = kind()
     untrained = copy.deepcopy(module)  # its Python state is that of the first round's game
@@ -100,7 +97,7 @@ def test_a_logged_value_is_what_lightning_would_log(
     assert values[same].tolist() == [expected[row] for row in same]
 
 
-def test_several_loaders_are_averaged_by_size(tmp_path: Path) -> None:
+def test_several_loaders_are_averaged_by_size(tmp_path):
     module = SeveralLoaders()
     data = SeveralLoaders.data
     values, vectors = play_all_coalitions(
@@ -117,7 +114,7 @@ def test_several_loaders_are_averaged_by_size(tmp_path: Path) -> None:
 SCALES = (1.0, 0.5, 2.0, 1.0)  # the first and the last model are equal
 
 
-def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -> None:
+def test_equal_models_have_equal_logged_values_at_any_position(tmp_path):
     module = VAE()
     data = partition_in_three(VAE.data())
     results: dict[str, Any] = {}
@@ -178,7 +175,7 @@ def test_equal_models_have_equal_logged_values_at_any_position(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", [Autoencoder, LanguageModel, SeveralLoaders])
-def test_gradient_of_a_logged_value_equals_difference_quotients(tmp_path: Path, kind: Any) -> None:
+def test_gradient_of_a_logged_value_equals_difference_quotients(tmp_path, kind):
     class Probe(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
             space = ParameterSpace(module)
@@ -239,9 +236,7 @@ class Twice(LanguageModel):
     ("kind", "words"),
     [(Detached, "is logged without its graph"), (Twice, "hooks around the step have a part in it")],
 )
-def test_loss_without_a_computable_gradient_is_refused_before_training(
-    tmp_path: Path, kind: Any, words: str
-) -> None:
+def test_loss_without_a_computable_gradient_is_refused_before_training(tmp_path, kind, words):
     loop = FederatedLoop(
         metrics={"g": GradientShapley(loss="val_loss")}, seed=3, reporting=Reporting(table=False)
     )

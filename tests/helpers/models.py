@@ -66,7 +66,7 @@ class Plain(L.LightningModule):
         x, y = batch
         self.log("val_acc", (self(x).argmax(-1) == y).float().mean())
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
+    def test_step(self, batch, batch_idx):
         x, y = batch
         self.log("test_acc", (self(x).argmax(-1) == y).float().mean())
 

@@ -60,7 +60,7 @@ def declared() -> set[str]:
     }
 
 
-def test_imported_packages_are_exactly_the_declared_dependencies() -> None:
+def test_imported_packages_are_exactly_the_declared_dependencies():
     packages = set()
     for name in imported():
         packages.add(DISTRIBUTIONS.get(name, name).lower())
@@ -68,7 +68,7 @@ def test_imported_packages_are_exactly_the_declared_dependencies() -> None:
     assert declared() - packages == {"pyarrow"}  # pandas imports it
 
 
-def test_modules_of_data_import_each_other_in_no_circle() -> None:
+def test_modules_of_data_import_each_other_in_no_circle():
     """Imports in functions and for types count, too."""
     grimp = pytest.importorskip("grimp")
     graph = grimp.build_graph("flsv", cache_dir=None)
@@ -79,14 +79,14 @@ def test_modules_of_data_import_each_other_in_no_circle() -> None:
     TopologicalSorter(imported_modules).prepare()  # raises an error that names a circle
 
 
-def test_data_load_nothing_by_a_text() -> None:
+def test_data_load_nothing_by_a_text():
     """An editor finds what is imported, and a circle is seen."""
     texts = [path.read_text() for path in (ROOT / "data").rglob("*.py")]
     assert not any(re.search(r"resolve_name|import_module|__import__", text) for text in texts)
 
 
 @pytest.mark.slow
-def test_functional_imports_neither_scikit_learn_nor_pandas() -> None:
+def test_functional_imports_neither_scikit_learn_nor_pandas():
     """POT imports both: a third of the seconds that it takes."""
     heavy = "{'ot', 'sklearn', 'pandas'} & set(sys.modules)"
     program = f"import sys, flsv.functional; print({heavy})"
@@ -100,7 +100,7 @@ def test_functional_imports_neither_scikit_learn_nor_pandas() -> None:
     assert process.stdout == "set()\n"
 
 
-def test_packages_of_sites_are_imported_without_torch() -> None:
+def test_packages_of_sites_are_imported_without_torch():
     """Flower starts a process for every message to a site, which must not wait for torch."""
     code = "import sys, flsv.engines; print({'torch', 'lightning'} & set(sys.modules))"
     completed = subprocess.run(
@@ -116,7 +116,7 @@ BY_NAME = (
 )
 
 
-def test_no_file_says_to_install_flsv_by_its_name() -> None:
+def test_no_file_says_to_install_flsv_by_its_name():
     """It is on no index: who registers the name there would run code wherever it is installed so."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"],

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).with_name("leaves.py")
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is not here")
-def test_federations_train_without_any_leaf(tmp_path: Path) -> None:
+def test_federations_train_without_any_leaf(tmp_path):
     root = Path(flsv.__file__).parents[1]
     finished = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path)],

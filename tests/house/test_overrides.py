@@ -49,7 +49,7 @@ def overridden_methods(part: type) -> Iterator[tuple[str, Any, Any]]:
 
 
 @pytest.mark.parametrize("base", [Component, Upload])
-def test_overriding_methods_keep_the_names_of_arguments(base: type) -> None:
+def test_overriding_methods_keep_the_names_of_arguments(base):
     import_all_parts()
     parts = [part for part in subclasses_of(base) if part.__module__.startswith("flsv.")]
     num_compared = 0

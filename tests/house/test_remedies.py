@@ -124,9 +124,7 @@ CASES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     ("attempt", "arguments", "remedies"),
     CASES,
 )
-def test_remedy_that_an_error_message_names_works(
-    attempt: Any, arguments: dict[str, Any], remedies: dict[str, Any]
-) -> None:
+def test_remedy_that_an_error_message_names_works(attempt, arguments, remedies):
     with pytest.raises((ValueError, UserWarning)) as caught:
         attempt(**arguments)
 

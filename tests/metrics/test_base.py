@@ -2,7 +2,6 @@
 
 import inspect
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ class Judged(Curious):
     uses_ground_truth = True
 
 
-def test_only_a_metric_that_declares_it_gets_the_class_counts(tmp_path: Path) -> None:
+def test_only_a_metric_that_declares_it_gets_the_class_counts(tmp_path):
     data = toy_data()
     plain = Curious()
     judged = Judged()
@@ -44,13 +43,13 @@ def test_only_a_metric_that_declares_it_gets_the_class_counts(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["../x", ""])
-def test_metric_named_by_a_path_is_refused(name: str) -> None:
+def test_metric_named_by_a_path_is_refused(name):
     with pytest.raises(ConfigurationError, match="metric .*: expected a plain name"):
         FederatedLoop(metrics={name: Curious()})
 
 
 @pytest.mark.parametrize("name", METRIC_CASES)
-def test_constructor_arguments_of_a_metric_are_read_only(name: str) -> None:
+def test_constructor_arguments_of_a_metric_are_read_only(name):
     metric = METRIC_CASES[name].new()
     attributes = vars(metric).keys() - metric._defaults
     parameters = inspect.signature(type(metric)).parameters
@@ -64,7 +63,7 @@ def test_constructor_arguments_of_a_metric_are_read_only(name: str) -> None:
             setattr(metric, argument, getattr(metric, argument))
 
 
-def test_updates_of_a_custom_metric_are_checked_and_counted() -> None:
+def test_updates_of_a_custom_metric_are_checked_and_counted():
     metric = Curious(num_clients=3, num_classes=2)
     for wrong, message in (
         ([3], "must lie in"),
@@ -112,8 +111,6 @@ def test_updates_of_a_custom_metric_are_checked_and_counted() -> None:
         ),
     ],
 )
-def test_merging_metrics_with_different_settings_is_refused(
-    metric: ContributionMetric, other_metric: ContributionMetric, match: str
-) -> None:
+def test_merging_metrics_with_different_settings_is_refused(metric, other_metric, match):
     with pytest.raises(ConfigurationError, match=match):
         metric.merge_state(other_metric)

@@ -50,7 +50,7 @@ def make_updated_metric(**kwargs: Any) -> ClassSpecificShapley:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_cssv_over_rounds_equals_shapfeds_algorithm_1(momentum: float) -> None:
+def test_cssv_over_rounds_equals_shapfeds_algorithm_1(momentum):
     metric = make_updated_metric(momentum=momentum)
 
     values = metric.compute()
@@ -62,7 +62,7 @@ def test_cssv_over_rounds_equals_shapfeds_algorithm_1(momentum: float) -> None:
     torch.testing.assert_close(weights, expected_weights, equal_nan=True)
 
 
-def test_class_specific_shapley_warns_that_two_classes_have_one_value() -> None:
+def test_class_specific_shapley_warns_that_two_classes_have_one_value():
     with pytest.warns(UserWarning, match="two classes both have the same value"):
         ClassSpecificShapley().bind(3, 2)
     with warnings.catch_warnings():
@@ -70,7 +70,7 @@ def test_class_specific_shapley_warns_that_two_classes_have_one_value() -> None:
         ClassSpecificShapley().bind(3, 3)
 
 
-def test_cssv_weighted_by_samples_weights_values() -> None:
+def test_cssv_weighted_by_samples_weights_values():
     metric = make_updated_metric(weighting="samples", momentum=0.5)
 
     values = metric.compute()

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,9 +72,7 @@ FOLDS: dict[str, tuple[Any, Callable[[list[float], list[int]], float]]] = {
 
 @pytest.mark.parametrize("fold", FOLDS)
 @pytest.mark.parametrize("value", VALUES)
-def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(
-    value: str, fold: str
-) -> None:
+def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(value, fold):
     fold_argument, fold_by_hand = FOLDS[fold]
     values_by_round = values_by_loop(value)
     expected = []
@@ -104,7 +101,7 @@ ALL_FOLDS = [MovingAverage(0.3), SurrogateAverage(), Decay(normalize=False), Sum
 
 @pytest.mark.parametrize("estimator", ["auto", "permutation", "leave_one_out"])
 @pytest.mark.parametrize("fold", ALL_FOLDS)
-def test_values_per_class_are_those_of_each_class_by_itself(fold: Any, estimator: str) -> None:
+def test_values_per_class_are_those_of_each_class_by_itself(fold, estimator):
     arguments = {"num_permutations": 6} if estimator == "permutation" else None
     make = partial(
         CoalitionValue,
@@ -157,15 +154,13 @@ def test_values_per_class_are_those_of_each_class_by_itself(fold: Any, estimator
         ),
     ],
 )
-def test_coalition_value_with_conflicting_arguments_is_refused(
-    arguments: dict[str, Any], message: str
-) -> None:
+def test_coalition_value_with_conflicting_arguments_is_refused(arguments, message):
     with pytest.raises(ConfigurationError, match=f"CoalitionValue.*{message}"):
         CoalitionValue(**arguments)
 
 
 @pytest.mark.parametrize("estimator", ["auto", *ESTIMATORS])
-def test_estimator_args_unknown_to_the_estimator_are_refused(estimator: str) -> None:
+def test_estimator_args_unknown_to_the_estimator_are_refused(estimator):
     with pytest.raises(
         ConfigurationError, match=r"CumulativeShapley\(estimator_args=.*argument 'bugdet'"
     ):
@@ -177,7 +172,7 @@ def test_estimator_args_unknown_to_the_estimator_are_refused(estimator: str) -> 
     CumulativeShapley(estimator=estimator, estimator_args={"budget": 100})
 
 
-def test_estimator_of_a_metric_may_be_a_users_function() -> None:
+def test_estimator_of_a_metric_may_be_a_users_function():
     def with_named_depth(
         utility: Any, num_players: int, *, depth: int, generator: Any
     ) -> ShapleyEstimate:
@@ -202,7 +197,7 @@ def test_estimator_of_a_metric_may_be_a_users_function() -> None:
         PartialFederatedShapley(estimator=with_named_depth, estimator_args={"width": 3})
 
 
-def test_cumulative_shapley_sums_values_and_variances_of_the_rounds() -> None:
+def test_cumulative_shapley_sums_values_and_variances_of_the_rounds():
     options = {"estimator": "permutation", "estimator_args": {"budget": 12}}
     cumulative = CumulativeShapley(num_clients=4, **options)
     single = PartialFederatedShapley(num_clients=4, **options)
@@ -226,7 +221,7 @@ def test_cumulative_shapley_sums_values_and_variances_of_the_rounds() -> None:
     assert cumulative.compute()[2].isnan()
 
 
-def test_surrogate_federated_shapley_equals_shapleyfls_equation_3() -> None:
+def test_surrogate_federated_shapley_equals_shapleyfls_equation_3():
     beta = 0.6
     metric = SurrogateFederatedShapley(num_clients=4, beta=beta, estimator="exact")
     expected = torch.full((4,), 0.5, dtype=torch.float64)  # the value that clients begin with
@@ -256,7 +251,7 @@ def test_surrogate_federated_shapley_equals_shapleyfls_equation_3() -> None:
 
 
 @pytest.mark.parametrize("normalize", ["min-max", "positive"])
-def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(normalize: Any) -> None:
+def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(normalize):
     options: dict[str, Any] = {
         "estimator": "permutation",
         "estimator_args": {"budget": 12},
@@ -277,7 +272,7 @@ def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(norma
     torch.testing.assert_close(surrogate.diagnostics()["stderr"], expected)
 
 
-def test_estimator_auto_keeps_to_the_budget_for_few_players() -> None:
+def test_estimator_auto_keeps_to_the_budget_for_few_players():
     def count_members(masks: Tensor) -> Tensor:
         return masks.sum(1).double()
 
@@ -288,7 +283,7 @@ def test_estimator_auto_keeps_to_the_budget_for_few_players() -> None:
     assert budget / 2 < metric.diagnostics()["evaluations"] <= budget
 
 
-def test_game_metric_without_server_validation_data_is_refused(tmp_path: Path) -> None:
+def test_game_metric_without_server_validation_data_is_refused(tmp_path):
     loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()})
     data = toy_data(server_val=0)
 
@@ -297,7 +292,7 @@ def test_game_metric_without_server_validation_data_is_refused(tmp_path: Path) -
         fit(loop, tmp_path, data=data)
 
 
-def test_estimator_auto_is_exact_where_the_budget_has_all_coalitions() -> None:
+def test_estimator_auto_is_exact_where_the_budget_has_all_coalitions():
     def square_of_members(masks: Tensor) -> Tensor:
         return masks.sum(1).double() ** 2
 
@@ -307,7 +302,7 @@ def test_estimator_auto_is_exact_where_the_budget_has_all_coalitions() -> None:
     assert metric.diagnostics()["stderr"].tolist() == [0.0] * 8
 
 
-def test_momentum_and_uniform_start_give_s_fedavgs_relevance() -> None:
+def test_momentum_and_uniform_start_give_s_fedavgs_relevance():
     """ShapleyFL's ``s-fedavg.py``: relevance from 1/n, and the chances it gives."""
     num_clients = 5
     momentum = 0.75
@@ -341,7 +336,7 @@ def test_momentum_and_uniform_start_give_s_fedavgs_relevance() -> None:
     torch.testing.assert_close(chances.float(), relevance.softmax(0))
 
 
-def test_momentum_without_uniform_start_begins_at_the_first_value() -> None:
+def test_momentum_without_uniform_start_begins_at_the_first_value():
     """Clients never seen are the mean of the others."""
     values = torch.tensor([0.3, -0.1])
     metric = PartialFederatedShapley(5, estimator="exact", momentum=0.75)
@@ -358,7 +353,7 @@ class Sees(ShapleyWeighted):
         return super().weights(round, contributions)
 
 
-def test_never_drawn_client_has_no_value_and_strategies_see_the_prior(tmp_path: Path) -> None:
+def test_never_drawn_client_has_no_value_and_strategies_see_the_prior(tmp_path):
     aggregator = Sees("ssv")
     loop = FederatedLoop(
         aggregator, {"ssv": SurrogateFederatedShapley()}, sampler=FixedCohort([0, 2]), seed=1

@@ -1,7 +1,6 @@
 """ContributionEstimation (FedCE) against the formulas, worked out by hand from the clients' models."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,9 +80,7 @@ def accuracy_at_client(vector: torch.Tensor, dealt: FederatedDataModule, client:
 
 
 @pytest.mark.parametrize("combine", ["times", "plus"])
-def test_contribution_estimation_of_a_federation_equals_that_by_hand(
-    tmp_path: Path, combine: Any
-) -> None:
+def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path, combine):
     aggregator = Kept()
     dealt = make_data()
     metrics = {"fedce": ContributionEstimation(combine=combine)}
@@ -134,7 +131,7 @@ class Constant(Upload):
         return torch.full_like(update, 0.3)
 
 
-def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path: Path) -> None:
+def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path):
     """Not what it has trained: under an attack, noise or compression that is not in the sum."""
     aggregator = Kept()
     data = make_data()
@@ -158,7 +155,7 @@ def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path: Path) -> N
     np.testing.assert_allclose(metric.scores.numpy(), expected, atol=1e-6)
 
 
-def test_absent_client_keeps_its_contribution_estimate() -> None:
+def test_absent_client_keeps_its_contribution_estimate():
     metric = ContributionEstimation(4)
     models = torch.randn(
         3,
@@ -197,7 +194,7 @@ def test_absent_client_keeps_its_contribution_estimate() -> None:
     torch.testing.assert_close(weights.float(), expected / expected.sum())
 
 
-def test_only_client_of_a_round_scores_the_model_it_started_from() -> None:
+def test_only_client_of_a_round_scores_the_model_it_started_from():
     metric = ContributionEstimation(2)
     client_ids = torch.tensor([1])
     model = torch.tensor([[1.0, 2.0]])
@@ -214,8 +211,8 @@ def test_only_client_of_a_round_scores_the_model_it_started_from() -> None:
 
 
 def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accuracy(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     # F1, averaged over samples, is the accuracy.
     f1 = torchmetrics.F1Score("multiclass", num_classes=3)
     performances: dict[str, dict[str, Any]] = {
@@ -235,7 +232,7 @@ def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accur
     torch.testing.assert_close(scores["logged"], scores["accuracy"])
 
 
-def test_contribution_estimation_with_unusable_settings_is_refused(tmp_path: Path) -> None:
+def test_contribution_estimation_with_unusable_settings_is_refused(tmp_path):
     loop = FederatedLoop(FedAvg(), {"fedce": ContributionEstimation()})
     with pytest.raises(
         ConfigurationError,

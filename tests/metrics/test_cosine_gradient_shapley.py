@@ -1,6 +1,5 @@
 """CosineGradientShapley against the paper's formulas: floor, absent and late clients, and in a loop."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ def reputation_by_hand(
     return updated / updated.sum()
 
 
-def test_reputations_have_a_floor_and_sum_to_one() -> None:
+def test_reputations_have_a_floor_and_sum_to_one():
     floor = 0.01
     phi = torch.tensor([1.0, 1, 1, 1, -1])
     reputation = None
@@ -52,14 +51,12 @@ def test_reputations_have_a_floor_and_sum_to_one() -> None:
         pytest.param([0.0, 0.0], "not all 0", id="all zero"),
     ],
 )
-def test_reputations_that_share_out_nothing_are_refused(
-    reputation: list[float], message: str
-) -> None:
+def test_reputations_that_share_out_nothing_are_refused(reputation, message):
     with pytest.raises(ValueError, match=message):
         updated_reputation(torch.tensor(reputation), torch.ones(2))
 
 
-def test_cohort_redistributes_its_reputation_and_absent_clients_keep_theirs() -> None:
+def test_cohort_redistributes_its_reputation_and_absent_clients_keep_theirs():
     metric = CosineGradientShapley(num_clients=4, alpha=0.5)
 
     metric.update(
@@ -87,7 +84,7 @@ def test_cohort_redistributes_its_reputation_and_absent_clients_keep_theirs() ->
     assert values_of_round_2[0] > values_of_round_2[1]
 
 
-def test_zero_updates_have_cosine_0_and_share_the_reputation_equally() -> None:
+def test_zero_updates_have_cosine_0_and_share_the_reputation_equally():
     metric = CosineGradientShapley(num_clients=3)
 
     metric.update(
@@ -100,7 +97,7 @@ def test_zero_updates_have_cosine_0_and_share_the_reputation_equally() -> None:
     assert metric.compute()[:2].tolist() == [0.5, 0.5]
 
 
-def test_newcomer_gets_the_mean_reputation() -> None:
+def test_newcomer_gets_the_mean_reputation():
     """A cohort keeps the sum of its reputations, so samples and updates of one that trains alone make no difference."""
     num_clients = 3
     metric = CosineGradientShapley(num_clients=num_clients)
@@ -120,9 +117,7 @@ def test_newcomer_gets_the_mean_reputation() -> None:
 
 
 @pytest.mark.parametrize("init", ["zero", "shares"])
-def test_cgsv_metric_is_updated_after_aggregation_with_its_weights(
-    tmp_path: Path, init: Any
-) -> None:
+def test_cgsv_metric_is_updated_after_aggregation_with_its_weights(tmp_path, init):
     rounds: list[Any] = []
     values_read: list[torch.Tensor | None] = []
 

@@ -1,7 +1,5 @@
 """CommunicationCost and PrivacyLoss: parameters, bytes and epsilon, also of clients that filters leave out."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -73,7 +71,7 @@ class SpoilsUpdatesOfClients1And2(Upload):
         return update * factors.get(context.client, 1)
 
 
-def test_communication_cost_counts_updates_that_a_filter_leaves_out(tmp_path: Path) -> None:
+def test_communication_cost_counts_updates_that_a_filter_leaves_out(tmp_path):
     """Client 1's update crosses and is excluded; client 2 sends none, and has received the model."""
     loop = FederatedLoop(
         metrics={"cost": CommunicationCost()},
@@ -106,7 +104,7 @@ def test_communication_cost_counts_updates_that_a_filter_leaves_out(tmp_path: Pa
 COHORTS = ([0, 2], [2], [2, 3], [0, 2])
 
 
-def test_epsilon_of_each_client_follows_from_the_rounds_it_took_part_in() -> None:
+def test_epsilon_of_each_client_follows_from_the_rounds_it_took_part_in():
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.5, delta=1e-4)
     metric = PrivacyLoss(privacy, num_clients=4)
     for cohort in COHORTS:
@@ -124,7 +122,7 @@ def test_epsilon_of_each_client_follows_from_the_rounds_it_took_part_in() -> Non
     assert metric.spent() is None
 
 
-def test_privacy_budget_is_exceeded_first_by_the_most_frequent_client() -> None:
+def test_privacy_budget_is_exceeded_first_by_the_most_frequent_client():
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=4.5)
     epsilon_of_4_rounds = gaussian_epsilon(2.0, 4, privacy.delta)
     epsilon_of_5_rounds = gaussian_epsilon(2.0, 5, privacy.delta)

@@ -1,6 +1,5 @@
 """DecayedShapley, BlendedContribution, OneRoundShapley: by formulas, and on the models of a federation's rounds."""
 
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -73,8 +72,8 @@ NAN = float("nan")
     ],
 )
 def test_metric_equals_the_function_and_counts_rounds(
-    values_by_round: Any, options: dict[str, Any], num_skipped: int, num_flagged: int
-) -> None:
+    values_by_round, options, num_skipped, num_flagged
+):
     values_by_round = torch.tensor(values_by_round, dtype=torch.float64)
     metric = DecayedShapley(values_by_round.shape[1], **options)
     metric.set_dtype(torch.float64)
@@ -135,8 +134,8 @@ class Watch:
     ],
 )
 def test_coalition_models_of_decayed_shapley_have_the_rounds_aggregation_weights(
-    tmp_path: Path, kind: Any, server_lr: float
-) -> None:
+    tmp_path, kind, server_lr
+):
     watch = Watch()
     recorder = KeepsRounds(server_lr=server_lr)
     metric = DecayedShapley(
@@ -179,7 +178,7 @@ def normalized_shares(values: np.ndarray) -> np.ndarray:
     return positive / positive.sum()
 
 
-def test_blended_contribution_equals_its_formula_with_an_absent_client() -> None:
+def test_blended_contribution_equals_its_formula_with_an_absent_client():
     """Client 2 misses the first round: it gains nothing there, and its cosine is that of its own round."""
     rounds = [
         (
@@ -234,8 +233,8 @@ def test_blended_contribution_equals_its_formula_with_an_absent_client() -> None
     ],
 )
 def test_one_round_shapley_models_are_the_start_plus_members_updates(
-    tmp_path: Path, kind: Any, server_lr: float, cohort_size: int
-) -> None:
+    tmp_path, kind, server_lr, cohort_size
+):
     """Algorithm 1 of Song et al. 2019, with all updates of all rounds kept; fixed weights whoever is drawn."""
     watch = Watch()
     recorder = KeepsRounds(server_lr=server_lr)
@@ -270,9 +269,7 @@ def test_one_round_shapley_models_are_the_start_plus_members_updates(
 
 
 @pytest.mark.parametrize("rounds", [3, 4])
-def test_one_round_shapley_evaluates_the_game_of_a_shorter_run_at_its_end(
-    tmp_path: Path, rounds: int
-) -> None:
+def test_one_round_shapley_evaluates_the_game_of_a_shorter_run_at_its_end(tmp_path, rounds):
     loops = {}
     for planned in (2, rounds):
         metric = OneRoundShapley(planned)
@@ -299,7 +296,7 @@ def stop_after_round_2(trainer: L.Trainer, module: L.LightningModule) -> None:
     trainer.should_stop = trainer.current_epoch == 1
 
 
-def test_one_round_shapley_refuses_a_run_without_round_0() -> None:
+def test_one_round_shapley_refuses_a_run_without_round_0():
     metric = OneRoundShapley(3, num_clients=2)
     with pytest.raises(ValueError, match="has not seen round 0"):
         metric.update(

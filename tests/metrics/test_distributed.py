@@ -56,7 +56,7 @@ def run_process(rank: int, folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def results_by_process(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def results_by_process(tmp_path_factory):
     if not dist.is_gloo_available():
         pytest.skip("torch was built without gloo")
     folder = tmp_path_factory.mktemp("processes")
@@ -70,9 +70,7 @@ def results_by_process(tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
 
 
 @pytest.mark.parametrize("name", MERGED)
-def test_metric_merged_over_two_processes_equals_that_of_one_process(
-    results_by_process: list[dict[str, Any]], name: str
-) -> None:
+def test_metric_merged_over_two_processes_equals_that_of_one_process(results_by_process, name):
     expected = METRIC_CASES[name].all_results
     assert expected["value"].isfinite().any()
 

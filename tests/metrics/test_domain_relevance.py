@@ -1,7 +1,5 @@
 """DomainRelevance against equation 5, and its diagnostics against a given truth."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -94,7 +92,7 @@ def test_truth_of_domain_relevance_is_by_default_the_clients_label_overlap():
     assert metric.diagnostics()["auroc"].item() == 1
 
 
-def test_domain_relevance_without_a_judging_strategy_is_refused(tmp_path: Path) -> None:
+def test_domain_relevance_without_a_judging_strategy_is_refused(tmp_path):
     with pytest.raises(
         ConfigurationError, match=r"metrics \['relevance'\] ask what the clients find each other"
     ):

@@ -1,6 +1,5 @@
 """FedBary's metrics: distances and flagged samples, in and outside a federation."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ def make_generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_wasserstein_contribution_every_other_round_keeps_its_values_between() -> None:
+def test_wasserstein_contribution_every_other_round_keeps_its_values_between():
     clients = clients_of([draw_samples(20, seed) for seed in range(1, 4)])
     server = server_of(*draw_samples(20, 0))
     metric = WassersteinContribution(3, features="pixels", every=2, **CHEAP)
@@ -46,7 +45,7 @@ def test_wasserstein_contribution_every_other_round_keeps_its_values_between() -
     assert not torch.equal(history[1], history[2])
 
 
-def test_wasserstein_contribution_measured_once_measures_newcomers_later() -> None:
+def test_wasserstein_contribution_measured_once_measures_newcomers_later():
     clients = clients_of([draw_samples(20, seed) for seed in range(1, 4)])
     server = server_of(*draw_samples(20, 0))
     metric = WassersteinContribution(3, features="pixels", every=0, **CHEAP)
@@ -73,7 +72,7 @@ def test_wasserstein_contribution_measured_once_measures_newcomers_later() -> No
     assert metric.rounds == 2
 
 
-def test_default_support_follows_the_smallest_client_even_if_absent() -> None:
+def test_default_support_follows_the_smallest_client_even_if_absent():
     sizes = [60, 60, 25]
     samples = [
         draw_samples(60, 1),
@@ -101,7 +100,7 @@ def test_default_support_follows_the_smallest_client_even_if_absent() -> None:
     assert torch.equal(*distances)
 
 
-def test_support_that_would_reveal_samples_is_refused_before_training(tmp_path: Path) -> None:
+def test_support_that_would_reveal_samples_is_refused_before_training(tmp_path):
     data = toy_data()
     for metric in (WassersteinContribution(support=30), CalibratedOTGradient(support=30)):
         with pytest.raises(
@@ -117,7 +116,7 @@ def test_support_that_would_reveal_samples_is_refused_before_training(tmp_path: 
     assert allowed.compute().isfinite().all()
 
 
-def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path: Path) -> None:
+def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path):
     """A round's distances are those of the penultimate features at the start of the round, computed by hand."""
     module = Plain()
     recorder = KeepsRounds()
@@ -177,7 +176,7 @@ def make_calibrated_metric(**kwargs: object) -> tuple[CalibratedOTGradient, list
     return metric, clients
 
 
-def test_calibrated_ot_gradient_is_one_minus_the_flagged_share() -> None:
+def test_calibrated_ot_gradient_is_one_minus_the_flagged_share():
     metric, clients = make_calibrated_metric()
 
     flagged = [client.ask(sample_values).flagged for client in clients[:2]]
@@ -191,14 +190,14 @@ def test_calibrated_ot_gradient_is_one_minus_the_flagged_share() -> None:
     assert distances[0] > distances[1]
 
 
-def test_calibrated_ot_gradient_state_holds_counts_and_no_samples() -> None:
+def test_calibrated_ot_gradient_state_holds_counts_and_no_samples():
     metric, _ = make_calibrated_metric()
     assert {name: list(state.shape) for name, state in metric.state_dict().items()} == {
         "distances": [3], "flagged": [3], "rounds": [],
     }  # fmt: skip
 
 
-def test_rule_positive_flags_samples_with_a_positive_gradient() -> None:
+def test_rule_positive_flags_samples_with_a_positive_gradient():
     metric, clients = make_calibrated_metric(rule="positive", options={"calibration": "client"})
     values = clients[1].ask(sample_values)
     assert torch.equal(values.flagged, values.gradients > 0)

@@ -1,7 +1,5 @@
 """GradientAgreement against its formulas in NumPy: absent clients, logged losses, and refusals."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -42,7 +40,7 @@ def agreement_by_hand(
     return u / u.sum() / 2 + a / a.sum() / 2
 
 
-def test_gradient_agreement_does_not_punish_absence_in_early_rounds() -> None:
+def test_gradient_agreement_does_not_punish_absence_in_early_rounds():
     """Slopes fall by half from round to round; two equal clients, one of which misses the first round."""
     metric = GradientAgreement(num_clients=3, blend=0.0)
     sums_of_decreases = torch.zeros(3)
@@ -65,9 +63,7 @@ def test_gradient_agreement_does_not_punish_absence_in_early_rounds() -> None:
 
 
 @pytest.mark.parametrize("balanced", [False, True])
-def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(
-    tmp_path: Path, balanced: bool
-) -> None:
+def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(tmp_path, balanced):
     data = toy_data((4, 1, 2), server_val=0.3)
     recorder = KeepsRounds()
     metric = GradientAgreement(balanced=balanced)
@@ -103,7 +99,7 @@ def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(
     )
 
 
-def test_gradient_agreement_of_a_regression_uses_its_logged_loss(tmp_path: Path) -> None:
+def test_gradient_agreement_of_a_regression_uses_its_logged_loss(tmp_path):
     splits = Splits(max_samples=200, server_val=0.3)
     data = FederatedDataModule("digits", IIDPartitioner(num_clients=3), splits=splits)
     recorder = KeepsRounds()
@@ -139,7 +135,7 @@ def test_gradient_agreement_of_a_regression_uses_its_logged_loss(tmp_path: Path)
     )
 
 
-def test_gradient_agreement_refuses_balance_without_classes() -> None:
+def test_gradient_agreement_refuses_balance_without_classes():
     with pytest.raises(ConfigurationError, match="no classes to balance"):
         GradientAgreement(loss="val_loss", balanced=True)
 
@@ -148,9 +144,7 @@ def test_gradient_agreement_refuses_balance_without_classes() -> None:
     ("num_products", "num_updates", "message"),
     [(2, 3, r"client_updates \[k=2, p\]"), (3, 2, "gradient_products")],
 )
-def test_gradient_agreement_refuses_wrong_shapes(
-    num_products: int, num_updates: int, message: str
-) -> None:
+def test_gradient_agreement_refuses_wrong_shapes(num_products, num_updates, message):
     metric = GradientAgreement(num_clients=3)
     client_ids = torch.arange(2)
     products = torch.zeros(num_products)

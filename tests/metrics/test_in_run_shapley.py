@@ -1,7 +1,6 @@
 """InRunShapley in a federation: values against gradients of single samples, and who may and may not have them."""
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,20 +34,21 @@ from helpers.runs import read_rows
 
 
 @pytest.mark.parametrize(
-    ("momentum", "window", "epochs", "limit"),
+    ("momentum", "window", "epochs", "limit", "every"),
     [
-        (0.0, 1, 1, None),
-        (0.9, 1, 2, None),
-        (0.5, 2, 1, None),
-        (0.9, 1, 2, 1),
+        (0.0, 1, 1, None, 1),
+        (0.9, 1, 2, None, 1),
+        (0.5, 2, 1, None, 1),
+        (0.9, 1, 2, 1, 1),
+        (0.0, 1, 1, None, 4),
     ],
-    ids=["plain", "momentum", "windows", "limit"],
+    ids=["plain", "momentum", "windows", "limit", "every fourth step"],
 )
 def test_in_run_value_of_every_sample_equals_that_by_hand(
-    tmp_path: Path, momentum: float, window: int, epochs: int, limit: int | None
-) -> None:
+    tmp_path, momentum, window, epochs, limit, every
+):
     dealt = make_in_run_data()
-    loop = make_in_run_loop(local_epochs=epochs, aggregator=KeepsRounds(server_lr=0.5))
+    loop = make_in_run_loop(every, local_epochs=epochs, aggregator=KeepsRounds(server_lr=0.5))
 
     values, sample_values, rounds = fit_in_run(
         loop,
@@ -60,7 +60,7 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
     )
 
     counts = dealt.class_counts
-    expected = torch.zeros(3, CLASSES + 1, dtype=torch.float64)
+    expected = torch.zeros(3, CLASSES, dtype=torch.float64)
     for client in range(3):
         samples = torch.zeros(int(counts[client].sum()), dtype=torch.float64)
         labels = torch.cat(
@@ -83,6 +83,7 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
                 window,
                 epochs,
                 limit,
+                every,
             )
             torch.testing.assert_close(model, round.client_vectors[client], atol=1e-6, rtol=0)
             samples += round_values
@@ -92,14 +93,16 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
                 expected[client, c] += weight * round_values[labels == c].sum()
         torch.testing.assert_close(sample_values[client], samples, atol=1e-6, rtol=1e-4)
 
-    torch.testing.assert_close(values, expected, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(values[:, :CLASSES], expected, atol=1e-6, rtol=1e-4)
+    rest_of_values = values[:, CLASSES]  # what the samples leave of the clients' values
+    assert (rest_of_values.abs().max() < 1e-5) == (every == 1)
     assert loop.channel.names() >= {("down", "validation_gradient"), ("up", "in_run_values")}
 
     uploaded = loop.channel.numbers([0], "up")
     assert uploaded.tolist() == [len(rounds[0].global_vector) + CLASSES]
 
 
-def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
+def test_a_client_cannot_raise_its_value_by_its_report(tmp_path):
     class RaisesItsReport(InRunValues):
         def report(self, local: Any) -> Any:
             return {name: 100 + value for name, value in super().report(local).items()}
@@ -121,8 +124,8 @@ def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
 
 
 def test_in_run_values_are_in_the_clients_own_files_and_leave_training_bitwise_unchanged(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     loop = make_in_run_loop(reporting=Reporting(figures=1))
     module = Plain(make_network_without_norm())
     plain_loop = FederatedLoop(KeepsRounds(), seed=SEED, reporting=Reporting(table=False))
@@ -194,7 +197,7 @@ REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_in_run_shapley_with_an_unsupported_setting_is_refused(tmp_path: Path, name: str) -> None:
+def test_in_run_shapley_with_an_unsupported_setting_is_refused(tmp_path, name):
     make, module_of, says = REFUSED[name]
     loop = make()
     module = module_of()
@@ -218,7 +221,7 @@ class Sorted(L.LightningDataModule):
         return DataLoader(toy_sets()[0], batch_size=8, collate_fn=collate_by_size)
 
 
-def test_data_whose_sample_order_changes_is_refused(tmp_path: Path) -> None:
+def test_data_whose_sample_order_changes_is_refused(tmp_path):
     dealt = FederatedDataModule(
         Sorted(),
         SizePartitioner([4, 1, 2]),
@@ -263,7 +266,7 @@ class NamesItsArgument(InRunShapley):
         super().update(client_ids, values, **arguments)
 
 
-def test_clients_follow_the_loss_of_the_metric_that_names_one() -> None:
+def test_clients_follow_the_loss_of_the_metric_that_names_one():
     metric = NamesItsArgument(loss="val_loss")
     module = Plain(make_network_without_norm())
     info = SimpleNamespace(

@@ -24,7 +24,7 @@ def label_texts(texts: Any) -> list[str]:
     return [text.get_text() for text in texts if text.get_visible()]
 
 
-def test_unknown_values_per_class_are_drawn_hatched_and_not_as_zero(tmp_path: Path) -> None:
+def test_unknown_values_per_class_are_drawn_hatched_and_not_as_zero(tmp_path):
     values = torch.tensor(
         [
             [0.5, NAN],
@@ -42,7 +42,7 @@ def test_unknown_values_per_class_are_drawn_hatched_and_not_as_zero(tmp_path: Pa
     assert label_texts(axis.texts) == ["0.50", "-0.20", "0.00"]
 
 
-def test_unknown_values_of_clients_have_no_bar() -> None:
+def test_unknown_values_of_clients_have_no_bar():
     _, axis = plot_contributions(torch.tensor([0.5, NAN, 0.0]))
 
     centers = [bar.get_x() + bar.get_width() / 2 for bar in axis.patches]
@@ -58,15 +58,13 @@ def test_unknown_values_of_clients_have_no_bar() -> None:
         pytest.param(torch.full((3,), NAN), torch.full((3,), NAN), id="of clients"),
     ],
 )
-def test_unknown_values_alone_can_be_drawn(
-    tmp_path: Path, values: torch.Tensor, stderr: torch.Tensor | None
-) -> None:
+def test_unknown_values_alone_can_be_drawn(tmp_path, values, stderr):
     figure, _ = plot_contributions(values, stderr=stderr)
 
     save_figure(figure, tmp_path)
 
 
-def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path: Path) -> None:
+def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path):
     figure, axis = plot_contributions(
         torch.tensor([0.1, -0.2, NAN]),
         client_names=["Boston", "Lyon", "2"],
@@ -91,14 +89,14 @@ def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path: Path) 
     save_figure(figure, tmp_path)
 
 
-def test_second_plot_on_an_axis_extends_its_limits() -> None:
+def test_second_plot_on_an_axis_extends_its_limits():
     for values in (lambda top: torch.tensor([top]), lambda top: [torch.tensor([top])] * 2):
         _, axis = plot_contributions(values(0.1))
         plot_contributions(values(2.0), axis)
         assert axis.get_ylim()[1] > 2
 
 
-def test_clients_without_a_value_are_not_among_the_lowest_of_a_plot() -> None:
+def test_clients_without_a_value_are_not_among_the_lowest_of_a_plot():
     values = torch.arange(1.0, 31.0)
     values[10:20] = NAN
 
@@ -109,7 +107,7 @@ def test_clients_without_a_value_are_not_among_the_lowest_of_a_plot() -> None:
     assert label_texts(axis.get_legend().get_texts()) == expected
 
 
-def test_metric_plots_show_client_names_class_names_and_units() -> None:
+def test_metric_plots_show_client_names_class_names_and_units():
     cssv = ClassSpecificShapley(num_clients=2, num_classes=2)
     cssv.bind(
         2,
@@ -126,7 +124,7 @@ def test_metric_plots_show_client_names_class_names_and_units() -> None:
     assert cssv.guide().unit == "cosine with the aggregate"
 
 
-def test_plot_of_several_rounds_has_a_line_of_each_clients_overall_values() -> None:
+def test_plot_of_several_rounds_has_a_line_of_each_clients_overall_values():
     cssv = ClassSpecificShapley(num_clients=2, num_classes=2)
     cssv.bind(
         2,
@@ -145,7 +143,7 @@ def test_plot_of_several_rounds_has_a_line_of_each_clients_overall_values() -> N
     assert label_texts(axis.get_legend().get_texts()) == ["Boston", "Lyon"]
 
 
-def test_plot_of_a_sampled_metric_has_its_standard_errors() -> None:
+def test_plot_of_a_sampled_metric_has_its_standard_errors():
     metric = CumulativeShapley(
         num_clients=3, estimator="permutation", estimator_args={"budget": 20}
     )

@@ -2,7 +2,6 @@
 
 import warnings
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -63,7 +62,7 @@ FEDERATIONS: dict[str, Any] = {
         FEDERATIONS,
     ),
 )
-def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, name: str) -> None:
+def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path, name):
     optimizer = partial(torch.optim.SGD, lr=0.1) if "algorithm" in name else sgd
     module = Plain(network(batch_norm=False), optimizer)
     make = FEDERATIONS[name]
@@ -131,7 +130,7 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path: Path, 
     assert federation.metrics["classes"].intervals() is None
 
 
-def test_shadow_values_are_computed_every_n_rounds_and_at_the_end(tmp_path: Path) -> None:
+def test_shadow_values_are_computed_every_n_rounds_and_at_the_end(tmp_path):
     loops = {}
     for every in (1, 2):
         loop = make_shadow_loop(ShadowShapley(coalitions="singles", every=every))
@@ -153,9 +152,7 @@ def test_shadow_values_are_computed_every_n_rounds_and_at_the_end(tmp_path: Path
         ({"performance": "val_loss", "mode": "min"}, 4),
     ],
 )
-def test_shadow_shapley_by_a_logged_value_evaluates_at_most_five_rounds(
-    measure: dict[str, Any], rounds: int
-) -> None:
+def test_shadow_shapley_by_a_logged_value_evaluates_at_most_five_rounds(measure, rounds):
     def count_members(masks: torch.Tensor) -> torch.Tensor:
         return masks.sum(1).double()
 
@@ -180,9 +177,7 @@ REFUSED: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("setting", REFUSED)
-def test_shadow_shapley_with_an_unsupported_setting_is_refused_before_training(
-    tmp_path: Path, setting: str
-) -> None:
+def test_shadow_shapley_with_an_unsupported_setting_is_refused_before_training(tmp_path, setting):
     match, options = REFUSED[setting]
     module = Plain(network(batch_norm=False))
 
@@ -190,7 +185,7 @@ def test_shadow_shapley_with_an_unsupported_setting_is_refused_before_training(
         fit(make_shadow_loop(**options()), tmp_path, module, make_three_clients(), rounds=1)
 
 
-def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values() -> None:
+def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values():
     metric = ShadowShapley(num_clients=3)
     masks = coalition_masks("all", 3)
     performances = torch.ones(len(masks))
@@ -204,7 +199,7 @@ def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values
     assert reason == "The coalitions [[0]] come to no finite performance."
 
 
-def test_shadow_values_of_an_earlier_round_have_no_interval() -> None:
+def test_shadow_values_of_an_earlier_round_have_no_interval():
     def count_members(masks: torch.Tensor) -> torch.Tensor:
         return masks.sum(1).double()
 

@@ -65,7 +65,7 @@ def trained_coalitions(folder):
 
 
 @pytest.mark.parametrize("halvings", [1, 2])
-def test_values_are_those_of_the_same_coalitions_named_before(tmp_path: Any, halvings: int) -> None:
+def test_values_are_those_of_the_same_coalitions_named_before(tmp_path, halvings):
     loop = make_loop(ShadowShapley(coalitions="halves", halvings=halvings))
 
     fit(
@@ -107,7 +107,7 @@ def test_values_are_those_of_the_same_coalitions_named_before(tmp_path: Any, hal
     )
 
 
-def test_retrained_halves_are_those_of_a_run(tmp_path: Any) -> None:
+def test_retrained_halves_are_those_of_a_run(tmp_path):
     loop = make_loop(ShadowShapley(coalitions="halves", halvings=2))
     fit(
         loop,
@@ -143,9 +143,7 @@ def test_retrained_halves_are_those_of_a_run(tmp_path: Any) -> None:
         ({"judges": "clients"}, "Let the server judge"),
     ],
 )
-def test_retraining_refuses_halves_that_cannot_be_chosen(
-    tmp_path: Any, options: Any, reason: str
-) -> None:
+def test_retraining_refuses_halves_that_cannot_be_chosen(tmp_path, options, reason):
     loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
     trainer = trainer_for(loop, tmp_path, ROUNDS)
 
@@ -160,7 +158,7 @@ def test_retraining_refuses_halves_that_cannot_be_chosen(
         )
 
 
-def test_the_halves_are_those_of_the_outputs_of_each_client_alone() -> None:
+def test_the_halves_are_those_of_the_outputs_of_each_client_alone():
     metric = ShadowShapley(coalitions="halves", halvings=2)
     generator = torch.Generator().manual_seed(1)
     masks = few_coalitions(NUM_CLIENTS, "singles")
@@ -200,7 +198,7 @@ def test_the_halves_are_those_of_the_outputs_of_each_client_alone() -> None:
     assert len(none_left) == 0
 
 
-def test_other_designs_choose_nothing() -> None:
+def test_other_designs_choose_nothing():
     masks = few_coalitions(NUM_CLIENTS, "singles")
     outputs = torch.randn(len(masks), 10, CLASSES)
     names = [f"site {client}" for client in range(NUM_CLIENTS)]
@@ -220,19 +218,19 @@ def test_other_designs_choose_nothing() -> None:
     "num_clients",
     [4, 5, 8],
 )
-def test_a_halving_costs_one_more_run(num_clients: int, halvings: int) -> None:
+def test_a_halving_costs_one_more_run(num_clients, halvings):
     masks = with_any_halves(coalition_masks("halves", num_clients), halvings)
 
     assert equivalent_runs(masks) == pytest.approx(1 + halvings)
 
 
-def test_a_resumed_run_chooses_the_same_halves(tmp_path: Any) -> None:
+def test_a_resumed_run_chooses_the_same_halves(tmp_path):
     assert_resumes(
         lambda: make_loop(ShadowShapley(coalitions="halves")), tmp_path, Plainest, make_data
     )
 
 
-def test_drawn_cohorts_have_halves_too(tmp_path: Any) -> None:
+def test_drawn_cohorts_have_halves_too(tmp_path):
     loop = make_loop(
         ShadowShapley(coalitions="halves"),
         sampler=UniformSampler(4),
@@ -252,12 +250,12 @@ def test_drawn_cohorts_have_halves_too(tmp_path: Any) -> None:
         ({"coalitions": "halves", "judges": "clients"}, "Let the server judge"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: Any, reason: str) -> None:
+def test_options_that_do_not_fit_are_refused(options, reason):
     with pytest.raises(ConfigurationError, match=reason):
         ShadowShapley(**options)
 
 
-def test_logged_values_are_refused_before_training(tmp_path: Any) -> None:
+def test_logged_values_are_refused_before_training(tmp_path):
     metric = ShadowShapley(coalitions="halves", performance="val_acc", mode="max")
 
     with pytest.raises(ConfigurationError, match="chosen by the outputs"):
@@ -270,7 +268,7 @@ def test_logged_values_are_refused_before_training(tmp_path: Any) -> None:
         )
 
 
-def test_two_metrics_of_one_run_need_as_many_halvings() -> None:
+def test_two_metrics_of_one_run_need_as_many_halvings():
     make_metric = partial(ShadowShapley, coalitions="halves")
 
     with pytest.raises(ConfigurationError, match="need different coalitions"):

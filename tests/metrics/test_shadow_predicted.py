@@ -213,9 +213,7 @@ def outputs_of(module: Any, x: Tensor) -> Tensor:
         ("classes", True),
     ],
 )
-def test_predicted_values_are_those_of_plain_fits_of_each_client(
-    tmp_path: Path, name: str, uniform: bool
-) -> None:
+def test_predicted_values_are_those_of_plain_fits_of_each_client(tmp_path, name, uniform):
     make, make_data, measures, logits = CASES[name]
     aggregator = FedAvg("uniform" if uniform else "samples")
     module = make()
@@ -283,7 +281,7 @@ def test_predicted_values_are_those_of_plain_fits_of_each_client(
         assert (metric.errors > 0).all()
 
 
-def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path: Path) -> None:
+def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path):
     whole = assert_resumes(
         lambda: make_shadow_loop(ShadowShapley()), tmp_path, Plain, make_three_clients
     )
@@ -301,8 +299,8 @@ def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path: Pat
 
 @pytest.mark.slow
 def test_frozen_weights_are_not_copied_for_coalitions_unless_a_resumed_run_has_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     train = CopiedFits.train
     sent: list[Any] = []
 
@@ -372,8 +370,8 @@ def test_frozen_weights_are_not_copied_for_coalitions_unless_a_resumed_run_has_o
 
 
 def test_intervals_of_predicted_values_widen_by_the_difference_of_predictions(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     make, make_data, [(options, _), *_], logits = CASES["classes"]
     estimates: list[Any] = []
 

@@ -218,7 +218,7 @@ def _scored(logits, y):
     return scores.compute()
 
 
-def test_auroc_is_scored_only_with_two_classes_present_and_at_most_a_hundred() -> None:
+def test_auroc_is_scored_only_with_two_classes_present_and_at_most_a_hundred():
     labels_of_one_class = torch.zeros(4, dtype=torch.long)
     labels_of_three_classes = torch.arange(4) % 3
 
@@ -231,21 +231,21 @@ def test_auroc_is_scored_only_with_two_classes_present_and_at_most_a_hundred() -
     assert "auroc" not in of_101_outputs
 
 
-def test_auroc_of_one_class_is_not_a_number() -> None:
+def test_auroc_of_one_class_is_not_a_number():
     scores = ClassScores(2)
     scores.update(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))
 
     assert scores.compute()["auroc"].isnan()
 
 
-def test_auroc_tells_samples_apart_whose_probabilities_round_to_1() -> None:
+def test_auroc_tells_samples_apart_whose_probabilities_round_to_1():
     logits = torch.tensor([[90.0, 0.0], [80.0, 0.0], [100.0, 0.0], [85.0, 0.0]])
     labels = torch.tensor([0, 1, 0, 1])  # class 0 has the higher logits
 
     assert _scored(logits, labels)["auroc"] == 1.0
 
 
-def test_balanced_class_weights_equal_those_of_scikit_learn(trainer) -> None:
+def test_balanced_class_weights_equal_those_of_scikit_learn(trainer):
     y = (torch.arange(300) % 10 == 0).long()
     data = FederatedDataModule(
         torch.utils.data.TensorDataset(torch.randn(300, 4), y),
@@ -264,7 +264,7 @@ def test_balanced_class_weights_equal_those_of_scikit_learn(trainer) -> None:
     assert torch.equal(copied.class_weights, client.class_weights)
 
 
-def test_balanced_class_weights_without_known_counts_are_refused(trainer) -> None:
+def test_balanced_class_weights_without_known_counts_are_refused(trainer):
     client = ClassifierClient(
         "softmax", num_classes=10, input_shape=(1, 8, 8), class_weights="balanced"
     )

@@ -1,6 +1,5 @@
 """LoRA in a federation: small transformers and networks, randomly initialized, with peft's layers."""
 
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -97,7 +96,7 @@ def train_by_hand(client: nn.Module, epochs: list[list[Any]]) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:LoRA's A and B are averaged")
 @pytest.mark.parametrize("exact", [False, True])
-def test_lora_of_a_transformer_sends_only_its_adapters(tmp_path: Path, exact: bool) -> None:
+def test_lora_of_a_transformer_sends_only_its_adapters(tmp_path, exact):
     module = Transformer(exact)
     data = make_sentences()
     expected, _ = train_sharing_by_hand(module.net, [], train_by_hand, make_sentences(), rounds=2)
@@ -123,7 +122,7 @@ def test_lora_of_a_transformer_sends_only_its_adapters(tmp_path: Path, exact: bo
     assert loop.contributions["cssv"].by_class.shape == (5, 3)
 
 
-def test_lora_without_matching_layers_is_refused() -> None:
+def test_lora_without_matching_layers_is_refused():
     with pytest.raises(
         ConfigurationError, match="SoftmaxRegression has no linear layer beside its head"
     ):
@@ -136,7 +135,7 @@ def test_lora_without_matching_layers_is_refused() -> None:
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_lora_trains_adapters_and_head_and_starts_as_the_frozen_network(exact: bool) -> None:
+def test_lora_trains_adapters_and_head_and_starts_as_the_frozen_network(exact):
     options: dict[str, Any] = {
         "network": "mlp",
         "network_args": {"hidden": [8, 8]},

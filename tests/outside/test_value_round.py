@@ -63,7 +63,7 @@ def make_all_metrics() -> dict[str, ContributionMetric]:
 
 
 @pytest.fixture(scope="module")
-def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def trained_run(tmp_path_factory):
     """A run in which two of three clients take part in every round: its module, data, loop and rounds."""
     recorder = KeepsRounds()
     data = toy_data()
@@ -118,7 +118,7 @@ def as_state(vector: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def values_of_every_metric(trained_run: Any) -> Any:
+def values_of_every_metric(trained_run):
     """By value_round, after the rounds of the run."""
     module, data, _, rounds = trained_run
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -131,8 +131,8 @@ def values_of_every_metric(trained_run: Any) -> Any:
 
 
 def test_value_round_equals_the_federated_loop_for_every_metric(
-    trained_run: Any, values_of_every_metric: Any
-) -> None:
+    trained_run, values_of_every_metric
+):
     _, _, loop, _ = trained_run
     values = values_of_every_metric
 
@@ -146,7 +146,7 @@ def test_value_round_equals_the_federated_loop_for_every_metric(
     assert values.diagnostics["cgsv"].keys() == {"phi"}
 
 
-def test_table_of_value_round_has_the_values_of_classes(values_of_every_metric: Any) -> None:
+def test_table_of_value_round_has_the_values_of_classes(values_of_every_metric):
     values = values_of_every_metric
     table = values.to_frame()
     is_of_class_1 = (table["metric"] == "classes") & (table["class"] == "1")
@@ -168,9 +168,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("form", ["state_dict", "arrays", "fabric"])
-def test_value_round_of_state_dicts_or_arrays_equals_that_of_vectors(
-    trained_run: Any, form: str
-) -> None:
+def test_value_round_of_state_dicts_or_arrays_equals_that_of_vectors(trained_run, form):
     module, data, _, rounds = trained_run
     net = network()
     net.load_state_dict(module.net.state_dict())
@@ -196,7 +194,7 @@ def as_arrays(vector: Tensor) -> list[np.ndarray]:
     return [np.asarray(value) for value in as_state(vector).values()]
 
 
-def test_value_round_of_deltas_equals_that_of_models(trained_run: Any) -> None:
+def test_value_round_of_deltas_equals_that_of_models(trained_run):
     module, _, _, rounds = trained_run
     model = rounds[0].global_vector
     client_models = rounds[0].client_vectors
@@ -224,7 +222,7 @@ def test_value_round_of_deltas_equals_that_of_models(trained_run: Any) -> None:
     torch.testing.assert_close(of_deltas[name], of_models[name])
 
 
-def test_differences_of_a_network_with_batch_norm_are_refused_without_deltas() -> None:
+def test_differences_of_a_network_with_batch_norm_are_refused_without_deltas():
     net = nn.Sequential(
         nn.Linear(5, 4),
         nn.BatchNorm1d(4),
@@ -250,7 +248,7 @@ def test_differences_of_a_network_with_batch_norm_are_refused_without_deltas() -
     assert values["CosineGradientShapley"].isfinite().all()
 
 
-def test_values_by_a_plain_modules_loss_equal_a_plain_loop(trained_run: Any) -> None:
+def test_values_by_a_plain_modules_loss_equal_a_plain_loop(trained_run):
     module, data, _, rounds = trained_run
     net = module.net
     model = rounds[0].global_vector
@@ -304,7 +302,7 @@ def test_values_by_a_plain_modules_loss_equal_a_plain_loop(trained_run: Any) -> 
     assert by_name["GradientAgreement"].sum() == pytest.approx(1)
 
 
-def test_value_round_leaves_the_global_generator_unchanged(trained_run: Any) -> None:
+def test_value_round_leaves_the_global_generator_unchanged(trained_run):
     module, _, _, rounds = trained_run
     samples = TensorDataset(torch.randn(20, 6), torch.randint(CLASSES, (20,)))
     batches = DataLoader(samples, 10, shuffle=True)
@@ -321,7 +319,7 @@ def test_value_round_leaves_the_global_generator_unchanged(trained_run: Any) -> 
     assert torch.equal(torch.get_rng_state(), generator_state)
 
 
-def test_value_round_takes_clients_by_name_and_aggregation_weights(trained_run: Any) -> None:
+def test_value_round_takes_clients_by_name_and_aggregation_weights(trained_run):
     module, data, _, rounds = trained_run
     model = rounds[0].global_vector
     models = rounds[0].client_vectors
@@ -351,7 +349,7 @@ def test_value_round_takes_clients_by_name_and_aggregation_weights(trained_run: 
     torch.testing.assert_close(by_position["DecayedShapley"][[0, 2]], decayed[[0, 2]])
 
 
-def test_metric_that_is_given_to_value_round_again_counts_a_second_round(trained_run: Any) -> None:
+def test_metric_that_is_given_to_value_round_again_counts_a_second_round(trained_run):
     module, data, _, rounds = trained_run
     metric = DecayedShapley(normalize=False)
 
@@ -416,15 +414,13 @@ STATE = NET.state_dict()
         ),
     ],
 )
-def test_value_round_with_mismatched_arguments_raises(
-    arguments: dict[str, Any], message: str
-) -> None:
+def test_value_round_with_mismatched_arguments_raises(arguments, message):
     fitting_arguments = {"module": NET, "start": VECTOR, "updates": [VECTOR, VECTOR]}
     with pytest.raises(ConfigurationError, match=message):
         value_round(**{**fitting_arguments, **arguments})
 
 
-def test_value_round_refuses_other_client_names_in_a_later_round() -> None:
+def test_value_round_refuses_other_client_names_in_a_later_round():
     metric = CosineGradientShapley()
     updates = [VECTOR + 1, VECTOR - 1]
     value_round(NET, VECTOR, updates, metrics=metric, client_names=["Lyon", "Kyoto"])
@@ -436,7 +432,7 @@ def test_value_round_refuses_other_client_names_in_a_later_round() -> None:
     assert metric.rounds == 2
 
 
-def test_value_round_of_a_module_without_a_head_and_num_classes_is_refused() -> None:
+def test_value_round_of_a_module_without_a_head_and_num_classes_is_refused():
     convolution = nn.Sequential(
         nn.Conv2d(1, 2, 3),
         nn.AdaptiveAvgPool2d(1),
@@ -457,7 +453,7 @@ class Normalizes(Plain):
         return (batch[0] / 10 - 3, batch[1]) if self.trainer.validating else batch
 
 
-def test_value_round_applies_the_modules_batch_hooks_in_validation_mode() -> None:
+def test_value_round_applies_the_modules_batch_hooks_in_validation_mode():
     x = torch.randn(60, 6)
     y = torch.arange(60) % 3
     module = Normalizes(network(batch_norm=False))
@@ -483,7 +479,7 @@ class OfDictionaries(Plain):
         self.log_dict({"dev/hits": hits, "dev/loss": 1 - hits}, batch_size=len(batch["y"]))
 
 
-def test_batches_that_are_dictionaries_are_measured_by_what_is_logged() -> None:
+def test_batches_that_are_dictionaries_are_measured_by_what_is_logged():
     x = torch.randn(60, 6)
     y = torch.arange(60) % 3
     dictionaries = [{"x": x, "y": y}]

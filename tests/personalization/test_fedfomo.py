@@ -3,7 +3,6 @@
 from copy import deepcopy
 from functools import partial
 from math import inf, nan
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,7 +61,7 @@ def losses_by_hand(
 
 
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
-def test_fedfomo_weights_follow_equation_3(tmp_path: Path, sampler: Any) -> None:
+def test_fedfomo_weights_follow_equation_3(tmp_path, sampler):
     personalizer = FedFomo(num_downloads=2)
     data = make_data()
     loop = FederatedLoop(personalizer=personalizer, sampler=sampler, seed=3)
@@ -143,7 +142,7 @@ def mixture_by_hand(
     return signed, mixture
 
 
-def test_fedfomo_gives_no_weight_to_the_start_model_or_a_nan_loss() -> None:
+def test_fedfomo_gives_no_weight_to_the_start_model_or_a_nan_loss():
     initial = torch.zeros(3)
     better_model = torch.tensor([1.0, 0.0, 0.0])
     loss_of_initial = 1.0
@@ -179,7 +178,7 @@ def frequencies_of_downloads(personalizer: FedFomo, rounds: range) -> np.ndarray
     return counts / len(rounds)
 
 
-def test_fedfomo_downloads_one_of_all_others_at_random_with_chance_epsilon() -> None:
+def test_fedfomo_downloads_one_of_all_others_at_random_with_chance_epsilon():
     personalizer = FedFomo(num_downloads=1, epsilon=0.4, epsilon_decay=0)
     frequencies = frequencies_of_downloads(personalizer, range(400))
 
@@ -188,7 +187,7 @@ def test_fedfomo_downloads_one_of_all_others_at_random_with_chance_epsilon() -> 
     assert (frequencies[2:] > 0.04).all()  # 0.4 / 4 is expected
 
 
-def test_fedfomo_downloads_by_affinity_alone_once_epsilon_has_decayed() -> None:
+def test_fedfomo_downloads_by_affinity_alone_once_epsilon_has_decayed():
     personalizer = FedFomo(num_downloads=1, epsilon=0.4, epsilon_decay=0.1)
     rounds_after_decay = range(4, 200)  # 0.4 / 0.1 = 4 rounds
 
@@ -202,7 +201,7 @@ class LogsItsLoss(Plain):
         self.log("my/loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
 
 
-def test_fedfomo_by_a_logged_loss_equals_the_default(tmp_path: Path) -> None:
+def test_fedfomo_by_a_logged_loss_equals_the_default(tmp_path):
     values_of_runs = []
     for measure in ({}, {"performance": "my/loss", "mode": "min"}):
         personalizer = FedFomo(num_downloads=2, **measure)

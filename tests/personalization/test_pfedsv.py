@@ -1,8 +1,5 @@
 """PFedSV: who is worth what to whom, what is downloaded, mixed and saved; by hand, and in whole federations."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -28,7 +25,7 @@ from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit
 
 
-def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders() -> None:
+def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders():
     vectors = random_models(4, seed=1)
     accuracy = closeness(vectors[[0, 2]].mean(0))
     clients = [Judged(0, accuracy), *[Judged(i, lambda vector: 0) for i in (1, 2, 3)]]
@@ -62,7 +59,7 @@ def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders() -> None:
     np.testing.assert_allclose(models[0], mixture, atol=1e-6)
 
 
-def test_pfedsv_client_keeps_its_own_unnoised_model_if_all_values_are_negative() -> None:
+def test_pfedsv_client_keeps_its_own_unnoised_model_if_all_values_are_negative():
     vectors = random_models(3)
     trained = vectors[0] + 7
     clients = [
@@ -85,7 +82,7 @@ def test_pfedsv_client_keeps_its_own_unnoised_model_if_all_values_are_negative()
 
 
 @pytest.mark.parametrize("better", [True, False])
-def test_pfedsv_safeguard_refuses_a_mixture_worse_than_the_own_model(better: bool) -> None:
+def test_pfedsv_safeguard_refuses_a_mixture_worse_than_the_own_model(better):
     vectors = random_models(2)
     # The other model is worth something to client 0 by itself, and the mixture less, or more, than its own model.
     target = vectors.mean(0) if better else vectors[0]
@@ -107,7 +104,7 @@ def test_pfedsv_safeguard_refuses_a_mixture_worse_than_the_own_model(better: boo
     assert torch.equal(careful[0], free[0] if better else vectors[0])
 
 
-def test_pfedsv_without_its_metric_is_refused() -> None:
+def test_pfedsv_without_its_metric_is_refused():
     method = begin_method(2, PFedSV())
     client = Judged(0, lambda vector: 0)
 
@@ -115,12 +112,12 @@ def test_pfedsv_without_its_metric_is_refused() -> None:
         play_round(method, [client], random_models(1), torch.zeros(2))
 
 
-def test_pfedsv_without_validation_samples_is_refused(tmp_path: Path) -> None:
+def test_pfedsv_without_validation_samples_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match=r"clients \[0, 1, 2\] have none.*client_val"):
         fit(make_loop(), tmp_path)
 
 
-def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client() -> None:
+def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client():
     method = begin_method(4, PFedSV())
     vectors = random_models(3)
     earlier_clients = [Judged(1, lambda vector: 0.5), Judged(2, lambda vector: 0.5)]
@@ -144,7 +141,7 @@ def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client()
         assert is_evaluated
 
 
-def test_pfedsv_never_downloads_a_client_with_a_negative_score_again() -> None:
+def test_pfedsv_never_downloads_a_client_with_a_negative_score_again():
     relevance = torch.full((4, 4), nan)
     relevance[0] = torch.tensor([0.5, -0.1, 0.2, 0.0])
     method = begin_method(4, PFedSV())
@@ -178,7 +175,7 @@ def test_pfedsv_never_downloads_a_client_with_a_negative_score_again() -> None:
     torch.testing.assert_close(models[0], random_models(4)[0])
 
 
-def test_pfedsv_with_a_shared_extractor_downloads_heads() -> None:
+def test_pfedsv_with_a_shared_extractor_downloads_heads():
     vectors = random_models(3)
     accuracy = closeness(vectors[1])
     method = begin_method(3, PFedSV(mode="extractor"))
@@ -234,9 +231,7 @@ STORED_MODEL = [-1, -1, -1, -1, -1, -1, -1]
         ("extractor", [0, 1, 2, 0, 0, 0, 0]),
     ],
 )
-def test_pfedsv_newcomer_starts_from_the_initial_model_on_the_shared_extractor(
-    mode: Any, expected: list[float]
-) -> None:
+def test_pfedsv_newcomer_starts_from_the_initial_model_on_the_shared_extractor(mode, expected):
     method = begin_method(2, PFedSV(mode=mode))
     state = FederationState(2, global_vector=torch.tensor(GLOBAL_MODEL, dtype=torch.float))
 
@@ -257,8 +252,8 @@ def test_pfedsv_newcomer_starts_from_the_initial_model_on_the_shared_extractor(
     ],
 )
 def test_pfedsv_client_keeps_its_model_and_is_sent_the_extractor_after_an_absence(
-    mode: Any, last_cohort: list[int], expected: list[float]
-) -> None:
+    mode, last_cohort, expected
+):
     method = begin_method(2, PFedSV(mode=mode))
     state = FederationState(2, global_vector=torch.tensor(GLOBAL_MODEL, dtype=torch.float))
     stored_model = torch.tensor(STORED_MODEL, dtype=torch.float)
@@ -285,7 +280,7 @@ def test_pfedsv_client_keeps_its_model_and_is_sent_the_extractor_after_an_absenc
     assert stored_model.tolist() == STORED_MODEL
 
 
-def test_pfedsv_classifier_may_consist_of_several_layers() -> None:
+def test_pfedsv_classifier_may_consist_of_several_layers():
     method = begin_method(
         2,
         PFedSV(mode="extractor", classifier=["0", "1"]),
@@ -305,7 +300,7 @@ def test_pfedsv_classifier_may_consist_of_several_layers() -> None:
         begin_method(2, PFedSV(mode="extractor"), space=ParameterSpace(bare))
 
 
-def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance() -> None:
+def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance():
     module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     space = ParameterSpace(module)
     num_parameters = 4 + 3  # then come 4 statistics
@@ -340,7 +335,7 @@ def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance() -> N
         {"shared": 0.5, "mode": "extractor"},
     ],
 )
-def test_pfedsv_with_wrong_arguments_is_refused(arguments: Any) -> None:
+def test_pfedsv_with_wrong_arguments_is_refused(arguments):
     with pytest.raises(ConfigurationError, match=next(iter(arguments))):
         PFedSV(**arguments)
 

@@ -1,7 +1,6 @@
 """PFedSV with the joining game, and with a start that all share."""
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ def joining_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:
     return values
 
 
-def test_joining_game_values_equal_those_over_all_orders() -> None:
+def test_joining_game_values_equal_those_over_all_orders():
     vectors = random_models(4, seed=5)
     target = 0.5 * vectors[0] + 0.4 * vectors[1] + 0.1 * vectors[2]
     accuracy = closeness(target)
@@ -77,7 +76,7 @@ def test_joining_game_values_equal_those_over_all_orders() -> None:
 
 
 @pytest.mark.parametrize("others_harm", [True, False])
-def test_client_without_gain_from_others_keeps_its_own_model(others_harm: bool) -> None:
+def test_client_without_gain_from_others_keeps_its_own_model(others_harm):
     vectors = random_models(3)
     accuracy: Any = lambda vector: 0.5  # noqa: E731
     if others_harm:
@@ -98,7 +97,7 @@ def test_client_without_gain_from_others_keeps_its_own_model(others_harm: bool) 
     assert (round.peer_values[0, 1:] <= 1e-9).all()
 
 
-def test_client_with_nobody_to_download_plays_no_game() -> None:
+def test_client_with_nobody_to_download_plays_no_game():
     vectors = random_models(1)
     method = begin_method(3, PFedSV(game="joining"))
 
@@ -130,7 +129,7 @@ def models_of_client_1(method: PFedSV, stored_model: Tensor | None) -> tuple[Ten
 
 
 @pytest.mark.parametrize("shared", [0.25, 1.0])
-def test_pfedsv_with_shared_starts_between_the_own_and_the_global_model(shared: float) -> None:
+def test_pfedsv_with_shared_starts_between_the_own_and_the_global_model(shared):
     method = begin_method(2, PFedSV(shared=shared))
 
     model_to_train, model_in_use = models_of_client_1(method, STORED_MODEL)
@@ -141,7 +140,7 @@ def test_pfedsv_with_shared_starts_between_the_own_and_the_global_model(shared: 
 
 
 @pytest.mark.parametrize("shared", [0.25, 1.0])
-def test_pfedsv_newcomer_with_shared_has_the_global_model(shared: float) -> None:
+def test_pfedsv_newcomer_with_shared_has_the_global_model(shared):
     method = begin_method(2, PFedSV(shared=shared))
 
     model_to_train, model_in_use = models_of_client_1(method, stored_model=None)
@@ -150,7 +149,7 @@ def test_pfedsv_newcomer_with_shared_has_the_global_model(shared: float) -> None
     assert torch.equal(model_in_use, GLOBAL_MODEL)
 
 
-def test_pfedsv_without_shared_trains_the_model_that_the_client_uses() -> None:
+def test_pfedsv_without_shared_trains_the_model_that_the_client_uses():
     method = begin_method(2, PFedSV())
     method._uploads = {1: torch.zeros(7)}  # client 1 has taken part
 
@@ -160,7 +159,7 @@ def test_pfedsv_without_shared_trains_the_model_that_the_client_uses() -> None:
     assert torch.equal(model_in_use, STORED_MODEL)
 
 
-def test_pfedsv_with_shared_1_trains_as_fedavg_and_keeps_own_models(tmp_path: Path) -> None:
+def test_pfedsv_with_shared_1_trains_as_fedavg_and_keeps_own_models(tmp_path):
     """The same global model and trained models as FedAvg's, to the bit; what clients receive is not the global one, and
     no worse on their validation splits than what they have trained."""
     sampled = PFedSV(k=2, game="joining", shared=1.0)

@@ -3,7 +3,6 @@
 import itertools
 import math
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -38,9 +37,7 @@ from helpers.models import Plain, loop_of, network, sgd
 
 
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
-def test_cgsv_rewards_each_client_with_the_largest_entries_of_every_layer(
-    tmp_path: Path, sampler: Any
-) -> None:
+def test_cgsv_rewards_each_client_with_the_largest_entries_of_every_layer(tmp_path, sampler):
     personalizer = SparsifiedReward(beta=1.0)
     loop = FederatedLoop(
         CGSV(scale=0.5),
@@ -90,7 +87,7 @@ def with_largest_entries(initial: Tensor, step: Tensor, share: float) -> Tensor:
     return result.view(step.shape)
 
 
-def test_fedamp_attention_equals_numpys() -> None:
+def test_fedamp_attention_equals_numpys():
     alpha = 2.0
     sigma = 9.0
     models = np.random.default_rng(0).normal(size=(4, 7))
@@ -107,7 +104,7 @@ def test_fedamp_attention_equals_numpys() -> None:
     np.testing.assert_allclose(attention, expected)
 
 
-def test_heurfedamp_attention_equals_numpys() -> None:
+def test_heurfedamp_attention_equals_numpys():
     self_weight = 0.4
     sigma = 3.0
     models = np.random.default_rng(1).normal(size=(4, 7))
@@ -122,14 +119,12 @@ def test_heurfedamp_attention_equals_numpys() -> None:
     np.testing.assert_allclose(attention, expected)
 
 
-def test_heurfedamp_attention_of_a_client_alone_is_all_its_own() -> None:
+def test_heurfedamp_attention_of_a_client_alone_is_all_its_own():
     assert HeurFedAMP().attention(torch.ones(1, 2)).tolist() == [[1.0]]
 
 
 @pytest.mark.parametrize("amp", [FedAMP(2.0, 5.0), HeurFedAMP(0.6, 5.0)])
-def test_fedamp_clients_start_from_the_mixture_of_the_last_uploads(
-    tmp_path: Path, amp: FedAMP
-) -> None:
+def test_fedamp_clients_start_from_the_mixture_of_the_last_uploads(tmp_path, amp):
     """With absent clients: their last upload counts, and they too start from the newest mixture."""
     loop = FederatedLoop(personalizer=amp, sampler=UniformSampler(2), seed=4)
     entries = record_calls(amp)
@@ -256,12 +251,12 @@ def test_fedem_shares_components_and_keeps_weights(tmp_path):
         assert torch.equal(tensors[client][NAME], weight)
 
 
-def test_fedem_with_a_module_that_is_no_mixture_is_refused(tmp_path: Path) -> None:
+def test_fedem_with_a_module_that_is_no_mixture_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match=r"train flsv\.models\.MixtureClient"):
         fit(FederatedLoop(personalizer=FedEM()), tmp_path)
 
 
-def test_ifca_clusters_equal_those_by_hand(tmp_path: Path) -> None:
+def test_ifca_clusters_equal_those_by_hand(tmp_path):
     """Four clients, two and two with the same classes, and three clusters."""
     personalizer = IFCA(3)
     data = FederatedDataModule(
@@ -320,7 +315,7 @@ def test_ifca_clusters_equal_those_by_hand(tmp_path: Path) -> None:
     assert len(used) > 1
 
 
-def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path: Path) -> None:
+def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path):
     """Once for each client, against an optimizer on the inner product of h(v_i) with delta_i, whose gradient that is;
     clients start from what the network writes, with the global statistics."""
     personalizer = PFedHN(lr=0.02, embedding_dim=5, hidden=7)
@@ -370,7 +365,7 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path: Path) -> None:
     assert not torch.equal(first_initial, second_initial)
 
 
-def test_shapfed_start_points_equal_equation_8_in_the_order_of_algorithm_1(tmp_path: Path) -> None:
+def test_shapfed_start_points_equal_equation_8_in_the_order_of_algorithm_1(tmp_path):
     personalizer = ShapFedPersonalizer()
     loop = FederatedLoop(
         ShapFedWA("cssv"),
@@ -420,7 +415,7 @@ def test_shapfed_start_points_equal_equation_8_in_the_order_of_algorithm_1(tmp_p
         )
 
 
-def test_standalone_client_that_joins_late_starts_from_the_initial_model(tmp_path: Path) -> None:
+def test_standalone_client_that_joins_late_starts_from_the_initial_model(tmp_path):
     personalizer = Standalone()
     module = Plain()
     sampler = FixedCohort([0])

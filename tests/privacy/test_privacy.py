@@ -3,7 +3,6 @@
 import math
 import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import dp_accounting
@@ -39,9 +38,7 @@ def analytic_delta(epsilon: float, noise_multiplier: float) -> float:
 @pytest.mark.parametrize(
     ("noise_multiplier", "rounds"), [(0.5, 1), (1.0, 1), (1.0, 20), (2.0, 7), (2.0, 100), (8.0, 3)]
 )
-def test_epsilon_of_n_rounds_is_that_of_noise_over_root_n(
-    noise_multiplier: float, rounds: int, delta: float
-) -> None:
+def test_epsilon_of_n_rounds_is_that_of_noise_over_root_n(noise_multiplier, rounds, delta):
     epsilon = gaussian_epsilon(noise_multiplier, rounds, delta)
     assert analytic_delta(epsilon, noise_multiplier / math.sqrt(rounds)) == pytest.approx(
         delta, rel=1e-6
@@ -56,9 +53,7 @@ def test_epsilon_of_n_rounds_is_that_of_noise_over_root_n(
         (5.0, 20),
     ],
 )
-def test_gaussian_epsilon_of_the_exact_and_the_library_accountants_agree(
-    noise_multiplier: float, rounds: int
-) -> None:
+def test_gaussian_epsilon_of_the_exact_and_the_library_accountants_agree(noise_multiplier, rounds):
     exact = gaussian_epsilon(noise_multiplier, rounds)
     for accountant, largest_ratio in (
         (dp_accounting.pld.PLDAccountant(), 1.0001),
@@ -70,8 +65,8 @@ def test_gaussian_epsilon_of_the_exact_and_the_library_accountants_agree(
 
 
 def test_accountant_without_dp_accounting_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'dp-accounting>=0.6'"):
         gaussian_epsilon(1.234, 1)
@@ -93,9 +88,7 @@ def make_generator(seed: int = 0) -> torch.Generator:
         (1e4, torch.float32),
     ],
 )
-def test_privacy_clipping_scales_long_updates_to_the_bound_and_keeps_short_ones(
-    length: float, dtype: torch.dtype
-) -> None:
+def test_privacy_clipping_scales_long_updates_to_the_bound_and_keeps_short_ones(length, dtype):
     clip = 1.5
     update = torch.randn(1000, generator=make_generator()).to(dtype)
     update *= length / update.norm()
@@ -114,14 +107,14 @@ def test_privacy_clipping_scales_long_updates_to_the_bound_and_keeps_short_ones(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_clipped_update_is_never_longer_than_the_bound_by_rounding(dtype: torch.dtype) -> None:
+def test_clipped_update_is_never_longer_than_the_bound_by_rounding(dtype):
     for seed in range(20):
         update = torch.randn(1000, generator=make_generator(seed)).to(dtype)
         sent = GaussianPrivacy(clip=1.3, noise_multiplier=0).protect(update, make_generator())
         assert 1.27 < torch.linalg.vector_norm(sent, dtype=torch.float64).item() <= 1.3
 
 
-def test_privacy_noise_for_a_module_with_batch_norm_buffers_is_refused() -> None:
+def test_privacy_noise_for_a_module_with_batch_norm_buffers_is_refused():
     plain = nn.Linear(3, 2)
     normed = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
@@ -137,7 +130,7 @@ def make_plain() -> Plain:
     return Plain(network(batch_norm=False))
 
 
-def test_the_server_sees_clipped_updates_with_each_clients_own_noise(tmp_path: Path) -> None:
+def test_the_server_sees_clipped_updates_with_each_clients_own_noise(tmp_path):
     clip = 0.2
     noise_multiplier = 3.0
     privacy = GaussianPrivacy(clip, noise_multiplier)
@@ -165,7 +158,7 @@ def test_the_server_sees_clipped_updates_with_each_clients_own_noise(tmp_path: P
     assert correlations.abs().max() < 0.6
 
 
-def test_private_clients_report_configured_steps_and_no_loss(tmp_path: Path) -> None:
+def test_private_clients_report_configured_steps_and_no_loss(tmp_path):
     """The steps are those that they take: three batches in each of two epochs, two batches a step."""
 
     def fit_and_read_round(name: str, **options: Any) -> Any:
@@ -192,7 +185,7 @@ class RefusesPrivacy(ClientAlgorithm):
             raise ConfigurationError(f"{type(optimizer).__name__} would fit noise")
 
 
-def test_algorithm_can_refuse_privacy_before_the_first_round(tmp_path: Path) -> None:
+def test_algorithm_can_refuse_privacy_before_the_first_round(tmp_path):
     watching = Watching()
     loop = FederatedLoop(
         client_algorithm=RefusesPrivacy(),
@@ -210,7 +203,7 @@ def test_algorithm_can_refuse_privacy_before_the_first_round(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "update", [torch.full((4,), torch.nan), torch.tensor([torch.inf, 1.0, 1.0, 1.0])]
 )
-def test_update_that_is_not_finite_becomes_noise(update: Tensor) -> None:
+def test_update_that_is_not_finite_becomes_noise(update):
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
     assert torch.equal(
         privacy.protect(update, make_generator()), privacy.protect(torch.zeros(4), make_generator())
@@ -262,7 +255,7 @@ def test_sent_update_is_clipped_and_the_clients_own_model_is_not(tmp_path):
         torch.testing.assert_close(cosines, torch.ones(3))
 
 
-def test_fit_stops_before_the_privacy_budget_is_exceeded(tmp_path: Path) -> None:
+def test_fit_stops_before_the_privacy_budget_is_exceeded(tmp_path):
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=4.0)
     assert privacy.affordable_rounds() == 3
 
@@ -283,7 +276,7 @@ def test_fit_stops_before_the_privacy_budget_is_exceeded(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("how", ["resumed", "min_epochs"])
-def test_spent_privacy_budget_stays_spent_on_resume(tmp_path: Path, how: str) -> None:
+def test_spent_privacy_budget_stays_spent_on_resume(tmp_path, how):
     def loop() -> FederatedLoop:
         return FederatedLoop(uploads=[GaussianPrivacy(1.0, 2.0, max_epsilon=3.0)], seed=0)
 
@@ -323,9 +316,7 @@ NOISE, BOTH = (
         (NOISE, {}, False),
     ],
 )
-def test_metrics_of_noised_updates_are_warned_about(
-    privacy: GaussianPrivacy, metrics: Any, warned: bool, tmp_path: Path
-) -> None:
+def test_metrics_of_noised_updates_are_warned_about(privacy, metrics, warned, tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
 

@@ -38,11 +38,11 @@ def noise_by_hand(size: int, key: bytes) -> list[float]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_secret_noise_is_box_and_muller_of_shake_256(size: int) -> None:
+def test_secret_noise_is_box_and_muller_of_shake_256(size):
     assert draw_noise(size).tolist() == pytest.approx(noise_by_hand(size, KEY), rel=1e-12)
 
 
-def test_secret_noise_is_normal_and_independent_across_blocks_and_keys() -> None:
+def test_secret_noise_is_normal_and_independent_across_blocks_and_keys():
     size = 2 * BLOCK_SIZE + 5
 
     numbers = draw_noise(size)
@@ -78,7 +78,7 @@ def flip_bit(key: bytes, bit: int) -> bytes:
     return bytes(flipped_key)
 
 
-def test_secret_noise_depends_on_all_256_bits_of_its_key() -> None:
+def test_secret_noise_depends_on_all_256_bits_of_its_key():
     noise = draw_noise(4)
     for bit in range(256):
         noise_of_other_key = draw_noise(4, flip_bit(KEY, bit))
@@ -94,8 +94,8 @@ def test_secret_noise_depends_on_all_256_bits_of_its_key() -> None:
     ],
 )
 def test_secret_noise_keeps_the_updates_dtype_and_changes_with_update_and_key(
-    dtype: torch.dtype,
-) -> None:
+    dtype,
+):
     size = 100_000
     update = torch.randn(
         size,
@@ -144,5 +144,5 @@ def test_secret_noise_keeps_the_updates_dtype_and_changes_with_update_and_key(
         assert abs(torch.corrcoef(pair)[0, 1]) < 5 / math.sqrt(size)
 
 
-def test_repr_of_an_upload_context_hides_the_secret() -> None:
+def test_repr_of_an_upload_context_hides_the_secret():
     assert "secret" not in repr(UploadContext(0, 3, 2, 0, secret=KEY))

@@ -25,7 +25,7 @@ RETRAIN = ["retrain", "--seeds=1", "--trainings=singles"]
 
 
 @pytest.fixture(params=FOLDERS, ids=lambda folder: folder.name)
-def stored_run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def stored_run(request, tmp_path):
     return Path(shutil.copytree(request.param, tmp_path / "run"))
 
 
@@ -41,12 +41,12 @@ def read_contributions(run: Path, before_round: int) -> list[tuple[str, ...]]:
     return table
 
 
-def test_stored_version_is_that_of_the_code() -> None:
+def test_stored_version_is_that_of_the_code():
     """Not that of the metadata, which a checkout keeps from when it was installed."""
     assert package_versions()["flsv"] == flsv.__version__
 
 
-def test_checkout_that_is_not_installed_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkout_that_is_not_installed_has_a_version(monkeypatch):
     installed = metadata.version
 
     def version_of_others(name: str) -> str:
@@ -59,9 +59,7 @@ def test_checkout_that_is_not_installed_has_a_version(monkeypatch: pytest.Monkey
     assert package_versions()["flsv"] == flsv.__version__
 
 
-def test_run_of_an_earlier_version_goes_on_from_its_checkpoint(
-    stored_run: Path, tmp_path: Path
-) -> None:
+def test_run_of_an_earlier_version_goes_on_from_its_checkpoint(stored_run, tmp_path):
     config = stored_run / "config.yaml"
     checkpoint = stored_run / "checkpoints" / "last.ckpt"
     command = [
@@ -83,7 +81,7 @@ def test_run_of_an_earlier_version_goes_on_from_its_checkpoint(
     assert len(read_contributions(resumed, before_round=3)) == len(stored) * 3 / 2
 
 
-def test_report_and_retrain_read_a_run_of_an_earlier_version(stored_run: Path) -> None:
+def test_report_and_retrain_read_a_run_of_an_earlier_version(stored_run):
     assert main(["report", str(stored_run)]) == 0
     assert "client 2" in text_of_page(stored_run / "report.html")
 
@@ -96,9 +94,7 @@ def test_report_and_retrain_read_a_run_of_an_earlier_version(stored_run: Path) -
     assert [row["value"] for row in read_rows(stored_run / "retrained.csv")] == values
 
 
-def test_scores_of_another_version_of_a_package_are_used_with_a_warning(
-    stored_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_of_another_version_of_a_package_are_used_with_a_warning(stored_run, capsys):
     scores = stored_run / "retrained_scores.csv"
     text = scores.read_text().replace('"version of torch": "', '"version of torch": "1.')
     scores.write_text(text)
@@ -114,9 +110,7 @@ def test_scores_of_another_version_of_a_package_are_used_with_a_warning(
     assert scores.read_text() == text
 
 
-def test_strict_fit_refuses_the_checkpoint_of_another_version(
-    stored_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strict_fit_refuses_the_checkpoint_of_another_version(stored_run, capsys, monkeypatch):
     monkeypatch.setattr("flsv.utilities.formats.package_versions", lambda: {"flsv": "9.9.9"})
     config = stored_run / "config.yaml"
     config.write_text(config.read_text() + "strict: true\n")

@@ -16,7 +16,7 @@ STORED_PARTS: dict[str, dict[str, Any]] = json.loads(text)
 
 
 @pytest.mark.parametrize("class_path", STORED_PARTS)
-def test_identity_of_a_part_is_that_of_stored_runs(class_path: str) -> None:
+def test_identity_of_a_part_is_that_of_stored_runs(class_path):
     """A change needs another format of checkpoints, or stored runs do not go on."""
     stored = STORED_PARTS[class_path]
     module_name, _, class_name = class_path.partition(":")

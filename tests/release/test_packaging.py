@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from release import _REQUIREMENT, TOOLS, lowest
@@ -18,7 +17,7 @@ README = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def hook() -> ModuleType:
+def hook():
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec is not None
     assert spec.loader is not None
@@ -33,8 +32,8 @@ def targets(text: str) -> list[str]:
 
 
 def test_readme_links_on_the_package_index_are_absolute_at_the_version_tag(
-    hook: ModuleType,
-) -> None:
+    hook,
+):
     shown = hook.description(README, "https://example.org/flsv", flsv.__version__)
     assert len(targets(shown)) == len(targets(README)) > 20
     assert all(target.startswith("https://") for target in targets(shown))
@@ -46,7 +45,7 @@ def test_readme_links_on_the_package_index_are_absolute_at_the_version_tag(
         assert f"(https://example.org/flsv/{kind}/v{flsv.__version__}/{path})" in shown
 
 
-def test_readme_without_a_repository_url_has_no_relative_links(hook: ModuleType) -> None:
+def test_readme_without_a_repository_url_has_no_relative_links(hook):
     shown = hook.description(README, None, flsv.__version__)
     relative_targets = [target for target in targets(shown) if not target.startswith("http")]
     words = " ".join(shown.split())
@@ -60,7 +59,7 @@ def test_readme_without_a_repository_url_has_no_relative_links(hook: ModuleType)
     assert code_blocks.findall(shown) == code_blocks.findall(README)
 
 
-def test_one_address_gives_all_links_of_the_project(hook: ModuleType) -> None:
+def test_one_address_gives_all_links_of_the_project(hook):
     metadata = {"urls": {"Repository": "https://example.org/flsv/"}}
     hook.Description(str(ROOT), {}).update(metadata)
     tag = f"https://example.org/flsv/blob/v{flsv.__version__}"
@@ -74,7 +73,7 @@ def test_one_address_gives_all_links_of_the_project(hook: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_built_metadata_have_versions_and_links() -> None:
+def test_built_metadata_have_versions_and_links():
     process = subprocess.run(
         [sys.executable, "-m", "hatchling", "metadata"],
         cwd=ROOT,
@@ -101,7 +100,7 @@ def test_built_metadata_have_versions_and_links() -> None:
     assert versions == [f"3.{minor}" for minor in minors]
 
 
-def test_constraints_have_all_that_ci_installs() -> None:
+def test_constraints_have_all_that_ci_installs():
     """`make constraints` after a new requirement; what has an environment of its own in CI is not among them."""
     project = (ROOT / "pyproject.toml").read_text()
     without_other_environments = re.sub(
@@ -123,7 +122,7 @@ def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_lowest_version_is_read_from_requirements_with_several_bounds() -> None:
+def test_lowest_version_is_read_from_requirements_with_several_bounds():
     text = (
         'dependencies = [\n    "a[x]>=2.4,!=2.6",\n    "b>=13",  # c>=1\n]\nlora = ["d-e>=0.11,<2"]'
     )
@@ -131,7 +130,7 @@ def test_lowest_version_is_read_from_requirements_with_several_bounds() -> None:
     assert not set(TOOLS) & set(lowest((ROOT / "pyproject.toml").read_text()))
 
 
-def test_no_two_files_of_the_wheel_are_the_same() -> None:
+def test_no_two_files_of_the_wheel_are_the_same():
     """As check-wheel-contents asks, on which a release would stop."""
     name_by_content: dict[bytes, str] = {}
     same_files = []

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -359,9 +358,7 @@ def make_loop(case: Case) -> FederatedLoop:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_federation_resumed_after_two_rounds_equals_the_plain_loop(
-    name: str, tmp_path: Path
-) -> None:
+def test_federation_resumed_after_two_rounds_equals_the_plain_loop(name, tmp_path):
     """A whole fit is the same to the bit, as tests/federation/test_resume.py shows."""
     case = CASES[name]
     net = network(batch_norm=False)

@@ -2,7 +2,6 @@
 
 import copy
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,7 @@ SSV = {
 }
 
 
-def test_shapley_importance_sampler_probabilities_equal_shapleyfls_theorem_5_1() -> None:
+def test_shapley_importance_sampler_probabilities_equal_shapleyfls_theorem_5_1():
     sampler = ShapleyImportanceSampler(2, "ssv")
 
     probabilities = sampler.coins(5, SSV)
@@ -55,7 +54,7 @@ def test_shapley_importance_sampler_probabilities_equal_shapleyfls_theorem_5_1()
     torch.testing.assert_close(probabilities, expected)
 
 
-def test_two_clients_are_drawn_where_one_has_almost_no_value_and_the_minimum_is_two() -> None:
+def test_two_clients_are_drawn_where_one_has_almost_no_value_and_the_minimum_is_two():
     """The surrogate value of a client that is always the worse of two falls exponentially, and its coin with it."""
     values = {"ssv": torch.tensor([1.0, 1e-12])}
     sampler = ShapleyImportanceSampler(1, min_cohort=2)
@@ -72,8 +71,8 @@ def test_two_clients_are_drawn_where_one_has_almost_no_value_and_the_minimum_is_
 
 @pytest.mark.parametrize("min_cohort", [1, 2])
 def test_tiny_probabilities_draw_each_cohort_of_minimum_size_with_equal_chance(
-    min_cohort: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    min_cohort, monkeypatch
+):
     monkeypatch.setattr("flsv.sampling.bernoulli._MAX_DRAWS", 10)
     num_clients = 5
     chance_of_client = 1e-9
@@ -96,7 +95,7 @@ def test_tiny_probabilities_draw_each_cohort_of_minimum_size_with_equal_chance(
     assert probabilities.tolist() == pytest.approx([expected] * num_clients)
 
 
-def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact() -> None:
+def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact():
     num_clients = 300
     coins = torch.rand(num_clients, generator=torch.Generator().manual_seed(0)) * 0.01
     coins[7] = 1
@@ -123,13 +122,13 @@ def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact() -> None:
     torch.testing.assert_close(probabilities, expected.float())
 
 
-def test_shapley_importance_sampler_is_uniform_before_there_are_values() -> None:
+def test_shapley_importance_sampler_is_uniform_before_there_are_values():
     probabilities = ShapleyImportanceSampler(2, "ssv").coins(5, {})
 
     assert probabilities.tolist() == pytest.approx([2 / 5] * 5)
 
 
-def test_client_without_a_value_is_drawn_more_often_than_one_of_little_value() -> None:
+def test_client_without_a_value_is_drawn_more_often_than_one_of_little_value():
     values = {"ssv": torch.tensor([0.9, float("nan"), 0.1])}
 
     probabilities = ShapleyImportanceSampler(2, "ssv").coins(3, values)
@@ -171,7 +170,7 @@ class Own(ClientSampler):
     ],
     ids=repr,
 )
-def test_sampler_that_returns_an_invalid_cohort_is_refused(tmp_path: Path, cohort: Any) -> None:
+def test_sampler_that_returns_an_invalid_cohort_is_refused(tmp_path, cohort):
     with pytest.raises(
         RuntimeError, match=r"Own.* for round 1: expected at least one client, each once, .* 0 to 2"
     ):
@@ -181,9 +180,7 @@ def test_sampler_that_returns_an_invalid_cohort_is_refused(tmp_path: Path, cohor
 @pytest.mark.parametrize(
     "chances", [[0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 1.5, 0.5], [float("nan"), 0.5, 0.5]], ids=repr
 )
-def test_sampler_that_returns_invalid_probabilities_is_refused(
-    tmp_path: Path, chances: Any
-) -> None:
+def test_sampler_that_returns_invalid_probabilities_is_refused(tmp_path, chances):
     loop = FederatedLoop(
         ShapleyWeighted("ssv"),
         metrics={"ssv": SurrogateFederatedShapley()},
@@ -285,12 +282,12 @@ def train_by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list
     [[], [1, 1]],
     ids=["nobody", "one twice"],
 )
-def test_fixed_cohort_of_no_different_clients_is_refused(clients: list[int]) -> None:
+def test_fixed_cohort_of_no_different_clients_is_refused(clients):
     with pytest.raises(ConfigurationError, match="expected different client ids"):
         FixedCohort(clients)
 
 
-def test_fixed_cohort_with_a_client_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+def test_fixed_cohort_with_a_client_that_does_not_exist_is_refused(tmp_path):
     loop = FederatedLoop(sampler=FixedCohort([0, 3]), seed=0)
 
     message = r"clients=\[0, 3\]\) cannot be met.*clients 0 to 2 only"
@@ -299,7 +296,7 @@ def test_fixed_cohort_with_a_client_that_does_not_exist_is_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
-def test_power_of_choice_equals_the_loop_by_hand(tmp_path: Path, engine: str) -> None:
+def test_power_of_choice_equals_the_loop_by_hand(tmp_path, engine):
     net = network(batch_norm=False)
     size = sum(parameter.numel() for parameter in net.parameters())
     expected_net, candidates, cohorts = train_by_hand(net)
@@ -320,7 +317,7 @@ def test_power_of_choice_equals_the_loop_by_hand(tmp_path: Path, engine: str) ->
     assert len(different_cohorts) > 1
 
 
-def test_sampler_with_wrong_arguments_is_refused(tmp_path: Path) -> None:
+def test_sampler_with_wrong_arguments_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="candidates=1"):  # a rule between arguments
         PowerOfChoice(2, 1)
 

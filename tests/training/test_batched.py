@@ -194,7 +194,7 @@ def train_one_by_one(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_batched_training_of_models_equals_training_each_model_alone(name: str) -> None:
+def test_batched_training_of_models_equals_training_each_model_alone(name):
     module, states, batches = make_setting(name)
     _, _, make, limit = CASES[name]
     shortened = None if limit is None else partial(clip, limit=limit)
@@ -221,7 +221,7 @@ def test_batched_training_of_models_equals_training_each_model_alone(name: str) 
         assert torch.equal(value, initial_state[key])
 
 
-def test_batched_training_leaves_frozen_and_unstacked_parameters_unchanged() -> None:
+def test_batched_training_leaves_frozen_and_unstacked_parameters_unchanged():
     module, states, batches = make_setting("SGD")
     module.spare = nn.Parameter(torch.ones(3))
     module.net[0].requires_grad_(False)

@@ -52,7 +52,7 @@ def train(
     return initial, values
 
 
-def test_values_are_means_and_lists_of_all_and_else_the_first_clients() -> None:
+def test_values_are_means_and_lists_of_all_and_else_the_first_clients():
     module = Keeps()
     initial, values = train(module, [0, 1, 2])
     values.write(module, initial)
@@ -67,7 +67,7 @@ def test_values_are_means_and_lists_of_all_and_else_the_first_clients() -> None:
     assert not module.layer.training
 
 
-def test_without_an_excluded_first_client_the_counters_of_the_start_stay() -> None:
+def test_without_an_excluded_first_client_the_counters_of_the_start_stay():
     module = Keeps()
     initial, values = train(module, [1, 0, 2])
     values.leave_out([1])
@@ -80,7 +80,7 @@ def test_without_an_excluded_first_client_the_counters_of_the_start_stay() -> No
     assert module.losses == [0.0, 2.0, 2.0, 2.0]
 
 
-def test_structure_that_another_process_lacks_is_refused() -> None:
+def test_structure_that_another_process_lacks_is_refused():
     module = Keeps()
     initial, values = train(module, [1])
     other_module = Keeps()
@@ -103,7 +103,7 @@ def test_structure_that_another_process_lacks_is_refused() -> None:
         other_values.write(other_module, other_initial)
 
 
-def test_hooks_and_functions_that_stay_the_first_clients_are_named_once() -> None:
+def test_hooks_and_functions_that_stay_the_first_clients_are_named_once():
     module = Keeps()
     initial, values = train(module, [0])
     module.layer.register_forward_hook(lambda layer, inputs, output: output)

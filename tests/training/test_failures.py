@@ -1,7 +1,6 @@
 """A client whose own code fails is named, and nothing that was learnt before is lost."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,7 +52,7 @@ def make_loop() -> FederatedLoop:
 
 
 @pytest.fixture(scope="module")
-def models_after_rounds(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor]:
+def models_after_rounds(tmp_path_factory):
     """The global model after each round of a fit without failures."""
     models: list[Tensor] = []
     look = LambdaCallback(
@@ -72,8 +71,8 @@ def models_after_rounds(tmp_path_factory: pytest.TempPathFactory) -> list[Tensor
     ],
 )
 def test_error_in_client_code_names_client_and_round_and_keeps_the_global_model(
-    tmp_path: Path, models_after_rounds: list[Tensor], where: str, failure: BaseException
-) -> None:
+    tmp_path, models_after_rounds, where, failure
+):
     loop = make_loop()
     module = Failing(failure, where)
     last_checkpoint = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
@@ -112,9 +111,7 @@ INPUTS = {
 
 
 @pytest.mark.parametrize("kind", INPUTS)
-def test_types_that_torch_refuses_are_named_with_the_client_and_a_remedy(
-    tmp_path: Path, kind: str
-) -> None:
+def test_types_that_torch_refuses_are_named_with_the_client_and_a_remedy(tmp_path, kind):
     inputs = INPUTS[kind]
     labels = torch.int64
     if kind == "small labels":
@@ -130,7 +127,7 @@ def test_types_that_torch_refuses_are_named_with_the_client_and_a_remedy(
     assert "x.float()" in notes
 
 
-def test_types_of_validation_samples_are_named_too(tmp_path: Path) -> None:
+def test_types_of_validation_samples_are_named_too(tmp_path):
     train = toy_sets()[0]
     x, y = train.tensors
     integers = (10 * x).to(torch.int32)
@@ -159,8 +156,8 @@ def test_types_of_validation_samples_are_named_too(tmp_path: Path) -> None:
     ],
 )
 def test_stop_iteration_in_users_code_is_an_error_and_not_an_early_end(
-    tmp_path: Path, models_after_rounds: list[Tensor], where: str, match: str
-) -> None:
+    tmp_path, models_after_rounds, where, match
+):
     loop = make_loop()
     module = Failing(StopIteration("mine"), where)
     with pytest.warns(UserWarning, match="is discarded"), pytest.raises(RuntimeError, match=match):
@@ -169,7 +166,7 @@ def test_stop_iteration_in_users_code_is_an_error_and_not_an_early_end(
     assert torch.equal(state_vector(module), models_after_rounds[ROUND - 1])
 
 
-def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path: Path) -> None:
+def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path):
     samples = toy_sets()[0]
     bad = [-1]
     loop = make_loop()
@@ -202,9 +199,7 @@ def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path: Path) -> 
     assert state_vector(module).isfinite().all()
 
 
-def test_fit_whose_restoring_fails_still_releases_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_whose_restoring_fails_still_releases_its_folder(tmp_path, monkeypatch):
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("half a model")
 

@@ -122,7 +122,7 @@ def products_one_by_one(
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_ghost_products_of_every_layer_equal_those_of_per_sample_gradients(name: str) -> None:
+def test_ghost_products_of_every_layer_equal_those_of_per_sample_gradients(name):
     module, x, y, direction = make_setting(name)
     # The batch's loss is a mean, in which a sample's loss counts 1 / BATCH_SIZE.
     expected = products_one_by_one(module, x, y, direction) / BATCH_SIZE
@@ -141,7 +141,7 @@ def test_ghost_products_of_every_layer_equal_those_of_per_sample_gradients(name:
     torch.testing.assert_close(products.sum(), product_of_batch)
 
 
-def test_ghost_products_are_not_taken_after_remove() -> None:
+def test_ghost_products_are_not_taken_after_remove():
     module, x, y, direction = make_setting("linear")
     ghost = GhostProducts(module, direction)
     ghost.watch(BATCH_SIZE)
@@ -154,7 +154,7 @@ def test_ghost_products_are_not_taken_after_remove() -> None:
     assert len(ghost.take()) == 0
 
 
-def test_ghost_products_ignore_parameters_frozen_or_missing_in_the_direction() -> None:
+def test_ghost_products_ignore_parameters_frozen_or_missing_in_the_direction():
     # Parameters: the first layer's weight and bias, and the last one's weight.
     module, x, y, direction = make_setting("linear")
     frozen = "0.0.weight"
@@ -187,12 +187,12 @@ def test_ghost_products_ignore_parameters_frozen_or_missing_in_the_direction() -
         ),
     ],
 )
-def test_layers_without_a_ghost_product_are_named(module: nn.Module, says: str) -> None:
+def test_layers_without_a_ghost_product_are_named(module, says):
     with pytest.raises(ConfigurationError, match=says):
         GhostProducts(module, {name: p.detach() for name, p in module.named_parameters()})
 
 
-def test_ghost_products_of_rows_that_are_not_samples_are_refused() -> None:
+def test_ghost_products_of_rows_that_are_not_samples_are_refused():
     """Tokens one by one, without a dimension of the batch."""
     module = nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3))
     ghost = GhostProducts(module, {name: p.detach() for name, p in module.named_parameters()})
@@ -202,7 +202,7 @@ def test_ghost_products_of_rows_that_are_not_samples_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["tied", "conv2d", "embedding"])
-def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients(name: str) -> None:
+def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients(name):
     """The data's buffer is overwritten for every batch, a batch is not watched, and one comes by without a pass."""
     module, x, y, validation_gradient = make_setting(name)
     ghost = GhostProducts(module, validation_gradient)

@@ -1,6 +1,5 @@
 """A client's round depends on the round and on the client, not on who trained before it."""
 
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -72,7 +71,7 @@ def make_augmented_data() -> FederatedDataModule:
     )
 
 
-def test_client_trains_the_same_alone_and_after_others(tmp_path: Path) -> None:
+def test_client_trains_the_same_alone_and_after_others(tmp_path):
     models = []
     for cohort in ([2], [0, 2], [0, 1, 2]):
         recorder = KeepUpdates()
@@ -95,7 +94,7 @@ def test_client_trains_the_same_alone_and_after_others(tmp_path: Path) -> None:
     assert torch.equal(models[0], models[2])
 
 
-def test_checkpoint_between_two_clients_holds_the_global_models_buffers(tmp_path: Path) -> None:
+def test_checkpoint_between_two_clients_holds_the_global_models_buffers(tmp_path):
     banks = []
 
     class Watch(L.Callback):

@@ -1,7 +1,6 @@
 """Clients with passes of their own, and with equally many steps: the weights of a loop by hand, to the bit."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,9 +62,7 @@ def train_by_hand(
 
 
 @pytest.mark.parametrize(("work", "window", "limit", "passes"), CASES)
-def test_weights_of_unequal_work_equal_a_loop_by_hand(
-    tmp_path: Path, work: Any, window: int, limit: Any, passes: list[list[int]]
-) -> None:
+def test_weights_of_unequal_work_equal_a_loop_by_hand(tmp_path, work, window, limit, passes):
     data = toy_data(SIZES)
     aggregator = KeepsRounds()
     module = Plain(make_network_without_norm(), MOMENTUM)
@@ -107,7 +104,7 @@ class DecaysToZero(Plainest):
 
 
 @pytest.mark.parametrize("work", [UNEQUAL, "5 steps"])
-def test_run_of_unequal_work_resumes_bitwise(tmp_path: Path, work: Any) -> None:
+def test_run_of_unequal_work_resumes_bitwise(tmp_path, work):
     make_loop = partial(FederatedLoop, local_epochs=work, optimizer_state="persist", seed=SEED)
     make_data = partial(toy_data, SIZES)
     make_module = partial(Plainest, MOMENTUM)
@@ -128,7 +125,7 @@ def last_rates(loop: FederatedLoop) -> list[float]:
 
 
 @pytest.mark.parametrize("work", [UNEQUAL, "5 steps"])
-def test_schedules_follow_each_clients_own_steps(tmp_path: Path, work: Any) -> None:
+def test_schedules_follow_each_clients_own_steps(tmp_path, work):
     loop = FederatedLoop(local_epochs=work, seed=SEED)
 
     fit(loop, tmp_path, DecaysToZero(), toy_data(SIZES), rounds=2)
@@ -137,9 +134,7 @@ def test_schedules_follow_each_clients_own_steps(tmp_path: Path, work: Any) -> N
 
 
 @pytest.mark.parametrize("work", [dict.fromkeys("01234", 1) | {"3": 4}, "5 steps"])
-def test_many_clients_at_once_train_as_long_as_one_after_the_other(
-    tmp_path: Path, work: Any
-) -> None:
+def test_many_clients_at_once_train_as_long_as_one_after_the_other(tmp_path, work):
     fit_by_both_engines(tmp_path, partial(Plainest, MOMENTUM), rounds=2, local_epochs=work)
 
 
@@ -154,12 +149,12 @@ def test_many_clients_at_once_train_as_long_as_one_after_the_other(
         ({"0": 1, "1": 0}, "1=0.: expected a whole number of at least 1"),
     ],
 )
-def test_invalid_local_epochs_are_refused_by_the_loop(work: Any, words: str) -> None:
+def test_invalid_local_epochs_are_refused_by_the_loop(work, words):
     with pytest.raises(ConfigurationError, match=words):
         FederatedLoop(local_epochs=work)
 
 
-def test_unknown_and_missing_clients_are_refused_before_training(tmp_path: Path) -> None:
+def test_unknown_and_missing_clients_are_refused_before_training(tmp_path):
     loop = FederatedLoop(local_epochs={0: 1, 1: 2, "Boston": 1})
 
     message = "the clients are '0', '1', '2', so that '2', 'Boston' is missing or"
@@ -167,7 +162,7 @@ def test_unknown_and_missing_clients_are_refused_before_training(tmp_path: Path)
         fit(loop, tmp_path)
 
 
-def test_client_without_an_epoch_for_the_shared_part_is_refused(tmp_path: Path) -> None:
+def test_client_without_an_epoch_for_the_shared_part_is_refused(tmp_path):
     loop = FederatedLoop(
         client_algorithm=FedRep(), share=["!net.4.*"], local_epochs={0: 2, 1: 1, 2: 3}
     )
@@ -176,7 +171,7 @@ def test_client_without_an_epoch_for_the_shared_part_is_refused(tmp_path: Path) 
         fit(loop, tmp_path)
 
 
-def test_work_is_read_from_the_command_line_and_from_files(tmp_path: Path) -> None:
+def test_work_is_read_from_the_command_line_and_from_files(tmp_path):
     options = ["--config", "digits", "--trainer.max_epochs", "1"]
     options += ["--federation.evaluation.every", "0", "--trainer.default_root_dir", str(tmp_path)]
     file = tmp_path / "a.yaml"

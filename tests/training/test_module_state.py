@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -277,9 +276,9 @@ def value_of(owner: Any, name: str) -> Any:
 
 @pytest.mark.parametrize("make", KINDS)
 def test_clients_do_not_see_each_others_state(
-    tmp_path: Path,
-    make: Callable[[], Remembers],
-) -> None:
+    tmp_path,
+    make,
+):
     module = fit(FederatedLoop(seed=SEED), tmp_path, make())
     model = state_vector(train_by_hand(make))
     difference = state_vector(module) - model
@@ -288,9 +287,9 @@ def test_clients_do_not_see_each_others_state(
 
 @pytest.mark.parametrize("make", [RingBuffer, Array, NestedMemory])
 def test_state_of_a_module_resumes_bitwise(
-    tmp_path: Path,
-    make: Callable[[], Remembers],
-) -> None:
+    tmp_path,
+    make,
+):
     assert_resumes(partial(FederatedLoop, seed=SEED), tmp_path, make)
 
 
@@ -314,7 +313,7 @@ class Records(Plain):
         self.outputs.clear()
 
 
-def test_lists_show_what_all_clients_have_added(tmp_path: Path) -> None:
+def test_lists_show_what_all_clients_have_added(tmp_path):
     module: Any = Records()
     data = toy_data()
     fit(FederatedLoop(seed=SEED), tmp_path, module, data)
@@ -336,7 +335,7 @@ class Shares(Plain):
         return super().training_step(batch, batch_idx)
 
 
-def test_namespace_is_shared_on_purpose(tmp_path: Path) -> None:
+def test_namespace_is_shared_on_purpose(tmp_path):
     module: Any = Shares()
     fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=1)
     assert module.shared.num_batches == module.trainer.global_step

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,9 +119,7 @@ CHANGES = (
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_client_does_not_find_the_structure_that_an_earlier_client_has_made(
-    tmp_path: Path, change: Callable[[Any], Any]
-) -> None:
+def test_client_does_not_find_the_structure_that_an_earlier_client_has_made(tmp_path, change):
     updates = []
     for cohort in ([2], [0, 1, 2]):
         recorder = KeepUpdates()
@@ -139,9 +136,7 @@ def do_nothing(module: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [hook_forward, freeze, replace_layer])
-def test_changes_of_the_structure_change_what_a_client_learns(
-    tmp_path: Path, change: Callable[[Any], Any]
-) -> None:
+def test_changes_of_the_structure_change_what_a_client_learns(tmp_path, change):
     updates = []
     for name, change_of_run in (("changed", change), ("plain", do_nothing)):
         recorder = KeepUpdates()
@@ -153,9 +148,7 @@ def test_changes_of_the_structure_change_what_a_client_learns(
 
 
 @pytest.mark.parametrize("change", FLAGS)
-def test_flags_and_modes_of_the_first_client_are_resumed_bitwise(
-    tmp_path: Path, change: Callable[[Any], Any]
-) -> None:
+def test_flags_and_modes_of_the_first_client_are_resumed_bitwise(tmp_path, change):
     assert_resumes(partial(FederatedLoop, seed=3), tmp_path, partial(Changes, change))
 
 
@@ -167,9 +160,7 @@ def test_flags_and_modes_of_the_first_client_are_resumed_bitwise(
         (add_layer, "doubled was Dropout with 0 hooks and is missing"),
     ],
 )
-def test_structure_that_a_checkpoint_lacks_is_named_at_resume(
-    tmp_path: Path, change: Callable[[Any], Any], message: str
-) -> None:
+def test_structure_that_a_checkpoint_lacks_is_named_at_resume(tmp_path, change, message):
     saving = ModelCheckpoint(tmp_path / "saved", filename="last")
     first_run = Changes(change)
     fit(

@@ -1,7 +1,6 @@
 """Modules whose state is of an unusual kind; and what their forward gives, which is tried before training."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,7 +54,7 @@ def make_game_loop() -> FederatedLoop:
     )
 
 
-def test_buffers_with_infinite_entries_are_kept_bitwise_by_the_average(tmp_path: Path) -> None:
+def test_buffers_with_infinite_entries_are_kept_bitwise_by_the_average(tmp_path):
     masked, by_hand = modules = [Masked(), MaskedByHand()]
     loops = [make_game_loop(), make_game_loop()]
 
@@ -169,13 +168,13 @@ class WithOwnSchedule(Plain):
     ],
 )
 def test_module_or_optimizer_state_that_cannot_be_averaged_or_copied_is_refused(
-    tmp_path: Path, module: Any, kwargs: Any, message: str
-) -> None:
+    tmp_path, module, kwargs, message
+):
     with pytest.raises(ConfigurationError, match=message):
         fit(FederatedLoop(seed=1), tmp_path, module(), **kwargs)
 
 
-def test_buffer_that_gets_its_size_after_the_last_round_is_named(tmp_path: Path) -> None:
+def test_buffer_that_gets_its_size_after_the_last_round_is_named(tmp_path):
     with pytest.warns(UserWarning, match=r"after the last round .* bank was \[0\] and is"):
         fit(FederatedLoop(seed=1), tmp_path, BankOfEpoch(), rounds=1)
 
@@ -199,7 +198,7 @@ class FrozenBody(Plain):
 
 
 @pytest.mark.parametrize("arguments", [{"aggregator": FedAdam()}, {"personalizer": FedAMP()}])
-def test_state_that_no_client_changes_stays_unchanged(tmp_path: Path, arguments: Any) -> None:
+def test_state_that_no_client_changes_stays_unchanged(tmp_path, arguments):
     module = FrozenBody()
     initial_state = copy.deepcopy(module.state_dict())
     loop = FederatedLoop(**arguments, sampler=UniformSampler(2), seed=1)
@@ -237,18 +236,14 @@ EVERY: dict[str, Any] = {"evaluation": ClientEvaluation(every=1)}
         ({"metrics": {"mine": LeaveOneOut()}}, r"metrics \['mine'\]", False),
     ],
 )
-def test_module_with_one_logit_is_refused(
-    tmp_path: Path, loop: dict[str, Any], asking: str, squeeze: bool
-) -> None:
+def test_module_with_one_logit_is_refused(tmp_path, loop, asking, squeeze):
     shape = r"\[\d+\]" if squeeze else r"\[\d+, 1\]"
     match = rf"{asking}: the module's forward gives torch.float32 {shape} for \d+ samples of 3 classes; expected logits"
     with pytest.raises(ConfigurationError, match=match):
         fit(FederatedLoop(**loop), tmp_path, OneLogit(squeeze), toy_data(server_val=0.2))
 
 
-def test_trial_forward_changes_neither_module_nor_generator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trial_forward_changes_neither_module_nor_generator(tmp_path, monkeypatch):
     """A forward that counts and draws, and a dropout in a layer that is to stay in evaluation mode."""
 
     class Restless(Plain):

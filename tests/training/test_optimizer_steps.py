@@ -4,7 +4,6 @@ for each client and round."""
 import copy
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -299,10 +298,10 @@ def make_seeded_loop(**kwargs: Any) -> FederatedLoop:
 @pytest.mark.parametrize("policy", ["reset", "persist"])
 @pytest.mark.parametrize("name", NESTED)
 def test_nested_optimizers_are_swapped_between_clients(
-    tmp_path: Path,
-    name: str,
-    policy: Any,
-) -> None:
+    tmp_path,
+    name,
+    policy,
+):
     module = Stepping(NESTED[name])
     fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
     assert_as_by_hand(module, fedavg_by_hand(NESTED[name], keep=policy == "persist"))
@@ -312,11 +311,11 @@ def test_nested_optimizers_are_swapped_between_clients(
 @pytest.mark.parametrize("policy", ["reset", "persist"])
 @pytest.mark.parametrize("name", ["plain", "sam", "own wrapper"])
 def test_optimizers_in_attributes_of_the_module_are_swapped_between_clients(
-    tmp_path: Path,
-    name: str,
-    policy: Any,
-    created_in: str,
-) -> None:
+    tmp_path,
+    name,
+    policy,
+    created_in,
+):
     make = {"plain": make_momentum_sgd, **NESTED}[name]
     module = Holding(make, created_in)
     fit(make_seeded_loop(optimizer_state=policy), tmp_path, module)
@@ -325,9 +324,9 @@ def test_optimizers_in_attributes_of_the_module_are_swapped_between_clients(
 
 @pytest.mark.parametrize("name", ["sam", "lookahead", "own wrapper"])
 def test_nested_optimizers_that_clients_keep_resume_bitwise(
-    tmp_path: Path,
-    name: str,
-) -> None:
+    tmp_path,
+    name,
+):
     make_loop = partial(make_seeded_loop, optimizer_state="persist")
     assert_resumes(make_loop, tmp_path, partial(Stepping, NESTED[name]))
 
@@ -343,9 +342,7 @@ ALGORITHMS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_client_algorithms_see_the_steps_of_any_wrapper_of_an_optimizer(
-    tmp_path: Path, name: str
-) -> None:
+def test_client_algorithms_see_the_steps_of_any_wrapper_of_an_optimizer(tmp_path, name):
     make_arguments = ALGORITHMS[name]
 
     def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
@@ -364,10 +361,10 @@ def test_client_algorithms_see_the_steps_of_any_wrapper_of_an_optimizer(
 @pytest.mark.parametrize("stepped_by", ["automatic", "closure"])
 @pytest.mark.parametrize("name", ["plain", *NESTED])
 def test_fedprox_corrects_every_gradient_of_nested_optimizers_once(
-    tmp_path: Path,
-    name: str,
-    stepped_by: str,
-) -> None:
+    tmp_path,
+    name,
+    stepped_by,
+):
     make = {"plain": make_momentum_sgd, **NESTED}[name]
     module = Stepping(make, stepped_by)
     fit(make_seeded_loop(client_algorithm=FedProx(1.0)), tmp_path, module)
@@ -387,10 +384,10 @@ class CountsSteps(KeepUpdates):
 @pytest.mark.parametrize("stepped_by", ["automatic", "closure"])
 @pytest.mark.parametrize("name", NESTED)
 def test_steps_of_nested_optimizers_are_counted_once(
-    tmp_path: Path,
-    name: str,
-    stepped_by: str,
-) -> None:
+    tmp_path,
+    name,
+    stepped_by,
+):
     aggregator = CountsSteps()
     data = toy_data()
     module = Stepping(NESTED[name], stepped_by)
@@ -404,7 +401,7 @@ def test_steps_of_nested_optimizers_are_counted_once(
     assert aggregator.num_steps == steps
 
 
-def test_second_step_of_sam_is_a_step_and_refused_where_gradients_escape(tmp_path: Path) -> None:
+def test_second_step_of_sam_is_a_step_and_refused_where_gradients_escape(tmp_path):
     module = Stepping(NESTED["sam"], "second step")
     fit(make_seeded_loop(), tmp_path, module)
 
@@ -447,7 +444,7 @@ def make_module_with_public_sam() -> ComputesGradientBeforeTheStep:
     return ComputesGradientBeforeTheStep(make_optimizer, stepped_by="public")
 
 
-def test_sam_step_by_a_gradient_computed_before_it_is_that_of_sam(tmp_path: Path) -> None:
+def test_sam_step_by_a_gradient_computed_before_it_is_that_of_sam(tmp_path):
     module = make_module_with_public_sam()
     make_sam = NESTED["sam"]
 
@@ -456,7 +453,7 @@ def test_sam_step_by_a_gradient_computed_before_it_is_that_of_sam(tmp_path: Path
     assert_as_by_hand(module, fedavg_by_hand(make_sam))
 
 
-def test_sam_step_by_a_gradient_computed_before_it_is_refused_by_fedprox(tmp_path: Path) -> None:
+def test_sam_step_by_a_gradient_computed_before_it_is_refused_by_fedprox(tmp_path):
     """FedProx changes the gradients of a step, and not one that was computed before."""
     module = make_module_with_public_sam()
     with pytest.raises(ConfigurationError, match="by gradients from before the step"):
@@ -477,7 +474,7 @@ class Stepless(Plain):
             self.net[0].bias.add_(0.1)
 
 
-def test_model_that_changes_without_a_step_is_refused(tmp_path: Path) -> None:
+def test_model_that_changes_without_a_step_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="Stepless changes the model, and no step"):
         fit(FederatedLoop(seed=SEED), tmp_path, Stepless())
 
@@ -498,9 +495,9 @@ class Words(Plain):
 
 @pytest.mark.parametrize("name", ["FedProx", "SCAFFOLD", "FedDyn", "Ditto"])
 def test_sparse_gradients_train_as_dense_ones(
-    tmp_path: Path,
-    name: str,
-) -> None:
+    tmp_path,
+    name,
+):
     dense = Words(sparse=False)
     sparse = Words(sparse=True)
     for module in (dense, sparse):
@@ -514,7 +511,7 @@ def test_sparse_gradients_train_as_dense_ones(
     assert_equal(state_vector(sparse), state_vector(dense))
 
 
-def test_optimizer_of_sparse_gradients_is_refused_where_they_become_dense(tmp_path: Path) -> None:
+def test_optimizer_of_sparse_gradients_is_refused_where_they_become_dense(tmp_path):
     module = Words(sparse=True)
     module.make_optimizer = lambda _: torch.optim.SparseAdam([module.words.weight])
     with pytest.raises(ConfigurationError, match="SparseAdam takes sparse gradients only"):

@@ -132,7 +132,7 @@ KINDS: dict[str, tuple[Callable[[], Scheduled], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_clients_schedule_is_that_of_training_alone(tmp_path: Path, kind: str) -> None:
+def test_every_clients_schedule_is_that_of_training_alone(tmp_path, kind):
     make_module, options = KINDS[kind]
     module = make_module()
     with warnings.catch_warnings():
@@ -147,7 +147,7 @@ def test_every_clients_schedule_is_that_of_training_alone(tmp_path: Path, kind: 
         assert module.rates[client] == expected
 
 
-def test_linear_decay_ends_at_zero_for_clients_drawn_any_number_of_times(tmp_path: Path) -> None:
+def test_linear_decay_ends_at_zero_for_clients_drawn_any_number_of_times(tmp_path):
     loop = FederatedLoop(sampler=UniformSampler(2), seed=SEED, local_epochs=2)
     ends_at_zero(fit(loop, tmp_path, Scheduled(make_linear), rounds=5))
 
@@ -167,7 +167,7 @@ class Opinionated(FixedCohort):
         self.last_round = round
 
 
-def test_schedule_length_under_an_unpredictable_sampler_counts_all_rounds(tmp_path: Path) -> None:
+def test_schedule_length_under_an_unpredictable_sampler_counts_all_rounds(tmp_path):
     loop = FederatedLoop(sampler=Opinionated([0]), seed=SEED)
     module = fit(loop, tmp_path, Scheduled(make_one_cycle), rounds=2)
 
@@ -180,7 +180,7 @@ def test_schedule_length_under_an_unpredictable_sampler_counts_all_rounds(tmp_pa
     assert of_all_clients.rates[0] == rates
 
 
-def test_schedule_with_interval_epoch_is_stepped_once_per_round(tmp_path: Path) -> None:
+def test_schedule_with_interval_epoch_is_stepped_once_per_round(tmp_path):
     module = Scheduled(make_stairs, manual="epoch")
 
     fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=5)
@@ -227,9 +227,7 @@ class Foreign(Plain):
         (Foreign, r"trains tensors of shape \[\[2\]\] that are no parameters"),
     ],
 )
-def test_scheduler_or_optimizer_that_mixes_clients_is_refused(
-    tmp_path: Path, module: Any, message: str
-) -> None:
+def test_scheduler_or_optimizer_that_mixes_clients_is_refused(tmp_path, module, message):
     names = (
         "is_last_batch",
         "estimated_stepping_batches",
@@ -270,16 +268,14 @@ class Asking(Scheduled):
 
 
 @pytest.mark.parametrize("ways", [*([read] for read in WAYS), WAYS[::-1]])
-def test_schedule_lengths_read_in_training_are_the_clients_own(
-    tmp_path: Path, ways: list[Callable[[Any], float]]
-) -> None:
+def test_schedule_lengths_read_in_training_are_the_clients_own(tmp_path, ways):
     module = fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2)
     ends_at_zero(module)
 
 
 def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     class AsksInSetup(Asking):
         def setup(self, stage: str) -> None:
             self.length_in_setup = self.length()
@@ -319,9 +315,7 @@ class CountsInItsGroups(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("policy", ["reset", "persist"])
-def test_state_in_optimizer_groups_follows_the_optimizer_state_policy(
-    tmp_path: Path, policy: Any
-) -> None:
+def test_state_in_optimizer_groups_follows_the_optimizer_state_policy(tmp_path, policy):
     num_rounds = 3
     loop = FederatedLoop(seed=SEED, optimizer_state=policy)
     module = fit(loop, tmp_path, Plain(optimizer=CountsInItsGroups), rounds=num_rounds)
@@ -345,7 +339,7 @@ def test_state_in_optimizer_groups_follows_the_optimizer_state_policy(
         ("by hand", OnExceptionCheckpoint),
     ],
 )
-def test_clients_schedules_resume_bitwise(tmp_path: Path, kind: str, make_saver: Any) -> None:
+def test_clients_schedules_resume_bitwise(tmp_path, kind, make_saver):
     make_module, _ = KINDS[kind]
     uninterrupted = make_module()
     fit(FederatedLoop(seed=SEED), tmp_path / "whole", uninterrupted, rounds=4)

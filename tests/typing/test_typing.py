@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_mypy_accepts_a_users_project_and_finds_its_type_errors(tmp_path: Path) -> None:
+def test_mypy_accepts_a_users_project_and_finds_its_type_errors(tmp_path):
     """One run of mypy for what is right and what is wrong: it reads torch and Lightning once."""
     pytest.importorskip("mypy", reason="flsv[dev] is not installed")
     # Types are there to say no: were flsv untyped to them, this would pass as well.
@@ -57,9 +57,7 @@ def test_mypy_accepts_a_users_project_and_finds_its_type_errors(tmp_path: Path) 
         assert f"[{kind}]" in checked.stdout, checked.stdout
 
 
-def test_typed_user_project_runs_and_values_its_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_typed_user_project_runs_and_values_its_clients(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(PROJECT.parent))
     import user_project as project  # type: ignore[import-not-found]
 

@@ -1,6 +1,5 @@
 """Uploads in a row, and compression beyond tests/replay: what is kept, chance, what it costs, buffers."""
 
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -53,7 +52,7 @@ class HalvesAndRecords(Upload):
         return previous + Traffic(self.numbers, 0.5)
 
 
-def test_each_upload_in_a_chain_refers_to_its_own_reference() -> None:
+def test_each_upload_in_a_chain_refers_to_its_own_reference():
     chain = [HalvesAndRecords("start"), HalvesAndRecords("global"), HalvesAndRecords("start")]
 
     sent, _ = upload(chain, VECTOR, START, GLOBAL, CONTEXT)
@@ -73,7 +72,7 @@ def test_each_upload_in_a_chain_refers_to_its_own_reference() -> None:
     assert [recorder.positions for recorder in chain] == [[0], [1], [2]]
 
 
-def test_update_that_no_upload_concerns_is_sent_unchanged_and_counted_whole() -> None:
+def test_update_that_no_upload_concerns_is_sent_unchanged_and_counted_whole():
     vector = torch.rand(1000)
     tripled = Scaling(3.0, clients=[0])
 
@@ -97,7 +96,7 @@ def test_update_that_no_upload_concerns_is_sent_unchanged_and_counted_whole() ->
     assert traffic_of_doubles == Traffic(1000, 8000.0)
 
 
-def test_upload_context_has_the_client_and_round_and_traffic_is_counted(tmp_path: Path) -> None:
+def test_upload_context_has_the_client_and_round_and_traffic_is_counted(tmp_path):
     contexts: list[UploadContext] = []
 
     class CountsVisits(HalvesAndRecords):
@@ -130,8 +129,8 @@ def test_upload_context_has_the_client_and_round_and_traffic_is_counted(tmp_path
 
 
 def test_global_model_is_also_sent_to_clients_with_own_starts_if_uploads_refer_to_it(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     uploads = [HalvesAndRecords("global")]
     loop = FederatedLoop(personalizer=FedAMP(), uploads=uploads, seed=0)
     numbers_received: list[list[int]] = []
@@ -173,7 +172,7 @@ SEEDED = torch.Generator().manual_seed(0)
 UPDATES = torch.randn(30, 40, generator=SEEDED)
 
 
-def test_compressed_updates_plus_the_kept_error_sum_to_all_updates() -> None:
+def test_compressed_updates_plus_the_kept_error_sum_to_all_updates():
     state: dict[str, Tensor] = {}
     sent = torch.zeros(40)
     for round_index, update in enumerate(UPDATES):
@@ -198,7 +197,7 @@ def test_compressed_updates_plus_the_kept_error_sum_to_all_updates() -> None:
     )
 
 
-def test_two_compressions_keep_their_errors_apart() -> None:
+def test_two_compressions_keep_their_errors_apart():
     state: dict[str, Tensor] = {}
 
     compressed = TopK(0.5).apply(UPDATES[0], make_context(state=state))
@@ -207,7 +206,7 @@ def test_two_compressions_keep_their_errors_apart() -> None:
     assert set(state) == {"upload.0.error", "upload.1.error"}
 
 
-def test_client_left_out_of_a_round_keeps_its_compression_error(tmp_path: Path) -> None:
+def test_client_left_out_of_a_round_keeps_its_compression_error(tmp_path):
     two_rounds = FederatedLoop(uploads=[TopK(0.05)], seed=SEED)
     fit(two_rounds, tmp_path, rounds=2)
 
@@ -233,7 +232,7 @@ def test_client_left_out_of_a_round_keeps_its_compression_error(tmp_path: Path) 
 # ---- what crosses
 
 
-def test_compressed_traffic_counts_indices_and_values() -> None:
+def test_compressed_traffic_counts_indices_and_values():
     num_parameters = 100
     num_buffers = 10
     num_numbers = num_parameters + num_buffers
@@ -255,7 +254,7 @@ def test_compressed_traffic_counts_indices_and_values() -> None:
 # ---- what cannot be done
 
 
-def test_compression_with_clients_own_start_models_is_refused(tmp_path: Path) -> None:
+def test_compression_with_clients_own_start_models_is_refused(tmp_path):
     loop = FederatedLoop(personalizer=Standalone(), uploads=[TopK()], seed=SEED)
     with (
         pytest.warns(UserWarning, match="discarded"),

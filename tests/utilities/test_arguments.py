@@ -16,7 +16,7 @@ from flsv.utilities.arguments import attribute_of, client_number, plain_name
 from helpers.data import toy_data
 
 
-def test_setting_an_argument_of_a_loop_names_replace() -> None:
+def test_setting_an_argument_of_a_loop_names_replace():
     loop = FederatedLoop()
     data = toy_data()
 
@@ -37,7 +37,7 @@ def test_setting_an_argument_of_a_loop_names_replace() -> None:
                 setattr(data, name, 3)
 
 
-def test_replace_changes_given_arguments_and_keeps_the_rest() -> None:
+def test_replace_changes_given_arguments_and_keeps_the_rest():
     loop = FederatedLoop(
         local_epochs=3,
         filters=[OutlierFilter(), CopyFilter(0.7, gap=None)],
@@ -53,7 +53,7 @@ def test_replace_changes_given_arguments_and_keeps_the_rest() -> None:
     assert repr(changed.filters) == "(OutlierFilter(threshold=None),)"
 
 
-def test_lists_given_to_a_loop_cannot_change_it_later() -> None:
+def test_lists_given_to_a_loop_cannot_change_it_later():
     attacks: Any = [SignFlip(clients=[1])]
     loop = FederatedLoop(uploads=attacks)
     attacks.append(SignFlip(clients=[2]))
@@ -67,7 +67,7 @@ def test_lists_given_to_a_loop_cannot_change_it_later() -> None:
         loop.config.seed = 3  # type: ignore[misc]
 
 
-def test_plain_name_refuses_paths_and_other_types() -> None:
+def test_plain_name_refuses_paths_and_other_types():
     for name in ("ours, renormalized", "cssv-2.1", "Größe", "x" * 100):
         assert plain_name(name) == name
 
@@ -77,7 +77,7 @@ def test_plain_name_refuses_paths_and_other_types() -> None:
             plain_name(refused, "picture")  # type: ignore[arg-type]
 
 
-def test_a_client_is_told_by_name_or_number() -> None:
+def test_a_client_is_told_by_name_or_number():
     names = ["Boston", "Lyon"]
     numbers = [client_number(client, names, "client") for client in ("Lyon", 0, "1")]
 
@@ -90,7 +90,7 @@ def test_a_client_is_told_by_name_or_number() -> None:
         client_number(2, ["Boston", "Lyon"], "client")
 
 
-def test_failing_attribute_is_not_taken_for_a_missing_one() -> None:
+def test_failing_attribute_is_not_taken_for_a_missing_one():
     class Part:
         @property
         def needs_classes(self) -> Any:

@@ -170,7 +170,7 @@ def required_arguments(cls: type) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("cls", "name", "hint"), CASES, ids=lambda part: part if isinstance(part, str) else ""
 )
-def test_argument_beyond_its_bounds_is_refused(cls: type, name: str, hint: Any) -> None:
+def test_argument_beyond_its_bounds_is_refused(cls, name, hint):
     for value in values_beyond(hint):
         with pytest.raises(ConfigurationError) as error:
             cls(**{**required_arguments(cls), name: value})
@@ -184,7 +184,7 @@ def test_argument_beyond_its_bounds_is_refused(cls: type, name: str, hint: Any) 
 @pytest.mark.parametrize(
     "cls", [cls for cls in declared_classes() if issubclass(cls, ValidatedArguments)]
 )
-def test_parts_that_differ_in_an_argument_have_different_descriptions(cls: type) -> None:
+def test_parts_that_differ_in_an_argument_have_different_descriptions(cls):
     """A resumed run, a table of runs and run.json go by it."""
     values_by_argument = {}
     for name, (hint, _) in checked_parameters(cls.__init__).items():
@@ -213,7 +213,7 @@ def parts_with(cls: type, name: str, values: Sequence[Any]) -> Iterator[tuple[An
         yield value, part
 
 
-def test_check_argument_refuses_lists_with_wrong_numbers() -> None:
+def test_check_argument_refuses_lists_with_wrong_numbers():
     for wrong in ([1.0, math.nan], (1.0, "2"), "12", 3.0):
         with pytest.raises(
             ConfigurationError, match=r"expected a list \(each: a finite number of at least 0\)"
@@ -239,7 +239,7 @@ def test_check_argument_refuses_lists_with_wrong_numbers() -> None:
         ),
     ],
 )
-def test_check_argument_says_what_was_expected(value: Any, hint: Any, expected: str) -> None:
+def test_check_argument_says_what_was_expected(value, hint, expected):
     with pytest.raises(ConfigurationError) as error:
         check_argument("Owner", "x", value, hint)
     assert str(error.value).endswith(f"): expected {expected}")
@@ -262,7 +262,7 @@ class Own(Aggregator):
     weighting = "uniform"
 
 
-def test_user_subclass_has_checked_arguments_and_a_repr() -> None:
+def test_user_subclass_has_checked_arguments_and_a_repr():
     part = Own(0.5, high=2.0)
     assert repr(part) == "Own(low=0.5, high=2.0)"
     assert repr(copy.deepcopy(part)) == repr(part)
@@ -297,7 +297,7 @@ def test_user_subclass_has_checked_arguments_and_a_repr() -> None:
         (np.array([1.0, 0.5]), list[NonNegative], list),
     ],
 )
-def test_numbers_of_other_libraries_become_pythons(value: Any, hint: Any, kind: type) -> None:
+def test_numbers_of_other_libraries_become_pythons(value, hint, kind):
     number = check_argument("Owner", "x", value, hint)
     assert type(number) is kind
     assert number == (value.tolist() if kind is list else value)
@@ -314,7 +314,7 @@ def float_arguments(function: Any) -> list[str]:
     return [p.name for p in parameters if "float" in str(p.annotation).split(" | ")]
 
 
-def test_every_constructor_with_a_number_declares_its_bounds_or_is_listed() -> None:
+def test_every_constructor_with_a_number_declares_its_bounds_or_is_listed():
     checked = {(cls, name) for cls, name, _ in CASES}
     classes_without_bounds = set()
     for cls in public_classes(PACKAGES):
@@ -329,7 +329,7 @@ def test_every_constructor_with_a_number_declares_its_bounds_or_is_listed() -> N
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
 @pytest.mark.parametrize("cls", BY_HAND)
-def test_constructors_that_check_numbers_by_hand_refuse_bad_ones(cls: type, bad: float) -> None:
+def test_constructors_that_check_numbers_by_hand_refuse_bad_ones(cls, bad):
     for argument in float_arguments(cls.__init__):
         with pytest.raises(ConfigurationError, match=f"{argument}.*{bad}"):
             cls(BY_HAND[cls], **{argument: bad})

@@ -69,7 +69,7 @@ def run_program(folder: Path, program: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_package_of_pytorch_lightning_trains_after_the_call(tmp_path: Path) -> None:
+def test_package_of_pytorch_lightning_trains_after_the_call(tmp_path):
     """A second call changes nothing, and a module that lightning does not have is not found."""
     process = run_program(tmp_path, 2 * CALL + FIT + "import pytorch_lightning.nothing")
 
@@ -78,7 +78,7 @@ def test_package_of_pytorch_lightning_trains_after_the_call(tmp_path: Path) -> N
     assert "No module named 'pytorch_lightning.nothing'" in process.stderr
 
 
-def test_call_after_the_first_import_is_refused(tmp_path: Path) -> None:
+def test_call_after_the_first_import_is_refused(tmp_path):
     # An import in this process would fail the doctest of import_as_lightning, where it comes later in the same worker.
     if find_spec("pytorch_lightning") is None:
         pytest.skip("needs pytorch_lightning")

@@ -26,8 +26,8 @@ def wait_for_folder(process: Forked) -> Path:
 
 
 def test_folder_of_a_killed_process_is_removed_and_that_of_a_living_one_stays(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     parent = tmp_path / "place"
     parent.mkdir()
     living = Forked(tmp_path / "living", hold_folder, parent)

@@ -4,7 +4,7 @@ import pytest
 
 
 @pytest.fixture
-def as_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_a_task(monkeypatch):
     """Flower numbers messages by the task that makes them; there are no tasks here."""
     from flwr.supercore.task_identity import TaskIdentity
 

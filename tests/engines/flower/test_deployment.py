@@ -89,9 +89,7 @@ def assert_as_one_process(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
             assert values[client, str(column)] == pytest.approx(expected, abs=1e-6)
 
 
-def test_deployment_by_the_guides_commands_equals_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deployment_by_the_guides_commands_equals_one_process(tmp_path, monkeypatch):
     folder = tmp_path / "federation"
     done = run_commands_of_page(tmp_path)
 
@@ -107,7 +105,7 @@ def test_deployment_by_the_guides_commands_equals_one_process(
     assert_as_one_process(folder, tmp_path, monkeypatch)
 
 
-def test_packet_converted_to_a_flower_record_and_back_is_equal() -> None:
+def test_packet_converted_to_a_flower_record_and_back_is_equal():
     packet = Packet(
         "train",
         {"a": [1, None, "x"]},

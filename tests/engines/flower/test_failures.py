@@ -75,7 +75,7 @@ def diary(folder: Path) -> list[tuple[int, int]]:
     return [(int(line.split()[0]), int(line.split()[1])) for line in lines]
 
 
-def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path: Path) -> None:
+def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path):
     """One deployment. A name that is misspelt at the server and policies with a typo end the first start by name; then
     sites do wrong, a SuperNode, the server and the SuperLink are killed, and the rounds go on to their end."""
     folder = tmp_path / "app"

@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -89,7 +88,7 @@ def make_training_packets(round_index: int) -> dict[int, Packet]:
     return {1: packet, 2: packet}
 
 
-def test_late_node_is_not_waited_for_and_replies_come_one_by_one() -> None:
+def test_late_node_is_not_waited_for_and_replies_come_one_by_one():
     grid = Grid(patience=float("inf"))
     transport = GridTransport(grid)  # type: ignore[arg-type]
     # By the names of their registration.
@@ -123,7 +122,7 @@ class SlowGrid(Grid):
         return super().push_messages(messages)
 
 
-def test_reply_in_time_is_read_although_the_server_itself_is_late() -> None:
+def test_reply_in_time_is_read_although_the_server_itself_is_late():
     grid = SlowGrid(patience=float("inf"))
     transport = GridTransport(grid)  # type: ignore[arg-type]
 
@@ -134,7 +133,7 @@ def test_reply_in_time_is_read_although_the_server_itself_is_late() -> None:
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, ErrorCode.LOAD_CLIENT_APP_EXCEPTION])
-def test_error_message_of_flower_is_reported_as_the_sites_fault(code: int) -> None:
+def test_error_message_of_flower_is_reported_as_the_sites_fault(code):
     grid = Grid(patience=1, error=code)
     transport = GridTransport(grid)  # type: ignore[arg-type]
 
@@ -170,8 +169,8 @@ def greet(app: Any, **node_config: Any) -> Packet:
 
 
 def test_error_of_a_sites_data_is_reported_to_the_server_without_its_message(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     def no_data(node: Any) -> Any:
         raise ValueError("could not convert string to float: 'John Smith'")
 
@@ -183,7 +182,7 @@ def test_error_of_a_sites_data_is_reported_to_the_server_without_its_message(
     assert "John Smith" in caplog.text
 
 
-def test_refused_run_contacts_no_site_and_records_its_failure(tmp_path: Path) -> None:
+def test_refused_run_contacts_no_site_and_records_its_failure(tmp_path):
     module = partial(ClassifierClient, "mlp", num_classes=10, input_shape=(1, 8, 8))
     loop = partial(FederatedLoop, DivergenceWeighted())
     app = server_app(module, loop, ["Boston"], rounds=1, num_classes=10, folder=tmp_path)
@@ -202,7 +201,7 @@ class Points(L.LightningDataModule):
         return DataLoader(TensorDataset(torch.randn(6, 3), torch.arange(6) % 2), batch_size=2)
 
 
-def test_changed_policy_file_applies_to_a_running_flower_client_app(tmp_path: Path) -> None:
+def test_changed_policy_file_applies_to_a_running_flower_client_app(tmp_path):
     policy = tmp_path / "flsv-site.toml"
     module = partial(ClassifierClient, "mlp", num_classes=2, input_shape=(3,))
     app = client_app(module, lambda node: Points(), FederatedLoop)

@@ -110,9 +110,7 @@ def draft_dictionary(clinics: Path, path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_dictionary", [False, WITH_DICTIONARY])
-def test_hospitals_at_supernodes_equal_one_process_bitwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_dictionary: bool
-) -> None:
+def test_hospitals_at_supernodes_equal_one_process_bitwise(tmp_path, monkeypatch, has_dictionary):
     monkeypatch.chdir(tmp_path)
     exec(block_of("tutorials/hospitals.md", "from pathlib"), {})
     clinics = tmp_path / "clinics"

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -118,7 +117,7 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path):
     yield Site(tmp_path)
     for process in processes_of_sites(tmp_path):
         os.kill(process, signal.SIGKILL)
@@ -140,7 +139,7 @@ def wait_until_gone(pid: int, seconds: float = 120) -> bool:
     return False
 
 
-def test_one_process_answers_all_messages_of_a_run_beside_that_of_another_run(site: Site) -> None:
+def test_one_process_answers_all_messages_of_a_run_beside_that_of_another_run(site):
     first_reply = site.send("a")
     second = site.send("b")
 
@@ -161,16 +160,14 @@ def test_one_process_answers_all_messages_of_a_run_beside_that_of_another_run(si
     assert processes_of_sites(site.folder) == {process, of_another_run["process"]}
 
 
-def test_message_without_idle_time_is_answered_by_its_own_process(site: Site) -> None:
+def test_message_without_idle_time_is_answered_by_its_own_process(site):
     reply = site.send("a", idle=0)
 
     assert reply["process"] == reply["own"]
     assert not site.socket.exists()
 
 
-def test_message_with_an_installation_of_its_own_is_answered_by_its_own_process(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_message_with_an_installation_of_its_own_is_answered_by_its_own_process(site, monkeypatch):
     """Flower deletes after a message what it has installed for it."""
     installation = site.folder / "runtime-envs" / "1" / "lib"
     monkeypatch.setenv(
@@ -185,7 +182,7 @@ def test_message_with_an_installation_of_its_own_is_answered_by_its_own_process(
     assert not site.socket.exists()
 
 
-def test_a_killed_process_is_replaced(site: Site) -> None:
+def test_a_killed_process_is_replaced(site):
     first_reply = site.send("a")
     os.kill(first_reply["process"], signal.SIGKILL)
 
@@ -199,7 +196,7 @@ def test_a_killed_process_is_replaced(site: Site) -> None:
     assert site.send("c")["seen"] == ["c"]
 
 
-def test_second_supernode_in_a_folder_is_refused_in_words(site: Site) -> None:
+def test_second_supernode_in_a_folder_is_refused_in_words(site):
     """It would work on the first one's data, or take its socket away."""
     refusal = "another SuperNode works in this site's folder"
     first_reply = site.send("a", node=NODE)
@@ -218,7 +215,7 @@ def test_second_supernode_in_a_folder_is_refused_in_words(site: Site) -> None:
     assert site.send("e")["seen"] == ["e"]
 
 
-def test_error_of_the_app_fails_only_its_own_message(site: Site) -> None:
+def test_error_of_the_app_fails_only_its_own_message(site):
     first_reply = site.send("a")
     for idle in (60, 0):  # in the process that lives on, and in the message's own
         error = site.send("raise", idle=idle)["error"]
@@ -229,7 +226,7 @@ def test_error_of_the_app_fails_only_its_own_message(site: Site) -> None:
     assert site.send("b")["process"] == first_reply["process"]
 
 
-def test_resident_process_survives_incomplete_messages_and_serves_one_key(site: Site) -> None:
+def test_resident_process_survives_incomplete_messages_and_serves_one_key(site):
     first_reply = site.send("a")
     for half in (b"", b"\x80\x04\x95", b"no pickle"):
         with socket.socket(socket.AF_UNIX) as link:
@@ -243,7 +240,7 @@ def test_resident_process_survives_incomplete_messages_and_serves_one_key(site: 
     assert wait_until_gone(first_reply["process"])  # nobody can reach it any more
 
 
-def test_resident_process_ends_when_idle(site: Site) -> None:
+def test_resident_process_ends_when_idle(site):
     assert wait_until_gone(site.send("a", idle=1)["process"])
 
 
@@ -256,7 +253,7 @@ with open(sys.argv[1], "w") as output:
 """
 
 
-def test_resident_process_ends_when_its_starter_ends(site: Site) -> None:
+def test_resident_process_ends_when_its_starter_ends(site):
     output = site.folder / "out"
     command = site.command("a")
     subprocess.run(

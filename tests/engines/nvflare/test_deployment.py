@@ -50,7 +50,7 @@ def run_commands_of_page(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_deployment_by_the_guides_commands_equals_one_process(tmp_path: Path) -> None:
+def test_deployment_by_the_guides_commands_equals_one_process(tmp_path):
     process = run_commands_of_page(tmp_path)
     assert process.returncode == 0, process.stdout + process.stderr
     assert "FINISHED:COMPLETED" in process.stderr

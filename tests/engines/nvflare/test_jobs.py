@@ -39,7 +39,7 @@ pytestmark = pytest.mark.nvflare
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+def job(tmp_path, monkeypatch):
     code = ModuleType("code_of_job")
     monkeypatch.setitem(sys.modules, code.__name__, code)
     return Job(tmp_path, code)
@@ -94,9 +94,9 @@ def trainings(job: Job) -> list[int]:
 
 
 def test_aborted_job_ends_and_the_next_job_continues_to_the_same_bits(
-    job: Job,
-    tmp_path: Path,
-) -> None:
+    job,
+    tmp_path,
+):
     run_folder = tmp_path / "server" / "flsv-runs"
     job.run(server_of(3, AbortAfter(1, job.abort_signal)))
 
@@ -120,9 +120,9 @@ def test_aborted_job_ends_and_the_next_job_continues_to_the_same_bits(
 
 
 def test_site_that_is_late_or_gone_is_named_left_out_and_takes_part_again(
-    job: Job,
-    tmp_path: Path,
-) -> None:
+    job,
+    tmp_path,
+):
     def lose_lyon_then_boston(site: str, task: Task) -> bool:
         is_second_round = from_shareable(task.data).plain.get("round") == 1
         if not is_second_round:
@@ -156,7 +156,7 @@ def sites_with_weight_by_round(path: Path, rounds: int) -> list[set[str]]:
     return names
 
 
-def test_site_without_a_process_is_not_waited_for(job: Job) -> None:
+def test_site_without_a_process_is_not_waited_for(job):
     transport = NvflareTransport(job.controller(), job.context("server"), job.abort_signal)
 
     def die_without_an_answer(site: str, task: Task) -> bool:
@@ -170,7 +170,7 @@ def test_site_without_a_process_is_not_waited_for(job: Job) -> None:
     assert "Lyon" not in transport.present()
 
 
-def test_reply_in_time_is_read_although_the_server_itself_is_late(job: Job) -> None:
+def test_reply_in_time_is_read_although_the_server_itself_is_late(job):
     transport = NvflareTransport(job.controller(), job.context("server"), job.abort_signal)
 
     def keep_the_server_busy(site: str, task: Task) -> bool:
@@ -183,7 +183,7 @@ def test_reply_in_time_is_read_although_the_server_itself_is_late(job: Job) -> N
     assert list(replies) == ["Lyon"]
 
 
-def test_abort_cancels_the_task_of_a_site(job: Job) -> None:
+def test_abort_cancels_the_task_of_a_site(job):
     transport = NvflareTransport(job.controller(), job.context("server"), job.abort_signal)
 
     def abort_without_an_answer(site: str, task: Task) -> bool:
@@ -207,9 +207,9 @@ def greet_lyon(job: Job, context: Any = None) -> dict[str, Any]:
 
 
 def test_owners_policy_and_node_file_are_read_at_every_message(
-    job: Job,
-    tmp_path: Path,
-) -> None:
+    job,
+    tmp_path,
+):
     job.run(server_of(rounds=0))
     local = tmp_path / "Lyon" / "local"
     policy = local / "flsv-site.toml"
@@ -235,10 +235,10 @@ def test_owners_policy_and_node_file_are_read_at_every_message(
 
 
 def test_misspelt_policy_file_is_refused_and_a_site_says_which_policy_it_has(
-    job: Job,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    job,
+    tmp_path,
+    caplog,
+):
     job.run(server_of(rounds=0))
     local = tmp_path / "Lyon" / "local"
     misspelt_file = local / "flsv-sites.toml"
@@ -254,7 +254,7 @@ def test_misspelt_policy_file_is_refused_and_a_site_says_which_policy_it_has(
     assert "no policy" in caplog.text
 
 
-def test_filters_of_nvflare_change_nothing_of_a_packet(job: Job) -> None:
+def test_filters_of_nvflare_change_nothing_of_a_packet(job):
     vector = torch.ones(3)
     message = to_shareable(Packet("update", {}, {"vector": vector}))
 
@@ -264,7 +264,7 @@ def test_filters_of_nvflare_change_nothing_of_a_packet(job: Job) -> None:
     assert torch.equal(filtered.tensors["vector"], torch.ones(3))
 
 
-def test_filters_of_nvflare_which_would_change_nothing_are_refused(job: Job) -> None:
+def test_filters_of_nvflare_which_would_change_nothing_are_refused(job):
     job.run(server_of(rounds=0))
     context = job.context("Lyon")
     runner = context.get_prop(FLContextKey.RUNNER)
@@ -277,9 +277,9 @@ def test_filters_of_nvflare_which_would_change_nothing_are_refused(job: Job) -> 
 
 
 def test_errors_of_a_site_are_sent_without_their_words(
-    job: Job,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    job,
+    caplog,
+):
     def fail_with_a_cell(node: Any) -> Any:
         raise ValueError(f"{node['site']}: could not convert 'John Smith'")
 
@@ -293,7 +293,7 @@ def test_errors_of_a_site_are_sent_without_their_words(
     assert "Lyon: could not convert 'John Smith'" in caplog.text
 
 
-def test_name_of_something_else_in_a_job_is_refused(job: Job) -> None:
+def test_name_of_something_else_in_a_job_is_refused(job):
     with pytest.raises(ConfigurationError, match="is no flsv.engines.remote.RemoteServer"):
         job.run("a server")  # type: ignore[arg-type]
     job.run(server_of(rounds=0))
@@ -304,7 +304,7 @@ def test_name_of_something_else_in_a_job_is_refused(job: Job) -> None:
     assert reply["error"].startswith("it failed with ConfigurationError")
 
 
-def test_exported_job_polls_often_and_carries_nothing_of_flsv(tmp_path: Path) -> None:
+def test_exported_job_polls_often_and_carries_nothing_of_flsv(tmp_path):
     job = FedJob("digits")
     job.to_server(FlsvController("federation:server"))
     job.to_clients(FlsvExecutor("federation:client"))
@@ -323,7 +323,7 @@ def test_exported_job_polls_often_and_carries_nothing_of_flsv(tmp_path: Path) ->
     assert not list(tmp_path.rglob("*.py"))
 
 
-def test_packet_converted_to_a_shareable_and_back_is_equal() -> None:
+def test_packet_converted_to_a_shareable_and_back_is_equal():
     tensors = {
         "transposed": torch.randn(3, 2).T,
         "scalar": torch.tensor(2.0),

@@ -33,7 +33,7 @@ job.simulator_run("workspace", threads=len(sys.argv[2:]))
 
 
 @pytest.fixture(scope="module")
-def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def server_folder(tmp_path_factory):
     """The server's folder after a job that runs all federations."""
     folder = tmp_path_factory.mktemp("simulator")
     (folder / "federations.py").write_text("from helpers.nvflare_federations import *\n")
@@ -55,9 +55,7 @@ def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", FEDERATIONS)
-def test_simulated_federation_equals_one_process(
-    server_folder: Path, tmp_path: Path, name: str
-) -> None:
+def test_simulated_federation_equals_one_process(server_folder, tmp_path, name):
     make_loop, data = FEDERATIONS[name]
     loop = fit_in_one_process(tmp_path, make_loop, **data)
     results = torch.load(server_folder / name / "checkpoints" / "results.pt", weights_only=True)

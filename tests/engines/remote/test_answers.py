@@ -127,9 +127,7 @@ def question_named(name: str) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_spoiled_answer_to_every_question_is_no_answer_and_an_event(
-    tmp_path: Path, name: str
-) -> None:
+def test_spoiled_answer_to_every_question_is_no_answer_and_an_event(tmp_path, name):
     """A new question needs an example here, and a declaration beside it."""
     arguments = ARGUMENTS[name]
     answer = ANSWERS[name]
@@ -162,7 +160,7 @@ def undeclared(local: LocalData) -> int:
     return int(local.class_counts.sum())
 
 
-def test_question_without_a_declared_answer_is_refused(tmp_path: Path) -> None:
+def test_question_without_a_declared_answer_is_refused(tmp_path):
     sites = make_sites(tmp_path, make_reply(3))
     with pytest.raises(ConfigurationError, match="Declare what its answer must be"):
         sites.ask(1, 0, undeclared, (), {})

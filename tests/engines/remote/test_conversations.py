@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +60,7 @@ def replies_of_client(
     return replies
 
 
-def test_questions_of_one_step_are_one_exchange() -> None:
+def test_questions_of_one_step_are_one_exchange():
     exchange = Echoes()
     conversations = Conversations(exchange)
     num_questions_of_clients = [2, 0, 1]
@@ -74,7 +73,7 @@ def test_questions_of_one_step_are_one_exchange() -> None:
     assert exchange.sites_of_exchanges == sites_of_steps
 
 
-def test_a_question_outside_of_conversations_is_an_exchange_of_its_own() -> None:
+def test_a_question_outside_of_conversations_is_an_exchange_of_its_own():
     exchange = Echoes()
     conversations = Conversations(exchange)
     assert conversations.ask(1, make_question("alone")) == "alone"
@@ -82,7 +81,7 @@ def test_a_question_outside_of_conversations_is_an_exchange_of_its_own() -> None
     assert exchange.sites_of_exchanges == [[1]]
 
 
-def test_an_error_ends_all_conversations_and_is_raised() -> None:
+def test_an_error_ends_all_conversations_and_is_raised():
     conversations = Conversations(Echoes())
     ended = []
 
@@ -102,7 +101,7 @@ def test_an_error_ends_all_conversations_and_is_raised() -> None:
     assert conversations.hold_conversations(lambda client: client.id, make_clients(2)) == [0, 1]
 
 
-def test_a_failed_exchange_ends_all_conversations() -> None:
+def test_a_failed_exchange_ends_all_conversations():
     def fail(packets: Mapping[int, Packet]) -> dict[int, Any]:
         raise ConnectionError("the network is away")
 
@@ -113,7 +112,7 @@ def test_a_failed_exchange_ends_all_conversations() -> None:
         )
 
 
-def test_another_site_is_not_asked_within_a_conversation() -> None:
+def test_another_site_is_not_asked_within_a_conversation():
     conversations = Conversations(Echoes())
 
     def talk(client: Client) -> None:
@@ -123,7 +122,7 @@ def test_another_site_is_not_asked_within_a_conversation() -> None:
         conversations.hold_conversations(talk, make_clients(2))
 
 
-def test_conversations_compute_as_their_caller_does() -> None:
+def test_conversations_compute_as_their_caller_does():
     conversations = Conversations(Echoes())
     clients = make_clients(2)
 
@@ -148,7 +147,7 @@ def make_client_valued_loop() -> FederatedLoop:
     )
 
 
-def test_sites_judge_models_at_the_same_time(tmp_path: Path) -> None:
+def test_sites_judge_models_at_the_same_time(tmp_path):
     remotely = SitesInProcess(tmp_path / "remote", make_client_valued_loop, **SPLITS)
     transport = remotely.transport
     exchange = transport.exchange

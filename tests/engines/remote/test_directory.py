@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,12 +81,12 @@ class BostonThatComesLate:
     ],
 )
 def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
-    tmp_path: Path,
-    absences: int,
-    refusals: int,
-    num_warnings: int,
-    recwarn: pytest.WarningsRecorder,
-) -> None:
+    tmp_path,
+    absences,
+    refusals,
+    num_warnings,
+    recwarn,
+):
     """As after a restart of the server, while sites are busy or away."""
     nodes = BostonThatComesLate(absences=absences, refusals=refusals)
     directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=60)
@@ -104,8 +103,8 @@ def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
 
 
 def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """At once and by name; what its error says, which may be of its samples, stays there."""
     nodes = Replay()
     nodes.says["hello"] = {address: Packet("here", announcement(SIZES)) for address in ADDRESSES}
@@ -165,7 +164,7 @@ class OsakaThatComesLate(Replay):
 WAIT = 0.1
 
 
-def test_site_that_does_not_answer_is_not_said_to_be_away(tmp_path: Path) -> None:
+def test_site_that_does_not_answer_is_not_said_to_be_away(tmp_path):
     nodes = OsakaThatComesLate()
     directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=WAIT)
 
@@ -177,7 +176,7 @@ def test_site_that_does_not_answer_is_not_said_to_be_away(tmp_path: Path) -> Non
     assert nodes.num_exchanges == 2
 
 
-def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path: Path) -> None:
+def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path):
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
     another_address = 99
     remote.transport.names[LYON_ADDRESS] = ""  # registered without one
@@ -195,9 +194,7 @@ def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path: Path) -> No
     assert "two nodes are registered as 'Osaka': one of them is left alone." in messages
 
 
-def test_absent_sites_are_named_while_the_server_waits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_absent_sites_are_named_while_the_server_waits(tmp_path, capsys, monkeypatch):
     statuses: list[str | None] = []  # None: the server no longer waits
     nodes = BostonThatComesLate()  # the only node
     book = tmp_path / "book"
@@ -233,7 +230,7 @@ TOO_MANY_SAMPLES = (
 )
 
 
-def test_site_that_announces_more_samples_than_max_samples_is_refused(tmp_path: Path) -> None:
+def test_site_that_announces_more_samples_than_max_samples_is_refused(tmp_path):
     """At the start by an error that names the setting; in a run that goes on it is left alone, whatever else it is."""
     sites = make_sites_with_many_samples_at_lyon()
     directory = Directory(sites, NAMES, {}, tmp_path / "book", wait=0, max_samples=1000)
@@ -244,7 +241,7 @@ def test_site_that_announces_more_samples_than_max_samples_is_refused(tmp_path: 
         directory.gather()
 
 
-def test_site_that_announces_too_many_samples_within_a_run_is_left_alone(tmp_path: Path) -> None:
+def test_site_that_announces_too_many_samples_within_a_run_is_left_alone(tmp_path):
     sites = make_sites_with_many_samples_at_lyon()
     directory = Directory(sites, NAMES, {}, tmp_path / "book", wait=0, max_samples=1000)
 
@@ -256,7 +253,7 @@ def test_site_that_announces_too_many_samples_within_a_run_is_left_alone(tmp_pat
     assert addresses == {0: BOSTON_ADDRESS, 2: OSAKA_ADDRESS}
 
 
-def test_book_with_a_site_of_too_many_samples_is_refused(tmp_path: Path) -> None:
+def test_book_with_a_site_of_too_many_samples_is_refused(tmp_path):
     sites = make_sites_with_many_samples_at_lyon()
     book = tmp_path / "book"
     Directory(sites, NAMES, {}, book, wait=0).gather()
@@ -267,7 +264,7 @@ def test_book_with_a_site_of_too_many_samples_is_refused(tmp_path: Path) -> None
         Directory(sites, NAMES, {}, book, wait=0, max_samples=1000)
 
 
-def test_max_samples_of_0_is_refused(tmp_path: Path) -> None:
+def test_max_samples_of_0_is_refused(tmp_path):
     sites = make_sites_with_many_samples_at_lyon()
 
     with pytest.raises(ConfigurationError, match="max_samples=0: expected at least 1"):
@@ -288,7 +285,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_samples_that_a_site_announces_take_no_memory_at_the_server(tmp_path: Path) -> None:
+def test_samples_that_a_site_announces_take_no_memory_at_the_server(tmp_path):
     announced = 10**8
     make = partial(make_shapfed_loop, aggregator=FedAvg(), metrics={})
     federation = SitesInProcess(tmp_path, make)
@@ -313,9 +310,7 @@ def test_samples_that_a_site_announces_take_no_memory_at_the_server(tmp_path: Pa
     assert 0 < largest.bytes < announced / 10
 
 
-def test_another_checkout_of_one_version_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_checkout_of_one_version_is_refused(tmp_path, monkeypatch):
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
     monkeypatch.setattr("flsv.engines.remote.transport._sources", lambda: "changed")
 
@@ -330,7 +325,7 @@ class Killed(Exception):
     pass
 
 
-def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_path: Path) -> None:
+def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_path):
     """It dies after its sites have trained a round that it has not saved: they train it again from before it."""
 
     def make() -> FederatedLoop:
@@ -381,8 +376,8 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_pat
     ],
 )
 def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
-    tmp_path: Path, settings: dict[str, Any], difference: str
-) -> None:
+    tmp_path, settings, difference
+):
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
     right_site = remote.transport.sites[LYON_ADDRESS]
     wrong_site = make_site(tmp_path, 1, partial(make_shapfed_loop, **settings))
@@ -412,7 +407,7 @@ def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
     assert loop.participations.tolist() == [2, 1, 2]
 
 
-def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path: Path) -> None:
+def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path):
     packet = Packet(
         "ask", {"question": "os:getcwd", "arguments": {"tuple": []}, "round": 0, "rounds": 1}
     )
@@ -424,7 +419,7 @@ def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path
     )
 
 
-def test_round_without_replies_is_recorded_for_every_site(tmp_path: Path) -> None:
+def test_round_without_replies_is_recorded_for_every_site(tmp_path):
     def keep_silent_when_training(address: int, packet: Packet, reply: Packet) -> Packet | None:
         return None if packet.kind == "train" else reply
 
@@ -471,9 +466,7 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_settings_that_remote_sites_cannot_support_are_refused(
-    options: dict[str, Any], words: str
-) -> None:
+def test_settings_that_remote_sites_cannot_support_are_refused(options, words):
     loop = make_shapfed_loop(**options)
     with pytest.raises(ConfigurationError, match=words):
         check_deployment(
@@ -481,9 +474,7 @@ def test_settings_that_remote_sites_cannot_support_are_refused(
         )
 
 
-def test_status_json_says_how_a_run_has_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_json_says_how_a_run_has_ended(tmp_path, capsys):
     def said() -> tuple[str, str | None]:
         status_file = json.loads((tmp_path / "status.json").read_text())
         return status_file["status"], status_file["why"]
@@ -510,7 +501,7 @@ def test_status_json_says_how_a_run_has_ended(
     assert said() == ("running", None)
 
 
-def test_status_json_of_a_stopped_run_stays_stopped_while_its_server_ends(tmp_path: Path) -> None:
+def test_status_json_of_a_stopped_run_stays_stopped_while_its_server_ends(tmp_path):
     status = tmp_path / "status.json"
     with run_status(tmp_path, "12") as say:
         stopped = status.read_text().replace("running", "stopped")

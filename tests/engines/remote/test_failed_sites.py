@@ -62,9 +62,7 @@ make_fedfomo_loop = partial(make_judging_loop, partial(FedFomo, num_downloads=2)
         (make_fedfomo_loop, GARBAGE, "did not answer .* lacks or garbles 'answer'"),
     ],
 )
-def test_site_that_does_not_evaluate_models_counts_as_not_drawn(
-    tmp_path: Path, make: Any, instead: Any, words: str
-) -> None:
+def test_site_that_does_not_evaluate_models_counts_as_not_drawn(tmp_path, make, instead, words):
     """In its first round, when it has no model of its own to go on from, and in a later one."""
 
     def spoil_two_answers(address: int, packet: Packet, reply: Packet) -> Any:
@@ -108,7 +106,7 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(
     assert torch.equal(states_of_osaka[2]["start"], mixtures[0])
 
 
-def test_fedce_leaves_out_sites_that_do_not_score_the_others(tmp_path: Path) -> None:
+def test_fedce_leaves_out_sites_that_do_not_score_the_others(tmp_path):
     """One site is silent in round 0, all of them in round 1."""
 
     def spoil_answers(address: int, packet: Packet, reply: Packet) -> Any:
@@ -151,8 +149,8 @@ def enlarge_update(reply: Packet) -> Packet:
     ],
 )
 def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(
-    tmp_path: Path, spoil_update: Callable[[Packet], Packet | None], exclude: bool
-) -> None:
+    tmp_path, spoil_update, exclude
+):
     """A site's control variate moves only with the server's, whether its update is lost or excluded. The server is
     killed and goes on from its checkpoint, too."""
 
@@ -212,7 +210,7 @@ class HurriedSite:
         return self.site.answer(Packet(packet.kind, plain, packet.tensors))
 
 
-def test_site_that_exceeds_its_time_stops_and_joins_the_next_round(tmp_path: Path) -> None:
+def test_site_that_exceeds_its_time_stops_and_joins_the_next_round(tmp_path):
     """It keeps nothing of what it has stopped."""
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
     sites_by_address = remote.transport.sites
@@ -228,7 +226,7 @@ def test_site_that_exceeds_its_time_stops_and_joins_the_next_round(tmp_path: Pat
     assert rounds_of_site_states(tmp_path, "Lyon") == [0, 2]
 
 
-def test_absent_site_keeps_its_value(tmp_path: Path) -> None:
+def test_absent_site_keeps_its_value(tmp_path):
     """A site that is away in a round keeps its value, and its moving average goes on when it is back."""
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
     osaka = remote.transport.sites.pop(OSAKA_ADDRESS)
@@ -260,8 +258,8 @@ def test_absent_site_keeps_its_value(tmp_path: Path) -> None:
 
 
 def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     def answer_with_a_word_at_lyon(address: int, packet: Packet, reply: Packet) -> Packet:
         if packet.kind == "ask" and address == LYON_ADDRESS:
             return Packet(reply.kind, {**reply.plain, "answer": "high"})
@@ -292,7 +290,7 @@ def make_standalone_loop() -> FederatedLoop:
 
 
 @pytest.mark.parametrize("make", [make_fedfomo_loop, make_standalone_loop])
-def test_site_that_loses_its_folder_goes_on_from_a_new_model(tmp_path: Path, make: Any) -> None:
+def test_site_that_loses_its_folder_goes_on_from_a_new_model(tmp_path, make):
     """Its disk is replaced once it has trained in round 2, before it is asked to judge models."""
 
     def lose_lyons_folder(address: int, packet: Packet, reply: Packet) -> Packet:
@@ -320,9 +318,7 @@ class HalfNova(FedNova):
 
 
 @pytest.mark.parametrize("aggregator", [FedNova, HalfNova])
-def test_aggregator_that_divides_by_reported_steps_is_refused_at_sites(
-    tmp_path: Path, aggregator: Any
-) -> None:
+def test_aggregator_that_divides_by_reported_steps_is_refused_at_sites(tmp_path, aggregator):
     """One site that reports one step in place of thirty would count thirty times."""
     make = partial(make_shapfed_loop, metrics={}, aggregator=aggregator())
     remote = SitesInProcess(tmp_path, make)
@@ -342,7 +338,7 @@ def fill_reports_of_lyon(address: int, packet: Packet, reply: Packet, number: fl
     return Packet("update", reply.plain, tensors)
 
 
-def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path: Path) -> None:
+def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path):
     """Its update is as it should be, and what it reports beside it is any number."""
     make = partial(
         make_shapfed_loop,
@@ -375,9 +371,7 @@ def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path: Path) -> N
     ],
     ids=str,
 )
-def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(
-    tmp_path: Path, cluster: torch.Tensor
-) -> None:
+def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(tmp_path, cluster):
     """A report that is used as an index must be one: a fraction would be a cluster of its own."""
     vectors_by_address = {}
 
@@ -440,9 +434,7 @@ def change_samples_of_sites(
     patch.setattr(sites.SiteData, "train_dataloader", train_dataloader)
 
 
-def test_sites_log_names_types_that_torch_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sites_log_names_types_that_torch_refuses(tmp_path, monkeypatch, caplog):
     change_samples_of_sites(monkeypatch, use_integer_images)
 
     with pytest.raises(RuntimeError, match="no site sent a model"):
@@ -456,9 +448,7 @@ def test_sites_log_names_types_that_torch_refuses(
     assert any(f"torch.int32 [{BATCH_SIZE}, 1, 8, 8]" in note for note in notes)
 
 
-def test_data_that_grow_at_a_site_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_that_grow_at_a_site_are_named(tmp_path, monkeypatch):
     samples_of_sites: list[SampleList] = []
     # The samples stay as they are, and are remembered.
     change_samples_of_sites(monkeypatch, samples_of_sites.append)

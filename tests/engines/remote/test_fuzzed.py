@@ -200,16 +200,14 @@ def make_sites(
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzzed")
 
 
 @FUZZED
 @given(packet=packet_variants(make_update(1)))
 @pytest.mark.filterwarnings("ignore")
-def test_fuzzed_update_of_one_site_changes_no_other_sites_update(
-    folder: Path, packet: Packet
-) -> None:
+def test_fuzzed_update_of_one_site_changes_no_other_sites_update(folder, packet):
     manager, _ = make_sites(folder, "train", packet)
     updates, _ = manager.train(INSTRUCTIONS, MODEL.device, SPACE)
     by_client = {update.client_id: update for update in updates}
@@ -241,7 +239,7 @@ def test_fuzzed_update_of_one_site_changes_no_other_sites_update(
 
 @FUZZED
 @given(packet=packet_variants(HELLO))
-def test_fuzzed_greeting_is_accepted_or_warned_about(folder: Path, packet: Packet) -> None:
+def test_fuzzed_greeting_is_accepted_or_warned_about(folder, packet):
     directory = make_sites(folder, "hello", packet)[0].directory
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -260,7 +258,7 @@ def test_fuzzed_greeting_is_accepted_or_warned_about(folder: Path, packet: Packe
     | packet_variants(Packet("tested", {"accuracy": 0.5, "balanced_accuracy": 0.5, "auroc": 0.5}))
 )
 @pytest.mark.filterwarnings("ignore")
-def test_fuzzed_answer_is_valid_or_counts_as_no_answer(folder: Path, packet: Packet) -> None:
+def test_fuzzed_answer_is_valid_or_counts_as_no_answer(folder, packet):
     sites, transport = make_sites(folder, "ask", packet)
     transport.says["test"][LYON_ADDRESS] = packet
     sites.directory.refresh()
@@ -282,7 +280,7 @@ def test_fuzzed_answer_is_valid_or_counts_as_no_answer(folder: Path, packet: Pac
         assert not any(score < 0 or score > 1 for score in scores.values())
 
 
-def test_two_sites_that_disagree_on_report_shapes_are_both_left_out(folder: Path) -> None:
+def test_two_sites_that_disagree_on_report_shapes_are_both_left_out(folder):
     """Until most have reported one thing: the first to answer is not right for being first."""
     manager, transport = make_sites(folder)
 
@@ -313,7 +311,7 @@ def test_two_sites_that_disagree_on_report_shapes_are_both_left_out(folder: Path
     assert [update.client_id for update in updates] == [1]
 
 
-def test_update_with_an_undeclared_report_is_left_out(folder: Path) -> None:
+def test_update_with_an_undeclared_report_is_left_out(folder):
     manager, transport = make_sites(folder)
     odd = make_update(1, change=torch.zeros(5), weights=torch.ones(3))
     transport.says["train"] |= {BOSTON_ADDRESS: odd, LYON_ADDRESS: odd}
@@ -325,7 +323,7 @@ def test_update_with_an_undeclared_report_is_left_out(folder: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("number", [1e308, -1e308, 1e19])
-def test_update_with_an_impossible_loss_or_report_is_left_out(folder: Path, number: float) -> None:
+def test_update_with_an_impossible_loss_or_report_is_left_out(folder, number):
     honest = make_update(client=1)
     with_bad_loss = replace(honest, plain={**honest.plain, "loss": number})
     bad_change = torch.full((5,), number, dtype=torch.float64)

@@ -90,7 +90,7 @@ def record_training_message(folder: Path) -> Packet:
 
 
 @pytest.fixture(scope="module")
-def message_and_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Packet, Path]:
+def message_and_folder(tmp_path_factory):
     """The message of a second round, and the folder of a site that has had the first."""
     folder = tmp_path_factory.mktemp("message_and_folder")
     return record_training_message(folder), folder / "sites" / NAMES[0]
@@ -139,9 +139,7 @@ SERVERS_NAME = "v"  # of a visit, which a site names itself
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_site_begins_anew_after_a_visit_that_only_the_server_names(
-    message_and_folder: tuple[Packet, Path], tmp_path: Path
-) -> None:
+def test_site_begins_anew_after_a_visit_that_only_the_server_names(message_and_folder, tmp_path):
     message, _ = message_and_folder
     packet = as_first_round(message)
     site = make_noised_site(tmp_path)
@@ -158,9 +156,7 @@ def test_site_begins_anew_after_a_visit_that_only_the_server_names(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_noise_differs_for_another_kept_state(
-    message_and_folder: tuple[Packet, Path], tmp_path: Path
-) -> None:
+def test_noise_differs_for_another_kept_state(message_and_folder, tmp_path):
     """The message is the same, and what the site keeps of the same visit is not."""
     packet = as_first_round(message_and_folder[0])
 
@@ -180,9 +176,7 @@ def test_noise_differs_for_another_kept_state(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_noise_differs_for_other_samples(
-    message_and_folder: tuple[Packet, Path], tmp_path: Path
-) -> None:
+def test_noise_differs_for_other_samples(message_and_folder, tmp_path):
     packet = as_first_round(message_and_folder[0])
 
     def steps_on_samples_of_two_clients(site: Site) -> Steps:
@@ -260,8 +254,8 @@ def variants_of(packet: Packet) -> dict[str, Packet]:
 
 
 def test_every_field_of_a_message_enters_the_noise_key(
-    message_and_folder: tuple[Packet, Path],
-) -> None:
+    message_and_folder,
+):
     """All fields that messages have, and all that a server writes into them."""
     secret = "0" * 64
     packet, _ = message_and_folder
@@ -287,8 +281,8 @@ def test_every_field_of_a_message_enters_the_noise_key(
 
 
 def test_state_and_secret_of_a_site_enter_the_noise_key(
-    message_and_folder: tuple[Packet, Path],
-) -> None:
+    message_and_folder,
+):
     packet, _ = message_and_folder
     secret = "0" * 64
     other_secret = "1" * 64
@@ -303,9 +297,7 @@ def test_state_and_secret_of_a_site_enter_the_noise_key(
     assert len(keys) == 4
 
 
-def test_private_site_answers_a_repeated_message_with_the_same_update(
-    message_and_folder: tuple[Packet, Path], tmp_path: Path
-) -> None:
+def test_private_site_answers_a_repeated_message_with_the_same_update(message_and_folder, tmp_path):
     """So that averaging the answers tells nothing; also in another process of the site."""
     packet, folder = message_and_folder
     shutil.copytree(folder, tmp_path / "site")
@@ -321,9 +313,7 @@ class Killed(Exception):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(tmp_path, monkeypatch):
     """It asks for a round again that sites have trained, from the state before it; compression keeps its errors."""
     # One run's name.
     one_name = SimpleNamespace(token_hex=lambda _: "0" * 16)

@@ -92,9 +92,7 @@ class Federation(SitesInProcess):
         {"left_out": 1},
     ],
 )
-def test_site_with_other_samples_at_the_second_start_is_refused(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_site_with_other_samples_at_the_second_start_is_refused(tmp_path, changes):
     federation = Federation(tmp_path)
     federation.go_on_until(1)
     federation.transport.sites[LYON_ADDRESS] = make_lyon(tmp_path, **changes)
@@ -103,7 +101,7 @@ def test_site_with_other_samples_at_the_second_start_is_refused(
         federation.go_on_until(2)
 
 
-def test_site_whose_samples_change_within_a_run_refuses_to_train(tmp_path: Path) -> None:
+def test_site_whose_samples_change_within_a_run_refuses_to_train(tmp_path):
     federation = Federation(tmp_path)
 
     def change_lyon_after_round_0(address: int, packet: Packet, reply: Packet) -> Packet:
@@ -124,7 +122,7 @@ def test_site_whose_samples_change_within_a_run_refuses_to_train(tmp_path: Path)
     assert [event["client"] for event in refusals] == [1]
 
 
-def test_site_that_has_lost_its_folder_is_named(tmp_path: Path) -> None:
+def test_site_that_has_lost_its_folder_is_named(tmp_path):
     """Its secret is gone with it: what it tells now cannot be compared with what it told."""
     federation = Federation(tmp_path)
     federation.go_on_until(1)
@@ -139,7 +137,7 @@ def test_site_that_has_lost_its_folder_is_named(tmp_path: Path) -> None:
     assert loop.participations.tolist() == [2, 2, 2]
 
 
-def test_what_a_site_tells_of_its_samples_depends_on_its_secret(tmp_path: Path) -> None:
+def test_what_a_site_tells_of_its_samples_depends_on_its_secret(tmp_path):
     """Who guesses the samples cannot confirm the guess."""
     names_of_secrets = []
     hashes = []
@@ -163,7 +161,7 @@ def test_what_a_site_tells_of_its_samples_depends_on_its_secret(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("contents", [None, "", 7, ["a"], "0123456789abcdef", "x" * 33])
-def test_site_that_tells_no_hash_is_not_let_in(tmp_path: Path, contents: Any) -> None:
+def test_site_that_tells_no_hash_is_not_let_in(tmp_path, contents):
     federation = Federation(tmp_path)
 
     def tell_other_contents(address: int, packet: Packet, reply: Packet) -> Packet:

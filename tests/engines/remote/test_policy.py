@@ -55,7 +55,7 @@ def make_sites_with_policy(
     return remote
 
 
-def test_site_policy_file_allows_the_listed_questions_only(tmp_path: Path) -> None:
+def test_site_policy_file_allows_the_listed_questions_only(tmp_path):
     path = tmp_path / "site.toml"
     path.write_text(
         'questions = ["flsv.metrics.contribution_estimation:leave_self_out"]\nmax_epsilon = 8.0\n'
@@ -85,17 +85,15 @@ def test_site_policy_file_allows_the_listed_questions_only(tmp_path: Path) -> No
         ("questions = [", "cannot be read"),
     ],
 )
-def test_site_policy_file_with_wrong_entries_is_refused(
-    tmp_path: Path, text: str, match: str
-) -> None:
+def test_site_policy_file_with_wrong_entries_is_refused(tmp_path, text, match):
     (tmp_path / "site.toml").write_text(text)
     with pytest.raises(ConfigurationError, match=match):
         SitePolicy.read(tmp_path / "site.toml")
 
 
 def test_server_without_noise_is_refused_by_a_site_whose_policy_has_max_epsilon(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     remote = make_sites_with_policy(tmp_path, make_shapfed_loop, SitePolicy(max_epsilon=8.0))
     with pytest.raises(
         ConfigurationError, match="site 'Boston' cannot take part: its policy wants max_epsilon=8, "
@@ -103,7 +101,7 @@ def test_server_without_noise_is_refused_by_a_site_whose_policy_has_max_epsilon(
         remote.fit()
 
 
-def test_a_question_that_is_not_allowed_is_not_answered(tmp_path: Path) -> None:
+def test_a_question_that_is_not_allowed_is_not_answered(tmp_path):
     kinds_of_answers = set()
 
     def record_kind(address: int, packet: Packet, reply: Packet) -> Packet:
@@ -152,7 +150,7 @@ def make_judging_loop(metric: Any, **options: Any) -> FederatedLoop:
     )
 
 
-def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> None:
+def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
     """The server says once what is withheld; training is the same."""
     make = partial(make_judging_loop, None, evaluation=ClientEvaluation(every=1))
     replies: dict[tuple[str, int], list[Packet]] = {}  # by kind and address
@@ -217,9 +215,7 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path: Path) -> 
         ),
     ],
 )
-def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(
-    tmp_path: Path, make: Any, scores: list[str], name: str
-) -> None:
+def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(tmp_path, make, scores, name):
     remote = make_sites_with_policy(tmp_path, make, SitePolicy(tells=scores))
     with pytest.raises(
         ConfigurationError, match=f"'Boston' cannot take part: .* does not let it tell '{name}'"
@@ -255,7 +251,7 @@ def check_that_a_policy_can_allow(score: str, folder: Path, make: Any) -> None:
 WITHHOLDING = SitePolicy(tells=["training_loss", "auroc"])
 
 
-def test_site_whose_policy_withholds_the_scores_of_a_round_does_not_answer(tmp_path: Path) -> None:
+def test_site_whose_policy_withholds_the_scores_of_a_round_does_not_answer(tmp_path):
     def make() -> FederatedLoop:
         return make_judging_loop(ContributionEstimation(performance="balanced_accuracy"))
 
@@ -268,8 +264,8 @@ def test_site_whose_policy_withholds_the_scores_of_a_round_does_not_answer(tmp_p
 
 
 def test_sites_whose_policy_withholds_the_scores_of_judges_are_refused_before_training(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     def make() -> FederatedLoop:
         judged_by_loss = PartialFederatedShapley(
             judges="clients", performance="val_loss", mode="min"
@@ -283,7 +279,7 @@ def test_sites_whose_policy_withholds_the_scores_of_judges_are_refused_before_tr
         remote.fit(rounds=1, server_data=ServerData())
 
 
-def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path: Path) -> None:
+def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path):
     """Two rounds are within the bound, three are not, be it in one run or in the next one."""
     epsilon_of_two = gaussian_epsilon(2.0, 2)
     epsilon_of_three = gaussian_epsilon(2.0, 3)
@@ -309,7 +305,7 @@ def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path: Path) -> N
     assert loop.participations.tolist() == [0, 1, 1]
 
 
-def test_privacy_loss_of_updates_with_different_noise_is_summed(tmp_path: Path) -> None:
+def test_privacy_loss_of_updates_with_different_noise_is_summed(tmp_path):
     policy = SitePolicy(max_epsilon=100.0)
     ledger = tmp_path / LEDGER_FILE
     for multiplier in (1.0, 2.0, 2.0):
@@ -322,7 +318,7 @@ def test_privacy_loss_of_updates_with_different_noise_is_summed(tmp_path: Path) 
     assert json.loads(ledger.read_text())["epsilon"] == pytest.approx(expected_epsilon)
 
 
-def test_update_without_noise_is_refused_by_a_policy_of_epsilon(tmp_path: Path) -> None:
+def test_update_without_noise_is_refused_by_a_policy_of_epsilon(tmp_path):
     policy = SitePolicy(max_epsilon=100.0)
 
     with pytest.raises(Refused, match="without noise"):
@@ -338,7 +334,7 @@ def test_update_without_noise_is_refused_by_a_policy_of_epsilon(tmp_path: Path) 
         '{"updates": 3, "squares": NaN}',
     ],
 )
-def test_damaged_ledger_is_refused(tmp_path: Path, damaged: str) -> None:
+def test_damaged_ledger_is_refused(tmp_path, damaged):
     policy = SitePolicy(max_epsilon=100.0)
     ledger = tmp_path / LEDGER_FILE
     ledger.write_text(damaged)
@@ -358,7 +354,7 @@ def spend_twice_without_a_limit(ledger_path: Path) -> None:
     unlimited.spend([NOISE_OF_MULTIPLIER_1], ledger_path)
 
 
-def test_max_epsilon_counts_what_was_spent_before_it_was_set(tmp_path: Path) -> None:
+def test_max_epsilon_counts_what_was_spent_before_it_was_set(tmp_path):
     ledger_path = tmp_path / LEDGER_FILE
     limited = SitePolicy(max_epsilon=10.0)
     spend_twice_without_a_limit(ledger_path)
@@ -371,7 +367,7 @@ def test_max_epsilon_counts_what_was_spent_before_it_was_set(tmp_path: Path) -> 
     assert ledger["epsilon"] == pytest.approx(expected_epsilon)
 
 
-def test_update_without_noise_exceeds_every_later_max_epsilon(tmp_path: Path) -> None:
+def test_update_without_noise_exceeds_every_later_max_epsilon(tmp_path):
     ledger_path = tmp_path / LEDGER_FILE
     limited = SitePolicy(max_epsilon=10.0)
     spend_twice_without_a_limit(ledger_path)
@@ -388,7 +384,7 @@ def spend_repeatedly(ledger: Path, times: int) -> None:
         SitePolicy().spend([GaussianPrivacy(1.0, 1.0)], ledger)
 
 
-def test_two_processes_on_one_ledger_lose_no_count(tmp_path: Path) -> None:
+def test_two_processes_on_one_ledger_lose_no_count(tmp_path):
     ledger = tmp_path / LEDGER_FILE
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=spend_repeatedly, args=(ledger, 40)) for _ in range(2)]
@@ -410,9 +406,7 @@ def test_two_processes_on_one_ledger_lose_no_count(tmp_path: Path) -> None:
         ("min_rows = 9", r"this site has the policy .*flsv-site.toml: SitePolicy\(.*min_rows=9\)"),
     ],
 )
-def test_site_says_at_its_start_which_policy_it_has(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, policy: str | None, expected: str
-) -> None:
+def test_site_says_at_its_start_which_policy_it_has(tmp_path, caplog, policy, expected):
     node = {"folder": str(tmp_path)}
     if policy is not None:
         policy_file = tmp_path / "flsv-site.toml"

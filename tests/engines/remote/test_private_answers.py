@@ -184,9 +184,7 @@ def are_equal(value: Any, expected: Any) -> bool:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_answers_of_a_private_site_do_not_depend_on_its_data(
-    settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_of_a_private_site_do_not_depend_on_its_data(settings, tmp_path, monkeypatch):
     """The noised vector is held fixed. A field that is added to packets or updates is compared, too."""
     updates: list[ClientUpdate] = []
 
@@ -229,7 +227,7 @@ def test_answers_of_a_private_site_do_not_depend_on_its_data(
     ],
     ids=lambda options: type(next(iter(options.values()))).__name__,
 )
-def test_strategy_that_lets_private_clients_tell_more_is_refused(options: dict[str, Any]) -> None:
+def test_strategy_that_lets_private_clients_tell_more_is_refused(options):
     make_private_loop(noise=0.0, **options)
     with pytest.raises(
         ConfigurationError, match=r"nothing but a noised update leaves them with GaussianPrivacy\("
@@ -237,15 +235,13 @@ def test_strategy_that_lets_private_clients_tell_more_is_refused(options: dict[s
         make_private_loop(**options)
 
 
-def test_evaluation_at_private_sites_is_refused_before_training() -> None:
+def test_evaluation_at_private_sites_is_refused_before_training():
     config = make_private_loop(evaluation=ClientEvaluation(every=1)).config
     with pytest.raises(ConfigurationError, match="scores of private sites"):
         check_deployment(config, {}, {})
 
 
-def test_private_site_sends_noise_and_logs_the_cause_when_training_fails(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_private_site_sends_noise_and_logs_the_cause_when_training_fails(tmp_path, caplog):
     """It sends the noise that an update of 0 gets, and goes on in the next round from what it kept before."""
     model = shared_space(make_module(), make_private_loop().config).read(make_module())
     site = Site(

@@ -115,7 +115,7 @@ def make_training_message(**fields: Any) -> Packet:
 
 
 @pytest.fixture(autouse=True)
-def _fixed_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fixed_noise(monkeypatch):
     """The noised vector is held fixed, so that every difference is one that noise does not hide."""
 
     def constant(self: GaussianPrivacy, update: Tensor, context: Any) -> Tensor:
@@ -149,7 +149,7 @@ def assert_same_message(reply: Packet, expected: Packet) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_error_in_any_hook_leaves_the_message_of_a_private_site_unchanged(tmp_path: Path) -> None:
+def test_error_in_any_hook_leaves_the_message_of_a_private_site_unchanged(tmp_path):
     """Over all hooks that Lightning has, also those of versions to come, and each kind of error in turn."""
     assert {"on_train_epoch_end", "on_fit_end", "teardown", "setup"} <= set(OUTCOMES)
     expected = answer_of_site(tmp_path / "expected")
@@ -193,9 +193,7 @@ class LosesItsUpdate(Client):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [Skips, Stops, Grows, Replaces, Widens, LosesItsUpdate])
-def test_training_without_an_update_leaves_the_message_of_a_private_site_unchanged(
-    tmp_path: Path, kind: type[Client]
-) -> None:
+def test_training_without_an_update_leaves_the_message_of_a_private_site_unchanged(tmp_path, kind):
     settings = {"local_epochs": 2, "is_compressed": True, "optimizer_state": "persist"}
     expected = answer_of_site(tmp_path / "expected", **settings)
     reply = answer_of_site(tmp_path / "odd", partial(make_classifier, kind), **settings)
@@ -204,9 +202,7 @@ def test_training_without_an_update_leaves_the_message_of_a_private_site_unchang
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("classes", [1, 3, 9, None])
-def test_number_of_classes_in_a_message_does_not_find_a_private_sites_labels(
-    tmp_path: Path, classes: int | None
-) -> None:
+def test_number_of_classes_in_a_message_does_not_find_a_private_sites_labels(tmp_path, classes):
     packet = make_training_message(classes=classes)
     few_classes = partial(make_labeled_data, largest_label=2)
     reply = answer_of_site(tmp_path / "few", make_data=few_classes, packet=packet)
@@ -225,9 +221,7 @@ def test_number_of_classes_in_a_message_does_not_find_a_private_sites_labels(
     ],
     ids=str,
 )
-def test_impossible_request_is_refused_before_any_privacy_is_spent(
-    tmp_path: Path, fields: dict[str, Any]
-) -> None:
+def test_impossible_request_is_refused_before_any_privacy_is_spent(tmp_path, fields):
     reply = answer_of_site(tmp_path, packet=make_training_message(**fields))
     assert reply.kind == "failed"
     assert "it cannot train as it is asked" in reply.plain["error"]

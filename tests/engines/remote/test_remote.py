@@ -174,7 +174,7 @@ SLOW = {"local heads"}
 
 @pytest.mark.parametrize("case", slow_except(CASES.keys() - SLOW, CASES))
 @pytest.mark.filterwarnings("ignore:.*one after the other")
-def test_federation_of_sites_equals_one_process(tmp_path: Path, case: str) -> None:
+def test_federation_of_sites_equals_one_process(tmp_path, case):
     make, data_options = CASES[case]
     remote, _ = check_that_sites_equal_one_process(tmp_path, make, **data_options)
 
@@ -188,14 +188,14 @@ def test_federation_of_sites_equals_one_process(tmp_path: Path, case: str) -> No
     }
 
 
-def test_what_passes_from_round_to_round_at_a_site_is_named(tmp_path: Path) -> None:
+def test_what_passes_from_round_to_round_at_a_site_is_named(tmp_path):
     with pytest.warns(UserWarning, match="training changes module.counter of CountingBatches"):
         SitesInProcess(tmp_path, make_fedavg_loop, partial(make_module_of, CountingBatches)).fit(
             rounds=1
         )
 
 
-def test_sites_know_their_own_number_of_passes(tmp_path: Path) -> None:
+def test_sites_know_their_own_number_of_passes(tmp_path):
     """In a simulation clients are called by their numbers. A site of other settings is left out."""
     passes = (2, 1, 3)
     remote = SitesInProcess(
@@ -235,9 +235,7 @@ def test_sites_know_their_own_number_of_passes(tmp_path: Path) -> None:
         pytest.param(make_judging_loop, {"client_val": 0.4}, marks=pytest.mark.slow),
     ],
 )
-def test_values_of_coalitions_at_sites_equal_those_of_one_process(
-    tmp_path: Path, make: Make, options: Any
-) -> None:
+def test_values_of_coalitions_at_sites_equal_those_of_one_process(tmp_path, make, options):
     """Sites train coalitions as runs of their own, one process in fits of their own."""
     remote = SitesInProcess(tmp_path / "b", make, **options).fit(server_data=ServerData())
     local = fit_in_one_process(tmp_path / "a", make, **options)
@@ -251,7 +249,7 @@ def make_coalitions_loop(coalitions: Any, **options: Any) -> FederatedLoop:
     return make_fedavg_loop(metrics={"shadow": metric}, **options)
 
 
-def test_halves_at_sites_are_those_of_first_updates(tmp_path: Path) -> None:
+def test_halves_at_sites_are_those_of_first_updates(tmp_path):
     aggregator = FedAdam(0.02)
     make = partial(make_coalitions_loop, "halves", aggregator=aggregator)
     remote = SitesInProcess(tmp_path / "b", make).fit(server_data=ServerData())
@@ -296,7 +294,7 @@ class ChangesWeights(L.Callback):
                 next(pl_module.parameters()).mul_(1.01)
 
 
-def test_weights_that_a_hook_changes_are_refused_at_first_and_told_later(tmp_path: Path) -> None:
+def test_weights_that_a_hook_changes_are_refused_at_first_and_told_later(tmp_path):
     words = "weights or buffers have changed before round"
     at_once = SitesInProcess(tmp_path / "a", make_shadow_loop)
     with (
@@ -342,9 +340,7 @@ class LyonThatSendsTheGlobalModel:
 
 
 @pytest.mark.parametrize("is_lying", [False, True])
-def test_site_that_sends_the_global_model_as_its_own_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lying: bool
-) -> None:
+def test_site_that_sends_the_global_model_as_its_own_is_recorded(tmp_path, monkeypatch, is_lying):
     if is_lying:
         LyonThatSendsTheGlobalModel(monkeypatch)
 
@@ -386,7 +382,7 @@ def check_that_sites_equal_one_process(
     return remote, local
 
 
-def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_path: Path) -> None:
+def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_path):
     def by_loss() -> dict[str, Any]:
         metric = PartialFederatedShapley(performance="val_loss", mode="min", judges="clients")
         return {"loss": metric}
@@ -434,9 +430,7 @@ def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_pat
         remote.fit()
 
 
-def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(tmp_path, monkeypatch):
     """Its own log says why, and the server only learns where."""
     owners = []
     for index, (_, label) in enumerate(load_image_data("digits").train):  # type: ignore[arg-type]
@@ -460,7 +454,7 @@ def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(
 
 
 @pytest.fixture
-def osaka_lacks_the_last_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+def osaka_lacks_the_last_classes(monkeypatch):
     """Which nothing at its place tells it of."""
     train = load_image_data("digits").train
     labels = torch.tensor([int(train[i][1]) for i in range(len(train))])  # type: ignore[arg-type]
@@ -470,7 +464,7 @@ def osaka_lacks_the_last_classes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("osaka_lacks_the_last_classes")
-def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path: Path) -> None:
+def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path):
     def in_run() -> FederatedLoop:
         metrics = {"in_run": InRunShapley()}
         return make_fedavg_loop(metrics=metrics, client_algorithm=InRunValues(2), local_epochs=2)
@@ -516,7 +510,7 @@ def make_pfedsv_loop() -> FederatedLoop:
     return make_judged_loop(partial(PFedSV, "relevance", k=2, shared=1.0))
 
 
-def test_personal_models_known_only_to_their_sites_are_evaluated_there(tmp_path: Path) -> None:
+def test_personal_models_known_only_to_their_sites_are_evaluated_there(tmp_path):
     """A site that trains the global model uses a mixture of its own, which the server does not know."""
     remote, local = check_that_sites_equal_one_process(tmp_path, make_pfedsv_loop, **SPLITS)
 
@@ -524,7 +518,7 @@ def test_personal_models_known_only_to_their_sites_are_evaluated_there(tmp_path:
     assert remote.received() == {}
 
 
-def test_personal_models_that_the_server_makes_are_received(tmp_path: Path) -> None:
+def test_personal_models_that_the_server_makes_are_received(tmp_path):
     make = partial(make_shapfed_loop, personalizer=ShapFedPersonalizer("cssv"))
 
     loop = SitesInProcess(tmp_path, make).fit(rounds=1)
@@ -532,7 +526,7 @@ def test_personal_models_that_the_server_makes_are_received(tmp_path: Path) -> N
     assert sorted(loop.received()) == [0, 1, 2]
 
 
-def test_restarted_site_finds_its_kept_state_in_its_folder(tmp_path: Path) -> None:
+def test_restarted_site_finds_its_kept_state_in_its_folder(tmp_path):
     """As where every message has a process of its own."""
     make = CASES["kept momentum, two of three"][0]
     make_module = make_momentum_module

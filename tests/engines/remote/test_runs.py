@@ -61,7 +61,7 @@ def make_scaffold_loop(**options: Any) -> FederatedLoop:
 
 
 @pytest.mark.slow
-def test_two_interleaved_runs_on_the_same_sites_equal_each_run_alone(tmp_path: Path) -> None:
+def test_two_interleaved_runs_on_the_same_sites_equal_each_run_alone(tmp_path):
     """SCAFFOLD beside SCAFFOLD with top-k, a round of each in turn."""
     make_compressed_loop = partial(make_scaffold_loop, uploads=[TopK(0.1)])
     alone = SitesInProcess(tmp_path / "alone", make_scaffold_loop).fit()
@@ -88,9 +88,7 @@ def make_broken_module() -> Any:
     return client_module
 
 
-def test_faults_of_sites_are_recorded_in_run_json(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_faults_of_sites_are_recorded_in_run_json(tmp_path, caplog):
     """A site that has lost its folder, and one whose training fails."""
     make = partial(make_scaffold_loop, reporting=Reporting(table=True))
     record = tmp_path / "server" / "run.json"
@@ -133,13 +131,13 @@ def test_faults_of_sites_are_recorded_in_run_json(
 
 
 @pytest.mark.parametrize("run", ["../../elsewhere", 7, "0123456789abcdef\n"])
-def test_run_id_with_a_path_outside_the_sites_folder_is_refused(tmp_path: Path, run: Any) -> None:
+def test_run_id_with_a_path_outside_the_sites_folder_is_refused(tmp_path, run):
     with pytest.raises(ConfigurationError, match="names no run"):
         SiteMemory(tmp_path / "site", run)
     assert not list(tmp_path.iterdir())
 
 
-def test_only_the_sites_own_user_reads_its_models_and_its_secret(tmp_path: Path) -> None:
+def test_only_the_sites_own_user_reads_its_models_and_its_secret(tmp_path):
     memory = SiteMemory(tmp_path, "0123456789abcdef")
     memory.keep("first", {"model": 1}, [])
     memory.keep("second", {"model": 2}, ["first"])

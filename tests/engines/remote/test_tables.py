@@ -125,7 +125,7 @@ class Hospitals:
         return loop
 
 
-def test_sites_give_the_encoder_weights_and_values_of_one_process(tmp_path: Path) -> None:
+def test_sites_give_the_encoder_weights_and_values_of_one_process(tmp_path):
     federation = Hospitals(tmp_path / "sites", make_hospital_tables())
     remote = federation.fit()
     local, data = fit_in_one_process(tmp_path / "one")
@@ -161,7 +161,7 @@ def test_sites_give_the_encoder_weights_and_values_of_one_process(tmp_path: Path
         assert "categories A, B, Boston, Lyon, Osaka" in page
 
 
-def test_sites_tell_these_fields_and_nothing_of_a_rare_ward(tmp_path: Path) -> None:
+def test_sites_tell_these_fields_and_nothing_of_a_rare_ward(tmp_path):
     federation = Hospitals(tmp_path, make_hospital_tables())
     federation.directory()
     replies = [reply for reply in federation.replies if reply.kind == "agreed"]
@@ -179,7 +179,7 @@ def test_sites_tell_these_fields_and_nothing_of_a_rare_ward(tmp_path: Path) -> N
         assert "rare" not in json.dumps(reply.plain)
 
 
-def test_the_server_doubts_a_site_whose_column_has_another_unit(tmp_path: Path) -> None:
+def test_the_server_doubts_a_site_whose_column_has_another_unit(tmp_path):
     tables = make_hospital_tables()
     tables[NAMES[1]]["age"] *= 12
     federation = Hospitals(tmp_path, tables)
@@ -196,8 +196,8 @@ def test_the_server_doubts_a_site_whose_column_has_another_unit(tmp_path: Path) 
 
 
 def test_resumed_server_keeps_the_encoder_and_refuses_a_site_with_other_rows(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     encoder = Hospitals(tmp_path, make_hospital_tables()).directory().encoder
     same_federation = Hospitals(tmp_path, make_hospital_tables())
     assert same_federation.directory().encoder == encoder
@@ -224,9 +224,7 @@ def test_resumed_server_keeps_the_encoder_and_refuses_a_site_with_other_rows(
         (SitePolicy(min_rows=6), r"(?s)min_rows=5. Set columns: {min_rows: 6} everywhere"),
     ],
 )
-def test_policy_decides_whether_and_of_how_many_rows_a_site_tells(
-    tmp_path: Path, policy: SitePolicy, message: str
-) -> None:
+def test_policy_decides_whether_and_of_how_many_rows_a_site_tells(tmp_path, policy, message):
     with pytest.raises(ConfigurationError, match=message):
         Hospitals(tmp_path, make_hospital_tables(), policy=policy).directory()
 
@@ -244,9 +242,7 @@ def test_policy_decides_whether_and_of_how_many_rows_a_site_tells(
         ({"died": "dead"}, "Lyon: target 'died' has no label of 'no', 'yes'"),
     ],
 )
-def test_site_whose_table_does_not_fit_is_named_before_the_first_round(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
+def test_site_whose_table_does_not_fit_is_named_before_the_first_round(tmp_path, change, message):
     lyon = make_hospital_table("Lyon").assign(**change)
     federation = Hospitals(tmp_path, {**make_hospital_tables(), "Lyon": lyon})
 
@@ -254,9 +250,7 @@ def test_site_whose_table_does_not_fit_is_named_before_the_first_round(
         federation.directory()
 
 
-def test_cell_that_cannot_be_read_is_named_in_its_sites_log_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cell_that_cannot_be_read_is_named_in_its_sites_log_only(tmp_path, caplog):
     cell = "1,5"
     lyon = make_hospital_table("Lyon").assign(age=cell)
     federation = Hospitals(tmp_path, {**make_hospital_tables(), "Lyon": lyon})
@@ -271,8 +265,8 @@ def test_cell_that_cannot_be_read_is_named_in_its_sites_log_only(
 
 
 def test_class_of_too_few_rows_is_refused_at_its_site_and_named_by_an_option(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     lyon = make_hospital_table("Lyon")
     lyon.loc[:2, "died"] = "unclear"
     tables = {**make_hospital_tables(), "Lyon": lyon}
@@ -292,8 +286,8 @@ def make_private_loop() -> FederatedLoop:
 
 
 def test_private_sites_tell_nothing_and_take_the_encoder_of_the_configuration(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     silent = Hospitals(tmp_path / "a", make_hospital_tables(), make=make_private_loop)
     with pytest.raises(ConfigurationError, match="Give all sites the same scales") as error:
         silent.directory()
@@ -314,7 +308,7 @@ def test_private_sites_tell_nothing_and_take_the_encoder_of_the_configuration(
     assert {packet.kind for packet in federation.requests} == {"hello"}
 
 
-def test_sites_with_a_data_dictionary_tell_sizes_and_its_hash_alone(tmp_path: Path) -> None:
+def test_sites_with_a_data_dictionary_tell_sizes_and_its_hash_alone(tmp_path):
     wards = ["A", "B", "rare", *NAMES]
     dictionary = {
         "target": "died",
@@ -346,7 +340,7 @@ def without_rare_wards(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(ward=table["ward"].replace({"rare": "A", "val": "B"}))
 
 
-def test_draft_of_the_dictionary_gives_the_weights_and_values_without_it(tmp_path: Path) -> None:
+def test_draft_of_the_dictionary_gives_the_weights_and_values_without_it(tmp_path):
     """In one process and at sites, to the bit."""
     tables = {name: without_rare_wards(table) for name, table in make_hospital_tables().items()}
     val = without_rare_wards(make_hospital_table("val"))
@@ -366,7 +360,7 @@ def test_draft_of_the_dictionary_gives_the_weights_and_values_without_it(tmp_pat
     assert "agree" not in {packet.kind for packet in sites.requests}
 
 
-def test_server_with_another_dictionary_than_the_sites_is_refused(tmp_path: Path) -> None:
+def test_server_with_another_dictionary_than_the_sites_is_refused(tmp_path):
     tables = {name: without_rare_wards(table) for name, table in make_hospital_tables().items()}
     val = without_rare_wards(make_hospital_table("val"))
     _, data = fit_in_one_process(tmp_path / "fitted", clients=tables, val=val)
@@ -382,60 +376,7 @@ def test_server_with_another_dictionary_than_the_sites_is_refused(tmp_path: Path
         sites.fit(val=val)
 
 
-def bytes_told(federation: Hospitals) -> list[bytes]:
-    """All that sites have told before the first round, but for the hashes that a secret of the site keys."""
-    answers = []
-    for reply in federation.replies:
-        assert not reply.tensors
-        plain = {key: value for key, value in reply.plain.items() if key != "contents"}
-        answers.append(json.dumps([reply.kind, plain]).encode())
-    return answers
-
-
-def test_sites_with_a_data_dictionary_tell_the_same_bytes_of_any_rows(tmp_path: Path) -> None:
-    """Without it they tell several hundred bytes, which depend on the rows."""
-    tables = make_hospital_tables()
-    other_tables = {}
-    for name, table in tables.items():
-        other_tables[name] = table.assign(age=table["age"] / 2)
-    code = {"mean": 62, "scale": 14, "low": -90, "high": 150, "gaps": False}
-    dictionary = {
-        "target": "died",
-        "classes": ["no", "yes"],
-        "positive": "yes",
-        "columns": {"age": code, "ward": {"categories": ["A", "B", "rare", *NAMES]}},
-    }
-
-    answers = []
-    for columns in ({"encoder": dictionary}, COLUMNS):
-        for rows in (tables, other_tables):
-            folder = tmp_path / str(len(answers))
-            federation = Hospitals(folder, rows, columns=columns)
-            federation.directory()
-            answers.append(bytes_told(federation))
-
-    by_dictionary, others_by_dictionary, alone, others_alone = answers
-    assert by_dictionary == others_by_dictionary
-    assert max(map(len, by_dictionary)) < 100
-    assert alone != others_alone
-    assert max(map(len, alone)) > 500
-
-
-def test_cell_that_does_not_fit_the_dictionary_is_named_at_its_site(tmp_path: Path) -> None:
-    dictionary = {
-        "target": "died",
-        "classes": ["no", "yes"],
-        "positive": "yes",
-        "columns": {"age": {"mean": 62, "scale": 14, "low": 0, "high": 150, "gaps": False}},
-    }
-    tables = make_hospital_tables()
-    tables["Osaka"]["age"] *= 12
-
-    with pytest.raises(ConfigurationError, match=r"'age', expected 0 to 150"):
-        Hospitals(tmp_path, tables, columns={"encoder": dictionary})
-
-
-def test_sites_of_which_some_have_no_table_are_named(tmp_path: Path) -> None:
+def test_sites_of_which_some_have_no_table_are_named(tmp_path):
     class Arrays(L.LightningDataModule):
         def train_dataloader(self) -> Any:
             samples = torch.utils.data.TensorDataset(torch.zeros(9, FEATURES), torch.arange(9) % 2)

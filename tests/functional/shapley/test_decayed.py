@@ -1,7 +1,5 @@
 """Decayed Shapley values against Algorithm 1 of Guo et al. by hand, and the rounds in which it has no meaning."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -72,9 +70,7 @@ NAN = float("nan")
         ),
     ],
 )
-def test_decayed_shapley_is_the_sum_by_hand(
-    rows: Any, options: dict[str, Any], expected: list[float]
-) -> None:
+def test_decayed_shapley_is_the_sum_by_hand(rows, options, expected):
     rounds = torch.tensor(rows, dtype=torch.float64)
 
     values = decayed_shapley(rounds, **options)
@@ -83,7 +79,7 @@ def test_decayed_shapley_is_the_sum_by_hand(
     torch.testing.assert_close(values, by_hand, equal_nan=True)
 
 
-def test_multi_round_indices_are_sums_of_values_shares_and_decayed_shares() -> None:
+def test_multi_round_indices_are_sums_of_values_shares_and_decayed_shares():
     values = torch.rand(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     shares = values / values.sum(1, keepdim=True)
 
@@ -100,7 +96,7 @@ def test_multi_round_indices_are_sums_of_values_shares_and_decayed_shares() -> N
     torch.testing.assert_close(indices["TMR"], decayed_shares)
 
 
-def test_float32_values_that_cancel_have_bounded_shares() -> None:
+def test_float32_values_that_cancel_have_bounded_shares():
     """Rounding leaves a sum of 1e-8: divided by it, the shares would be millions."""
     shares, skipped, flagged = round_shares(torch.tensor([0.1, 0.2, -0.3]))
     assert (skipped, flagged) == (False, True)
@@ -116,8 +112,6 @@ def test_float32_values_that_cancel_have_bounded_shares() -> None:
         ({"values": torch.zeros(3)}, ValueError, r"values \[T, n\]"),
     ],
 )
-def test_decayed_shapley_refuses_wrong_arguments(
-    arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_decayed_shapley_refuses_wrong_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         decayed_shapley(**{"values": torch.ones(2, 2), **arguments})

@@ -15,12 +15,10 @@ from flsv.functional import (
 )
 from flsv.functional.shapley.few_coalitions import (
     KERNEL_PARTS,
-    Which,
     prior_variance,
     retrained_shapley,
 )
 from flsv.functional.shapley.surrogate import (
-    Kernel,
     averaged_membership,
     fit_surrogate,
     gaussian,
@@ -42,7 +40,7 @@ def play_quadratic_game(masks: Tensor, sums: Tensor, averages: Tensor) -> Tensor
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_few_coalitions_shapley_of_all_coalitions_is_exact(n: int) -> None:
+def test_few_coalitions_shapley_of_all_coalitions_is_exact(n):
     table = make_random_table(n, 1)
     order = torch.randperm(
         2**n,
@@ -58,7 +56,7 @@ def test_few_coalitions_shapley_of_all_coalitions_is_exact(n: int) -> None:
     assert estimate.evaluations == 2**n
 
 
-def test_equal_utilities_give_zero_values_and_errors() -> None:
+def test_equal_utilities_give_zero_values_and_errors():
     masks = few_coalitions(4, "both")
 
     estimate = few_coalitions_shapley(masks, torch.full((10,), 0.5))
@@ -77,7 +75,7 @@ def test_equal_utilities_give_zero_values_and_errors() -> None:
         gaussian(0.3),
     ],
 )
-def test_prior_variance_equals_that_computed_from_all_coalitions(n: int, kernel: Kernel) -> None:
+def test_prior_variance_equals_that_computed_from_all_coalitions(n, kernel):
     """L K L', with the linear map L from a game's table to its Shapley values, column by column."""
     masks = few_coalitions(n, "all")
     row_of_mask = {tuple(mask): row for row, mask in enumerate(masks.tolist())}
@@ -114,7 +112,7 @@ def test_prior_variance_equals_that_computed_from_all_coalitions(n: int, kernel:
         (9, "pairs"),
     ],
 )
-def test_few_coalitions_shapley_equals_the_surrogate_of_its_kernels(n: int, design: Which) -> None:
+def test_few_coalitions_shapley_equals_the_surrogate_of_its_kernels(n, design):
     """Fitted there in the dual, whose Shapley values follow from the kernels."""
     masks = few_coalitions(n, design)
     utilities = play_quadratic_game(masks, *make_quadratic_game(n))
@@ -132,7 +130,7 @@ def test_few_coalitions_shapley_equals_the_surrogate_of_its_kernels(n: int, desi
     torch.testing.assert_close(values, expected, rtol=0, atol=1e-9)
 
 
-def test_standard_errors_match_real_errors_in_noisy_games() -> None:
+def test_standard_errors_match_real_errors_in_noisy_games():
     noise = 0.2
     masks = few_coalitions(6, "both")
     ratios = []
@@ -155,8 +153,8 @@ def test_standard_errors_match_real_errors_in_noisy_games() -> None:
 
 @pytest.mark.parametrize("design", ["all", "singles"])
 def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_seeds(
-    design: Which,
-) -> None:
+    design,
+):
     masks = few_coalitions(3, design)
     seeded = torch.Generator().manual_seed(0)
     table = torch.rand(2, len(masks), generator=seeded).double()
@@ -180,7 +178,7 @@ SEED_DEVIATION = 0.025
 ONE_SEED_DEVIATION = 0.045
 
 
-def test_interval_over_seeds_equals_that_by_hand() -> None:
+def test_interval_over_seeds_equals_that_by_hand():
     """Three seeds: variances 1 and 0, mean values 2 and 100, of which 2.5 % is 2.55."""
     values = torch.tensor([[1.0, 100.0], [2.0, 100.0], [3.0, 100.0]])
     stderr_of_fit = torch.tensor([0.0, 0.3])
@@ -209,7 +207,7 @@ def test_interval_over_seeds_equals_that_by_hand() -> None:
     )
 
 
-def test_interval_over_two_seeds_has_the_larger_mean_variance() -> None:
+def test_interval_over_two_seeds_has_the_larger_mean_variance():
     """The mean variance 2 is larger than 2.5 % of the gain."""
     half_widths = interval_over_seeds(torch.tensor([[1.0, -5.0], [3.0, -3.0]]))
 
@@ -221,7 +219,7 @@ def test_interval_over_two_seeds_has_the_larger_mean_variance() -> None:
     assert half_widths.tolist() == pytest.approx([expected, expected])
 
 
-def test_interval_over_one_seed_has_a_share_of_the_gain() -> None:
+def test_interval_over_one_seed_has_a_share_of_the_gain():
     values = [1.0, 1.0]
     stderr_of_fit = 0.3
 
@@ -233,12 +231,12 @@ def test_interval_over_one_seed_has_a_share_of_the_gain() -> None:
     assert half_widths.tolist() == pytest.approx([expected, expected])
 
 
-def test_interval_over_seeds_of_a_vector_is_refused() -> None:
+def test_interval_over_seeds_of_a_vector_is_refused():
     with pytest.raises(ValueError, match=r"\[seeds, n\] and a level"):
         interval_over_seeds(torch.ones(3))
 
 
-def test_few_coalitions_with_wrong_input_raise() -> None:
+def test_few_coalitions_with_wrong_input_raise():
     masks = few_coalitions(3, "both")
     utilities = torch.rand(8)
     for bad_masks, bad, words in (
@@ -252,7 +250,7 @@ def test_few_coalitions_with_wrong_input_raise() -> None:
             few_coalitions_shapley(bad_masks, bad)
 
 
-def test_designs_have_the_documented_numbers_of_coalitions() -> None:
+def test_designs_have_the_documented_numbers_of_coalitions():
     empty_and_grand = 2
     pairs = 7 * 6 // 2
     expected_numbers = {

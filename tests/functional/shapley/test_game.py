@@ -8,7 +8,7 @@ from flsv.functional.shapley.game import MemoizedGame
 
 
 @pytest.mark.parametrize("n", [1, 8, 9, 64, 65])
-def test_memoized_game_evaluates_each_coalition_once_and_counts_it(n: int) -> None:
+def test_memoized_game_evaluates_each_coalition_once_and_counts_it(n):
     weights = torch.arange(1, n + 1, dtype=torch.float64)
     utility = Watched(lambda masks: masks.double() @ weights)
     game = MemoizedGame(utility, n)

@@ -1,7 +1,5 @@
 """Normalized Shapley values, by cases and equation 12."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -37,9 +35,7 @@ NAN = float("nan")
         ([1e-16, 1.0], "positive", [0.0, 1.0]),  # what is left of a null player's 0
     ],
 )
-def test_normalized_shapley_values_equal_those_by_hand(
-    values: Any, how: Any, expected: Any
-) -> None:
+def test_normalized_shapley_values_equal_those_by_hand(values, how, expected):
     normalized = normalize_shapley(
         torch.tensor(values, dtype=torch.float64),
         how,
@@ -49,6 +45,6 @@ def test_normalized_shapley_values_equal_those_by_hand(
     torch.testing.assert_close(normalized, by_hand, equal_nan=True)
 
 
-def test_infinite_values_are_not_normalized() -> None:
+def test_infinite_values_are_not_normalized():
     with pytest.raises(ValueError, match=r"players \[1\] are infinite"):
         normalize_shapley(torch.tensor([1.0, float("inf")]))

@@ -19,7 +19,7 @@ from flsv.functional.shapley.permutation import (
 )
 
 
-def test_running_mean_and_stderr_over_batches_equal_those_of_all_samples() -> None:
+def test_running_mean_and_stderr_over_batches_equal_those_of_all_samples():
     count = 23
     noise = torch.randn(
         count,
@@ -41,8 +41,8 @@ def test_running_mean_and_stderr_over_batches_equal_those_of_all_samples() -> No
 
 @pytest.mark.parametrize("truncation", [None, 0.0, 0.1, 0.5])
 def test_marginals_along_orders_equal_a_plain_loop_with_truncation(
-    truncation: float | None,
-) -> None:
+    truncation,
+):
     n = 6
     table = make_random_table(6)
     orders = random_permutations(50, n, make_generator())
@@ -63,7 +63,7 @@ def test_marginals_along_orders_equal_a_plain_loop_with_truncation(
         torch.testing.assert_close(row, expected)
 
 
-def test_permutation_stderr_is_nan_without_two_different_pairs_of_orders() -> None:
+def test_permutation_stderr_is_nan_without_two_different_pairs_of_orders():
     # The budget is exactly one pair: whatever else fits is a repeat of it.
     game_of_3 = make_table_game(make_random_table(3))
     for seed in range(20):
@@ -75,7 +75,7 @@ def test_permutation_stderr_is_nan_without_two_different_pairs_of_orders() -> No
     assert estimate.stderr.isfinite().all()
 
 
-def test_gtg_skips_a_round_whose_gain_is_below_the_truncation() -> None:
+def test_gtg_skips_a_round_whose_gain_is_below_the_truncation():
     table = make_accuracy_table(6)
     game = make_table_game(table)
     largest = max(abs(table[-1]), abs(table[0]))
@@ -90,7 +90,7 @@ def test_gtg_skips_a_round_whose_gain_is_below_the_truncation() -> None:
     assert valued.evaluations > 2
 
 
-def test_within_round_truncation_saves_evaluations_and_stays_close() -> None:
+def test_within_round_truncation_saves_evaluations_and_stays_close():
     def saturate(masks: torch.Tensor) -> torch.Tensor:
         return 7 * (1 - 0.4 ** masks.sum(dim=1).double())
 
@@ -110,7 +110,7 @@ def test_within_round_truncation_saves_evaluations_and_stays_close() -> None:
     assert estimate.evaluations < budget / 2
 
 
-def test_gtg_convergence_stops_after_the_minimum_number_of_permutations() -> None:
+def test_gtg_convergence_stops_after_the_minimum_number_of_permutations():
     weights = torch.arange(1, 31, dtype=torch.float64)
 
     def add(masks: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,7 @@ def test_gtg_convergence_stops_after_the_minimum_number_of_permutations() -> Non
     torch.testing.assert_close(estimate.values, weights)
 
 
-def test_gtg_has_converged_after_30_permutations_that_agree() -> None:
+def test_gtg_has_converged_after_30_permutations_that_agree():
     tolerance = 0.05
     # A row per permutation, the marginals of 3 players in 1 class: [permutations, 3, 1].
     equal_of_29 = torch.ones(29, 3, 1)

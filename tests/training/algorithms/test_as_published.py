@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -40,12 +39,7 @@ from helpers.loops_by_hand import (
     cohort_of_round,
     copy_buffers,
     copy_parameters,
-    fit_in_run,
-    in_run_values_by_hand,
     load_batches,
-    make_in_run_data,
-    make_in_run_loop,
-    make_network_without_norm,
     make_unequal_data,
     set_state,
     train_sharing_by_hand,
@@ -123,7 +117,7 @@ def make_ditto_loop(**kwargs: Any) -> FederatedLoop:
 
 
 @both_nets
-def test_ditto_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -> None:
+def test_ditto_equals_its_algorithm_by_hand(tmp_path, batch_norm):
     net = network(batch_norm)
     personal = {}
     data = make_unequal_data()
@@ -176,7 +170,7 @@ def make_fedrep_loop(**kwargs: Any) -> FederatedLoop:
 
 @pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
 @both_nets
-def test_fedrep_equals_its_algorithm_by_hand(tmp_path: Path, batch_norm: bool) -> None:
+def test_fedrep_equals_its_algorithm_by_hand(tmp_path, batch_norm):
     """One epoch for the head, then one for the body, as the authors' code has it: by requires_grad."""
     net = network(batch_norm)
     head = ["4.weight", "4.bias"]
@@ -264,9 +258,7 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
 
 
 @both_nets
-def test_first_order_per_fedavg_equals_its_algorithm_by_hand(
-    tmp_path: Path, batch_norm: bool
-) -> None:
+def test_first_order_per_fedavg_equals_its_algorithm_by_hand(tmp_path, batch_norm):
     net = network(batch_norm)
     module = Plain(copy.deepcopy(net), sgd)
     fit(
@@ -280,7 +272,7 @@ def test_first_order_per_fedavg_equals_its_algorithm_by_hand(
     assert_same_state(module.net, per_fedavg_by_hand(net, second_order=False))
 
 
-def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_path: Path) -> None:
+def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_path):
     layers = []
     for layer in network(batch_norm=False):
         layers.append(nn.Tanh() if isinstance(layer, nn.ReLU) else layer)
@@ -449,8 +441,8 @@ NOBODY, SOME = frozenset(), {(0, 0), (1, 3), (3, 4)}
 )
 @pytest.mark.parametrize("name", CASES)
 def test_scaffold_control_variates_and_models_equal_those_by_hand(
-    tmp_path: Path, name: str, batch_norm: bool, failing: Failing
-) -> None:
+    tmp_path, name, batch_norm, failing
+):
     case = CASES[name]
     assert all(client in cohort_of_round(round_index) for round_index, client in failing)
 
@@ -478,8 +470,8 @@ def test_scaffold_control_variates_and_models_equal_those_by_hand(
 
 
 def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """The server has not taken in what it sent, so its own variate must not have moved either."""
     net = network(batch_norm=False)
     failing = {(round_index, 0) for round_index in range(ROUNDS)}
@@ -500,8 +492,8 @@ def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(
 
 
 def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """Clipped to next to nothing, the upload is the start point, and the change -c; likewise at a rate of 0."""
     clipping = GaussianPrivacy(clip=1e-9, noise_multiplier=0.0)
     rate_of_0 = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.0)
@@ -515,33 +507,6 @@ def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(
 
     assert server_variate(clipped_loop).abs().max() <= 1e-6
     assert server_variate(still_loop).abs().max() == 0
-
-
-# ---- in-run values; of every step: tests/metrics/test_in_run_shapley.py
-
-
-def test_in_run_values_of_every_fourth_step_are_scaled_to_all_steps(tmp_path: Path) -> None:
-    dealt = make_in_run_data()
-    loop = make_in_run_loop(every=4)
-    module = Plain(make_network_without_norm(), sgd)
-
-    _, sample_values, rounds = fit_in_run(loop, tmp_path, module, dealt, rounds=4)
-
-    for client in range(3):
-        expected = 0.0
-        for round in rounds:
-            values, _ = in_run_values_by_hand(
-                dealt,
-                round,
-                client,
-                lr=LR,
-                momentum=0.0,
-                window=1,
-                epochs=1,
-                every=4,
-            )
-            expected = expected + values
-        torch.testing.assert_close(sample_values[client], expected, atol=1e-6, rtol=1e-4)
 
 
 def make_sgd_of_two_rates(parameters: Any) -> torch.optim.Optimizer:
@@ -570,8 +535,6 @@ TWO_SIDES = r"FedDyn has two sides, and found client_algorithm="
         (lambda: FederatedLoop(FedDynServer(), client_algorithm=FedProx()), sgd, TWO_SIDES),
     ],
 )
-def test_algorithm_with_unusable_settings_is_refused(
-    tmp_path: Path, make: Any, optimizer: Any, message: str
-) -> None:
+def test_algorithm_with_unusable_settings_is_refused(tmp_path, make, optimizer, message):
     with pytest.raises(ConfigurationError, match=message):
         fit(make(), tmp_path, Plain(optimizer=optimizer), make_unequal_data())

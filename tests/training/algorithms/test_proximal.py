@@ -1,7 +1,6 @@
 """FedProx's anchors, and what pFedMe's server averages; their steps are in tests/replay."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ class StartsApart(Personalizer):
 
 
 @pytest.mark.parametrize("anchor", ["start", "global"])
-def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path: Path, anchor: Any) -> None:
+def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path, anchor):
     # A step is w - lr (g + mu (w - anchor)). With lr mu = 1 it is anchor - lr g: models end near the anchor.
     lr = 1e-3
     mu = 1000.0
@@ -59,7 +58,7 @@ def test_fedprox_pulls_clients_toward_the_chosen_anchor(tmp_path: Path, anchor: 
         assert (move - distance_of_anchor).abs().max() < 1
 
 
-def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path: Path) -> None:
+def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path):
     recorder = KeepsRounds(weighting="uniform")
     loop = FederatedLoop(
         recorder,
@@ -96,14 +95,14 @@ def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path: Path) -> 
     [{"lr": 0.2}, {"outer_lr": 0.1}, {"lamda": 0.0}, {"inner_steps": 0}],
     ids=lambda options: next(iter(options)),
 )
-def test_moreau_sgd_with_wrong_arguments_raises(options: dict[str, float]) -> None:
+def test_moreau_sgd_with_wrong_arguments_raises(options):
     parameter = torch.nn.Parameter(torch.zeros(1))
 
     with pytest.raises(ConfigurationError, match=r"MoreauSGD\(\w+=.*expected a"):
         MoreauSGD([parameter], **options)
 
 
-def test_moreau_sgd_without_a_closure_is_refused() -> None:
+def test_moreau_sgd_without_a_closure_is_refused():
     parameter = torch.nn.Parameter(torch.zeros(1))
 
     with pytest.raises(ConfigurationError, match=r"needs a closure"):
@@ -114,8 +113,6 @@ def test_moreau_sgd_without_a_closure_is_refused() -> None:
     ("loop", "trainer"),
     [({"optimizer_state": "persist"}, {}), ({}, {"accumulate_grad_batches": 2})],
 )
-def test_moreau_sgd_with_unsupported_settings_is_refused(
-    tmp_path: Path, loop: dict[str, Any], trainer: dict[str, Any]
-) -> None:
+def test_moreau_sgd_with_unsupported_settings_is_refused(tmp_path, loop, trainer):
     with pytest.raises(ConfigurationError, match="MoreauSGD starts anew with every client"):
         fit(FederatedLoop(**loop), tmp_path, Plain(optimizer=MoreauSGD), **trainer)
