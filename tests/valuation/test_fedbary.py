@@ -3,7 +3,6 @@
 from dataclasses import is_dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
