@@ -161,9 +161,12 @@ def _metric_case_scores(
 
 def _power_of_error(metric: Metric) -> int | None:
     """Return p if a metric is the mean of |error|^p over all samples, else None."""
-    if type(metric) is MeanAbsoluteError and metric.num_outputs == 1:
+    num_outputs = getattr(metric, "num_outputs", 1)  # torchmetrics 1.4 has one output only
+    if num_outputs != 1:
+        return None
+    if type(metric) is MeanAbsoluteError:
         return 1
-    if type(metric) is MeanSquaredError and metric.squared and metric.num_outputs == 1:
+    if type(metric) is MeanSquaredError and metric.squared:
         return 2
     return None
 
