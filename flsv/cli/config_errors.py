@@ -297,9 +297,10 @@ def _expected(text: str) -> list[str]:
             expected.append(f"the name of a {subclass['name']}, or a mapping with its class_path")
     if "a number" in expected and "a whole number" in expected:
         expected.remove("a whole number")
-    names_class = _UNKNOWN_CLASS.search(text) is not None
-    if names_class and expected == ["a list"]:
-        return []  # of objects of the class
+    is_of_unknown_class = _UNKNOWN_CLASS.search(text) is not None
+    if is_of_unknown_class and expected == ["a list"]:
+        # A list of such objects is expected, and the value is one. Its class is the error.
+        return []
     return [*dict.fromkeys(expected)]
 
 

@@ -170,13 +170,13 @@ def _run_flsv_command(command: str, args: list[str], quiet: bool) -> int:
 
 
 def _run_lightning_command(args: list[str], command: str, quiet: bool) -> int:
-    _hide_messages(quiet)
-    from flsv.cli.parser import make_cli
+    from flsv.cli.parser import make_cli  # here, since it imports torch
 
+    _hide_messages(quiet)
     arguments = list(args)
     if quiet:
         arguments += QUIET_ARGUMENTS.get(command, ())
-    cli = make_cli(arguments, quiet=quiet)
+    cli = make_cli(arguments, quiet=quiet)  # a LightningCLI runs its command when it is made
     if quiet and command == "fit":
         cli.print_where_results_are(max_lines=1)
     return 0

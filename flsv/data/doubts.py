@@ -406,14 +406,19 @@ def _part_near(
     spread: float,
 ) -> pd.Series:
     """Return the distances that gather around ``shift``, if they do."""
-    positions = distances / shift  # 0 at the usual unit, 1 at the other
-    part = distances[positions > 0.5]
-    num_between = int(positions.between(0.4, 0.6).sum())
-    if part.empty or num_between > MAX_SHARE_BETWEEN * len(part):
-        return part[:0]
-    is_as_narrow = _interquartile_range(part) <= 2 * spread
-    is_at_shift = abs(part.median() - shift) < MAX_LOG_DISTANCE
-    return part if is_as_narrow and is_at_shift else part[:0]
+    none = distances[:0]
+    positions = distances / shift  # about 0 in the usual unit, about 1 in the other
+    shifted_distances = distances[positions > 0.5]
+    if shifted_distances.empty:
+        return none
+
+    num_between_units = int(positions.between(0.4, 0.6).sum())
+    is_apart = num_between_units <= MAX_SHARE_BETWEEN * len(shifted_distances)
+    is_narrow = _interquartile_range(shifted_distances) <= 2 * spread
+    is_at_shift = abs(shifted_distances.median() - shift) < MAX_LOG_DISTANCE
+    if is_apart and is_narrow and is_at_shift:
+        return shifted_distances
+    return none
 
 
 def _interquartile_range(values: pd.Series) -> float:

@@ -118,9 +118,9 @@ class Moments:
     def codes(self) -> tuple[float, float] | None:
         """The usual codes of no and yes that all numbers are, or None."""
         for low, high in _PAIRS_OF_CODES:
-            # The sum of (x - low)(x - high), which is 0 if all numbers are one of the two.
-            products = self.squares - (low + high) * self.total + low * high * self.count
-            if products == 0:
+            # The sum over all numbers x of (x - low)(x - high). It is 0 if each x is one of the two.
+            sum_of_products = self.squares - (low + high) * self.total + low * high * self.count
+            if sum_of_products == 0:
                 return float(low), float(high)
         return None
 

@@ -165,12 +165,15 @@ def _column_card(table: Table, name: str, columns: Columns) -> ColumnCard:
     kind, values = read_column(table, name, columns)
     if kind == WORDS_KIND:
         distinct_words = values.dropna().unique().tolist()
-        is_number = np.isfinite(parse_numbers(distinct_words))  # 07 and 7 may be two codes
+        # 07 and 7 may be two codes, so that numbers may be spelt alike.
+        is_number = np.isfinite(parse_numbers(distinct_words))
         words = compress(distinct_words, ~is_number)
+
+        def places() -> Any:
+            return places_of_words(table, values)
+
         try:
-            check_spelling(
-                words, f"{table.path}: {name!r}", owners=lambda: places_of_words(table, values)
-            )
+            check_spelling(words, f"{table.path}: {name!r}", owners=places)
         except ConfigurationError as error:
             raise ColumnError(str(error), {"exclude": [name]}) from error
     return ColumnCard(name, kind, values)

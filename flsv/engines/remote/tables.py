@@ -201,13 +201,17 @@ def agree_on_encoder(
 def _check_rows(summary: TableSummary, num_rows: int) -> None:
     """Raise BadReply if a column has more rows than the site has announced."""
     for name, column in summary.columns.items():
-        num_told = column.missing
+        # Each row is missing, a number, or a category's.
+        num_rows_of_column = column.missing
         if column.moments is not None:
-            num_told += column.moments.count
+            num_rows_of_column += column.moments.count
         if column.categories is not None:
-            num_told += sum(column.categories.values())
-        if num_told > num_rows:
-            raise BadReply(f"it tells of {num_told} rows in {name!r:.80}, and has {num_rows}")
+            num_rows_of_column += sum(column.categories.values())
+        if num_rows_of_column > num_rows:
+            shown_name = f"{name!r:.80}"
+            raise BadReply(
+                f"it tells of {num_rows_of_column} rows in {shown_name}, and has {num_rows}"
+            )
 
 
 def read_encoder(path: Path) -> AgreedEncoder | None:

@@ -348,9 +348,10 @@ class Directory:
                 self._warn(
                     name, f"two nodes are registered as {name!r}: one of them is left alone."
                 )
-            is_former_address = address == self._addresses.get(site)
-            if site not in addresses or is_former_address:
-                addresses[site] = address
+                # The site stays at the address that it has had.
+                if address != self._addresses.get(site):
+                    continue
+            addresses[site] = address
         return addresses
 
     def _take_greeting(self, site: int, reply: Reply, strict: bool) -> None:
