@@ -212,7 +212,7 @@ def other_notations(
     if not unread_numbers or are_mostly_words:
         return [], []
 
-    options_by_numbers: dict[tuple[float, ...], Any] = {}
+    options_by_numbers: dict[Any, dict[str, str]] = {}
     for notation in _NOTATIONS:
         numbers: list[float] = []
         for texts, text_format in zip(texts_by_file, formats):
