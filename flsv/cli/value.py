@@ -118,7 +118,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv value`` with the command-line arguments ``args``."""
     sections = {"data": FederatedDataModule, "value": FedBary}
     parser = option_parser("flsv value", __doc__, sections)
-    other_arguments = {"data", "valuer", "table"}
+    other_arguments: set[str | int] = {"data", "valuer", "table"}
     options = parser.add_function_arguments(value, as_group=False, skip=other_arguments)
     objects = instantiated(parser, args)
     check_writable(objects.out)

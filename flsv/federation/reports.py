@@ -159,9 +159,9 @@ class RunReports:
 
         if earlier_path != full_path:
             # In another folder the loggers begin anew, but the file gets copies of the earlier rows.
-            csv.begin(first_round, earlier_path)
+            csv.keep_rows_before(first_round, earlier_path)
             return csv
-        earlier_rows = csv.begin(first_round)
+        earlier_rows = csv.keep_rows_before(first_round)
         self._logged_keys = {_row_key(row) for row in earlier_rows}
         return csv
 
@@ -214,7 +214,7 @@ class RunReports:
                 tensorboard = logger_sinks.TensorBoard(
                     logger, self._metrics, per_class=per_class, **names
                 )
-                tensorboard.begin(first_round, all_settings, self._draw_partition)
+                tensorboard.write_settings(first_round, all_settings, self._draw_partition)
                 sinks.append(tensorboard)
             else:
                 tracked_loggers.append(logger)

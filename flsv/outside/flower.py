@@ -325,7 +325,7 @@ class _Files:
         for client in range(len(names), num_clients):
             all_names.append(f"not seen ({client})")
         if not self._names:
-            self._csv.begin(first_round=0)
+            self._csv.keep_rows_before(first_round=0)
         if all_names != self._names or self._tensorboard is None:
             self._tensorboard = self._begin(all_names)
 

@@ -263,7 +263,7 @@ class CSV(Sink):
         self.path = path
         self._client_names = client_names
 
-    def begin(
+    def keep_rows_before(
         self,
         first_round: int,
         earlier: Path | None = None,

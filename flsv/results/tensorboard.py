@@ -80,7 +80,7 @@ class TensorBoard(Sink):
         self._writers: dict[int, SummaryWriter] = {}
         self._first_round = 0
 
-    def begin(
+    def write_settings(
         self,
         first_round: int,
         settings: Mapping[str, Any],

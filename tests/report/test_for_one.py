@@ -126,7 +126,7 @@ def write_contributions(
     class_names = {str(label): str(label) for label in range(NUM_CLASSES)}
     path.unlink()
     file = CSV(path, names)
-    file.begin(0)
+    file.keep_rows_before(0)
 
     for round_index in range(NUM_ROUNDS):
         by_class = [[draw(i, round_index, j) for j in range(NUM_CLASSES)] for i in everybody]

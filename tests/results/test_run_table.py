@@ -108,7 +108,7 @@ def write_rounds(
     path: Path, rounds: Sequence[int], first_round: int = 0, earlier: Path | None = None
 ) -> Path:
     file = CSV(path, NAMES)
-    file.begin(first_round, earlier)
+    file.keep_rows_before(first_round, earlier)
     for round_index in rounds:
         file.append(make_round_rows(round_index))
     return path

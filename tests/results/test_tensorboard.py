@@ -279,7 +279,7 @@ def write_end(
         per_class=(),
     )
     settings = {"clients": len(names)}
-    sink.begin(first_round, settings, partition=plt.figure)
+    sink.write_settings(first_round, settings, partition=plt.figure)
 
     rows = []
     intervals = [(-1.0, accuracy), (float("nan"), float("nan"))]

@@ -47,7 +47,7 @@ def test_any_text_comes_back_on_one_line_and_is_no_formula(tmp_path_factory, tex
 
 def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path):
     file = CSV(tmp_path / "contributions.csv", NAMES)
-    file.begin(0)
+    file.keep_rows_before(0)
     numbers = Numbers("=sv", [[-0.5]] * len(NAMES), {"0": "=class"})
     file.append(round_rows(0, [numbers], NAMES))
     table = DataFrame({"client_name": NAMES, "value": -0.5})
