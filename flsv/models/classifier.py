@@ -157,7 +157,7 @@ class ClassifierClient(ReadyClient):
         num_classes, input_shape, scheduler_interval, label_smoothing, class_weights = (
             checked.values()
         )
-        self._balanced = isinstance(class_weights, str)
+        self.is_balanced = isinstance(class_weights, str)
         if class_weights is not None and not isinstance(class_weights, str):
             class_weights = [float(weight) for weight in class_weights]
         check_argument("ClassifierClient", "network", module, nn.Module | None)
@@ -184,7 +184,7 @@ class ClassifierClient(ReadyClient):
         if (
             num_classes is not None
             and (module is not None or input_shape is not None)
-            and not self._balanced
+            and not self.is_balanced
         ):
             self._build(num_classes, self._input_shape)
 
@@ -198,7 +198,7 @@ class ClassifierClient(ReadyClient):
             )
         num_classes = agreed_with_data("num_classes", self._num_classes, datamodule)
         input_shape = agreed_with_data("input_shape", self._input_shape, datamodule)
-        if self._balanced and num_classes is not None:
+        if self.is_balanced and num_classes is not None:
             self.class_weights = balanced_weights(datamodule, num_classes)
             self._add_hyperparameters(class_weights=self.class_weights.tolist())
 
@@ -218,7 +218,7 @@ class ClassifierClient(ReadyClient):
     def weighing_for_all(self) -> Iterator[None]:
         """Weigh classes by all clients' samples, so that the losses of coalitions' models can be compared."""
         datamodule = datamodule_of(self)
-        if not self._balanced or self.class_weights is None:
+        if not self.is_balanced or self.class_weights is None:
             yield
             return
 

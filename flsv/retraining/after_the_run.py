@@ -25,6 +25,7 @@ from flsv.functional.shapley.predicted_outputs import favors_nobody
 from flsv.games.members import Members, members_of
 from flsv.games.trained_game import OutputScore
 from flsv.metrics.shadow import ShadowShapley
+from flsv.models.classifier import ClassifierClient
 from flsv.retraining.copied_fits import CopiedFits, Scoring
 from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
 from flsv.retraining.train_fits import CoalitionTraining
@@ -248,7 +249,8 @@ class TrainingAfterTheRun:
 
     def _compare_first_updates(self, training: CoalitionTraining, trainer: L.Trainer) -> None:
         """Compare clients' first updates in coalitions with the run's."""
-        weighs_classes = trainer.lightning_module.hparams.get("class_weights") == "balanced"
+        module = trainer.lightning_module
+        weighs_classes = isinstance(module, ClassifierClient) and module.is_balanced
         if weighs_classes or any(metric.leaves_out for metric in self._metrics.values()):
             return  # coalitions are meant to train otherwise
         own_norms = find_loop(callbacks_of(trainer)).run.engine.first_updates
