@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 from lightning.pytorch.utilities import rank_zero_warn
+from scipy.stats import iqr
 
 from flsv.data.federation_view import FederationView
 from flsv.utilities.errors import listed
@@ -309,8 +310,8 @@ def _scale(
         return
     median = float(own_values.median())
     usual_median = float(other_values.median())
-    spread = _interquartile_range(own_values)
-    usual_spread = _interquartile_range(other_values)
+    spread = iqr(own_values)
+    usual_spread = iqr(other_values)
     if not spread > 0 or not usual_spread > 0:
         return
 
@@ -350,7 +351,7 @@ def _parts_of_another_unit(
     if min(len(own_logarithms), len(other_logarithms)) < MIN_VALUES or other_values.nunique() < 10:
         return
     center = float(other_logarithms.median())
-    spread = _interquartile_range(other_logarithms)
+    spread = iqr(other_logarithms)
     for factor in (*UNIT_FACTORS, *POWERS_OF_TEN):
         for shift in (math.log(factor), -math.log(factor)):
             if abs(shift) < MIN_UNIT_DISTANCE * spread:
@@ -406,24 +407,18 @@ def _part_near(
     spread: float,
 ) -> pd.Series:
     """Return the distances that gather around ``shift``, if they do."""
-    none = distances[:0]
     positions = distances / shift  # about 0 in the usual unit, about 1 in the other
     shifted_distances = distances[positions > 0.5]
     if shifted_distances.empty:
-        return none
+        return shifted_distances
 
     num_between_units = int(positions.between(0.4, 0.6).sum())
     is_apart = num_between_units <= MAX_SHARE_BETWEEN * len(shifted_distances)
-    is_narrow = _interquartile_range(shifted_distances) <= 2 * spread
+    is_narrow = iqr(shifted_distances) <= 2 * spread
     is_at_shift = abs(shifted_distances.median() - shift) < MAX_LOG_DISTANCE
     if is_apart and is_narrow and is_at_shift:
         return shifted_distances
-    return none
-
-
-def _interquartile_range(values: pd.Series) -> float:
-    lower, upper = np.quantile(values, [0.25, 0.75])
-    return float(upper - lower)
+    return distances[:0]
 
 
 def ratio_text(ratio: float, other_values: str = "those of the other sites") -> str:

@@ -9,7 +9,7 @@ import lightning
 import flsv
 
 NAMES = {
-    "_BaseProgress", "_DataHookSelector", "_DataLoaderSource", "_EvaluationLoop", "_FitLoop", "_LoggerConnector",
+    "_DataHookSelector", "_DataLoaderSource", "_EvaluationLoop", "_FitLoop", "_LoggerConnector",
     "_SubprocessScriptLauncher", "_accelerator_connector", "_batches_that_stepped",
     "_build_step_args_from_hook_kwargs", "_callback_metrics",
     "_compiler_ctx", "_current_fx_name", "_data_connector", "_datahook_selector",
