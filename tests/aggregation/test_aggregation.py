@@ -41,28 +41,39 @@ from helpers.models import Plain, network
 
 def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:
     space = ParameterSpace(nn.Linear(3, 2))
-    updates = torch.randn(len(ids), 8, generator=torch.Generator().manual_seed(len(ids)))
+    generator = torch.Generator().manual_seed(len(ids))
+    updates = torch.randn(len(ids), 8, generator=generator)
     return Round(
-        0, torch.tensor(ids), torch.tensor(samples), torch.zeros(8), updates, space, **kwargs
+        round_index=0,
+        client_ids=torch.tensor(ids),
+        num_samples=torch.tensor(samples),
+        global_vector=torch.zeros(8),
+        client_vectors=updates,
+        space=space,
+        **kwargs,
     )
 
 
-def test_shapfed_and_fedce_weights_before_any_contribution_are_uniform():
+def test_shapfed_and_fedce_weights_before_any_contribution_are_uniform() -> None:
     round = make_round([0, 1, 2, 3], [1, 2, 3, 4])
 
-    assert ShapFedWA().weights(round, {}).tolist() == [1 / 4] * 4
-    assert FedCE().weights(round, {}).tolist() == [1 / 4] * 4
+    shapfed_weights = ShapFedWA().weights(round, {})
+    fedce_weights = FedCE().weights(round, {})
+
+    assert shapfed_weights.tolist() == [1 / 4] * 4
+    assert fedce_weights.tolist() == [1 / 4] * 4
 
 
-def test_shapfed_weights_are_uniform_where_no_client_has_a_value():
+def test_shapfed_weights_are_uniform_where_no_client_has_a_value() -> None:
     unknown = torch.full((4, 2), float("nan"))
+    round = make_round([0, 1], [1, 2])
 
-    weights = ShapFedWA().weights(make_round([0, 1], [1, 2]), {"cssv": unknown})
+    weights = ShapFedWA().weights(round, {"cssv": unknown})
 
     assert weights.tolist() == [1 / 2] * 2
 
 
-def test_shapfed_weighs_a_client_without_a_value_by_the_mean_of_the_others():
+def test_shapfed_weighs_a_client_without_a_value_by_the_mean_of_the_others() -> None:
     cssv = torch.tensor(
         [
             [1.0],
@@ -70,14 +81,15 @@ def test_shapfed_weighs_a_client_without_a_value_by_the_mean_of_the_others():
             [0.0],
         ]
     )
+    round = make_round([0, 1, 2], [1, 1, 1])
 
-    weights = ShapFedWA().weights(make_round([0, 1, 2], [1, 1, 1]), {"cssv": cssv})
+    weights = ShapFedWA().weights(round, {"cssv": cssv})
 
     gammas = torch.tensor([1.0, 0.75, 0.5])  # (1 + value) / 2, and of the unknown one their mean
     torch.testing.assert_close(weights.float(), gammas / gammas.sum())
 
 
-def test_shapfed_weighted_by_samples_multiplies_samples_and_scores():
+def test_shapfed_weighted_by_samples_multiplies_samples_and_scores() -> None:
     """n_i gamma_i; before anything is measured n_i, which is FedAvg."""
     cssv = torch.tensor(
         [
@@ -93,35 +105,39 @@ def test_shapfed_weighted_by_samples_multiplies_samples_and_scores():
     weights = rule.weights(round, {"cssv": cssv})
     weights_before_values = rule.weights(round, {})
 
-    gammas = ((1 + cssv[[0, 2]]) / 2).mean(1)
+    cssv_of_cohort = cssv[[0, 2]]
+    gammas = ((1 + cssv_of_cohort) / 2).mean(1)
     expected = num_samples * gammas
     torch.testing.assert_close(weights.float(), expected / expected.sum())
-    assert weights_before_values.tolist() == FedAvg().weights(round, {}).tolist()
+    weights_of_fedavg = FedAvg().weights(round, {})
+    assert torch.equal(weights_before_values, weights_of_fedavg)
 
 
-def test_shapley_weights_are_equal_if_no_value_is_positive():
+def test_shapley_weights_are_equal_if_no_value_is_positive() -> None:
     values = torch.tensor([-1.0, -2.0])
+    round = make_round([0, 1], [1, 1])
 
-    weights = ShapleyWeighted("sv").weights(make_round([0, 1], [1, 1]), {"sv": values})
+    weights = ShapleyWeighted("sv").weights(round, {"sv": values})
 
     assert weights.tolist() == [1 / 2, 1 / 2]
 
 
-def test_normalized_shapley_weights_are_shares_of_the_cohorts_values():
+def test_normalized_shapley_weights_are_shares_of_the_cohorts_values() -> None:
     values = torch.tensor([0.6, 0.2, 0.9])  # the third client is not drawn
     rule = ShapleyWeighted("sv", normalize=True)
+    round = make_round([0, 1], [1, 1])
 
-    weights = rule.weights(make_round([0, 1], [1, 1]), {"sv": values})
+    weights = rule.weights(round, {"sv": values})
 
     assert weights.tolist() == pytest.approx([0.6 / 0.8, 0.2 / 0.8])
 
 
-def test_shapley_weights_before_the_first_value_are_refused():
+def test_shapley_weights_before_the_first_value_are_refused() -> None:
     with pytest.raises(RuntimeError, match="has no value before the first aggregation"):
         ShapleyWeighted("sv").weights(make_round([0, 1], [1, 1]), {})
 
 
-def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model():
+def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model() -> None:
     """As in ShapleyFL's ``fedsv.py``; statistics are not drawn back."""
     space = ParameterSpace(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     cut = space.num_parameters
@@ -154,14 +170,14 @@ def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model(
     assert weights.sum().item() == pytest.approx(0.5)
 
 
-def test_shapley_softmax_of_a_metric_updated_after_aggregation_is_refused(tmp_path):
+def test_shapley_softmax_of_a_metric_updated_after_aggregation_is_refused(tmp_path: Path) -> None:
     loop = FederatedLoop(ShapleySoftmax("sv"), {"sv": DecayedShapley()})
     with pytest.raises(ConfigurationError, match="DecayedShapley is updated after aggregation"):
         fit(loop, tmp_path, data=toy_data(server_val=0.2))
     assert loop.round_index == 0
 
 
-def test_geometric_median_of_identical_models_is_that_model():
+def test_geometric_median_of_identical_models_is_that_model() -> None:
     round = make_round([0, 1, 2], [1, 1, 2])
     round.client_vectors[:] = 1.0
     vector, weights = GeometricMedian().aggregate(round, {})
@@ -204,7 +220,7 @@ def run_rounds(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
     return x
 
 
-def test_server_optimizer_with_torch_adagrad_equals_fedadagrad_by_hand():
+def test_server_optimizer_with_torch_adagrad_equals_fedadagrad_by_hand() -> None:
     """Algorithm 2's FedAdagrad with beta1 = 0 is torch.optim.Adagrad."""
     lr = 0.1
     x = torch.ones(8)
@@ -225,7 +241,7 @@ def test_server_optimizer_with_torch_adagrad_equals_fedadagrad_by_hand():
     torch.testing.assert_close(model, x)
 
 
-def test_server_optimizer_state_is_unchanged_by_a_failed_round():
+def test_server_optimizer_state_is_unchanged_by_a_failed_round() -> None:
     aggregator = FedYogi()
     run_rounds(aggregator)
     state = copy.deepcopy(aggregator.state_dict())
@@ -237,7 +253,9 @@ def test_server_optimizer_state_is_unchanged_by_a_failed_round():
 
 
 @pytest.mark.parametrize("rule", ["adam", "yogi"])
-def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(monkeypatch, rule):
+def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(
+    monkeypatch: pytest.MonkeyPatch, rule: Any
+) -> None:
     def stepped() -> list[Tensor]:
         torch.manual_seed(0)
         points = [
@@ -260,7 +278,7 @@ def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(monkeyp
     assert all(map(torch.equal, stepped(), whole))
 
 
-def test_server_optimizer_begins_every_fit_with_empty_moments():
+def test_server_optimizer_begins_every_fit_with_empty_moments() -> None:
     aggregator = FedAvgM()
     result = run_rounds(aggregator)
     aggregator.begin(None)  # type: ignore[arg-type]
@@ -269,7 +287,7 @@ def test_server_optimizer_begins_every_fit_with_empty_moments():
 
 
 @pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"learning_rate": 1.0}])
-def test_server_optimizer_with_wrong_arguments_raises(wrong):
+def test_server_optimizer_with_wrong_arguments_raises(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match="cannot be made"):
         ServerOptimizer(partial(torch.optim.SGD, **wrong))
 
@@ -298,7 +316,7 @@ def fit_and_record_rounds(folder: Path, **options: Any) -> list[tuple[Round, Ten
     return aggregator.results
 
 
-def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path):
+def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path: Path) -> None:
     for round, result, weights in fit_and_record_rounds(tmp_path):
         cut = round.space.num_parameters
         parameters = round.client_vectors[:, :cut]
@@ -315,7 +333,7 @@ def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path):
         torch.testing.assert_close(result[cut:], buffers)
 
 
-def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path):
+def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path: Path) -> None:
     with pytest.warns(
         UserWarning, match="is the plain mean: of 3 clients none is left out. Draw at least 5"
     ):
@@ -325,8 +343,8 @@ def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path):
 
 @pytest.mark.parametrize("inner", [ShapFedWA("cssv"), FedDynServer(), DivergenceWeighted()])
 def test_bucketing_around_aggregators_that_need_single_clients_is_refused(
-    inner,
-):
+    inner: Aggregator,
+) -> None:
     with pytest.raises(ConfigurationError, match="which a bucket has not"):
         Bucketing(inner)
 
@@ -338,7 +356,7 @@ def make_sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **options)
 
 
-def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path):
+def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path: Path) -> None:
     """With whole epochs in a window every client takes one step a round, and FedNova is FedAvg."""
 
     def fit_with_one_step_a_round(aggregator: Aggregator) -> Plain:
@@ -353,7 +371,7 @@ def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path):
     assert_same_state(by_fednova.net, by_fedavg.net)
 
 
-def test_fednova_skips_a_client_without_steps():
+def test_fednova_skips_a_client_without_steps() -> None:
     space = ParameterSpace(nn.Linear(3, 1))
     model = torch.zeros(4)
     with_steps = torch.ones(4)
@@ -380,7 +398,7 @@ def test_fednova_skips_a_client_without_steps():
     "optimizer",
     [partial(make_sgd, nesterov=True), partial(make_sgd, dampening=0.5), torch.optim.Adam],
 )
-def test_fednova_with_steps_other_than_sgds_is_refused(tmp_path, optimizer):
+def test_fednova_with_steps_other_than_sgds_is_refused(tmp_path: Path, optimizer: Any) -> None:
     with pytest.raises(
         ConfigurationError, match=r"FedNova\(\) must know what a local step adds to an update"
     ):

@@ -4,51 +4,65 @@ import torch
 
 from flsv.filters.caps import scale_updates
 
+#: One factor for each client's update.
+FACTORS = [1.0, 0.5, 1.0, 0.25]
 
-def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers():
+
+def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers() -> None:
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(4, 6, generator=generator)
     initial = torch.randn(6, generator=generator)
-    factors = torch.tensor([1.0, 0.5, 1.0, 0.25], dtype=torch.float64)
+    factors = torch.tensor(FACTORS).double()
 
-    scaled = scale_updates(rows, initial, factors, num_parameters=5)
+    scaled = scale_updates(
+        rows,
+        initial,
+        factors,
+        num_parameters=5,
+    )
 
     updates = rows.double() - initial
     expected = initial + factors[:, None] * updates
-    torch.testing.assert_close(scaled[:, :5].double(), expected[:, :5])
-    assert torch.equal(scaled[[0, 2]], rows[[0, 2]])
+    scaled_parameters = scaled[:, :5].double()
+    torch.testing.assert_close(scaled_parameters, expected[:, :5])
+
+    unscaled = [0, 2]  # clients of factor 1
+    assert torch.equal(scaled[unscaled], rows[unscaled])
     assert torch.equal(scaled[:, 5], rows[:, 5])
 
 
-def test_scale_updates_by_an_initial_model_for_each_client_gives_the_same():
+def test_scale_updates_by_an_initial_model_for_each_client_gives_the_same() -> None:
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(4, 6, generator=generator)
     initial = torch.randn(6, generator=generator)
     initial_models = initial.expand(4, 6).clone()
-    factors = torch.tensor([1.0, 0.5, 1.0, 0.25], dtype=torch.float64)
+    factors = torch.tensor(FACTORS).double()
 
-    scaled = scale_updates(rows, initial_models, factors, num_parameters=5)
-
-    torch.testing.assert_close(
-        scaled,
-        scale_updates(
-            rows,
-            initial,
-            factors,
-            num_parameters=5,
-        ),
+    scaled = scale_updates(
+        rows,
+        initial_models,
+        factors,
+        num_parameters=5,
+    )
+    scaled_by_one_model = scale_updates(
+        rows,
+        initial,
+        factors,
+        num_parameters=5,
     )
 
+    torch.testing.assert_close(scaled, scaled_by_one_model)
 
-def test_scale_updates_by_1_copies_nothing():
-    rows = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
 
-    assert (
-        scale_updates(
-            rows,
-            torch.zeros(6),
-            torch.ones(4),
-            num_parameters=5,
-        )
-        is rows
+def test_scale_updates_by_1_copies_nothing() -> None:
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(4, 6, generator=generator)
+
+    scaled = scale_updates(
+        rows,
+        torch.zeros(6),
+        torch.ones(4),
+        num_parameters=5,
     )
+
+    assert scaled is rows

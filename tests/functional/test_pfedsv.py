@@ -138,16 +138,24 @@ def test_downloads_of_the_first_round_are_uniformly_random():
 
     # Two of five others are drawn: 240 times on average, standard deviation 12.
     expected = num_rounds * 2 / 5
+    other_clients = [0, 1, 3, 4, 5]
+    deviations = counts[other_clients] - expected
     assert counts[2] == 0
-    assert (counts[[0, 1, 3, 4, 5]] - expected).abs().max() < 60
+    assert deviations.abs().max() < 60
 
 
 def test_downloads_are_by_score_and_limited_to_positive_scores_at_the_end():
-    assert choose_top_k_peers([9.0, 0.1, 0.3, nan, -0.2], k=2) == [2, 1]
-    assert choose_top_k_peers([9.0, 0.1, 0.3, nan, -0.2], k=3) == [2, 1, 3]
-    assert choose_top_k_peers([9.0, 0.1, 0.3, nan, -0.2], k=2, explore="unvisited") == [3, 2]
-    assert choose_top_k_peers([9.0, 0.1, 0.3, 0.2, -0.2], k=1) == [2, 3, 1]
-    assert choose_top_k_peers([9.0, -0.1, 0.3, -0.2, -0.2], k=4) == [2]
+    with_unvisited = [9.0, 0.1, 0.3, nan, -0.2]
+    assert choose_top_k_peers(with_unvisited, k=2) == [2, 1]
+    assert choose_top_k_peers(with_unvisited, k=3) == [2, 1, 3]
+    explored = choose_top_k_peers(with_unvisited, k=2, explore="unvisited")
+    assert explored == [3, 2]
+
+    all_visited = [9.0, 0.1, 0.3, 0.2, -0.2]
+    assert choose_top_k_peers(all_visited, k=1) == [2, 3, 1]
+
+    one_positive = [9.0, -0.1, 0.3, -0.2, -0.2]
+    assert choose_top_k_peers(one_positive, k=4) == [2]
 
 
 def test_models_of_unavailable_clients_are_not_downloaded():
@@ -161,7 +169,8 @@ def test_models_of_unavailable_clients_are_not_downloaded():
 
 
 def test_nothing_is_downloaded_where_nobody_else_is_available():
-    assert choose_top_k_peers([nan] * 3, available=[True, False, False]) == []
+    only_oneself = [True, False, False]
+    assert choose_top_k_peers([nan] * 3, available=only_oneself) == []
 
 
 def test_top_k_download_with_a_wrong_own_index_raises():
@@ -191,12 +200,14 @@ def test_relevance_auroc_equals_scikit_learns(digits):
     truth = torch.rand(n, n, generator=generator) > 0.7
     noisy_truth = torch.randn(n, n, generator=generator) + truth
     relevance = (noisy_truth * 10**digits).round() / 10**digits
-    relevance[torch.rand(n, n, generator=generator) > 0.8] = float("nan")
+    is_unknown = torch.rand(n, n, generator=generator) > 0.8
+    relevance[is_unknown] = float("nan")
     relevance.fill_diagonal_(1e6)  # must not count
 
     auroc = relevance_auroc(relevance, truth)
 
-    is_measured = ~relevance.isnan() & ~torch.eye(n, dtype=torch.bool)
+    is_own = torch.eye(n, dtype=torch.bool)
+    is_measured = ~relevance.isnan() & ~is_own
     expected = roc_auc_score(truth[is_measured], relevance[is_measured])
     assert auroc.item() == pytest.approx(expected, abs=1e-12)
 

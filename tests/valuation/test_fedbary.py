@@ -43,7 +43,11 @@ def make_nan_inputs(samples: int) -> Tensor:
 
 
 def value_clients(
-    sets: Any, validation: Any = None, judge: bool = True, seed: int = 0, **options: Any
+    sets: Any,
+    validation: Any = None,
+    judge: bool = True,
+    seed: int = 0,
+    **options: Any,
 ) -> Any:
     """The valuation of these clients' samples, and the clients."""
     clients = clients_of(sets)
@@ -136,7 +140,8 @@ def test_noisy_samples_are_flagged_and_counted() -> None:
 def test_calibrated_gradients_sum_to_zero_per_client_or_class() -> None:
     x, y = draw_samples(91, 1)
     one_class = [y == label for label in range(3)]
-    for calibration, groups in [("client", [y >= 0]), ("class", one_class)]:
+    all_samples = [y >= 0]
+    for calibration, groups in [("client", all_samples), ("class", one_class)]:
         _, clients = value_clients(
             [(x, y), draw_samples(30, 2)],
             draw_samples(30, 0),
@@ -144,7 +149,8 @@ def test_calibrated_gradients_sum_to_zero_per_client_or_class() -> None:
         )
         gradients = clients[0].ask(sample_values).gradients
         for group in groups:
-            assert gradients[group].sum().item() == pytest.approx(0, abs=1e-3)
+            total = gradients[group].sum()
+            assert total.item() == pytest.approx(0, abs=1e-3)
 
 
 # Who sees what
@@ -155,7 +161,11 @@ class Sealed(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls,
+        function: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         if _open_data.get() is None:
             raise AssertionError(
@@ -201,7 +211,8 @@ def no_model(batches: Any) -> Any:
 def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
     recorded_answers: list[Any] = []
     clients: list[RecordsAnswers] = []
-    for number, (x, y) in enumerate((draw_samples(40, 1), draw_samples(40, 2))):
+    sets = [draw_samples(40, 1), draw_samples(40, 2)]
+    for number, (x, y) in enumerate(sets):
         sealed_batches = [(x.as_subclass(Sealed), y.as_subclass(Sealed))]
         counts = torch.bincount(y)
         client_data = LocalData(
@@ -240,10 +251,9 @@ def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
 
     assert shapes == expected
 
-    types_of_others = {
-        type(answer).__name__ for answer in recorded_answers if not isinstance(answer, Tensor)
-    }
-    assert types_of_others <= {"FirstAnswer", "NoneType", "int"}
+    plain_answers = [answer for answer in recorded_answers if not isinstance(answer, Tensor)]
+    types_of_plain = {type(answer).__name__ for answer in plain_answers}
+    assert types_of_plain <= {"FirstAnswer", "NoneType", "int"}
 
 
 def safe_support(num_samples: int) -> int:
@@ -256,10 +266,17 @@ def test_default_support_is_the_safe_support_of_the_smallest_client() -> None:
     sets = [draw_samples(300, 1), draw_samples(60, 2), make_no_samples()]
 
     by_default, _ = value_clients(sets, server, judge=False)
-    by_name, _ = value_clients(sets, server, judge=False, support=safe_support(60))
+    support = safe_support(60)
+    by_name, _ = value_clients(
+        sets,
+        server,
+        judge=False,
+        support=support,
+    )
 
-    assert by_default.support == safe_support(60)
-    assert torch.equal(by_default.distances[:2], by_name.distances[:2])
+    assert by_default.support == support
+    distances = by_default.distances[:2]  # the third client has no samples
+    assert torch.equal(distances, by_name.distances[:2])
 
 
 def test_default_support_is_at_most_100() -> None:
@@ -276,7 +293,8 @@ def test_default_support_does_not_count_samples_that_are_not_finite() -> None:
     broken = draw_samples(60, 2)
     broken[0][:20] = torch.nan
 
-    valuation, _ = value_clients([draw_samples(300, 1), broken], draw_samples(60, 0), judge=False)
+    server = draw_samples(60, 0)
+    valuation, _ = value_clients([draw_samples(300, 1), broken], server, judge=False)
 
     assert valuation.support == safe_support(60 - 20)
 

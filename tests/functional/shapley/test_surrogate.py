@@ -20,6 +20,7 @@ from flsv.functional.shapley.game import MemoizedGame
 from flsv.functional.shapley.surrogate import (
     CONSTANT_VARIANCE,
     SURROGATES,
+    Kernel,
     PairedSample,
     adjusted_values,
     averaged_membership,
@@ -33,7 +34,7 @@ from flsv.functional.shapley.surrogate import (
 
 
 @pytest.mark.parametrize("parts", SURROGATES[-3:])
-def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts):
+def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts: list[Kernel]) -> None:
     n = 6
     table = make_accuracy_table(n)
     utilities = torch.stack([table, table**2], dim=1)
@@ -59,7 +60,7 @@ def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts):
     assert is_further_left_out.all(), "a coalition is closer to a fit that has seen it"
 
 
-def test_leave_one_out_residuals_equal_those_by_refitting():
+def test_leave_one_out_residuals_equal_those_by_refitting() -> None:
     num_coalitions = 20
     order = torch.randperm(2**5, generator=make_generator())
     masks = all_coalitions(5)[order[:num_coalitions]]
@@ -114,7 +115,7 @@ def values_by_maximum_sample_reuse(masks: Tensor, residuals: Tensor) -> Tensor:
     return values
 
 
-def test_residual_terms_equal_the_papers_maximum_sample_reuse():
+def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
     """Where the fit has seen the whole sample."""
     num_players = 7
     table = make_random_table(num_players, seed=2)
@@ -156,11 +157,12 @@ def assert_layer_has_no_pair_twice(layer: Any) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 20])
-def test_paired_sample_draws_the_total_without_a_pair_twice(n):
+def test_paired_sample_draws_the_total_without_a_pair_twice(n: int) -> None:
     for extra_pairs in (0, 7, 300):
         sample = PairedSample(n, make_generator())
         assert sample.capacity == 2 ** (n - 1) - 1
-        total = min(sample.min_num_pairs + extra_pairs, sample.capacity)
+        num_pairs = sample.min_num_pairs + extra_pairs
+        total = min(num_pairs, sample.capacity)
 
         sample.draw(total)
 
@@ -169,7 +171,7 @@ def test_paired_sample_draws_the_total_without_a_pair_twice(n):
             assert_layer_has_no_pair_twice(layer)
 
 
-def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s():
+def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s() -> None:
     n = 41
     sample = PairedSample(n, make_generator())
 
@@ -183,13 +185,19 @@ def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s():
         assert relative_count == pytest.approx(ratio**0.5, abs=0.03)
 
 
-def test_standard_errors_of_the_surrogate_are_near_the_spread_over_seeds():
+def test_standard_errors_of_the_surrogate_are_near_the_spread_over_seeds() -> None:
     game = make_table_game(make_random_table(7, seed=3))
 
     values = []
     variances = []
     for seed in range(60):
-        estimate = surrogate_shapley(game, 7, budget=60, generator=make_generator(seed))
+        generator = make_generator(seed)
+        estimate = surrogate_shapley(
+            game,
+            7,
+            budget=60,
+            generator=generator,
+        )
         values.append(estimate.values)
         variances.append(estimate.stderr.square())
 
@@ -211,13 +219,18 @@ KERNELS = {
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7])
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernel_shapley_equals_the_exact_values_of_kernel_games(name, n):
+def test_kernel_shapley_equals_the_exact_values_of_kernel_games(name: str, n: int) -> None:
     everything = all_coalitions(n)
-    table = gram(KERNELS[name], everything, everything)  # column T: the game S -> k(S, T)
-    torch.testing.assert_close(kernel_shapley(KERNELS[name], everything), shapley_of_table(table).T)
+    kernel = KERNELS[name]
+    table = gram(kernel, everything, everything)  # column T: the game S -> k(S, T)
+
+    values = kernel_shapley(kernel, everything)
+
+    expected = shapley_of_table(table).T
+    torch.testing.assert_close(values, expected)
 
 
-def test_kernels_are_inner_products_of_features():
+def test_kernels_are_inner_products_of_features() -> None:
     members = all_coalitions(5).double()
     sizes = members.sum(dim=1, keepdim=True)
     averages = members / sizes.clamp_min(1)
@@ -234,7 +247,7 @@ def test_kernels_are_inner_products_of_features():
         torch.testing.assert_close(gram(kernel, members, members), products)
 
 
-def test_gaussian_kernel_falls_with_the_distance_of_averages():
+def test_gaussian_kernel_falls_with_the_distance_of_averages() -> None:
     squared_width = 0.7
     members = all_coalitions(5).double()
     averages = members / members.sum(
