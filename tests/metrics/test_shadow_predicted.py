@@ -384,7 +384,8 @@ def test_intervals_of_predicted_values_widen_by_the_difference_of_predictions(
             weights: Any,
             output_score: Any,
         ) -> Any:
-            # After the last round: of the untrained model and that of all clients, then of the coalitions.
+            # What the values of the last round are predicted from: the untrained model and that of all clients (the
+            # ends), then the coalitions' models.
             utilities_of_ends = self.ends[-1].flatten()
             last_utilities = torch.cat([utilities_of_ends, utilities[-1]])
             last_outputs = torch.cat([self.outputs[-1], outputs[-1]])

@@ -18,17 +18,19 @@ class Keeps(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(2, 2)
-        self.register_buffer("unsaved", torch.zeros(2), persistent=False)
-        self.average = [torch.zeros(2)]
+        self.register_buffer("unsaved_buffer", torch.zeros(2), persistent=False)
+        self.tensor_in_list = [torch.zeros(2)]
         self.array = np.zeros(2)
         self.losses: list[float] = []
         self.num_steps = 0
 
     def train_client(self, client: int) -> None:
-        self.unsaved += client
-        self.average[0].add_(client + 1)
+        """Change each kind of state by an amount that tells the client."""
+        self.unsaved_buffer += client
+        self.tensor_in_list[0].add_(client + 1)
         self.array = self.array + client
-        self.losses += [float(client)] * (client + 1)
+        num_batches = client + 1
+        self.losses += [float(client)] * num_batches
         self.num_steps += client
         self.layer.training = client > 0
 
@@ -58,9 +60,9 @@ def test_values_are_means_and_lists_of_all_and_else_the_first_clients():
     values.write(module, initial)
 
     mean = (2 * 1 + 3 * 2) / 10
-    assert module.unsaved.tolist() == pytest.approx([mean, mean])
-    (average,) = module.average
-    assert average.tolist() == pytest.approx([mean + 1, mean + 1])
+    assert module.unsaved_buffer.tolist() == pytest.approx([mean, mean])
+    (tensor_in_list,) = module.tensor_in_list
+    assert tensor_in_list.tolist() == pytest.approx([mean + 1, mean + 1])
     assert module.array == pytest.approx(mean)
     assert module.losses == [0.0, 1.0, 1.0, 2.0, 2.0, 2.0]
     assert module.num_steps == 0
@@ -76,7 +78,7 @@ def test_without_an_excluded_first_client_the_counters_of_the_start_stay():
     mean = 3 * 2 / 8
     assert module.num_steps == 0
     assert module.layer.training
-    assert module.unsaved.tolist() == pytest.approx([mean, mean])
+    assert module.unsaved_buffer.tolist() == pytest.approx([mean, mean])
     assert module.losses == [0.0, 2.0, 2.0, 2.0]
 
 
