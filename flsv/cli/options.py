@@ -227,9 +227,10 @@ class FitParser(OptionParser, LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         if "correspond to a subclass" in message:
-            for module, name in re.findall(r"([\w.]+)\.(\w+)", message):
-                wrong_class = getattr(sys.modules.get(module), name, None)
-                # A better error, if the class is of the other Lightning package.
+            for module_name, class_name in re.findall(r"([\w.]+)\.(\w+)", message):
+                module = sys.modules.get(module_name)
+                wrong_class = getattr(module, class_name, None)
+                # This raises a better error if the class is of the other Lightning package.
                 check_lightning(wrong_class)
         return super().error(message, ex)
 

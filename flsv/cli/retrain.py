@@ -246,12 +246,9 @@ def _score(result: FitResult, summary: RunSummary, before_training: bool = False
 
 def _fits(summary: RunSummary, jobs: int) -> CopiedFits:
     """Return an object that trains coalitions of a run."""
-    question = summary.question
-    return CopiedFits(
-        partial(copy_of_saved_run, summary),
-        Scoring.by(question.measure, question.participation),
-        jobs=jobs,
-    )
+    make_copy = partial(copy_of_saved_run, summary)
+    scoring = Scoring.by(summary.question.measure, summary.question.participation)
+    return CopiedFits(make_copy, scoring, jobs=jobs)
 
 
 def _training(summary: RunSummary, fits: CopiedFits) -> CoalitionTraining:

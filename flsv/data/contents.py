@@ -180,22 +180,25 @@ def check_inputs(
     train: Dataset[Any], splits: FederatedSplits, held_out: dict[str, Dataset[Any] | None]
 ) -> None:
     """Raise ConfigurationError if validation or test samples have NaN or infinite inputs."""
-    rows_of_set = {"the server's validation set": splits.server_val}
+    # Parts of the training data, by their indices in it.
+    indices_by_part = {"the server's validation set": splits.server_val}
     for client, client_split in enumerate(splits.clients):
         client_name = client_called(client, splits.names)
-        rows_of_set[f"{client_name}'s val set"] = client_split["val"]
-        rows_of_set[f"{client_name}'s test set"] = client_split["test"]
+        indices_by_part[f"{client_name}'s val set"] = client_split["val"]
+        indices_by_part[f"{client_name}'s test set"] = client_split["test"]
 
-    broken_rows = not_finite(train)
-    broken_rows_of_set = {}
-    for name, rows in rows_of_set.items():
-        broken_rows_of_set[name] = rows[torch.isin(rows, broken_rows)]
+    not_finite_in_train = not_finite(train)
+    for part, indices in indices_by_part.items():
+        is_broken = torch.isin(indices, not_finite_in_train)
+        _check_none_broken(part, indices[is_broken])
     for name, data in held_out.items():
         if data is not None:
-            broken_rows_of_set[f"the {name} data"] = not_finite(data)
-    for name, rows in broken_rows_of_set.items():
-        if len(rows):
-            raise ConfigurationError(
-                f"{len(rows)} samples of {name} have NaN or infinite inputs: {in_words(rows.tolist())}. Repair them or "
-                "leave them out."
-            )
+            _check_none_broken(f"the {name} data", not_finite(data))
+
+
+def _check_none_broken(part: str, broken_indices: Tensor) -> None:
+    if len(broken_indices):
+        raise ConfigurationError(
+            f"{len(broken_indices)} samples of {part} have NaN or infinite inputs: "
+            f"{in_words(broken_indices.tolist())}. Repair them or leave them out."
+        )

@@ -108,12 +108,13 @@ def case_scores(evaluator: ModelEvaluator, measure: str | ModelScore) -> CaseSco
     if measure == "negative_loss":
         return CaseScores(lambda outputs: -_losses(outputs, labels))
     if measure == "balanced_accuracy":
+        # Each class has the same total weight: the mean of weighted hits is the mean of the classes' accuracies.
         class_counts = labels.bincount()
         num_classes = (class_counts > 0).sum()
-        # With these factors the mean over samples is the mean over the classes of their accuracies.
-        factors = len(labels) / (num_classes * class_counts[labels].double())  # [V]
+        samples_of_own_class = class_counts[labels].double()  # [V]
+        weights = len(labels) / (num_classes * samples_of_own_class)
         return CaseScores(
-            lambda outputs: _hits(outputs, labels) * factors,
+            lambda outputs: _hits(outputs, labels) * weights,
             strata=labels,
         )
     return None

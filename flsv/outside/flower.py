@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import nn
+from torch import Tensor, nn
 from torchmetrics import Metric
 
 from flsv.__about__ import __version__
@@ -320,36 +320,47 @@ class _Files:
         names: Sequence[str],
         samples: Mapping[int, int | None],
     ) -> None:
+        """Write a round's values. ``samples`` are those of the round's clients, None or 0 if they are not told."""
         num_clients = len(round_values.names)
         all_names = list(names)
         for client in range(len(names), num_clients):
             all_names.append(f"not seen ({client})")
-        if not self._names:
-            self._csv.keep_rows_before(first_round=0)
-        if all_names != self._names or self._tensorboard is None:
-            self._tensorboard = self._begin(all_names)
+        tensorboard = self._writer_for(all_names)
 
-        # A client that has not told its samples (None or 0) weighs as one sample, and is recorded with 0.
-        weights = torch.full((num_clients,), math.nan).double()
-        for client, count in samples.items():
-            weights[client] = count or 1
-            self._samples[client] = count or 0
-        shares = weights / weights.nansum()
+        shares = self._shares(samples, num_clients)
         values = {**round_values.values, **round_values.per_class}
         result = self._results.round_result(index, values, shares)
         self._csv.write(result)
-        self._tensorboard.write(result)
-        self._tensorboard.flush()
+        tensorboard.write(result)
+        tensorboard.flush()
+
         all_samples = [self._samples.get(client, 0) for client in range(num_clients)]
-        self._record |= {"clients": all_names, "samples": all_samples, "rounds_done": index + 1}
+        self._record["clients"] = all_names
+        self._record["samples"] = all_samples
+        self._record["rounds_done"] = index + 1
         write_record(self._folder, self._record)
 
-    def _begin(self, names: Sequence[str]) -> TensorBoard:
-        """Make a new TensorBoard writer in place of the last one."""
-        self._names[:] = names
+    def _shares(self, samples: Mapping[int, int | None], num_clients: int) -> Tensor:
+        """Return the weights ``[num_clients]`` in the average, NaN for clients that are not in the round."""
+        weights = torch.full((num_clients,), math.nan).double()
+        for client, count in samples.items():
+            weights[client] = count or 1  # a client that has not told its samples weighs as one
+            self._samples[client] = count or 0
+        return weights / weights.nansum()
+
+    def _writer_for(self, names: Sequence[str]) -> TensorBoard:
+        """Return the TensorBoard writer, a new one if the clients have other names than before."""
+        is_first_round = self._tensorboard is None
         if self._tensorboard is not None:
+            if names == self._names:
+                return self._tensorboard
             self._tensorboard.close()
-        return TensorBoard(self._logger, self._metrics, names, None, curves_of(self._metrics, True))
+        if is_first_round:
+            self._csv.keep_rows_before(first_round=0)
+        self._names[:] = names
+        curves = curves_of(self._metrics, True)
+        self._tensorboard = TensorBoard(self._logger, self._metrics, names, None, curves)
+        return self._tensorboard
 
     def finish(self) -> None:
         """Write the end of the run into ``run.json``, and log the folder's path."""

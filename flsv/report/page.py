@@ -237,13 +237,14 @@ def _participation_table(run: Run, clients: Sequence[int], names: Sequence[str])
         "samples": [str(num_samples[client]) for client in clients],
         "rounds": [f"{num_rounds[client]}\u00a0of\u00a0{run.rounds}" for client in clients],
     }
-    metric_of_head = {"last weight": "weight"}
+    metric_by_title = {"last weight": "weight"}
     for score in OWN_SCORES:
-        metric_of_head[f"own {titled(score)}"] = score
+        metric_by_title[f"own {titled(score)}"] = score
 
-    for head, metric in metric_of_head.items():
+    for title, metric in metric_by_title.items():
         if metric in run.measured:
-            columns[head] = format_numbers(run.estimates(metric)["value"][clients])
+            values = run.estimates(metric)["value"]
+            columns[title] = format_numbers(values[clients])
     return table_by_name("partner", names, columns)
 
 

@@ -268,18 +268,18 @@ def fractions_moved_by_scores(run: Run, basis: Basis) -> dict[str, float]:
     """Return the fraction of a payment by retraining that each other score would give to other clients."""
     if basis.key != RETRAINED:
         return {}
-    rows = run.retrained()
-    # The "f1" of "f1 of ill (lower is better)", in which the parts after it may be missing.
-    without_class, _, _ = basis.by.partition(" of ")
-    score_of_basis, _, _ = without_class.partition(" (")
+    table = run.retrained()
+    # "f1 of ill (lower is better)" is by the score "f1". The parts after it may be missing.
+    score_and_class = basis.by.split(" (")[0]
+    score_of_basis = score_and_class.split(" of ")[0]
 
     fractions = {}
-    for head in rows:
-        score = head.removeprefix(BY_SCORE)
-        if not head.startswith(BY_SCORE) or score == score_of_basis:
+    for column_name in table.columns:
+        if not column_name.startswith(BY_SCORE):
             continue
-        fraction = fraction_moved(rows["share"], rows[head])
-        if not math.isnan(fraction):
+        score = column_name.removeprefix(BY_SCORE)
+        fraction = fraction_moved(table["share"], table[column_name])
+        if score != score_of_basis and not math.isnan(fraction):
             fractions[score] = fraction
     return fractions
 

@@ -141,10 +141,13 @@ class CoalitionTraining:
         trainings_by_rank: list[list[Training]] = [[] for _ in range(ranks.size)]
         for training, rank in zip(trainings, balance_load(costs, ranks.size)):
             trainings_by_rank[rank].append(training)
-        trainings_of_rank = trainings_by_rank[ranks.rank]
-        # One coalition at a time, so that a kill loses no more.
-        for position in range(max(map(len, trainings_by_rank))):
-            next_training = trainings_of_rank[position : position + 1]  # empty if none is left
+        remaining_trainings = trainings_by_rank[ranks.rank]
+        # Results are gathered after each coalition, so that a killed run loses one coalition of a rank. A rank without
+        # a coalition left takes part, too.
+        num_turns = max(map(len, trainings_by_rank))
+        for _ in range(num_turns):
+            next_training = remaining_trainings[:1]
+            remaining_trainings = remaining_trainings[1:]
             fit_next = partial(self._fits_of_rank, next_training)
             yield from gathered(ranks, fit_next, "coalitions' trainings")
 

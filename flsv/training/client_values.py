@@ -229,20 +229,23 @@ def _merged_list(
     if not all(map(_is_list, (initial, *lists))):
         return default
     num_initial = len(initial)
-    additions = []
-    is_record = True  # clients have only made the list longer
-    for entries in lists:
-        is_record &= are_equal(entries[:num_initial], initial)
-        additions += entries[num_initial:]
-    if is_record:
-        return [*initial, *additions]
-    if {len(entries) for entries in (default, initial, *lists)} != {num_initial}:
-        return default
+    has_only_grown = all(are_equal(entries[:num_initial], initial) for entries in lists)
+    if has_only_grown:
+        added_entries = chain.from_iterable(entries[num_initial:] for entries in lists)
+        return [*initial, *added_entries]
 
+    have_one_length = all(len(entries) == num_initial for entries in (default, *lists))
+    if not have_one_length:
+        return default
     merged_entries = []
-    for default_entry, initial_entry, *entries in zip(default, initial, *lists):
-        merged = merged_value(entries, weights, initial=initial_entry, default=default_entry)
-        merged_entries.append(merged)
+    for position in range(num_initial):
+        merged_entry = merged_value(
+            [entries[position] for entries in lists],
+            weights,
+            initial=initial[position],
+            default=default[position],
+        )
+        merged_entries.append(merged_entry)
     return merged_entries
 
 

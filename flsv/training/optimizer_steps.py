@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from torch import Tensor
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -123,19 +124,19 @@ class ClientSteps:
     def _wrap_closure(self, closure: Closure, optimizer: Any) -> Closure:
         """Return a closure that lets the client algorithm change the gradients of ``closure``."""
         parameters = parameters_of(optimizer)
-        # Only the client's first step is checked for a move before its closure is called.
-        initial_values = []
+        # The client's first step is checked for a move before its closure is called.
+        values_before_step: list[Tensor] | None = None
         if self._context is not None and self._context.num_steps == 0:
-            initial_values = [parameter.detach().clone() for parameter in parameters]
+            values_before_step = [parameter.detach().clone() for parameter in parameters]
 
         def wrapped_closure() -> Any:
-            # Only the first call compares. Afterwards the list is empty, which also frees its memory.
-            for initial_value, parameter in zip(initial_values, parameters):
-                if not torch.equal(initial_value, parameter):
+            nonlocal values_before_step
+            if values_before_step is not None:
+                if not all(map(torch.equal, values_before_step, parameters)):
                     raise self._unseen_gradients(
                         optimizer, "its step moves the model by gradients from before the step"
                     )
-            initial_values.clear()
+                values_before_step = None  # only the closure's first call is checked
 
             # Lightning's closure calls `show_gradients`, which sets this to True.
             self._has_shown_gradients = False

@@ -110,10 +110,12 @@ class TrainerState:
 
     def end_round(self, vector: Tensor) -> None:
         """Write the next global model ``vector [P]`` into the module."""
-        snapshot = self._state_before_round.snapshot
-        if self._initial_snapshot is not None:
-            snapshot = self.values.write(self.module, self._initial_snapshot)
-        self._structure = snapshot.structure
+        # What is not in the vector comes first: layers, parameters and buffers before the values within them.
+        if self._initial_snapshot is None:  # no client has trained
+            self._structure = self._state_before_round.snapshot.structure
+        else:
+            merged_snapshot = self.values.write(self.module, self._initial_snapshot)
+            self._structure = merged_snapshot.structure
         self.space.write(self.module, vector)
         self.space.write_private(self.module, self._private)
         self._forget_clients()
@@ -210,18 +212,20 @@ class TrainerState:
 
     def buffers(self) -> State:
         """Return the global model's state that is not in the vector."""
-        if self._is_in_round:  # the module now has a client's
+        if self._is_in_round:  # the module's values are a client's now
             snapshot = self._state_before_round.snapshot
         else:
             snapshot = ModuleSnapshot(self.module)
-        state = snapshot.state()
         structure = {}
         for path, (flag, description) in snapshot.structure.items():
             is_layer = isinstance(snapshot.owners[path], nn.Module)
             if is_layer and path in self._structure:
-                flag, _ = self._structure[path]
-            structure[path] = [flag, description]
-        return saved_state({**state, "structure": structure})
+                # A validation may be changing the layers' modes. Saved are those from the end of the last round.
+                mode_after_round, _ = self._structure[path]
+                structure[path] = [mode_after_round, description]
+            else:
+                structure[path] = [flag, description]
+        return saved_state({**snapshot.state(), "structure": structure})
 
     def restore(self, buffers: State) -> None:
         """Write a checkpoint's state into the module."""

@@ -187,7 +187,7 @@ def digest(value: Any) -> bytes:
         if isinstance(part, Tensor):
             sha256.update(f"tensor {part.dtype} {list(part.shape)}:".encode())
             entries = part.detach().cpu().reshape(-1)
-            # A copy: torch takes a single entry with any stride for contiguous, but does not view it as bytes.
+            # A copy, since torch does not view every tensor as bytes: it refuses a single entry with a stride above 1.
             dense_entries = torch.empty(len(entries), dtype=entries.dtype)
             dense_entries.copy_(entries)
             entry_bytes = dense_entries.view(torch.uint8)

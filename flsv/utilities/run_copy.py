@@ -410,6 +410,19 @@ def _error_of(part: Any, dump: Callable[[Any], Any]) -> Exception | None:
 
 def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the entries and attributes of an object with how they are written."""
+    yield from _entries_of(value)
+    try:
+        # As vars(value), which an object with a __class__ of its own can deceive.
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:  # it has none
+        return
+    if isinstance(attributes, dict):
+        for name, attribute in attributes.items():
+            yield f".{name}", attribute
+
+
+def _entries_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a collection, a weak reference or a function's closure holds, with how it is written."""
     if type(value) is weakref.ref:
         yield "()", value()
     elif isinstance(value, dict):
@@ -419,13 +432,7 @@ def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
         for position, entry in enumerate(value):
             yield f"[{position}]", entry
     elif type(value) is FunctionType:
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
+        cells = value.__closure__ or ()
+        for name, cell in zip(value.__code__.co_freevars, cells):
             for content in _contents_of(cell):
                 yield f".{name}", content
-    try:  # not by vars(): an object may say that its class is another one
-        attributes = object.__getattribute__(value, "__dict__")
-    except AttributeError:  # it has none
-        return
-    if isinstance(attributes, dict):
-        for name, attribute in attributes.items():
-            yield f".{name}", attribute

@@ -237,7 +237,8 @@ def _is_number(text: str) -> bool:
 
 _ISO_DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?")
 _DAY_AND_YEAR = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{4}((?: \d{1,2}:\d\d(?::\d\d)?)?)")
-_ORDERS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
+_FORMATS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
+_SEPARATOR_OF_FORMAT = {date_format: date_format[2] for date_format in _FORMATS}
 #: Formats of the time of day, which a date may have.
 _TIME_FORMATS = ("", " %H:%M", " %H:%M:%S")
 
@@ -257,13 +258,18 @@ def date_formats(texts_by_file: Iterable[Iterable[str]]) -> list[str] | None:
         other_texts = [text for text in texts if not _ISO_DATE.fullmatch(text)]
         if not other_texts:
             continue
-        fitting = [order for order in _ORDERS if _are_all_dates(other_texts, order)]
-        if len(fitting) != 1:
+        possible_formats = [
+            date_format for date_format in _FORMATS if _are_all_dates(other_texts, date_format)
+        ]
+        if len(possible_formats) != 1:
             return None
-        formats += fitting
-    distinct_formats = list(dict.fromkeys(formats))
-    marks = {date_format[2] for date_format in distinct_formats}
-    return distinct_formats if len(marks) == len(distinct_formats) else None
+        (only_format,) = possible_formats
+        if only_format not in formats:
+            formats.append(only_format)
+
+    separators = {_SEPARATOR_OF_FORMAT[date_format] for date_format in formats}
+    have_one_order_each = len(separators) == len(formats)
+    return formats if have_one_order_each else None
 
 
 def _are_all_dates(texts: Sequence[str], date_format: str) -> bool:

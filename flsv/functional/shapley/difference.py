@@ -176,12 +176,13 @@ class _Strata:
         """Evaluate drawn coalitions, and add the estimated Shapley values to the samples of their size."""
         coalitions = torch.stack([coalitions_with_base, coalitions_with_other])  # [2, R, n - 1, n]
         base_utilities, other_utilities = self.game(coalitions)
-        other_differences = base_utilities - other_utilities  # [R, n - 1, M]
-        base_difference = torch.zeros_like(other_differences[:, :1])
-        # Estimates of SV_base - SV_i, the differences of Shapley values, [R, n, M].
-        differences = torch.cat([base_difference, other_differences], dim=1)
+        # Estimates of SV_base - SV_i, the differences of Shapley values, [R, n, M]. The first is the base player's to
+        # itself.
+        differences_to_others = base_utilities - other_utilities  # [R, n - 1, M]
+        difference_to_itself = torch.zeros_like(differences_to_others[:, :1])
+        differences = torch.cat([difference_to_itself, differences_to_others], dim=1)
 
-        # The values sum to v(N) - v(empty): n SV_base = sum_of_values + sum_i (SV_base - SV_i).
+        # Solved for SV_base: sum_i SV_i = n SV_base - sum_i (SV_base - SV_i), which is v(N) - v(empty).
         sum_of_differences = differences.sum(dim=1, keepdim=True)
         base_value = (self.sum_of_values + sum_of_differences) / self.num_players
         values = base_value - differences

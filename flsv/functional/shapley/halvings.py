@@ -69,7 +69,7 @@ def choose_halvings(
     if num_partitions <= MAX_COMPARED:
         firsts = _all_first_halves(num_players)
     else:
-        firsts = _searched_first_halves(similarity, names=sorted(names), seed=seed)
+        firsts = _locally_best_halves(similarity, names=sorted(names), seed=seed)
     costs = _costs(firsts, similarity)
     best = costs.argsort(stable=True)[:count]
 
@@ -122,7 +122,7 @@ def _all_first_halves(num_players: int) -> Tensor:
     return firsts.scatter(1, players, True)
 
 
-def _searched_first_halves(
+def _locally_best_halves(
     similarity: Tensor,
     names: Sequence[str],
     seed: int,
@@ -141,11 +141,13 @@ def _searched_first_halves(
     local_optima = torch.stack(optima)
     costs = _costs(local_optima, similarity)
     best_half = local_optima[int(costs.argmin())]
-    candidates = torch.cat([local_optima, _exchanges(best_half)])
-    if num_players % 2 == 0:  # each partition is listed by the half with the first player
-        has_first_player = candidates[:, :1]
-        candidates = torch.where(has_first_player, candidates, ~candidates)
-    return candidates.unique(dim=0)
+    halves = torch.cat([local_optima, _exchanges(best_half)])
+    if num_players % 2 == 0:
+        # Both halves of a partition are of this size. It is listed by the one with the first player.
+        has_first_player = halves[:, :1]
+        other_halves = ~halves
+        halves = torch.where(has_first_player, halves, other_halves)
+    return halves.unique(dim=0)
 
 
 def _local_optimum(half: Tensor, similarity: Tensor) -> Tensor:

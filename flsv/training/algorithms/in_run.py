@@ -248,9 +248,11 @@ class InRunValues(ClientAlgorithm):
         is_watched = self._ghost_products.batch_size is not None
         if not is_watched:
             return
-        # The first watched step shows whether the products can be computed for this module.
+        # `end_client` takes the products of all watched steps. Those of the first are taken now, since they show
+        # whether products can be computed for this module.
         if self._num_watched_steps == 0:
-            self._products.append(self._ghost_products.take())
+            first_products = self._ghost_products.take()
+            self._products.append(first_products)
             self._check_products(context, parameters, gradients)
         self._num_watched_steps += 1
 
