@@ -184,10 +184,9 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     dates = columns.dates or {}
     if name in dates:
         return _days_since(table, name, dates[name], columns)
-    if name in table.plain and name not in (columns.categorical or ()):
-        plain_numbers = _plain_numbers(table.frame[name], columns.missing(name))
-        if plain_numbers is not None:
-            return NUMBERS_KIND, plain_numbers
+    plain_numbers = table.numbers(name)
+    if plain_numbers is not None and name not in (columns.categorical or ()):
+        return NUMBERS_KIND, plain_numbers.reset_index(drop=True)
 
     values = with_gaps_as_nan(table, name, "features", columns)
     values = values.reset_index(drop=True)
@@ -216,25 +215,6 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     if is_unreadable.any():
         raise _not_a_number_error(table, name, values[is_unreadable], numbers, columns)
     return kind, numbers
-
-
-def _plain_numbers(texts: pd.Series, marks: set[str]) -> pd.Series | None:
-    """Return a column's numbers, NaN for a gap, or None if a text is neither."""
-    is_gap = texts.isin(list(marks)).to_numpy()
-    present_texts = texts.to_numpy()[~is_gap]
-    if "_" in "".join(present_texts):
-        return None  # Python reads 1_000 as a number
-    try:
-        present_numbers = present_texts.astype(np.float64)
-    except ValueError:
-        return None
-    if not (np.abs(present_numbers) <= LARGEST_NUMBER).all():
-        return None
-
-    numbers = np.full(len(texts), np.nan)
-    numbers[~is_gap] = present_numbers
-    is_marked = np.isin(numbers, parse_numbers(marks))
-    return pd.Series(numbers).mask(is_marked)
 
 
 def _days_since(

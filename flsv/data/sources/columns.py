@@ -102,6 +102,15 @@ class Columns:
         """Return how a client's text files are written."""
         return self._formats.get(client, self._formats[""])
 
+    @property
+    def texts(self) -> set[str]:
+        """Columns of a text file that are read as texts, even if all their values are numbers."""
+        dates = self.dates or {}
+        names = {*dates, *dates.values()}
+        names.update(self.categorical or ())
+        names.update(self.exclude or ())
+        return names
+
     def missing(self, name: str, typed: bool = False) -> set[str]:
         """Return the texts that mark a missing value in the column ``name``.
 

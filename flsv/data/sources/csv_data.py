@@ -120,7 +120,7 @@ class CSVData(L.LightningDataModule):
             raise ConfigurationError(
                 f"{path} was not found: looked at {looked_at(path, self.root)}. Set root."
             )
-        return read_table_file(file, self.columns)
+        return read_table_file(file, self.columns, text_names=self.columns.texts)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return shuffled batches of the training samples."""

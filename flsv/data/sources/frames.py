@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,17 +32,18 @@ def concatenated_tables(tables: Sequence[Table]) -> Table:
     are_all_typed = all(table.typed for table in tables)
     frames = []
     for table in tables:
-        frame = table.frame
+        frame = table.frame.copy(deep=False)
+        for name in frame:
+            if table.numbers(name) is None:
+                continue
+            # Numbers are numbers in all tables, or they are texts.
+            if any(other_table.numbers(name) is None for other_table in tables):
+                frame[name] = table.values(name)
         if table.typed and not are_all_typed:
             frame = frame.apply(as_texts)
         frames.append(frame)
-    return Table(
-        f"the {len(tables)} tables",
-        pd.concat(frames, ignore_index=True),
-        are_all_typed,
-        together=tables,
-        plain=frozenset.intersection(*(table.plain for table in tables)),
-    )
+    all_rows = pd.concat(frames, ignore_index=True)
+    return Table(f"the {len(tables)} tables", all_rows, are_all_typed, together=tables)
 
 
 def as_texts(column: pd.Series) -> pd.Series:
@@ -170,11 +171,12 @@ def read_table_file(
     path: Path,
     columns: Columns | None = None,
     client: str = "",
+    text_names: Collection[str] = (),
 ) -> Table:
     """Read a client's table from a Parquet file or from a text file with a header line.
 
     Parquet needs pyarrow. Values are separated by ``sep``, or else by the most frequent of comma, semicolon, tab and
-    vertical bar in the header.
+    vertical bar in the header. Columns of ``text_names`` are texts, even if all their values are numbers.
     """
     columns = columns or Columns()
     num_bytes = path.stat().st_size
@@ -194,10 +196,10 @@ def read_table_file(
     delimiter = text_format.sep or max(delimiters, key=header.count)
     text_file = read_text_file(path, text, delimiter)
 
-    plain_names: frozenset[str] = frozenset()
-    if not text_format.states_notation:
-        plain_names = text_file.plain_names()
-    return Table(path, text_file.frame(), client=client, plain=plain_names)
+    # What depends on a notation is read from texts.
+    names = text_file.names if text_format.states_notation else text_names
+    frame = text_file.columns(columns.missing, names)
+    return Table(path, frame, client=client, text_file=text_file)
 
 
 def _read_parquet(path: Path) -> Table:

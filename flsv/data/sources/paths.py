@@ -35,7 +35,7 @@ def read_path(
         path = _only_table(path) or path
 
     if path is not None and is_table_file(path):
-        return read_table_file(path, as_columns(reading.columns), client)
+        return read_table_file(path, as_columns(reading.columns), client, text_names=reading.texts)
     if path is not None and path.is_dir() and has_class_folders(path):
         images = image_folder(path, files.image_size)
         if is_whole:

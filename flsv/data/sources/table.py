@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
+    from flsv.data.sources.text_file import TextFile
+
 #: Endings of table files.
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 
@@ -31,10 +33,10 @@ def is_table_file(path: Any) -> bool:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with named columns, which are texts unless ``typed``.
+    """Rows with named columns, which are texts unless ``typed``, or numbers of a text file that needs no second look.
 
-    A row's index is its last line in the file, or its number. ``client`` is "" if nobody's name is known. Numbers in
-    the columns ``plain`` of a text file mean the same in every notation.
+    A row's index is its last line in the file, or its number. ``client`` is "" if nobody's name is known.
+    ``text_file`` has the texts of numbers.
     """
 
     path: Path | str
@@ -42,7 +44,7 @@ class Table:
     typed: bool = False
     together: Sequence[Table] = ()
     client: str = ""
-    plain: frozenset[str] = frozenset()
+    text_file: TextFile | None = None
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -90,14 +92,31 @@ class Table:
         texts = {"line": list(map(str, lines))}
         for title, column_name in column_of_title.items():
             if column_name is not None and column_name in self.frame:
-                column = self.frame[column_name]
+                column = self.values(column_name)
                 texts[title] = column.astype(str).tolist()
         return texts
 
+    def values(self, name: str) -> pd.Series:
+        """Return the texts of the column ``name``, or what a typed table has."""
+        if self.numbers(name) is None:
+            return self.frame[name]
+        if self.text_file is not None:
+            texts = self.text_file.texts([name])
+            return texts[name].loc[self.frame.index]
+        import pandas as pd
+
+        values_by_table = [table.values(name) for table in self.together]
+        return pd.concat(values_by_table, ignore_index=True)
+
     def column(self, name: str, argument: str) -> pd.Series:
-        """Return the column ``name``. An error mentions the user's ``argument``."""
+        """Return the :meth:`values` of the column ``name``. An error mentions the user's ``argument``."""
         self.check_has(name, argument)
-        return self.frame[name]
+        return self.values(name)
+
+    def numbers(self, name: str) -> pd.Series | None:
+        """Return the numbers of a column of a text file in which each value is plainly one or a gap, else None."""
+        is_number = not self.typed and name in self.frame and self.frame[name].dtype.kind == "f"
+        return self.frame[name] if is_number else None
 
     def check_has(self, name: str, argument: str) -> None:
         """Raise ColumnError that mentions the user's ``argument`` if a table lacks the column ``name``."""

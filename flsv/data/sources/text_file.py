@@ -1,18 +1,22 @@
-"""Text files of tables. pandas reads the texts, and the bytes of all cells show where these need a second look."""
+"""Text files of tables. pandas reads whole columns, and the bytes of all cells show what is doubtful."""
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from flsv.data.sources.agreed import LARGEST_NUMBER
+from flsv.data.sources.notation import parse_numbers
 from flsv.utilities.errors import ConfigurationError, listed
 
 _LINE_FEED, _CARRIAGE_RETURN, _QUOTE, _POINT, _ZERO = b'\n\r".0'
@@ -24,8 +28,14 @@ _IS_DIGIT = np.isin(_ALL_BYTES, list(b"0123456789"))
 #: Largest number of characters of a value: the csv module's limit, 131,072, is too low for long texts.
 _MAX_FIELD_LENGTH = 2**31 - 1
 _HINT_ABOUT_QUOTES = "A value that contains {!r} or a quotation mark needs quotes."
+_NUM_FIRST_ROWS = 100
 #: Rows whose cells are looked at together: they should fit into a processor's cache.
 _NUM_ROWS_AT_ONCE = 500
+#: Numbers are those that ``float`` reads, which later versions of pandas do without an option.
+_EXACT: dict[str, Any] = {}
+_MAJOR, _MINOR, *_ = map(int, re.findall(r"\d+", pd.__version__))
+if (_MAJOR, _MINOR) < (3, 1):
+    _EXACT = {"float_precision": "round_trip"}
 
 
 @dataclass(frozen=True)
@@ -45,33 +55,112 @@ class TextFile:
     # The position of what ends each cell, int64 [N, columns].
     cell_ends: np.ndarray
 
-    def frame(self) -> pd.DataFrame:
-        """Return the texts of all columns, with the lines as index."""
+    def columns(
+        self,
+        marks_of: Callable[[str], set[str]],
+        text_names: Collection[str],
+    ) -> pd.DataFrame:
+        """Return all columns: numbers, float64, if each cell plainly is one or a gap, and else texts."""
+        # `marks_of` gives the marks of a column's missing values. Columns of `text_names` are texts in any case.
         if len(self.lines) == 0:
             return pd.DataFrame(columns=self.names, dtype=object)
+        number_marks = {}
+        word_marks = {}
+        for name, is_doubtful in zip(self.names, self._are_doubtful()):
+            if name not in text_names and not is_doubtful:
+                marks = sorted(marks_of(name))
+                numbers = parse_numbers(marks)
+                is_word = np.isnan(numbers)
+                number_marks[name] = numbers
+                word_marks[name] = list(compress(marks, is_word))
+
+        # Most columns look like their first rows, and are then read once.
+        first_rows = self._read(
+            self.names,
+            nrows=_NUM_FIRST_ROWS,
+            na_values=word_marks,
+        )
+        for name in list(word_marks):
+            if first_rows[name].dtype.kind not in "iuf":
+                del word_marks[name]
+        text_columns = set(self.names).difference(word_marks)
+        dtypes = dict.fromkeys(text_columns, object)
+        all_rows = self._read(
+            self.names,
+            dtype=dtypes,
+            na_values=word_marks,
+        )
+        columns = dict(all_rows.items())
+
+        other_texts = []
+        for name in word_marks:
+            plain_numbers = self._plain_numbers(columns[name], marks_of(name))
+            if plain_numbers is None:
+                other_texts.append(name)
+                continue
+            is_gap = np.isin(plain_numbers, number_marks[name])
+            columns[name] = plain_numbers.mask(is_gap)
+        if other_texts:
+            texts = self.texts(other_texts)
+            columns |= dict(texts.items())
+        return pd.DataFrame(columns, copy=False)
+
+    def texts(self, names: Sequence[str]) -> pd.DataFrame:
+        """Return the texts of columns."""
+        return self._read(names, dtype=object)
+
+    def _read(self, names: Sequence[str], **options: Any) -> pd.DataFrame:
         frame = pd.read_csv(
             io.BytesIO(self.data),
             sep=self.delimiter,
             header=None,
             names=self.names,
+            usecols=names,
             index_col=False,
-            dtype=object,
-            na_filter=False,
             skip_blank_lines=False,
+            keep_default_na=False,
             low_memory=False,
             encoding="utf-8",
+            **options,
+            **_EXACT,
         )
-        return frame[~self.is_blank].set_axis(self.lines)
+        if self.is_blank.any():
+            is_row = ~self.is_blank[: len(frame)]
+            frame = frame[is_row]
+        lines = self.lines[: len(frame)]
+        return frame.set_axis(lines)
+
+    def _plain_numbers(
+        self,
+        column: pd.Series,
+        marks: Collection[str],
+    ) -> pd.Series | None:
+        """Return a column's numbers, float64, NaN for a gap, or None if a cell is neither."""
+        if column.dtype.kind not in "iuf":
+            return None
+        numbers = column.astype(np.float64)
+        if (numbers.abs() > LARGEST_NUMBER).any():
+            return None
+
+        # Some versions of pandas read NAN as a number.
+        position = self.names.index(column.name)
+        rows = np.flatnonzero(numbers.isna())
+        bounds_of_gaps = self._bounds(rows)[:, position : position + 2]
+        for end_before, end in bounds_of_gaps.tolist():
+            cell = self.data[end_before + 1 : end]
+            if cell.decode().strip('"') not in marks:
+                return None
+        return numbers
 
     def _bounds(self, rows: np.ndarray | slice) -> np.ndarray:
         """Return what is before each row's first cell, and the ends of its cells, int64 ``[rows, columns + 1]``."""
         before_rows = self.row_starts[rows] - 1
         return np.column_stack([before_rows, self.cell_ends[rows]])
 
-    def plain_names(self) -> frozenset[str]:
-        """Return the columns whose numbers, if they have some, mean the same in every notation."""
-        # In others a cell has spaces or a leading zero. Or there are cells of few digits, cells with three digits
-        # after a point, which may separate thousands, and no others.
+    def _are_doubtful(self) -> np.ndarray:
+        """Return which columns, if they have numbers, have to be read from texts, bool ``[columns]``."""
+        # A cell has spaces or a leading zero. Or there are cells of few digits, cells with three digits after a point,
+        # which may separate thousands, and no others.
         characters = np.frombuffer(self.data, dtype=np.uint8)
         num_columns = len(self.names)
         is_doubtful = np.zeros(num_columns, dtype=bool)
@@ -103,8 +192,7 @@ class TextFile:
             has_short |= (is_short & ~is_empty).any(axis=0)
             has_grouped |= is_grouped.any(axis=0)
             has_others |= ~(is_short | is_grouped).all(axis=0)
-        is_doubtful |= has_short & has_grouped & ~has_others
-        return frozenset(compress(self.names, ~is_doubtful))
+        return is_doubtful | (has_short & has_grouped & ~has_others)
 
 
 def read_text_file(path: Path, text: str, delimiter: str) -> TextFile:
