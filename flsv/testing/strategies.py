@@ -104,7 +104,8 @@ def updates_may_be_zero(case: FitCase) -> None:
     module = TinyStill()
     initial_module = copy.deepcopy(module)
     fit = finite_fit(case, module=module)
-    initial_model = fit.loop.space.read(initial_module)
+    space = fit.loop.space
+    initial_model = space.read(initial_module).to(fit.models[0])
     moved = (fit.models[0] - initial_model).norm()
     ensure(
         moved <= 1e-4 * initial_model.norm(), f"a model that is {moved} away from the one before"
@@ -224,7 +225,8 @@ def common_model_is_kept(case: AggregatorCase) -> None:
     """Check that the next global model is the clients' model if all have the same. Let weights sum to 1, and look for a
     wrong sign. Name the check in expected_failures if the server has a step of its own."""
     fit = case.of_equal_clients
-    initial_model = fit.loop.space.read(case.module())
+    space = fit.loop.space
+    initial_model = space.read(case.module()).to(fit.models[0])
     update = fit.loop.trained[0] - initial_model
     step = fit.models[0] - initial_model
     expected_step = case.part.server_lr * update
@@ -243,7 +245,8 @@ def attack_moves_little(case: AggregatorCase) -> None:
     lengths = []
     for factor in (-1e3, -1e6):
         fit = fit_of_all(case, uploads=[Scaling(factor, clients=[1])])
-        initial_model = fit.loop.space.read(module)
+        space = fit.loop.space
+        initial_model = space.read(module).to(fit.models[0])
         lengths.append((fit.models[0] - initial_model).norm())
     length, length_of_far = lengths
     ensure(length_of_far <= 2 * length, f"steps of {length} and {length_of_far}")
