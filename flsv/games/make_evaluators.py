@@ -41,7 +41,7 @@ def make_evaluators(
     is_tried: bool = False,
 ) -> dict[Hashable, VectorEvaluator]:
     """Make the evaluators ``{ModelScore.evaluator_key: evaluator}`` of all measures that are a :class:`ModelScore`. Run
-    each once to find errors. With ``is_tried`` they are not run, as such evaluators have been.
+    each once to find errors. With ``is_tried`` no model is scored twice.
     """
     model_scores = {}
     for name, measure in measures.items():

@@ -25,6 +25,7 @@ from flsv.games.module_copies import (
     module_device,
     named_dtypes,
     not_repeated,
+    other_weights,
     put_private,
 )
 from flsv.games.output_metric import (
@@ -509,15 +510,16 @@ class ModelEvaluator(VectorEvaluator):
     @torch.inference_mode(False)
     @torch.no_grad()
     def _check_repetition(self, copies: ModuleCopies) -> None:
-        """Check that two copies have the same outputs."""
+        """Check that two copies have the same outputs, whatever the run's own weights are."""
         x, _ = self._batches[0]
         outputs = []
-        for _ in range(2):
+        for run_weights in (nullcontext(), other_weights(self._module, self.space)):
             module = copies.load().eval()
             seed_global_rngs(self._seed, "utility")
-            with self._context():
+            with run_weights, self._context():
                 outputs.append(module(x))
-        if not are_repeated(*outputs):
+        first_outputs, repeated_outputs = outputs
+        if not are_repeated(first_outputs, repeated_outputs, self.device):
             raise not_repeated(self._requester, self._module, "forward")
 
     def _find_form(self, output_metric: OutputMetric, copies: ModuleCopies, x: Any) -> None:
@@ -536,7 +538,7 @@ class ModelEvaluator(VectorEvaluator):
         return RandomModels(
             partial(self._loaded, copies),
             space=self.space,
-            vector=self.space.read(self._module),
+            vector=self.space.read(copies.load()),
             x=x,
             context=self._context,
         )

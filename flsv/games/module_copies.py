@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -13,6 +14,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule, external_utils
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
@@ -37,8 +39,8 @@ _SHARED_TYPES = (
 class ModuleCopies:
     """A module as it is now, of which each load is a copy of its own, without ``torch.compile``.
 
-    A copy refers to the run's Trainer, callbacks, loggers and data sets, and to the parameters that are constant in
-    ``space``. All else is copied, with the references that its objects have to each other.
+    A copy refers to the run's Trainer, callbacks, loggers, data modules and data sets, and to the parameters that are
+    constant in ``space``. All else is copied, with the references that its objects have to each other.
 
     Raises:
         ConfigurationError: a part cannot be pickled. The message has its path.
@@ -154,8 +156,30 @@ def _is_frame_of_dynamo(function: Any) -> bool:
 _MAX_ROUNDING = 0.01
 
 
-def are_repeated(result: Any, repeated_result: Any) -> bool:
-    """Return whether two results are equal, to the bit on a CPU: tensors, numbers, or structures of these."""
+@contextmanager
+@torch.no_grad()
+def other_weights(module: nn.Module, space: ParameterSpace) -> Iterator[None]:
+    """Give a module other weights within the context, but for those that its copies share with it."""
+    shared_ids = set(map(id, space.constants(module).values()))
+    weights = []
+    for tensor in named_tensors(module).values():
+        is_number = tensor.is_floating_point() and not is_lazy(tensor)
+        if is_number and not tensor.is_inference() and id(tensor) not in shared_ids:
+            weights.append((tensor, tensor.clone()))
+    try:
+        for tensor, _ in weights:
+            tensor.add_(torch.ones_like(tensor))
+        yield
+    finally:
+        for tensor, original in weights:
+            tensor.copy_(original)
+
+
+def are_repeated(result: Any, repeated_result: Any, device: torch.device) -> bool:
+    """Return whether two results of models on a device are equal, to the bit on a CPU: tensors, numbers, or structures
+    of these.
+    """
+    tolerance = 0.0 if device.type == "cpu" else _MAX_ROUNDING
     leaves = tree_leaves(result)
     repeated_leaves = tree_leaves(repeated_result)
     if len(leaves) != len(repeated_leaves):
@@ -167,7 +191,6 @@ def are_repeated(result: Any, repeated_result: Any) -> bool:
         repeated_values = torch.as_tensor(repeated_leaf)
         if values.shape != repeated_values.shape:
             return False
-        tolerance = 0.0 if values.device.type == "cpu" else _MAX_ROUNDING
         is_close = torch.isclose(
             values,
             repeated_values,
@@ -184,8 +207,9 @@ def not_repeated(requester: str, module: nn.Module, part: str) -> ConfigurationE
     """Return the error for a module of which two copies have different scores."""
     return ConfigurationError(
         f"{requester}: one model, scored twice, has two scores. {part} of {type(module).__name__} depends on something "
-        "that the module does not hold, such as a global, a class attribute or a file, so that the run would train "
-        "otherwise because it is measured. Keep it in an attribute of the module, or leave it alone in validation."
+        "that the module's copy does not hold, such as a global, a file, or the module itself by its Trainer. Scores "
+        "would be wrong, or the run would train otherwise because it is measured. Keep it in an attribute of the "
+        "module, or leave it alone in validation."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from flsv._lightning.evaluation import StoredBatches, ValidationRun, logged_number
 from flsv._lightning.rounding import rounding_of
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.module_copies import ModuleCopies, are_repeated, not_repeated, put_private
+from flsv.games.module_copies import (
+    ModuleCopies,
+    are_repeated,
+    not_repeated,
+    other_weights,
+    put_private,
+)
 from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
 from flsv.utilities.errors import ConfigurationError, nearest
 from flsv.utilities.seeding import isolated_rngs
@@ -155,14 +161,19 @@ class ValidatedModels(VectorEvaluator):
         """
         module = self._trainer.lightning_module
         vector = self.space.read(module)
-        scores = self(vector.expand(2, -1))
+        copies = self._copies()
+        values_by_name = []
+        for run_weights in (nullcontext(), other_weights(module, self.space)):
+            with run_weights, self._validation(copies, vector) as run:
+                values_by_name.append(self._named_values(run.logged()))
+        values, repeated_values = values_by_name
+        device = self._trainer.strategy.root_device
         for name in self._value_names:
-            if not are_repeated(*scores.value(name)):
+            if not are_repeated(values[name], repeated_values[name], device):
                 requester = self._requesters.get(name, "a utility")
                 raise not_repeated(requester, module, f"validation, which logs {name!r},")
         for name in self._names_with_gradient:
-            logged_value = float(scores.value(name)[0])
-            self._check_gradient(name, vector, logged_value)
+            self._check_gradient(name, vector, values[name])
 
     def _copies(self) -> ModuleCopies:
         return ModuleCopies(self._trainer.lightning_module, self.space)

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.utilities.compile import from_compiled
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.data import Dataset
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
@@ -228,3 +229,43 @@ def test_part_that_cannot_be_copied_is_named_before_training(tmp_path: Path) -> 
     message = r"Kept cannot be copied.*the module\._modules\['net'\]\.stream \(generator\)"
     with pytest.raises(ConfigurationError, match=message):
         fit(loop, tmp_path, module, toy_data(server_val=0.2))
+
+
+class BorrowedNetwork(Dataset):
+    """A data set, which copies share, that holds the module's network."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+
+    def __len__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
+def test_copy_that_reaches_the_runs_weights_is_refused(tmp_path: Path, performance: str) -> None:
+    module = Kept()
+    borrowed = BorrowedNetwork(module.net)
+    module.borrowed = borrowed
+    module.f = lambda x: borrowed.net(x)
+    mode = "min" if performance == "val_loss" else None
+    metric = PartialFederatedShapley(performance=performance, mode=mode)
+    loop = FederatedLoop(metrics={"sv": metric})
+
+    with pytest.raises(ConfigurationError, match="one model, scored twice, has two scores"):
+        fit(loop, tmp_path, module, toy_data(server_val=0.2))
+
+
+@pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
+def test_frozen_layers_are_shared_and_scored(tmp_path: Path, performance: str) -> None:
+    module = Kept()
+    first_layer: Any = module.net[0]
+    first_layer.requires_grad_(False)
+    weight = first_layer.weight.clone()
+    mode = "min" if performance == "val_loss" else None
+    metric = PartialFederatedShapley(performance=performance, mode=mode)
+    loop = FederatedLoop(metrics={"sv": metric})
+
+    fit(loop, tmp_path, module, toy_data(server_val=0.2))
+
+    assert loop.contributions["sv"].isfinite().all()
+    assert torch.equal(first_layer.weight, weight)
