@@ -36,7 +36,7 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 BUDGETS = {
     "tokens of flsv": (397_600, 290_000),
     "tokens of the core": (127_600, 120_000),
-    "modules of the core": (112, 110),
+    "modules of the core": (113, 110),
     "words of all pages": (34_000, 30_000),
     "words of guides": (12_200, 12_000),
     "words of docstrings": (101_500, 90_000),

@@ -34,22 +34,22 @@ from torch import Tensor
 from flsv.utilities.display import INTERVAL_LEVEL
 
 
-def half_width(variance: Tensor, degrees_of_freedom: Tensor, level: float) -> Tensor:
+def half_width(variance: Tensor, degrees_of_freedom: Tensor, confidence_level: float) -> Tensor:
     """Compute half the width of a Student's t interval. NaN where the degrees of freedom are not above 0."""
-    quantiles = t_quantile(level, degrees_of_freedom).to(variance)
+    quantiles = t_quantile(confidence_level, degrees_of_freedom).to(variance)
     widths = quantiles * variance.sqrt()
     return widths.masked_fill(~(degrees_of_freedom > 0), float("nan"))
 
 
 def t_quantile(
-    level: float,
+    confidence_level: float,
     degrees_of_freedom: Tensor | float = math.inf,
 ) -> Tensor:
-    """Compute Student's t quantile at (1 + level) / 2, float64. For infinite degrees of freedom it is the normal
+    """Compute Student's t quantile at (1 + confidence_level) / 2, float64. For infinite degrees it is the normal
     quantile.
     """
     degrees_of_freedom = torch.as_tensor(degrees_of_freedom, dtype=torch.float64, device="cpu")
-    probability = (1 + level) / 2
+    probability = (1 + confidence_level) / 2
     quantiles = stats.t.ppf(probability, degrees_of_freedom.numpy())
     return torch.as_tensor(quantiles, dtype=torch.float64)
 
@@ -109,7 +109,7 @@ def prediction_stderr(disagreement: Tensor) -> Tensor:
 def interval_over_seeds(
     values: Tensor,
     fit: Tensor | float = 0.0,
-    level: float = 0.9,
+    confidence_level: float = 0.9,
 ) -> Tensor:
     r"""Compute half the widths of the confidence intervals for mean values over seeds.
 
@@ -126,27 +126,28 @@ def interval_over_seeds(
         values: ``[S, n]``, the Shapley values of n players in each seed's trainings.
         fit: ``[n]``, or one number for all players: the standard error of the mean values that comes from coalitions
             that were not trained. 0 if all were.
-        level: the confidence level, in (0, 1).
+        confidence_level: the confidence level, in (0, 1).
 
     Returns:
         float64 ``[n]``. A single seed shows no spread: then it is z times :func:`one_seed_stderr`.
 
     Raises:
-        ValueError: ``values`` is not a matrix, or ``level`` is not between 0 and 1.
+        ValueError: ``values`` is not a matrix, or ``confidence_level`` is not between 0 and 1.
 
     Example:
         >>> interval_over_seeds(torch.tensor([[1.0, 3.0], [1.0, 5.0], [1.0, 4.0]])).round(decimals=3)
         tensor([0.6150, 1.0660], dtype=torch.float64)
     """
-    if values.ndim != 2 or not 0 < level < 1:
+    if values.ndim != 2 or not 0 < confidence_level < 1:
         raise ValueError(
-            f"expected values [seeds, n] and a level in (0, 1), got {list(values.shape)} and {level}."
+            "expected values [seeds, n] and a confidence_level in (0, 1), "
+            f"got {list(values.shape)} and {confidence_level}."
         )
     num_seeds, num_players = values.shape
     values = values.double()
     fit_stderr = torch.as_tensor(fit, dtype=torch.float64).expand(num_players)
     if num_seeds == 1:
-        return t_quantile(level) * one_seed_stderr(values[0], fit_stderr)
+        return t_quantile(confidence_level) * one_seed_stderr(values[0], fit_stderr)
 
     variance_over_seeds = values.var(0)  # [n]
     sum_of_gains = values.mean(0).clamp_min(0).sum()
@@ -156,16 +157,16 @@ def interval_over_seeds(
     degrees_of_freedom = num_seeds - 1 + PRIOR_SEEDS
     variance = sum_of_squares / degrees_of_freedom
 
-    quantile = t_quantile(level, degrees_of_freedom)
+    quantile = t_quantile(confidence_level, degrees_of_freedom)
     squared_width_by_seeds = quantile**2 * variance / num_seeds
-    width_by_fit = t_quantile(level) * fit_stderr
+    width_by_fit = t_quantile(confidence_level) * fit_stderr
     return (squared_width_by_seeds + width_by_fit.square()).sqrt()
 
 
 def seed_covariance(
     values: Tensor,
     half_widths: Tensor,
-    level: float = INTERVAL_LEVEL,
+    confidence_level: float = INTERVAL_LEVEL,
 ) -> Tensor:
     """Compute the covariance ``[n, n]`` of mean values over seeds.
 
@@ -175,14 +176,14 @@ def seed_covariance(
     Args:
         values: ``[S, n]``, the values in each seed's trainings.
         half_widths: ``[n]``, half the widths of their intervals.
-        level: the confidence level of the intervals.
+        confidence_level: the confidence level of the intervals.
     """
     num_seeds = len(values)
     degrees_of_freedom = seed_freedom(num_seeds)
     if degrees_of_freedom is None:
-        quantile = t_quantile(level)
+        quantile = t_quantile(confidence_level)
     else:
-        quantile = t_quantile(level, degrees_of_freedom)
+        quantile = t_quantile(confidence_level, degrees_of_freedom)
     # A half width is the quantile times the standard error.
     variances = (half_widths.double() / quantile).square()
     if num_seeds == 1:

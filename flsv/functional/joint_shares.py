@@ -132,7 +132,7 @@ def draw_values(
 def joint_intervals(
     values: Tensor,
     errors: Sequence[ValueErrors],
-    level: float = INTERVAL_LEVEL,
+    confidence_level: float = INTERVAL_LEVEL,
 ) -> tuple[Tensor, Tensor]:
     """Compute the ends ``[n]`` of the values' intervals, as percentiles of :func:`draw_values`.
 
@@ -142,7 +142,7 @@ def joint_intervals(
     low = torch.full(values.shape, math.nan, dtype=torch.float64)
     high = low.clone()
     value_draws = draw_values(values[has_value], _errors_of_clients(errors, has_value))
-    probabilities = [(1 - level) / 2, (1 + level) / 2]
+    probabilities = [(1 - confidence_level) / 2, (1 + confidence_level) / 2]
     quantiles = np.quantile(value_draws, probabilities, axis=0)  # [2, clients with a value]
     low_quantiles, high_quantiles = torch.from_numpy(quantiles)
     low[has_value] = low_quantiles
@@ -175,7 +175,7 @@ def joint_shares(
     values: Tensor,
     errors: Sequence[ValueErrors],
     negatives: Negatives = "zero",
-    level: float = INTERVAL_LEVEL,
+    confidence_level: float = INTERVAL_LEVEL,
     draws: int = NUM_DRAWS,
     generator: Generator | None = None,
 ) -> JointShares:
@@ -186,7 +186,7 @@ def joint_shares(
         errors: the independent sources of the values' errors, see :class:`ValueErrors`. Rows and columns of clients
             without a value are not read. NaN elsewhere means that it is not known.
         negatives: the rule for values below 0, see :func:`flsv.allocate`. ``"refuse"`` draws as ``"zero"`` does.
-        level: the confidence level of each share's interval, in (0, 1).
+        confidence_level: the confidence level of each share's interval, in (0, 1).
         draws: the number of joint draws.
         generator: the generator of the draws. None: one with seed 0.
 
@@ -211,7 +211,7 @@ def joint_shares(
     share_draws = shares_of_draws(value_draws, negatives)
     share_draws = share_draws[share_draws.isfinite().all(1)]
 
-    probabilities = [(1 - level) / 2, (1 + level) / 2]
+    probabilities = [(1 - confidence_level) / 2, (1 + confidence_level) / 2]
     quantiles = np.quantile(torch.cat([share_draws, shares]), probabilities, axis=0)
     low_quantiles, high_quantiles = torch.from_numpy(quantiles)
     # Where draws pile up at 0, the share itself may lie beyond its quantiles.

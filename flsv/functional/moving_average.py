@@ -3,11 +3,11 @@
 Two moving averages whose first value counts in full cannot be merged from their values alone. The state of a client
 with M values is therefore the row of 2 M + 1 numbers
 
-    first [M] | average [M] | seen [1]
+    first [M] | average [M] | count [1]
 
-where ``first`` is the first value, ``average`` the moving average started at zero, and ``seen`` the number of values in
-it. With the momentum mu the moving average after c values is ``mu^c * first + average``. To merge the row of a later
-period, ``average`` is multiplied by mu^(``seen`` of the later row), and ``average`` of the later row is added.
+where ``first`` is the first value, ``average`` the moving average started at zero, and ``count`` the number of values
+in it. With the momentum mu the moving average after c values is ``mu^c * first + average``. To merge the row of a later
+period, ``average`` is multiplied by mu^(``count`` of the later row), and ``average`` of the later row is added.
 """
 
 from __future__ import annotations

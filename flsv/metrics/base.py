@@ -6,7 +6,7 @@ import functools
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
@@ -16,8 +16,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import VOCABULARY, Client, ClientMatrix
-from flsv.core.needs import needs_of
-from flsv.core.vocabulary import NEEDS
+from flsv.metrics.guide import Guide, needs_in_words
 from flsv.scores import OWN_SCORES
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, ValidatedArguments
@@ -79,27 +78,6 @@ def last_values(stretches: Tensor) -> Tensor:
 def concatenated(stretches: Tensor) -> Tensor:
     """Merge the states ``[W, R, ...]`` of successive parts of a run, as rows one after the other."""
     return torch.cat([*stretches])
-
-
-@dataclass(frozen=True)
-class Guide:
-    """Guide to a metric's values, in short sentences.
-
-    Args:
-        unit: the unit of a value, as on an axis.
-        sign: the meaning of positive, negative and zero values.
-        needs: the data that the server must have or receive.
-        cost: the cost of a round.
-    """
-
-    unit: str
-    sign: str
-    needs: str
-    cost: str
-
-    def lines(self) -> dict[str, str]:
-        """Return the guide as ``{heading: sentence}``."""
-        return {"unit": self.unit, "sign": self.sign, "needs": self.needs, "cost": self.cost}
 
 
 class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
@@ -185,6 +163,9 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
 
     reported_by: str | None = None
     """Code of the setting that makes clients report the metric's inputs. None if every round has these inputs."""
+
+    former_names: ClassVar[dict[str, str]] = {"seen": "participations"}
+    """States' names in checkpoints of earlier versions, and today's."""
 
     rounds: Tensor
     put_off: Callable[[], None] | None = None
@@ -283,6 +264,15 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         """Return facts on the latest values that matter for a payment, for ``run.json``. By default there are none."""
         return {}
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Load states, also those that a checkpoint has under a former name."""
+        for former_name, name in self.former_names.items():
+            if prefix + former_name in state_dict:
+                state_dict[prefix + name] = state_dict.pop(prefix + former_name)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy, without what was put off: it holds the fit's models."""
         return {**super().__getstate__(), "put_off": None}
@@ -346,13 +336,13 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         return {}
 
     def intervals(
-        self, level: float = INTERVAL_LEVEL, value: Tensor | None = None
+        self, confidence_level: float = INTERVAL_LEVEL, value: Tensor | None = None
     ) -> tuple[Tensor, Tensor] | None:
         """Return the ends ``[num_clients]`` of intervals for the mean values over many seeds. By default
         None: the spread over the rounds of one run does not show how far another seed's values are.
 
         Args:
-            level: the confidence level, in (0, 1).
+            confidence_level: the confidence level, in (0, 1).
             value: the clients' values ``[num_clients]``. By default the current values.
         """
         return None
@@ -548,18 +538,6 @@ def _settings(metric: Metric) -> dict[str, Any]:
         if isinstance(value, plain_types) or is_dataclass(value):
             settings[name] = value
     return settings
-
-
-def needs_in_words(metric: Metric) -> str:
-    """Describe the data that a metric needs, in words."""
-    needs = [NEEDS[need] for need in needs_of(metric)]
-    return f"{'; '.join(needs)}." if needs else "nothing but who takes part."
-
-
-def what_it_is(metric: object) -> str:
-    """Return the first paragraph of the metric's docstring, on one line."""
-    paragraph = (inspect.getdoc(type(metric)) or "").strip().split("\n\n")[0]
-    return " ".join(paragraph.split())
 
 
 def check_clients(client_ids: Tensor, num_clients: int) -> None:

@@ -210,7 +210,7 @@ class ContributionEstimation(ContributionMetric):
 
     cosines: Tensor
     scores: Tensor
-    seen: Tensor
+    participations: Tensor
 
     def __init__(
         self,
@@ -238,7 +238,9 @@ class ContributionEstimation(ContributionMetric):
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         for name in ("cosines", "scores"):
             self.add_state(name, torch.zeros(num_clients), dist_reduce_fx="sum")
-        self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state(
+            "participations", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum"
+        )
 
     def update(
         self,
@@ -274,11 +276,13 @@ class ContributionEstimation(ContributionMetric):
         scored_ids = client_ids[has_score]
         self.cosines = self.cosines.index_add(0, scored_ids, scored_cosines)
         self.scores = self.scores.index_add(0, scored_ids, scores)
-        self.seen = self.seen.index_add(0, scored_ids, torch.ones_like(scored_ids))
+        self.participations = self.participations.index_add(
+            0, scored_ids, torch.ones_like(scored_ids)
+        )
 
     def compute(self) -> Tensor:
         """Compute the contributions ``[num_clients]``, NaN for clients that never took part."""
-        took_part = self.seen > 0
+        took_part = self.participations > 0
         value = torch.full_like(self.cosines, float("nan"))
         if took_part.any():
             cosines, scores = self._means()
@@ -300,7 +304,7 @@ class ContributionEstimation(ContributionMetric):
         return {"cosine": cosines, "error": 1 - scores}
 
     def _means(self) -> tuple[Tensor, Tensor]:
-        mean_cosines = self.cosines / self.seen
+        mean_cosines = self.cosines / self.participations
         # A prior score of 0 counts as one round.
-        mean_scores = self.scores / (self.seen + 1)
-        return mean_cosines, mean_scores.masked_fill(self.seen == 0, float("nan"))
+        mean_scores = self.scores / (self.participations + 1)
+        return mean_cosines, mean_scores.masked_fill(self.participations == 0, float("nan"))

@@ -75,8 +75,9 @@ class CommunicationCost(ContributionMetric):
         "downloaded_bytes": partial(_traffic, direction="down", in_bytes=True),
     }
     needs: Sequence[str] | None = ("reached", "channel")
+    former_names: ClassVar[dict[str, str]] = {"seen": "took_part"}
     exchanged: Tensor
-    seen: Tensor
+    took_part: Tensor
     exchanged_bytes: Tensor
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -85,7 +86,7 @@ class CommunicationCost(ContributionMetric):
         for name in ("exchanged", "exchanged_bytes"):
             self.add_state(name, nothing.clone(), dist_reduce_fx="sum")
         self.add_state(
-            "seen",
+            "took_part",
             torch.zeros(num_clients, dtype=torch.bool),
             dist_reduce_fx=partial(torch.any, dim=0),
         )
@@ -121,7 +122,7 @@ class CommunicationCost(ContributionMetric):
             )
         self.exchanged[client_ids] += numbers.to(self.exchanged)
         self.exchanged_bytes[client_ids] += num_bytes.ceil().to(self.exchanged_bytes)
-        self.seen[client_ids] = True
+        self.took_part[client_ids] = True
 
     @staticmethod
     def _up_and_down(client_ids: Tensor, up: Tensor, down: Tensor, names: str) -> Tensor:
@@ -134,7 +135,7 @@ class CommunicationCost(ContributionMetric):
 
     def compute(self) -> Tensor:
         """Compute the numbers sent and received, float64 ``[num_clients, 2]``, NaN for clients that never took part."""
-        never_took_part = ~self.seen[:, None]
+        never_took_part = ~self.took_part[:, None]
         return self.exchanged.double().masked_fill(never_took_part, float("nan"))
 
     def per_client(self, value: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ directions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -85,11 +85,17 @@ class GradientAgreement(ContributionMetric):
     plot_lower_bound = 0.0
     plot_upper_bound = 1.0
 
-    gain: Tensor
-    level: Tensor
-    levels: Tensor
+    former_names: ClassVar[dict[str, str]] = {
+        "seen": "participations",
+        "gain": "descent",
+        "level": "cohort_descent",
+        "levels": "total_cohort_descent",
+    }
+    descent: Tensor
+    cohort_descent: Tensor
+    total_cohort_descent: Tensor
     cosine: Tensor
-    seen: Tensor
+    participations: Tensor
     samples: Tensor
 
     def __init__(
@@ -126,10 +132,12 @@ class GradientAgreement(ContributionMetric):
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         # Sums over a client's rounds: of its descent, the cohort's mean absolute descent, its cosine, and the rounds.
         zeros = torch.zeros(num_clients, dtype=torch.float64)
-        for name in ("gain", "level", "cosine", "seen"):
+        for name in ("descent", "cohort_descent", "cosine", "participations"):
             self.add_state(name, zeros.clone(), dist_reduce_fx="sum")
         # The sum of the cohorts' mean absolute descents over all rounds.
-        self.add_state("levels", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state(
+            "total_cohort_descent", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum"
+        )
         unknown_numbers = torch.full_like(zeros, float("nan"))
         self.add_state("samples", unknown_numbers, dist_reduce_fx=latest)
 
@@ -155,18 +163,19 @@ class GradientAgreement(ContributionMetric):
         if gradient_products.shape != (k,) or num_samples.shape != (k,):
             shapes = f"{list(gradient_products.shape)} and {list(num_samples.shape)}"
             raise ValueError(f"expected gradient_products and num_samples [k={k}], got {shapes}.")
-        weights = num_samples.to(self.gain)
-        descents = -weights * gradient_products.to(self.gain)
+        weights = num_samples.to(self.descent)
+        descents = -weights * gradient_products.to(self.descent)
         norms = matrix.norms()
         shares = weights.to(norms) / weights.sum().to(norms)
         cosines = cosines_with_sum(matrix, norms, shares, epsilon=EPSILON).to(self.cosine)
         mean_abs_descent = descents.abs().mean()
+        cohort_descents = mean_abs_descent.expand(k)
 
-        self.gain = self.gain.index_add(0, client_ids, descents)
-        self.level = self.level.index_add(0, client_ids, mean_abs_descent.expand(k))
-        self.levels = self.levels + mean_abs_descent
+        self.descent = self.descent.index_add(0, client_ids, descents)
+        self.cohort_descent = self.cohort_descent.index_add(0, client_ids, cohort_descents)
+        self.total_cohort_descent = self.total_cohort_descent + mean_abs_descent
         self.cosine = self.cosine.index_add(0, client_ids, cosines)
-        self.seen = self.seen.index_add(0, client_ids, torch.ones_like(cosines))
+        self.participations = self.participations.index_add(0, client_ids, torch.ones_like(cosines))
         # A copy: whoever holds the old state must not see it change.
         self.samples = self.samples.clone()
         self.samples[client_ids] = weights
@@ -181,18 +190,18 @@ class GradientAgreement(ContributionMetric):
         formula, ``cosine`` the mean cosine with the sum of updates.
         """
         descents, _ = self._descents_and_cosines()
-        return {"descent": descents, "cosine": self.cosine / self.seen}
+        return {"descent": descents, "cosine": self.cosine / self.participations}
 
     def _descents_and_cosines(self) -> tuple[Tensor, Tensor]:
         """Return the clients' shares of the descent, and their mean cosines times their samples."""
-        # A client's descent relative to the mean absolute descents (levels) of its rounds, times the levels of all
-        # rounds. Where its rounds have no level, its gain of 0 is divided by 1.
-        has_no_level = ~(self.level > 0)
-        never_took_part = self.seen == 0
-        divisors = self.level.masked_fill(has_no_level, 1.0)
+        # A client's descent relative to the cohorts' mean absolute descents in its rounds, times those of all rounds.
+        # Where its cohorts have none, its own is 0 as well, and divided by 1.
+        has_no_descent = ~(self.cohort_descent > 0)
+        never_took_part = self.participations == 0
+        divisors = self.cohort_descent.masked_fill(has_no_descent, 1.0)
         divisors = divisors.masked_fill(never_took_part, float("nan"))
-        descents = self.gain / divisors * self.levels
-        weighted_cosines = self.samples * self.cosine / self.seen
+        descents = self.descent / divisors * self.total_cohort_descent
+        weighted_cosines = self.samples * self.cosine / self.participations
         return descents, weighted_cosines
 
 

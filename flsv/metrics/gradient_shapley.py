@@ -166,7 +166,7 @@ class InRunShapley(ContributionMetric):
     reported_by = "FederatedLoop(client_algorithm=flsv.training.algorithms.InRunValues())"
 
     total: Tensor
-    seen: Tensor
+    participations: Tensor
 
     def __init__(
         self,
@@ -199,7 +199,9 @@ class InRunShapley(ContributionMetric):
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         assert num_classes is not None
         self.add_state("total", torch.zeros(num_clients, num_classes + 1), dist_reduce_fx="sum")
-        self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state(
+            "participations", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum"
+        )
 
     def update(
         self,
@@ -228,14 +230,14 @@ class InRunShapley(ContributionMetric):
         )
         # Copies: whoever holds the old states must not see them change.
         self.total = self.total.clone()
-        self.seen = self.seen.clone()
+        self.participations = self.participations.clone()
         self.total[client_ids] += values.to(self.total)
-        self.seen[client_ids] += 1
+        self.participations[client_ids] += 1
 
     def compute(self) -> Tensor:
         """Compute the sums over rounds ``[num_clients, M + 1]``: the classes' columns and ``"rest"``. NaN for clients
         that never took part."""
-        never_took_part = self.seen == 0
+        never_took_part = self.participations == 0
         return self.total.masked_fill(never_took_part[:, None], float("nan"))
 
     def columns(self) -> list[str]:

@@ -134,7 +134,7 @@ class ShadowShapley(MeasuredMetric):
     errors: Tensor
     starts: Tensor
     recent: Tensor
-    seen: Tensor
+    participations: Tensor
     evaluations: Tensor
     ends: Tensor
     valued: Tensor
@@ -288,7 +288,9 @@ class ShadowShapley(MeasuredMetric):
         self.add_state("starts", no_utilities, dist_reduce_fx=latest)
         no_recent_values = torch.full((NUM_RECENT_ROUNDS, num_clients, width), float("nan"))
         self.add_state("recent", no_recent_values, dist_reduce_fx=last_values)
-        self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state(
+            "participations", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum"
+        )
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
         # Where coalitions are trained after the run: the utilities of the empty and the full coalition by round.
         no_rows = torch.empty(0, 2, width, dtype=torch.float64)
@@ -321,7 +323,7 @@ class ShadowShapley(MeasuredMetric):
             raise ValueError(
                 f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}."
             )
-        self.seen[client_ids] += 1
+        self.participations[client_ids] += 1
         if self._score_untrained is not None and self.starts.isnan().any():
             untrained_utilities = self._score_untrained()
             self.starts = untrained_utilities.to(self.starts).view(self.starts.shape)
@@ -552,12 +554,12 @@ class ShadowShapley(MeasuredMetric):
     def compute(self) -> Tensor:
         """Return the latest values, ``[num_clients]`` or ``[num_clients, num_classes]``. NaN for a client that never
         took part, and for all clients before the first values, see :attr:`pending`."""
-        never_took_part = self.seen == 0
+        never_took_part = self.participations == 0
         value = self.values.masked_fill(never_took_part[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
 
     def intervals(
-        self, level: float = INTERVAL_LEVEL, value: Tensor | None = None
+        self, confidence_level: float = INTERVAL_LEVEL, value: Tensor | None = None
     ) -> tuple[Tensor, Tensor] | None:
         """Compute the ends ``[num_clients]`` of intervals for the mean values over many seeds.
 
@@ -565,7 +567,7 @@ class ShadowShapley(MeasuredMetric):
         current value.
 
         Args:
-            level: the confidence level, in (0, 1).
+            confidence_level: the confidence level, in (0, 1).
             value: the clients' values ``[num_clients]``. By default the current values.
 
         Example:
@@ -583,7 +585,7 @@ class ShadowShapley(MeasuredMetric):
         # The standard errors belong to the current values; for values of another round they are not known.
         if not torch.allclose(value.to(current_value), current_value, equal_nan=True):
             return None
-        half_width = t_quantile(level) * self.errors.squeeze(-1).to(value)
+        half_width = t_quantile(confidence_level) * self.errors.squeeze(-1).to(value)
         return value - half_width, value + half_width
 
     def diagnostics(self) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from torchmetrics import Metric
 
 from flsv.data import FederatedDataModule
 from flsv.metrics import ContributionMetric
-from flsv.metrics.base import what_it_is
+from flsv.metrics.guide import what_it_is
 from flsv.results.folder import RECORD
 from flsv.results.round_result import Event, RoundResult, RunResult, Sink
 from flsv.utilities.atomic_files import replacing

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from flsv.aggregation import FedAvg
 from flsv.metrics import ContributionMetric
-from flsv.metrics.base import Guide, latest
+from flsv.metrics.base import latest
+from flsv.metrics.guide import Guide
 from flsv.personalization import Personalizer
 from flsv.training.algorithms import ClientAlgorithm
 

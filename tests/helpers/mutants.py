@@ -111,14 +111,14 @@ GRADIENT_AGREEMENT = MutatedPart(
         ),
         Mutant(
             "cosines summed, not averaged",
-            "weighted_cosines = self.samples * self.cosine / self.seen",
+            "weighted_cosines = self.samples * self.cosine / self.participations",
             "weighted_cosines = self.samples * self.cosine",
             reason="learning clients take part in every round",
         ),
         Mutant(
             "earlier rounds forgotten",
-            "self.gain = self.gain.index_add(",
-            "self.gain = torch.zeros_like(self.gain).index_add(",
+            "self.descent = self.descent.index_add(",
+            "self.descent = torch.zeros_like(self.descent).index_add(",
             reason="values of a metric may be those of its last round",
         ),
         Mutant(
@@ -129,8 +129,8 @@ GRADIENT_AGREEMENT = MutatedPart(
         ),
         Mutant(
             "the sum of all rounds where one round's is meant",
-            "mean_abs_descent.expand(k))",
-            "(self.levels + mean_abs_descent).expand(k))",
+            "mean_abs_descent.expand(k)",
+            "(self.total_cohort_descent + mean_abs_descent).expand(k)",
             caught_by="parts_merge",
         ),
         Mutant(

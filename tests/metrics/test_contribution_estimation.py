@@ -173,7 +173,7 @@ def test_absent_client_keeps_its_contribution_estimate():
             make_judges(cohort, cohort_models),
         )
 
-    assert metric.seen.tolist() == [2, 2, 1, 0]
+    assert metric.participations.tolist() == [2, 2, 1, 0]
 
     is_missing = metric.diagnostics()["cosine"].isnan()
     assert is_missing.tolist() == [False, False, False, True]

@@ -198,7 +198,7 @@ def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path: Path) -> None:
     whole = assert_resumes(federation, tmp_path, module, make_three_clients)
 
     # Clients that were never drawn have no value.
-    was_drawn = whole.metrics["shadow"].seen > 0
+    was_drawn = whole.metrics["shadow"].participations > 0
     has_no_value = whole.contributions["shadow"].isnan()
     assert torch.equal(has_no_value, ~was_drawn)
 

@@ -81,7 +81,7 @@ class BlendedContribution(
     plot_upper_bound = 1.0
 
     total: Tensor
-    seen: Tensor
+    participations: Tensor
     cosine: Tensor
 
     def __init__(self, num_clients: int | None = None, decay: float = 0.8, **kwargs: Any) -> None:
@@ -135,7 +135,9 @@ class BlendedContribution(
 
     def compute(self) -> Tensor:
         """Compute the shares ``[num_clients]``, NaN for clients that never took part."""
-        return gradient_agreement(super().compute(), self.cosine / self.seen).to(self.total)
+        return gradient_agreement(super().compute(), self.cosine / self.participations).to(
+            self.total
+        )
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the parts of each client's value. ``gain`` is its decayed sum :math:`u_i`, ``cosine`` its mean cosine
@@ -144,5 +146,5 @@ class BlendedContribution(
         return {
             **super().diagnostics(),
             "gain": super().compute(),
-            "cosine": self.cosine / self.seen,
+            "cosine": self.cosine / self.participations,
         }

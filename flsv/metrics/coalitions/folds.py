@@ -177,7 +177,9 @@ class Sum(Fold):
     def init_states(self, metric: Any, num_clients: int, width: int) -> None:
         for name in ("total", "variance"):
             metric.add_state(name, torch.zeros(num_clients, width), dist_reduce_fx="sum")
-        metric.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
+        metric.add_state(
+            "participations", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum"
+        )
 
     def update(
         self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float
@@ -186,13 +188,13 @@ class Sum(Fold):
         stderr = estimate.stderr.to(metric.variance).reshape(values.shape)
         metric.total[client_ids] += values
         metric.variance[client_ids] += stderr**2  # the rounds' errors are independent
-        metric.seen[client_ids] += 1
+        metric.participations[client_ids] += 1
 
     def compute(self, metric: Any) -> Tensor:
-        return metric.total.masked_fill(metric.seen[:, None] == 0, float("nan"))
+        return metric.total.masked_fill(metric.participations[:, None] == 0, float("nan"))
 
     def error(self, metric: Any) -> Tensor | None:
-        never_took_part = metric.seen[:, None] == 0
+        never_took_part = metric.participations[:, None] == 0
         return metric.variance.sqrt().masked_fill(never_took_part, float("nan"))
 
 
@@ -226,7 +228,9 @@ class Decay(Sum):
 
     def init_states(self, metric: Any, num_clients: int, width: int) -> None:
         metric.add_state("total", torch.zeros(num_clients, width), dist_reduce_fx="sum")
-        metric.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
+        metric.add_state(
+            "participations", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum"
+        )
         for name in ("skipped", "flagged", "truncated"):
             metric.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
 
@@ -240,7 +244,7 @@ class Decay(Sum):
         values = shares if self.normalize else estimate.values
         rows = values.to(metric.total).reshape(len(client_ids), -1)  # [k, 1] or [k, M]
         metric.total[client_ids] += factor * rows
-        metric.seen[client_ids] += 1
+        metric.participations[client_ids] += 1
         metric.skipped += skipped
         metric.flagged += flagged
 

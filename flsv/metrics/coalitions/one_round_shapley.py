@@ -38,11 +38,13 @@ class _AtTheEnd(Fold):
 
     def init_states(self, metric: Any, num_clients: int, width: int) -> None:
         # `start` and `updates` get the model's length in the first round. `weight` and `updates` are sums over rounds,
-        # `seen` is each client's number of rounds.
+        # `participations` is each client's number of rounds.
         metric.add_state("start", torch.zeros(1), dist_reduce_fx=None)
         metric.add_state("updates", torch.zeros(num_clients, 1), dist_reduce_fx=None)
         metric.add_state("weight", torch.zeros(num_clients), dist_reduce_fx=None)
-        metric.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx=None)
+        metric.add_state(
+            "participations", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx=None
+        )
         metric.add_state(
             "values", torch.full((num_clients, width), float("nan")), dist_reduce_fx=None
         )
@@ -51,7 +53,7 @@ class _AtTheEnd(Fold):
         self, metric: Any, client_ids: Tensor, estimate: ShapleyEstimate, factor: float
     ) -> None:
         values = estimate.values.to(metric.values).reshape(metric.values.shape)
-        metric.values = values.masked_fill(metric.seen[:, None] == 0, float("nan"))
+        metric.values = values.masked_fill(metric.participations[:, None] == 0, float("nan"))
 
     def compute(self, metric: Any) -> Tensor:
         return metric.values
@@ -118,7 +120,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
     start: Tensor
     updates: Tensor
     weight: Tensor
-    seen: Tensor
+    participations: Tensor
 
     def __init__(
         self,
@@ -184,7 +186,7 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         weights = aggregation_weights.to(client_updates)
         self.updates[client_ids] += weights[:, None] * client_updates
         self.weight[client_ids] += aggregation_weights.to(self.weight)
-        self.seen[client_ids] += 1
+        self.participations[client_ids] += 1
 
         # Evaluate the game now, or at the run's end if this was the last round.
         rounds_added = int(self.rounds) + 1  # the present round is counted later

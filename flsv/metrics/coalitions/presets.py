@@ -83,7 +83,7 @@ class CumulativeShapley(CoalitionValue, chosen=("fold",)):
 
         >>> from flsv.sampling import UniformSampler
         >>> expected = metric.rounds * UniformSampler(2).inclusion_probabilities(3, {})
-        >>> metric.compute() * expected / metric.seen
+        >>> metric.compute() * expected / metric.participations
         tensor([1.3333, 4.0000, 4.0000])
     """
 

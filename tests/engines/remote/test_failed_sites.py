@@ -124,7 +124,7 @@ def test_fedce_leaves_out_sites_that_do_not_score_the_others(tmp_path):
         loop = remote.fit(rounds=2)
 
     fedce = loop.metrics["fedce"]
-    assert fedce.seen.tolist() == [1, 0, 1]
+    assert fedce.participations.tolist() == [1, 0, 1]
     assert fedce.rounds == 2
 
     values = loop.contributions["fedce"]
