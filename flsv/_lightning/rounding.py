@@ -17,6 +17,8 @@ NUDGE_FACTOR = 3.0
 SMALLEST_NUDGE = 1e-6
 #: Two models count as equal if their distance is at most this fraction of the norm of their start point.
 RELATIVE_TOLERANCE = 1e-6
+#: Largest relative difference between two results of an accelerator's kernels. TF32 rounds factors to 0.0005.
+MAX_ROUNDING = 0.01
 #: Smallest distance from the initial model that others are divided by.
 _SMALLEST_DIVISOR = 1e-12
 

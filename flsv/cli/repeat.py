@@ -67,7 +67,7 @@ def repeat(
     config_text = template.parser.dump(template.config, skip_none=False)
     config = yaml.safe_load(config_text)
     seeds = range(max(runs, finished_runs))
-    with config_with_seeds(config, seed=0, root=out) as config_arguments:
+    with config_with_seeds(config, seed=0) as config_arguments:
         repetitions = _fit_or_read_runs(
             seeds, config_arguments, run_list=run_list, out=out, shows_bars=shows_bars, say=say
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -12,7 +13,6 @@ import yaml
 from flsv.cli.command import NO_BARS
 from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.results.folder import find_config_of
-from flsv.utilities.own_folder import own_folder
 
 #: Sections of a saved configuration that define a federation.
 SAVED_SECTIONS = (
@@ -42,7 +42,7 @@ def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[s
     """Yield the arguments that rebuild a run, valid within this context, and the run's seed."""
     config = yaml.safe_load(find_config_of(run).read_text())
     seed = int(config.get("seed_everything") or 0)
-    with config_with_seeds(config, seed, run) as config_arguments:
+    with config_with_seeds(config, seed) as config_arguments:
         _option, config_file = config_arguments  # --config FILE
         root_argument = f"--trainer.default_root_dir={Path(config_file).parent}"
         all_arguments = [*config_arguments, *arguments, *SILENT_ARGUMENTS, root_argument]
@@ -55,17 +55,17 @@ def make_run(arguments: Sequence[str], seed: int) -> FederatedCLI:
 
 
 @contextmanager
-def config_with_seeds(config: Mapping[str, Any], seed: int, root: Path) -> Iterator[list[str]]:
+def config_with_seeds(config: Mapping[str, Any], seed: int) -> Iterator[list[str]]:
     """Yield arguments of ``flsv fit`` that set all unset seeds of data and federation to ``seed``.
 
     The clients' samples then do not depend on ``--seed_everything``.
     """
-    with own_folder(root) as folder:
+    with TemporaryDirectory(prefix="flsv-") as folder:
         sections = {name: config[name] for name in SAVED_SECTIONS if name in config}
         for name in ("data", "federation"):
             if name in sections:
                 sections[name] = _with_seed(sections[name], seed)
-        file = folder / "federation.yaml"
+        file = Path(folder, "federation.yaml")
         file.write_text(yaml.safe_dump(sections))
         yield ["--config", str(file)]
 

@@ -11,6 +11,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from flsv._lightning.rounding import MAX_ROUNDING
 from flsv._lightning.several_processes import (
     LoggedValues,
     TrainingCounts,
@@ -310,10 +311,6 @@ def _merge_by_client(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:
 
 def _checksum(value: Tensor) -> int:
     return zlib.crc32(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
-#: The largest part of its largest entry by which a value may differ between ranks: TF32 rounds to 0.0005.
-MAX_ROUNDING = 0.01
 
 
 def is_rounded(value: Tensor | None, value_of_rank: Tensor | None) -> bool:

@@ -20,9 +20,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from flsv._lightning.evaluation import copy_of_trainer
 from flsv._lightning.private import forget_compilation, trainer_of
+from flsv._lightning.rounding import MAX_ROUNDING
 from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.run_copy import Pickled, find_unpicklable, pickled
+from flsv.utilities.run_copy import Pickled, pickle_error, pickled
 
 #: Types of objects that a copy has in common with the run's module.
 _SHARED_TYPES = (
@@ -73,12 +74,8 @@ class ModuleCopies:
             self._pickled = dump((module, optimizers, schedulers))
         except Exception as error:
             roots = {"the module": module, "the optimizers": optimizers}
-            path, part, part_error = find_unpicklable(roots, dump)
-            raise ConfigurationError(
-                f"{type(module).__name__} cannot be copied, and models are scored in copies: {path} "
-                f"({type(part).__name__}) cannot be pickled ({type(part_error).__name__}: {part_error}). Make it where "
-                "it is used, or give its class a __getstate__ that leaves it out and a __setstate__ that makes it anew."
-            ) from error
+            reason = f"{type(module).__name__} cannot be copied, and models are scored in copies"
+            raise pickle_error(reason, roots, dump) from error
 
     def load(self) -> Any:
         """Return a new copy of the module, in the modes of the module's layers."""
@@ -152,9 +149,6 @@ def _is_frame_of_dynamo(function: Any) -> bool:
 
 # ---- one model scored twice
 
-#: The largest relative difference of two results of an accelerator's kernels.
-_MAX_ROUNDING = 0.01
-
 
 @contextmanager
 @torch.no_grad()
@@ -179,7 +173,7 @@ def are_repeated(result: Any, repeated_result: Any, device: torch.device) -> boo
     """Return whether two results of models on a device are equal, to the bit on a CPU: tensors, numbers, or structures
     of these.
     """
-    tolerance = 0.0 if device.type == "cpu" else _MAX_ROUNDING
+    tolerance = 0.0 if device.type == "cpu" else MAX_ROUNDING
     leaves = tree_leaves(result)
     repeated_leaves = tree_leaves(repeated_result)
     if len(leaves) != len(repeated_leaves):

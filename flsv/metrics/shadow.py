@@ -139,7 +139,6 @@ class ShadowShapley(MeasuredMetric):
     ends: Tensor
     valued: Tensor
     outputs: Tensor
-    _final_round: int | None = None
 
     def __init__(
         self,

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from flsv._lightning.patches import callbacks_of, find_loop
+from flsv._lightning.rounding import MAX_ROUNDING
 from flsv.core.extension import EndedRun
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ranks_of
-from flsv.engines.several_ranks import MAX_ROUNDING
 from flsv.functional.shapley.predicted_outputs import favors_nobody
 from flsv.games.members import Members, members_of
 from flsv.games.trained_game import OutputScore

@@ -81,12 +81,8 @@ class RunCopy:
             self._pickled = dump((trainer, module))
         except Exception as error:
             roots = {"the module": module, "the Trainer": trainer}
-            path, part, part_error = find_unpicklable(roots, dump)
-            raise ConfigurationError(
-                f"the run cannot be copied, and a coalition is a fit of a copy: {path} ({type(part).__name__}) cannot "
-                f"be pickled ({type(part_error).__name__}: {part_error}). Make it where it is used, or give its class "
-                "a __getstate__ that leaves it out and a __setstate__ that makes it anew."
-            ) from error
+            reason = "the run cannot be copied, and a coalition is a fit of a copy"
+            raise pickle_error(reason, roots, dump) from error
 
     def __getstate__(self) -> dict[str, Any]:
         # For a worker, which has no data yet.
@@ -374,7 +370,20 @@ class SilentLogger(DummyLogger):
         return self.folder
 
 
-def find_unpicklable(
+def pickle_error(
+    reason: str,
+    roots: Mapping[str, Any],
+    dump: Callable[[Any], Any],
+) -> ConfigurationError:
+    """Return the error for ``roots`` that cannot be pickled, with the path of the part that fails."""
+    path, part, error = _find_unpicklable(roots, dump)
+    return ConfigurationError(
+        f"{reason}: {path} ({type(part).__name__}) cannot be pickled ({type(error).__name__}: {error}). Make it where "
+        "it is used, or give its class a __getstate__ that leaves it out and a __setstate__ that makes it anew."
+    )
+
+
+def _find_unpicklable(
     roots: Mapping[str, Any],
     dump: Callable[[Any], Any],
 ) -> tuple[str, Any, Exception]:
