@@ -491,12 +491,13 @@ def ask_for_initial_models(starts: Sequence[Start]) -> list[Tensor | None]:
 
 
 def _ask_for_start(client: Client) -> Tensor | None:
+    question = started_from  # a function that runs at the client
     try:
-        return client.ask(started_from)
+        return client.ask(question)
     except NoAnswer as error:
         warnings.warn(
-            f"{error} Its start is unknown: metrics leave it out of this round, and a strategy that "
-            "reads updates takes its update as 0.",
+            f"{error} The model that it started from is unknown: metrics leave the client out of this round, and a "
+            "strategy that reads updates takes its update as 0.",
             stacklevel=2,
         )
         return None

@@ -175,11 +175,10 @@ class VmapProcess(IdleEngine):
             clip_function(self.trainer),
             self._names_without_gradient,
         )
-        while not self.is_complete:
-            end = self._num_visited + self._clients_at_once
-            visits = self._visits[self._num_visited : end]
+        for first in range(0, len(self._visits), self._clients_at_once):
+            visits = self._visits[first : first + self._clients_at_once]
             clients = [self._begin_and_suspend(visit) for visit in visits]
-            self._train_rows(clients)  # adds 1 to `_num_visited` for each client
+            self._train_rows(clients)
         num_steps = sum(visit.num_batches for visit in self._visits)
         add_counts(self.trainer, TrainingCounts(steps=num_steps))
 
@@ -227,7 +226,7 @@ class VmapProcess(IdleEngine):
             tensors_of_client = [trained_states[name][row] for name in self._stacked_tensors]
             torch._foreach_copy_(list(self._stacked_tensors.values()), tensors_of_client)
             self.local_training.resume(client.context, losses[row])
-            self._end()  # adds 1 to `_num_visited`
+            self._end()
         self._current_client = None
 
 

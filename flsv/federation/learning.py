@@ -8,6 +8,7 @@ from typing import Any
 from flsv.federation.run import FederationRun
 from flsv.metrics import ContributionMetric
 from flsv.scores.performance import ModelScore, title_of, undefined_untrained
+from flsv.utilities.errors import ConfigurationError
 
 
 def untrained_scores(run: FederationRun) -> dict[str, float]:
@@ -16,19 +17,23 @@ def untrained_scores(run: FederationRun) -> dict[str, float]:
     Raises:
         ConfigurationError: a score is not finite, so that no value would be.
     """
-    measures = run.metrics.performances
     scores = {}
     for name, performance in performances(run).items():
         score = performance["value"]
         if score is None:
-            assert run.server.games is not None
-            # The score is not defined. The model is evaluated again to show its outputs.
-            evaluate = run.server.games.evaluator_of(measures[name])
-            models = run.state.model()[None]  # [1, P]
-            outputs = evaluate(models, keep=True).outputs
-            raise undefined_untrained(f"metric {name!r}", measures[name], outputs)
+            raise _undefined_score(run, name)
         scores[name] = score
     return scores
+
+
+def _undefined_score(run: FederationRun, name: str) -> ConfigurationError:
+    """Return the error for a metric's measure that is not defined for the untrained model, with its outputs."""
+    assert run.server.games is not None
+    measure = run.metrics.performances[name]
+    evaluate = run.server.games.evaluator_of(measure)
+    models = run.state.model()[None]  # one model, [1, P]
+    outputs = evaluate(models, keep=True).outputs
+    return undefined_untrained(f"metric {name!r}", measure, outputs)
 
 
 def performances(run: FederationRun) -> dict[str, dict[str, Any]]:

@@ -85,16 +85,16 @@ def same_group_pairs(similar: Tensor, threshold: float = MIN_COPY_SIMILARITY) ->
     """Find pairs of clients in groups of copies, bool ``[k, k]``. A group's members are all similar to each other, by
     at least ``threshold``, and to no other client.
     """
-    # A client that sends the sum of two others' updates is similar to both, and therefore in no group with them.
     is_pair = (similar >= threshold).fill_diagonal_(False)
     is_pair_in_group = torch.zeros_like(is_pair)
     for group in groups_of(is_pair):
-        rows = torch.tensor(group)
-        group_block = rows[:, None], rows  # indices of the group's part of a matrix
-        num_pairs = len(group) * (len(group) - 1)  # without the diagonal
-        all_are_similar = int(is_pair[group_block].sum()) == num_pairs
+        members = torch.zeros(len(is_pair), dtype=torch.bool)
+        members[group] = True
+        pairs_of_group = torch.outer(members, members).fill_diagonal_(False)
+        # Not so if one client sends the sum of two others' updates: it is similar to both, and they are not.
+        all_are_similar = is_pair[pairs_of_group].all()
         if all_are_similar:
-            is_pair_in_group[group_block] = is_pair[group_block]
+            is_pair_in_group |= pairs_of_group
     return is_pair_in_group
 
 

@@ -62,6 +62,21 @@ def add_lora(
     return inject_adapter_in_model(config, network)
 
 
+def has_lora(network: nn.Module) -> bool:
+    """Return whether a network has LoRA layers."""
+    layer_names = dict(network.named_modules())
+    return any(name.endswith("lora_A") for name in layer_names)
+
+
+def linear_layers(network: nn.Module, exclude: str | None) -> list[str]:
+    """Return the names of the linear layers but one."""
+    names = []
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.Linear) and name != exclude:
+            names.append(name)
+    return names
+
+
 class LoRAClient(ClassifierClient):
     """Classifier with a frozen network, of which only LoRA layers and the head are trained.
 
@@ -98,17 +113,12 @@ class LoRAClient(ClassifierClient):
 
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
         super()._build(num_classes, input_shape)
-        layers = dict(self.network.named_modules())
-        if any(name.endswith("lora_A") for name in layers):
+        if has_lora(self.network):
             return  # only classes and shape of an existing network have become known
         head = head_name(self.network)
-        if self.targets == "all-linear":
-            targets: Any = []
-            for name, layer in layers.items():
-                if isinstance(layer, nn.Linear) and name != head:
-                    targets.append(name)
-        else:
-            targets = self.targets
+        targets = self.targets
+        if targets == "all-linear":
+            targets = linear_layers(self.network, exclude=head)
         if not targets:
             raise ConfigurationError(
                 f"LoRAClient: {type(self.network).__name__} has no linear layer beside its head {head!r}. Name layers "

@@ -94,12 +94,13 @@ class Rounds:
         """Return a client's update ``[P]`` as these rounds have it."""
         if self._kind == "still":
             return torch.zeros_like(update)
-        statistics = update[self.space.num_parameters :]  # a view, which is changed in place
+        num_statistics = self.space.size - self.space.num_parameters
+        parameters, statistics = update.split([self.space.num_parameters, num_statistics])
         if self._kind == "other statistics":
-            statistics.abs_().add_(1).mul_(100)  # far from those of any batch
+            statistics = 100 * (1 + statistics.abs())  # far from those of any batch
         else:
-            statistics.zero_()  # stay, if the module has any
-        return update
+            statistics = torch.zeros_like(statistics)
+        return torch.cat([parameters, statistics])
 
     @property
     def _labels(self) -> Tensor:

@@ -163,17 +163,17 @@ class FedBary(ValidatedArguments, SampleFilter):
 
     def support_for(self, samples: Mapping[int, int]) -> int:
         """Return the number of support points for clients with ``{id: number of samples}``."""
-        # With too many support points, a client's samples could be reconstructed.
         support = DEFAULT_SUPPORT if self.support is None else self.support
-        sizes = {client: size for client, size in samples.items() if size}
-        if self.allow_reconstruction or not sizes:
+        clients_by_size = {size: client for client, size in samples.items() if size}
+        if self.allow_reconstruction or not clients_by_size:
             return support
-        smallest_client = min(sizes, key=sizes.__getitem__)
-        fewest_samples = sizes[smallest_client]
+
+        # With too many support points, a client's samples could be reconstructed.
+        fewest_samples = min(clients_by_size)
         largest_safe_support = safe_support(fewest_samples)
         if self.support is None and largest_safe_support:
             support = min(support, largest_safe_support)
-        check_support(support, fewest_samples, f"client {smallest_client}")
+        check_support(support, fewest_samples, f"client {clients_by_size[fewest_samples]}")
         return support
 
     def value(
