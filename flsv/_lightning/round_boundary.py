@@ -105,11 +105,11 @@ def averaging_callback(callbacks: Iterable[L.Callback]) -> Any:
 
 
 @contextmanager
-def model_of_validation(
+def averaged_weights(
     trainer: L.Trainer,
     module: L.LightningModule,
 ) -> Iterator[None]:
-    """Put the model that the trainer's validation sees into the module: the average, if weights are averaged."""
+    """Put averaged weights into the module, as before a validation, if a callback averages them."""
     callback = averaging_callback(callbacks_of(trainer))
     if callback is None:
         yield
@@ -193,7 +193,7 @@ class RoundAverage:
             self._swap_models(module)
 
     @contextmanager
-    def model_of_validation(
+    def averaged_weights(
         self,
         trainer: L.Trainer,
         module: L.LightningModule,
@@ -202,7 +202,7 @@ class RoundAverage:
         if self._is_swapped:
             yield
             return
-        with model_of_validation(trainer, module):
+        with averaged_weights(trainer, module):
             yield
 
     def put_last_model(self, checkpoint: dict[str, Any]) -> None:

@@ -151,8 +151,8 @@ class ClientManager:
         module_copy = copies.load().eval()
         module_copy.requires_grad_(False)
         self._space.write(module_copy, vector)
-        private_entries = private() if private is not None else {}
-        games.module_copies.put_private(module_copy, self._space, private_entries)
+        if private is not None:
+            games.module_copies.put_private(module_copy, self._space, private())
         return module_copy
 
     def _state(self, client: int) -> State:

@@ -175,8 +175,8 @@ class VmapProcess(IdleEngine):
             clip_function(self.trainer),
             self._names_without_gradient,
         )
-        for first in range(0, len(self._visits), self._clients_at_once):
-            visits = self._visits[first : first + self._clients_at_once]
+        for first_visit in range(0, len(self._visits), self._clients_at_once):
+            visits = self._visits[first_visit : first_visit + self._clients_at_once]
             clients = [self._begin_and_suspend(visit) for visit in visits]
             self._train_rows(clients)
         num_steps = sum(visit.num_batches for visit in self._visits)

@@ -375,7 +375,7 @@ class LightningFit(Rounds):
         # nothing to score.
         if not self.loop.is_in_round:
             skips_scored = not self.trainer.validating
-            with self.average.model_of_validation(self.trainer, module):
+            with self.average.averaged_weights(self.trainer, module):
                 self.extension.end_round(module, last_round, skips_scored=skips_scored)
 
     def begin_validation(self) -> None:

@@ -169,13 +169,12 @@ class OutputForm:
         if not self.classifies:
             return outputs
         if self.are_label_likelihoods:
-            log_p = outputs.float().clamp(max=-MIN_PROBABILITY)
+            log_p = outputs.float().clamp(max=-MIN_PROBABILITY)  # p below 1
             log_1_minus_p = (-log_p.expm1()).log()
             return torch.stack([log_1_minus_p, log_p], -1)  # [c, B, 2]
         if self.has_one_output:
-            if not self.gives_logits:
-                outputs = outputs.logit(eps=MIN_PROBABILITY)
-            return torch.stack([torch.zeros_like(outputs), outputs], -1)  # [c, B, 2]
+            log_odds = outputs if self.gives_logits else outputs.logit(eps=MIN_PROBABILITY)
+            return torch.stack([torch.zeros_like(log_odds), log_odds], -1)  # [c, B, 2]
         if not self.gives_logits:
             outputs = outputs.clamp_min(MIN_PROBABILITY).log()
         return outputs.movedim(2, -1)  # [c, B, ..., M]

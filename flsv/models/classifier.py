@@ -223,7 +223,7 @@ class ClassifierClient(ReadyClient):
             return
 
         weights_in_training = self.class_weights
-        with datamodule.counting(None):  # of all clients
+        with datamodule.counting(members=None):  # every client
             weights_of_all = balanced_weights(datamodule, len(weights_in_training))
         self.class_weights = weights_of_all.to(weights_in_training)
         try:

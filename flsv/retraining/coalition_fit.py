@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import callbacks_of, find_loop, in_turn, is_loop
-from flsv._lightning.round_boundary import model_of_validation
+from flsv._lightning.round_boundary import averaged_weights
 from flsv._lightning.rounding import rounding_of
 from flsv.configuration.federation_config import ClientEvaluation, Reporting
 from flsv.core.parameter_space import ParameterSpace
@@ -140,7 +140,7 @@ class GlobalModelScoring(L.Callback):
             trainer.fit_loop.min_epochs = 0
         elif round_index in self._rounds:
             module = trainer.lightning_module
-            with model_of_validation(trainer, module):
+            with averaged_weights(trainer, module):
                 self._score(module, round_index)
 
     def _scores_of(self, module: L.LightningModule) -> list[Scores]:

@@ -195,16 +195,16 @@ def log_odds(logits: Tensor) -> Tensor:
     """Compute log(p / (1 - p)), float64 ``[N, M]``, of the softmax probabilities p."""
     logits = logits.detach().double()
 
-    # All but the most probable class have p of at most 1/2, so that 1 - p loses no digits.
-    log_p = logits.log_softmax(1)
-    p_up_to_half = log_p.exp().clamp(max=0.5)
-    log_odds_of_others = log_p - torch.log1p(-p_up_to_half)
-
-    # For the most probable class, 1 - p is the sum of the other classes' probabilities.
+    # For the most probable class, 1 - p is the sum of the other classes' probabilities: 1 minus p would lose digits.
     best_class = logits.argmax(1, keepdim=True)
     best_logit = logits.gather(1, best_class)
     other_logits = logits.scatter(1, best_class, -torch.inf)
     log_odds_of_best = best_logit - other_logits.logsumexp(1, keepdim=True)
+
+    # All others have p of at most 1/2.
+    log_p = logits.log_softmax(1)
+    p = log_p.exp().clamp(max=0.5)
+    log_odds_of_others = log_p - torch.log1p(-p)
     return log_odds_of_others.scatter(1, best_class, log_odds_of_best)
 
 

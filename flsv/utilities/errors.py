@@ -71,16 +71,18 @@ def listed(
 
 def no_run_folder(folder: Path) -> ConfigurationError:
     """Return the error for the folder of a run that is not there, which names runs with similar names."""
-    records = [*folder.parent.glob("*/run.json"), *Path().glob("*/*/run.json")]
-    runs = sorted({str(record.parent) for record in records})
-    hint = nearest(str(folder), runs)
-    if runs and not hint:
-        hint = f" Runs are in {listed(runs)}."
+    records_beside_it = folder.parent.glob("*/run.json")
+    records_below_here = Path().glob("*/*/run.json")
+    runs = sorted({str(record.parent) for record in (*records_beside_it, *records_below_here)})
     if not runs:
         hint = (
-            " No run is in its place or in this folder. flsv fit makes one, and prints its folder."
+            "No run is in its place or in this folder. flsv fit makes one, and prints its folder."
         )
-    return ConfigurationError(f"there is no folder {folder}.{hint}")
+    elif similar_names(str(folder), runs):
+        hint = nearest(str(folder), runs).strip()
+    else:
+        hint = f"Runs are in {listed(runs)}."
+    return ConfigurationError(f"there is no folder {folder}. {hint}")
 
 
 #: Similarity of two names, from 0 to 1, from which on one may be meant by the other.

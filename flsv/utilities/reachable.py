@@ -158,24 +158,23 @@ def _parts_of(value: Any) -> list[Any]:
         return [value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)]
     if issubclass(type(value), np.ndarray) and value.dtype.hasobject:
         return [value.tolist()]
-    if type(value) in _COLLECTIONS and _is_plain_data(value):
+    is_large = type(value) in _COLLECTIONS and len(value) > _MAX_UNTESTED_ENTRIES
+    if is_large and _holds_plain_values(value):
         return []
     return gc.get_referents(value)
 
 
-def _is_plain_data(collection: Any) -> bool:
-    """Return whether a collection is large, and holds nothing but plain values, nested or not."""
-    if len(collection) <= _MAX_UNTESTED_ENTRIES:
-        return False
+def _holds_plain_values(collection: Any) -> bool:
+    """Return whether a collection holds nothing but plain values, nested or not."""
     collections = [collection]
-    for _ in range(_NUM_LEVELS):  # each level's entries are tested together
+    for _ in range(_NUM_LEVELS):  # the entries of all collections of a level at once
         entries = list(chain.from_iterable(map(_entries_of, collections)))
-        types_of_entries = set(map(type, entries)) - _PLAIN_TYPES
-        if not types_of_entries:
+        other_types = set(map(type, entries)) - _PLAIN_TYPES
+        if not other_types:
             return True
-        if not types_of_entries <= _COLLECTIONS:
+        if not other_types <= _COLLECTIONS:
             return False
-        collections = [entry for entry in entries if type(entry) in types_of_entries]
+        collections = [entry for entry in entries if type(entry) in other_types]
     return False
 
 

@@ -390,8 +390,8 @@ def clients_of(
     """
     labels_by_client = [y.long().cpu() for _x, y in sets]
     if not num_classes:
-        counts_of_classes = torch.cat(labels_by_client).bincount(minlength=1)
-        num_classes = len(counts_of_classes)  # one more than the largest label
+        all_labels = torch.cat(labels_by_client)
+        num_classes = int(all_labels.max()) + 1 if len(all_labels) else 1
     counts_by_client = [labels.bincount(minlength=num_classes) for labels in labels_by_client]
     class_counts = torch.stack(counts_by_client)  # [n, M]
 

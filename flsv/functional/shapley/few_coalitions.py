@@ -320,7 +320,7 @@ def _check_coalitions(masks: Tensor, utilities: Tensor) -> None:
     are_utilities = utilities.ndim == 2 and len(utilities) == len(masks)
     if not are_masks or not are_utilities:
         raise ValueError(
-            f"expected masks bool [K, n] and utilities [K] or [K, M], got {masks.dtype} {list(masks.shape)} and "
+            f"expected masks bool [K, n] and utilities of K coalitions, got {masks.dtype} {list(masks.shape)} and "
             f"{list(utilities.shape)}."
         )
     if len(masks.unique(dim=0)) < len(masks):

@@ -174,25 +174,28 @@ class MemoizedGame:
             return
         new_masks = masks[list(position_by_key.values())]
         utilities = evaluate(self.utility, new_masks)
-        is_vector_valued = utilities.ndim == 2
-        table = utilities.reshape(len(new_masks), -1)
-        table = table.to("cpu", torch.float64)
+        new_rows = utilities.reshape(len(new_masks), -1).to("cpu", torch.float64)
 
-        num_columns = self._utilities.shape[1]
-        if not self._row_by_key:
-            self._is_vector_valued = is_vector_valued
+        num_rows = len(self._row_by_key)
+        if num_rows == 0:
+            self._is_vector_valued = utilities.ndim == 2
             self._dtype = result_dtype(utilities)
-            self._utilities = table
-        elif is_vector_valued != self._is_vector_valued or table.shape[1] != num_columns:
-            previous_shape = f"[K, {num_columns}]" if self._is_vector_valued else "[K]"
+            self._utilities = new_rows
+        else:
+            self._check_columns(utilities)
+            self._utilities = torch.cat([self._utilities, new_rows])
+        for row, key in enumerate(position_by_key, start=num_rows):
+            self._row_by_key[key] = row
+
+    def _check_columns(self, utilities: Tensor) -> None:
+        """Raise ValueError unless utilities have the shape of earlier ones, but for the number of coalitions."""
+        columns_before = self._utilities.shape[1:] if self._is_vector_valued else ()
+        if utilities.shape[1:] != columns_before:
+            previous_shape = f"[K, {columns_before[0]}]" if columns_before else "[K]"
             raise ValueError(
                 f"utility(masks) returned {tuple(utilities.shape)} now and {previous_shape} before; the number of "
                 "columns must not change."
             )
-        else:
-            self._utilities = torch.cat([self._utilities, table])
-        for row, key in enumerate(position_by_key, start=len(self._row_by_key)):
-            self._row_by_key[key] = row
 
 
 DEFAULT_EVALUATIONS_PER_PLAYER = 50

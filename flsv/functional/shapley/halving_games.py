@@ -157,22 +157,22 @@ def block_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
 
 
 def _disjoint_coalitions(trained: Tensor) -> Tensor:
-    """List the sets of disjoint trained coalitions, bool ``[C, T]``, the empty one first."""
-    sets: list[tuple[int, ...]] = [()]
+    """List the families of disjoint trained coalitions of several players, bool ``[C, T]``, the empty one first."""
+    num_trained, num_players = trained.shape
+    families = torch.zeros(1, num_trained, dtype=torch.bool)
+    unions = torch.zeros(
+        1, num_players, dtype=torch.bool
+    )  # the players of each family's coalitions
     is_several = trained.sum(1) > 1
     for position in is_several.nonzero().flatten().tolist():
-        for chosen in list(sets):
-            shares_player = (trained[list(chosen)] & trained[position]).any()
-            if not shares_player:
-                sets.append((*chosen, position))
-    cuts = torch.zeros(
-        len(sets),
-        len(trained),
-        dtype=torch.bool,
-    )
-    for row, chosen in enumerate(sets):
-        cuts[row, list(chosen)] = True
-    return cuts
+        coalition = trained[position]
+        is_disjoint = ~(unions & coalition).any(1)
+        # Each family of disjoint coalitions so far also makes one with this coalition.
+        larger_families = families[is_disjoint]
+        larger_families[:, position] = True
+        families = torch.cat([families, larger_families])
+        unions = torch.cat([unions, unions[is_disjoint] | coalition])
+    return families
 
 
 def combiner(trained: TrainedOutputs) -> Prediction:
