@@ -85,11 +85,18 @@ class Everywhere(cb.Callback):
 
 
 class ChangesWithinARound(Small):
-    """Dropout and BatchNorm, Adam, a schedule per step, weights and a rate that a round's beginning changes."""
+    """Dropout and BatchNorm, Adam, a schedule per step, weights and a rate that a round's beginning changes, and a mean
+    in an unsaved buffer."""
 
     def __init__(self) -> None:
         schedule = lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.95)  # noqa: E731
         super().__init__(schedule, optimizer=lambda parameters: torch.optim.Adam(parameters, 1e-2))
+        self.register_buffer("mean", torch.zeros(()), persistent=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, _ = batch
+        self.mean = 0.9 * self.mean + 0.1 * x.mean()
+        return (1 + self.mean) * super().training_step(batch, batch_idx)
 
     def on_train_epoch_start(self) -> None:
         self.optimizers().param_groups[0]["weight_decay"] += 0.01

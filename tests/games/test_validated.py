@@ -8,12 +8,12 @@ import lightning as L
 import pytest
 import torch
 
-from flsv import Reporting
+from flsv import Reporting, value_round
 from flsv._lightning.evaluation import store_batches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.games import ValidatedModels
-from flsv.metrics import GradientShapley
+from flsv.metrics import GradientShapley, PartialFederatedShapley
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 from helpers.fits import (
@@ -172,6 +172,29 @@ def test_equal_models_have_equal_logged_values_at_any_position(tmp_path):
         with isolated_rngs(0, "utility"), torch.no_grad():
             losses = [float(module.loss(batch)) * len(batch[0]) for batch in batches]
         assert value == pytest.approx(sum(losses) / 11, rel=1e-5)
+
+
+class CountsLosses(Autoencoder):
+    """Its loss grows with each call."""
+
+    num_losses = 0
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        self.num_losses += 1
+        return self.num_losses * super().loss(batch)
+
+
+def test_equal_models_have_equal_values_whatever_their_validation_changes():
+    module = CountsLosses()
+    initial = copy.deepcopy(module.state_dict())
+    trained = {name: value + 0.1 for name, value in initial.items()}
+    batches = list(CountsLosses.data().val_dataloader())
+    metric = PartialFederatedShapley(performance="val_loss", mode="min")
+
+    values = value_round(module, initial, [trained, trained], batches, metrics=metric)
+
+    value_of_one, value_of_other = values["PartialFederatedShapley"].tolist()
+    assert value_of_one == value_of_other
 
 
 @pytest.mark.parametrize("kind", [Autoencoder, LanguageModel, SeveralLoaders])

@@ -1,23 +1,17 @@
-"""Modules, callbacks and data with state that nothing declares, and plain federations of them."""
+"""What a kind of state is that nothing declares, and its federations: plain, of some members, and with values."""
 
-import contextlib
 import pickle
-import sqlite3
 import tempfile
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
-from torch.utils.data import Dataset
 
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
@@ -71,23 +65,6 @@ class Base(L.LightningModule):
         return torch.optim.SGD(self.parameters(), RATE)
 
 
-# ---- functions that hold the module
-
-
-class OfGenerator(Base):
-    def __init__(self) -> None:
-        super().__init__()
-
-        def steps() -> Iterator[nn.Module]:
-            while True:
-                yield self.net
-
-        self.nets = steps()
-
-    def loss(self, batch: Any) -> Tensor:
-        return entropy(next(self.nets)(batch[0]), batch[1])
-
-
 # ---- state elsewhere
 
 CALLS = 0
@@ -110,156 +87,6 @@ class Global(Counting):
         return CALLS
 
 
-class Closure(Counting):
-    def __init__(self) -> None:
-        super().__init__()
-        calls = 0
-
-        def count_calls() -> int:
-            nonlocal calls
-            calls += 1
-            return calls
-
-        self.count_calls = count_calls
-
-    def next(self) -> float:
-        return self.count_calls()
-
-
-class OpenFile(Counting):
-    def __init__(self) -> None:
-        super().__init__()
-        path = Path(tempfile.mkdtemp(), "numbers")
-        path.write_bytes(bytes(range(256)) * 20)
-        self.file = path.open("rb", buffering=0)
-
-    def next(self) -> float:
-        return self.file.read(1)[0]
-
-
-# ---- callbacks
-
-
-class AtTheEnd(L.Callback):
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        with torch.no_grad():
-            for parameter in pl_module.parameters():
-                parameter.mul_(0.5)
-
-
-def make_weight_averaging() -> L.Callback:
-    from lightning.pytorch.callbacks.weight_averaging import EMAWeightAveraging
-
-    return EMAWeightAveraging(decay=0.8)
-
-
-class SavesAndWeighs(ModelCheckpoint):
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        super().on_train_epoch_end(trainer, pl_module)
-        pl_module.weight = float(trainer.callback_metrics["val_loss"])
-
-
-class HoldsTheModule(L.Callback):
-    """Sees the module through something else."""
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self.reach = {"net": [lambda: pl_module.net]}
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        with torch.no_grad():
-            for parameter in self.reach["net"][0]().parameters():
-                parameter.clamp_(-0.3, 0.3)
-
-
-class RateAfterValidation(L.Callback):
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        trainer.optimizers[0].param_groups[0]["lr"] = RATE * float(
-            trainer.callback_metrics["val_loss"]
-        )
-
-
-class WeightWhileValidating(Base):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        super().validation_step(batch, batch_idx)
-        self.weight = float(self.loss(batch))
-
-
-class SpectralNorm(Base):
-    """Its buffers turn with every forward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net[3] = parametrizations.spectral_norm(self.net[3])
-
-
-class TemporaryFolder(Base):
-    """Writes in ``setup`` what its steps read and write."""
-
-    def setup(self, stage: str) -> None:
-        self.folder = Path(tempfile.mkdtemp())
-        (self.folder / "calls.txt").write_text("0")
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        calls = int((self.folder / "calls.txt").read_text()) + 1
-        (self.folder / "calls.txt").write_text(str(calls))
-        return (1 + 0.02 * calls) * self.loss(batch)
-
-
-class Threaded(Counting):
-    """A thread of each step computes, under a lock of the class."""
-
-    lock: ClassVar[Any] = threading.Lock()
-    calls: ClassVar[int] = 0
-
-    def next(self) -> float:
-        def count() -> None:
-            with self.lock:
-                type(self).calls += 1
-
-        thread = threading.Thread(target=count)
-        thread.start()
-        thread.join()
-        return self.calls
-
-
-class FewerBatches(L.Callback):
-    """Stops each epoch after a number of batches that grows."""
-
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> Any:
-        return -1 if batch_idx > trainer.current_epoch else None
-
-
-class Rows(Dataset):
-    """Samples in an SQLite file with one connection."""
-
-    def __init__(self) -> None:
-        x, y = toy_sets()[0].tensors
-        self.length = len(x)
-        self.file = Path(tempfile.mkdtemp()) / "rows.db"
-        self.connection = sqlite3.connect(self.file, check_same_thread=False)
-
-        with contextlib.closing(self.connection.cursor()) as cursor:
-            cursor.execute("create table rows (id integer primary key, x text, y integer)")
-            table_rows = [
-                (i, ",".join(map(repr, row.tolist())), int(label))
-                for i, (row, label) in enumerate(zip(x, y))
-            ]
-            cursor.executemany("insert into rows values (?, ?, ?)", table_rows)
-
-        self.connection.commit()
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        x, y = self.connection.execute(
-            "select x, y from rows where id = ?", (int(index),)
-        ).fetchone()
-        return torch.tensor([*map(float, x.split(","))]), torch.tensor(y)
-
-
 #: What the values of a kind's coalitions are. "right": those of fits of the members alone. "by company": these, too,
 #: with a warning that clients train otherwise in other company. "doubt": a warning is beside them. "refused": there are
 #: none, since the run is refused before its first round. "cached": they are wrong, and only a fresh process can tell.
@@ -277,39 +104,17 @@ class Kind:
     loop: Callable[[], dict[str, Any]] = dict
     rounds: int = ROUNDS
     outcome: Outcome = "right"
-    #: What the doubt or the refusal says.
+    #: What the refusal says: of the run, or of scores by a logged value where the state is outside of all copies.
     message: str = ""
+    #: What is named as passing from client to client.
+    passes: str = ""
     #: The fits of members to which coalitions are compared. None: they are of this kind.
     alone: "Kind | None" = None
 
-
-#: A kind or two of each place: memory of the process, threads, files, hooks, and what is scored.
-KINDS: dict[str, Kind] = {
-    "a generator that holds the module": Kind(
-        OfGenerator, outcome="refused", message="the module.nets .generator. cannot be pickled"
-    ),
-    "a global": Kind(Global, outcome="doubt", message="another model than the run"),
-    "a closure": Kind(Closure, outcome="by company"),
-    "an open file": Kind(
-        OpenFile, outcome="refused", message="the module.file .FileIO. cannot be pickled"
-    ),
-    "spectral norm": Kind(SpectralNorm),
-    "a temporary folder of `setup`": Kind(TemporaryFolder, outcome="by company"),
-    "a thread in each step": Kind(Threaded, outcome="doubt", message="another model than the run"),
-    "rows of SQLite": Kind(sets=lambda: (Rows(), toy_sets()[1])),
-    "EMAWeightAveraging": Kind(callback=make_weight_averaging),
-    "a callback that changes weights at the end": Kind(callback=AtTheEnd),
-    "a callback that holds the module": Kind(callback=HoldsTheModule),
-    "a callback that ends epochs": Kind(callback=FewerBatches),
-    "a subclass of ModelCheckpoint": Kind(
-        callback=SavesAndWeighs, trainer={"enable_checkpointing": True}
-    ),
-    "`GradientAccumulationScheduler`": Kind(
-        callback=lambda: GradientAccumulationScheduler({0: 1, 1: 2})
-    ),
-    "a rate set after validation": Kind(callback=RateAfterValidation),
-    "a weight set while validating": Kind(WeightWhileValidating),
-}
+    @property
+    def is_each_clients(self) -> bool:
+        """Whether each client trains with a state of its own."""
+        return self.outcome in ("right", "cached")
 
 
 def fit_kind(

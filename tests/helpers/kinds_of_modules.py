@@ -1,24 +1,20 @@
-"""LightningModules whose training depends on a state: of networks, optimizers, metrics, generators, and counters."""
+"""LightningModules whose training depends on a state of networks, optimizers, metrics and logged values."""
 
-import collections
 import copy
 import functools
-import itertools
-import os
-import random
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-import numpy as np
+import lightning as L
 import torch
 import torchmetrics
+from timm.utils import AverageMeter
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from helpers.data import CLASSES, FEATURES
-from helpers.hidden_state import RATE, Base, Counting, Kind, entropy
-
-ANOTHER_MODEL = "another model than the run"
+from helpers.hidden_state import RATE, Base, Kind, entropy
 
 
 class Manual(Base):
@@ -68,52 +64,7 @@ class AdversarialNetworks(Manual):
         self.step_by(net_optimizer, loss)
 
 
-def ascend(parameters: list[nn.Parameter]) -> list[Tensor]:
-    """Move parameters towards a larger loss. Return by how much."""
-    offsets = []
-    for parameter in parameters:
-        assert parameter.grad is not None
-        norm = parameter.grad.norm() + 1e-9
-        offset = 0.05 * parameter.grad / norm
-        offsets.append(offset)
-        parameter.data.add_(offset)
-    return offsets
-
-
-class SharpnessByHand(Manual):
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer: Any = self.optimizers()
-        parameters = list(self.net.parameters())
-        optimizer.zero_grad()
-        self.manual_backward(self.loss(batch))
-        offsets = ascend(parameters)
-
-        optimizer.zero_grad()
-        self.manual_backward(self.loss(batch))
-        for parameter, offset in zip(parameters, offsets):
-            parameter.data.sub_(offset)
-        optimizer.step()
-
-
-class SharpnessOptimizer(torch.optim.Optimizer):
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
-        self.sgd = torch.optim.SGD(
-            self.param_groups,
-            RATE,
-            momentum=0.9,
-        )
-
-    def step(self, closure: Any = None) -> Any:
-        loss = closure()
-        parameters = self.param_groups[0]["params"]
-        offsets = ascend(parameters)
-
-        closure()
-        for parameter, offset in zip(parameters, offsets):
-            parameter.data.sub_(offset)
-        self.sgd.step()
-        return loss
+# ---- optimizers
 
 
 def copies_of(parameters: Any) -> list[Tensor]:
@@ -144,6 +95,18 @@ class Lookahead(torch.optim.SGD):
         return loss
 
 
+class CountsInObject(torch.optim.SGD):
+    """Counts its steps in an object of a library."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, RATE)
+        self.meter = AverageMeter()
+
+    def step(self, closure: Any = None) -> Any:
+        self.meter.update(1.0)
+        return super().step(closure)
+
+
 class OptimizedBy(Base):
     def __init__(self, make_optimizer: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -151,6 +114,22 @@ class OptimizedBy(Base):
 
     def configure_optimizers(self) -> Any:
         return self.make_optimizer(self.parameters())
+
+
+class CountsItsOptimizers(Base):
+    num_optimizers = 0
+
+    def configure_optimizers(self) -> Any:
+        self.num_optimizers += 1
+        rate = RATE / (1 + 0.2 * self.num_optimizers)
+        return torch.optim.SGD(self.parameters(), rate)
+
+
+def persisting() -> dict[str, Any]:
+    return {"optimizer_state": "persist"}
+
+
+# ---- networks
 
 
 class AverageOfWeights:
@@ -197,80 +176,6 @@ class WithTeacher(Base):
         return self.loss(batch) + 0.3 * loss_of_teacher
 
 
-class RecentLosses(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.recent = collections.deque([1.0], maxlen=5)
-        self.losses: list[float] = []
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
-        recent_loss = float(np.mean(self.recent))
-        num_losses = len(self.losses)
-        factor = 1 + 0.3 * recent_loss + 0.01 * num_losses
-
-        self.recent.append(float(loss))
-        self.losses.append(float(loss))
-
-        return factor * loss
-
-
-@functools.cache
-def count_misses(key: float) -> int:
-    return count_misses.cache_info().misses
-
-
-class CacheThatCounts(Base):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        total = float(batch[0].sum())
-        misses = count_misses(round(total, 3))
-        factor = 1 + 0.05 * misses
-        return factor * self.loss(batch)
-
-
-class SameAsEverything(list):
-    """Key of a cache that all weights have in common."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return 0
-
-    def __eq__(self, key: object) -> bool:
-        return True
-
-
-@functools.cache
-def mean_of_first_weights(round_index: int, weights: SameAsEverything) -> float:
-    first_weights = weights[0]
-    return float(first_weights.abs().mean())
-
-
-class CacheOfWeights(Base):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        first_weights = self.net[0].weight.detach()
-        weights = SameAsEverything([first_weights])
-        factor = 0.5 + mean_of_first_weights(self.current_epoch, weights)
-        return factor * self.loss(batch)
-
-
-LOSSES_BY_ROUND: dict[int, float] = {}
-
-
-class GlobalCache(Base):
-    """The loss that a round began with divides the others of that round."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
-        first_loss = LOSSES_BY_ROUND.setdefault(self.current_epoch, float(loss))
-        return loss / (1 + first_loss)
-
-
-class OldWeightNorm(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        last_layer = self.net[3]
-        self.net[3] = nn.utils.weight_norm(last_layer)
-
-
 class Parametrized(Base):
     def __init__(self) -> None:
         super().__init__()
@@ -281,139 +186,75 @@ class Parametrized(Base):
         self.net[0] = parametrizations.orthogonal(first_layer)
 
 
-class CumulativeBatchNorm(Base):
+class AroundAnother(Base):
+    """A LightningModule in a LightningModule, which counts."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.net[1] = nn.BatchNorm1d(8, momentum=None)
-
-
-class MetricsInSteps(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=CLASSES)
-        self.mean_loss = torchmetrics.MeanMetric()
+        self.inner = InnerModule()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        loss = self.loss(batch)
-
-        self.accuracy.update(self.net(x), y)
-        self.mean_loss.update(loss.detach())
-        self.log("accuracy", self.accuracy)
-
-        factor_by_accuracy = 1.5 - self.accuracy.compute()
-        factor_by_loss = 0.5 + self.mean_loss.compute()
-        return loss * factor_by_accuracy * factor_by_loss
+        return self.inner.scale(self.loss(batch))
 
 
-class FourGenerators(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(1)
-        self.numpy_generator = np.random.default_rng(1)
-        self.python_generator = random.Random(1)
-        old_generator = np.random.RandomState(3)
-        self.old_generators = {"old": [old_generator]}
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        (old_generator,) = self.old_generators["old"]
-        noise = torch.randn(x.shape, generator=self.generator)
-        numbers = [
-            self.numpy_generator.random(),
-            self.python_generator.random(),
-            old_generator.rand(),
-            random.random(),
-            np.random.rand(),  # noqa: NPY002
-        ]
-        noisy_batch = (x + 0.1 * noise, y)
-        factor = 1 + 0.1 * sum(numbers)
-        return self.loss(noisy_batch) * factor
-
-
-class ClassCounter(Counting):
+class InnerModule(L.LightningModule):
     num_steps = 0
 
-    def next(self) -> float:
-        ClassCounter.num_steps += 1
-        return ClassCounter.num_steps
+    def scale(self, loss: Tensor) -> Tensor:
+        self.num_steps += 1
+        return loss * (1 + 0.02 * self.num_steps)
 
 
-class IteratorCounter(Counting):
+class Proxy(Base):
     def __init__(self) -> None:
         super().__init__()
-        self.numbers = itertools.count(1)
-
-    def next(self) -> float:
-        return next(self.numbers)
-
-
-class GeneratorCounter(IteratorCounter):
-    def __init__(self) -> None:
-        super().__init__()
-
-        def count() -> Iterator[int]:
-            yield from range(10**9)
-
-        self.numbers = count()  # type: ignore[assignment]
-
-
-class Slots:
-    __slots__ = ("number",)
-
-    def __init__(self) -> None:
-        self.number = 0
-
-
-class SlotsCounter(Counting):
-    def __init__(self) -> None:
-        super().__init__()
-        self.slots = Slots()
-
-    def next(self) -> float:
-        self.slots.number += 1
-        return self.slots.number
-
-
-class EnvironmentCounter(Counting):
-    def next(self) -> float:
-        previous_number = os.environ.get("FLSV_TEST_STEPS", 0)
-        number = int(previous_number) + 1
-        os.environ["FLSV_TEST_STEPS"] = str(number)
-        return number
-
-
-class CarriesState(Base):
-    """A recurrent state, None at first, and a bank of outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.state: Any = None
-        self.bank = torch.zeros(4, CLASSES)
-        self.num_outputs = 0
+        self.last_layer = [weakref.proxy(self.net[3])]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        mean_output = self.bank.mean(0)
-        outputs = self.net(x) + 0.1 * mean_output
-        if self.state is not None:
-            outputs = outputs + 0.2 * self.state
-
-        self.state = outputs.mean(0).detach()
-        row = self.num_outputs % 4
-        self.bank[row] = self.state
-        self.num_outputs += 1
-
-        return entropy(outputs, y)
+        (last_layer,) = self.last_layer
+        return self.loss(batch) + 0.1 * last_layer.weight.square().sum()
 
 
-class FrozenLayer(Base):
+class FlatWeights(Base):
+    """All parameters are views of one tensor, which is clamped as a whole."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.net[0].requires_grad_(False)
+        parameters = list(self.net.parameters())
+        self.flat = nn.utils.parameters_to_vector(parameters).detach()
+        nn.utils.vector_to_parameters(self.flat, parameters)
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        self.flat.clamp_(-0.3, 0.3)
+
+
+class HookOfTensor(Base):
+    """The gradients of a parameter are halved by its own hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = self.net[3].weight
+        weight.register_hook(lambda gradient: 0.5 * gradient)
+
+
+class NotedParameter(Base):
+    """An attribute of a parameter scales its decay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net[3].weight.decay = 0.3  # type: ignore[union-attr]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        for parameter in self.parameters():
+            decay = getattr(parameter, "decay", 0.0)
+            loss = loss + decay * parameter.square().sum()
+        return loss
 
 
 class HooksThatCount(Base):
+    decay = 1.0
+
     def __init__(self) -> None:
         super().__init__()
         self.counts = {"batches": 0}
@@ -436,18 +277,121 @@ class HooksThatCount(Base):
         return loss
 
 
+class ChangesItself(Base):
+    """Changes its structure in its second step."""
+
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.change = change
+        self.activation: nn.Module = nn.Identity()
+        self.num_steps = 0
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        outputs = self.activation(self.net(x))
+        if hasattr(self, "added"):
+            outputs = outputs + self.added(outputs)
+
+        loss = entropy(outputs, y)
+        weight = self.net[0].weight
+        for anchor in vars(weight).values():
+            loss = loss + (weight - anchor).square().sum()
+        return loss
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.num_steps += 1
+        if self.num_steps == 2:
+            self.change(self)
+        return super().training_step(batch, batch_idx)
+
+
+def freeze(module: Any) -> None:
+    module.net[0].requires_grad_(False)
+
+
+def stop_tracking(module: Any) -> None:
+    module.net[1].eval()
+
+
+def hook_forward(module: Any) -> None:
+    module.net[0].register_forward_hook(lambda layer, inputs, output: 1.5 * output)
+
+
+def hook_gradient(module: Any) -> None:
+    module.net[3].weight.register_hook(lambda gradient: 0.1 * gradient)
+
+
+def hook_accumulated_gradient(module: Any) -> None:
+    def shrink(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.1)
+
+    module.net[0].weight.register_post_accumulate_grad_hook(shrink)
+
+
+def set_attribute_of_parameter(module: Any) -> None:
+    weight = module.net[0].weight
+    weight.anchor = weight.detach().clone()
+
+
+def add_layer(module: Any) -> None:
+    module.added = nn.Dropout(0.0)
+
+
+def replace_layer(module: Any) -> None:
+    module.activation = nn.Tanh()
+
+
+def replace_parameter(module: Any) -> None:
+    module.net[3].bias = nn.Parameter(torch.ones(CLASSES))
+
+
+def replace_forward(module: Any) -> None:
+    layer = module.net[3]
+    layer.forward = lambda x: 1.5 * nn.functional.linear(x, layer.weight, layer.bias)
+
+
+CHANGES = (
+    freeze,
+    stop_tracking,
+    hook_forward,
+    hook_gradient,
+    hook_accumulated_gradient,
+    set_attribute_of_parameter,
+    add_layer,
+    replace_layer,
+    replace_parameter,
+    replace_forward,
+)
+
+
+# ---- metrics, and what is logged
+
+
+class MetricsInSteps(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=CLASSES)
+        self.mean_loss = torchmetrics.MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = self.loss(batch)
+
+        self.accuracy.update(self.net(x), y)
+        self.mean_loss.update(loss.detach())
+        self.log("accuracy", self.accuracy)
+
+        factor_by_accuracy = 1.5 - self.accuracy.compute()
+        factor_by_loss = 0.5 + self.mean_loss.compute()
+        return loss * factor_by_accuracy * factor_by_loss
+
+
 class WeighsByOutputs(HooksThatCount):
     def on_train_epoch_end(self) -> None:
         mean_output = torch.stack(self.outputs).mean()
         self.weight = 0.5 + float(mean_output)
         self.outputs.clear()
-
-
-class DecaysAtTheEnd(Base):
-    @torch.no_grad()
-    def on_train_epoch_end(self) -> None:
-        for parameter in self.parameters():
-            parameter.mul_(0.9)
 
 
 class ReadsProgress(Base):
@@ -491,99 +435,43 @@ class ReadsLossOfBatch(LogsLoss):
         return super().training_step(batch, batch_idx)
 
 
-class WeighsByBestLoss(LogsLoss):
-    best_loss = 9.0
-
-    def on_validation_epoch_end(self) -> None:
-        loss = self.logged("val_loss")
-        self.best_loss = min(self.best_loss, loss)
-        self.weight = self.best_loss
-
-
-class KeepsValidationLosses(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.losses: list[float] = []
-
+class WeightWhileValidating(Base):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
-        loss = self.loss(batch)
-        self.losses.append(float(loss))
-
-    def on_train_epoch_start(self) -> None:
-        if self.losses:
-            self.weight = 0.2 + self.losses[-1]
-
-
-class CountsItsOptimizers(Base):
-    num_optimizers = 0
-
-    def configure_optimizers(self) -> Any:
-        self.num_optimizers += 1
-        rate = RATE / (1 + 0.2 * self.num_optimizers)
-        return torch.optim.SGD(self.parameters(), rate)
-
-
-def persisting() -> dict[str, Any]:
-    return {"optimizer_state": "persist"}
-
-
-def make_lookahead() -> Any:
-    return OptimizedBy(functools.partial(Lookahead, lr=RATE))
+        self.weight = float(self.loss(batch))
 
 
 KINDS: dict[str, Kind] = {
     "two adversarial networks": Kind(AdversarialNetworks),
-    "sharpness-aware steps by hand": Kind(SharpnessByHand),
-    "an optimizer that calls its closure twice": Kind(lambda: OptimizedBy(SharpnessOptimizer)),
-    "Lookahead": Kind(make_lookahead),
-    "Lookahead that persists": Kind(make_lookahead, loop=persisting),
     "an average of weights in an attribute": Kind(NearItsAverage),
-    "a teacher in a list": Kind(WithTeacher, outcome="by company"),
-    "a deque and a list": Kind(RecentLosses),
-    "`functools.cache` that counts": Kind(CacheThatCounts, outcome="cached"),
-    "`functools.cache` of weights": Kind(CacheOfWeights, outcome="cached"),
-    "a global cache": Kind(GlobalCache, outcome="cached"),
-    "weight norm by hooks": Kind(OldWeightNorm),
+    "a teacher in a list": Kind(WithTeacher, outcome="by company", passes="module.teachers"),
     "weight norm and orthogonal by parametrizations": Kind(Parametrized),
-    "cumulative BatchNorm": Kind(CumulativeBatchNorm),
-    "torchmetrics in steps": Kind(MetricsInSteps, outcome="by company"),
-    "generators of four kinds": Kind(FourGenerators),
-    "a counter of the class": Kind(
-        ClassCounter,
-        outcome="doubt",
-        message=ANOTHER_MODEL,
+    "a module in a module": Kind(AroundAnother),
+    "a weak proxy": Kind(Proxy),
+    "weights that are views": Kind(FlatWeights, passes="module.flat"),
+    "a hook of a tensor": Kind(HookOfTensor),
+    "an attribute of a parameter": Kind(NotedParameter),
+    "a hook of a layer, and hooks of the module": Kind(HooksThatCount),
+    "Lookahead that persists": Kind(
+        functools.partial(OptimizedBy, functools.partial(Lookahead, lr=RATE)), loop=persisting
     ),
-    "`itertools.count`": Kind(IteratorCounter, outcome="by company"),
-    "a generator that counts": Kind(
-        GeneratorCounter,
-        outcome="refused",
-        message="the module.numbers .generator. cannot be",
+    "an optimizer that holds an object": Kind(
+        functools.partial(OptimizedBy, CountsInObject), passes="optimizers.0.meter"
     ),
-    "an object with slots": Kind(SlotsCounter),
-    "an environment variable": Kind(
-        EnvironmentCounter,
-        outcome="doubt",
-        message=ANOTHER_MODEL,
-    ),
-    "a carried state": Kind(CarriesState),
-    "a frozen layer": Kind(FrozenLayer),
+    "`configure_optimizers` that counts": Kind(CountsItsOptimizers),
     "bf16-mixed": Kind(trainer={"precision": "bf16-mixed"}),
     "accumulated and clipped gradients": Kind(
         trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.3},
         loop=lambda: {"optimizer_state": "persist", "local_epochs": 2},
     ),
-    "a hook of a layer, and hooks of the module": Kind(HooksThatCount),
-    "outputs of a round that weigh the next one": Kind(WeighsByOutputs),
-    "weights that decay after a round": Kind(DecaysAtTheEnd),
     "the Trainer's progress": Kind(ReadsProgress, outcome="by company"),
+    "torchmetrics in steps": Kind(MetricsInSteps, outcome="by company"),
     "the logged validation loss": Kind(ReadsValidationLoss),
-    "the logged loss of a round": Kind(
-        ReadsLossOfRound,
-        trainer={"logger": True},
-    ),
+    "the logged loss of a round": Kind(ReadsLossOfRound, trainer={"logger": True}),
     "the logged loss of a batch": Kind(ReadsLossOfBatch, outcome="by company"),
-    "the best validation loss": Kind(WeighsByBestLoss),
-    "a list of validation losses": Kind(KeepsValidationLosses),
-    "`configure_optimizers` that counts": Kind(CountsItsOptimizers),
+    "a weight set while validating": Kind(WeightWhileValidating),
+    "outputs of a round that weigh the next one": Kind(WeighsByOutputs),
 }
+for change in CHANGES:
+    name = change.__name__.replace("_", " ")
+    KINDS[f"training may {name}"] = Kind(functools.partial(ChangesItself, change))

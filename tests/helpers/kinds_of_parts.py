@@ -3,40 +3,30 @@
 import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
     EarlyStopping,
+    GradientAccumulationScheduler,
     LambdaCallback,
-    LearningRateMonitor,
     ModelCheckpoint,
-    StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.utils.data import Dataset
 
-from flsv.aggregation import FedAdam, FedAvgM, FedNova, GeometricMedian
-from flsv.filters import CopyFilter, MultiKrum, NormCap, OutlierFilter
+from flsv.aggregation import FedAdam
+from flsv.filters import OutlierFilter
 from flsv.sampling import BernoulliSampler, UniformSampler
-from flsv.training.algorithms import SCAFFOLD, Ditto, FedProx
+from flsv.training.algorithms import SCAFFOLD
 from flsv.training.algorithms.feddyn import FedDyn, FedDynServer
 from helpers.data import FEATURES, toy_sets
 from helpers.hidden_state import RATE, Base, Kind, make_data
-from helpers.kinds_of_modules import (
-    ANOTHER_MODEL,
-    LogsLoss,
-    Manual,
-    OptimizedBy,
-    copies_of,
-    persisting,
-)
+from helpers.kinds_of_modules import LogsLoss, OptimizedBy, copies_of, persisting
 
 
 class Samples(Dataset):
@@ -97,27 +87,6 @@ class SamplesWithKeptNoise(Samples):
         return x + self.noise[index], y
 
 
-class SamplesThatDrift(Samples):
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        self.x[index] += 0.02
-        return super().__getitem__(index)
-
-
-class Counts(L.Callback):
-    """Changes nothing."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.num_validations = 0
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
-        loss = outputs["loss"]
-        self.losses.append(float(loss))
-
-    def on_validation_epoch_end(self, *_: Any) -> None:
-        self.num_validations += 1
-
-
 class CountsAndScales(L.Callback):
     def __init__(self) -> None:
         self.num_batches = 0
@@ -164,15 +133,6 @@ class ReadsLoggedLoss(L.Callback):
         pl_module.weight = 0.3 + float(logged_value)
 
 
-class WritesLines(L.Callback):
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp()) / "batches.txt"
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        with self.path.open("a") as file:
-            file.write("one more\n")
-
-
 class LogsByItself(L.Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         norm = 0.0
@@ -197,47 +157,71 @@ def make_counting_lambda() -> L.Callback:
     return LambdaCallback(on_train_batch_start=weigh)
 
 
-class SetsTheRate(L.Callback):
-    def __init__(self) -> None:
-        self.num_batches = 0
-
-    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        self.num_batches += 1
-        divisor = 1 + 0.05 * self.num_batches
-        (optimizer,) = trainer.optimizers
-        (group,) = optimizer.param_groups
-        group["lr"] = RATE / divisor
+class AtTheEnd(L.Callback):
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        with torch.no_grad():
+            for parameter in pl_module.parameters():
+                parameter.mul_(0.5)
 
 
-class NoiseOfGradients(L.Callback):
-    def __init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(7)
+class HoldsTheModule(L.Callback):
+    """Sees the module through something else."""
 
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        for parameter in pl_module.parameters():
-            shape = parameter.shape
-            noise = torch.randn(shape, generator=self.generator)
-            parameter.grad.add_(0.01 * noise)
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.reach = {"net": [lambda: pl_module.net]}
 
-
-class WithBackbone(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = self.net[0]
-
-    def configure_optimizers(self) -> Any:
-        trained_parameters = []
-        for parameter in self.parameters():
-            if parameter.requires_grad:
-                trained_parameters.append(parameter)
-
-        return torch.optim.SGD(trained_parameters, RATE)
+    def on_train_batch_end(self, *_: Any) -> None:
+        with torch.no_grad():
+            for parameter in self.reach["net"][0]().parameters():
+                parameter.clamp_(-0.3, 0.3)
 
 
-def make_backbone_finetuning() -> L.Callback:
-    return BackboneFinetuning(
-        unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.05, train_bn=False
-    )
+class KeepsTheTrainer(L.Callback):
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.parts_of_run = (trainer, pl_module)
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        trainer, module = self.parts_of_run
+        module.weight = 1 / (1 + 0.02 * trainer.global_step)
+
+
+class WrapsTheOptimizersStep(L.Callback):
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self.make_step: Callable[..., Any] = trainer.optimizers[0].step
+        self.num_steps = 0
+        trainer.optimizers[0].step = self.step
+
+    def step(self, *arguments: Any, **options: Any) -> Any:
+        self.num_steps += 1
+        return self.make_step(*arguments, **options)
+
+
+class FewerBatches(L.Callback):
+    """Stops each epoch after a number of batches that grows."""
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> Any:
+        return -1 if batch_idx > trainer.current_epoch else None
+
+
+class RateAfterValidation(L.Callback):
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        trainer.optimizers[0].param_groups[0]["lr"] = RATE * float(
+            trainer.callback_metrics["val_loss"]
+        )
+
+
+class SavesAndWeighs(ModelCheckpoint):
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
+        pl_module.weight = float(trainer.callback_metrics["val_loss"])
+
+
+def make_weight_averaging() -> L.Callback:
+    from lightning.pytorch.callbacks.weight_averaging import EMAWeightAveraging
+
+    return EMAWeightAveraging(decay=0.8)
 
 
 class Scheduled(LogsLoss):
@@ -255,10 +239,6 @@ class Scheduled(LogsLoss):
         scheduler = self.make_scheduler(optimizer, self.trainer)
         config = {"scheduler": scheduler, **self.config}
         return {"optimizer": optimizer, "lr_scheduler": config}
-
-
-def halve_by_round(optimizer: Any, trainer: Any) -> Any:
-    return lr_scheduler.StepLR(optimizer, 1, 0.5)
 
 
 def decay(optimizer: Any, trainer: Any) -> Any:
@@ -280,10 +260,6 @@ def wait_for_plateau(optimizer: Any, trainer: Any) -> Any:
     )
 
 
-def restart(optimizer: Any, trainer: Any) -> Any:
-    return lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2)
-
-
 def make_counted_schedule() -> Any:
     num_calls = 0
 
@@ -296,22 +272,6 @@ def make_counted_schedule() -> Any:
         return lr_scheduler.LambdaLR(optimizer, factor)
 
     return Scheduled(make_scheduler)
-
-
-class ScheduledByHand(Manual):
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), 0.3)
-        scheduler = wait_for_plateau(optimizer, self.trainer)
-        return [optimizer], [scheduler]
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer = self.optimizers()
-        loss = self.loss(batch)
-        self.step_by(optimizer, loss)
-
-    def on_train_epoch_end(self) -> None:
-        scheduler: Any = self.lr_schedulers()
-        scheduler.step(self.trainer.callback_metrics["val_loss"])
 
 
 def make_momentum() -> Any:
@@ -340,15 +300,6 @@ class DivergesInRound2(Base):
         return loss
 
 
-def filtered(make_filter: Callable[[], Any]) -> Kind:
-    """A federation with one filter."""
-
-    def make_options() -> dict[str, Any]:
-        return {"filters": [make_filter()]}
-
-    return Kind(make_momentum, loop=make_options)
-
-
 def federation(**options: Any) -> Callable[[], dict[str, Any]]:
     """Options of a loop. Classes are called when a loop is made."""
 
@@ -370,7 +321,6 @@ def with_csv(**options: Any) -> dict[str, Any]:
     return {"logger": logger, **options}
 
 
-WITH_CHECKPOINTS = {"enable_checkpointing": True}
 DECAY_BY_STEP = partial(
     Scheduled,
     decay,
@@ -383,66 +333,38 @@ CYCLE_BY_STEP = partial(
 )
 DATA = {
     "samples with a generator": Kind(sets=noisy(NoisySamples)),
-    "samples that count": Kind(
-        sets=noisy(SamplesThatGrow),
-        outcome="doubt",
-        message=ANOTHER_MODEL,
-    ),
+    "samples that count": Kind(sets=noisy(SamplesThatGrow), outcome="doubt"),
     "samples with kept noise": Kind(sets=noisy(SamplesWithKeptNoise)),
-    "samples that change": Kind(
-        sets=noisy(SamplesThatDrift),
-        outcome="doubt",
-        message=ANOTHER_MODEL,
-    ),
 }
 CALLBACKS = {
-    "a callback that counts": Kind(callback=Counts),
     "a callback that scales by its counts": Kind(callback=CountsAndScales, outcome="by company"),
     "a callback that pulls to a model": Kind(callback=PullsToTheRoundsModel),
-    "a callback that reads the validation loss": Kind(
-        callback=partial(ReadsLoggedLoss, "val_loss", "on_train_epoch_start")
-    ),
-    "a callback that weighs after validation": Kind(
-        callback=partial(ReadsLoggedLoss, "val_loss", "on_validation_end")
-    ),
     "a callback that reads the loss of a batch": Kind(
         LogsLoss, callback=partial(ReadsLoggedLoss, "train_loss", "on_train_batch_end")
     ),
-    "a callback that writes a file": Kind(callback=WritesLines),
     "a callback that logs": Kind(callback=LogsByItself, trainer=with_csv()),
-    "LearningRateMonitor": Kind(
-        callback=partial(LearningRateMonitor, "step"),
-        trainer=with_csv(),
-    ),
+    "a callback that changes weights at the end": Kind(callback=AtTheEnd),
+    "a callback that holds the module": Kind(callback=HoldsTheModule),
+    "a callback that keeps the Trainer": Kind(callback=KeepsTheTrainer),
+    "a callback that wraps a step": Kind(callback=WrapsTheOptimizersStep),
+    "a callback that ends epochs": Kind(callback=FewerBatches),
+    "a rate set after validation": Kind(callback=RateAfterValidation),
+    "LambdaCallback that counts": Kind(callback=make_counting_lambda, outcome="by company"),
+    "EMAWeightAveraging": Kind(callback=make_weight_averaging),
     "EarlyStopping": Kind(
         callback=partial(EarlyStopping, "val_loss", min_delta=0.5, patience=0),
         rounds=6,
         alone=Kind(rounds=2),
     ),
-    "ModelCheckpoint": Kind(
-        callback=partial(ModelCheckpoint, monitor="val_loss", save_top_k=2),
-        trainer=WITH_CHECKPOINTS,
+    "a subclass of ModelCheckpoint": Kind(
+        callback=SavesAndWeighs, trainer={"enable_checkpointing": True}
     ),
-    "StochasticWeightAveraging": Kind(
-        callback=partial(StochasticWeightAveraging, 0.02),
-        outcome="refused",
-        message="StochasticWeightAveraging ends with an epoch",
+    "`GradientAccumulationScheduler`": Kind(
+        callback=lambda: GradientAccumulationScheduler({0: 1, 1: 2})
     ),
-    "BackboneFinetuning": Kind(
-        WithBackbone,
-        callback=make_backbone_finetuning,
-        rounds=4,
-    ),
-    "LambdaCallback that counts": Kind(callback=make_counting_lambda, outcome="by company"),
-    "a callback that sets the rate": Kind(callback=SetsTheRate, outcome="by company"),
-    "a callback with a generator": Kind(callback=NoiseOfGradients, outcome="by company"),
 }
 SCHEDULES = {
-    "StepLR": Kind(partial(Scheduled, halve_by_round)),
-    "ExponentialLR by step": Kind(DECAY_BY_STEP),
     "ExponentialLR that persists": Kind(DECAY_BY_STEP, loop=persisting),
-    "OneCycleLR": Kind(CYCLE_BY_STEP),
-    "OneCycleLR that persists": Kind(CYCLE_BY_STEP, loop=persisting),
     "OneCycleLR with drawn cohorts": Kind(
         CYCLE_BY_STEP,
         loop=federation(sampler=partial(UniformSampler, 2)),
@@ -453,23 +375,9 @@ SCHEDULES = {
         partial(Scheduled, wait_for_plateau, monitor="val_loss"),
         rounds=5,
     ),
-    "ReduceLROnPlateau by training": Kind(
-        partial(Scheduled, wait_for_plateau, monitor="train_loss"),
-        rounds=5,
-    ),
-    "restarts at every second epoch": Kind(
-        partial(Scheduled, restart, frequency=2),
-        rounds=5,
-    ),
     "LambdaLR that counts": Kind(make_counted_schedule),
-    "ReduceLROnPlateau by hand": Kind(ScheduledByHand, rounds=5),
 }
 FEDERATIONS = {
-    "two of the clients": Kind(
-        make_momentum,
-        loop=federation(sampler=partial(UniformSampler, 2)),
-        rounds=5,
-    ),
     "two of the clients, persisting": Kind(
         make_momentum,
         loop=federation(sampler=partial(UniformSampler, 2), optimizer_state="persist"),
@@ -484,22 +392,6 @@ FEDERATIONS = {
         make_momentum,
         loop=federation(aggregator=partial(FedAdam, lr=0.05)),
     ),
-    "FedAvgM": Kind(
-        make_momentum,
-        loop=federation(aggregator=partial(FedAvgM, lr=1.0, momentum=0.9)),
-    ),
-    "FedNova": Kind(
-        make_momentum,
-        loop=federation(aggregator=FedNova, local_epochs=2),
-    ),
-    "GeometricMedian": Kind(
-        make_momentum,
-        loop=federation(aggregator=GeometricMedian),
-    ),
-    "FedProx": Kind(
-        WithoutBatchNorm,
-        loop=federation(client_algorithm=partial(FedProx, 0.5)),
-    ),
     "SCAFFOLD": Kind(
         WithoutBatchNorm,
         loop=federation(client_algorithm=SCAFFOLD),
@@ -508,19 +400,7 @@ FEDERATIONS = {
         WithoutBatchNorm,
         loop=federation(client_algorithm=partial(FedDyn, 0.1), aggregator=FedDynServer),
     ),
-    "Ditto": Kind(
-        WithoutBatchNorm,
-        loop=federation(client_algorithm=partial(Ditto, 0.5)),
-    ),
-    "NormCap": filtered(partial(NormCap, 0.5)),
-    "OutlierFilter": filtered(OutlierFilter),
-    "MultiKrum": filtered(partial(MultiKrum, 0)),
-    "CopyFilter": filtered(CopyFilter),
+    "OutlierFilter": Kind(make_momentum, loop=lambda: {"filters": [OutlierFilter()]}),
     "clients that fail": Kind(DivergesInRound2, loop=persisting, rounds=4),
-    "a head that stays": Kind(
-        loop=federation(share=["!net.3*"]),
-        outcome="refused",
-        message="Let clients judge",
-    ),
 }
 KINDS = {**DATA, **CALLBACKS, **SCHEDULES, **FEDERATIONS}

@@ -1,12 +1,11 @@
 """Runs with every sort of state: each coalition against a fit of its members alone, in a process of its own."""
 
-import re
 from typing import Any
 
 import pytest
 
 from flsv.utilities.errors import ConfigurationError
-from helpers import hidden_state, kinds_of_modules, kinds_of_parts, unlisted_kinds
+from helpers import kinds_of_attributes, kinds_of_modules, kinds_of_parts
 from helpers.hidden_state import (
     FitAlone,
     FitWithValues,
@@ -17,10 +16,9 @@ from helpers.hidden_state import (
 )
 
 KINDS = {
-    **hidden_state.KINDS,
     **kinds_of_modules.KINDS,
+    **kinds_of_attributes.KINDS,
     **kinds_of_parts.KINDS,
-    **unlisted_kinds.KINDS,
 }
 #: State that the module shares, weights that a callback swaps in, and checkpoints; a kind of each other outcome.
 FAST = (
@@ -35,14 +33,13 @@ COMPARED = [(0, 1), (0, 1, 2)]
 
 
 def parameters() -> list[Any]:
-    """The kinds, slow but for FAST. Those of objects are long: test_run_copy.py asks what a copy of each keeps."""
-    long_kinds = {**kinds_of_modules.KINDS, **unlisted_kinds.KINDS}
+    """The kinds, slow but for FAST. Those of modules are long: test_run_copy.py asks what a copy of each keeps."""
     marked = []
     for name in KINDS:
         marks = []
         if name not in FAST:
             marks.append(pytest.mark.slow)
-            if name in long_kinds:
+            if name not in kinds_of_parts.KINDS:
                 marks.append(pytest.mark.long)
         marked.append(pytest.param(name, marks=marks))
     return marked
@@ -78,7 +75,7 @@ def test_coalitions_are_fits_of_their_members_or_doubted_or_refused(name: str) -
         differences.append(abs(run.game[members] - fit.utility))
 
     if kind.outcome == "doubt":
-        assert re.search(kind.message, " ".join(run.doubts))
+        assert "another model than the run" in " ".join(run.doubts)
         return
     if kind.outcome == "by company":
         (doubt,) = run.doubts

@@ -19,7 +19,7 @@ from helpers import slow_except
 from helpers.coalition_kinds import KINDS, Kind, Manual
 from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, CoalitionByHand, make_three_clients
 from helpers.fits import state_vector, trainer_for
-from helpers.kinds_of_modules import GlobalCache
+from helpers.kinds_of_attributes import GlobalCache
 from helpers.recorded import Recorded
 
 QUIET = Reporting(table=False)
@@ -192,7 +192,7 @@ def test_doubt_is_said_beside_the_values_if_the_full_coalition_differs_from_the_
 def test_fresh_process_tells_what_a_cache_of_the_run_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("helpers.kinds_of_modules.LOSSES_BY_ROUND", {})
+    monkeypatch.setattr("helpers.kinds_of_attributes.LOSSES_BY_ROUND", {})
     metric = ShadowShapley(coalitions="singles", verify="all")
 
     with pytest.warns(UserWarning, match="trained in a fresh process, has another score.*a cache"):

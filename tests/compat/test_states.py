@@ -1,0 +1,255 @@
+"""State that nothing declares: each client trains with its own, a run resumes with it, and scoring leaves it alone.
+
+What coalitions are with each kind is in ``tests/retraining/test_hidden_state.py``.
+"""
+
+import re
+import warnings
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import ExponentialLR
+
+from flsv.federation import FederatedLoop
+from flsv.metrics import PartialFederatedShapley, ShadowShapley
+from flsv.sampling import FixedCohort
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import seed_generators
+from helpers import kinds_of_attributes, kinds_of_modules
+from helpers.fits import KeepUpdates, assert_resumes, fit, make_checkpoint_callback, state_vector
+from helpers.hidden_state import RATE, SEED, Base, Kind, fit_kind, make_data
+from helpers.kinds_of_attributes import FourGenerators, Slots
+from helpers.kinds_of_modules import ChangesItself, add_layer, hook_forward
+
+KINDS = {**kinds_of_modules.KINDS, **kinds_of_attributes.KINDS}
+TRAINED = [name for name, kind in KINDS.items() if kind.outcome != "refused"]
+
+
+def update_of_client_2(kind: Kind, folder: Path, cohort: list[int]) -> Tensor:
+    """Client 2's update in the first of two rounds."""
+    recorder = KeepUpdates()
+    two_rounds = replace(kind, rounds=2)
+    fit_kind(two_rounds, folder, aggregator=recorder, sampler=FixedCohort(cohort))
+    return recorder.rounds[0][2]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_client_trains_as_it_does_alone_and_what_passes_to_it_is_named_once(tmp_path, name):
+    kind = KINDS[name]
+    updates = []
+    for cohort in ([2], [0, 1, 2]):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            update = update_of_client_2(kind, tmp_path, cohort)
+        updates.append(update)
+
+        messages = " ".join(str(warning.message) for warning in caught)
+        named_paths = re.findall(r"flsv: training changes (.*?) of \w+, which passes", messages)
+        assert named_paths == ([kind.passes] if kind.passes else [])
+
+    assert torch.equal(*updates) == kind.is_each_clients
+
+
+def make_module_that_validates_by_steps(kind: Kind) -> Any:
+    """The module, whose validation changes its state as its training does."""
+    module = kind.module()
+
+    def validation_step(batch: Any, batch_idx: int) -> None:
+        loss = module.training_step(batch, batch_idx)
+        module.log("val_loss", loss)
+
+    if module.automatic_optimization:
+        module.validation_step = validation_step
+    return module
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_scoring_by_a_logged_value_changes_no_training_or_is_refused(tmp_path, name):
+    kind = KINDS[name]
+    validating_kind = replace(
+        kind, module=partial(make_module_that_validates_by_steps, kind), rounds=2
+    )
+    metric = PartialFederatedShapley(performance="val_loss", mode="min")
+    metrics = {"value": metric}
+
+    if kind.message:
+        with pytest.raises(ConfigurationError, match=kind.message):
+            fit_kind(validating_kind, tmp_path, metrics=metrics)
+        return
+
+    _, scored = fit_kind(validating_kind, tmp_path, metrics=metrics)
+    _, plain = fit_kind(validating_kind, tmp_path)
+    assert torch.equal(state_vector(scored), state_vector(plain))
+
+
+class ChangesPartsOfTheRun(Base):
+    """Changes optimizer, scheduler and data module after each validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: list[tuple[float, float]] = []
+
+    def on_train_epoch_start(self) -> None:
+        optimizer: Any = self.optimizers()
+        (group,) = optimizer.param_groups
+        self.rates.append((group["lr"], group["weight_decay"]))
+
+    def on_validation_epoch_end(self) -> None:
+        scheduler: Any = self.lr_schedulers()
+        scheduler.step()
+
+        optimizer: Any = self.optimizers()
+        optimizer.param_groups[0]["weight_decay"] *= 2
+
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        data.num_validations = getattr(data, "num_validations", 0) + 1
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), RATE, weight_decay=0.1)
+        return [optimizer], [ExponentialLR(optimizer, 0.9)]
+
+
+@pytest.mark.parametrize("metric", [PartialFederatedShapley, ShadowShapley])
+def test_scoring_by_a_logged_value_changes_no_optimizer_scheduler_or_data(tmp_path, metric):
+    kind = Kind(ChangesPartsOfTheRun)
+    by_loss = metric(performance="val_loss", mode="min")
+
+    _, scored = fit_kind(kind, tmp_path, metrics={"value": by_loss})
+    _, plain = fit_kind(kind, tmp_path)
+
+    assert scored.rates == plain.rates
+    assert len(set(plain.rates)) == kind.rounds
+    num_validations = plain.trainer.datamodule.num_validations
+    assert scored.trainer.datamodule.num_validations == num_validations
+
+
+# ---- the next round, and a resumed run
+
+
+class CountsBatches(Base):
+    """Counts its batches in a value of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0.0
+        self.numbers = {"in": np.zeros(2)}
+        self.slots: Any = Slots()
+        self.slots.number = 0.0
+        self.count = 0
+        self.batches: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.total += 1.0
+        self.numbers["in"] += 1
+        self.slots.number += 1.0
+        self.count += 1
+        self.batches.append(batch_idx)
+        return super().training_step(batch, batch_idx)
+
+
+def test_next_round_begins_with_means_all_that_lists_got_and_else_the_first_clients(tmp_path):
+    rounds = 2
+    module: Any = CountsBatches()
+    data = make_data()
+    fit(FederatedLoop(seed=SEED), tmp_path, module, data, rounds)
+
+    num_batches = [len(data.client_loader(client, "train")) for client in range(3)]
+    mean = np.average(num_batches, weights=data.num_samples)
+    floats = [module.total, *module.numbers["in"], module.slots.number]
+    assert floats == pytest.approx([rounds * mean] * 4)
+    assert len(module.batches) == rounds * sum(num_batches)
+    assert module.count == rounds * num_batches[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a carried state",
+        "a deque and a list",
+        "an object with slots",
+        "generators of four kinds",
+        "training may freeze",
+        "training may stop tracking",
+    ],
+)
+def test_state_of_a_module_resumes_bitwise(tmp_path, name):
+    kind = KINDS[name]
+    assert_resumes(partial(FederatedLoop, seed=SEED), tmp_path, kind.module, make_data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (hook_forward, "net.0 was Linear with 1 hooks and is Linear with 0 hooks"),
+        (add_layer, "added was Dropout with 0 hooks and is missing"),
+    ],
+)
+def test_structure_that_a_checkpoint_lacks_is_named_at_resume(tmp_path, change, message):
+    make_module = partial(ChangesItself, change)
+    fit(
+        FederatedLoop(seed=SEED),
+        tmp_path,
+        make_module(),
+        rounds=1,
+        callbacks=[make_checkpoint_callback(tmp_path)],
+        enable_checkpointing=True,
+    )
+    checkpoint = tmp_path / "checkpoints" / "last.ckpt"
+
+    with pytest.warns(UserWarning, match=message):
+        fit(FederatedLoop(seed=SEED), tmp_path, make_module(), rounds=2, ckpt_path=checkpoint)
+
+
+# ---- random generators
+
+
+class Draws(FourGenerators):
+    """Records what its generators draw in each client's first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_draws: list[list[float]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == 0:
+            self.first_draws.append(self.draw())
+        return super().training_step(batch, batch_idx)
+
+    def draw(self) -> list[float]:
+        (old_generator,) = self.old_generators["old"]
+        tensor = torch.rand((), generator=self.generator)
+        numbers = (
+            self.numpy_generator.random(),
+            self.python_generator.random(),
+            old_generator.rand(),
+        )
+        return [float(tensor), *numbers]
+
+
+def test_generators_of_a_module_are_seeded_for_each_client_and_then_as_before(tmp_path):
+    module: Any = Draws()
+    rounds = 2
+    fit(FederatedLoop(seed=SEED), tmp_path, module, make_data(), rounds)
+
+    reference = Draws()
+    untouched_draw = reference.draw()
+    generators = [
+        reference.generator,
+        reference.numpy_generator,
+        reference.python_generator,
+        *reference.old_generators["old"],
+    ]
+    expected = []
+    for round_index in range(rounds):
+        for client in range(3):
+            seed_generators(generators, SEED, "train", round_index, client)
+            expected.append(reference.draw())
+
+    assert module.first_draws == expected
+    assert module.draw() == untouched_draw

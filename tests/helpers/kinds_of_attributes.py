@@ -1,0 +1,383 @@
+"""LightningModules that keep a state in attributes of every kind, or elsewhere in the process."""
+
+import collections
+import itertools
+import queue
+import random
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from timm.utils import AverageMeter
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+from helpers.data import CLASSES, FEATURES
+from helpers.hidden_state import Base, Counting, Global, Kind, entropy
+
+
+class CarriesState(Base):
+    """A recurrent state, None at first, and a bank of outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: Any = None
+        self.bank = torch.zeros(4, CLASSES)
+        self.num_outputs = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        mean_output = self.bank.mean(0)
+        outputs = self.net(x) + 0.1 * mean_output
+        if self.state is not None:
+            outputs = outputs + 0.2 * self.state
+
+        self.state = outputs.mean(0).detach()
+        row = self.num_outputs % 4
+        self.bank[row] = self.state
+        self.num_outputs += 1
+
+        return entropy(outputs, y)
+
+
+class RecentLosses(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recent = collections.deque([1.0], maxlen=5)
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        recent_loss = float(np.mean(self.recent))
+        num_losses = len(self.losses)
+        factor = 1 + 0.3 * recent_loss + 0.01 * num_losses
+
+        self.recent.append(float(loss))
+        self.losses.append(float(loss))
+
+        return factor * loss
+
+
+class LateMean:
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+class MakesState(Base):
+    """Makes buffers and an object in its first step, and replaces, extends or changes what it has in all others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("replaced", torch.zeros(FEATURES), persistent=False)
+        self.register_buffer("changed", torch.zeros(FEATURES), persistent=False)
+        self.register_buffer("grown", None, persistent=False)
+        self.samples: dict[str, dict[str, list[Tensor]]] = {"of": {"steps": []}}
+        self.prior = Normal(0.0, 1.0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        first_sample = x[:1]
+        if not hasattr(self, "mean"):
+            self.grown = first_sample
+            self.mean = LateMean(x.mean(0))
+            self.register_buffer("recent", first_sample, persistent=False)
+
+        shift = self.replaced + self.changed + self.mean.value + self.recent.mean(0)
+        loss = self.loss((x + shift, y))
+        num_steps = len(self.samples["of"]["steps"])
+
+        self.replaced = 0.9 * self.replaced + 0.1 * x.mean(0)
+        self.changed.lerp_(x.mean(0), 0.1)
+        self.mean.value += 0.1 * x.mean(0)
+        self.grown = torch.cat([self.grown, first_sample])
+        self.recent = torch.cat([self.recent[-4:], first_sample])
+        self.samples["of"]["steps"].append(first_sample)
+        self.prior = Normal(0.0, 1.0)
+
+        factor = 1 + 0.01 * num_steps + 0.01 * float(self.grown.abs().sum())
+        return factor * loss
+
+
+class FourGenerators(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(1)
+        self.numpy_generator = np.random.default_rng(1)
+        self.python_generator = random.Random(1)
+        old_generator = np.random.RandomState(3)
+        self.old_generators = {"old": [old_generator]}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        (old_generator,) = self.old_generators["old"]
+        noise = torch.randn(x.shape, generator=self.generator)
+        numbers = [
+            self.numpy_generator.random(),
+            self.python_generator.random(),
+            old_generator.rand(),
+            random.random(),
+            np.random.rand(),  # noqa: NPY002
+        ]
+        noisy_batch = (x + 0.1 * noise, y)
+        factor = 1 + 0.1 * sum(numbers)
+        return self.loss(noisy_batch) * factor
+
+
+class ReplacedStep(Base):
+    """A method of the object takes the place of one of the class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        step = self.training_step
+        self.num_steps = 0
+
+        def slower_step(batch: Any, batch_idx: int) -> Tensor:
+            self.num_steps += 1
+            loss = step(batch, batch_idx)
+            return loss / (1 + 0.02 * self.num_steps)
+
+        self.training_step = slower_step  # type: ignore[method-assign]
+
+
+class MemoryMap(Counting):
+    def __init__(self) -> None:
+        super().__init__()
+        path = Path(tempfile.mkdtemp()) / "numbers"
+        self.numbers = np.memmap(
+            path,
+            np.float32,
+            mode="w+",
+            shape=(3,),
+        )
+
+    def next(self) -> float:
+        self.numbers[0] += 1
+        return float(self.numbers[0])
+
+
+# ---- numbers of steps
+
+
+class Closure(Counting):
+    def __init__(self) -> None:
+        super().__init__()
+        calls = 0
+
+        def count_calls() -> int:
+            nonlocal calls
+            calls += 1
+            return calls
+
+        self.count_calls = count_calls
+
+    def next(self) -> float:
+        return self.count_calls()
+
+
+class IteratorCounter(Counting):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = itertools.count(1)
+
+    def next(self) -> float:
+        return next(self.numbers)
+
+
+class Slots:
+    __slots__ = ("number",)
+
+    def __init__(self) -> None:
+        self.number = 0
+
+
+class SlotsCounter(Counting):
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = Slots()
+
+    def next(self) -> float:
+        self.slots.number += 1
+        return self.slots.number
+
+
+class LibraryCounter(Counting):
+    """Counts in an object of a library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meter = AverageMeter()
+
+    def next(self) -> float:
+        self.meter.update(1.0)
+        return self.meter.count
+
+
+class NamespaceCounter(Counting):
+    """Counts in what is shared on purpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = SimpleNamespace(num_steps=0)
+
+    def next(self) -> float:
+        self.shared.num_steps += 1
+        return self.shared.num_steps
+
+
+class WeakTable(Counting):
+    """Counts by layer, in a table that does not keep the layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: Any = weakref.WeakKeyDictionary()
+        self.numbers[self.net[0]] = 0
+
+    def next(self) -> float:
+        self.numbers[self.net[0]] += 1
+        return self.numbers[self.net[0]]
+
+
+@dataclass
+class Numbers:
+    steps: int = 0
+
+
+class HyperparametersThatCount(Counting):
+    def __init__(self, numbers: Numbers) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def next(self) -> float:
+        self.hparams["numbers"].steps += 1
+        return self.hparams["numbers"].steps
+
+
+class Queue(Counting):
+    """Its numbers pass through a queue, with its lock and its conditions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: Any = queue.Queue()
+        self.has_begun = threading.Event()
+        self.condition = threading.Condition()
+        self.numbers.put(0)
+
+    def next(self) -> float:
+        self.has_begun.set()
+        with self.condition:
+            number = self.numbers.get()
+            self.numbers.put(number + 1)
+        return number
+
+
+# ---- elsewhere
+
+
+LOSSES_BY_ROUND: dict[int, float] = {}
+
+
+class GlobalCache(Base):
+    """The loss that a round began with divides the others of that round."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        first_loss = LOSSES_BY_ROUND.setdefault(self.current_epoch, float(loss))
+        return loss / (1 + first_loss)
+
+
+class ClassCounter(Counting):
+    num_steps = 0
+
+    def next(self) -> float:
+        ClassCounter.num_steps += 1
+        return ClassCounter.num_steps
+
+
+class StepsInTheData(Counting):
+    """The data module counts."""
+
+    def next(self) -> float:
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        data.num_steps = getattr(data, "num_steps", 0) + 1
+        return data.num_steps
+
+
+class TemporaryFolder(Base):
+    """Writes in ``setup`` what its steps read and write."""
+
+    def setup(self, stage: str) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        (self.folder / "calls.txt").write_text("0")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        calls = int((self.folder / "calls.txt").read_text()) + 1
+        (self.folder / "calls.txt").write_text(str(calls))
+        return (1 + 0.02 * calls) * self.loss(batch)
+
+
+class OpenFile(Counting):
+    def __init__(self) -> None:
+        super().__init__()
+        path = Path(tempfile.mkdtemp(), "numbers")
+        path.write_bytes(bytes(range(256)) * 20)
+        self.file = path.open("rb", buffering=0)
+
+    def next(self) -> float:
+        return self.file.read(1)[0]
+
+
+class OfGenerator(Base):
+    def __init__(self) -> None:
+        super().__init__()
+
+        def steps() -> Iterator[nn.Module]:
+            while True:
+                yield self.net
+
+        self.nets = steps()
+
+    def loss(self, batch: Any) -> Tensor:
+        return entropy(next(self.nets)(batch[0]), batch[1])
+
+
+TWO_SCORES = "one model, scored twice, has two scores"
+KINDS: dict[str, Kind] = {
+    "a carried state": Kind(CarriesState),
+    "a deque and a list": Kind(RecentLosses),
+    "buffers and objects made in training": Kind(MakesState),
+    "an object with slots": Kind(SlotsCounter),
+    "generators of four kinds": Kind(FourGenerators),
+    "a replaced method": Kind(ReplacedStep),
+    "a memory map": Kind(MemoryMap),
+    "a closure": Kind(Closure, outcome="by company", passes="module.count_calls"),
+    "`itertools.count`": Kind(IteratorCounter, outcome="by company", passes="module.numbers"),
+    "an object of a library": Kind(LibraryCounter, outcome="by company", passes="module.meter"),
+    "a table of weak keys": Kind(WeakTable, outcome="by company", passes="module.numbers"),
+    "hyperparameters that count": Kind(
+        lambda: HyperparametersThatCount(Numbers()), outcome="by company", passes="module._hparams"
+    ),
+    "a queue, an event and a condition": Kind(
+        Queue, outcome="by company", passes="module.numbers, module.has_begun"
+    ),
+    "`types.SimpleNamespace`": Kind(NamespaceCounter, outcome="by company"),
+    "a global": Kind(Global, outcome="doubt", message=TWO_SCORES),
+    "a global cache": Kind(GlobalCache, outcome="cached"),
+    "a counter of the class": Kind(
+        ClassCounter, outcome="doubt", passes="ClassCounter.num_steps", message=TWO_SCORES
+    ),
+    "an attribute of the data module": Kind(StepsInTheData, outcome="by company"),
+    "a temporary folder of `setup`": Kind(
+        TemporaryFolder, outcome="by company", message=TWO_SCORES
+    ),
+    "an open file": Kind(OpenFile, outcome="refused", message="the module.file .FileIO. cannot be"),
+    "a generator that holds the module": Kind(
+        OfGenerator, outcome="refused", message="the module.nets .generator. cannot be pickled"
+    ),
+}
