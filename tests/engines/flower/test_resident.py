@@ -71,8 +71,14 @@ class Site:
         self.folder = folder
         (folder / "their_app.py").write_text(APP)
 
-    def send(self, name: str, idle: float = 60, run: int = 1) -> dict[str, Any]:
-        return self.outcome(self.command(name, idle, run))
+    def send(
+        self,
+        name: str,
+        idle: float = 60,
+        run: int = 1,
+    ) -> dict[str, Any]:
+        command = self.command(name, idle, run)
+        return self.outcome(command)
 
     def command(self, name: str, idle: float = 60, run: int = 1) -> list[str]:
         """The process of a message."""
@@ -87,7 +93,11 @@ class Site:
         # Files: the process that lives on has them, too, so a pipe would not end.
         with out.open("w") as out_file, log.open("a") as log_file:
             process = subprocess.run(
-                command, cwd=self.folder, stdout=out_file, stderr=log_file, timeout=600
+                command,
+                cwd=self.folder,
+                stdout=out_file,
+                stderr=log_file,
+                timeout=600,
             )
 
         if process.returncode != 0:
@@ -133,7 +143,8 @@ def test_one_process_answers_all_messages_of_a_run_beside_that_of_another_run(si
     assert process != first_reply["own"]
     assert second["seen"] == ["a", "b"]
     assert second["count"] == 2
-    assert (site.folder / "site" / "socket.key").stat().st_mode & 0o777 == 0o600
+    key_file = site.folder / "site" / "socket.key"
+    assert key_file.stat().st_mode & 0o777 == 0o600
 
     of_another_run = site.send("c", run=2)
     assert of_another_run["seen"] == ["c"]
@@ -180,7 +191,8 @@ def test_second_supernode_in_a_folder_has_a_process_of_its_own(site):
     """So has a SuperNode that is started again, which may have other data."""
     first_reply = site.send("a")
 
-    reply = site.outcome([sys.executable, "-c", STARTER, *site.command("b")])
+    command = site.command("b")
+    reply = site.outcome([sys.executable, "-c", STARTER, *command])
 
     assert reply["seen"] == ["b"]
     assert reply["process"] != first_reply["process"]
