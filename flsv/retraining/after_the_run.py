@@ -318,15 +318,15 @@ class TrainingAfterTheRun:
         if distance is None and not is_on_cpu:
             return None
         are_both_nan = models.trained.isnan() & expected.isnan()
-        is_same = (models.trained == expected) | are_both_nan
-        if is_same.all():
+        differs = (models.trained != expected) & ~are_both_nan
+        entries = self._space.unflatten(differs)
+        changed_names = [name for name, is_changed in entries.items() if is_changed.any()]
+        if not changed_names:
             return None
-        first_entry = int((~is_same).nonzero()[0])
-        name = _name_of_entry(self._space, first_entry)
         path_length = float((expected - models.initial).double().norm())
         change = float((models.trained - expected).double().norm())
         percent = 100 * change / max(path_length, 1e-30)
-        return f"{percent:.2g} % of the way that training went, first in {name!r}"
+        return f"{percent:.2g} % of the way that training went, first in {changed_names[0]!r}"
 
     def _doubts_by_fresh_process(
         self,
@@ -365,19 +365,13 @@ class TrainingAfterTheRun:
             )
 
     def _make_store(self, run: EndedRun, measures_with_outputs: set[str]) -> UtilityStore:
-        ranks = ranks_of(run.trainer)
-        path = None
-        if run.folder is not None:
-            path = run.folder / COALITIONS_FILE
-            if ranks.rank == 0 and not run.resumed:
-                # It belongs to an earlier run, maybe with another module.
-                path.unlink(missing_ok=True)
+        path = None if run.folder is None else run.folder / COALITIONS_FILE
         return UtilityStore(
             path,
             names=list(measures_of(self._metrics.values())),
             settings={**run.settings, "run": self._run_id},
             rounds=self._rounds,
-            ranks=ranks,
+            ranks=ranks_of(run.trainer),
             outputs=measures_with_outputs,
             anew=True,  # a resumed run's file with other settings is replaced
         )
@@ -434,16 +428,6 @@ class TrainingAfterTheRun:
         ]
         outputs = torch.stack(outputs_by_coalition, 1)  # [rounds, K - 2, ...]
         return metric.complete(self._masks, utilities, outputs, run.weights, score)
-
-
-def _name_of_entry(space: ParameterSpace, index: int) -> str:
-    """Return the parameter or buffer at a position of a model's vector."""
-    end = 0
-    for name, shape in zip(space.names, space.shapes):
-        end += shape.numel()
-        if index < end:
-            return name
-    raise IndexError(f"the vector has {space.size} entries, and there is no entry {index}.")
 
 
 def _rest(run: EndedRun) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from flsv import FederatedLoop, Round
 from flsv.aggregation import FedAvg
+from flsv.core import map_clients
 from flsv.core.needs import needs_of, reads_of
 from flsv.core.vocabulary import ARGUMENTS, NEEDS, STAGES, VOCABULARY
 from flsv.data import FederatedDataModule, IIDPartitioner, Splits
@@ -113,7 +114,7 @@ class AskingAggregator(FedAvg):
 
 class AskingBeforeFilters(FedAvg):
     def before_filters(self, updates, clients):
-        clients[0].ask(num_classes)
+        map_clients(clients, lambda client: client.ask(num_classes))
 
 
 class AskingSampler(UniformSampler):

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from flsv import Reporting
-from flsv.core import LocalData, Round
+from flsv.core import Client, LocalData, Ranks, Round
 from flsv.core.artifacts import keep_artifact, write_artifacts
 from flsv.core.parameter_space import sharing
-from flsv.core.ranks import balance_load
+from flsv.core.ranks import ClientPlacement, balance_load
 from flsv.data import ClosedSetLabelNoise
 from flsv.federation import FederatedLoop
 from flsv.metrics import ContributionMetric
@@ -24,6 +24,32 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import clients_of
 from helpers.data import toy_data
 from helpers.fits import assert_resumes, fit
+
+
+def count_samples(local: LocalData) -> int:
+    return int(local.class_counts.sum())
+
+
+class SecondOfTwoRanks(Ranks):
+    """What process 1 is told by process 0, in which everybody's answer is 7."""
+
+    rank = 1
+    size = 2
+
+    def broadcast(self, source: int, value: Any, exchange_name: str) -> Any:
+        return 7 if source == 0 else value
+
+
+def test_question_to_a_client_of_another_process_has_its_answer():
+    ranks = SecondOfTwoRanks()
+    placement = ClientPlacement(ranks, costs=[1.0, 1.0])
+    no_counts = torch.zeros(2)
+    data = LocalData("client 0", lambda split: [], no_counts, no_counts)
+    client = Client(0, data, owners=placement)
+
+    assert not placement.has(0)
+    answer = client.ask(count_samples)
+    assert answer == 7
 
 
 class Asking(Personalizer):

@@ -6,8 +6,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
@@ -52,6 +54,54 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(
 
     stored = list(tmp_path.rglob("coalitions.csv"))
     assert len(stored) == writes_files
+
+
+class Looks(L.Callback):
+    """Notes in each round whether a file is there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.was_there: list[bool] = []
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.was_there.append(self.path.exists())
+
+
+def test_coalitions_of_an_earlier_run_leave_the_folder_when_another_begins(tmp_path: Path) -> None:
+    path = tmp_path / "coalitions.csv"
+    checkpoint = tmp_path / "first.ckpt"
+    presence_by_run = []
+    for rounds, ckpt_path in ((1, None), (2, checkpoint)):
+        path.touch()
+        looks = Looks(path)
+        metrics = {"shadow": ShadowShapley(coalitions="singles")}
+        loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
+        trainer = trainer_for(loop, tmp_path, rounds=rounds, callbacks=[looks])
+        trainer.fit(Base(), make_data(), ckpt_path=ckpt_path)
+        trainer.save_checkpoint(checkpoint)
+        presence_by_run.append(looks.was_there)
+
+    assert presence_by_run == [[False], [True]]
+
+
+def test_bar_counts_the_coalitions_that_are_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = set()
+
+    class Bar(Tqdm):
+        def close(self) -> None:
+            counts.add((self.n, self.total))
+            super().close()
+
+    monkeypatch.setattr("flsv.retraining.after_the_run.Tqdm", Bar)
+    metrics = {"shadow": ShadowShapley(coalitions="singles")}
+    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
+
+    trainer = trainer_for(loop, tmp_path, rounds=1, enable_progress_bar=True)
+    trainer.fit(Base(), make_data())
+
+    assert counts == {(3, 3)}
 
 
 class SignalsItself(Manual):

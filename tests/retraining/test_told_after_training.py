@@ -70,6 +70,31 @@ def test_training_by_a_global_has_values_and_the_verdict_says_why_to_doubt_them(
     assert of_twin.text in inputs["unlike_run"]
 
 
+class OnlyTheRun(Base):
+    """Trains in the first fit only."""
+
+    num_fits = 0
+
+    def on_fit_start(self) -> None:
+        OnlyTheRun.num_fits += 1
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        is_run = OnlyTheRun.num_fits == 1
+        return super().training_step(batch, batch_idx) * is_run
+
+
+def test_doubt_says_how_far_from_the_run_the_twin_is_and_in_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OnlyTheRun, "num_fits", 0)
+    module = OnlyTheRun()
+    module.net[0].requires_grad_(False)
+    module.net[1] = torch.nn.Identity()
+
+    with pytest.warns(UserWarning, match=r"\(1e\+02 % of the way .*, first in 'net\.3\.weight'\)"):
+        fit_with_values(tmp_path, module)
+
+
 def test_training_that_its_state_determines_is_not_doubted(tmp_path: Path) -> None:
     fit_with_values(tmp_path, Base())
 

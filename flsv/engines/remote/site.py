@@ -220,7 +220,7 @@ class Site:
         return report_names
 
     def _train(self, packet: Packet) -> Packet:
-        memory = SiteMemory(self._folder, packet.plain["run"])
+        memory = self._memory(packet)
         state = memory.after(packet.plain["counted"])
         secret: bytes | int | None = self._upload_seed
         if secret is None:
@@ -319,7 +319,7 @@ class Site:
         call = partial(self._call_question, packet, question, site_state)
         answer, tensors = pack(self._within_fit(packet, call))
         visit = packet.digest.hex()
-        memory = SiteMemory(self._folder, packet.plain["run"])
+        memory = self._memory(packet)
         # The earlier states stay, since the server may discard this answer.
         memory.keep(visit, site_state, visits_to_keep=memory.load_all())
         return Packet("answer", {"answer": answer, "visit": visit}, on_cpu(tensors))
@@ -366,9 +366,13 @@ class Site:
                 setattr(progress, counter_name, packet.plain["round"])
         return trainer
 
+    def _memory(self, packet: Packet) -> SiteMemory:
+        plain = packet.plain
+        return SiteMemory(self._folder, plain["run"], plain["client"])
+
     def _state_for(self, packet: Packet) -> SiteState:
         """Return the saved state from which this site continues, as the server requests."""
-        memory = SiteMemory(self._folder, packet.plain["run"])
+        memory = self._memory(packet)
         state = memory.after(packet.plain["counted"])  # the visit that the server has accepted
         if state is None:
             raise LookupError(

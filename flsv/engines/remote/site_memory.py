@@ -24,7 +24,7 @@ class SiteMemory:
 
     Example:
         >>> import tempfile
-        >>> memory = SiteMemory(Path(tempfile.mkdtemp()), "0123456789abcdef")
+        >>> memory = SiteMemory(Path(tempfile.mkdtemp()), "0123456789abcdef", client=0)
         >>> memory.keep("first", {"visits": 1}, [])
         >>> memory.keep("second", {"visits": 2}, ["first"])
         >>> memory.after(None), memory.after("first"), memory.after("second"), memory.after("third")
@@ -34,13 +34,20 @@ class SiteMemory:
     # A visit's name is the hash of the server's message, so a server that repeats a round, and two servers that
     # continue from one checkpoint, get the right state, and no message can overwrite the state after another.
 
-    def __init__(self, folder: Path, run: str) -> None:
-        is_name = isinstance(run, str) and re.fullmatch(r"[0-9a-f]{16}", run)
-        if not is_name:
+    def __init__(
+        self,
+        folder: Path,
+        run: str,
+        client: int,
+    ) -> None:
+        is_text = isinstance(run, str)
+        if not is_text or not re.fullmatch(r"[0-9a-f]{16}", run):
             raise ConfigurationError(f"{run!r:.80} names no run: expected 16 hexadecimal digits.")
+        # By client, too: two sites may have been given one folder.
         run_folder = folder / "runs" / run
-        run_folder.mkdir(parents=True, exist_ok=True)
-        self._path = run_folder / "state.pt"
+        folder_of_client = run_folder / f"{client:d}"
+        folder_of_client.mkdir(parents=True, exist_ok=True)
+        self._path = folder_of_client / "state.pt"
 
     def after(self, visit: str | None) -> SiteState | None:
         """Return the state after the training ``visit``. Empty if ``visit`` is None, None if it was deleted."""

@@ -2,7 +2,6 @@
 
 import csv
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs flwr: make flower")
 
 from flsv.cli import main
-from helpers.sites import ACCEPTED, NAMES, processes_of_sites, start_deployment
+from helpers.sites import ACCEPTED, NAMES, start_deployment
 
 pytestmark = pytest.mark.flower
 ROUNDS = 7
@@ -125,12 +124,6 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path):
         processes.start_link()
         (folder / "osaka_is_back").touch()
         processes.wait_for("rounds", lambda log: "the run has finished" in log)
-        # One process a site and run, whatever was killed: each has a socket of its own.
-        command = [
-            Path(f"/proc/{process}/cmdline").read_bytes() for process in processes_of_sites(folder)
-        ]
-        sockets = set(re.findall(rb"flsv-\w+\.sock", b"".join(command)))
-        assert len(sockets) == len(command)
         log_text = (folder / "rounds.log").read_text()
 
     with (folder / "runs" / "contributions.csv").open() as file:

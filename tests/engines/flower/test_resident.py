@@ -1,20 +1,16 @@
 """A process that lives through a run, and the short ones that hand messages to it: without a SuperLink."""
 
-import hashlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import ANY
 
 import pytest
-from filelock import FileLock
 
 pytest.importorskip("flwr", reason="needs flwr: make flower")
 
@@ -54,7 +50,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from flsv.engines.flower_resident import resident
 
-what, idle, run, site, node = json.loads(sys.argv[1])
+what, idle, run, site = json.loads(sys.argv[1])
+node = 5
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 3, run, node
 message = Message(RecordDict({"told": ConfigRecord({"what": what})}), node, "train")
 message.metadata.__dict__.update(_message_id="m", _src_node_id=1, _run_id=run)
@@ -65,9 +62,6 @@ assert (reply.metadata.run_id, reply.metadata.src_node_id, reply.metadata.reply_
 said = dict(reply.content["said"])
 print(json.dumps({**said, "own": os.getpid(), "count": context.state["count"]["messages"]}))
 """
-
-
-NODE = 5  # of a SuperNode
 
 
 class Site:
@@ -82,15 +76,24 @@ class Site:
         name: str,
         idle: float = 60,
         run: int = 1,
-        node: int = NODE,
     ) -> dict[str, Any]:
+        command = self.command(name, idle, run)
+        return self.outcome(command)
+
+    def command(self, name: str, idle: float = 60, run: int = 1) -> list[str]:
+        """The process of a message."""
+        node_config = {"folder": str(self.folder / "site")}
+        arguments = json.dumps([name, idle, run, node_config])
+        return [sys.executable, "-c", MESSAGE, arguments]
+
+    def outcome(self, command: list[str]) -> dict[str, Any]:
         log = self.folder / "log"
         out = self.folder / "out"
 
         # Files: the process that lives on has them, too, so a pipe would not end.
         with out.open("w") as out_file, log.open("a") as log_file:
             process = subprocess.run(
-                self.command(name, idle, run, node),
+                command,
                 cwd=self.folder,
                 stdout=out_file,
                 stderr=log_file,
@@ -101,19 +104,11 @@ class Site:
             return {"error": log.read_text()}
         return json.loads(out.read_text())
 
-    def command(self, name: str, idle: float = 60, run: int = 1, node: int = NODE) -> list[str]:
-        """The process of a message."""
-        node_config = {"folder": str(self.folder / "site")}
-        arguments = json.dumps([name, idle, run, node_config, node])
-        return [sys.executable, "-c", MESSAGE, arguments]
-
-    @property
-    def socket(self) -> Path:
-        """Of the first run."""
-        folder_and_run = f"{self.folder / 'site'} 1"
-        digest = hashlib.sha256(folder_and_run.encode())
-        name = digest.hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"flsv-{name}.sock"
+    def socket_of(self, process: int) -> str:
+        """The path of a process's socket, which is among the arguments of its command."""
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        _app, _idle, path, *_ = json.loads(words[-2])
+        return path
 
 
 @pytest.fixture
@@ -148,9 +143,8 @@ def test_one_process_answers_all_messages_of_a_run_beside_that_of_another_run(si
     assert process != first_reply["own"]
     assert second["seen"] == ["a", "b"]
     assert second["count"] == 2
-
-    for path in (site.socket, site.folder / "site" / "socket.key"):
-        assert path.stat().st_mode & 0o777 == 0o600
+    key_file = site.folder / "site" / "socket.key"
+    assert key_file.stat().st_mode & 0o777 == 0o600
 
     of_another_run = site.send("c", run=2)
     assert of_another_run["seen"] == ["c"]
@@ -158,13 +152,6 @@ def test_one_process_answers_all_messages_of_a_run_beside_that_of_another_run(si
     fourth = site.send("d")
     assert fourth["seen"] == ["a", "b", "d"]
     assert processes_of_sites(site.folder) == {process, of_another_run["process"]}
-
-
-def test_message_without_idle_time_is_answered_by_its_own_process(site):
-    reply = site.send("a", idle=0)
-
-    assert reply["process"] == reply["own"]
-    assert not site.socket.exists()
 
 
 def test_message_with_an_installation_of_its_own_is_answered_by_its_own_process(site, monkeypatch):
@@ -179,7 +166,7 @@ def test_message_with_an_installation_of_its_own_is_answered_by_its_own_process(
     reply = site.send("a")
 
     assert reply["process"] == reply["own"]
-    assert not site.socket.exists()
+    assert not processes_of_sites(site.folder)
 
 
 def test_a_killed_process_is_replaced(site):
@@ -196,33 +183,30 @@ def test_a_killed_process_is_replaced(site):
     assert site.send("c")["seen"] == ["c"]
 
 
-def test_second_supernode_in_a_folder_is_refused_in_words(site):
-    """It would work on the first one's data, or take its socket away."""
-    refusal = "another SuperNode works in this site's folder"
-    first_reply = site.send("a", node=NODE)
-    for run in (1, 2):
-        reply = site.send("b", run=run, node=NODE + 1)
-        assert refusal in reply["error"]
+#: What stands between a SuperNode and its messages: the process that it starts.
+STARTER = "import subprocess, sys; subprocess.run(sys.argv[1:], check=True)"
 
-    # The first one goes on.
-    expected = {**first_reply, "seen": ["a", "c"], "own": ANY, "count": 2}
-    assert site.send("c", node=NODE) == expected
 
-    os.kill(first_reply["process"], signal.SIGKILL)
-    with FileLock(f"{site.socket}.lock"):  # of a process that another socket leads to
-        assert refusal in site.send("d")["error"]
+def test_second_supernode_in_a_folder_has_a_process_of_its_own(site):
+    """So has a SuperNode that is started again, which may have other data."""
+    first_reply = site.send("a")
 
-    assert site.send("e")["seen"] == ["e"]
+    command = site.command("b")
+    reply = site.outcome([sys.executable, "-c", STARTER, *command])
+
+    assert reply["seen"] == ["b"]
+    assert reply["process"] != first_reply["process"]
+    assert site.send("c")["seen"] == ["a", "c"]
 
 
 def test_error_of_the_app_fails_only_its_own_message(site):
     first_reply = site.send("a")
+
     for idle in (60, 0):  # in the process that lives on, and in the message's own
         error = site.send("raise", idle=idle)["error"]
         # Flower tells the server the last line; the site's log has the text.
         assert error.splitlines()[-1] == "RuntimeError: OSError, the site's own log says more"
         assert "the disk is gone" in error
-
     assert site.send("b")["process"] == first_reply["process"]
 
 
@@ -230,37 +214,14 @@ def test_resident_process_survives_incomplete_messages_and_serves_one_key(site):
     first_reply = site.send("a")
     for half in (b"", b"\x80\x04\x95", b"no pickle"):
         with socket.socket(socket.AF_UNIX) as link:
-            link.connect(str(site.socket))
+            link.connect(site.socket_of(first_reply["process"]))
             link.sendall(half)
 
     assert site.send("b")["process"] == first_reply["process"]
 
     (site.folder / "site" / "socket.key").write_bytes(b"another")
     assert site.send("c")["process"] != first_reply["process"]
-    assert wait_until_gone(first_reply["process"])  # nobody can reach it any more
 
 
 def test_resident_process_ends_when_idle(site):
     assert wait_until_gone(site.send("a", idle=1)["process"])
-
-
-#: Starts a message's process, and ends: its arguments are a file for the output and the command.
-STARTER = """
-import subprocess, sys
-
-with open(sys.argv[1], "w") as output:
-    subprocess.run(sys.argv[2:], stdout=output)
-"""
-
-
-def test_resident_process_ends_when_its_starter_ends(site):
-    output = site.folder / "out"
-    command = site.command("a")
-    subprocess.run(
-        [sys.executable, "-c", STARTER, str(output), *command],
-        cwd=site.folder,
-        timeout=600,
-    )
-
-    reply = json.loads(output.read_text())
-    assert wait_until_gone(reply["process"])

@@ -16,7 +16,7 @@ from torch import Tensor
 from flsv import ClassifierClient, FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet, Site, federation
-from flsv.engines.remote.site_memory import SiteMemory, visit_secret
+from flsv.engines.remote.site_memory import visit_secret
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
 from flsv.uploads import TopK
@@ -163,7 +163,7 @@ def test_noise_differs_for_another_kept_state(message_and_folder, tmp_path):
     def steps_from_kept_and_doubled_state(site: Site) -> Steps:
         visit = site.answer(packet).plain["visit"]
         next_packet = with_plain(packet, counted=visit, round=1)
-        memory = SiteMemory(site._folder, packet.plain["run"])
+        memory = site._memory(packet)
         kept_state = memory.after(visit)
         assert kept_state
 

@@ -133,12 +133,20 @@ def test_faults_of_sites_are_recorded_in_run_json(tmp_path, caplog):
 @pytest.mark.parametrize("run", ["../../elsewhere", 7, "0123456789abcdef\n"])
 def test_run_id_with_a_path_outside_the_sites_folder_is_refused(tmp_path, run):
     with pytest.raises(ConfigurationError, match="names no run"):
-        SiteMemory(tmp_path / "site", run)
+        SiteMemory(tmp_path / "site", run, client=0)
     assert not list(tmp_path.iterdir())
 
 
+def test_two_sites_in_one_folder_keep_their_own_states(tmp_path):
+    memories = [SiteMemory(tmp_path, "0123456789abcdef", client) for client in (0, 1)]
+    for client, memory in enumerate(memories):
+        memory.keep("first", {"model": client}, [])
+
+    assert [memory.after("first") for memory in memories] == [{"model": 0}, {"model": 1}]
+
+
 def test_only_the_sites_own_user_reads_its_models_and_its_secret(tmp_path):
-    memory = SiteMemory(tmp_path, "0123456789abcdef")
+    memory = SiteMemory(tmp_path, "0123456789abcdef", client=0)
     memory.keep("first", {"model": 1}, [])
     memory.keep("second", {"model": 2}, ["first"])
     own_secret(tmp_path)
