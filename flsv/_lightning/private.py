@@ -8,7 +8,6 @@ import lightning as L
 from lightning.fabric.wrappers import _unwrap_objects
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
-from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
 
 #: Launcher that starts a script once for each rank. A strategy of one's own has no public one.
@@ -47,11 +46,6 @@ def forget_compilation(attributes: dict[str, Any]) -> None:
 def unwrapped(module: nn.Module) -> Any:
     """Return the module in Fabric's wrapper. ``fabric.unwrap`` does not exist."""
     return _unwrap_objects(module)
-
-
-def mode_of(loader: CombinedLoader) -> str:
-    """Return how a loader combines others. It has no public name."""
-    return loader._mode
 
 
 def detach_fabric(module: L.LightningModule) -> None:

@@ -279,7 +279,6 @@ class FederatedDataModule(FederationView):
             corruptions=self.corruptions,
             batch_size=self._batch_size,
         )
-        _ = self._partitioned.further_loaders  # an error, if a client has no samples of one
         check_read_back(self._partitioned, compare_labels=labels is None)
         warn_of_random_evaluation(self._partitioned)
         self._needs_setup = False

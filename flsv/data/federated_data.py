@@ -18,7 +18,7 @@ from flsv.data.loaders import Loader, make_loader, preload, tensors_of
 from flsv.data.partition import OneClient, Partitioner, partition_counts
 from flsv.data.sources.base import SourceData, concatenated
 from flsv.data.splits import HELD_OUT, FederatedSplits, Splits, split_federation
-from flsv.data.streams import LoaderPart, has_streams
+from flsv.data.streams import has_streams
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.seeding import generator_for
 
@@ -74,15 +74,6 @@ class FederatedData:
         if len(self.splits.server_val):
             return make_loader(source.train, self.splits.server_val, **source.eval_options)
         return source.val_loaders
-
-    @cached_property
-    def further_loaders(self) -> list[tuple[LoaderPart, list[Tensor]]]:
-        """Each further training loader's part, and its samples of each client, int64 ``[n]``."""
-        combination = self.source.combination
-        if combination is None:
-            return []
-        samples = combination.deal(self.splits)
-        return list(zip(combination.further, samples, strict=True))
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors from which training batches are gathered, ``[N, ...]`` each.
@@ -160,19 +151,10 @@ def partition_data(
     check_full_batches(splits, source)
     source, is_changed = _apply_corruptions(source, splits, corruptions)
 
-    combination = None
-    if source.combination is not None:
-        combination = source.combination.with_options(
-            options,
-            groups=groups if isinstance(groups, str) else None,
-            keeps_groups=partitioner.keeps_groups,
-            has_corruptions=len(corruptions) > 0,
-        )
     source = replace(
         source,
         val=_of_known_classes(source.val, unknown),
         test=_of_known_classes(source.test, unknown),
-        combination=combination,
         split_columns={},  # which are no longer needed
     )
     return FederatedData(source, splits, is_changed)

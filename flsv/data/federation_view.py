@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +21,13 @@ from flsv.data.partition import Partitioner
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.sources.source import source_name
 from flsv.data.splits import HELD_OUT, HeldOut, SplitName, Splits
-from flsv.data.streams import LoaderPart, has_streams
+from flsv.data.streams import StreamSamples, has_streams, part_of
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import generator_for, seed_or_default
 
 if TYPE_CHECKING:
-    from flsv.data.combination import CombinedBatches
     from flsv.data.corruption import Corruption
     from flsv.data.sources.columns import ColumnCard
 
@@ -204,15 +202,10 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         samples_by_client = {}
         for client, client_split in enumerate(self._data.splits.clients):
             samples_by_client[str(client)] = torch.cat(list(client_split.values()))
-        hashes = {
+        return {
             "server": loader_hash(self.val_dataloader()),
             **content_hashes(self._source.train, samples_by_client),
         }
-        for part, rows_by_client in self._data.further_loaders:
-            further_samples = {str(client): rows for client, rows in enumerate(rows_by_client)}
-            for name, content_hash in content_hashes(part.dataset, further_samples).items():
-                hashes[name] += f" {content_hash}"
-        return hashes
 
     @property
     def malicious(self) -> list[int]:
@@ -227,7 +220,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         split: SplitName = "train",
         generator: torch.Generator | None = None,
         shuffle: bool = True,
-    ) -> TensorBatches | DataLoader[Any] | CombinedBatches:
+    ) -> TensorBatches | DataLoader[Any]:
         """Return a loader of the batches of one client's set.
 
         Args:
@@ -258,30 +251,23 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     def _train_loader(
         self, clients: Sequence[int], generator: torch.Generator | None
-    ) -> TensorBatches | DataLoader[Any] | CombinedBatches:
+    ) -> TensorBatches | DataLoader[Any]:
         """Return a loader of training batches, ordered with ``overfit_batches``."""
         if self._overfits:
             generator = None
         source = self._source
         rows = torch.cat([self.client_indices(client) for client in clients])
-        train_part = LoaderPart(source.train, source.train_options, draws=source.draws)
-        if source.combination is None:
-            return train_part.loader(rows, generator)
+        # All samples of a stream belong to one client, so if the first row is of a stream, all rows are.
+        part = part_of(source.train, row=int(rows[0]))
+        if isinstance(part, StreamSamples):
+            return part.loader(generator, source.train_options)
 
-        makers = [partial(train_part.loader, rows)]
-        for part, rows_by_client in self._data.further_loaders:
-            further_rows = torch.cat([rows_by_client[client] for client in clients])
-            makers.append(partial(part.loader, further_rows))
-        return source.combination.batches(makers, generator)
-
-    @property
-    def reason_without_order(self) -> str | None:
-        """Reason why a batch does not tell its samples. None if it does."""
-        if self._source.combination is not None:
-            return "batches of a collection of training loaders"
-        if self.has_streams:
-            return "a client's stream"
-        return None
+        draws = None
+        if source.draws is not None and generator is not None:
+            draws = source.draws.restricted_to(rows)
+        return make_loader(
+            source.train, rows, generator=generator, draws=draws, **source.train_options
+        )
 
     @property
     def has_streams(self) -> bool:
@@ -292,10 +278,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         """Return the positions of a client's training samples, int64 ``[n]``, in the order in which its loader reads
         them.
         """
-        if self.reason_without_order is not None:
-            raise ConfigurationError(
-                f"{self.reason_without_order} cannot be valued sample by sample."
-            )
+        if self.has_streams:
+            raise ConfigurationError("A client's stream cannot be valued sample by sample.")
         indices = self.client_indices(client)
         if self._overfits:
             return torch.arange(len(indices))
@@ -362,8 +346,6 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         if draws is not None:
             digest_of_weights = digest([draws.weights, draws.replacement]).hex()
             settings["sampler"] = f"{draws.count} draws by weights {digest_of_weights[:12]}"
-        if source.combination is not None:
-            settings["loaders"] = str(source.combination)
         for kind in ("client_names", "class_names"):
             names = getattr(self, kind)
             if names != tuple(map(str, range(len(names)))):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
-from flsv.data.loaders import SeededLoader, TensorBatches, WeightedDraws, make_loader
+from flsv.data.loaders import SeededLoader
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
@@ -125,35 +123,3 @@ def has_streams(dataset: Any) -> bool:
     if isinstance(dataset, ConcatDataset):
         return any(map(has_streams, dataset.datasets))
     return isinstance(dataset, StreamSamples)
-
-
-@dataclass(frozen=True)
-class LoaderPart:
-    """A training loader's samples: all of a data set, or those with ``indices``, once in a pass or by ``draws``."""
-
-    dataset: Any
-    options: dict[str, Any]
-    indices: Tensor | None = None
-    draws: WeightedDraws | None = None
-
-    def loader(
-        self, rows: Tensor, generator: torch.Generator | None
-    ) -> TensorBatches | DataLoader[Any]:
-        """Return a loader of batches of ``rows``, shuffled unless ``generator`` is None."""
-        # All samples of a stream belong to one client, so if the first row is of a stream, all rows are.
-        part = part_of(self.dataset, row=int(rows[0]))
-        if isinstance(part, StreamSamples):
-            return part.loader(generator, self.options)
-        draws = None
-        if self.draws is not None and generator is not None:
-            draws = self.draws.restricted_to(rows)
-        return make_loader(self.dataset, rows, generator=generator, draws=draws, **self.options)
-
-    def base_rows(self) -> tuple[Any, Tensor]:
-        """Return the data set that this one is a subset of, and each sample's index there."""
-        dataset = self.dataset
-        rows = torch.arange(len(dataset))
-        while isinstance(dataset, Subset):
-            rows = torch.as_tensor(dataset.indices, dtype=torch.long)[rows]
-            dataset = dataset.dataset
-        return dataset, rows

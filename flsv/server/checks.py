@@ -168,19 +168,18 @@ def _check_samples(
     data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig
 ) -> None:
     """Check that no part needs single samples that cannot be read by number."""
-    if data.reason_without_order is None:
+    if not data.has_streams:
         return
 
     def reads_single_samples(part: Any) -> bool:
         # Answers are computed from samples that are read by number, as a stream's cannot be.
-        asks_streams = data.has_streams and "answers" in needs_of(part)
-        return asks_streams or getattr(part, "reads_order", False)
+        return "answers" in needs_of(part) or getattr(part, "reads_order", False)
 
     parts = _name_parts(metrics, config, reads_single_samples)
     if parts:
         raise ConfigurationError(
-            f"{parts} read the clients' samples one by one, which cannot be done with {data.reason_without_order}. "
-            "Value the clients (ShadowShapley, or metrics of the updates), or give one loader of a map-style data set."
+            f"{parts} read the clients' samples one by one, which cannot be done with a client's stream. "
+            "Value the clients (ShadowShapley, or metrics of the updates), or give a map-style data set."
         )
 
 

@@ -103,7 +103,7 @@ def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(
         ),
         pytest.param(
             {"age": ["61", "44", "57", "old"]},
-            r"Lyon.csv, line 5: 'old' in 'age' is a word, and others are numbers",
+            r"Lyon.csv, line 5: 'old' in 'age' is not a valid number",
             id="a word among numbers",
         ),
     ],

@@ -467,7 +467,7 @@ class Scaled(DataLoader):
     ("loader", "name"),
     [
         (DataLoader(DATA, batch_size=None), "DataLoader"),
-        ([DataLoader(DATA), DataLoader(DATA, batch_size=None)], "DataLoader"),
+        ([DataLoader(DATA), DataLoader(DATA)], "list"),
         (DataLoader(DATA, batch_sampler=Episodes(SequentialSampler(DATA), 2, False)), "DataLoader"),
         (Scaled(DATA, 4), "Scaled"),
     ],

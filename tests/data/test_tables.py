@@ -147,7 +147,7 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns():
             r"'odd' has date in .*dates\": .\"odd",
         ),
         (lambda: pd.Series([1, "1"] * 30, dtype=object), "int in .* and str in "),
-        (lambda: ["1,5", "2,5"] * 30, "row 0: '1,5' in 'odd' is a number, but stored as text"),
+        (lambda: ["1,5", "2,5"] * 30, "row 0: '1,5' in 'odd' is a number stored as text"),
         (lambda: [np.inf, *range(59)], "row 0: 'inf' in 'odd' is not a valid number"),
         (lambda: [1e300, *range(59)], "row 0: '1e.300' in 'odd' is not a valid number"),
     ],
@@ -390,7 +390,7 @@ def make_clinic(rng, rows=40, **columns):
     )
     return pd.DataFrame(
         {
-            "came": days.strftime("%d.%m.%Y"),
+            "came": days.strftime("%Y-%m-%d"),
             "name": [f"name {i}" for i in rng.permutation(1000)[:rows]],
             "score": [
                 *rng.normal(size=rows - 1).round(3).astype(str),
@@ -420,11 +420,9 @@ def test_unusable_columns_are_in_one_message_whose_line_repairs_them(tmp_path):
 
     options = yaml.safe_load(str(error.value).splitlines()[-1])["columns"]
     assert options == {
-        "exclude": ["name", "lab", "insurer"],
+        "exclude": ["name", "score", "lab", "insurer"],
         "dates": {"came": "days"},
-        "date_format": ["%d.%m.%Y"],
         "categorical": ["age"],
-        "gaps": {"score": ["not done"]},
         "max_categories": 75,
     }
 
@@ -433,10 +431,8 @@ def test_unusable_columns_are_in_one_message_whose_line_repairs_them(tmp_path):
 
     assert {name: card.kind for name, card in cards.items()} == {
         "came": "days since 1970",
-        "score": "numbers",
         "age": "categories",
     }
-    assert cards["score"].values.isna().sum() == 2
 
 
 def test_delimiters_are_found_file_by_file(tmp_path):

@@ -17,7 +17,6 @@ import pandas
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -40,22 +39,14 @@ SAMPLES = 90
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(SAMPLES, 6, generator=GENERATOR)
 Y = torch.arange(SAMPLES) % 3
-U = torch.randn(50, 6, generator=GENERATOR)
 VAL = (X[:30] + 0.1, Y[:30])
 DATES = [f"{2020 + row % 5}-0{1 + row % 9}-01" for row in range(SAMPLES)]
 WARDS = ["Boston", "Lyon"] * (SAMPLES // 2)
 
 
 def loss_of(net: nn.Module, batch: Any) -> Tensor:
-    """Cross-entropy, and with unlabeled samples how far their outputs change by noise of a fixed size."""
-    if not isinstance(batch, dict):
-        x, y = batch
-        return nn.functional.cross_entropy(net(x), y)
-    x, y = batch["labeled"]
-    (u,) = batch["unlabeled"]
-    cross_entropy = nn.functional.cross_entropy(net(x), y)
-    consistency = nn.functional.mse_loss(net(u), net(u + 0.1))
-    return cross_entropy + consistency
+    x, y = batch
+    return nn.functional.cross_entropy(net(x), y)
 
 
 class Project(L.LightningModule):
@@ -176,65 +167,6 @@ def hold_out_ids(folder: Path) -> Case:
     return make_wards_case(is_held_out, splits, patient=patients)
 
 
-class TwoLoaders(L.LightningDataModule):
-    def __init__(self, mode: str) -> None:
-        super().__init__()
-        self.mode = mode
-
-    def train_dataloader(self) -> Any:
-        labeled = Samples(X, Y, groups=WARDS)
-        unlabeled = Samples(U, groups=["Boston"] * 30 + ["Lyon"] * 20)
-        loaders = {
-            "labeled": DataLoader(labeled, BATCH, shuffle=True),
-            "unlabeled": DataLoader(unlabeled, BATCH, shuffle=True),
-        }
-        if self.mode == "max_size_cycle":
-            return loaders
-        return CombinedLoader(loaders, self.mode)
-
-    def val_dataloader(self) -> Any:
-        return DataLoader(TensorDataset(*VAL), BATCH)
-
-
-ROWS_OF_WARDS = [
-    torch.arange(0, SAMPLES, 2),
-    torch.arange(1, SAMPLES, 2),
-]
-SIZES_OF_WARDS = [len(rows) for rows in ROWS_OF_WARDS]
-UNLABELED_ROWS_OF_WARDS = [
-    torch.arange(30),
-    torch.arange(30, 50),
-]
-
-
-def train_on_two_loaders(mode: str) -> Case:
-    shuffle_of_wards = shuffle_labeled(ROWS_OF_WARDS)
-
-    def make_batches(round_index: int, client: int) -> list[Any]:
-        labeled_batches = shuffle_of_wards(round_index, client)
-        # The seed of all other shuffling of a client in a round is that of its first loader.
-        first_epoch = 0
-        generator_of_labeled = generator_for(SEED, "shuffle", round_index, client, first_epoch)
-        seed = generator_of_labeled.initial_seed()
-        second_loader = 1
-        unlabeled_rows = UNLABELED_ROWS_OF_WARDS[client]
-        unlabeled_batches = []
-        for pass_index in range(2):  # the shorter loader is read again, shuffled anew
-            generator = generator_for(seed, "pass", second_loader, pass_index)
-            for rows in shuffle_by_hand(unlabeled_rows, generator):
-                unlabeled_batches.append((U[rows],))
-            if mode == "min_size":
-                break
-
-        batches = []
-        for labeled, unlabeled in zip(labeled_batches, unlabeled_batches):
-            batches.append({"labeled": labeled, "unlabeled": unlabeled})
-        return batches
-
-    data = FederatedDataModule(TwoLoaders(mode), GroupPartitioner())
-    return Case(data, make_batches, SIZES_OF_WARDS)
-
-
 STREAM_SIZES = (20, 28)
 
 
@@ -271,8 +203,6 @@ def train_on_streams(batches_of_pass: int = 4, steps: int | None = None) -> Case
 CASES: dict[str, Callable[[Path], Case]] = {
     "a date decides": hold_out_since_a_date,
     "a list of ids is held out": hold_out_ids,
-    "labeled and unlabeled": lambda folder: train_on_two_loaders("max_size_cycle"),
-    "as many as the shorter": lambda folder: train_on_two_loaders("min_size"),
     "streams": lambda folder: train_on_streams(),
     "streams of 2 batches": lambda folder: train_on_streams(batches_of_pass=2),
     "streams of 5 steps": lambda folder: train_on_streams(steps=5),
@@ -468,6 +398,13 @@ def values_by_hand(case: Case, performance: str) -> list[float]:
     return [value_of_boston, value_of_lyon]
 
 
+ROWS_OF_WARDS = [
+    torch.arange(0, SAMPLES, 2),
+    torch.arange(1, SAMPLES, 2),
+]
+SIZES_OF_WARDS = [len(rows) for rows in ROWS_OF_WARDS]
+
+
 def train_on_wards(dataset: Any, **options: Any) -> Case:
     clients = {}
     for ward, rows in zip(("Boston", "Lyon"), ROWS_OF_WARDS):
@@ -488,7 +425,6 @@ BY_LOSS = {"performance": "val_loss", "mode": "min"}
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("labeled and unlabeled", BY_LOSS),
         ("streams", BY_LOSS),
         # Classes that the data do not tell are those of the validation samples.
         ("streams", {}),
@@ -507,33 +443,23 @@ def test_value_of_a_client_is_that_of_all_that_it_trains_on(name, options, tmp_p
 
 
 class WardData(L.LightningDataModule):
-    """A ward's own loaders."""
+    """A ward's own loader."""
 
-    def __init__(self, name: str, ward: int) -> None:
+    def __init__(self, ward: int) -> None:
         super().__init__()
-        self.name = name
         self.ward = ward
 
     def train_dataloader(self) -> Any:
-        if self.name == "streams":
-            stream = Stream(Beats(self.ward), STREAM_SIZES[self.ward])
-            return DataLoader(stream, BATCH)
-        rows = ROWS_OF_WARDS[self.ward]
-        labeled = TensorDataset(X[rows], Y[rows])
-        unlabeled = TensorDataset(U[UNLABELED_ROWS_OF_WARDS[self.ward]])
-        return {
-            "labeled": DataLoader(labeled, BATCH, shuffle=True),
-            "unlabeled": DataLoader(unlabeled, BATCH, shuffle=True),
-        }
+        stream = Stream(Beats(self.ward), STREAM_SIZES[self.ward])
+        return DataLoader(stream, BATCH)
 
 
-@pytest.mark.parametrize("name", ["labeled and unlabeled", "streams"])
-def test_sites_train_on_their_own_loaders(name, tmp_path):
+def test_sites_train_on_their_own_streams(tmp_path):
     sites = {}
     for ward in BOTH:
         sites[100 + ward] = Site(
             Project,
-            partial(WardData, name, ward),
+            partial(WardData, ward),
             make_loop,
             tmp_path / f"site {ward}",
             upload_seed=SEED,
@@ -559,8 +485,7 @@ def test_sites_train_on_their_own_loaders(name, tmp_path):
     data = RemoteData(names, sizes, contents, server_data=ServersSamples())
     trainer_for(loop, tmp_path, ROUNDS).fit(module, data)
 
-    case = CASES[name](tmp_path)
-    trained, _ = train_by_hand(case)
+    trained, _ = train_by_hand(train_on_streams())
     assert torch.equal(read_parameters(module), trained)
     untrained = read_parameters(Project())
     gain = score_by_hand(trained, "accuracy") - score_by_hand(untrained, "accuracy")

@@ -35,7 +35,6 @@ from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
 if TYPE_CHECKING:
-    from flsv.data.combination import Combination
     from flsv.data.sources.agreed import AgreedEncoder, TableSummary
     from flsv.data.sources.columns import ColumnCard, Columns
 
@@ -87,7 +86,6 @@ class SourceData:
             and encoded by these samples.
         split_columns: training rows' values in the columns by which a table is split.
         summary: function of a site's training indices, which returns what the site tells to agree on an encoder.
-        combination: a data module's training loaders, if it has several.
         encoder: how a table's columns became inputs.
         classes: labels and names of the classes, after corruptions.
     """
@@ -111,7 +109,6 @@ class SourceData:
     fitted: Callable[[Sequence[Tensor]], SourceData] | None = None
     split_columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     summary: Callable[[Tensor], TableSummary] | None = None
-    combination: Combination | None = None
     encoder: AgreedEncoder | None = None
     classes: Classes = field(default_factory=Classes)
 

@@ -36,13 +36,10 @@ from flsv.data.sources.frames import (
 )
 from flsv.data.sources.notation import (
     LEADING_ZERO,
+    NUMBER_IN_ANY_NOTATION,
     TWO_WRITINGS,
     TextFormat,
     are_dates,
-    are_numbers_with_unit,
-    column_numbers,
-    date_formats,
-    other_notations,
     parse_dates,
     parse_numbers,
     text_with_ambiguous_point,
@@ -61,8 +58,6 @@ _KIND_OF_DTYPE = {
     "empty": NUMBERS_KIND,
 }
 _NUMBER_OF_TRUTH = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
-#: Largest number of different values that may still be categories, or marks of missing values.
-_MAX_FEW_VALUES = 10
 
 
 def by_format(
@@ -133,7 +128,9 @@ def _kind_and_numbers(
     # Each file may have its own notation of numbers.
     numbers_by_file = []
     for text_format, texts_of_file in by_format(table, values, columns):
-        read_file = partial(column_numbers, text_format=text_format)
+        read_file = partial(
+            parse_numbers, decimal=text_format.decimal, thousands=text_format.thousands
+        )
         numbers_by_file.append(by_distinct_text(texts_of_file, read_file, dtype=float))
     numbers = pd.concat(numbers_by_file)
     is_number = np.isfinite(numbers[values.notna()])
@@ -202,18 +199,17 @@ def read_column(table: Table, name: str, columns: Columns) -> tuple[str, pd.Seri
     if kind == WORDS_KIND:
         if not table.typed and are_dates(values[has_value]):
             raise _dates_error(table, name, values)
-        _check_not_in_other_notation(table, name, values, columns)
+        _check_not_in_other_notation(table, name, values, numbers)
         return kind, category_names(values)
 
-    if numbers[has_value].isna().any():
-        _check_not_in_other_notation(table, name, values, columns)
+    _check_not_in_other_notation(table, name, values, numbers)
     if not table.typed:
         _check_point_is_unambiguous(table, name, values, columns)
     is_too_large = numbers.abs() > LARGEST_NUMBER
     numbers = numbers.mask(is_too_large)
     is_unreadable = numbers.isna() & has_value
     if is_unreadable.any():
-        raise _not_a_number_error(table, name, values[is_unreadable], numbers, columns)
+        raise _not_a_number_error(table, name, values[is_unreadable])
     return kind, numbers
 
 
@@ -252,28 +248,15 @@ def _check_point_is_unambiguous(
         )
 
 
-def _not_a_number_error(
-    table: Table, name: str, wrong_values: pd.Series, numbers: pd.Series, columns: Columns
-) -> ColumnError:
+def _not_a_number_error(table: Table, name: str, wrong_values: pd.Series) -> ColumnError:
     """Return an error about values that are not numbers in a column of numbers."""
-    words = sorted({str(value) for value in wrong_values})
-    has_fractions = (numbers % 1 > 0).any()
-    are_continuous = has_fractions or numbers.nunique() > _MAX_FEW_VALUES
     row = int(wrong_values.index[0])
-    where = f"{table.where(row)}: {str(wrong_values.iloc[0])!r} in {name!r}"
-    if not are_continuous or are_numbers_with_unit(words):
-        return ColumnError(
-            f"{where} is a word, and others are numbers: {TWO_WRITINGS}", {"exclude": [name]}
-        )
-
-    remedy: dict[str, Any] = {"exclude": [name]}  # options for the columns
-    if not isinstance(columns.gaps, list) and len(words) <= _MAX_FEW_VALUES:
-        # Marks are set by column, or not at all: the words may be further marks of missing values.
-        marks_of_columns = columns.gaps or {}
-        marks = [*marks_of_columns.get(name, ()), *words]
-        remedy = {"gaps": {name: marks}}
+    value = str(wrong_values.iloc[0])
+    gaps = {name: [value]}
     return ColumnError(
-        f"{where} is not a valid number, but others are: a missing value, or a category?", remedy
+        f"{table.where(row)}: {value!r} in {name!r} is not a valid number, but others are: a missing value (gaps: "
+        f"{gaps}), {TWO_WRITINGS}",
+        {"exclude": [name]},
     )
 
 
@@ -297,54 +280,37 @@ def _mixed_types_error(table: Table, name: str) -> ColumnError:
 
 
 def _dates_error(table: Table, name: str, values: pd.Series) -> ColumnError:
-    formats = date_formats(texts_by_file(table, values))
     row = values.first_valid_index()
-    sentence = f"{table.where(row)}: {name!r} has dates, such as {values[row]!r}"
-    if formats is None:
-        unclear = "whether the day or the month comes first is not clear in all tables"
-        to_days = f"Set date_format, such as '%d/%m/%Y', and dates: {{{name}: days}}."
-        return ColumnError(f"{sentence}, and {unclear}. {to_days}", {"exclude": [name]})
-    remedy: dict[str, Any] = {"dates": {name: DAYS_SINCE_1970}}
-    if formats:
-        remedy["date_format"] = formats
     return ColumnError(
-        f"{sentence}. Convert dates to days since 1970, or since the date in another column.",
-        remedy,
+        f"{table.where(row)}: {name!r} has dates, such as {values[row]!r}. Convert dates to days since 1970, or since "
+        "the date in another column. Dates other than 2024-03-31 need a date_format, such as '%d.%m.%Y'.",
+        {"dates": {name: DAYS_SINCE_1970}},
     )
 
 
 def _check_not_in_other_notation(
-    table: Table, name: str, values: pd.Series, columns: Columns
+    table: Table, name: str, values: pd.Series, numbers: pd.Series
 ) -> None:
     """Raise ColumnError if texts are numbers in another notation, such as with decimal commas."""
-    distinct_texts = [sorted({*texts}) for texts in texts_by_file(table, values)]
-    formats = [text_format for text_format, _ in by_format(table, values, columns)]
-    numbers_not_read, notations = other_notations(distinct_texts, formats)
-    if not numbers_not_read:
+    unread_values = values[numbers.isna()].dropna().unique()
+    texts = {value for value in unread_values if isinstance(value, str)}
+    numbers_not_read = set(filter(NUMBER_IN_ANY_NOTATION.fullmatch, texts))
+    words = texts - numbers_not_read
+    are_mostly_words = len(words) > values.nunique() / 2
+    if not numbers_not_read or are_mostly_words:
         return
+
     rows = np.flatnonzero(values.isin(numbers_not_read))
     row = int(rows[0])
-    where = f"{table.where(row)}: {values[row]!r} in {name!r}"
-
-    # Each notation is a dict of options, such as {"decimal": ",", "thousands": "."}.
-    descriptions = []
-    for options in notations:
-        marks = [f"{option}: {mark!r}" for option, mark in options.items()]
-        descriptions.append(", ".join(marks))
-    possible_notations = " or ".join(descriptions)
-    if len(notations) == 1 and not table.typed:
-        titles = {"decimal": "a decimal comma", "thousands": "thousands separators"}
-        marks_in_words = " and ".join(titles[option] for option in notations[0])
-        raise ColumnError(f"{where} has {marks_in_words} ({possible_notations}).", notations[0])
-
+    problem = (
+        "in another notation. Set decimal and thousands, or those of one client's file (read)."
+    )
     if table.typed:
-        reason = "stored as text"
-    elif notations:
-        reason = f"several notations are possible ({possible_notations})"
-    else:
-        reason = "others are in another notation"
-    message = f"{where} is a number, but {reason}. Write all numbers in the same notation, or store them as numbers."
-    raise ColumnError(message, {"exclude": [name]})
+        problem = "stored as text. Store all numbers as numbers."
+    raise ColumnError(
+        f"{table.where(row)}: {values[row]!r} in {name!r} is a number {problem}",
+        {"exclude": [name]},
+    )
 
 
 def _dates_of(table: Table, name: str, columns: Columns) -> pd.Series:

@@ -51,8 +51,7 @@ class Columns:
             matches ``-99.0``.
         standardize_target: whether to subtract the mean of a regression's target and divide by its standard deviation.
         max_categories: largest number of categories of a column. A column with more is refused.
-        decimal: decimal mark of numbers in a file. With ``","``, ``"12,5"`` is a number, and so is ``"12.5"``, whose
-            point cannot separate thousands.
+        decimal: decimal mark of numbers in a file. With ``","``, ``"12,5"`` is a number and ``"12.5"`` is none.
         thousands: thousands separator of numbers in a file: with ``"."``, ``"1.234,5"`` is 1234.5. None: numbers have
             none, and a column whose points may separate thousands is refused.
         encoding: encoding of the text files that are not in UTF-8, such as ``cp1252`` of Windows in Western Europe.

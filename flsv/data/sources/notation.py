@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import compress, product
+from itertools import product
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -24,16 +24,10 @@ _SPACES = re.compile("[\u00a0\u202f]")
 _GROUPED_DIGITS = {
     mark: re.compile(rf"[-+]?[1-9]\d{{0,2}}({re.escape(mark)}\d{{3}})+") for mark in THOUSANDS
 }
-#: Options of all notations but the usual one.
-_NOTATIONS: list[dict[str, Any]] = [
-    {"decimal": ","},
-    {"decimal": ",", "thousands": "."},
-    {"decimal": ",", "thousands": " "},
-    {"decimal": ",", "thousands": "'"},
-    {"thousands": ","},
-    {"thousands": " "},
-    {"thousands": "'"},
-]
+#: A number by any decimal mark and thousands separator.
+NUMBER_IN_ANY_NOTATION = re.compile(
+    r"[-+]?(\d+|[1-9]\d{0,2}([., '\u00a0\u202f]\d{3})+)([.,]\d+)?([eE][-+]?\d+)?"
+)
 
 
 @checked
@@ -60,17 +54,8 @@ class TextFormat:
 _WHOLE_BELOW_1000 = re.compile(r"[-+]?\d{1,3}")
 #: A zero that a number would lose, at the start of a text.
 LEADING_ZERO = re.compile(r"[-+]?0\d")
-_NUMBER_WITH_POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
-
-
 #: What is said of words in a column of numbers that are no category of their own.
 TWO_WRITINGS = "two codings of one thing, or a unit? Write the same at all sites, or name categories (categorical)."
-_NUMBER_AND_WORD = re.compile(r"[-+]?\d[\d.,]*\s*(?![eE][-+]?\d)[^\W\d_]+.*")
-
-
-def are_numbers_with_unit(words: Iterable[str]) -> bool:
-    """Return whether words are numbers with a unit, such as ``5 mg``."""
-    return all(_NUMBER_AND_WORD.fullmatch(word) for word in words)
 
 
 def parse_numbers(
@@ -78,10 +63,7 @@ def parse_numbers(
     decimal: str = ".",
     thousands: str | None = None,
 ) -> np.ndarray:
-    """Convert values to numbers, float64 ``[N]``, with NaN for what is not a number.
-
-    With a decimal comma, a point that cannot separate thousands is read as decimal, too.
-    """
+    """Convert values to numbers, float64 ``[N]``, with NaN for what is not a number."""
     values = list(values)
     texts = {value for value in values if isinstance(value, str)}
     is_plain = decimal == "." and thousands is None and "_" not in "".join(texts)
@@ -126,11 +108,8 @@ def _plain_text(
         return ""
     if thousands is not None:
         text = _without_separators(text, decimal, thousands)
-
-    # Beside decimal commas, a point that is left is decimal as in 1.5, unless it may separate thousands as in 1.500.
     if decimal == "," and "." in text:
-        is_ambiguous = "," in text or _GROUPED_DIGITS["."].fullmatch(text) is not None
-        return "" if is_ambiguous else text
+        return ""
     return text.replace(decimal, ".")
 
 
@@ -146,26 +125,6 @@ def _without_separators(
     if not _GROUPED_DIGITS[thousands].fullmatch(integer):
         return text
     return f"{integer.replace(thousands, '')}{mark}{fraction}"
-
-
-def column_numbers(values: Sequence[Any], text_format: TextFormat) -> np.ndarray:
-    """Convert one file's column as :func:`parse_numbers` does, unless a value contradicts a decimal comma."""
-    decimal = text_format.decimal
-    texts = [value for value in values if isinstance(value, str)]
-    if decimal == "." or not any(_has_decimal_point(text) for text in texts):
-        return parse_numbers(values, decimal, text_format.thousands)
-
-    # A number such as 0.5 shows that this file's points do not separate thousands. If the file has commas, too, both
-    # marks are read as decimal, and a number such as 1.500 is not read. Otherwise the file has decimal points.
-    has_comma = any("," in text for text in texts)
-    decimal_of_file = "," if has_comma else "."
-    return parse_numbers(values, decimal_of_file)
-
-
-def _has_decimal_point(text: str) -> bool:
-    """Return whether a text is a number with a point that cannot separate thousands."""
-    has_point = _NUMBER_WITH_POINT.fullmatch(text) is not None
-    return has_point and not _GROUPED_DIGITS["."].fullmatch(text)
 
 
 def text_with_ambiguous_point(texts: Iterable[str]) -> str | None:
@@ -192,53 +151,8 @@ def text_with_ambiguous_point(texts: Iterable[str]) -> str | None:
     return max(with_point, default=None)  # any of them would do
 
 
-def other_notations(
-    texts_by_file: Sequence[Sequence[str]],
-    formats: Sequence[TextFormat],
-) -> tuple[list[str], list[dict[str, str]]]:
-    """Find the texts that are numbers only in another notation, and the options of the notations that fit.
-
-    ``formats`` are those of the files. Both lists are empty if most texts are words. Several notations are returned if
-    they give different numbers.
-    """
-    unread_texts = set[str]()
-    for texts, text_format in zip(texts_by_file, formats):
-        is_nan = np.isnan(column_numbers(texts, text_format))
-        unread_texts.update(compress(texts, is_nan))
-    unread_numbers = sorted(filter(_is_number, unread_texts))
-    words = unread_texts.difference(unread_numbers)
-    all_texts = set().union(*texts_by_file)
-    are_mostly_words = len(words) > len(all_texts) / 2
-    if not unread_numbers or are_mostly_words:
-        return [], []
-
-    options_by_numbers: dict[Any, dict[str, str]] = {}
-    for notation in _NOTATIONS:
-        numbers: list[float] = []
-        for texts, text_format in zip(texts_by_file, formats):
-            if not text_format.states_notation:
-                text_format = TextFormat(**notation)
-            numeric_texts = [text for text in texts if text not in words]
-            numbers += column_numbers(numeric_texts, text_format).tolist()
-        if not np.isnan(numbers).any():
-            # Equal numbers are given by the shortest options, which come first.
-            options_by_numbers.setdefault(tuple(numbers), notation)
-    return unread_numbers, list(options_by_numbers.values())
-
-
-def _is_number(text: str) -> bool:
-    """Return whether a text is a number in any notation."""
-    for notation in _NOTATIONS:
-        (number,) = parse_numbers([text], **notation)
-        if np.isfinite(number):
-            return True
-    return False
-
-
 _ISO_DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?")
 _DAY_AND_YEAR = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{4}((?: \d{1,2}:\d\d(?::\d\d)?)?)")
-_FORMATS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
-_SEPARATOR_OF_FORMAT = {date_format: date_format[2] for date_format in _FORMATS}
 #: Formats of the time of day, which a date may have.
 _TIME_FORMATS = ("", " %H:%M", " %H:%M:%S")
 
@@ -246,35 +160,6 @@ _TIME_FORMATS = ("", " %H:%M", " %H:%M:%S")
 def are_dates(texts: Iterable[str]) -> bool:
     """Return whether all texts look like dates with a four-digit year."""
     return all(_ISO_DATE.fullmatch(text) or _DAY_AND_YEAR.fullmatch(text) for text in texts)
-
-
-def date_formats(texts_by_file: Iterable[Iterable[str]]) -> list[str] | None:
-    """Return the ``strftime`` formats of dates that are not ISO 8601, given the texts of each file.
-
-    Return None if a file does not show the order of day and month, or if two files have different orders.
-    """
-    formats: list[str] = []
-    for texts in texts_by_file:
-        other_texts = [text for text in texts if not _ISO_DATE.fullmatch(text)]
-        if not other_texts:
-            continue
-        possible_formats = [
-            date_format for date_format in _FORMATS if _are_all_dates(other_texts, date_format)
-        ]
-        if len(possible_formats) != 1:
-            return None
-        (only_format,) = possible_formats
-        if only_format not in formats:
-            formats.append(only_format)
-
-    separators = {_SEPARATOR_OF_FORMAT[date_format] for date_format in formats}
-    have_one_order_each = len(separators) == len(formats)
-    return formats if have_one_order_each else None
-
-
-def _are_all_dates(texts: Sequence[str], date_format: str) -> bool:
-    dates = parse_dates(pd.Series(texts, dtype=object), [date_format])
-    return bool(dates.notna().all())
 
 
 def parse_dates(texts: pd.Series, formats: Sequence[str]) -> pd.Series:

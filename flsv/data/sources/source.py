@@ -12,7 +12,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import (
@@ -26,7 +26,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from flsv._lightning.private import mode_of
 from flsv.data.groups import client_names_of
 from flsv.data.labels import chosen_by_rarity, class_names_of
 from flsv.data.loaders import WeightedDraws
@@ -42,7 +41,7 @@ from flsv.data.sources.base import (
     one_numbering,
 )
 from flsv.data.sources.table import Table, find_place, is_columnar
-from flsv.data.streams import LoaderPart, has_streams, stream_samples
+from flsv.data.streams import stream_samples
 from flsv.utilities.errors import ConfigurationError, check_lightning
 
 READABLE_KINDS = (
@@ -242,78 +241,46 @@ _METHODS_OF_BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
 
 def module_source(module: L.LightningDataModule) -> SourceData:
     """Return the source of a data module's loaders, after its ``setup("fit")``."""
-    name = type(module).__name__
-    loaders = module.train_dataloader()
-    is_collection = isinstance(loaders, Mapping | list | tuple)
-    if is_collection and loaders:
-        loaders = CombinedLoader(loaders, "max_size_cycle")  # as Lightning does
-    combination = None
-    if isinstance(loaders, CombinedLoader):
-        parts = [_part_of_loader(loader, name) for loader in loaders.flattened]
-        _check_combined(loaders, parts, name)
-        train = parts[0]
-    else:
-        train = _part_of_loader(loaders, name)
-    val, eval_options = None, train.options
-    val_loaders = (
-        _only_loader(module.val_dataloader()) if is_overridden("val_dataloader", module) else None
-    )
-    if (
-        isinstance(val_loaders, DataLoader)
-        and type(val_loaders.batch_sampler) is BatchSampler
-        and isinstance(val_loaders.batch_sampler.sampler, SequentialSampler)
-        and not makes_own_batches(val_loaders)
-    ):
-        val, eval_options, val_loaders = val_loaders.dataset, _options(val_loaders), None
-    if isinstance(loaders, CombinedLoader):
-        from flsv.data.combination import combination_of
-
-        combination = combination_of(loaders, parts, val)
-    return SourceData(
-        train.dataset,
-        val,
-        val_loaders,
-        indices=train.indices,
-        class_names=class_names_of(train.dataset),
-        train_options=train.options,
-        eval_options={**eval_options, "drop_last": False},
+    source = _training_source(module.train_dataloader(), type(module).__name__)
+    source = replace(
+        source,
+        class_names=class_names_of(source.train),
         pooled=getattr(module, "pooled_inputs", False),
         columns=getattr(module, "columns_read", ()),
-        by_rarity=getattr(train.dataset, "by_rarity", False),
-        draws=train.draws,
-        combination=combination,
+        by_rarity=getattr(source.train, "by_rarity", False),
     )
+    if not is_overridden("val_dataloader", module):
+        return source
+
+    val_loaders = _only_loader(module.val_dataloader())
+    has_usual_batches = _makes_usual_batches(val_loaders)
+    if has_usual_batches and isinstance(val_loaders.batch_sampler.sampler, SequentialSampler):
+        eval_options = {**_options(val_loaders), "drop_last": False}
+        return replace(source, val=val_loaders.dataset, eval_options=eval_options)
+    return replace(source, val_loaders=val_loaders)
 
 
-def _part_of_loader(loader: Any, name: str) -> LoaderPart:
+def _training_source(loader: Any, name: str) -> SourceData:
     """Return what a training loader of the data module ``name`` reads, if its samples can be divided among clients."""
-    if (
-        not isinstance(loader, DataLoader)
-        or type(loader.batch_sampler) is not BatchSampler
-        or makes_own_batches(loader)
-    ):
+    if not _makes_usual_batches(loader):
         raise ConfigurationError(
             f"{name}'s training loader is a {type(loader).__name__} whose samples cannot be divided among clients: "
-            "give torch DataLoaders that make their batches by batch_size and shuffle, or the data set as source."
+            "give one torch DataLoader that makes its batches by batch_size and shuffle, or the data set as source."
         )
+    train = loader.dataset
+    indices, draws = None, None
+    if isinstance(train, IterableDataset):
+        train = stream_samples(train)
+    else:
+        indices, draws = _indices_and_draws(loader, name)
     options = _options(loader)
-    if isinstance(loader.dataset, IterableDataset):
-        return LoaderPart(stream_samples(loader.dataset), options)
-    indices, draws = _indices_and_draws(loader, name)
-    return LoaderPart(loader.dataset, options, indices=indices, draws=draws)
-
-
-def _check_combined(loaders: CombinedLoader, parts: list[LoaderPart], name: str) -> None:
-    """Raise ConfigurationError for loaders that Lightning or flsv cannot train on together."""
-    if mode_of(loaders) == "sequential":
-        raise ConfigurationError(
-            f"{name}'s training loaders are read one after the other (sequential), on which Lightning does not train. "
-            "Choose max_size_cycle, max_size or min_size."
-        )
-    if any(has_streams(part.dataset) for part in parts):
-        raise ConfigurationError(
-            f"{name} has a stream among several training loaders. Train on a stream alone, or give map-style data sets."
-        )
+    return SourceData(
+        train,
+        indices=indices,
+        draws=draws,
+        train_options=options,
+        eval_options={**options, "drop_last": False},
+    )
 
 
 def _indices_and_draws(
@@ -359,11 +326,13 @@ def _only_loader(loaders: Any) -> Any:
     return loaders
 
 
-def makes_own_batches(loader: DataLoader[Any]) -> bool:
-    """Return whether a loader's class overrides how ``DataLoader`` makes batches."""
+def _makes_usual_batches(loader: Any) -> bool:
+    """Return whether ``DataLoader`` itself makes the batches, from a sampler's indices."""
+    if not isinstance(loader, DataLoader) or type(loader.batch_sampler) is not BatchSampler:
+        return False
     classes = type(loader).__mro__
     subclasses = classes[: classes.index(DataLoader)]
-    return any(not vars(subclass).keys().isdisjoint(_METHODS_OF_BATCHES) for subclass in subclasses)
+    return all(vars(subclass).keys().isdisjoint(_METHODS_OF_BATCHES) for subclass in subclasses)
 
 
 def _options(loader: DataLoader[Any]) -> dict[str, Any]:

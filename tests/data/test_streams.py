@@ -1,0 +1,133 @@
+"""Streams: how far they are read, and what is refused."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from flsv import FederatedLoop
+from flsv.data import FederatedDataModule, OneClient, Splits, Stream
+from flsv.metrics import InRunShapley
+from flsv.sampling import PowerOfChoice
+from flsv.training.algorithms import InRunValues
+from flsv.utilities.errors import ConfigurationError
+from helpers.data import set_up_data
+from helpers.fits import fit
+from helpers.models import Plainest
+
+VAL = (torch.randn(120, 6, generator=torch.Generator().manual_seed(0)), torch.arange(120) % 3)
+
+
+def make_project(loader: DataLoader) -> L.LightningDataModule:
+    module = L.LightningDataModule()
+    module.train_dataloader = lambda: loader
+    return module
+
+
+class Endless(IterableDataset):
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield torch.ones(6), torch.tensor(1)
+
+
+BOSTONS_LENGTH = 40
+LYONS_LENGTH = 20
+
+
+class Sized(Endless):
+    def __len__(self) -> int:
+        return LYONS_LENGTH
+
+
+STREAMS = {"Boston": Stream(Endless(), BOSTONS_LENGTH), "Lyon": Sized()}
+
+
+def batch_sizes(data: FederatedDataModule, client: int) -> list[int]:
+    return [len(x) for x, _ in data.client_loader(client)]
+
+
+def test_streams_are_read_as_far_as_they_say():
+    data = set_up_data(clients=STREAMS, val=VAL, batch_size=16)
+    assert data.num_samples.tolist() == [BOSTONS_LENGTH, LYONS_LENGTH]
+    assert batch_sizes(data, 0) == [16, 16, 8]  # of 40
+    assert batch_sizes(data, 1) == [16, 4]  # of 20
+    with pytest.raises(ConfigurationError, match="streams of several clients .* FederatedLoop"):
+        data.train_dataloader()
+
+
+def test_stream_of_a_site_is_read_as_far_as_it_says():
+    module = make_project(DataLoader(Sized(), batch_size=8))
+
+    site = set_up_data(module, OneClient(), server_val=0.0)
+
+    assert batch_sizes(site, 0) == [8, 8, 4]  # of 20
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (
+            Endless(),
+            {},
+            r"stream of unknown length.*flsv.data.Stream\(dataset, samples=640\)",
+        ),
+        (
+            Sized(),
+            {},
+            r"cannot be divided among clients.*clients=\{'Boston': stream, ...\}",
+        ),
+        (
+            Sized(),
+            {"partitioner": OneClient()},
+            r"No sample of a stream.*Splits\(server_val=0\)",
+        ),
+    ],
+)
+def test_streams_that_cannot_be_divided_are_refused(source, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        set_up_data(source, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"client_test": 2}, r"No sample of a stream.*Splits\(client_test=0\)"),
+        ({"preload": True}, "cannot be read by number"),
+        ({"splits": Splits(server_val=0.0, max_samples=14)}, "leave max_samples out"),
+        ({"labels": [0] * 60}, "The labels of a stream are in its samples"),
+    ],
+)
+def test_samples_of_a_stream_are_neither_held_out_nor_read_into_memory(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        set_up_data(clients=STREAMS, val=VAL, **options)
+
+
+def test_stream_that_ends_early_or_cannot_begin_anew_is_told():
+    with pytest.raises(RuntimeError, match="has ended after 5 of 8 samples"):
+        list(Stream(range(5), samples=8))
+    with pytest.raises(ConfigurationError, match="a list_iterator is read only once"):
+        Stream(iter([1, 2, 3]), samples=2)
+
+
+def test_stream_is_not_read_by_several_workers():
+    module = make_project(DataLoader(Sized(), 8, num_workers=2))
+    site = set_up_data(module, OneClient(), server_val=0.0)
+    with pytest.raises(ConfigurationError, match="Set num_workers to 1 or 0"):
+        site.client_loader(0)
+
+
+BY_SAMPLE = {
+    "metrics": {"in_run": InRunShapley(loss="val_loss")},
+    "client_algorithm": InRunValues(),
+}
+
+
+@pytest.mark.parametrize("arguments", [BY_SAMPLE, {"sampler": PowerOfChoice(1, 2)}])
+def test_what_reads_single_samples_is_refused_before_the_first_round(arguments, tmp_path):
+    data = FederatedDataModule(clients=STREAMS, val=VAL)
+    message = "one by one, which cannot be done with a client's stream"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(FederatedLoop(**arguments), tmp_path, Plainest(), data)
