@@ -97,7 +97,6 @@ def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Val
         seed=seed,
         **options,
     )
-    clock = _Clock(loop)
     with isolated_rngs(seed, "benchmark"), quiet():
         trainer = federation.trainer(loop)
         start_time = time.process_time()
@@ -111,24 +110,7 @@ def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Val
         if metric.higher_is_better is False:  # the truth is higher for better clients
             values_of_clients = -values_of_clients
         result.values[name] = values_of_clients
-        result.evaluations[name] = int(getattr(metric, "evaluations", 0))
-        if len(metrics) == 1:
-            result.seconds[name] = clock.seconds
     return result
-
-
-class _Clock:
-    """Stopwatch of the processor time that a loop's metrics take, including evaluations."""
-
-    def __init__(self, loop: FederatedLoop) -> None:
-        self.seconds = 0.0
-        self._update = loop.contribution_metrics.update
-        loop.contribution_metrics.update = self  # type: ignore[method-assign, assignment]  # wrapped on purpose
-
-    def __call__(self, *args: Any) -> None:
-        start_time = time.process_time()
-        self._update(*args)
-        self.seconds += time.process_time() - start_time
 
 
 def bench(

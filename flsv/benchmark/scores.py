@@ -114,11 +114,6 @@ class Values:
     values: dict[str, Tensor] = field(default_factory=dict)
     #: `{metric: reason}` for the metrics that cannot be used in this federation.
     refused: dict[str, str] = field(default_factory=dict)
-    #: `{metric: seconds}`, processor time of a metric's updates, including evaluations. Metrics that shared a fit with
-    #: others have no entry.
-    seconds: dict[str, float] = field(default_factory=dict)
-    #: `{metric: number}`, how many coalitions a metric evaluated.
-    evaluations: dict[str, int] = field(default_factory=dict)
     #: Processor time of the whole fit in seconds.
     fit_seconds: float = 0.0
     #: `{metric: traceback}` of errors other than a `ConfigurationError`.

@@ -1,32 +1,22 @@
-"""Summary of the benchmark: tables of the metrics' scores and costs."""
+"""Summary of the benchmark: tables of the metrics' scores."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 
 import pandas
 from pandas import DataFrame, Series
 from scipy import stats
 
 from flsv.benchmark.federation import SETS, Federation
-from flsv.benchmark.registry import Entry
-from flsv.benchmark.run import run_metrics
 from flsv.benchmark.scores import NAN, BenchResults, auroc, share_error, spearman
 from flsv.benchmark.truth import Truth
-from flsv.utilities.csv_files import Cell, number_or_nan
-from flsv.utilities.result_file import ResultFile
 
 #: Probability below the upper bound of a 90 % interval.
 UPPER_PROBABILITY = 0.95
 #: Federations by name, each with its truth.
 FederationTruths = Mapping[str, tuple[Federation, Truth]]
-#: Columns of costs.csv, and the function that reads the cells of each: the processor time of a metric per round,
-#: including evaluations, the number of models that it evaluates per round, and the rest of the fit's processor time.
-COST_COLUMNS: dict[str, Cell] = {
-    "metric": str, "seconds": number_or_nan, "evaluations": number_or_nan, "training": number_or_nan, "identity": str
-}  # fmt: skip
 #: Columns of benchmark.csv: ``interval`` is half the width of a 90 % interval over seeds, ``of_ceiling`` the
 #: correlation over :attr:`flsv.benchmark.Truth.ceiling`, ``misallocated`` the share of a payment that goes to the wrong
 #: clients.
@@ -40,7 +30,6 @@ TABLE_COLUMNS = [
     "where",
     "misallocated",
     "federations",
-    "ms_a_round",
 ]
 
 
@@ -77,7 +66,6 @@ def table_by_set(
     scores: DataFrame,
     federations: FederationTruths,
     metrics: Iterable[str],
-    costs: DataFrame,
 ) -> DataFrame:
     """Summarize the metrics' scores for each set of federations, the best metric first."""
     metrics = list(metrics)
@@ -96,7 +84,6 @@ def table_by_set(
 
     table = pandas.concat(summaries)
     table = table.rename(columns={"all": "rank_correlation", "error": "misallocated"})
-    table["ms_a_round"] = 1000 * costs["seconds"].reindex(table.index)
     columns = [*TABLE_COLUMNS, *_auroc_columns(table)]
     return table.rename_axis("metric").reset_index().reindex(columns=columns)
 
@@ -134,62 +121,6 @@ def scores_of(results: BenchResults, federations: FederationTruths) -> DataFrame
 def correlations_by_federation(scores: DataFrame) -> DataFrame:
     """Average the rank correlations over seeds, with a row per metric and a column per federation."""
     return scores.pivot_table("spearman", "metric", "federation")
-
-
-def measure_costs(
-    federation: Federation,
-    entries: Mapping[str, Entry],
-    path: Path,
-    say: Callable[[str], None] = print,
-) -> DataFrame:
-    """Measure each metric's cost per round in a training run of its own, or read it from ``path``.
-
-    Return a row per metric with the columns of ``path``, see :data:`COST_COLUMNS`.
-    """
-    identities = {
-        name: f"{entry.identity()} {federation.identity.key}" for name, entry in entries.items()
-    }
-    file = ResultFile(path, COST_COLUMNS)
-    costs = {}
-    for row in file.rows:
-        if row["identity"] == identities.get(row["metric"]):
-            costs[row["metric"]] = row
-
-    for name, entry in entries.items():
-        if name in costs:
-            continue
-        cost = _measure_cost(name, entry, federation)
-        if cost is None:
-            continue
-        costs[name] = cost
-        say(f"{name}: {1000 * cost['seconds']:.1f} ms a round")
-        cells = [f"{number:.6g}" for number in cost.values()]
-        file.add([[name, *cells, identities[name]]])
-    return DataFrame(costs.values(), index=list(costs), columns=list(COST_COLUMNS))
-
-
-def _measure_cost(
-    name: str,
-    entry: Entry,
-    federation: Federation,
-) -> dict[str, float] | None:
-    """Measure a metric's cost per round, None if it has no values in this federation."""
-    run = run_metrics(federation, {name: entry}, seed=0)
-    if name in run.refused or name in run.failed:
-        return None
-    seconds = run.seconds.get(name, NAN)
-    if entry.client_algorithm is not None:
-        # The metric's cost at the clients is part of the training.
-        plain_run = run_metrics(federation, {}, seed=0)
-        seconds = max(seconds, run.fit_seconds - plain_run.fit_seconds)
-    training_seconds = max(run.fit_seconds - run.seconds.get(name, 0.0), 0.0)
-
-    rounds = federation.rounds
-    return {
-        "seconds": seconds / rounds,
-        "evaluations": run.evaluations.get(name, 0) / rounds,
-        "training": training_seconds / rounds,
-    }
 
 
 def _half_interval(runs: DataFrame) -> float:

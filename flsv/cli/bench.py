@@ -33,7 +33,6 @@ from flsv.benchmark.scores import BenchResults
 from flsv.benchmark.summary import (
     FederationTruths,
     correlations_by_federation,
-    measure_costs,
     scores_of,
     summarize,
     table_by_set,
@@ -47,8 +46,6 @@ from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import refuse_other_versions
 
-#: The federation in which costs are measured, which needs no download.
-FEDERATION_OF_COSTS = "digits_dirichlet"
 #: Federations of ``--quick``: few clients, no download, one for each kind of difference between clients.
 QUICK_FEDERATIONS = ("digits_sizes", "digits_dirichlet", "digits_label_noise", "digits_free_riders")
 
@@ -77,8 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"one run of each of {', '.join(QUICK_FEDERATIONS)}, unless --federations or --seeds are given. "
-        "Without costs",
+        help=f"one run of each of {', '.join(QUICK_FEDERATIONS)}, unless --federations or --seeds are given",
     )
     parser.add_argument("--truth-seeds", type=from_1, help="number of trainings of every coalition")
     parser.add_argument("--strict", action="store_true", help=STRICT_HELP)
@@ -114,12 +110,8 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
             say=say,
         )
         files = ["benchmark.csv", "federations.csv", "values.csv"]
-        costs = DataFrame(columns=["seconds"], dtype=float)
-        if not options.quick:
-            costs = _measured_costs(federations, entries, out / "costs.csv", say)
-            files.insert(2, "costs.csv")
         scores = scores_of(results, federations)
-        _write_tables(out, scores, federations, entries=entries, costs=costs)
+        _write_tables(out, scores, federations, entries)
         if not quiet:
             _print_summary(summarize(scores, entries), federations)
         print(f"Written: {display_path(out)} ({', '.join(files)})")
@@ -198,35 +190,15 @@ def _write_tables(
     out: Path,
     scores: DataFrame,
     federations: FederationTruths,
-    *,
     entries: Mapping[str, Entry],
-    costs: DataFrame,
 ) -> None:
     """Write the tables as CSV files into ``out``."""
-    benchmark = table_by_set(scores, federations, entries, costs)
+    benchmark = table_by_set(scores, federations, entries)
     benchmark.to_csv(out / "benchmark.csv", index=False, float_format="%.3f")
 
     correlations = correlations_by_federation(scores).T  # a row per federation
     ceilings = {name: truth.ceiling for name, (_federation, truth) in federations.items()}
     correlations.assign(ceiling=ceilings).to_csv(out / "federations.csv", float_format="%.3f")
-
-
-def _measured_costs(
-    federations: FederationTruths,
-    entries: Mapping[str, Entry],
-    path: Path,
-    say: Callable[[str], None],
-) -> DataFrame:
-    """Measure each metric's cost in :data:`FEDERATION_OF_COSTS`, or else the user's own."""
-    packaged_names = names()
-    users_names = [name for name in federations if name not in packaged_names]
-    if FEDERATION_OF_COSTS in federations:
-        measured_federation, _truth = federations[FEDERATION_OF_COSTS]
-    elif users_names:
-        measured_federation, _truth = federations[users_names[0]]
-    else:
-        measured_federation = federation(FEDERATION_OF_COSTS)
-    return measure_costs(measured_federation, entries, path, say=say)
 
 
 def _print_lists() -> None:

@@ -40,14 +40,13 @@ FLSV_COMMANDS = {
     "bench": "compare contribution metrics with Shapley values by retraining",
     "report": "write a run's results as a page to hand out, for all or for one client, with shares of a budget",
     "init": "write a project to start from",
-    "new": "write a package with a metric of your own to start from",
 }
 #: Subcommands that fit dozens of times, without Lightning's messages, and skip finished work when started again.
 COMMANDS_OF_MANY_FITS = ("retrain", "repeat", "bench")
 #: Subcommands whose first argument is a run's folder.
 COMMANDS_ON_A_RUN = ("retrain", "report")
 #: Subcommands that read their arguments before they import PyTorch, or do not import it.
-COMMANDS_WITHOUT_PYTORCH = ("init", "new", "report")
+COMMANDS_WITHOUT_PYTORCH = ("init", "report")
 QUIET_OPTIONS = ("-q", "--quiet")
 #: Arguments that ``--quiet`` stands for in LightningCLI's subcommands.
 QUIET_ARGUMENTS = {

@@ -3,7 +3,6 @@
     flsv retrain lightning_logs/version_0
     flsv retrain lightning_logs/version_0 --trainings all --rounds 10
     flsv retrain lightning_logs/version_0 --without Lyon
-    flsv retrain lightning_logs/version_0 --with Osaka=data/osaka.csv
     flsv retrain lightning_logs/version_0 --backend dask
 
 Trains coalitions of the run's clients, each by the fit of a copy of it, and
@@ -21,12 +20,6 @@ payment depends on the choice of the score.
 
 --without computes no values. It trains the run again with the other clients
 only, by the same seed, and saves this module as without_NAME.ckpt.
-
---with computes the gain by a new client, named with its file or folder: the
-score with all clients and it, minus that with all clients. All its samples are
-for training. The validation set, and means and categories of a table, stay the
-run's. with_NAME.csv has the gain by each of three seeds, and the mean with its
-interval. This is no share of a payment: for that, train a run with it.
 """
 
 from __future__ import annotations
@@ -42,13 +35,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import joblib
-import torch
 from pandas import DataFrame
 
 from flsv.cli.command import command_parser, display_path, from_1, printer
 from flsv.cli.retrained_run import Question, RunSummary, copy_of_saved_run, summarized_run
 from flsv.core.artifacts import client_folders
-from flsv.functional.intervals import interval_over_seeds
 from flsv.report.basis import ALL_TAKE_PART, basis_of_retrained
 from flsv.report.reading import open_run
 from flsv.report.shares import findings
@@ -64,7 +55,7 @@ from flsv.retraining.utility_store import UtilityStore
 from flsv.scores.performance import Judges
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.choices import Participation, Trainings
-from flsv.utilities.csv_files import NAN, save_table
+from flsv.utilities.csv_files import save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.display import BRACKETS_NOTE
 from flsv.utilities.errors import ConfigurationError, listed
@@ -158,90 +149,13 @@ def _without(run: Path, names: Sequence[str], options: Namespace, changes: Seque
             raise ConfigurationError(
                 f"the federation without {joined(names)} failed to train: {result}"
             )
-        score = _score(result, summary)
+        utilities = list(result.utilities.values())  # in the order of the question's names
+        column = summary.question.names.index(str(summary.question.metric))
+        score = float(utilities[column])
         print(
             f"without {joined(names)}: {summary.title} {score:.4g}, by the run's seed {summary.seed}"
         )
     return path
-
-
-def _with(run: Path, joining: str, options: Namespace, changes: Sequence[str]) -> Path:
-    """Compute the gain of a new client, ``NAME=DATA``, and return the path of the CSV file."""
-    name, _, joining_data = joining.partition("=")
-    if not (name and joining_data):
-        raise ConfigurationError(
-            f"--with {joining}: expected a name and data, as Osaka=data/osaka.csv."
-        )
-    if Path(joining_data).exists():
-        joining_data = str(Path(joining_data).absolute())
-
-    question = Question(options.metric, options.mode, options.judges, options.participation)
-    with summarized_run(run, changes, question, "leave-one-out") as summary:
-        joined_run = replace(summary, joining={name: joining_data})
-        training = _training(joined_run, _fits(joined_run, options.jobs))
-
-        everybody = summary.order.members
-        with_joining = (*everybody, len(everybody))
-        seeds = list(range(summary.seed, summary.seed + (options.seeds or NUM_SEEDS)))
-        scores = []
-        for seed in seeds:
-            trainings = [(seed, everybody), (seed, with_joining)]
-            results: dict[Any, Any] = {}
-            for (_seed, members), result in training.fits(trainings):
-                results[members] = result
-            for result in results.values():
-                if not isinstance(result, FitResult):
-                    raise ConfigurationError(
-                        f"the federation with {name} failed to train: {result}"
-                    )
-            untrained_scores = [
-                _score(result, summary, before_training=True)
-                for result in results.values()
-                if result.untrained
-            ]
-            scores.append(
-                [
-                    untrained_scores[0],
-                    _score(results[everybody], summary),
-                    _score(results[with_joining], summary),
-                ]
-            )
-    untrained, without, with_client = torch.tensor(scores, dtype=torch.float64).T
-    differences = with_client - without
-    spreads = torch.stack([differences, without - untrained], 1)
-    half_width = float(interval_over_seeds(spreads)[0])
-    mean_gain = float(differences.mean())
-    low, high = mean_gain - half_width, mean_gain + half_width
-    columns: Any = {
-        "client_name": name,
-        "by": summary.title,
-        "seed": [*map(str, seeds), "mean"],
-        "without": [*without.tolist(), float(without.mean())],
-        "with": [*with_client.tolist(), float(with_client.mean())],
-        "gain": [*differences.tolist(), mean_gain],
-        "low": [*[NAN] * len(seeds), low],
-        "high": [*[NAN] * len(seeds), high],
-        "rounds": summary.rounds,
-    }
-    path = run / f"with_{client_folders([name])[0]}.csv"
-    table = DataFrame(columns)
-    save_table(path, table)
-    (difference,) = with_intervals(table.tail(1).rename(columns={"gain": "value"}))
-    print(
-        f"with {name}: {summary.title} {float(with_client.mean()):.4g} after {float(without.mean()):.4g}, a gain of "
-        f"{difference}"
-    )
-    print(BRACKETS_NOTE)
-    return path
-
-
-def _score(result: FitResult, summary: RunSummary, before_training: bool = False) -> float:
-    """Return a coalition's score after training, or before it, by the measure that is asked for."""
-    utilities_by_name = result.untrained if before_training else result.utilities
-    utilities = list(utilities_by_name.values())  # in the order of the question's names
-    question = summary.question
-    column = question.names.index(str(question.metric))
-    return float(utilities[column])
 
 
 def _fits(summary: RunSummary, jobs: int) -> CopiedFits:
@@ -363,10 +277,6 @@ def _parser() -> ArgumentParser:
         "clients to leave out: saves the module of the same run of the others as without_NAME.ckpt"
     )
     parser.add_argument("--without", nargs="+", metavar="NAME", help=without)
-    joining = (
-        "a client that took no part, and its file or folder: what it would add to the others' model"
-    )
-    parser.add_argument("--with", dest="joining", metavar="NAME=DATA", help=joining)
     jobs = "trainings at once, each in a process of its own. Default: 1, in the command's own"
     parser.add_argument("--jobs", type=from_1, default=1, help=jobs)
     backend = "joblib backend whose workers train, such as dask"
@@ -374,30 +284,21 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _check_options(options: Namespace) -> None:
-    if options.without and options.joining:
-        raise ConfigurationError("--with and --without are two questions: ask one after the other.")
-    if options.backend and options.jobs > 1:
-        raise ConfigurationError(
-            f"--jobs and --backend {options.backend}: its workers are as many as it has."
-        )
-
-
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv retrain`` with the command-line arguments ``args``."""
     options, fit_arguments = _parser().parse_known_args(list(args))
-    _check_options(options)
-    without, joining, backend = (
-        vars(options).pop(name) for name in ("without", "joining", "backend")
-    )
+    without = vars(options).pop("without")
+    backend = vars(options).pop("backend")
+    if backend and options.jobs > 1:
+        raise ConfigurationError(
+            f"--jobs and --backend {backend}: its workers are as many as it has."
+        )
     lock = FolderLock(options.run) if options.run.is_dir() else nullcontext()
     with _workers_of(backend), lock:
         changes = list(fit_arguments)
         if options.rounds:
             changes.append(f"--trainer.max_epochs={options.rounds}")
-        if joining:
-            path = _with(options.run, joining, options, changes)
-        elif without:
+        if without:
             path = _without(options.run, without, options, changes)
         else:
             rows, path = retrain(

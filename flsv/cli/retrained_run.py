@@ -6,7 +6,7 @@ import pickle
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +127,6 @@ class RunSummary:
     is_strict: bool
     # The run's last checkpoint, which the coalition of all clients must reproduce, None if they cannot be compared
     checkpoint: Path | None
-    # `{name: data}` of a client that has taken no part, the last one of the trainings
-    joining: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -357,8 +355,6 @@ def copy_of_saved_run(summary: RunSummary, seed: int) -> RunCopy:
     states = global_rngs()
     try:
         cli = make_run(summary.arguments, seed)
-        for name, joining_data in summary.joining.items():
-            cli.datamodule.join(name, joining_data)
         return copy_of_run(cli.trainer, cli.model, cli.datamodule)
     finally:
         restore_global_rngs(states)

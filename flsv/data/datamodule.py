@@ -17,7 +17,6 @@ from flsv.data.federated_data import (
     FederatedData,
     data_without_encoder,
     partition_data,
-    with_client,
     without_flagged,
 )
 from flsv.data.federation_view import BATCH_HOOKS, FederationView
@@ -360,24 +359,6 @@ class FederatedDataModule(FederationView):
         self._reading = replace(self._reading, columns=columns)
         self._needs_setup = True
         self.setup("fit")
-
-    def join(self, name: str, client_data: Any) -> None:
-        """Add a last client, all of whose samples are for training. Nothing else changes.
-
-        Args:
-            name: name of the new client.
-            client_data: its data, in one of the forms of a client's data.
-
-        Raises:
-            ConfigurationError: the data cannot be read, or have other classes, or a data module is wrapped.
-        """
-        self.setup("fit")
-        source = open_source(
-            self.source, self._reading, self._held_out, self._clients, joining={name: client_data}
-        )
-        labels = self._labels_beside(source)
-        self._partitioned = with_client(self._data, source, name, self.loader, labels)
-        check_read_back(self._partitioned, compare_labels=labels is None)  # raises an error
 
     def teardown(self, stage: str) -> None:
         """Call a wrapped data module's ``teardown``.

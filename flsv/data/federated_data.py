@@ -16,7 +16,7 @@ from flsv.data.groups import client_called, column, named_groups
 from flsv.data.labels import check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, make_loader, preload, tensors_of
 from flsv.data.partition import OneClient, Partitioner, partition_counts
-from flsv.data.sources.base import SourceData, concatenated
+from flsv.data.sources.base import SourceData
 from flsv.data.splits import HELD_OUT, FederatedSplits, Splits, split_federation
 from flsv.data.streams import has_streams
 from flsv.utilities.errors import ConfigurationError, listed
@@ -280,72 +280,6 @@ def data_without_encoder(
     source = replace(source, classes=classes)
     splits = _split(source, partitioner, options, groups=None)
     return FederatedData(source, splits, torch.zeros(len(classes.labels), dtype=torch.bool))
-
-
-def with_client(
-    data: FederatedData, source: SourceData, name: str, loader: Loader, labels: Any
-) -> FederatedData:
-    """Add a last client, with the last samples of ``source`` for training, if the other clients' data stay the same."""
-    old_source = data.source
-    class_names = old_source.classes.names
-    num_old_samples = len(old_source.classes.labels)
-    if source.fitted is not None:
-        source = source.fitted(data.splits.train)
-    classes = find_classes(source.train, source.class_names, {}, labels)
-    if name in data.splits.names:
-        raise ConfigurationError(
-            f"there is a client {name!r} already: give the one that joins another name."
-        )
-    has_other_names = source.class_names and source.class_names != class_names
-    if has_other_names or int(classes.labels.max()) >= len(class_names):
-        raise ConfigurationError(
-            f"{name!r} cannot join, since the classes would be {listed(classes.names, show=repr)} in place of "
-            f"{listed(class_names, show=repr)}. Give it no other classes, and the federation its pos_label."
-        )
-
-    all_samples: Any = source.train
-    rows = torch.arange(num_old_samples, len(all_samples))
-    new_samples: Dataset[Any] = Subset(all_samples, rows.tolist())
-    if loader.preload:
-        workers = loader.num_workers or 0
-        new_samples = preload(new_samples, old_source.train_options.get("collate_fn"), workers)
-    unchanged = (~data.is_changed).nonzero().flatten().tolist()
-    old_samples = Subset(old_source.train, unchanged)
-    if not _have_equal_tensors(old_samples, Subset(all_samples, unchanged)):
-        raise ConfigurationError(
-            f"{name!r} cannot join: with it the others' columns would be read otherwise."
-        )
-
-    no_rows = rows[:0]
-    new_client = {"train": rows, "val": no_rows, "test": no_rows}
-    splits = replace(
-        data.splits,
-        clients=(*data.splits.clients, new_client),
-        names=(*data.splits.names, name),
-    )
-    check_full_batches(splits, old_source)
-    all_labels = torch.cat([old_source.classes.labels, classes.labels[num_old_samples:]])
-    joined_source = replace(
-        old_source,
-        train=concatenated({"the others": old_source.train, name: new_samples}),
-        classes=replace(old_source.classes, labels=all_labels),
-    )
-    no_changes = torch.zeros(len(rows), dtype=torch.bool)
-    return FederatedData(joined_source, splits, torch.cat([data.is_changed, no_changes]))
-
-
-def _have_equal_tensors(dataset: Dataset[Any], other_dataset: Dataset[Any]) -> bool:
-    """Return whether two data sets read equal tensors, True if one has none."""
-    tensors, rows = tensors_of(dataset)
-    other_tensors, other_rows = tensors_of(other_dataset)
-    if tensors is None or other_tensors is None:
-        return True  # there is nothing to compare
-
-    for tensor, other_tensor in zip(tensors, other_tensors):
-        # Rows are None if a data set is no Subset: tensor[None] is tensor with a first axis of length 1.
-        if not torch.equal(tensor[rows], other_tensor[other_rows]):
-            return False
-    return True
 
 
 def check_full_batches(splits: FederatedSplits, source: SourceData) -> None:

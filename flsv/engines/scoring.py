@@ -5,22 +5,18 @@ A run that scores no models does not load this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from flsv._lightning.evaluation import (
     all_on_device,
     count_answers,
-    list_loaders,
     on_device,
-    store_batches,
 )
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import FederationState, Ranks
@@ -28,7 +24,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager
-from flsv.games import CoalitionGames, ModelEvaluator, ValidatedModels
+from flsv.games import CoalitionGames, ModelEvaluator
 from flsv.games.judges import MIN_HELD_OUT, ClientJudges
 from flsv.games.make_evaluators import (
     LOGGED_VALUE_ADVICE,
@@ -155,43 +151,6 @@ class ScoringOfARun:
             else:
                 # Making the evaluator reads the labels of masks, and checks their classes.
                 self.manager.client_evaluator(client, "val", performance)
-
-
-def possible_measures(
-    trainer: L.Trainer, data: FederatedDataModule, space: ParameterSpace
-) -> list[str]:
-    """Describe by which measures models can be scored: what validation logs, and accuracy."""
-    return [
-        _values_by("what validation logs", partial(_describe_logged, trainer, data, space)),
-        _values_by("accuracy", partial(_describe_accuracy, trainer, data)),
-    ]
-
-
-def _values_by(measures: str, describe_options: Callable[[], str]) -> str:
-    """Say how clients can be valued by ``measures``, or why they cannot."""
-    try:
-        return f"Values by {measures}: {describe_options()}"
-    except ConfigurationError as error:
-        return f"No values by {measures}: {error}"
-
-
-def _describe_logged(trainer: L.Trainer, data: FederatedDataModule, space: ParameterSpace) -> str:
-    """Name the values that validation logs. Raise ConfigurationError if there are none."""
-    if not is_overridden("validation_step", trainer.lightning_module, L.LightningModule):
-        raise ConfigurationError("there is no validation_step.")
-    first_batches = [islice(loader, 1) for loader in list_loaders(data.val_dataloader())]
-    kept_batches = store_batches(trainer, first_batches)
-    models = ValidatedModels(trainer, space, kept_batches, names=())
-    logged_names = models.logged()
-    return f"performance one of {logged_names}, with a mode."  # follows "Values by ...:"
-
-
-def _describe_accuracy(trainer: L.Trainer, data: FederatedDataModule) -> str:
-    """Describe the accuracy. Raise ConfigurationError if the module does not predict classes."""
-    num_logits = try_forward(
-        trainer, data.val_dataloader(), data.known_num_classes, needed_by="forward(x)"
-    )
-    return f"performance accuracy, of {data.known_num_classes or num_logits} classes."
 
 
 def copy_to_score(module: nn.Module, space: ParameterSpace) -> Any:

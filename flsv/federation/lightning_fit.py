@@ -310,7 +310,6 @@ class LightningFit(Rounds):
         if not self._has_scored_untrained:
             self._score_untrained()
         self.loop.copy_states()
-        self.reports.begin_round()
         self.finetuning.begin_round()
         self.average.begin_round(self.trainer)
         self.running.begin_round()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from flsv import scores
@@ -45,10 +43,6 @@ if TYPE_CHECKING:
 
 #: What is imported when a run scores models.
 _LEARNING_MODULE = "flsv.federation.learning"
-#: Names by which modules log the accuracy of a validation.
-_ACCURACY_NAME = re.compile(r"(val|valid|validation)[_/. -]?acc(uracy)?(_epoch)?", re.IGNORECASE)
-#: Largest difference of two accuracies that rounding explains.
-_ACCURACY_TOLERANCE = 1e-4
 
 
 class RunReports:
@@ -103,9 +97,6 @@ class RunReports:
         )
         self._monitored = Monitored(trainer, self._metrics)
         self.sinks += [self.terminal, self._monitored]
-
-    #: Whether the accuracy that the module logs has been compared with flsv's.
-    _has_compared_accuracies = False
 
     def _doubts_of_tables(self, folder: Path, writes_files: bool) -> list[Event]:
         """Return the doubts about the clients' tables. Of private clients nothing is told."""
@@ -245,10 +236,6 @@ class RunReports:
                     "validation logs."
                 )
 
-    def begin_round(self) -> None:
-        if self._reports_learning:
-            self._warn_of_other_accuracies()
-
     def write(self, round: Round) -> None:
         """Make the result of a round, and pass it to all sinks."""
         state = self._state
@@ -346,13 +333,10 @@ class RunReports:
             self._state.start.update(initial_scores)
 
     def finish(self) -> None:
-        """Pass the final result to all sinks. After a trial run, log the measures that can be used to value clients."""
-        if self._trainer.fast_dev_run:
-            rank_zero_info(f"flsv: {self._trial_summary()}")
+        """Pass the final result to all sinks."""
         learning: dict[str, Any] = {}
         if self._reports_learning:
             learning = resolve_name(_LEARNING_MODULE).learning_record(self._federation)
-            self._warn_of_other_accuracies()
         result = self._result(learning)
 
         # Pictures are drawn after the last round. If the run has ended early, the last round is known only now.
@@ -364,47 +348,6 @@ class RunReports:
             if draws_now:
                 sink.draw(result)
             sink.finish(result)
-
-    def _warn_of_other_accuracies(self) -> None:
-        """Warn if the module logs another accuracy than flsv values clients by."""
-        num_rounds = self._state.round_index
-        is_first_validation = num_rounds == self._trainer.check_val_every_n_epoch
-        if not is_first_validation or self._has_compared_accuracies:
-            return
-        self._has_compared_accuracies = True
-        logged_accuracies = {}
-        for name, logged_value in self._logged_numbers().items():
-            if _ACCURACY_NAME.fullmatch(name):
-                logged_accuracies[name] = logged_value
-        metrics_by_accuracy = []
-        for metric_name, measure in self._federation.metrics.performances.items():
-            if measure == "accuracy":
-                metrics_by_accuracy.append(metric_name)
-        if not logged_accuracies or not metrics_by_accuracy:
-            return
-
-        learning = resolve_name(_LEARNING_MODULE)  # imported here, since other runs do not need it
-        performances = learning.performances(self._federation)
-        any_metric = metrics_by_accuracy[0]  # the accuracy of all is the same
-        accuracy = performances[any_metric]["value"]
-        for name, logged_value in logged_accuracies.items():
-            if abs(logged_value - accuracy) > _ACCURACY_TOLERANCE:
-                rank_zero_warn(
-                    f"flsv: the module logs {name} = {logged_value:.4f} of this model, and clients are valued "
-                    f"by its accuracy of {accuracy:.4f}: the share of validation samples whose largest output of "
-                    f"forward(x) is their label. To value by what is logged set performance: {name}, mode: max."
-                )
-
-    def _trial_summary(self) -> str:
-        """Describe, after a trial run, which performance measures can be used to value clients."""
-        space = self._federation.engine.space
-        # Imported here, since other runs do not need the module.
-        possible_measures = resolve_name("flsv.engines.scoring:possible_measures")
-        sentences = [
-            f"a batch of each of {self._data.num_clients} clients was trained, and nothing is kept."
-        ]
-        sentences += possible_measures(self._trainer, self._data, space)
-        return " ".join(sentences)
 
     def show_stopped_run(self) -> None:
         """Print the values so far, after the user has stopped the fit, and name what is of an earlier round."""

@@ -133,11 +133,6 @@ class ValidatedModels(VectorEvaluator):
             scores[name] = torch.tensor([value]).double()
         return Scores(scores)
 
-    def logged(self) -> list[str]:
-        """Return the names of all values that the fit's module logs as it is."""
-        with self._validation(self._copies()) as run:
-            return sorted(run.logged())
-
     def gradient(self, vector: Tensor, name: str) -> Tensor:
         """Compute the gradient of a logged value at the model ``vector``.
 

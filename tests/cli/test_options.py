@@ -35,7 +35,6 @@ def read_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("new metric 3", "'3' is no name of a class"),
         ("init --flower a --nvflare b", "not allowed with argument --flower"),
         ("retrain . --trainings som", "invalid choice: 'som'"),
         ("report . --budget -5", "Budget(amount=-5.0): expected a finite number above 0."),
@@ -145,11 +144,6 @@ SLIPS = [
     ),
     ("bench --seeds five", "--seeds: five: expected a whole number of at least 1."),
     ("report . --budget 10k", "10k: expected a number, such as 10000"),
-    (
-        "new metrc Mine",
-        "flsv new metrc Mine: expected a kind and a name: flsv new metric UpdateNorm.",
-    ),
-    ("new metric", "expected a kind and a name: flsv new metric UpdateNorm."),
 ]
 
 

@@ -26,7 +26,6 @@ COMMANDS = {
     "bench": ("--quick --metric size --federations digits_sizes --out bench", r"bench/.*"),
     "report": ("RUN", "RUN/report.html"),
     "init": ("project", r"project/.*"),
-    "new": ("metric MyMetric", r"my_metric/.*"),
 }
 RUN_FOLDER = "out/hosp/a"
 NOTES = "# agreed with Lyon on 3 May\n"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
@@ -261,13 +261,6 @@ def test_reading_back_leaves_global_generators_and_reads_few_samples():
 
     assert torch.equal(torch.get_rng_state(), state)
     assert dataset.reads == 400  # one of each class of each client
-
-
-def test_new_client_is_read_back():
-    tensors = TensorDataset(torch.rand(40, 4), torch.arange(40) % 4)
-    data = set_up_data(clients={"A": tensors, "B": tensors}, server_val=0.0)
-    with pytest.raises(ConfigurationError, match=r"client 2 \('C'\), class '1'"):
-        data.join("C", BinaryWrapper(20))
 
 
 class Jittered(FourClasses):

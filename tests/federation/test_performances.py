@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback
 from torchmetrics import MaxMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from flsv.federation import FederatedLoop
-from flsv.metrics import CosineGradientShapley, LeaveOneOut, PartialFederatedShapley
+from flsv.metrics import CosineGradientShapley, PartialFederatedShapley
 from flsv.report import write_report
 from flsv.results.text import describe_change
 from helpers.data import toy_data
@@ -104,84 +103,3 @@ def test_untrained_model_is_scored_without_the_state_of_the_sanity_check(tmp_pat
         scores.append(record["paid_in"]["sv"]["start"])
 
     assert scores[0] == scores[1]
-
-
-class Accuracies(Plain):
-    """Logs the share of samples whose label is at a rank of its outputs, as an accuracy."""
-
-    def __init__(self, name: str, sign: int) -> None:
-        super().__init__()
-        self.name = name
-        self.sign = sign
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        outputs = self.sign * self(x)
-        is_hit = outputs.argmax(1) == y
-        accuracy = is_hit.float().mean()
-        self.log(self.name, accuracy)
-
-
-def fit_with_accuracy(
-    folder: Path,
-    name: str,
-    sign: int,
-) -> None:
-    loop = FederatedLoop(
-        metrics={"loo": LeaveOneOut()},
-        seed=3,
-    )
-    module = Accuracies(name, sign)
-    fit(loop, folder, module, rounds=2)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "val_acc",
-        "val/accuracy",
-        "valid_accuracy",
-    ],
-)
-def test_other_accuracy_that_the_module_logs_is_named(
-    tmp_path,
-    name,
-):
-    message = f"logs {name} = 0.* valued by its accuracy of 1"
-    with pytest.warns(UserWarning, match=message):
-        fit_with_accuracy(tmp_path, name, sign=-1)
-
-
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_other_accuracy_is_named_before_round_2(tmp_path, rounds, recwarn):
-    loop = FederatedLoop(metrics={"loo": LeaveOneOut()}, seed=3)
-    named_at_start: list[bool] = []
-
-    def note_warning(trainer: Any, module: Any) -> None:
-        texts = [str(warning.message) for warning in recwarn]
-        named_at_start.append("are valued by" in " ".join(texts))
-
-    noting = LambdaCallback(on_train_epoch_start=note_warning)
-    fit(loop, tmp_path, Accuracies("val_acc", -1), rounds=rounds, callbacks=[noting])
-
-    accuracy_warnings = [warning for warning in recwarn if "are valued by" in str(warning.message)]
-    assert len(accuracy_warnings) == 1
-    assert named_at_start == [False, True, True][:rounds]
-
-
-@pytest.mark.parametrize(
-    ("name", "sign"),
-    [
-        ("val_acc", 1),
-        ("val_acc_top5", -1),
-    ],
-)
-def test_same_accuracy_and_other_values_are_not_named(
-    tmp_path,
-    name,
-    sign,
-    recwarn,
-):
-    fit_with_accuracy(tmp_path, name, sign)
-    messages = [str(warning.message) for warning in recwarn]
-    assert "are valued" not in " ".join(messages)

@@ -36,7 +36,6 @@ NOT_RUN = {
     "pytest -n 2": "all tests, of which this is one",
     "dask": "servers; tests/retraining starts a cluster of this machine",
     "flsv retrain lightning_logs/version_0 --backend dask": "minutes on such a cluster; the same",
-    "flsv retrain lightning_logs/version_0 --with ": "its data are a newcomer's; tests/cli/test_retrain_with.py",
     "export": "of the shell",
 }
 #: Blocks that are quoted from a file which is tested elsewhere.

@@ -3,7 +3,6 @@
     python tools/studies/predicted.py train tuning held_out    or names; goes on where it was stopped
     python tools/studies/predicted.py table [--csv FILE]    the held-out federations, once the rule stands
     python tools/studies/predicted.py brackets [--csv FILE] what 90 % intervals hold, in both sets
-    python tools/studies/predicted.py joining [--csv FILE]  what a client adds to all others, by three seeds
     python tools/studies/predicted.py lies [NAME...]        what false own models bring, and which checks see it
 
 `train` trains all 2^n coalitions of each federation (`predicted_federations.py`), and keeps all utilities, the outputs
@@ -279,42 +278,6 @@ def brackets(folder: Path, path: Path | None) -> str:
     return grid(rows)
 
 
-def joining(folder: Path, path: Path | None) -> str:
-    """What each client adds to all others in the held-out federations, as ``flsv retrain --with`` says it."""
-    rows = [
-        [
-            "federation",
-            "clients",
-            "gain, mean size",
-            "three seeds and others differ by",
-            "half width",
-            "held",
-        ]
-    ]
-    means = []
-    for name, of in HELD_OUT.items():
-        utilities = torch.stack([each["utilities"] for each in loaded(name, folder)])
-        none, everybody, told = utilities[:, 0], utilities[:, -1], list[list[float]]()
-        for client in range(of.n):
-            before = utilities[:, 2**of.n - 1 - (1 << client)]
-            gains = everybody - before
-            for some in map(list, combinations(range(len(gains)), 3)):
-                half = float(interval_over_seeds(torch.stack([gains, before - none], 1)[some])[0])
-                others = [seed for seed in range(len(gains)) if seed not in some]
-                off = float((gains[some].mean() - gains[others].mean()).abs())
-                told.append([float(gains.mean().abs()), off, half, off <= half])
-        means.append(np.mean(told, 0))
-        rows.append(
-            [name, str(of.n), *(f"{each:.3f}" for each in means[-1][:3]), f"{means[-1][3]:.2f}"]
-        )
-    mean = np.mean(means, 0)
-    rows.append(["mean", "", *(f"{each:.3f}" for each in mean[:3]), f"{mean[3]:.2f}"])
-    if path:
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows(rows)
-    return grid(rows)
-
-
 class Honest:
     """One seed of a federation, in which a client may send a false own model."""
 
@@ -426,19 +389,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["train", "table", "brackets", "joining", "lies"])
+    parser.add_argument("what", choices=["train", "table", "brackets", "lies"])
     parser.add_argument("names", nargs="*", help="federations, tuning, held_out")
     parser.add_argument("--folder", type=Path, default=Path("runs/predicted"))
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     be_quiet()
     sets = {"tuning": [*TUNING], "held_out": [*HELD_OUT]}
-    names = [name for each in options.names for name in sets.get(each, [each])]
+    names: list[str] = []
+    for name_or_set in options.names:
+        names += sets.get(name_or_set, [name_or_set])
     commands: dict[str, Callable[[], str]] = {
         "train": lambda: train(options.folder, names),
         "table": lambda: table(options.folder, options.csv),
         "brackets": lambda: brackets(options.folder, options.csv),
-        "joining": lambda: joining(options.folder, options.csv),
         "lies": lambda: lies(options.folder, names or HELD_OUT),
     }
     print(commands[options.what]())

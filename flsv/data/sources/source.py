@@ -107,20 +107,15 @@ def open_source(
     reading: Reading,
     held_out: Mapping[str, Any],
     clients: Mapping[str, Any] | None = None,
-    joining: Mapping[str, Any] | None = None,
 ) -> SourceData:
     """Read a source, or the data of each client in ``clients``, into one ``SourceData``.
 
-    ``held_out`` has the user's validation and test data, ``joining`` a client to add.
+    ``held_out`` has the user's validation and test data.
     """
     if clients is not None:
-        return _combine_sets(clients, held_out, reading, clients=True, joining=joining)
+        return _combine_sets(clients, held_out, reading, clients=True)
     check_lightning(source)
     if isinstance(source, L.LightningDataModule):
-        if joining:
-            raise ConfigurationError(
-                f"a client cannot join the data of a {type(source).__name__}: give data sets."
-            )
         if any(data is not None for data in held_out.values()):
             raise ConfigurationError(
                 f"val and test: a {type(source).__name__} has its own loaders. Define them there."
@@ -141,7 +136,7 @@ def open_source(
             )
         held_out_paths = {name: paths.pop(name, None) for name in ("val", "test")}
         held_out = _merge_held_out(held_out, held_out_paths)
-        return _combine_sets(paths, held_out, reading, clients=True, joining=joining)
+        return _combine_sets(paths, held_out, reading, clients=True)
 
     # A list may name the training data and the test data.
     is_list = isinstance(source, list | tuple) and not is_pair_of_arrays(source)
@@ -151,7 +146,7 @@ def open_source(
     else:
         train = source
         held_out = _merge_held_out(held_out, {})
-    return _combine_sets({"source": train}, held_out, reading, joining=joining)
+    return _combine_sets({"source": train}, held_out, reading)
 
 
 def _merge_held_out(held_out: Mapping[str, Any], from_source: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +176,6 @@ def _combine_sets(
     held_out: Mapping[str, Any],
     reading: Reading,
     clients: bool = False,
-    joining: Mapping[str, Any] | None = None,
 ) -> SourceData:
     """Combine the clients' data, or a single data set in ``train``, into one source."""
     if clients:
@@ -196,8 +190,6 @@ def _combine_sets(
     if isinstance(first_part, SourceData):
         parts = {"source": first_part.train}
         held_out = _merge_held_out(held_out, {"val": first_part.val, "test": first_part.test})
-    for name, data in (joining or {}).items():
-        parts[name] = read_part(data, reading, f"client {name!r}", client=name)
 
     held_out_parts: dict[str, Any] = {}
     names_by_kind = {isinstance(part, Table): name for name, part in parts.items()}
