@@ -30,14 +30,17 @@ def test_performances_and_majority_class_are_in_record_terminal_and_page(
 
     fit(loop, tmp_path, Plain(), data, rounds=2)
 
-    record_of_run = json.loads((tmp_path / "run.json").read_text())
-    record = record_of_run["paid_in"]["sv"]
-    sum_of_values = float(loop.contributions["sv"].nansum())
+    text_of_record = (tmp_path / "run.json").read_text()
+    record = json.loads(text_of_record)["paid_in"]["sv"]
+    values = loop.contributions["sv"]
+    sum_of_values = float(values.nansum())
     assert record["by"] == performance
     assert record["sum"] == pytest.approx(sum_of_values)
 
-    labels = torch.cat([y for _, y in data.val_dataloader()])
-    largest_count = labels.bincount().max().item()
+    labels_of_batches = [y for _, y in data.val_dataloader()]
+    labels = torch.cat(labels_of_batches)
+    counts = labels.bincount()
+    largest_count = counts.max().item()
     majority = None
     if performance == "accuracy":
         majority = pytest.approx(largest_count / len(labels))
@@ -47,7 +50,8 @@ def test_performances_and_majority_class_are_in_record_terminal_and_page(
     has_majority = "the most frequent class alone: " in sentence
     assert has_majority is (performance == "accuracy")
     assert sentence[1:] in read_output(capsys)
-    assert f"The model's {sentence}." in text_of_page(write_report(tmp_path))
+    page = write_report(tmp_path)
+    assert f"The model's {sentence}." in text_of_page(page)
 
 
 def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path):
