@@ -310,7 +310,9 @@ def _merge_by_client(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:
 
 
 def _checksum(value: Tensor) -> int:
-    return zlib.crc32(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    raw_bytes = flat.view(torch.uint8).numpy()
+    return zlib.crc32(raw_bytes.data)
 
 
 def is_rounded(value: Tensor | None, value_of_rank: Tensor | None) -> bool:

@@ -66,17 +66,16 @@ def personalized_weights(
     positive_values = values.double().clamp_min(0)
     divisors = distances.double().clone()
     other_distances = divisors[is_other]
-    if (
-        not bool(values.isfinite().all())
-        or not bool((other_distances >= 0).all())
-        or bool(other_distances.isinf().any())
-    ):
+    are_values_finite = values.isfinite().all()
+    are_distances_valid = (other_distances >= 0) & other_distances.isfinite()
+    if not are_values_finite or not are_distances_valid.all():
         raise ValueError(
             f"expected finite values and distances not below 0: {values.tolist()}, {distances.tolist()}."
         )
     if self_weight == "exclude":
         positive_values = positive_values * is_other
-    if not bool((positive_values * is_other > 0).any()):
+    is_helpful = is_other & (positive_values > 0)
+    if not is_helpful.any():
         return (~is_other).to(values)
     if self_weight == "mean":
         divisors[own] = other_distances.mean()
@@ -86,7 +85,7 @@ def personalized_weights(
         divisors[own] = self_weight
 
     equals_own = (divisors == 0) & (positive_values > 0)
-    if bool(equals_own.any()):
+    if equals_own.any():
         weights = positive_values * equals_own
     else:
         tiny = torch.finfo(torch.float64).tiny

@@ -145,14 +145,15 @@ class ClassifierClient(ReadyClient):
     ) -> None:
         super().__init__()
         if isinstance(network, str):
-            module, name = None, network
-            # An unknown name is refused at once, and processes that are forked later need not import timm again. A
-            # subclass with networks of its own knows their names.
+            module = None
+            name = network
+            # A subclass with networks of its own knows their names.
             if type(self)._make_network.__module__.startswith("flsv."):
-                network_maker(name)
+                network_maker(name)  # refuses an unknown name
         else:
+            module = network
             # The hyper-parameters hold plain types only.
-            module, name = network, f"{type(network).__module__}.{type(network).__qualname__}"
+            name = f"{type(network).__module__}.{type(network).__qualname__}"
         checked = check_arguments("ClassifierClient", ClassifierClient.__init__, locals())
         num_classes, input_shape, scheduler_interval, label_smoothing, class_weights = (
             checked.values()
@@ -172,20 +173,22 @@ class ClassifierClient(ReadyClient):
         else:
             self._add_hyperparameters(network=name, class_weights=class_weights)
 
-        self._network_name, self._network_args = name, dict(network_args or {})
-        self._make_optimizer, self._make_scheduler = optimizer, scheduler
+        self._network_name = name
+        self._network_args = dict(network_args or {})
+        self._make_optimizer = optimizer
+        self._make_scheduler = scheduler
         self._scheduler_interval = scheduler_interval
         self._label_smoothing = label_smoothing
-        weights = torch.tensor(class_weights) if isinstance(class_weights, list) else None
+        weights = None
+        if isinstance(class_weights, list):
+            weights = torch.tensor(class_weights)
         self.register_buffer("class_weights", weights, persistent=False)
-        self.network: nn.Module = NotBuilt() if module is None else module
         self._num_classes = num_classes
         self._input_shape = None if input_shape is None else tuple(input_shape)
-        if (
-            num_classes is not None
-            and (module is not None or input_shape is not None)
-            and not self.is_balanced
-        ):
+
+        self.network: nn.Module = NotBuilt() if module is None else module
+        can_build = module is not None or input_shape is not None
+        if num_classes is not None and can_build and not self.is_balanced:
             self._build(num_classes, self._input_shape)
 
     def configure_model(self) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -102,35 +103,20 @@ def collaborate(
     return the values. If only the entries ``personal`` are mixed, the others are those of ``extractor``.
     """
     assert local.model is not None
-    joins = game == "joining"
     base = local.model
     if personal is not None and extractor is not None:
         base = base.clone()
         base[~personal.to(base.device)] = extractor
     models = torch.stack([select_entries(local.model, personal), *downloads])  # [s, Q]
-    models_per_chunk = max(_ENTRIES_PER_CHUNK // len(base), 1)
-
-    def evaluate(mixtures: Tensor, score_name: str = "accuracy") -> Tensor:
-        scores = []
-        for mixtures_of_chunk in mixtures.split(models_per_chunk):
-            vectors = insert_entries(mixtures_of_chunk, base, personal)
-            scores.append(local.evaluate(vectors).value(score_name))
-        return torch.cat(scores)
-
-    def utility(masks: Tensor) -> Tensor:
-        # masks [c, s]: the members of c coalitions of s models. The empty coalition's utility is 0.
-        utilities = torch.zeros(len(masks), dtype=torch.float64)
-        coalitions_with_members = masks.any(1).nonzero().flatten()
-        for rows in coalitions_with_members.split(models_per_chunk):
-            members = masks[rows]
-            shares = members / members.sum(1, keepdim=True)
-            mean_models = shares.to(models) @ models
-            utilities[rows] = evaluate(mean_models)
-        return utilities
+    scored = _ScoredMixtures(local, models=models, base=base, personal=personal)
 
     num_marginals = permutations_factor * len(models) * (len(models) - 1)
+    joins = game == "joining"
     shapley_values = _values_of_joining if joins else _values_of_all
-    values = shapley_values(utility, len(models), budget=num_marginals + 2, generator=generator)
+    values = shapley_values(
+        scored.utility, len(models), budget=num_marginals + 2, generator=generator
+    )
+
     if personal is None:
         num_mixed_parameters = num_parameters
     else:
@@ -141,16 +127,61 @@ def collaborate(
         self_weight = "exclude"
     weights = personalized_weights(values, distances.to(values), own=0, self_weight=self_weight)
     mixed_model = keep_common(weights.to(models) @ models, models)
+
     if joins:
-        mixed_model = _best_on_line(models, mixed_model, evaluate)
+        mixed_model = _best_on_line(models, mixed_model, scored.evaluate)
     elif safeguard:
-        client_model = models[0]
-        accuracies = evaluate(torch.stack([client_model, mixed_model]))
-        accuracy, mixed_accuracy = accuracies.tolist()
-        if not mixed_accuracy >= accuracy:
-            mixed_model = client_model.clone()
+        mixed_model = _own_unless_better(models[0], mixed_model, scored.evaluate)
     local.state[OWN_MODEL] = insert_entries(mixed_model, base, personal)
     return values
+
+
+@dataclass
+class _ScoredMixtures:
+    """Scores at a client of mixtures of s ``models [s, Q]``, the entries ``personal`` of models that else equal
+    ``base [P]``.
+    """
+
+    local: LocalData
+    models: Tensor
+    base: Tensor
+    personal: Tensor | None
+
+    @property
+    def models_per_chunk(self) -> int:
+        return max(_ENTRIES_PER_CHUNK // len(self.base), 1)
+
+    def evaluate(self, mixtures: Tensor, score_name: str = "accuracy") -> Tensor:
+        """Compute the scores ``[c]`` of mixtures ``[c, Q]``."""
+        scores = []
+        for mixtures_of_chunk in mixtures.split(self.models_per_chunk):
+            vectors = insert_entries(mixtures_of_chunk, self.base, self.personal)
+            scores.append(self.local.evaluate(vectors).value(score_name))
+        return torch.cat(scores)
+
+    def utility(self, masks: Tensor) -> Tensor:
+        """Compute the accuracies ``[c]`` of coalitions' mean models, 0 for the empty one. Masks are ``[c, s]``."""
+        utilities = torch.zeros(len(masks), dtype=torch.float64)
+        coalitions_with_members = masks.any(1).nonzero().flatten()
+        for rows in coalitions_with_members.split(self.models_per_chunk):
+            members = masks[rows]
+            shares = members / members.sum(1, keepdim=True)
+            mean_models = shares.to(self.models) @ self.models
+            utilities[rows] = self.evaluate(mean_models)
+        return utilities
+
+
+def _own_unless_better(
+    client_model: Tensor,
+    mixed_model: Tensor,
+    evaluate: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Return the mixture, or the client's own model if that is more accurate."""
+    accuracies = evaluate(torch.stack([client_model, mixed_model]))
+    accuracy, mixed_accuracy = accuracies.tolist()
+    if mixed_accuracy >= accuracy:
+        return mixed_model
+    return client_model.clone()
 
 
 declare_answer(collaborate, _expected_values)
