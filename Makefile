@@ -101,7 +101,7 @@ libraries: ## modules of eight public libraries against loops by hand, in an env
 	rm -rf .venv-libraries
 	python3 -m venv .venv-libraries
 	.venv-libraries/bin/python -m pip install --quiet --disable-pip-version-check -e '.[libraries]'
-	.venv-libraries/bin/python -m pytest tests/compat/test_libraries.py -m slow
+	.venv-libraries/bin/python -m pytest tests/compat/test_kinds.py -m long
 
 .venv-release/made: pyproject.toml
 	rm -rf .venv-release

@@ -1,23 +1,40 @@
-"""Every kind of module, as it is, in a federation: what comes out is what a loop written by hand gives, and resumes."""
+"""Every kind of module, as it is, in a federation: it trains, is scored and retrained as by hand, and resumes.
 
+Modules of public libraries are tested in an environment of their own (``make libraries``).
+"""
+
+import json
 from functools import partial
 
 import pytest
-from compat.base import make_federated_data
-from compat.by_hand import SEED
-from compat.kinds import KINDS
-from compat.runs import train_with_values
+import torch
+from compat import kinds, libraries
+from compat.base import Kind, make_federated_data
+from compat.by_hand import SEED, fedavg_by_hand, validate_with_trainer
+from compat.runs import ROUNDS, train_federated, train_with_values
 
 from flsv import FederatedLoop, Reporting
-from flsv.metrics import PartialFederatedShapley
+from flsv.metrics import PartialFederatedShapley, ShadowShapley
 from helpers import slow_except
 from helpers.fits import assert_resumes
 
+KINDS = {**kinds.KINDS, **libraries.KINDS}
+OF_LIBRARIES = [
+    pytest.param(name, marks=[pytest.mark.slow, pytest.mark.long]) for name in libraries.KINDS
+]
 
-@pytest.fixture(scope="module", params=KINDS)
+
+def kind_if_installed(name: str) -> Kind:
+    if name in libraries.KINDS:
+        pytest.importorskip(name)
+    return KINDS[name]
+
+
+@pytest.fixture(scope="module", params=[*kinds.KINDS, *OF_LIBRARIES])
 def pair(request, tmp_path_factory):
     """The same training in a federation that plays a game every round, and by hand."""
-    return train_with_values(KINDS[request.param], tmp_path_factory.mktemp(request.param))
+    name = request.param
+    return train_with_values(kind_if_installed(name), tmp_path_factory.mktemp(name))
 
 
 def test_every_kind_of_module_trains_as_the_loop_by_hand(pair):
@@ -26,6 +43,50 @@ def test_every_kind_of_module_trains_as_the_loop_by_hand(pair):
 
 def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair):
     pair.check_values()
+
+
+#: Noise, a network that follows another one, optimization by hand, a carried state.
+RETRAINED = ("vae", "byol", "manual-accumulation", "carried-lstm-state")
+
+
+@pytest.mark.parametrize("name", [*RETRAINED, *OF_LIBRARIES])
+def test_values_by_retraining_every_kind_of_module_equal_those_by_hand(tmp_path, name):
+    """And what compares all clients' second training with the run doubts nothing."""
+    kind = kind_if_installed(name)
+    metric = ShadowShapley(
+        coalitions="all",
+        performance=kind.logged,
+        mode="min",
+        verify="all" if name in libraries.KINDS else "start",
+    )
+    _, loop = train_federated(kind, tmp_path, metrics={"value": metric})
+
+    gains = {}
+    for members in [(), (0,), (1,), (0, 1)]:
+        model = kind.module()
+        if members:
+            model, _ = fedavg_by_hand(
+                model,
+                kind.data(),
+                make_federated_data(kind),
+                tmp_path,
+                ROUNDS,
+                kind.callbacks,
+                members=members,
+            )
+        loss = validate_with_trainer(model, kind.data(), kind.logged)
+        gains[members] = -loss
+    added_alone = torch.tensor([gains[0,], gains[1,]]) - gains[()]
+    added_last = gains[0, 1] - torch.tensor([gains[1,], gains[0,]])
+    expected = (added_alone + added_last) / 2
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["events"] == []
+    torch.testing.assert_close(
+        loop.contributions["value"],
+        expected,
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 #: State in odd places. Fast: two optimizers, a state that is carried on.

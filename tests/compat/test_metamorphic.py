@@ -1,14 +1,14 @@
 """What must hold of values whatever the module keeps: the order of clients, equal clients, the sum."""
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import ExponentialLR
+from torch import Tensor
 
 from flsv import FederatedDataModule, FederatedLoop
 from flsv.metrics import (
@@ -24,80 +24,16 @@ from flsv.metrics import (
     SurrogateFederatedShapley,
 )
 from helpers.fits import fit
-from helpers.models import Plain, adam, network, sgd
+from helpers.hidden_state import Base
+from helpers.kinds_of_modules import ChangesItself, Manual, NearItsAverage, replace_layer
+from helpers.kinds_of_parts import Scheduled, decay
 
 
-class Weighs(nn.Module):
-    """A plain layer without parameters of its own."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-
-class Average:
-    """A moving average of weights, as in libraries."""
-
-    def __init__(self, parameters: Any) -> None:
-        self.shadows = [parameter.detach().clone() for parameter in parameters]
-
-    def update(self, parameters: Any) -> None:
-        for shadow, parameter in zip(self.shadows, parameters):
-            shadow.lerp_(parameter.detach(), 0.3)
-
-
-class ValidatesAverage(Plain):
-    """Validates the moving average of its weights, which it keeps in a plain object."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(6, 3))
-        self.average = Average(self.parameters())
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.average.update(self.parameters())
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        logits = nn.functional.linear(x, *self.average.shadows)
-        loss = nn.functional.cross_entropy(logits, y)
-        self.log("loss", loss)
-
-
-class LogsLoss(Plain):
-    """A plain module that logs its validation loss."""
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        loss = nn.functional.cross_entropy(self(x), y)
-        self.log("loss", loss)
-
-
-class ReplacesLayer(LogsLoss):
-    """Replaces a layer and freezes another one when a client trains."""
-
-    def __init__(self) -> None:
-        super().__init__(network(batch_norm=True))
-        self.output_layer: nn.Module = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.output_layer(self.net(x))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.output_layer = Weighs()
-        self.net[0].requires_grad_(False)
-        return loss
-
-
-class ByHand(LogsLoss):
-    """Optimizes by hand, with two optimizers of unequal rates and a loss that is annealed by epochs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
+class TwoRates(Manual):
+    """Has two optimizers of unequal rates, and a loss that is annealed by epochs."""
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        epoch_number = self.current_epoch + 1
-        loss = super().training_step(batch, batch_idx) / epoch_number
+        loss = self.loss(batch) / (self.current_epoch + 1)
         optimizers = self.optimizers()
         for optimizer in optimizers:
             optimizer.zero_grad()
@@ -107,42 +43,33 @@ class ByHand(LogsLoss):
 
     def configure_optimizers(self) -> Any:
         first_layer = torch.optim.SGD(self.net[0].parameters(), lr=0.05)
-        later_layers = sgd(self.net[1:].parameters())
+        later_layers = torch.optim.SGD(self.net[1:].parameters(), lr=0.1, momentum=0.9)
         return [first_layer, later_layers]
 
 
-class Scheduled(LogsLoss):
-    """Has Adam and a rate that falls by epochs."""
+class WeighsByMeanLoss(Base):
+    """Weighs its losses, also in validation, by their moving average."""
 
     def __init__(self) -> None:
-        super().__init__(
-            network(batch_norm=False),
-            optimizer=adam,
-            scheduler=partial(ExponentialLR, gamma=0.5),
-        )
-
-
-class Remembers(Plain):
-    """Weighs its loss by a running mean in an attribute and collects losses in a list."""
-
-    def __init__(self) -> None:
-        super().__init__(network(batch_norm=False))
+        super().__init__()
         self.mean_loss = torch.tensor(1.0)
-        self.losses: list[float] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
+        loss = self.loss(batch)
         self.mean_loss = self.mean_loss.lerp(loss.detach(), 0.5)
-        self.losses.append(loss.item())
         return loss * self.mean_loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        loss = nn.functional.cross_entropy(self(x), y)
-        self.log("loss", loss * self.mean_loss)
+        self.log("val_loss", self.loss(batch) * self.mean_loss)
 
 
-MODULES = (ValidatesAverage, ReplacesLayer, ByHand, Scheduled, Remembers)
+MODULES: dict[str, Any] = {
+    "averaged weights": NearItsAverage,
+    "a replaced layer": partial(ChangesItself, replace_layer),
+    "manual optimization": TwoRates,
+    "a schedule": partial(Scheduled, decay),
+    "a mean in an attribute": WeighsByMeanLoss,
+}
 METRICS = (
     CosineGradientShapley,
     ClassSpecificShapley,
@@ -161,7 +88,7 @@ def make_metrics() -> dict[str, Any]:
     for metric in METRICS:
         metrics[metric.__name__] = metric()
     metrics["of one round"] = OneRoundShapley(rounds=2)
-    metrics["trained"] = ShadowShapley(performance="loss", mode="min", coalitions="all")
+    metrics["trained"] = ShadowShapley(performance="val_loss", mode="min", coalitions="all")
     return metrics
 
 
@@ -179,7 +106,7 @@ def make_clients() -> dict[str, Any]:
 
 def measure(
     folder: Path,
-    module: type[Plain],
+    make_module: Callable[[], Base],
     order: list[str],
 ) -> dict[str, dict[str, float]]:
     """Return the clients' values by metric and name."""
@@ -199,7 +126,7 @@ def measure(
     fit(
         loop,
         folder,
-        module(),
+        make_module(),
         data,
         rounds=2,
     )
@@ -209,13 +136,13 @@ def measure(
     return values
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("name", MODULES)
 def test_values_do_not_depend_on_the_order_and_equal_clients_share(
-    tmp_path: Path, module: type[Plain]
+    tmp_path: Path, name: str
 ) -> None:
     order = ["A", "B", "twin of A"]
-    values_by_metric = measure(tmp_path / "1", module, order)
-    permuted_by_metric = measure(tmp_path / "2", module, order[::-1])
+    values_by_metric = measure(tmp_path / "1", MODULES[name], order)
+    permuted_by_metric = measure(tmp_path / "2", MODULES[name], order[::-1])
 
     assert values_by_metric.keys() == make_metrics().keys()
     for metric, values in values_by_metric.items():

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from compat import kinds, test_trainer
 
-from helpers.coalition_kinds import KINDS
-
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "reference" / "compatibility.md"
 TESTED = {
@@ -47,9 +45,3 @@ def test_every_tested_kind_and_option_is_listed_in_the_compatibility_table():
         cells = " ".join(support for support, test in rows_of_table() if test == path)
         listed = re.findall(r"`([^`]+)`", cells)
         assert sorted(listed) == sorted(tested)
-
-
-def test_compatibility_row_has_the_number_of_kinds_whose_coalitions_are_tested():
-    test_name = "::test_every_coalitions_fit_equals_a_plain_loop"
-    (support,) = (support for support, test in rows_of_table() if test.endswith(test_name))
-    assert support.startswith(f"{len(KINDS)} kinds of ")

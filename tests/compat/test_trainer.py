@@ -80,6 +80,29 @@ def shrink_head(_: Any, module: Any) -> None:
     module.net[-1].weight.mul_(0.5)
 
 
+class ActsOnBatches(cb.Callback):
+    """Changes inputs, learning rate, momentum and weights at certain batches of a client."""
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        x, _ = batch
+        x.mul_(1 + batch_idx / 10)
+        (group,) = trainer.optimizers[0].param_groups
+        if batch_idx == 0:
+            group["lr"] *= 0.8
+        if batch_idx == 1:
+            group["momentum"] *= 0.9
+        if trainer.is_last_batch:
+            group["lr"] *= 0.5
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx % 2 or trainer.is_last_batch:
+            shrink_head(trainer, pl_module)
+
+
 def make_decaying_kind(gamma: float, interval: str, frequency: int = 1) -> Kind:
     return make_small_kind(
         partial(Small, partial(lr_scheduler.ExponentialLR, gamma=gamma), interval, frequency)
@@ -110,6 +133,7 @@ AS_BY_HAND: dict[str, Kind] = {
     "weights-by-a-callback": make_small_kind(
         Small, lambda: cb.LambdaCallback(on_train_epoch_start=shrink_head)
     ),
+    "batch-callback": make_small_kind(Small, ActsOnBatches),
     "hooks-when-configured": make_small_kind(HooksWhenConfigured),
     "accumulation-by-a-callback": make_small_kind(
         Small, lambda: cb.GradientAccumulationScheduler({0: 2, 1: 1})
@@ -120,6 +144,13 @@ AS_BY_HAND: dict[str, Kind] = {
 @pytest.mark.parametrize("option", AS_BY_HAND)
 def test_trainer_option_equals_the_loop_by_hand(tmp_path, option):
     train_both_ways(AS_BY_HAND[option], tmp_path).check()
+
+
+def test_callback_before_the_loop_acts_on_the_training_client_and_gets_its_hooks_back(tmp_path):
+    callback = ActsOnBatches()
+    kind = make_small_kind(Small, lambda: callback)
+    train_both_ways(kind, tmp_path, is_first=False).check()
+    assert not {"on_train_batch_start", "on_train_batch_end"} & vars(callback).keys()
 
 
 # ---- what only looks, or only matters elsewhere

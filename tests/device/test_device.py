@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassF1Score
 
 import flsv
 from flsv import Reporting
-from flsv.aggregation import CGSV, FedAdam, ShapFedWA
+from flsv.aggregation import CGSV, FedAdam, ShapFedWA, TrimmedMean
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data.corruption import ClosedSetLabelNoise
 from flsv.engines.several_ranks import is_rounded
@@ -27,13 +27,14 @@ from flsv.metrics import (
     CumulativeShapley,
     DecayedShapley,
     DomainRelevance,
+    InRunShapley,
     ShadowShapley,
 )
 from flsv.models.mixture import MixtureClient
 from flsv.personalization import FedAMP, FedEM, FedFomo, PFedHN, PFedSV
 from flsv.privacy import GaussianPrivacy
-from flsv.training.algorithms import SCAFFOLD, FedDyn, FedDynServer, MoreauSGD
-from flsv.uploads import UploadContext
+from flsv.training.algorithms import SCAFFOLD, FedDyn, FedDynServer, InRunValues, MoreauSGD
+from flsv.uploads import TopK, UploadContext
 from flsv.valuation import FedBary, participants_of
 from flsv.valuation.features import Backbone
 from helpers.data import CLASSES, FEATURES, toy_data
@@ -160,6 +161,18 @@ FEDERATIONS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], nn.Modul
     "shapfed": (
         lambda: {"aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}},
         Plain,
+    ),
+    "in-run": (
+        lambda: {"metrics": {"value": InRunShapley()}, "client_algorithm": InRunValues()},
+        make_plain,
+    ),
+    "top-k, trimmed mean": (
+        lambda: {"aggregator": TrimmedMean(0.34), "uploads": [TopK(0.1)]},
+        make_plain,
+    ),
+    "kept momentum": (
+        lambda: {"metrics": {"value": ShadowShapley()}, "optimizer_state": "persist"},
+        lambda: Plain(network(False)),
     ),
     "coalitions in the run": (lambda: {"metrics": {"value": ShadowShapley()}}, make_plain),
     "coalitions that a server weighs": (

@@ -1,7 +1,5 @@
 """Lightning's own callbacks beside the loop: what they see, save and monitor is the federation's, in any order."""
 
-import copy
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,14 +22,7 @@ from flsv.server.checks import check_callbacks
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, toy_data
 from helpers.fits import fit, read_logged_metrics, state_vector, trainer_for
-from helpers.loops_by_hand import (
-    ROUNDS,
-    cohort_of_round,
-    make_loop_of_three_clients,
-    make_unequal_data,
-    train_sharing_by_hand,
-)
-from helpers.models import Logs, Plain, network, sgd
+from helpers.models import Logs, Plain
 
 
 def order_callbacks(
@@ -138,114 +129,6 @@ def test_callbacks_that_change_optimizers_are_moved_right_after_the_loop():
     check_callbacks(trainer, loop)
 
     assert trainer.callbacks == [one_callback, loop, thaws, freezes, another_callback]
-
-
-class Batchwise(Callback):
-    def __init__(self, on_start: Any = None, on_end: Any = None) -> None:
-        self.on_start = on_start
-        self.on_end = on_end
-
-    def on_train_batch_start(
-        self,
-        trainer: Any,
-        module: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        if self.on_start is not None:
-            self.on_start(trainer, module, batch, batch_idx)
-
-    def on_train_batch_end(
-        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if self.on_end is not None:
-            with torch.no_grad():
-                self.on_end(trainer, module, batch, batch_idx)
-
-
-def set_option(trainer: Any, name: str, value: float) -> None:
-    trainer.optimizers[0].param_groups[0][name] = value
-
-
-def scale_parameters(module: Any, factor: float) -> None:
-    for parameter in module.parameters():
-        parameter.mul_(factor)
-
-
-BATCHWISE: dict[str, Callable[[], Batchwise]] = {
-    "rate at the first batch": lambda: Batchwise(
-        lambda t, m, b, i: set_option(t, "lr", 0.3) if i == 0 else None
-    ),
-    "rate at the last batch": lambda: Batchwise(
-        lambda t, m, b, i: set_option(t, "lr", 0.5) if t.is_last_batch else None
-    ),
-    "momentum from the second": lambda: Batchwise(
-        lambda t, m, b, i: set_option(t, "momentum", 0.9) if i else None
-    ),
-    "inputs by batch": lambda: Batchwise(lambda t, m, b, i: b[0].mul_(1 + i / 10)),
-    "decay at every second": lambda: Batchwise(
-        on_end=lambda t, m, b, i: scale_parameters(m, 0.9) if i % 2 else None
-    ),
-    "decay at the last": lambda: Batchwise(
-        on_end=lambda t, m, b, i: scale_parameters(m, 0.5) if t.is_last_batch else None
-    ),
-}
-
-
-def train_with_callback_by_hand(callback: Callback, initial_net: nn.Module) -> nn.Module:
-    """Its hooks are called around each batch of a client."""
-    rates_of_clients: dict[int, float] = {}
-    clients_of_visits = iter([client for r in range(ROUNDS) for client in cohort_of_round(r)])
-
-    def train_client(net: nn.Module, epochs: list[list[Any]]) -> None:
-        client = next(clients_of_visits)
-        optimizer = sgd(net.parameters())
-        optimizer.param_groups[0]["lr"] = rates_of_clients.get(client, 0.1)
-        batches = [(i, batch) for epoch in epochs for i, batch in enumerate(epoch)]
-
-        for number, (i, batch) in enumerate(batches, start=1):
-            is_last = number == len(batches)
-            trainer: Any = SimpleNamespace(optimizers=[optimizer], is_last_batch=is_last)
-            module: Any = net
-            callback.on_train_batch_start(trainer, module, batch, i)
-            optimizer.zero_grad()
-            x, y = batch
-            nn.functional.cross_entropy(net(x), y).backward()
-            optimizer.step()
-            callback.on_train_batch_end(trainer, module, None, batch, i)
-
-        # A rate that changes while a client trains goes on with it.
-        rates_of_clients[client] = optimizer.param_groups[0]["lr"]
-
-    trained, _ = train_sharing_by_hand(initial_net, private=(), train=train_client)
-    return trained
-
-
-@pytest.mark.parametrize(
-    ("name", "is_before_loop"),
-    [(name, number % 2 == 0) for number, name in enumerate(BATCHWISE)],
-)
-def test_batch_callbacks_act_on_the_training_client_as_in_the_loop_by_hand(
-    tmp_path, name, is_before_loop
-):
-    callback = BATCHWISE[name]()
-    net = network()
-    expected = train_with_callback_by_hand(callback, net)
-    module = Plain(copy.deepcopy(net))
-    callbacks = order_callbacks(is_before_loop, callback, make_loop_of_three_clients())
-    trainer_for(
-        None,
-        tmp_path,
-        ROUNDS,
-        callbacks=callbacks,
-    ).fit(module, make_unequal_data())
-
-    expected_state = expected.state_dict()
-    for key, value in module.net.state_dict().items():
-        # Large rates amplify rounding; a hook at the wrong batch moves weights by 0.01 and more.
-        torch.testing.assert_close(value, expected_state[key], rtol=1e-3, atol=1e-4)
-    # Its hooks are given back.
-    assert not {"on_train_batch_start", "on_train_batch_end"} & vars(callback).keys()
 
 
 class Adds(Callback):

@@ -20,7 +20,7 @@ from flsv.games.module_copies import ModuleCopies
 from flsv.metrics import PartialFederatedShapley
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, toy_data
-from helpers.fits import fit, state_vector
+from helpers.fits import fit
 from helpers.models import Plain, network
 
 eager = partial(torch.compile, backend="eager")
@@ -47,18 +47,6 @@ def reach_through_list(module: Any) -> Callable[[Tensor], Tensor]:
     """A function that reaches the module's network through a list."""
     modules = [module]
     return lambda x: modules[0].net(x)
-
-
-class LastLayer(Kept):
-    """Only its last layer, whose weights are zero at first, is its own."""
-
-    def __init__(self) -> None:
-        super().__init__(reach_through_list)
-        self.head = nn.Linear(CLASSES, CLASSES)
-        nn.init.zeros_(self.head.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.f(x))
 
 
 def make_compiled() -> Kept:
@@ -95,12 +83,8 @@ RIGHT: dict[str, Callable[[], Any]] = {
     "torch.compile(net)": make_compiled,
     "weight norm": make_normed,
     "lambda": lambda: Kept(lambda module: lambda x: module.net(x)),
-    "hook": make_hooked,
-}
-#: Kinds whose copies use the original.
-BOUND: dict[str, Callable[[], Any]] = {
     "lambda of a list": lambda: Kept(reach_through_list),
-    "under a head of zeros": LastLayer,
+    "hook": make_hooked,
 }
 
 
@@ -127,30 +111,6 @@ def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
     assert torch.equal(module(x), output)
     assert not torch.allclose(copied(x), output)
     assert not any(layer._compiled_call_impl for layer in copied.modules())
-
-
-@pytest.mark.parametrize("kind", BOUND)
-@pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
-def test_scoring_leaves_the_module_as_it_is(
-    tmp_path: Path,
-    kind: str,
-    performance: str,
-) -> None:
-    """Whatever it keeps or calls, all is as it was afterwards."""
-    evaluated = BOUND[kind]()
-    plain = BOUND[kind]()
-    plain.load_state_dict(evaluated.state_dict())
-    mode = "min" if performance == "val_loss" else None
-    metric = PartialFederatedShapley(performance=performance, mode=mode)
-    loop = FederatedLoop(metrics={"sv": metric}, seed=2)
-
-    data = toy_data(server_val=0.2)
-    fit(loop, tmp_path, evaluated, data)
-    fit(FederatedLoop(seed=2), tmp_path, plain, data)
-
-    values = loop.contributions["sv"]
-    assert torch.equal(state_vector(evaluated), state_vector(plain))
-    assert len(values.unique()) > 1
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])

@@ -1,9 +1,8 @@
-"""Ordinary kinds of LightningModules, and modules that configurations name."""
+"""Small classifiers, and those that configurations name."""
 
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,24 +108,6 @@ class DigitsCountsSteps(DigitsPlateau):
         DigitsCountsSteps.num_steps += 1
         loss = super().training_step(batch, batch_idx)
         return loss * (1 + DigitsCountsSteps.num_steps / 100)
-
-
-@dataclass
-class Kind:
-    """A module, and a callback of its Trainer."""
-
-    module: Callable[[], Module] = Module
-    callback: Callable[[], L.Callback] | None = None
-
-
-#: Kinds whose coalitions :class:`helpers.coalitions_by_hand.CoalitionByHand` trains. Of all others coalitions equal
-#: fits of their members (tests/retraining/test_hidden_state.py).
-KINDS: dict[str, Kind] = {
-    "a plain MLP": Kind(),
-    "dropout": Kind(partial(Module, partial(make_mlp, nn.Dropout(0.3)))),
-    "BatchNorm": Kind(partial(Module, lambda: make_mlp(nn.BatchNorm1d(8)))),
-    "manual optimization": Kind(Manual),
-}
 
 
 class DigitsInFile(Manual):

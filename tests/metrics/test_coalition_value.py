@@ -283,15 +283,6 @@ def test_estimator_auto_keeps_to_the_budget_for_few_players():
     assert budget / 2 < metric.diagnostics()["evaluations"] <= budget
 
 
-def test_game_metric_without_server_validation_data_is_refused(tmp_path):
-    loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()})
-    data = toy_data(server_val=0)
-
-    message = r"server's validation set, which these need, is empty: metrics \['sv'\]"
-    with pytest.raises(ConfigurationError, match=message):
-        fit(loop, tmp_path, data=data)
-
-
 def test_estimator_auto_is_exact_where_the_budget_has_all_coalitions():
     def square_of_members(masks: Tensor) -> Tensor:
         return masks.sum(1).double() ** 2
@@ -334,17 +325,6 @@ def test_momentum_and_uniform_start_give_s_fedavgs_relevance():
     contributions = {"sv": computed.nan_to_num(metric.prior)}
     chances = SoftmaxSampler(2, "sv").chances(num_clients, contributions)
     torch.testing.assert_close(chances.float(), relevance.softmax(0))
-
-
-def test_momentum_without_uniform_start_begins_at_the_first_value():
-    """Clients never seen are the mean of the others."""
-    values = torch.tensor([0.3, -0.1])
-    metric = PartialFederatedShapley(5, estimator="exact", momentum=0.75)
-
-    metric.update(torch.tensor([0, 2]), lambda masks: masks.float() @ values)
-
-    torch.testing.assert_close(metric.compute()[[0, 2]], values)
-    assert metric.prior is None
 
 
 class Sees(ShapleyWeighted):

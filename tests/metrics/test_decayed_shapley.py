@@ -27,13 +27,6 @@ NAN = float("nan")
     ("values_by_round", "options", "num_skipped", "num_flagged"),
     [
         pytest.param(
-            [[0.1, 0.2, 0.4], [0.3, 0.2, 0.1], [0.5, 0.1, 0.1]],
-            {"decay": 0.3},
-            0,
-            0,
-            id="decay",
-        ),
-        pytest.param(
             [[0.4, 0.3], [-0.1, 0.0], [NAN, 0.2], [0.0, 0.0]],
             {"decay": 0.5, "normalize": False},
             1,
@@ -54,7 +47,6 @@ NAN = float("nan")
             3,
             id="rounds that gain nothing keep their signs",
         ),
-        pytest.param([[1 / 3, 1 / 3, -2 / 3]], {}, 0, 1, id="a round that gains 0"),
         pytest.param(
             [[0.3, NAN, 0.1, NAN], [NAN, NAN, 0.5, -0.1]],
             {"decay": 0.5},

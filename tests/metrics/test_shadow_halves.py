@@ -14,7 +14,6 @@ from flsv.data import FederatedDataModule, Splits
 from flsv.functional import choose_halvings, few_coalitions
 from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks, equivalent_runs, with_any_halves
-from flsv.sampling import UniformSampler
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES
 from helpers.fits import assert_resumes, fit, trainer_for
@@ -64,8 +63,8 @@ def trained_coalitions(folder):
     return {tuple(map(int, coalition)) for coalition in members}
 
 
-@pytest.mark.parametrize("halvings", [1, 2])
-def test_values_are_those_of_the_same_coalitions_named_before(tmp_path, halvings):
+def test_values_are_those_of_the_same_coalitions_named_before(tmp_path):
+    halvings = 2
     loop = make_loop(ShadowShapley(coalitions="halves", halvings=halvings))
 
     fit(
@@ -136,28 +135,6 @@ def test_retrained_halves_are_those_of_a_run(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"metric": "val_acc", "mode": "max"}, "chosen by the outputs"),
-        ({"judges": "clients"}, "Let the server judge"),
-    ],
-)
-def test_retraining_refuses_halves_that_cannot_be_chosen(tmp_path, options, reason):
-    loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
-    trainer = trainer_for(loop, tmp_path, ROUNDS)
-
-    with pytest.raises(ConfigurationError, match=reason):
-        flsv.retrain(
-            trainer,
-            Plainest(),
-            make_data(),
-            "halves",
-            seeds=1,
-            **options,
-        )
-
-
 def test_the_halves_are_those_of_the_outputs_of_each_client_alone():
     metric = ShadowShapley(coalitions="halves", halvings=2)
     generator = torch.Generator().manual_seed(1)
@@ -198,18 +175,6 @@ def test_the_halves_are_those_of_the_outputs_of_each_client_alone():
     assert len(none_left) == 0
 
 
-def test_other_designs_choose_nothing():
-    masks = few_coalitions(NUM_CLIENTS, "singles")
-    outputs = torch.randn(len(masks), 10, CLASSES)
-    names = [f"site {client}" for client in range(NUM_CLIENTS)]
-
-    chosen = ShadowShapley(coalitions="singles").next_coalitions(
-        masks, outputs, logits=True, names=names, seed=0
-    )
-
-    assert len(chosen) == 0
-
-
 @pytest.mark.parametrize(
     "halvings",
     [1, 2, 3],
@@ -228,19 +193,6 @@ def test_a_resumed_run_chooses_the_same_halves(tmp_path):
     assert_resumes(
         lambda: make_loop(ShadowShapley(coalitions="halves")), tmp_path, Plainest, make_data
     )
-
-
-def test_drawn_cohorts_have_halves_too(tmp_path):
-    loop = make_loop(
-        ShadowShapley(coalitions="halves"),
-        sampler=UniformSampler(4),
-    )
-
-    fit(loop, tmp_path, Plainest(), make_data(), ROUNDS)
-
-    values = loop.metrics["shadow"].compute()
-    assert values.isfinite().all()
-    assert len(trained_coalitions(tmp_path)) == NUM_CLIENTS + 2
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import joblib
 import pytest
 import torch
 from pandas.testing import assert_frame_equal
+from torch import nn
 
 import flsv
 from flsv import FederatedLoop, Reporting
@@ -19,7 +20,7 @@ from flsv.cli import main
 from flsv.functional import few_coalitions_shapley
 from flsv.metrics.coalitions.design import coalition_masks
 from flsv.utilities.errors import ConfigurationError
-from helpers.coalition_kinds import KINDS, Manual, Plateau
+from helpers.coalition_kinds import Manual, Module, Plateau, make_mlp
 from helpers.coalitions_by_hand import SEED, CoalitionByHand, make_three_clients
 from helpers.fits import state_vector, trainer_for
 from helpers.forked import Forked
@@ -28,8 +29,10 @@ LOSS: dict[str, Any] = {"metric": "negative_loss"}
 
 
 def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path) -> None:
-    kind = KINDS["dropout"]
-    module = kind.module()
+    def make_module() -> Module:
+        return Module(lambda: make_mlp(nn.Dropout(0.3)))
+
+    module = make_module()
     loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
     initial_vector = state_vector(module)
     generator_state = torch.get_rng_state()
@@ -46,7 +49,7 @@ def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path) -> None:
     masks = coalition_masks("all", 3)
     by_hand = []
     for mask in masks:
-        hand = CoalitionByHand(kind.module().net, module.optimizer)
+        hand = CoalitionByHand(make_module().net, module.optimizer)
         by_hand.append(hand.utility(mask.nonzero()[:, 0].tolist()))
 
     expected = few_coalitions_shapley(masks, torch.tensor(by_hand)).values

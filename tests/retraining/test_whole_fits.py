@@ -1,7 +1,7 @@
-"""ShadowShapley on ordinary kinds of modules: every coalition against a plain loop that trains it alone, by hand."""
+"""ShadowShapley trains each coalition alone: random numbers, failures, doubts, and ends that are one coalition's."""
 
-import copy
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,69 +11,32 @@ import torch
 from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
-from flsv.functional import few_coalitions_shapley
-from flsv.games.members import Members, members_of
+from flsv.games.members import Members
 from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks, design_within, equivalent_runs
-from helpers import slow_except
-from helpers.coalition_kinds import KINDS, Kind, Manual
-from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, CoalitionByHand, make_three_clients
-from helpers.fits import state_vector, trainer_for
+from helpers.coalition_kinds import Manual, Module
+from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, make_three_clients
+from helpers.fits import trainer_for
 from helpers.kinds_of_attributes import GlobalCache
 from helpers.recorded import Recorded
 
 QUIET = Reporting(table=False)
 
 
-def fit_kind(
-    kind: Kind,
+def fit(
     folder: Path,
     metrics: dict[str, Any],
-) -> tuple[FederatedLoop, Any]:
+    module: Callable[[], L.LightningModule] = Module,
+    callbacks: Sequence[L.Callback] = (),
+) -> FederatedLoop:
     loop = FederatedLoop(
         metrics=metrics,
         seed=SEED,
         reporting=QUIET,
     )
-    module = kind.module()
-    callbacks = []
-    if kind.callback is not None:
-        callbacks.append(kind.callback())
-
-    trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=callbacks)
-    trainer.fit(module, make_three_clients())
-    return loop, module
-
-
-#: One of each reason.
-FAST = ("a plain MLP", "manual optimization")
-
-
-@pytest.mark.parametrize("name", slow_except(FAST, KINDS))
-def test_every_coalitions_fit_equals_a_plain_loop(tmp_path: Path, name: str) -> None:
-    kind = KINDS[name]
-    metric = Recorded(coalitions="all", performance="negative_loss")
-    untrained = kind.module()
-
-    loop, module = fit_kind(kind, tmp_path, {"shadow": metric})
-
-    masks = coalition_masks("all", 3)
-    utilities_by_hand = []
-    for members in members_of(masks):
-        coalition = CoalitionByHand(copy.deepcopy(untrained.net), untrained.optimizer)
-        utilities_by_hand.append(coalition.utility(members))
-
-    expected = torch.tensor(utilities_by_hand, dtype=torch.float64)
-    metric_of_run: Any = loop.metrics["shadow"]
-    utilities = metric_of_run.game.flatten()
-    torch.testing.assert_close(utilities, expected, rtol=0, atol=1e-5)
-
-    expected_values = few_coalitions_shapley(masks, expected).values
-    values = loop.contributions["shadow"].double()
-    torch.testing.assert_close(values, expected_values, rtol=0, atol=1e-5)
-
-    _, module_without_metric = fit_kind(kind, tmp_path, {})
-    assert torch.equal(state_vector(module), state_vector(module_without_metric))
+    trainer = trainer_for(loop, folder, FIT_ROUNDS, callbacks=list(callbacks))
+    trainer.fit(module(), make_three_clients())
+    return loop
 
 
 @pytest.mark.parametrize(
@@ -108,11 +71,8 @@ class DivergesForClient1Alone(Manual):
 def test_divergence_of_one_coalition_changes_no_other_coalitions_score(tmp_path: Path) -> None:
     utilities_by_module: dict[Any, dict[Members, float]] = {}
     for module in (Manual, DivergesForClient1Alone):
-        loop, _ = fit_kind(
-            Kind(module),
-            tmp_path,
-            {"shadow": Recorded(coalitions="all", performance="negative_loss")},
-        )
+        recorded = Recorded(coalitions="all", performance="negative_loss")
+        loop = fit(tmp_path, {"shadow": recorded}, module)
         metric: Any = loop.metrics["shadow"]
         utilities = metric.game.flatten().tolist()
         utilities_by_module[module] = dict(zip(metric.members, utilities, strict=True))
@@ -134,11 +94,8 @@ class DrawsItsScore(Manual):
 
 
 def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path: Path) -> None:
-    loop, _ = fit_kind(
-        Kind(DrawsItsScore),
-        tmp_path,
-        {"shadow": Recorded(coalitions="all", performance="luck", mode="max")},
-    )
+    recorded = Recorded(coalitions="all", performance="luck", mode="max")
+    loop = fit(tmp_path, {"shadow": recorded}, DrawsItsScore)
     metric: Any = loop.metrics["shadow"]
 
     utilities_of_trained = metric.game[1:]  # those of the seven coalitions but the empty one
@@ -160,7 +117,7 @@ def test_failed_coalitions_end_no_run(tmp_path: Path) -> None:
     failed = "2 coalitions failed to train, client 1, clients 1 and 2"
 
     with pytest.warns(UserWarning, match=f"no values. {failed}: ZeroDivisionError"):
-        loop, _ = fit_kind(Kind(callback=FailsWithoutClient0), tmp_path, metrics)
+        loop = fit(tmp_path, metrics, callbacks=[FailsWithoutClient0()])
 
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == FIT_ROUNDS
@@ -182,7 +139,7 @@ def test_doubt_is_said_beside_the_values_if_the_full_coalition_differs_from_the_
 ) -> None:
     message = "shadow: the coalition of all clients.*came to another model than the run.*first in"
     with pytest.warns(UserWarning, match=message):
-        loop, _ = fit_kind(Kind(WeighsByUnseededNumbers), tmp_path, {"shadow": ShadowShapley()})
+        loop = fit(tmp_path, {"shadow": ShadowShapley()}, WeighsByUnseededNumbers)
 
     assert not loop.contributions["shadow"].isnan().any()
 
@@ -196,7 +153,7 @@ def test_fresh_process_tells_what_a_cache_of_the_run_has_changed(
     metric = ShadowShapley(coalitions="singles", verify="all")
 
     with pytest.warns(UserWarning, match="trained in a fresh process, has another score.*a cache"):
-        loop, _ = fit_kind(Kind(GlobalCache), tmp_path, {"shadow": metric})
+        loop = fit(tmp_path, {"shadow": metric}, GlobalCache)
 
     assert not loop.contributions["shadow"].isnan().any()
 
@@ -212,9 +169,9 @@ class StopsAlone(L.Callback):
 
 def test_coalition_trains_as_many_rounds_as_the_run_whatever_stops_it(tmp_path: Path) -> None:
     games = []
-    for callback in (None, StopsAlone):
+    for callbacks in ([], [StopsAlone()]):
         metric = Recorded(coalitions="all", performance="negative_loss")
-        loop, _ = fit_kind(Kind(callback=callback), tmp_path, {"shadow": metric})
+        loop = fit(tmp_path, {"shadow": metric}, callbacks=callbacks)
         metric_of_run: Any = loop.metrics["shadow"]
         games.append(metric_of_run.game)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from functional.shapley.games import Watched, make_random_table, make_table_game
 
 from flsv.functional import exact_shapley, leave_one_out
 from flsv.utilities.errors import ConfigurationError
@@ -35,18 +34,6 @@ def values_by_all_coalitions(table: torch.Tensor, weight: Weight) -> torch.Tenso
             gain = table[joined] - table[coalition]
             values[player] += weight(n, coalition.bit_count()) * gain
     return values
-
-
-@pytest.mark.parametrize("n", range(1, 7))
-@pytest.mark.parametrize("name", VALUES)
-def test_values_equal_the_reference_on_random_tables(name: str, n: int) -> None:
-    estimator, weight = VALUES[name]
-    for columns in (None, 2):
-        table = make_random_table(n, n, columns)
-        estimate = estimator(Watched(make_table_game(table)), n)
-        torch.testing.assert_close(estimate.values, values_by_all_coalitions(table, weight))
-        assert estimate.evaluations == (n + 1 if name == "leave_one_out" else 2**n)
-        assert (estimate.stderr == 0).all()
 
 
 def test_too_many_players_fail_at_once_and_name_the_cost() -> None:
