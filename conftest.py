@@ -9,10 +9,13 @@ from lightning_utilities.core.imports import RequirementCache
 collect_ignore_glob = [
     "flsv/cli/templates/flower/*",
     "flsv/cli/templates/nvflare/*",
-    "tests/engines/flower_app/*",
 ]
 if not RequirementCache("flwr"):
-    collect_ignore_glob += ["flsv/engines/flower*.py", "flsv/outside/flower.py"]
+    collect_ignore_glob += [
+        "flsv/engines/flower*.py",
+        "flsv/outside/flower.py",
+        "tests/outside/server_app.py",
+    ]
 if not RequirementCache("nvflare"):
     collect_ignore_glob += ["flsv/engines/nvflare.py", "tests/helpers/nvflare_jobs.py"]
 

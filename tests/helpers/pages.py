@@ -44,7 +44,7 @@ QUOTED = {
     / "cli/templates/flower/fedapp/federation.py",
     "job/app/custom/federation.py": Path(flsv.__file__).parent
     / "cli/templates/nvflare/job/app/custom/federation.py",
-    "fedapp/server_app.py": Path(__file__).parents[1] / "engines/flower_app/fedapp/server_app.py",
+    "fedapp/server_app.py": Path(__file__).parents[1] / "outside/server_app.py",
 }
 #: Arguments of flsv that a test has not got what they need for: the configuration is then read, and not run.
 ONLY_READ = ("--trainer.strategy", "gpu")

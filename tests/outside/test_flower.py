@@ -1,12 +1,7 @@
 """Any strategy with its clients' values: the numbers of value_round, the model of the strategy, and what is refused."""
 
 import math
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
+import runpy
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,9 +12,14 @@ from torch import Tensor, nn
 
 pytest.importorskip("flwr", reason="needs flwr: make flower")
 
-from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdam,
+    FedAvg,
+    Result,
+)
 from flwr.supercore.task_identity import TaskIdentity
 
 import flsv
@@ -33,11 +33,8 @@ from flsv.metrics import (
 from flsv.outside.flower import Contributions
 from flsv.report import Budget, write_report
 from flsv.utilities.errors import ConfigurationError
-from helpers.ports import free_ports
-from helpers.sites import BIN
 
 pytestmark = pytest.mark.flower
-APP = Path(__file__).parents[1] / "engines" / "flower_app"
 FAILS = "fails"  # instead of a number of samples: the client answers with an error
 
 
@@ -67,6 +64,7 @@ class Grid:
         self._names = names
         self._partition_ids = partition_ids or {}
         self.sizes: dict[int, Any] = {}  # of the round that comes next
+        self.rounds: list[tuple[Any, list[Any]]] = []  # the model that was sent, and the replies'
         self.prepare_next_round()
 
     def prepare_next_round(self) -> None:
@@ -84,7 +82,13 @@ class Grid:
         if not messages:
             return []  # nobody evaluates
 
+        initial_model = messages[0].content["arrays"].to_torch_state_dict()
         replies = [self.answer(message) for message in messages]
+        models = []
+        for reply in replies:
+            if not reply.has_error():
+                models.append(reply.content["arrays"].to_torch_state_dict())
+        self.rounds.append((initial_model, models))
         self.prepare_next_round()
         return replies
 
@@ -314,113 +318,92 @@ def test_flower_run_writes_event_files_of_the_run_and_of_each_client(folder_of_t
     assert folder_names == {folder_of_two_rounds.name, "Boston", "Lyon"}
 
 
-# ---- flwr run
+# ---- the strategy's own model and record
 
 
-@pytest.fixture
-def superlink(tmp_path):
-    """Flower's simulation of three SuperNodes, with a SuperLink of its own; what `flwr` needs to find it."""
-    pytest.importorskip("ray", reason="needs pip install 'flwr[simulation]'")
-    home = tmp_path / "flwr"
-    port, *_ = free_ports(2)
-    home.mkdir()
-    settings = (
-        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\n'
-        "insecure = true\n"
-    )
-    (home / "config.toml").write_text(settings)
-    env = {
-        **os.environ,
-        "FLWR_HOME": str(home),
-        "OMP_NUM_THREADS": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "PATH": f"{BIN}:{os.environ['PATH']}",
-    }
-    options = f"--insecure --simulation --host 127.0.0.1 --port {port} --disable-runtime-dependency-installation"
-    log = (tmp_path / "link.log").open("w")
-    link = subprocess.Popen(
-        ["flower-superlink", *options.split()],
-        cwd=tmp_path,
-        env=env,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )
+class Halfway(FedAvg):
+    """Moves half of the way to the average, in a random order that torch's generator draws, and counts its rounds."""
 
-    try:
-        deadline = time.monotonic() + 900
-        while "Uvicorn running" not in (tmp_path / "link.log").read_text():
-            assert time.monotonic() < deadline, (tmp_path / "link.log").read_text()
-            time.sleep(0.2)
-        run_flwr(env, "federation", "simulation-config", "--num-supernodes", "3")
-        yield env
-    finally:
-        os.killpg(link.pid, signal.SIGTERM)
-        link.wait(60)
+    done = 0
+
+    def start(self, *args: Any, **kwargs: Any) -> Result:
+        self.done = 10
+        return super().start(*args, **kwargs)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, *args: Any
+    ) -> Iterable[Message]:
+        self.model_sent = arrays.to_torch_state_dict()
+        return super().configure_train(server_round, arrays, *args)
+
+    def aggregate_train(self, *args: Any) -> tuple[ArrayRecord, MetricRecord]:
+        arrays, _ = super().aggregate_train(*args)
+        self.done += 1
+        noise = torch.randn(()) / 10  # reported, so that the draws can be compared
+        next_model = {}
+        for name, average in arrays.to_torch_state_dict().items():
+            next_model[name] = (self.model_sent[name] + average) / 2 + noise
+        return ArrayRecord(next_model), MetricRecord({"noise": noise.item()})
 
 
-def run_flwr(env: dict[str, str], *command: str) -> str:
-    done = subprocess.run(["flwr", *command], env=env, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def fedavg_by_hand(rounds: Any, task: Any) -> tuple[Tensor, Tensor]:
-    metrics = {
+def two_metrics() -> dict[str, Any]:
+    return {
         "value": CumulativeShapley(performance="negative_loss"),
         "cssv": ClassSpecificShapley(),
     }
-    for initial, states, samples in rounds:
-        values = flsv.value_round(
-            task.Net(),
-            initial,
-            states,
-            task.val_loader(),
-            metrics=metrics,
-            num_samples=samples,
-        )
-
-    return values["value"], values["cssv"]
 
 
-def test_flwr_run_has_the_values_of_value_round_and_the_model_of_the_strategy(
-    tmp_path, superlink, monkeypatch
+@pytest.mark.parametrize("make_strategy", [FedAvg, FedAdam, Halfway])
+def test_strategy_keeps_its_model_and_record_and_has_the_values_of_value_round(
+    tmp_path, make_strategy
 ):
-    app = shutil.copytree(APP, tmp_path / "app")
-    configuration = app / "pyproject.toml"
-    settings = configuration.read_text()
-    settings = settings.replace("fedapp.server_app:app", "fedapp.compared:app")
-    configuration.write_text(settings.replace('folder = "runs"', f'folder = "{tmp_path}"'))
+    sizes = {1: 10, 2: 20, 3: 30}
+    models = []
+    records = []
+    for is_valued in (False, True):
+        torch.manual_seed(0)
+        grid = Grid(sizes, sizes)
+        strategy = make_strategy(fraction_evaluate=0.0)
+        if is_valued:
+            strategy = Contributions(
+                strategy, make_net(), make_batches(), metrics=two_metrics(), folder=tmp_path
+            )
+        initial_model = ArrayRecord(make_net().state_dict())
+        result = strategy.start(grid, initial_model, num_rounds=2)  # type: ignore[arg-type]
+        models.append(result.arrays.to_torch_state_dict())
+        records.append(dict(result.train_metrics_clientapp[2]))
+        assert getattr(strategy, "done", 12) == 12
 
-    printed = run_flwr(superlink, "run", str(app), "--stream")
+    plain_model, model = models
+    plain_record, record = records
+    for name, tensor in plain_model.items():
+        assert torch.equal(model[name], tensor)
+    assert {name: record[name] for name in plain_record} == plain_record
 
-    assert (tmp_path / "kept.pt").is_file(), printed
+    metrics = two_metrics()
+    for round_model, updates in grid.rounds:
+        values = flsv.value_round(
+            make_net(),
+            round_model,
+            updates,
+            make_batches(),
+            metrics=metrics,
+            num_samples=[*sizes.values()],
+        )
+    for name in metrics:
+        assert [record[f"{name}/{node}"] for node in sizes] == values[name].tolist()
+    page = write_report(tmp_path).read_text()
+    assert f"values of single rounds that {make_strategy.__name__} ran" in page
 
-    strategies = torch.load(tmp_path / "kept.pt", weights_only=False)
-    monkeypatch.syspath_prepend(app)
-    earlier_imports = [module for module in sys.modules if module.startswith("fedapp")]
 
-    for module in earlier_imports:
-        monkeypatch.delitem(sys.modules, module)
+def test_app_of_the_page_writes_a_run(tmp_path):
+    app = runpy.run_path(str(Path(__file__).with_name("server_app.py")))["app"]
+    sizes = {1: 10, 2: 20, 3: 30}
+    config = {"folder": str(tmp_path), "num-server-rounds": 2}
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
 
-    from fedapp import task  # type: ignore[import-not-found]
+    app(Grid(sizes, sizes), context)
 
-    for name in ("FedAvg", "FedAdam", "Halfway"):
-        _, plain_model, plain_records, plain_rounds = strategies[name, False]
-        rounds, model, records, num_rounds = strategies[name, True]
-
-        for key, value in plain_model.items():
-            assert torch.equal(value, model[key]), name
-        assert plain_rounds == num_rounds == (12 if name == "Halfway" else 0)
-        record = records[len(rounds)]
-        plain_record = plain_records[len(rounds)]
-        assert {key: record[key] for key in plain_record} == plain_record
-        for metric, values in zip(("value", "cssv"), fedavg_by_hand(rounds, task)):
-            assert [record[f"{metric}/{client}"] for client in range(3)] == values.tolist(), name
-        page = write_report(tmp_path / name).read_text()
-        assert f"values of single rounds that {name} ran" in page
-
-    weight_of_fedavg = strategies["FedAvg", True][1]["layer.weight"]
-    weight_of_fedadam = strategies["FedAdam", True][1]["layer.weight"]
-
-    assert (weight_of_fedavg - weight_of_fedadam).abs().max() > 0.01
+    table = flsv.read_run(tmp_path)
+    assert set(table["round"]) == {0, 1}
+    assert {"value", "cssv"} <= set(table["metric"])

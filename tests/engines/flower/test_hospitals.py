@@ -1,37 +1,31 @@
-"""The tutorial's hospitals, each with its table at a SuperNode: what one process computes, to the bit."""
+"""The tutorial's hospitals, each with its table at a site of its own, by the lines of the page on sites."""
 
-import ast
-import csv
 import json
 import re
 import runpy
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from lightning import LightningModule
+
+import flsv
 
 pytest.importorskip("flwr", reason="needs flwr: make flower")
 
-from flsv import FederatedDataModule
-from flsv.cli import main
-from flsv.data import Splits
-from helpers.fits import trainer_for
-from helpers.sites import start_deployment
+from flsv import cli
+from flsv.engines.remote import RemoteServer, SiteClient
+from helpers.sites import BOSTON_ADDRESS, SiteTransport
 
 pytestmark = pytest.mark.flower
 
 DOCS = Path(__file__).parents[3] / "docs"
+TEMPLATE = Path(cli.__file__).parent / "templates" / "flower" / "fedapp" / "federation.py"
 HOSPITALS = ["Boston", "Lyon", "Osaka", "Quito"]
 ROUNDS = 2
-WITH_DICTIONARY = pytest.param(True, marks=pytest.mark.long)
-COLUMNS = """{
-            "exclude": ["insurer", "patient", "admitted"],
-            "dates": {"discharged": "admitted"},
-            "min_rows": 5,
-        }"""
 
 
 def block_of(page: str, beginning: str) -> str:
@@ -49,96 +43,52 @@ def with_texts(text: str, changes: Mapping[str, str]) -> str:
     return text
 
 
-def write_project(folder: Path, clinics: Path, columns: str) -> None:
-    """The template's project, with what the page on sites says of tables, and these columns."""
-    assert main(["init", "--flower", str(folder), "--quiet"]) == 0
-
-    path = folder / "fedapp" / "federation.py"
-    module_and_loop, _ = path.read_text().split("client = client_app")
+def load_project(
+    path: Path,
+    clinics: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> dict[str, Any]:
+    """The template's project, with what the page on sites says of tables. Its client and server are
+    those that Flower's apps hold."""
+    module_and_loop, _ = TEMPLATE.read_text().split("client = client_app")
     module_and_loop = with_texts(
         module_and_loop,
         {"num_classes=10, input_shape=(1, 8, 8)": "num_classes=2, input_shape=(8,)"},
     )
-    runs = folder / "runs"
     client_and_server = with_texts(
         block_of("reference/sites.md", "def table(path"),
-        {
-            "/data/": f"{clinics}/",
-            COLUMNS: columns,
-            "rounds=15": f"rounds={ROUNDS}",
-            '"runs"': f'"{runs}"',
-        },
+        {"/data/": f"{clinics}/", "rounds=15": f"rounds={ROUNDS}"},
     )
     imports = "from flsv import FederatedDataModule\nfrom flsv.data import OneClient, Splits\n"
     path.write_text(imports + module_and_loop + client_and_server)
+    monkeypatch.setattr("flsv.engines.flower.client_app", SiteClient)
+    monkeypatch.setattr("flsv.engines.flower.server_app", RemoteServer)
+    return runpy.run_path(str(path))
 
 
-def fit_in_one_process(
-    project: dict[str, Any], clinics: Path, folder: Path
-) -> tuple[LightningModule, FederatedDataModule]:
-    """The same module, loop and tables in one process, which writes the values into the folder."""
-    data = FederatedDataModule(
-        clinics,
-        labels="died",
-        pos_label="yes",
-        columns=ast.literal_eval(COLUMNS),
-        splits=Splits(server_val=0.0),
-    )
-    module = project["make_module"]()
-    trainer_for(project["make_loop"](), folder, ROUNDS).fit(module, data)
-    return module, data
+def serve_hospitals(project: Mapping[str, Any], folder: Path) -> None:
+    """Run the project's server on its client at each hospital."""
+    policy = folder / "flsv-site.toml"
+    policy.write_text('questions = ["flsv.engines.remote.tables:table_summary"]\n')
+    sites = {}
+    for address, name in enumerate(HOSPITALS, start=BOSTON_ADDRESS):
+        node = {"site": name, "folder": str(folder / name), "policy": str(policy)}
+        client = replace(project["client"])  # one of its own
+        sites[address] = SimpleNamespace(answer=partial(client.answer, node=node, sender="server"))
+    project["server"].serve(SiteTransport(sites, HOSPITALS), "run")
 
 
-def values_in(folder: Path) -> list[dict[str, str]]:
-    """The rows of contributions.csv that metrics have written."""
-    (path,) = folder.rglob("contributions.csv")
-    with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row["metric"] == "cssv"]
-
-
-def draft_dictionary(clinics: Path, path: Path) -> None:
-    """The dictionary that ``flsv data`` drafts of the tables."""
-    options = {
-        "--data.source": str(clinics),
-        "--data.labels": "died",
-        "--data.pos_label": "yes",
-        "--data.columns": json.dumps(ast.literal_eval(COLUMNS)),
-        "--write": str(path),
-    }
-    words = [word for option in options.items() for word in option]
-    assert main(["data", *words]) == 0
-
-
-@pytest.mark.parametrize("has_dictionary", [False, WITH_DICTIONARY])
-def test_hospitals_at_supernodes_equal_one_process_bitwise(tmp_path, monkeypatch, has_dictionary):
+def test_hospitals_of_the_pages_agree_on_an_encoder_and_have_values(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(block_of("tutorials/hospitals.md", "from pathlib"), {})
-    clinics = tmp_path / "clinics"
-    folder = tmp_path / "app"
-    columns = COLUMNS
-    if has_dictionary:
-        dictionary = tmp_path / "dictionary.yaml"
-        draft_dictionary(clinics, dictionary)
-        columns = repr({"encoder": str(dictionary)})
-    write_project(folder, clinics, columns)
+    project = load_project(tmp_path / "federation.py", tmp_path / "clinics", monkeypatch)
 
-    policy = 'questions = ["flsv.engines.remote.tables:table_summary"]\n'
-    with start_deployment(folder, policy, HOSPITALS) as processes:
-        processes.supervise("rounds")
-        processes.wait_for("rounds", lambda log: "the run has finished" in log)
+    serve_hospitals(project, tmp_path)
 
-    monkeypatch.syspath_prepend(folder)
-    project = runpy.run_path(str(folder / "fedapp" / "federation.py"))
-    module, data = fit_in_one_process(project, clinics, tmp_path / "one")
-
-    if not has_dictionary:
-        encoder = json.loads((folder / "runs" / "encoder.json").read_text())
-        assert encoder == data.encoding
-
-    checkpoint = torch.load(folder / "runs" / "checkpoints" / "last.ckpt", weights_only=False)
-    for name, value in module.state_dict().items():
-        assert torch.equal(checkpoint["state_dict"][name], value), name
-
-    values = values_in(folder / "runs")
+    status = json.loads((tmp_path / "runs" / "status.json").read_text())
+    assert status["status"] == "finished"
+    assert (tmp_path / "runs" / "encoder.json").is_file()
+    table = flsv.read_run(tmp_path / "runs")
+    values = table[table["metric"] == "cssv"]
     assert len(values) == ROUNDS * len(HOSPITALS) * 3  # of both classes, and their mean
-    assert values == values_in(tmp_path / "one")
+    assert values["value"].notna().all()
