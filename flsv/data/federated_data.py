@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from flsv.data.contents import check_inputs
 from flsv.data.groups import client_called, column, named_groups
@@ -169,18 +169,19 @@ def _with_options(source: SourceData, loader: Loader, batch_size: int | None) ->
     if batch_size:
         train_options["batch_size"] = batch_size
     if loader.preload:
-        # The collate functions are applied here, and not again when batches are read.
-        train_collate_fn = train_options.pop("collate_fn", None)
-        eval_collate_fn = eval_options.pop("collate_fn", None)
+        collate_fns = {train_options.get("collate_fn"), eval_options.get("collate_fn")}
+        if not collate_fns <= {None, default_collate}:
+            raise ConfigurationError(
+                "preload: a collate_fn may sort, mix or leave out samples of a batch, and samples are read one by one. "
+                "Leave preload out, or change samples in the data set."
+            )
         workers = train_options.get("num_workers", 0)
-        train = preload(source.train, train_collate_fn, workers)
-        val = source.val
-        if val is not None:
-            val = preload(val, eval_collate_fn, workers)
-        test = source.test
-        if test is not None:
-            test = preload(test, eval_collate_fn, workers)
-        source = replace(source, train=train, val=val, test=test)
+        source = replace(
+            source,
+            train=preload(source.train, workers),
+            val=None if source.val is None else preload(source.val, workers),
+            test=None if source.test is None else preload(source.test, workers),
+        )
 
     tensors, _ = tensors_of(source.train, collate_fn=train_options.get("collate_fn"))
     if tensors is None:

@@ -10,7 +10,6 @@ random stream.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -236,71 +235,20 @@ def rows_of(loader: DataLoader[Any]) -> Tensor:
     return torch.arange(len(dataset))
 
 
-def preload(
-    dataset: Dataset[Any],
-    collate_fn: Callable[[list[Any]], Any] | None = None,
-    num_workers: int = 0,
-) -> TensorDataset:
-    """Read all samples into memory as tensors. Random augmentation is applied once and then fixed.
-
-    Batches cross clients, so a ``collate_fn`` that sorts, mixes or leaves out samples is refused.
-    """
-    if collate_fn is None:
-        collate_fn = default_collate
-    if collate_fn is default_collate and type(dataset) is TensorDataset:
+def preload(dataset: Dataset[Any], num_workers: int = 0) -> TensorDataset:
+    """Read all samples into memory as tensors. Random augmentation is applied once and then fixed."""
+    if type(dataset) is TensorDataset:
         return dataset  # its samples are tensors already
-    loader = make_loader(
-        dataset,
-        batch_size=256,
-        collate_fn=partial(_collate_row_by_row, collate_fn, type(dataset).__name__),
-        num_workers=num_workers,
-    )
+    loader = make_loader(dataset, batch_size=256, num_workers=num_workers)
     batches = list(loader)
+    first_batch = batches[0]
+    is_tuple = isinstance(first_batch, list | tuple)
+    if not is_tuple or not all(isinstance(field, Tensor) for field in first_batch):
+        raise ConfigurationError(
+            f"preload: samples of {type(dataset).__name__} do not collate to a tuple of tensors."
+        )
     batches_by_column = zip(*batches, strict=True)
     return TensorDataset(*map(torch.cat, batches_by_column))
-
-
-def _collate_row_by_row(
-    collate_fn: Callable[[list[Any]], Any], name: str, samples: list[Any]
-) -> tuple[Tensor, ...]:
-    """Return a batch, if each of its rows is what ``collate_fn`` makes of that sample alone."""
-    batches_of_one = []
-    if collate_fn is not default_collate:
-        try:
-            batches_of_one = [collate_fn([copy.deepcopy(sample)]) for sample in samples]
-        except Exception as error:  # one that leaves out a sample has nothing to collate
-            raise ConfigurationError(
-                f"preload: the collate_fn of {name} cannot make a batch of one sample alone ({error}). "
-                "Leave preload out, or leave out samples in the data set."
-            ) from error
-    batch = collate_fn(samples)
-    for fields in (batch, *batches_of_one):
-        is_tuple = isinstance(fields, list | tuple)
-        if not is_tuple or not all(isinstance(field, Tensor) for field in fields):
-            raise ConfigurationError(
-                f"preload: samples of {name} do not collate to a tuple of tensors."
-            )
-
-    # torch's default makes a batch row by row: there are no batches of one to compare with.
-    for position, field in enumerate(batch):
-        rows = [fields[position] for fields in batches_of_one]
-        if rows and not _is_made_of(field, rows):
-            raise ConfigurationError(
-                f"preload: the collate_fn of {name} makes other rows of a batch than of its samples "
-                "alone: it sorts, mixes, pads or leaves out samples. Leave preload out, or change "
-                "samples in the data set."
-            )
-    return tuple(batch)
-
-
-def _is_made_of(field: Tensor, rows: list[Tensor]) -> bool:
-    shapes = {row.shape for row in rows}
-    if shapes != {(1, *field.shape[1:])}:
-        return False
-    expected = torch.cat(rows)
-    if expected.shape != field.shape or expected.dtype != field.dtype:
-        return False
-    return torch.allclose(field, expected, equal_nan=True)
 
 
 #: Types of objects that are not searched for generators: data, and objects that refer to many others.
@@ -357,8 +305,8 @@ class Loader:
         num_workers: number of processes that read data that are not tensors. None: as the wrapped loader, else 0.
         pin_memory: whether batches of data that are not tensors are copied to pinned memory. None: as the wrapped
             loader, else False.
-        preload: whether to read every sample once and keep it as tensors, not for data sets that augment at random. A
-            ``collate_fn`` that sorts, mixes, pads or leaves out samples is refused.
+        preload: whether to read every sample once and keep it as tensors, not for data sets that augment at random.
+            A ``collate_fn`` is refused then.
         on_device: whether data that are tensors are moved to the CUDA device for a federated fit. Batches are then
             gathered there, with bitwise equal results. The data are moved only if they take at most a quarter of the
             memory that is free when the fit begins, and if neither the model nor the data module overrides a hook for

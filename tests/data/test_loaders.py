@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -98,6 +99,15 @@ def test_subsets_of_subsets_are_read_as_tensors():
     loader = make_loader(nested, torch.tensor([2, 0]), batch_size=2, collate_fn=default_collate)
     assert isinstance(loader, TensorBatches)
     assert labels_by_batch(loader) == [[39, 15]]
+
+
+def test_preloading_with_a_collate_function_is_refused():
+    module = L.LightningDataModule()
+    module.train_dataloader = lambda: DataLoader(
+        PER_SAMPLE, 4, shuffle=True, collate_fn=lambda samples: default_collate(samples[:3])
+    )
+    with pytest.raises(ConfigurationError, match="preload: a collate_fn may sort, mix or leave"):
+        set_up_data(module, preload=True)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

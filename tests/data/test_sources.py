@@ -217,7 +217,7 @@ def test_data_sets_that_cannot_be_renumbered_are_refused(dogs_and_yaks):
 
     with pytest.raises(ConfigurationError, match=message):
         set_up_data(clients={"few": dogs_and_yaks, "rows": animals})
-    with pytest.raises(ConfigurationError, match="'here' has no names"):
+    with pytest.raises(ConfigurationError, match="'here' has numbers"):
         set_up_data(clients={"few": dogs_and_yaks, "here": HERE})
 
 

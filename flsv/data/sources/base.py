@@ -6,7 +6,6 @@ They convert arrays ``(X, y)``, number classes alike in several data sets, and c
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -316,20 +315,15 @@ def one_numbering(
         if dataset is not None:
             all_sets[name] = dataset
     names_by_set = {name: class_names_of(dataset) for name, dataset in all_sets.items()}
-    common_names = _union_of_names(client_sets, names_by_set, pos_label)
+    if not all(names_by_set.values()):
+        _check_numbers_mean_the_same(client_sets, all_sets, names_by_set)
+        names_of_first, *_ = [names_by_set[client] for client in client_sets]
+        return dict(client_sets), dict(held_out), names_of_first
 
+    common_names = _union_of_names(client_sets, names_by_set, pos_label)
     renumbered = {}
     for name, dataset in all_sets.items():
-        class_names = names_by_set[name]
-        if class_names and common_names:
-            new_numbers = _numbers_of_names(name, class_names, common_names)
-        elif class_names:  # and the clients have numbers without names
-            new_numbers = _numbers_in_names(name, dataset, class_names)
-        elif _are_numbers(common_names):  # and this data set has numbers without names
-            new_numbers = _numbers_of_labels(name, dataset, common_names)
-        else:
-            _check_meaning_is_known(name, client_sets, names_by_set)
-            new_numbers = {}  # all stay
+        new_numbers = _numbers_of_names(name, names_by_set[name], common_names)
         renumbered[name] = _renumber(dataset, new_numbers, common_names, name)
 
     clients = {name: renumbered[name] for name in client_sets}
@@ -337,20 +331,36 @@ def one_numbering(
     return clients, renumbered_held_out, common_names
 
 
+def _check_numbers_mean_the_same(
+    client_sets: Datasets, all_sets: Datasets, names_by_set: Mapping[str, Names]
+) -> None:
+    """Raise ConfigurationError unless all numbers of classes are the user's, with one set of names or without."""
+    names_of_clients = {names_by_set[client] for client in client_sets}
+    different_names = set(filter(None, names_by_set.values()))
+    are_of_user = not any(map(is_numbered_by_flsv, all_sets.values()))
+    if are_of_user and len(names_of_clients) == 1 and len(different_names) <= 1:
+        return
+
+    with_names = [repr(name) for name in all_sets if names_by_set[name]]
+    without_names = [repr(name) for name in all_sets if not names_by_set[name]]
+    shown_names = listed(next(iter(different_names)), 8)
+    raise ConfigurationError(
+        f"{listed(without_names)} has numbers for its classes, and {listed(with_names)} has names ({shown_names}). "
+        "Give all data names (words, or an attribute `classes`), or all of them numbers."
+    )
+
+
 def _union_of_names(
     client_sets: Datasets, names_by_set: Mapping[str, Names], pos_label: Any
 ) -> Names:
-    """Return the names of the clients' classes by their numbers, or an empty tuple if no client has names."""
+    """Return the names of the clients' classes by their numbers."""
     numberings: set[Any] = set()  # each has a client's class names in the order of their numbers
     clients_by_class: dict[str, list[str]] = {}
     for client in client_sets:
         class_names = names_by_set[client]
-        if class_names:
-            numberings.add(class_names)
+        numberings.add(class_names)
         for class_name in class_names:
             clients_by_class.setdefault(class_name, []).append(client)
-    if not clients_by_class:
-        return ()
     check_spelling(clients_by_class, "The data", owners=lambda: clients_by_class)
 
     sorted_names = in_order(clients_by_class)
@@ -368,13 +378,6 @@ def _union_of_names(
     return positive_last(sorted_names, list(counts.values()), pos_label)
 
 
-def _are_numbers(names: Sequence[str]) -> bool:
-    """Return whether class names are whole numbers, so that numbers without names mean the same."""
-    if not names:
-        return False
-    return all(re.fullmatch(r"0|[1-9]\d*", name) for name in names)
-
-
 def _numbers_of_names(name: str, class_names: Names, common_names: Names) -> NewNumbers:
     """Return ``{number: new number}`` of the data set ``name``, whose classes have names."""
     unknown_names = [label for label in class_names if label not in common_names]
@@ -383,50 +386,6 @@ def _numbers_of_names(name: str, class_names: Names, common_names: Names) -> New
             f"The {name} data have classes that no client has: {listed(unknown_names, 8)}."
         )
     return {number: common_names.index(label) for number, label in enumerate(class_names)}
-
-
-def _numbers_in_names(name: str, dataset: Dataset[Any], class_names: Names) -> NewNumbers:
-    """Return ``{number: new number}`` of a data set with names, where the clients have numbers without names."""
-    if _are_numbers(class_names):
-        return {number: int(class_name) for number, class_name in enumerate(class_names)}
-    if is_numbered_by_flsv(dataset):
-        raise ConfigurationError(
-            f"{name!r} has names for its classes ({listed(class_names, 8)}), and the clients have numbers: give all "
-            "data names, or all of them numbers."
-        )
-    return {}  # the user has numbered the classes, and no number changes
-
-
-def _numbers_of_labels(name: str, dataset: Dataset[Any], common_names: Names) -> NewNumbers:
-    """Return ``{number: new number}`` of a data set without names, whose numbers are among the common names."""
-    numbers_as_names = tuple(map(str, range(len(common_names))))
-    if tuple(common_names) == numbers_as_names:
-        return {}
-    new_numbers = {}
-    for number in dataset_labels(dataset).unique().tolist():
-        if str(number) not in common_names:
-            raise ConfigurationError(
-                f"{name!r} has the label {number}, and the classes of the others are {listed(common_names, 8)}."
-            )
-        new_numbers[number] = common_names.index(str(number))
-    return new_numbers
-
-
-def _check_meaning_is_known(
-    name: str, client_sets: Datasets, names_by_set: Mapping[str, Names]
-) -> None:
-    """Raise ConfigurationError if others name their classes, and what this data set's numbers mean is not known."""
-    distinct_numberings = {names_by_set[client] for client in client_sets}
-    if len(distinct_numberings) > 1:
-        raise ConfigurationError(
-            f"{name!r} has no names for its classes, but others have: set its attribute `classes`."
-        )
-    (class_names,) = distinct_numberings
-    if class_names and any(map(is_numbered_by_flsv, client_sets.values())):
-        raise ConfigurationError(
-            f"{name!r} has numbers for its classes, and the clients have names ({listed(class_names, 8)}), which flsv "
-            "has numbered: give names there, too."
-        )
 
 
 def is_numbered_by_flsv(dataset: Dataset[Any]) -> bool:
