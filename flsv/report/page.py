@@ -53,8 +53,6 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MAX_CLIENTS_SHOWN = 30
-#: Largest number of rounds in a heatmap. Of more, so many are shown.
-MAX_ROUNDS_SHOWN = 20
 #: With fewer clients, no number computed from all of them is shown to one of them.
 MIN_CLIENTS_OF_MEANS = 5
 
@@ -185,7 +183,6 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
                 WORDS["dash"] if has_dash else "",
                 *_class_heatmaps(run, run.metrics, clients, names),
             ],
-            "Over the rounds": _heatmaps_over_time(run, [*run.metrics, "weight"], clients, names),
             "How to read the values": [_guide_table(run)],
             "Settings": _settings_section(run),
         },
@@ -291,7 +288,6 @@ def _for_one(
         ],
         "appendix": {
             "Other measurements": [_other_measurements(run, client, basis)],
-            "Over the rounds": _heatmaps_over_time(run, run.metrics, [client], ["you"]),
             # Columns that are not classes may be other clients.
             "Class by class": _class_heatmaps(run, class_metrics, [client], ["you"]),
             "How to read the values": [_guide_table(run)],
@@ -487,31 +483,7 @@ def _class_count_heatmap(run: Run, clients: Sequence[int], names: Sequence[str])
     if not counts or not class_names:
         return None
     table = DataFrame([counts[client] for client in clients], index=names, columns=class_names)
-    return heatmap_table(table, corner="", caption="Training samples of each class")
-
-
-def _heatmaps_over_time(
-    run: Run,
-    metrics: Iterable[str],
-    clients: Sequence[int],
-    names: Sequence[str],
-) -> list[Table]:
-    """Return a heatmap of each metric's values over up to 20 rounds, including the last."""
-    if run.rounds <= 1:
-        return []
-    stride = math.ceil(len(run.round_numbers) / MAX_ROUNDS_SHOWN)
-    suffix = ", one of the runs" if run.seeds > 1 else ""
-
-    heatmaps = []
-    for metric in metrics:
-        history = run.history(metric)[list(clients)]  # [rounds, clients]
-        history = history.iloc[::-stride].iloc[::-1]  # so that the last round is shown
-        if not history.notna().any(axis=None):
-            continue
-        table = history.set_axis(history.index + 1).set_axis(names, axis=1).T
-        caption = f"{metric}{suffix}"
-        heatmaps.append(heatmap_table(table, corner="round", caption=caption, digits=3))
-    return heatmaps
+    return heatmap_table(table, caption="Training samples of each class")
 
 
 def _class_heatmaps(
@@ -536,7 +508,7 @@ def _class_heatmaps(
 
         values = DataFrame([run.final(metric, column) for column in columns], index=titles)
         table = values[list(clients)].set_axis(names, axis=1).T
-        heatmaps.append(heatmap_table(table, corner="", caption=f"{metric} by {kind}"))
+        heatmaps.append(heatmap_table(table, caption=f"{metric} by {kind}"))
     return heatmaps
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flsv.metrics.base import NAMES_OF_ONE_ROUND
 from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.utilities.atomic_files import append, replacing
 from flsv.utilities.csv_files import (
@@ -196,22 +195,6 @@ def last_estimates(
     rows = select_rows(table, metric, column).drop_duplicates("client", keep="last")
     estimates = rows.set_index("client")[ESTIMATE]
     return estimates.reindex(range(num_clients))
-
-
-def values_by_round(
-    table: DataFrame, metric: str, num_clients: int, column: str, rounds: Sequence[int]
-) -> DataFrame:
-    """Return a metric's values ``[r, n]`` in r rounds for n clients.
-
-    In a round without a new value the last one is repeated, except for single rounds' numbers
-    (:data:`NAMES_OF_ONE_ROUND`).
-    """
-    rows = select_rows(table, metric, column)
-    values = rows.pivot(index="round", columns="client", values="value")
-    values = values.reindex(index=rounds, columns=range(num_clients))
-    if metric in NAMES_OF_ONE_ROUND:
-        return values
-    return values.ffill()  # other metrics' values are valid until the next ones
 
 
 def tidy(table: DataFrame) -> DataFrame:

@@ -25,7 +25,6 @@ from flsv.results.run_table import (
     last_estimates,
     read_contributions,
     round_rows,
-    values_by_round,
 )
 from flsv.sampling import UniformSampler
 from helpers.data import toy_data
@@ -92,9 +91,6 @@ def test_contributions_csv_is_read_back_bitwise(tmp_path: Path) -> None:
     ).T
 
     assert torch.equal(torch.tensor(values_read), values)
-
-    curve = values_by_round(table_read, "sv", 3, "1", [2])
-    assert curve.to_numpy().tolist() == [values[:, 1].tolist()]
 
 
 def make_round_rows(round_index: int) -> list[Row]:
@@ -289,10 +285,12 @@ def test_value_written_twice_is_read_as_the_later_one(tmp_path: Path) -> None:
             file.write(csv_lines(changed_rows))
 
     table = read_contributions(path)
-    values = values_by_round(table, "value", num_clients=2, column="", rounds=[0, 1])
+    values = table[table["metric"] == "value"].pivot(
+        index="round", columns="client", values="value"
+    )
 
     # Those of make_late_rounds(5.0), by round and client.
-    assert values.to_numpy().tolist() == [[5.0, 5.0], [5.0 + 1, 5.0]]
+    assert values.ffill().to_numpy().tolist() == [[5.0, 5.0], [5.0 + 1, 5.0]]
 
 
 def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path: Path) -> None:
