@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flsv.results.round_result import RoundResult, Row, Sink
-from flsv.utilities.atomic_files import append, replacing
+from flsv.utilities.atomic_files import append, replacing, set_aside
 from flsv.utilities.csv_files import (
     NAN,
     Cell,
@@ -253,7 +253,7 @@ class CSV(Sink):
     ) -> list[Row]:
         """Keep the rows before ``first_round``, of this file or of an ``earlier`` run's file, and return the rows.
 
-        If this drops rounds of an earlier run, the file is first copied to another name.
+        If this drops rounds of an earlier run, the file is first renamed.
         """
         earlier_path = earlier or self.path
         rows: list[Row] = []
@@ -275,17 +275,21 @@ class CSV(Sink):
             # The file may have rows of another run, below its header.
             loses_rows = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
         if loses_rows:
-            self._keep_copy()
+            earlier_file = set_aside(self.path)
+            warnings.warn(
+                f"{self.path} holds rounds of an earlier run: they are kept in {earlier_file}.",
+                stacklevel=2,
+            )
 
         earlier_rows = [row for row in rows if row.round < first_round]
         self._replace(earlier_rows)
         return earlier_rows
 
-    def write(self, result: RoundResult) -> None:
+    def write_round(self, result: RoundResult) -> None:
         """Append the rows that changed in a round."""
         self.append(result.changes)
 
-    def write_late(self, results: Sequence[RoundResult]) -> None:
+    def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
         """Insert values of earlier rounds, in one write, in place of the values of an earlier process."""
         late_rows: list[Row] = []
         late_metrics = set()
@@ -310,20 +314,3 @@ class CSV(Sink):
     def _replace(self, rows: Iterable[Row]) -> None:
         with replacing(self.path) as file:
             file.write(_HEADER + csv_lines(rows))
-
-    def _keep_copy(self) -> None:
-        """Copy the file to ``<name>_<number>.csv`` before rounds are dropped from it, and warn."""
-        copy = self._free_path()
-        with replacing(copy) as file:
-            file.write(self.path.read_bytes())
-        warnings.warn(
-            f"{self.path} holds rounds of an earlier run: they are kept in {copy}.", stacklevel=3
-        )
-
-    def _free_path(self) -> Path:
-        number = 1
-        while True:
-            path = self.path.with_name(f"{self.path.stem}_{number}{self.path.suffix}")
-            if not path.exists():
-                return path
-            number += 1

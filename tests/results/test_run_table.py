@@ -242,7 +242,7 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
     num_late_rows = 2 + 1  # in round 0 both clients have a new value, in round 1 the first one
 
     for value in (3.0, 5.0):
-        file.write_late(make_late_rounds(value))
+        file.write_late_rounds(make_late_rounds(value))
         table = read_contributions(path)
         assert table["round"].is_monotonic_increasing
         estimates = last_estimates(table, "value", num_clients=2)
@@ -253,10 +253,10 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
 def test_writing_no_late_values_changes_nothing(tmp_path: Path) -> None:
     path = write_rounds(tmp_path / "c.csv", range(2))
     file = CSV(path, NAMES)
-    file.write_late(make_late_rounds(5.0))
+    file.write_late_rounds(make_late_rounds(5.0))
     table = read_contributions(path)
 
-    file.write_late([])
+    file.write_late_rounds([])
 
     assert read_contributions(path).equals(table)
 
@@ -267,7 +267,7 @@ def test_csv_that_has_been_deleted_is_not_begun_without_its_header(tmp_path: Pat
     path.unlink()
 
     with pytest.raises(FileNotFoundError, match=r"c\.csv"):
-        file.write_late(make_late_rounds(1.0))
+        file.write_late_rounds(make_late_rounds(1.0))
     assert not path.exists()
 
     with pytest.raises(FileNotFoundError, match=r"c\.csv"):
