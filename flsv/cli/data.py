@@ -36,7 +36,7 @@ from flsv.utilities.csv_files import save_table
 from flsv.utilities.errors import ConfigurationError, listed
 
 #: A class with at most this fraction of the samples is rare: a model that never predicts it has a high accuracy.
-RARE_SHARE = 0.2
+RARE_FRACTION = 0.2
 READ_AS = "is read as"
 #: Largest number of classes that are shown, and of clients in a table of columns.
 _MAX_SHOWN = 10
@@ -52,8 +52,8 @@ def sample_table(data: FederatedDataModule) -> pd.DataFrame:
         if any(counts):
             frame[title] = counts
     if data.no_classes is None:
-        shares = data.class_counts / data.num_samples[:, None]  # [n, M]
-        class_columns = zip(data.class_names, shares.T.tolist())
+        fractions = data.class_counts / data.num_samples[:, None]  # [n, M]
+        class_columns = zip(data.class_names, fractions.T.tolist())
         for name, column in islice(class_columns, _MAX_SHOWN):
             frame[name] = column
         if data.num_classes > _MAX_SHOWN:
@@ -70,11 +70,11 @@ def missing_table(data: FederatedDataModule) -> pd.DataFrame:
     frame[READ_AS] = [card.became for card in cards]
     for client, name in enumerate(data.client_names):
         rows = data.client_indices(client).numpy()
-        shares = []
+        fractions = []
         for card in cards:
             is_missing = card.values.iloc[rows].isna()
-            shares.append(float(is_missing.mean()))
-        frame[name] = shares
+            fractions.append(float(is_missing.mean()))
+        frame[name] = fractions
     return frame
 
 
@@ -94,11 +94,11 @@ def notes_on_data(data: FederatedDataModule) -> list[str]:
     texts = []
     if data.no_classes is None and len(data.class_names) <= _MAX_SHOWN:
         texts += _notes_on_classes(data)
-    missing_shares = missing_table(data).drop(columns=READ_AS)
-    for column, shares in missing_shares.iterrows():
-        excess = shares - shares.min()  # over the client with the fewest missing values
+    missing_fractions = missing_table(data).drop(columns=READ_AS)
+    for column, fractions in missing_fractions.iterrows():
+        excess = fractions - fractions.min()  # over the client with the fewest missing values
         is_mostly_missing = excess > 0.5
-        clients = shares.index[is_mostly_missing]
+        clients = fractions.index[is_mostly_missing]
         if len(clients):
             texts.append(
                 f"{column} is missing mostly at {listed(clients)}: missing values tell the model where a row is from."
@@ -112,11 +112,13 @@ def _notes_on_classes(data: FederatedDataModule) -> list[str]:
         data.class_counts.tolist(), index=data.client_names, columns=data.class_names
     )
     class_sizes = counts.sum()
-    shares = class_sizes / class_sizes.sum()
+    fractions = class_sizes / class_sizes.sum()
     rare_classes = [
-        f"{name} ({100 * share:.1f} %)" for name, share in shares.items() if share <= RARE_SHARE
+        f"{name} ({100 * fraction:.1f} %)"
+        for name, fraction in fractions.items()
+        if fraction <= RARE_FRACTION
     ]
-    has_few_classes = len(shares) <= 1 / RARE_SHARE  # of more, even equal shares are rare
+    has_few_classes = len(fractions) <= 1 / RARE_FRACTION  # of more, even equal fractions are rare
     if rare_classes and has_few_classes:
         texts.append(
             f"Rare: {listed(rare_classes)}. Accuracy is not informative. Use performance: auroc, average_precision or "
@@ -132,8 +134,8 @@ def _notes_on_classes(data: FederatedDataModule) -> list[str]:
 def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
     """Print the tables of samples and columns, the server's validation set, the doubts, and the notes."""
     frame = sample_table(data)
-    shares = frame.columns.difference(["samples", "own validation", "own test", "classes"])
-    text = _in_percent(frame, shares).to_string(max_rows=40, line_width=width())
+    fractions = frame.columns.difference(["samples", "own validation", "own test", "classes"])
+    text = _in_percent(frame, fractions).to_string(max_rows=40, line_width=width())
     print(f"Training samples of each client\n\n{text}\n")
     validation_set = data.validation()
     if validation_set is None:
@@ -143,20 +145,20 @@ def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
         count = "" if rows is None else f", {rows:,} samples"
         print(f"The server validates on {validation_set['of']}{count}.")
     if data.column_cards:
-        missing_shares = missing_table(data).set_index(READ_AS, append=True)
-        if len(missing_shares.columns) > _MAX_SHOWN:
-            missing_shares = pd.DataFrame(
+        missing_fractions = missing_table(data).set_index(READ_AS, append=True)
+        if len(missing_fractions.columns) > _MAX_SHOWN:
+            missing_fractions = pd.DataFrame(
                 {
-                    "least": missing_shares.min(axis=1),
-                    "most": missing_shares.max(axis=1),
+                    "least": missing_fractions.min(axis=1),
+                    "most": missing_fractions.max(axis=1),
                 }
             )
-        missing_shares = (
-            _in_percent(missing_shares, missing_shares.columns)
+        missing_fractions = (
+            _in_percent(missing_fractions, missing_fractions.columns)
             .add_prefix("missing, ")
             .reset_index(READ_AS)
         )
-        print(f"\nColumns\n\n{missing_shares.to_string(line_width=width())}\n")
+        print(f"\nColumns\n\n{missing_fractions.to_string(line_width=width())}\n")
     if len(doubts):
         shown = doubts.head(_MAX_SHOWN)[["column", "site", "doubt"]]
         count_note = f" ({_MAX_SHOWN} of {len(doubts)})" if len(doubts) > _MAX_SHOWN else ""

@@ -330,7 +330,7 @@ class LightningFit(Rounds):
         index = self.state.round_index
         is_last = index + 1 == trainer.max_epochs
         try:
-            is_complete = self.running.run_round(self.reports.write, is_last)
+            is_complete = self.running.run_round(self.reports.write_round, is_last)
         except StopIteration:  # Lightning would take this error for the end of the fit
             is_complete = False
         finally:  # the round is over even if the next cohort cannot be drawn
@@ -459,7 +459,7 @@ class LightningFit(Rounds):
             last_round = self.state.round_index - 1
             trained_values = values_by_round.get(last_round, {})
             values_by_round[last_round] = {**late_values, **trained_values}
-        self.reports.write_late(values_by_round, late_scores)
+        self.reports.write_late_rounds(values_by_round, late_scores)
 
     def _ended_run(self) -> EndedRun:
         """Describe the run for the training of its coalitions."""

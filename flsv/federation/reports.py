@@ -236,7 +236,7 @@ class RunReports:
                     "validation logs."
                 )
 
-    def write(self, round: Round) -> None:
+    def write_round(self, round: Round) -> None:
         """Make the result of a round, and pass it to all sinks."""
         state = self._state
         federation = self._federation
@@ -257,9 +257,9 @@ class RunReports:
             draws_pictures=self._draws_pictures(state.round_index),
         )
         for sink in self.sinks:
-            sink.write(result)
+            sink.write_round(result)
 
-    def write_late(
+    def write_late_rounds(
         self, values_by_round: Mapping[int, Mapping[str, Tensor]], scores: Mapping[str, Tensor]
     ) -> None:
         """Write metrics' values that were computed after the last round, ``{round: {metric: values}}``, and the
@@ -289,9 +289,9 @@ class RunReports:
         sinks_with_file_last = sorted(self.sinks, key=lambda sink: isinstance(sink, CSV))
         for sink in sinks_with_file_last:
             if sink.is_logger:
-                sink.write_late(unlogged_results)
+                sink.write_late_rounds(unlogged_results)
             else:
-                sink.write_late(results)
+                sink.write_late_rounds(results)
             sink.flush()
         for index in sorted(values_by_round):
             self._federation.metrics.contributions.update(values_by_round[index])
@@ -429,7 +429,7 @@ class ClientPictures(Sink):
         self._engine = engine
         self._folder = folder
 
-    def write(self, result: RoundResult) -> None:
+    def write_round(self, result: RoundResult) -> None:
         if not result.draws_pictures:
             return
         cohort = [row.client for row in result.table if row.metric == "weight"]

@@ -330,8 +330,8 @@ class _Files:
         shares = self._shares(samples, num_clients)
         values = {**round_values.values, **round_values.per_class}
         result = self._results.round_result(index, values, shares)
-        self._csv.write(result)
-        tensorboard.write(result)
+        self._csv.write_round(result)
+        tensorboard.write_round(result)
         tensorboard.flush()
 
         all_samples = [self._samples.get(client, 0) for client in range(num_clients)]

@@ -24,11 +24,8 @@ from flsv.results.text import (
 )
 from flsv.utilities.display import shortened_name
 
-#: Largest number of columns of a table, without the first. Wider ones are split into several, one below the other. The
-#: second number is for heatmaps without numbers: those with more than :data:`MAX_COLUMNS_WITH_NUMBERS` columns.
+#: Largest number of columns of a table, without the first. Wider ones are split into several, one below the other.
 MAX_COLUMNS = 7
-MAX_NARROW_COLUMNS = 20
-MAX_COLUMNS_WITH_NUMBERS = 12
 _POSITIVE = "0, 114, 178"
 _NEGATIVE = "213, 94, 0"
 
@@ -71,8 +68,7 @@ class Table:
     def parts(self) -> Iterator[tuple[Sequence[str], list[list[Cell]]]]:
         """Split a wide table into few narrower ones, and yield the head and rows of each."""
         num_columns = len(self.head) - 1  # without the first, which every part repeats
-        max_columns = MAX_NARROW_COLUMNS if "narrow" in self.css else MAX_COLUMNS
-        num_parts = max(1, math.ceil(num_columns / max_columns))
+        num_parts = max(1, math.ceil(num_columns / MAX_COLUMNS))
         columns_per_part = max(1, math.ceil(num_columns / num_parts))
 
         for first_column in range(1, num_columns + 1, columns_per_part):
@@ -96,7 +92,11 @@ def render(**content: Any) -> str:
     return _templates.get_template("report.html").render(words=WORDS, **content)
 
 
-def table_by_name(corner: str, names: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Table:
+def table_by_name(
+    corner: str,
+    names: Sequence[str],
+    columns: Mapping[str, Sequence[Any]],
+) -> Table:
     """Return a table with a row per name."""
     all_columns = [names, *columns.values()]
     rows = [list(row) for row in zip(*all_columns)]
@@ -111,53 +111,32 @@ def table_of_texts(texts: Mapping[str, object]) -> Table | None:
     return Table(["", ""], rows, css="texts")
 
 
-def heatmap_table(
-    values: DataFrame,
-    corner: str,
-    caption: str,
-    digits: int = 2,
-) -> Table:
+def heatmap_table(values: DataFrame, caption: str) -> Table:
     """Return a heatmap of ``values``: blue above 0, orange below, stronger further from 0.
 
-    The largest number has ``digits`` significant digits.
+    The largest number has two significant digits.
     """
     columns = list(map(str, values.columns))
-    has_numbers = len(columns) <= MAX_COLUMNS_WITH_NUMBERS
     numbers = values.to_numpy(dtype=float)
     finite_numbers = numbers[np.isfinite(numbers)]
     largest = float(np.abs(finite_numbers).max(initial=0.0))
     if largest == 0:
         largest = 1.0
-    if not has_numbers:
-        caption = f"{caption}: {_color_scale(finite_numbers, largest)}"
-        if finite_numbers.size < numbers.size:
-            caption += ", hatched without a value"
 
     rows: list[list[str | Cell]] = []
     for name, row_numbers, texts in zip(
-        values.index, numbers.tolist(), format_rows(values, digits)
+        values.index, numbers.tolist(), format_rows(values, digits=2)
     ):
         row: list[str | Cell] = [name]
         for column, value, text in zip(columns, row_numbers, texts):
             cell = Cell(
-                text if has_numbers else "",
+                text,
                 style=_heat_style(value, largest),
                 title=f"{name}, {column}: {format_number(value)}",
-                css="" if math.isfinite(value) else "none",
             )
             row.append(cell)
         rows.append(row)
-    css = "heat" if has_numbers else "heat narrow"
-    return Table([corner, *columns], rows, caption=caption, css=css)
-
-
-def _color_scale(values: np.ndarray, largest: float) -> str:
-    """Describe which numbers the colors of a heatmap without numbers mean."""
-    size = format_number(largest)
-    scale = f"no color for 0, full blue for {size}"
-    if values.min(initial=0.0) < 0:
-        scale += f", full orange for -{size}"
-    return scale
+    return Table(["", *columns], rows, caption=caption, css="heat")
 
 
 def _heat_style(value: float, largest: float) -> str:

@@ -43,7 +43,6 @@ from flsv.results.text import (
     titled,
     with_intervals,
 )
-from flsv.results.verdict import Verdict
 from flsv.scores import OWN_SCORES
 from flsv.utilities.arguments import client_number
 from flsv.utilities.atomic_files import replacing
@@ -53,8 +52,6 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MAX_CLIENTS_SHOWN = 30
-#: Largest number of rounds in a heatmap. Of more, so many are shown.
-MAX_ROUNDS_SHOWN = 20
 #: With fewer clients, no number computed from all of them is shown to one of them.
 MIN_CLIENTS_OF_MEANS = 5
 
@@ -92,37 +89,39 @@ def write_report(
         folder = run.folder / "clients" / run.folders[client_id]
     file = folder / "report.html" if out is None else Path(out)
 
-    computed_shares = None
-    if budget is not None:
-        computed_shares = shares_of(run, budget)
-    # Where the verdict forbids a payment, the page shows no shares.
-    shares = computed_shares
-    if shares is not None and shares.verdict.forbids_payment:
+    if budget is None:
         shares = None
-
-    basis = preferred_basis(run) if computed_shares is None else computed_shares.basis
-    verdict = _verdict(basis, computed_shares)
+        basis = preferred_basis(run)
+        verdict = None if basis is None else basis.verdict()
+    else:
+        shares = shares_of(run, budget)
+        basis = shares.basis
+        verdict = shares.verdict  # on these shares
+    # Where the verdict forbids a payment, the page shows no shares.
+    shown_shares = shares
+    if shares is not None and shares.verdict.forbids_payment:
+        shown_shares = None
     if file.suffix != ".html":
         raise ConfigurationError(f"out={str(out)!r}: expected a file that ends with .html.")
 
     if client_id is None:
-        content = _for_all(run, basis, shares)
+        content = _for_all(run, basis, shown_shares)
     else:
-        content = _for_one(run, client_id, basis, shares)
+        content = _for_one(run, client_id, basis, shown_shares)
         verdict = None if verdict is None else verdict.for_one_client()
     page = render(
         subtitle=_subtitle(run),
         basis=basis,
-        shares=shares,
+        shares=shown_shares,
         verdict=verdict,
-        brackets=_sentences_on_intervals(basis, shares),
+        brackets=_sentences_on_intervals(basis, shown_shares),
         **content,
     )
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as draft:
         draft.write(page.encode())
-    if computed_shares is not None and client_id is None:
-        save_table(shares_file(file), computed_shares.csv_table())
+    if shares is not None and client_id is None:
+        save_table(shares_file(file), shares.csv_table())
     return file
 
 
@@ -135,15 +134,6 @@ def _subtitle(run: Run) -> str:
         rounds += " (not ended)"
     date, _, _time = run.record["started"].partition("T")
     return f"{run.num_clients} partners, {rounds}, started {date}"
-
-
-def _verdict(basis: Basis | None, shares: Shares | None) -> Verdict | None:
-    """Return the verdict that the pages for all and for one client show."""
-    if basis is None:
-        return None
-    if shares is not None:
-        return shares.verdict  # on these shares
-    return basis.verdict()
 
 
 def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, Any]:
@@ -185,7 +175,6 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
                 WORDS["dash"] if has_dash else "",
                 *_class_heatmaps(run, run.metrics, clients, names),
             ],
-            "Over the rounds": _heatmaps_over_time(run, [*run.metrics, "weight"], clients, names),
             "How to read the values": [_guide_table(run)],
             "Settings": _settings_section(run),
         },
@@ -291,7 +280,6 @@ def _for_one(
         ],
         "appendix": {
             "Other measurements": [_other_measurements(run, client, basis)],
-            "Over the rounds": _heatmaps_over_time(run, run.metrics, [client], ["you"]),
             # Columns that are not classes may be other clients.
             "Class by class": _class_heatmaps(run, class_metrics, [client], ["you"]),
             "How to read the values": [_guide_table(run)],
@@ -348,9 +336,9 @@ def _participation(run: Run, client: int, finding: str) -> Table | None:
         "rounds with your update": f"{num_rounds[client]} of {run.rounds}",
         "your training samples": str(num_samples[client]),
     }
-    if _may_see_means(run, num_samples):  # from a share the sum follows
-        share = num_samples[client] / max(sum(num_samples), 1)
-        texts["of all training samples"] = f"{100 * share:.0f} %"
+    if _may_see_means(run, num_samples):  # from a fraction the sum follows
+        fraction = num_samples[client] / max(sum(num_samples), 1)
+        texts["of all training samples"] = f"{100 * fraction:.0f} %"
     if finding:
         texts["finding"] = finding
     return table_of_texts(texts)
@@ -487,31 +475,7 @@ def _class_count_heatmap(run: Run, clients: Sequence[int], names: Sequence[str])
     if not counts or not class_names:
         return None
     table = DataFrame([counts[client] for client in clients], index=names, columns=class_names)
-    return heatmap_table(table, corner="", caption="Training samples of each class")
-
-
-def _heatmaps_over_time(
-    run: Run,
-    metrics: Iterable[str],
-    clients: Sequence[int],
-    names: Sequence[str],
-) -> list[Table]:
-    """Return a heatmap of each metric's values over up to 20 rounds, including the last."""
-    if run.rounds <= 1:
-        return []
-    stride = math.ceil(len(run.round_numbers) / MAX_ROUNDS_SHOWN)
-    suffix = ", one of the runs" if run.seeds > 1 else ""
-
-    heatmaps = []
-    for metric in metrics:
-        history = run.history(metric)[list(clients)]  # [rounds, clients]
-        history = history.iloc[::-stride].iloc[::-1]  # so that the last round is shown
-        if not history.notna().any(axis=None):
-            continue
-        table = history.set_axis(history.index + 1).set_axis(names, axis=1).T
-        caption = f"{metric}{suffix}"
-        heatmaps.append(heatmap_table(table, corner="round", caption=caption, digits=3))
-    return heatmaps
+    return heatmap_table(table, caption="Training samples of each class")
 
 
 def _class_heatmaps(
@@ -536,7 +500,7 @@ def _class_heatmaps(
 
         values = DataFrame([run.final(metric, column) for column in columns], index=titles)
         table = values[list(clients)].set_axis(names, axis=1).T
-        heatmaps.append(heatmap_table(table, corner="", caption=f"{metric} by {kind}"))
+        heatmaps.append(heatmap_table(table, caption=f"{metric} by {kind}"))
     return heatmaps
 
 

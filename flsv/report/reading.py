@@ -35,7 +35,6 @@ from flsv.results.run_table import (
     read_contributions,
     select_rows,
     tidy,
-    values_by_round,
 )
 from flsv.results.text import known_mean, shares_in
 from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_int, read_rows
@@ -89,12 +88,7 @@ class Run:
     @property
     def rounds(self) -> int:
         """Return the number of the last round in the table, counted from 1, or 0 without rounds."""
-        return max(self.round_numbers, default=-1) + 1
-
-    @cached_property
-    def round_numbers(self) -> tuple[int, ...]:
-        """Return the numbers of the rounds in the table, from 0, ascending."""
-        return tuple(self.table["round"].unique().tolist())
+        return max(self.table["round"], default=-1) + 1
 
     @property
     def ended(self) -> bool:
@@ -140,19 +134,6 @@ class Run:
     def columns(self, metric: str) -> list[str]:
         """Return the names of a metric's values per client, such as classes. Empty if it has one value per client."""
         return columns_in(self.table, metric)
-
-    def history(self, metric: str, column: str = "") -> DataFrame:
-        """Return a metric's values ``[r, n]`` in r rounds for n clients.
-
-        In a round without a new value, a client's last value is repeated. Weights, accuracies and norms are NaN there.
-        """
-        return values_by_round(
-            self.table,
-            metric,
-            num_clients=self.num_clients,
-            column=column,
-            rounds=self.round_numbers,
-        )
 
     def to_frame(self) -> DataFrame:
         """Return the run's measurements as a data frame, see :func:`read_run`."""
@@ -396,8 +377,8 @@ def _deviation(values: Series) -> float:
     return statistics.stdev(known_values) if len(known_values) > 1 else NAN
 
 
-def mean_half_width(deviation: float, count: int, level: float = INTERVAL_LEVEL) -> float:
-    """Compute half the width of a mean's t-interval of confidence ``level``.
+def mean_half_width(deviation: float, count: int) -> float:
+    """Compute half the width of a mean's 90 % t-interval.
 
     The mean is of ``count`` values with the standard ``deviation``. NaN for a single value.
 
@@ -409,7 +390,7 @@ def mean_half_width(deviation: float, count: int, level: float = INTERVAL_LEVEL)
         return NAN
     variance_of_mean = torch.tensor(deviation**2 / count, dtype=torch.float64)
     degrees_of_freedom = torch.tensor(count - 1.0)
-    return float(half_width(variance_of_mean, degrees_of_freedom, level))
+    return float(half_width(variance_of_mean, degrees_of_freedom, INTERVAL_LEVEL))
 
 
 def repeated_runs(run: Run) -> list[Run]:

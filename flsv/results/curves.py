@@ -40,7 +40,7 @@ class Monitored(Sink):
         self._metrics = {*metrics, "weight", *OWN_SCORES}
         self.names: set[str] = set()
 
-    def write(self, result: RoundResult) -> None:
+    def write_round(self, result: RoundResult) -> None:
         rows = [row for row in result.table if row.metric in self._metrics]
         numbers = {**result.shared, **_client_numbers(rows)}
         monitored_values = {
@@ -53,7 +53,7 @@ class Monitored(Sink):
         self._trainer.callback_metrics.update(monitored_values)
         self.names = set(monitored_values)
 
-    def write_late(self, results: Sequence[RoundResult]) -> None:
+    def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
         for result in results:
             numbers = {**result.shared, **_client_numbers(result.table)}
             for name, number in numbers.items():

@@ -50,7 +50,7 @@ class Record(Sink):
         folder.mkdir(parents=True, exist_ok=True)
         write_record(folder, self._content)
 
-    def write(self, result: RoundResult) -> None:
+    def write_round(self, result: RoundResult) -> None:
         """Write new events at once, so that the file of a killed run has them, too."""
         self._write_new_events(result.events)
 

@@ -169,17 +169,17 @@ class Sink:
 
     Example:
         >>> class Lines(Sink):
-        ...     def write(self, result):
+        ...     def write_round(self, result):
         ...         print(result.round_index, len(result.changes))
     """
 
     #: Whether it writes to a logger, which cannot replace what it holds.
     is_logger = False
 
-    def write(self, result: RoundResult) -> None:
+    def write_round(self, result: RoundResult) -> None:
         """Process the result of a round that has ended."""
 
-    def write_late(self, results: Sequence[RoundResult]) -> None:
+    def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
         """Process values of earlier rounds that became known now. A resumed run passes them again."""
 
     def draw(self, result: RunResult) -> None:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flsv.metrics.base import NAMES_OF_ONE_ROUND
 from flsv.results.round_result import RoundResult, Row, Sink
-from flsv.utilities.atomic_files import append, replacing
+from flsv.utilities.atomic_files import append, replacing, set_aside
 from flsv.utilities.csv_files import (
     NAN,
     Cell,
@@ -198,22 +197,6 @@ def last_estimates(
     return estimates.reindex(range(num_clients))
 
 
-def values_by_round(
-    table: DataFrame, metric: str, num_clients: int, column: str, rounds: Sequence[int]
-) -> DataFrame:
-    """Return a metric's values ``[r, n]`` in r rounds for n clients.
-
-    In a round without a new value the last one is repeated, except for single rounds' numbers
-    (:data:`NAMES_OF_ONE_ROUND`).
-    """
-    rows = select_rows(table, metric, column)
-    values = rows.pivot(index="round", columns="client", values="value")
-    values = values.reindex(index=rounds, columns=range(num_clients))
-    if metric in NAMES_OF_ONE_ROUND:
-        return values
-    return values.ffill()  # other metrics' values are valid until the next ones
-
-
 def tidy(table: DataFrame) -> DataFrame:
     """Return a run's table with the columns of :func:`flsv.read_run`, and None as the class of overall values."""
     is_class_value = table["class"] != ""
@@ -270,7 +253,7 @@ class CSV(Sink):
     ) -> list[Row]:
         """Keep the rows before ``first_round``, of this file or of an ``earlier`` run's file, and return the rows.
 
-        If this drops rounds of an earlier run, the file is first copied to another name.
+        If this drops rounds of an earlier run, the file is first renamed.
         """
         earlier_path = earlier or self.path
         rows: list[Row] = []
@@ -292,17 +275,21 @@ class CSV(Sink):
             # The file may have rows of another run, below its header.
             loses_rows = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
         if loses_rows:
-            self._keep_copy()
+            earlier_file = set_aside(self.path)
+            warnings.warn(
+                f"{self.path} holds rounds of an earlier run: they are kept in {earlier_file}.",
+                stacklevel=2,
+            )
 
         earlier_rows = [row for row in rows if row.round < first_round]
         self._replace(earlier_rows)
         return earlier_rows
 
-    def write(self, result: RoundResult) -> None:
+    def write_round(self, result: RoundResult) -> None:
         """Append the rows that changed in a round."""
         self.append(result.changes)
 
-    def write_late(self, results: Sequence[RoundResult]) -> None:
+    def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
         """Insert values of earlier rounds, in one write, in place of the values of an earlier process."""
         late_rows: list[Row] = []
         late_metrics = set()
@@ -327,20 +314,3 @@ class CSV(Sink):
     def _replace(self, rows: Iterable[Row]) -> None:
         with replacing(self.path) as file:
             file.write(_HEADER + csv_lines(rows))
-
-    def _keep_copy(self) -> None:
-        """Copy the file to ``<name>_<number>.csv`` before rounds are dropped from it, and warn."""
-        copy = self._free_path()
-        with replacing(copy) as file:
-            file.write(self.path.read_bytes())
-        warnings.warn(
-            f"{self.path} holds rounds of an earlier run: they are kept in {copy}.", stacklevel=3
-        )
-
-    def _free_path(self) -> Path:
-        number = 1
-        while True:
-            path = self.path.with_name(f"{self.path.stem}_{number}{self.path.suffix}")
-            if not path.exists():
-                return path
-            number += 1

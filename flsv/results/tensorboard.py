@@ -103,7 +103,7 @@ class TensorBoard(Sink):
         if first_round == 0:
             self._draw("data/partition", partition, 0)
 
-    def write(self, result: RoundResult) -> None:
+    def write_round(self, result: RoundResult) -> None:
         """Write a round's curves, and its pictures if ``result.draws_pictures``."""
         num_clients = len(self._client_names)
         points = list(curve_points(result, self._per_class, num_clients, self._class_names))
@@ -122,9 +122,9 @@ class TensorBoard(Sink):
         for name, draw in result.pictures.items():
             self._draw(f"{SORTS_FIRST}{name}", draw, result.round_index)
 
-    def write_late(self, results: Sequence[RoundResult]) -> None:
+    def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
         for result in results:
-            self.write(result)
+            self.write_round(result)
 
     def finish(self, result: RunResult) -> None:
         """Write the final numbers for the tab HParams."""
@@ -214,7 +214,7 @@ class Trackers(Sink):
         self._client_names = client_names
         self._class_names = class_names
 
-    def write(self, result: RoundResult) -> None:
+    def write_round(self, result: RoundResult) -> None:
         """Log a round's curves."""
         points = curve_points(result, self._per_class, len(self._client_names), self._class_names)
         scalars = {**result.shared_changes, **scalars_of(points, self._client_names)}
@@ -224,9 +224,9 @@ class Trackers(Sink):
         for logger in self._loggers:
             logger.log_metrics(scalars, step=result.round_index)
 
-    def write_late(self, results: Sequence[RoundResult]) -> None:
+    def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
         for result in results:
-            self.write(result)
+            self.write_round(result)
 
     def finish(self, result: RunResult) -> None:
         """Send pictures to the loggers that accept them. A rejection is a warning."""

@@ -233,14 +233,14 @@ def unbroken(text: str) -> str:
     return text.replace(" %", "\u00a0%")
 
 
-def percent(share: float) -> str:
+def percent(fraction: float) -> str:
     """Format a fraction in percent.
 
     Example:
         >>> percent(0.1234), percent(float("nan"))
         ('12.3 %', '–')
     """
-    return NO_NUMBER if math.isnan(share) else f"{100 * share:.1f} %"
+    return NO_NUMBER if math.isnan(fraction) else f"{100 * fraction:.1f} %"
 
 
 def joined(names: Iterable[str], word: str = "and") -> str:

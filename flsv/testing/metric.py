@@ -39,8 +39,8 @@ from flsv.testing.rounds import (
     ROUND_INDICES,
     TWINS,
     Given,
+    PreparedRounds,
     RoundKind,
-    Rounds,
 )
 from flsv.utilities.errors import ConfigurationError
 
@@ -97,8 +97,8 @@ class MetricCase(fits.FitCase):
         metric.persistent(True)
         return metric
 
-    def rounds(self, **options: Any) -> Rounds:
-        return Rounds(self.round_functions, **options)
+    def rounds(self, **options: Any) -> PreparedRounds:
+        return PreparedRounds(self.round_functions, **options)
 
     def arguments(self, round: Round) -> dict[str, Any]:
         """Return the arguments of the metric's ``update`` for a round, by name."""

@@ -46,7 +46,7 @@ RoundKind = Literal[
 LEARNING_KINDS: tuple[RoundKind, ...] = ("learning", "long", "no samples")
 
 
-class Rounds:
+class PreparedRounds:
     """Sequence of four prepared rounds of five clients, always the same."""
 
     # Rounds are read by index, in ascending order.

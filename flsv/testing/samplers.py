@@ -13,13 +13,13 @@ from flsv.sampling import ClientSampler
 from flsv.sampling.base import chances_of, cohort_of
 from flsv.testing import fits
 from flsv.testing.checks import ensure, is_one, pickles, untouched_rngs
-from flsv.testing.rounds import NUM_CLASSES, NUM_CLIENTS, NUM_SAMPLES, ROUND_INDICES, Rounds
+from flsv.testing.rounds import NUM_CLASSES, NUM_CLIENTS, NUM_SAMPLES, ROUND_INDICES, PreparedRounds
 from flsv.utilities.errors import ConfigurationError
 
 NUM_DRAWS = 400
 
 
-def federation_of(rounds: Rounds, num_clients: int = NUM_CLIENTS) -> FederationInfo:
+def federation_of(rounds: PreparedRounds, num_clients: int = NUM_CLIENTS) -> FederationInfo:
     """Return what is known before the first of some prepared rounds."""
     sizes = {}
     for split in ("train", "val", "test"):
@@ -45,9 +45,9 @@ class SamplerCase(fits.FitCase):
     interrupted_after = 3
 
     @cached_property
-    def rounds(self) -> Rounds:
+    def rounds(self) -> PreparedRounds:
         """Return prepared rounds, whose clients a sampler may ask."""
-        return Rounds()
+        return PreparedRounds()
 
     def begun(self, num_rounds: int = 0) -> ClientSampler:
         """Return a new copy of the sampler after some prepared rounds of a run."""

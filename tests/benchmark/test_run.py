@@ -59,9 +59,6 @@ def test_benchmark_run_computes_every_registered_metric_in_one_fit() -> None:
 
     assert needs <= set(NEEDS)
 
-    rounds, coalitions = 2, 2**3
-    assert run.evaluations["fedsv"] == rounds * coalitions
-
     num_samples = make_small_federation().datamodule().num_samples
     assert run.values["size"].tolist() == num_samples.tolist()
 

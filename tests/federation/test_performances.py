@@ -28,30 +28,34 @@ def test_performances_and_majority_class_are_in_record_terminal_and_page(
     loop = FederatedLoop(metrics={"sv": metric}, seed=0)
     data = toy_data()
 
-    fit(loop, tmp_path, Plain(), data, rounds=2)
+    fit(
+        loop,
+        tmp_path,
+        Plain(),
+        data,
+        rounds=2,
+    )
 
-    text_of_record = (tmp_path / "run.json").read_text()
-    record = json.loads(text_of_record)["paid_in"]["sv"]
-    values = loop.contributions["sv"]
-    sum_of_values = float(values.nansum())
+    labels = torch.cat([y for _, y in data.val_dataloader()])
+    largest_count = labels.bincount().max().item()
+    share_of_most_frequent_class = largest_count / len(labels)
+    expected_majority = None
+    if performance == "accuracy":
+        expected_majority = pytest.approx(share_of_most_frequent_class)
+
+    record_of_run = json.loads((tmp_path / "run.json").read_text())
+    (record,) = record_of_run["paid_in"].values()
     assert record["by"] == performance
+    assert record["majority"] == expected_majority
+    sum_of_values = loop.contributions["sv"].nansum().item()
     assert record["sum"] == pytest.approx(sum_of_values)
 
-    labels_of_batches = [y for _, y in data.val_dataloader()]
-    labels = torch.cat(labels_of_batches)
-    counts = labels.bincount()
-    largest_count = counts.max().item()
-    majority = None
-    if performance == "accuracy":
-        majority = pytest.approx(largest_count / len(labels))
-    assert record["majority"] == majority
-
     sentence = describe_change(record)
-    has_majority = "the most frequent class alone: " in sentence
-    assert has_majority is (performance == "accuracy")
+    page = text_of_page(write_report(tmp_path))
+    names_majority = "the most frequent class alone: " in sentence
+    assert names_majority is (performance == "accuracy")
     assert sentence[1:] in read_output(capsys)
-    page = write_report(tmp_path)
-    assert f"The model's {sentence}." in text_of_page(page)
+    assert f"The model's {sentence}." in page
 
 
 def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path):

@@ -16,21 +16,21 @@ from flsv.privacy import GaussianPrivacy
 from flsv.testing import fits
 from flsv.testing.checks import PartCheck, checks_of, ensure, equal, raises_value_error
 from flsv.testing.metric import MetricCase, results_of
-from flsv.testing.rounds import HALF, NEVER, NUM_CLIENTS, ROUND_INDICES, Rounds
+from flsv.testing.rounds import HALF, NEVER, NUM_CLIENTS, ROUND_INDICES, PreparedRounds
 from flsv.training.algorithms import InRunValues
 from helpers.part_cases import remote_is_equal
 
 
-class MoreRounds(Rounds):
+class MoreRounds(PreparedRounds):
     """Rounds in which clients judge each other and coalitions are trained, too.
 
     Args:
         cohorts: who takes part in each round.
-        options: see :class:`flsv.testing.rounds.Rounds`.
+        options: see :class:`flsv.testing.rounds.PreparedRounds`.
     """
 
     def __init__(
-        self, *args: Any, cohorts: Sequence[Sequence[int]] = Rounds.cohorts, **options: Any
+        self, *args: Any, cohorts: Sequence[Sequence[int]] = PreparedRounds.cohorts, **options: Any
     ) -> None:
         super().__init__(*args, **options)
         self.cohorts = cohorts
@@ -80,7 +80,7 @@ class OwnMetricCase(MetricCase):
         contributes = isinstance(part, metrics.ContributionMetric)
         self.checks = (*self.checks, *OF_ALL, *(OF_CONTRIBUTIONS if contributes else ()))
 
-    def rounds(self, **options: Any) -> Rounds:
+    def rounds(self, **options: Any) -> PreparedRounds:
         return MoreRounds(self.round_functions, **options)
 
 

@@ -27,8 +27,6 @@ SECTIONS = (
     "Who took part",
     "Training samples of each class",
     "All values",
-    "value",
-    "weight",
     "How to read the values",
     "Settings",
 )
@@ -88,8 +86,6 @@ class FilesOfRun:
             "Who took part": [num_samples, num_rounds, num_rounds, weights[-1]],
             "Training samples of each class": record["class_counts"][client],
             "All values": [*values, *self.retrained.loc[name, INTERVAL]],
-            "value": self.history("value")[name].tolist(),
-            "weight": weights,
         }
 
     def of_sentences(self) -> Numbers:
@@ -105,7 +101,6 @@ class FilesOfRun:
             "Shares of ": [self.shares["amount"].sum()],
             "The model's average precision": [performance["start"], performance["end"]],
             "It was evaluated on ": [record["validation"]["rows"]],
-            "| round |": list(range(1, num_rounds + 1)),
         }
 
     def numbers_of_settings(self) -> Numbers:

@@ -22,7 +22,7 @@ from flsv.personalization import Personalizer
 from flsv.testing import fits
 from flsv.testing.checks import Case, PartCheck, ensure, equal, is_one, pickles, untouched_rngs
 from flsv.testing.fits import IN_A_FIT
-from flsv.testing.rounds import COHORTS, NUM_CLIENTS, Rounds
+from flsv.testing.rounds import COHORTS, NUM_CLIENTS, PreparedRounds
 from flsv.testing.samplers import federation_of
 from flsv.uploads import Upload, UploadContext
 from flsv.utilities.seeding import generator_for
@@ -223,7 +223,7 @@ class FilterCase(fits.FitCase):
     def begun(self) -> Any:
         """A filter in a run of five clients."""
         part = self.new()
-        part.begin(federation_of(Rounds()))
+        part.begin(federation_of(PreparedRounds()))
         return part
 
     def part_in(self, loop: FederatedLoop) -> Any:
@@ -242,7 +242,7 @@ def make_cohort(
         factor_of_last_update: how many times as long the last client's update is.
         order: places of the clients, where they are not to be ascending.
     """
-    round = Rounds()[index]
+    round = PreparedRounds()[index]
     model = round.global_vector
     vectors = round.client_vectors.clone()
     vectors[-1] = model + factor_of_last_update * (vectors[-1] - model)

@@ -298,7 +298,6 @@ def test_page_of_all_has_every_clients_name_value_and_hash(
     # As make_run writes them.
     texts = {
         "title of a table": "cssv by class",
-        "title of a figure": "Over the rounds",
         "name of a class": "class 2",
         "samples of the last client and class": str(1100 * 4 + 2),
         "logged accuracy": "0.875",
@@ -310,28 +309,13 @@ def test_page_of_all_has_every_clients_name_value_and_hash(
     assert not missing_parts
 
 
-def cells_of_heatmap(values: list[list[float]]) -> tuple[str, list[Cell]]:
-    """Its caption, and the cells of its clients without their names."""
-    columns = list(map(str, range(len(values[0]))))
-    table = pandas.DataFrame(values, index=["Boston", "Lyon"], columns=columns)
-    heatmap = heatmap_table(table, corner="", caption="sv")
-    cells = [cell for row in heatmap.rows for cell in row[1:] if isinstance(cell, Cell)]
-    return heatmap.caption, cells
-
-
 def test_numbers_of_a_heatmap_have_equally_many_decimals() -> None:
-    _, cells = cells_of_heatmap([[0.983, 0.0046], [-0.0002, NAN]])
+    table = pandas.DataFrame([[0.983, 0.0046], [-0.0002, NAN]], index=["Boston", "Lyon"])
 
+    heatmap = heatmap_table(table, caption="sv")
+
+    cells = [cell for row in heatmap.rows for cell in row[1:] if isinstance(cell, Cell)]
     assert [cell.text for cell in cells] == ["0.98", "0.00", "0.00", NO_NUMBER]
-
-
-def test_heatmap_without_numbers_hatches_cells_without_a_value() -> None:
-    caption, cells = cells_of_heatmap([[0.5] * 19 + [NAN], [0.0] * 20])
-
-    assert caption == "sv: no color for 0, full blue for 0.500, hatched without a value"
-    assert {cell.text for cell in cells} == {""}
-    assert [index for index, cell in enumerate(cells) if cell.css == "none"] == [19]
-    assert {cell.style for cell in cells[20:]} == {"background: rgba(0, 114, 178, 0.00)"}
 
 
 def test_page_tells_why_a_metric_beside_its_values_has_none(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A run's folder: its record from the first round on, and what is read after the fact, whole, cut short, or none."""
 
 import json
-import math
 import os
 import shutil
 from pathlib import Path
@@ -29,23 +28,20 @@ from helpers.runs import (
     make_repeated_runs,
     make_run,
     value_of_cell,
-    write_rows,
 )
 
 
-def test_open_run_reads_values_histories_and_names(tmp_path: Path) -> None:
+def test_open_run_reads_values_and_names(tmp_path: Path) -> None:
     folder = make_run(tmp_path, clients=3, classes=2, rounds=4)
 
     run = open_run(folder)
 
     last_values = [value_of_cell(client, 0, 3) for client in range(3)]
-    class_values_of_round_2 = [value_of_cell(client, 1, 2) for client in range(3)]
     assert run.num_clients == 3
     assert run.rounds == 4
     assert run.metrics == ("cssv",)
     assert run.ended
     assert run.final("cssv") == last_values
-    assert run.history("cssv", "1").loc[2].tolist() == class_values_of_round_2
     assert run.columns("cssv") == ["0", "1"]
     assert run.column_name("cssv", "1") == "class 1"
     assert run.taken_part() == [4, 4, 4]
@@ -69,25 +65,6 @@ def test_read_run_gives_a_table_with_names_of_clients_and_classes(tmp_path: Path
     expected = [value_of_cell(1, 1, round_index) for round_index in range(4)]
     assert of_class["value"].tolist() == expected
     assert set(of_class["class_name"]) == {"class 1"}
-
-
-def test_history_carries_contributions_forward_but_not_weights(tmp_path: Path) -> None:
-    make_run(tmp_path, clients=2)
-    # Round, metric, client, class and value.
-    rows = [
-        [0, "cssv", 0, "", 0.5],
-        [0, "weight", 0, "", 1],
-        [1, "cssv", 1, "", 0.25],
-    ]
-    write_rows(tmp_path, rows)
-
-    run = open_run(tmp_path)
-
-    contributions = run.history("cssv")
-    weights = run.history("weight")
-    assert contributions.loc[1].tolist() == [0.5, 0.25]
-    assert weights.loc[0, 0] == 1.0
-    assert math.isnan(weights.loc[1, 0])
 
 
 def test_open_run_of_a_folder_without_a_run_raises(tmp_path: Path) -> None:

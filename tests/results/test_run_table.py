@@ -25,7 +25,6 @@ from flsv.results.run_table import (
     last_estimates,
     read_contributions,
     round_rows,
-    values_by_round,
 )
 from flsv.sampling import UniformSampler
 from helpers.data import toy_data
@@ -92,9 +91,6 @@ def test_contributions_csv_is_read_back_bitwise(tmp_path: Path) -> None:
     ).T
 
     assert torch.equal(torch.tensor(values_read), values)
-
-    curve = values_by_round(table_read, "sv", 3, "1", [2])
-    assert curve.to_numpy().tolist() == [values[:, 1].tolist()]
 
 
 def make_round_rows(round_index: int) -> list[Row]:
@@ -246,7 +242,7 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
     num_late_rows = 2 + 1  # in round 0 both clients have a new value, in round 1 the first one
 
     for value in (3.0, 5.0):
-        file.write_late(make_late_rounds(value))
+        file.write_late_rounds(make_late_rounds(value))
         table = read_contributions(path)
         assert table["round"].is_monotonic_increasing
         estimates = last_estimates(table, "value", num_clients=2)
@@ -257,10 +253,10 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
 def test_writing_no_late_values_changes_nothing(tmp_path: Path) -> None:
     path = write_rounds(tmp_path / "c.csv", range(2))
     file = CSV(path, NAMES)
-    file.write_late(make_late_rounds(5.0))
+    file.write_late_rounds(make_late_rounds(5.0))
     table = read_contributions(path)
 
-    file.write_late([])
+    file.write_late_rounds([])
 
     assert read_contributions(path).equals(table)
 
@@ -271,7 +267,7 @@ def test_csv_that_has_been_deleted_is_not_begun_without_its_header(tmp_path: Pat
     path.unlink()
 
     with pytest.raises(FileNotFoundError, match=r"c\.csv"):
-        file.write_late(make_late_rounds(1.0))
+        file.write_late_rounds(make_late_rounds(1.0))
     assert not path.exists()
 
     with pytest.raises(FileNotFoundError, match=r"c\.csv"):
@@ -289,10 +285,12 @@ def test_value_written_twice_is_read_as_the_later_one(tmp_path: Path) -> None:
             file.write(csv_lines(changed_rows))
 
     table = read_contributions(path)
-    values = values_by_round(table, "value", num_clients=2, column="", rounds=[0, 1])
+    values = table[table["metric"] == "value"].pivot(
+        index="round", columns="client", values="value"
+    )
 
     # Those of make_late_rounds(5.0), by round and client.
-    assert values.to_numpy().tolist() == [[5.0, 5.0], [5.0 + 1, 5.0]]
+    assert values.ffill().to_numpy().tolist() == [[5.0, 5.0], [5.0 + 1, 5.0]]
 
 
 def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from flsv.retraining.coalitions_at_sites import (
     doubtful_own_models,
 )
 from flsv.sampling import FullParticipation
-from flsv.testing.rounds import Rounds
+from flsv.testing.rounds import PreparedRounds
 from flsv.testing.samplers import federation_of
 
 
@@ -202,7 +202,7 @@ def test_coalitions_at_sites_save_strategies_in_the_runs_order() -> None:
             [False, True],
         ]
     )
-    info = replace(federation_of(Rounds(), num_clients=2), strategies=strategies)
+    info = replace(federation_of(PreparedRounds(), num_clients=2), strategies=strategies)
     engine: Any = SimpleNamespace(sites_of=lambda state: None)
 
     coalitions = CoalitionsAtSites(masks, info, engine, saved=None)
