@@ -172,7 +172,7 @@ class Engine:
             self.local_training.state.restore(buffers)
         self.has_begun = True
         self._prepare()
-        self.loop.begin(self.local_training.begin_batch, self.local_training.end_batch)
+        self.loop.begin(self.local_training.client_steps)
 
     # ---- a round
 

@@ -206,7 +206,7 @@ class TrainerState:
         self._client = None
         self._steps.client = None
         self._steps.last_batch = None
-        self._steps.is_in_batch = False
+        self._steps.batch = None
 
     # ---- checkpoints
 
