@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Any
 
 import lightning as L
@@ -143,7 +144,7 @@ class CohortLoader(Iterable[Any]):
         return samples_of_client(self._data, self._client_in_training)
 
     def __len__(self) -> int:
-        return sum(epoch.num_batches for epoch in self._epochs_to_yield)
+        return sum(map(attrgetter("num_batches"), self._epochs_to_yield))
 
     def __iter__(self) -> Iterator[Any]:
         for epoch in self._epochs_to_yield:

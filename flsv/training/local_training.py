@@ -21,7 +21,7 @@ from flsv.functional.distances import all_finite
 from flsv.training.algorithms import ClientContext
 from flsv.training.client_batches import LocalSteps
 from flsv.training.entry_trial import EntryTrial
-from flsv.training.optimizer_steps import ClientSteps
+from flsv.training.optimizer_steps import ClientSteps, GradientSteps, uses_gradients
 from flsv.training.store import ClientStore
 from flsv.training.trainer_state import TrainerState
 from flsv.uploads import Upload, UploadContext, sanitize_report, upload
@@ -73,11 +73,13 @@ class LocalTraining:
         self.upload_secret = b""
 
         self._parts = parts
+        self._is_private = parts.is_private
         self._store = store
         self._steps = steps
         self._num_clients = num_clients
         self._algorithm: Any = parts.client_algorithm
-        self.client_steps = ClientSteps(trainer, self.state, steps, self._algorithm)
+        kind_of_steps = GradientSteps if uses_gradients(self._algorithm) else ClientSteps
+        self.client_steps = kind_of_steps(trainer, self.state, steps, self._algorithm)
         self._strategies = list(parts.strategies.values())
 
     @property
@@ -99,7 +101,10 @@ class LocalTraining:
         with opened(local):  # strategies may read the client's data
             initial_model = self._initial_model(instruction, local)
             local.set_models(initial_model, None)
-            state.enter(instruction.client_id, initial_model, local.private)
+            private_entries: Mapping[str, Tensor] = {}
+            if state.space.private_names:
+                private_entries = local.private
+            state.enter(instruction.client_id, initial_model, private_entries)
             self.client_steps.seed(instruction)
             if not self._has_tried_first_client:  # which objects its training changes
                 self._entry_trial = EntryTrial(self.trainer)
@@ -175,7 +180,7 @@ class LocalTraining:
     def _read_update(self, context: ClientContext, out: Tensor | None) -> ClientUpdate | None:
         """Make the trained client's update, None if its model is not finite."""
         vector, trained, private_entries = self.state.read(out)
-        if self._parts.is_private:  # an error would tell of the data
+        if self._is_private:  # an error would tell of the data
             context.broken |= not all_finite(vector)
         else:
             self._check_steps(context, trained)
@@ -185,7 +190,7 @@ class LocalTraining:
             return self._make_update(
                 context, vector, trained=trained, private_entries=private_entries
             )
-        if not self._parts.is_private:
+        if not self._is_private:
             return None
 
         # A private client sends the global model with its noise. Its stored state is dropped before the uploads run,
@@ -218,7 +223,7 @@ class LocalTraining:
         local = context.local
         instruction = context.instruction
         uploads = self._parts.uploads
-        upload_context = self._upload_context(instruction, local)
+        upload_context = self._upload_context(context)
 
         sent, traffic = upload(
             uploads,
@@ -254,11 +259,12 @@ class LocalTraining:
         context.sent = vector
         context.upload = partial(self._upload, upload_context)
         reports = self._reports(local, context)
-        local.private.update(private_entries)
+        if private_entries:
+            local.private.update(private_entries)
         if self._parts.personalizer is not None:
             self._parts.personalizer.keep(local)
 
-        if self._parts.is_private:  # nothing else, whatever fields an update may have
+        if self._is_private:  # nothing else, whatever fields an update may have
             return ClientUpdate(
                 instruction.client_id,
                 context.samples,
@@ -276,8 +282,9 @@ class LocalTraining:
             traffic=traffic,
         )
 
-    def _upload_context(self, instruction: Instruction, local: LocalData) -> UploadContext:
+    def _upload_context(self, context: ClientContext) -> UploadContext:
         """Return what the uploads know of a client's model."""
+        instruction = context.instruction
         seed = instruction.seed if self.upload_seed is None else self.upload_seed
         return UploadContext(
             client=instruction.client_id,
@@ -285,7 +292,7 @@ class LocalTraining:
             num_parameters=self.state.space.num_parameters,
             round_index=instruction.round_index,
             seed=seed,
-            state=local.state,
+            state=context.state,
             start_sent=instruction.start is not None,
             secret=self.upload_secret,
         )

@@ -36,7 +36,7 @@ Closure = Callable[[], Any]
 
 
 class ClientSteps(L.Callback):
-    """Callback that counts a client's batches and optimizer steps, and calls the client algorithm at each of them.
+    """Callback that counts a client's batches and optimizer steps, and tells the client algorithm of each batch.
 
     Attributes:
         context: the context of the client that trains now, else None.
@@ -56,16 +56,11 @@ class ClientSteps(L.Callback):
         self._steps = steps
         self._algorithm = algorithm
         self._added_loss: AddedLoss | None = None
-        self._changes_gradients = _overrides(algorithm, "gradients")
-        self._uses_gradients = self._changes_gradients or _overrides(algorithm, "frozen_parameters")
         self._handles: list[RemovableHandle] = []
         # The optimizers of the client's model that have stepped.
         self._client_optimizers: list[Any] = []
         # The optimizers whose steps have begun, the innermost last.
         self._stepping: list[Any] = []
-        self._has_shown_gradients = False
-        if self._changes_gradients:
-            self._check_optimizers(trainer)
 
     def begin(self, context: ClientContext) -> None:
         """Watch the batches and steps of a client from now on."""
@@ -83,7 +78,6 @@ class ClientSteps(L.Callback):
         self._handles = []
         self._client_optimizers = []
         self._stepping = []
-        self._has_shown_gradients = False
         self._remove_added_loss()
 
     def seed(self, instruction: Instruction) -> None:
@@ -104,30 +98,17 @@ class ClientSteps(L.Callback):
         context = self.context
         if context is None:
             return
+        self._stepping = []  # without a step that an error has interrupted
         self._steps.batch = batch
         if context.position == 0:  # transfer hooks have drawn random numbers for this batch
             self.seed(context.instruction)
         self._steps.last_batch = context.position + 1 == context.batches
-
-        # Forget a step that an error has interrupted.
-        self._stepping = []
-        self._has_shown_gradients = False
 
         if self._algorithm is not None:
             with opened(context.local):  # the algorithm may read the client's data
                 self._algorithm.begin_batch(context, batch)
         if context.loss_terms:
             self._added_loss = AddedLoss(trainer, context)
-
-    def on_before_optimizer_step(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        optimizer: Any,
-    ) -> None:
-        # Before Lightning clips the gradients.
-        if self._uses_gradients and self.context is not None:
-            self._show_gradients(self.context, optimizer)
 
     def on_train_batch_end(
         self,
@@ -140,11 +121,17 @@ class ClientSteps(L.Callback):
         context = self.context
         if context is None:
             return
-        loss = _step_loss(trainer, outputs)
-        if loss is None:  # the module gave none
-            context.loss += math.nan
-        else:
-            context.loss += loss.detach().to(context.loss).mean()
+
+        loss = outputs
+        if isinstance(outputs, dict):
+            loss = outputs.get("loss")
+        if not isinstance(loss, Tensor):  # the module gave none
+            loss = context.loss.new_tensor(math.nan)
+        num_accumulated = trainer.accumulate_grad_batches
+        if pl_module.automatic_optimization and num_accumulated != 1:
+            loss = loss * num_accumulated  # Lightning has divided the loss
+
+        context.loss += loss.detach().to(context.loss).mean()
         context.position += 1
         self._steps.batch = None
         if self._added_loss is not None:
@@ -173,11 +160,66 @@ class ClientSteps(L.Callback):
             self._client_optimizers.append(optimizer)
 
         self._stepping.append(optimizer)  # which `_after_step` removes
-        if len(self._stepping) > 1:
-            return None  # a step that another optimizer's step takes
-        context.optimizer = optimizer
-        if not self._uses_gradients:
-            return None
+        context.optimizer = self._stepping[0]
+        return None
+
+    def _after_step(
+        self,
+        context: ClientContext,
+        optimizer: Any,
+        args: Any,
+        kwargs: Any,
+    ) -> None:
+        if not self._stepping or self._stepping[-1] is not optimizer:
+            return
+        self._stepping.pop()
+        if self._stepping:  # another optimizer's step has taken this one
+            return
+        context.num_steps += 1
+        context.lr_sum += optimizer.param_groups[0]["lr"]
+
+
+class GradientSteps(ClientSteps):
+    """ClientSteps with a client algorithm that changes the gradients of each step."""
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        state: TrainerState,
+        steps: LocalSteps,
+        algorithm: ClientAlgorithm,
+    ) -> None:
+        super().__init__(trainer, state, steps, algorithm)
+        self._changes_gradients = _overrides(algorithm, "gradients")
+        # Whether the algorithm has seen the gradients of the present step.
+        self._has_shown_gradients = False
+        if self._changes_gradients:
+            self._check_optimizers(trainer)
+
+    def on_train_batch_start(self, *hook_arguments: Any) -> None:
+        self._has_shown_gradients = False
+        super().on_train_batch_start(*hook_arguments)
+
+    def on_before_optimizer_step(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        optimizer: Any,
+    ) -> None:
+        # Before Lightning clips the gradients.
+        if self.context is not None:
+            self._show_gradients(self.context, optimizer)
+
+    def _before_step(
+        self,
+        context: ClientContext,
+        optimizer: Any,
+        args: Any,
+        kwargs: Any,
+    ) -> tuple[Any, Any] | None:
+        super()._before_step(context, optimizer, args, kwargs)
+        if self._stepping != [optimizer]:
+            return None  # a step of something else, or one that another optimizer's step takes
 
         closure = _closure_among(args, kwargs)
         if closure is None:
@@ -202,14 +244,9 @@ class ClientSteps(L.Callback):
         args: Any,
         kwargs: Any,
     ) -> None:
-        if not self._stepping or self._stepping[-1] is not optimizer:
-            return
-        self._stepping.pop()
-        if self._stepping:  # another optimizer's step has taken this one
-            return
-        self._has_shown_gradients = False
-        context.num_steps += 1
-        context.lr_sum += optimizer.param_groups[0]["lr"]
+        super()._after_step(context, optimizer, args, kwargs)
+        if not self._stepping:
+            self._has_shown_gradients = False
 
     def _wrap_closure(
         self,
@@ -241,8 +278,6 @@ class ClientSteps(L.Callback):
             return loss
 
         return wrapped_closure
-
-    # ---- the client algorithm
 
     def _show_gradients(self, context: ClientContext, optimizer: Any) -> None:
         """Let the client algorithm change the gradients of a step."""
@@ -316,21 +351,16 @@ def _step_name(optimizer: Any) -> str:
     return f"{type(optimizer).__name__}.step"
 
 
-def _overrides(algorithm: ClientAlgorithm | None, method: str) -> bool:
-    """Return whether a client algorithm has its own ``method``."""
+def uses_gradients(algorithm: ClientAlgorithm | None) -> bool:
+    """Return whether a client algorithm changes gradients."""
     if algorithm is None:
         return False
+    return _overrides(algorithm, "gradients") or _overrides(algorithm, "frozen_parameters")
+
+
+def _overrides(algorithm: ClientAlgorithm, method: str) -> bool:
+    """Return whether a client algorithm has its own ``method``."""
     return getattr(type(algorithm), method) is not getattr(ClientAlgorithm, method)
-
-
-def _step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
-    """Return the loss as ``training_step`` returned it, or None."""
-    loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-    if not isinstance(loss, Tensor):
-        return None
-    if trainer.lightning_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
-        return loss * trainer.accumulate_grad_batches  # Lightning has divided the loss
-    return loss
 
 
 class AddedLoss:
