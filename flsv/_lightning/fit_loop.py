@@ -51,12 +51,10 @@ class FederatedFitLoop(_FitLoop):
         has_begun_round: whether the hooks of the round's start have run, which are not called again for a checkpoint's
             epoch.
         is_in_round: whether a round is unfinished.
-        batch: the client's batch that is trained on, else None.
     """
 
     has_begun_round = False
     is_in_round = False
-    batch: Any = None
     _has_stepped_plateaus = False
     _is_last_epoch = True
     _is_idle = False
@@ -71,42 +69,22 @@ class FederatedFitLoop(_FitLoop):
         self._plateau_values: dict[int, Tensor] = {}
         self._undo = [PatchedAttributes([(trainer, "fit_loop", self)])]
 
-    def begin(
-        self,
-        begin: Callable[[Any], Any],
-        end: Callable[[Tensor | None], Any],
-    ) -> None:
-        """Begin the fit. Call ``begin(batch)`` before and ``end(loss)`` after each batch of a client."""
+    def begin(self, client_callback: L.Callback) -> None:
+        """Begin the fit, in which ``client_callback`` sees the clients' batches before all other callbacks."""
         trainer: Any = self.trainer
         epoch: Any = self.epoch_loop
         self.remember()
-
-        def begin_batch(trainer: Any, module: Any, batch: Any, index: int) -> None:
-            self.batch = batch
-            begin(batch)
-
-        def end_batch(
-            trainer: Any,
-            module: Any,
-            outputs: Any,
-            batch: Any,
-            index: int,
-        ) -> None:
-            self.batch = None
-            end(step_loss(trainer, outputs))
-
         callback_of_loop = LambdaCallback(
-            on_train_batch_start=begin_batch,
-            on_train_batch_end=end_batch,
-            on_train_epoch_end=lambda trainer, module: self.remember(),
+            on_train_epoch_end=lambda trainer, module: self.remember()
         )
         end_of_batch = partial(self._end_batch, epoch.on_advance_end)
-        step_schedulers = partial(self._step_if_due, epoch.update_lr_schedulers)
         changes: list[Patch] = [
-            (trainer, "callbacks", [callback_of_loop, *trainer.callbacks]),
+            (trainer, "callbacks", [callback_of_loop, client_callback, *trainer.callbacks]),
             (epoch, "on_advance_end", end_of_batch),
-            (epoch, "update_lr_schedulers", step_schedulers),
         ]
+        if trainer.lr_scheduler_configs:
+            step_schedulers = partial(self._step_if_due, epoch.update_lr_schedulers)
+            changes.append((epoch, "update_lr_schedulers", step_schedulers))
         for callback in trainer.callbacks:
             if isinstance(callback, Checkpoint):
                 save = partial(self._save, callback.on_train_batch_end)
@@ -351,13 +329,3 @@ def _copy_state(state: Any, owner: str) -> Any:
             "round has to hold the one of the round's start. Let it return plain values and tensors: no modules, "
             "functions or open files."
         ) from error
-
-
-def step_loss(trainer: L.Trainer, outputs: Any) -> Tensor | None:
-    """Return the loss as ``training_step`` returned it, or None."""
-    loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-    if not isinstance(loss, Tensor):
-        return None
-    if trainer.lightning_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
-        return loss * trainer.accumulate_grad_batches  # Lightning has divided the loss
-    return loss

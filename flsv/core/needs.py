@@ -112,7 +112,7 @@ class Undeclared(ConfigurationError):
 
     def __init__(
         self,
-        reader: str,
+        reader: Any,
         name: str,
         why: str,
     ) -> None:
@@ -128,8 +128,8 @@ class ReadRound:
     Args:
         round: the round.
         part: the part.
-        reader: the part's name, for messages.
         stage: the stage after which the part reads.
+        reader: the part's name, for messages. None: its ``repr``.
     """
 
     __slots__ = ("_declared_needs", "_is_metric", "_reader", "_round", "_stage")
@@ -138,11 +138,11 @@ class ReadRound:
         self,
         round: Round,
         part: Any,
-        reader: str,
         stage: Stage,
+        reader: str | None = None,
     ) -> None:
         self._round = round
-        self._reader = reader
+        self._reader = part if reader is None else reader
         self._stage = stage
         self._is_metric = _is_metric(part)
         self._declared_needs = set[str]()
@@ -193,12 +193,12 @@ class UndeclaredClient(Client):
 
 def read_by(
     part: Any,
-    reader: str,
     round: Round,
     stage: Stage,
+    reader: str | None = None,
 ) -> Round:
     """Return the round as ``part``, called ``reader`` in messages, reads it after ``stage``."""
-    return cast(Round, ReadRound(round, part, reader, stage))
+    return cast(Round, ReadRound(round, part, stage, reader=reader))
 
 
 def asked_by(

@@ -111,7 +111,8 @@ class TensorBatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         for rows in self.rows():
-            yield tuple(tensor.index_select(0, rows) for tensor in self.tensors)
+            rows_of_tensor = partial(torch.index_select, dim=0, index=rows)
+            yield tuple(map(rows_of_tensor, self.tensors))
 
 
 @checked

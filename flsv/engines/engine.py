@@ -112,6 +112,7 @@ class Engine:
         self.broken_clients: list[int] = []
         self._visits: Sequence[ClientBatches] = []
         self._instructions: dict[int, Instruction] = {}
+        self._num_samples: list[int] = []
         self._num_visited = 0
         self._matrix = torch.empty(0)
 
@@ -172,7 +173,7 @@ class Engine:
             self.local_training.state.restore(buffers)
         self.has_begun = True
         self._prepare()
-        self.loop.begin(self.local_training.begin_batch, self.local_training.end_batch)
+        self.loop.begin(self.local_training.client_steps)
 
     # ---- a round
 
@@ -188,6 +189,7 @@ class Engine:
         batches = self._batches()
         self._visits = batches.visits  # one for each client of the cohort
         self._instructions = instructions
+        self._num_samples = self.data.num_samples.tolist()
         # A row for each client's model: [k, P].
         self._matrix = empty_rows(
             len(self._visits), self.global_vector, self.trainer.default_root_dir
@@ -217,7 +219,7 @@ class Engine:
         self.local_training.begin(
             self._instructions[client],
             self.manager.locals[client],
-            num_samples=int(self.data.num_samples[client]),
+            num_samples=self._num_samples[client],
             lengths=visit.lengths,
         )
 

@@ -506,7 +506,7 @@ class LightningFit(Rounds):
 
     def _add_note(self, exception: BaseException) -> None:
         """Add to an error who has trained when, and refused batches' types."""
-        batch = self.loop.batch  # which the note describes
+        batch = self.steps.batch  # which the note describes
         if not self.loop.is_in_round and is_type_error(exception):
             # The error came from a validation.
             with suppress(Exception):  # the first error is the one to tell

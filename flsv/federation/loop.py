@@ -262,11 +262,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     ) -> None:
         self._fit.begin_training(pl_module)
 
-    def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
-    ) -> None:
-        self.run.engine.local_training.begin_step(optimizer)
-
     def on_validation_start(
         self,
         trainer: L.Trainer,

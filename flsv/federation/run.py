@@ -204,9 +204,10 @@ class FederationRun:
         self.is_at_server = True
         state = self.state
         engine = self.engine
+        heard_clients = engine.heard
         heard_instructions = {}
         for client, instruction in instructions.items():
-            if client in engine.heard:
+            if client in heard_clients:
                 heard_instructions[client] = instruction
         self.server.send(heard_instructions)
         self.channel.prepend(state.pending_traffic)  # the messages of the cohort's draw

@@ -190,7 +190,7 @@ class ContributionMetrics:
         round: Round,
         stage: Stage,
     ) -> None:
-        round_view = read_by(metric, f"metric {name!r}", round, stage)
+        round_view = read_by(metric, round, stage, reader=f"metric {name!r}")
         arguments = {}
         for argument, field in self.fields[name].items():
             if callable(field):

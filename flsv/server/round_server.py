@@ -92,11 +92,10 @@ class RoundServer:
         """Return ``{client id: instruction}`` for the clients of the round that begins with ``state``."""
         instructions = {}
         visible_state = state.for_strategies()
+        global_model = visible_state.model()
         for client in clients:
-            initial_model: Tensor | None
-            if self.personalizer is None:
-                initial_model = visible_state.model()
-            else:
+            initial_model: Tensor | None = global_model
+            if self.personalizer is not None:
                 initial_model = self.personalizer.start(client, visible_state)
 
             tensors: dict[str, Tensor] = {}
@@ -365,7 +364,7 @@ class RoundServer:
         """Return the round as a strategy may read it."""
         if strategy not in self._configured_strategies:
             return round
-        return read_by(strategy, repr(strategy), round, stage)
+        return read_by(strategy, round, stage)
 
 
 def _stacked_reports(

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Any
 
 import lightning as L
@@ -101,17 +102,22 @@ class CohortLoader(Iterable[Any]):
         self.visits = []
         for client in cohort:
             num_earlier_epochs = len(self._epochs)
-            loader_length = len(data.client_loader(client, "train"))
-            epoch_lengths = lengths(client, loader_length, round_index)
+            loader = self._make_loader(client, index=0)
+            epoch_lengths = lengths(client, len(loader), round_index)
             for index, num_batches in enumerate(epoch_lengths):
-                stream = shuffle_stream(seed, round_index, client, index)
-                loader = data.client_loader(client, "train", generator=stream)
+                if index > 0:
+                    loader = self._make_loader(client, index)
                 self._epochs.append(
                     _LocalEpoch(client, index, loader=loader, num_batches=num_batches)
                 )
             epoch_indices = range(num_earlier_epochs, len(self._epochs))
             self.visits.append(ClientBatches(client, epoch_lengths, epoch_indices))
         self._epochs_to_yield = list(self._epochs)
+
+    def _make_loader(self, client: int, index: int) -> Any:
+        """Make the loader of a client's local epoch ``index``."""
+        stream = shuffle_stream(self._seed, self.round_index, client, index)
+        return self._data.client_loader(client, "train", generator=stream)
 
     def train(self, visit: ClientBatches, run_epoch: RunEpoch) -> None:
         """Call ``run_epoch`` for each local epoch of a client. Meanwhile this loader yields only its batches."""
@@ -138,11 +144,21 @@ class CohortLoader(Iterable[Any]):
         return samples_of_client(self._data, self._client_in_training)
 
     def __len__(self) -> int:
-        return sum(epoch.num_batches for epoch in self._epochs_to_yield)
+        return sum(map(attrgetter("num_batches"), self._epochs_to_yield))
 
     def __iter__(self) -> Iterator[Any]:
         for epoch in self._epochs_to_yield:
-            yield from self._batches_of(epoch)
+            num_yielded = 0
+            for batch in self._batches_of(epoch):
+                num_yielded += 1
+                yield batch
+            if num_yielded < epoch.num_batches:
+                # The next client's first batches would be counted as this client's.
+                raise RuntimeError(
+                    f"{client_called(epoch.client, self._data.client_names)} gave {num_yielded} of "
+                    f"{epoch.num_batches} batches in round {self.round_index + 1}: its data set raised "
+                    "StopIteration, or is shorter than its length."
+                )
 
     def _batches_of(self, epoch: _LocalEpoch) -> Iterator[Any]:
         dataset = getattr(epoch.loader, "dataset", None)
@@ -158,18 +174,7 @@ class CohortLoader(Iterable[Any]):
         # Then transfer hooks run on it, which may augment it, too.
         if epoch.index == 0:
             seed_global_rngs(self._seed, "transfer", self.round_index, epoch.client)
-
-        num_yielded = 0
-        for batch in chain(first_batch, islice(iterator, epoch.num_batches - 1)):
-            num_yielded += 1
-            yield batch
-        if num_yielded < epoch.num_batches:
-            # The next client's first batches would be counted as this client's.
-            raise RuntimeError(
-                f"{client_called(epoch.client, self._data.client_names)} gave {num_yielded} of {epoch.num_batches} "
-                f"batches in round {self.round_index + 1}: its data set raised StopIteration, or is shorter than its "
-                "length."
-            )
+        return chain(first_batch, islice(iterator, epoch.num_batches - 1))
 
 
 class CountedBatches:
@@ -217,7 +222,8 @@ class LocalSteps:
         # Lightning's number of steps at the round's start, and at that of the client whose batch is trained on.
         self.steps_before_round = 0
         self.steps_before_client = 0
-        self.is_in_batch = False
+        # The batch that is trained on.
+        self.batch: Any = None
         self._last_position: tuple[str, int] | None = None
 
     def num_steps(self, client: int) -> float:
@@ -280,7 +286,7 @@ class LocalSteps:
 
     def _global_step(self) -> int | None:
         """Return the steps of earlier rounds and the client's, in its training."""
-        if self.client is None or not self.is_in_batch:
+        if self.client is None or self.batch is None:
             return None
         steps_of_client = self.steps_so_far() - self.steps_before_client
         return self.steps_before_round + steps_of_client

@@ -56,7 +56,9 @@ class ClientValues:
         for path, value in trained.values.items():
             if path in initial.buffers and not has_floats(value):
                 continue  # the first client's stays, and a comparison would wait for the device
-            if not are_equal(value, initial.values.get(path, _MISSING)):
+            initial_value = initial.values.get(path, _MISSING)
+            is_unchanged = value is initial_value or are_equal(value, initial_value)
+            if not is_unchanged:
                 changed_values[path] = value
         whole = None if self._changes else trained
         self._changes.append(ClientChanges(client, num_samples, changed_values, whole))

@@ -15,20 +15,17 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flsv._lightning.patches import PatchedAttributes
 from flsv.core import ClientUpdate, Instruction, LocalData, Strategy, opened
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.distances import all_finite
 from flsv.training.algorithms import ClientContext
 from flsv.training.client_batches import LocalSteps
 from flsv.training.entry_trial import EntryTrial
-from flsv.training.optimizer_steps import ClientSteps
+from flsv.training.optimizer_steps import ClientSteps, GradientSteps, uses_gradients
 from flsv.training.store import ClientStore
 from flsv.training.trainer_state import TrainerState
-from flsv.training.training_step import training_loss
 from flsv.uploads import Upload, UploadContext, sanitize_report, upload
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.seeding import seed_generators, seed_global_rngs
 
 
 class ClientParts(Protocol):
@@ -67,8 +64,6 @@ class LocalTraining:
     ) -> None:
         self.trainer = trainer
         self.state = TrainerState(trainer, space, parts.optimizer_state, store, steps)
-        self.context: ClientContext | None = None
-        self._added_loss: AddedLoss | None = None
         self._entry_trial: EntryTrial | None = None
         self._has_tried_first_client = False
         # Norms of the entries of clients' updates in the first round, [entries], by client.
@@ -78,19 +73,22 @@ class LocalTraining:
         self.upload_secret = b""
 
         self._parts = parts
+        self._is_private = parts.is_private
         self._store = store
         self._steps = steps
         self._num_clients = num_clients
         self._algorithm: Any = parts.client_algorithm
-        self._optimizer_steps = ClientSteps(trainer, self.state.optimizers, self._algorithm)
+        kind_of_steps = GradientSteps if uses_gradients(self._algorithm) else ClientSteps
+        self.client_steps = kind_of_steps(trainer, self.state, steps, self._algorithm)
         self._strategies = list(parts.strategies.values())
 
     @property
     def is_trained(self) -> bool:
         """Return whether the client in training has seen all batches of the round, or has failed."""
-        if self.context is None:
+        context = self.client_steps.context
+        if context is None:
             return False
-        return self.context.broken or self.context.position == self.context.batches
+        return context.broken or context.position == context.batches
 
     # ---- enter
 
@@ -103,8 +101,11 @@ class LocalTraining:
         with opened(local):  # strategies may read the client's data
             initial_model = self._initial_model(instruction, local)
             local.set_models(initial_model, None)
-            state.enter(instruction.client_id, initial_model, local.private)
-            self._seed_generators(instruction)
+            private_entries: Mapping[str, Tensor] = {}
+            if state.space.private_names:
+                private_entries = local.private
+            state.enter(instruction.client_id, initial_model, private_entries)
+            self.client_steps.seed(instruction)
             if not self._has_tried_first_client:  # which objects its training changes
                 self._entry_trial = EntryTrial(self.trainer)
 
@@ -119,8 +120,7 @@ class LocalTraining:
             )
             if self._algorithm is not None:
                 self._algorithm.begin_client(context)
-        self.context = context
-        self._optimizer_steps.begin(context)
+        self.client_steps.begin(context)
 
     def _initial_model(self, instruction: Instruction, local: LocalData) -> Tensor:
         """Return the model ``[P]`` from which a client starts."""
@@ -133,59 +133,14 @@ class LocalTraining:
             raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
         return model
 
-    def _seed_generators(self, instruction: Instruction) -> None:
-        purpose = "train", instruction.round_index, instruction.client_id
-        seed_global_rngs(instruction.seed, *purpose)
-        seed_generators(self.state.generators, instruction.seed, *purpose)
-
-    # ---- train
-
-    def begin_batch(self, batch: Any = None) -> None:
-        """Prepare the step counts and the client algorithm for a batch."""
-        if self.context is None:
-            return
-        context = self.context
-        if context.position == 0:  # transfer hooks have drawn random numbers for this batch
-            self._seed_generators(context.instruction)
-        self._steps.last_batch = context.position + 1 == context.batches
-        self._steps.is_in_batch = True
-        self._optimizer_steps.begin_batch()
-        if self._algorithm is not None:
-            with opened(context.local):  # the algorithm may read the client's data
-                self._algorithm.begin_batch(context, batch)
-        if context.loss_terms:
-            self._added_loss = AddedLoss(self.trainer, context)
-
-    def begin_step(self, optimizer: Any) -> None:
-        """Let the client algorithm change the gradients of a step that Lightning takes, before it clips them."""
-        self._optimizer_steps.show_gradients(optimizer)
-
-    def end_batch(self, loss: Tensor | None) -> None:
-        """Count a batch, and add up its loss."""
-        context = self.context
-        if context is None:
-            return
-        if loss is None:  # the module gave none
-            context.loss += math.nan
-        else:
-            context.loss += loss.detach().to(context.loss).mean()
-        context.position += 1
-        self._steps.is_in_batch = False
-        self._remove_added_loss()
-
-    def _remove_added_loss(self) -> None:
-        """Let ``training_step`` return its own loss again."""
-        if self._added_loss is not None:
-            self._added_loss.remove()
-            self._added_loss = None
+    # ---- training outside of the Trainer
 
     def suspend(self) -> ClientContext:
         """Interrupt the client's training, to train its model outside of the Trainer. Return its context."""
-        context = self.context
+        context = self.client_steps.context
         assert context is not None
-        self.context = None
         self._trains_at_once = True
-        self._optimizer_steps.end()
+        self.client_steps.end()
         self.state.leave(keep=False)
         return context
 
@@ -194,22 +149,21 @@ class LocalTraining:
         instruction = context.instruction
         self.state.enter(instruction.client_id)
         # The random numbers of the client's uploads must not depend on other clients.
-        self._seed_generators(instruction)
+        self.client_steps.seed(instruction)
         # All batches are trained, with one step each. `loss` is their mean.
         context.position = context.batches
         context.num_steps = context.batches
         context.loss = loss * context.batches
-        self.context = context
+        self.client_steps.context = context
 
     # ---- leave
 
     def end(self, out: Tensor | None = None) -> ClientUpdate | None:
         """Return the client's update, and restore the Trainer's own state. ``out [P]`` receives its model. None: the
         model is not finite."""
-        context = self.context
+        context = self.client_steps.context
         assert context is not None
-        self.context = None
-        self._optimizer_steps.end()
+        self.client_steps.end()
         if self._algorithm is not None:
             self._algorithm.leave_client(context)
 
@@ -226,7 +180,7 @@ class LocalTraining:
     def _read_update(self, context: ClientContext, out: Tensor | None) -> ClientUpdate | None:
         """Make the trained client's update, None if its model is not finite."""
         vector, trained, private_entries = self.state.read(out)
-        if self._parts.is_private:  # an error would tell of the data
+        if self._is_private:  # an error would tell of the data
             context.broken |= not all_finite(vector)
         else:
             self._check_steps(context, trained)
@@ -236,7 +190,7 @@ class LocalTraining:
             return self._make_update(
                 context, vector, trained=trained, private_entries=private_entries
             )
-        if not self._parts.is_private:
+        if not self._is_private:
             return None
 
         # A private client sends the global model with its noise. Its stored state is dropped before the uploads run,
@@ -269,7 +223,7 @@ class LocalTraining:
         local = context.local
         instruction = context.instruction
         uploads = self._parts.uploads
-        upload_context = self._upload_context(instruction, local)
+        upload_context = self._upload_context(context)
 
         sent, traffic = upload(
             uploads,
@@ -305,11 +259,12 @@ class LocalTraining:
         context.sent = vector
         context.upload = partial(self._upload, upload_context)
         reports = self._reports(local, context)
-        local.private.update(private_entries)
+        if private_entries:
+            local.private.update(private_entries)
         if self._parts.personalizer is not None:
             self._parts.personalizer.keep(local)
 
-        if self._parts.is_private:  # nothing else, whatever fields an update may have
+        if self._is_private:  # nothing else, whatever fields an update may have
             return ClientUpdate(
                 instruction.client_id,
                 context.samples,
@@ -327,8 +282,9 @@ class LocalTraining:
             traffic=traffic,
         )
 
-    def _upload_context(self, instruction: Instruction, local: LocalData) -> UploadContext:
+    def _upload_context(self, context: ClientContext) -> UploadContext:
         """Return what the uploads know of a client's model."""
+        instruction = context.instruction
         seed = instruction.seed if self.upload_seed is None else self.upload_seed
         return UploadContext(
             client=instruction.client_id,
@@ -336,7 +292,7 @@ class LocalTraining:
             num_parameters=self.state.space.num_parameters,
             round_index=instruction.round_index,
             seed=seed,
-            state=local.state,
+            state=context.state,
             start_sent=instruction.start is not None,
             secret=self.upload_secret,
         )
@@ -387,11 +343,10 @@ class LocalTraining:
 
     def discard(self) -> None:
         """Restore the Trainer's state from the round's start."""
-        if self._algorithm is not None and self.context is not None:
-            self._algorithm.leave_client(self.context)
-        self.context = None
-        self._remove_added_loss()
-        self._optimizer_steps.end()
+        context = self.client_steps.context
+        if self._algorithm is not None and context is not None:
+            self._algorithm.leave_client(context)
+        self.client_steps.end()
         self.state.discard()
 
 
@@ -400,39 +355,3 @@ def _as_report(value: Tensor | float) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach()
     return torch.tensor(value, dtype=torch.float64)
-
-
-class AddedLoss:
-    """Adds a context's loss terms to the result of ``training_step``, until :meth:`remove`.
-
-    Lightning divides the sum by the number of accumulated batches, and scales it in half precision, as the loss alone.
-    """
-
-    def __init__(self, trainer: L.Trainer, context: ClientContext) -> None:
-        strategy = trainer.strategy
-        self._context = context
-        self._training_step = strategy.training_step
-        self._term_context = strategy.precision_plugin.train_step_context
-        self._handles = [term.watch() for term in context.loss_terms]
-        self._patch = PatchedAttributes([(strategy, "training_step", self._step)])
-
-    def remove(self) -> None:
-        """Restore ``training_step``, and forget the terms."""
-        self._patch.restore()
-        for handle in self._handles:
-            handle.remove()
-        self._context.loss_terms = []
-
-    def _step(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = self._training_step(*args, **kwargs)
-        terms = self._context.loss_terms
-        if not terms or outputs is None:  # Lightning skips a batch without a loss
-            return outputs
-
-        loss = training_loss(outputs)
-        with self._term_context():
-            for term in terms:
-                loss = loss + term.value()
-        if isinstance(outputs, Mapping):
-            return {**outputs, "loss": loss}
-        return loss

@@ -10,7 +10,7 @@ from collections.abc import Set
 from functools import lru_cache
 from itertools import chain
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -102,25 +102,21 @@ class ModuleSnapshot:
         self.owners[path] = layer
 
         prefix = f"{path}." if path else ""
-        self._add_buffers(prefix, layer)
+        for name, buffer in layer._buffers.items():
+            is_saved = name not in layer._non_persistent_buffers_set
+            if is_saved and (buffer is None or has_floats(buffer)):
+                continue  # a part of the vector
+            self.buffers[prefix + name] = (layer, name)
+            self.values[prefix + name] = None if buffer is None else copied(buffer)
         for name, parameter in layer._parameters.items():
             if parameter is not None and id(parameter) not in self.visited:
                 self._add_parameter(prefix + name, parameter)
-        self._add_container(_Container(attributes, _LIGHTNINGS_ATTRIBUTES), prefix)
+        self._add_container(attributes, prefix, unswapped=_LIGHTNINGS_ATTRIBUTES)
         for name, child in layer._modules.items():
             if child is None or isinstance(child, Metric):
                 continue
             if id(child) not in self.visited:
                 self._add_layer(prefix + name, child)
-
-    def _add_buffers(self, prefix: str, layer: nn.Module) -> None:
-        for name, buffer in layer._buffers.items():
-            is_saved = name not in layer._non_persistent_buffers_set
-            if is_saved and (buffer is None or has_floats(buffer)):
-                continue  # a part of the vector
-            path = prefix + name
-            self.buffers[path] = (layer, name)
-            self.values[path] = None if buffer is None else copied(buffer)
 
     def _add_parameter(self, path: str, parameter: nn.Parameter) -> None:
         self.visited.add(id(parameter))
@@ -135,24 +131,31 @@ class ModuleSnapshot:
         attributes = vars(parameter)
         self._tables.append((attributes, attributes.copy()))
         if attributes:
-            self._add_container(_Container(attributes), f"{path}.")
+            self._add_container(attributes, f"{path}.")
 
     def _add_container(
         self,
-        container: _Container,
+        owner: Any,
         prefix: str,
+        unswapped: Set[str] = frozenset(),
     ) -> None:
-        self._containers.append(container)
-        for name, value in container.originals.items():
+        originals = owner.copy() if type(owner) is dict else _attributes_and_slots(owner)
+        for name in unswapped & originals.keys():
+            del originals[name]
+        paths: dict[str, str] = {}
+        self._containers.append(_Container(owner, unswapped, originals, paths))
+        for name, value in originals.items():
             path = f"{prefix}{name}"
-            container.paths[name] = path
+            paths[name] = path
             self.originals[path] = value
-            self._add_value(path, value)
+            if type(value) in _CONSTANTS:  # mostly
+                self.values[path] = value
+            else:
+                self._add_value(path, value)
 
     def _add_value(self, path: str, value: Any) -> None:
         kind: Any = type(value)
-        is_constant_tuple = kind is tuple and _CONSTANTS.issuperset(map(type, value))
-        if kind in _CONSTANTS or is_constant_tuple:
+        if kind is tuple and _CONSTANTS.issuperset(map(type, value)):
             self.values[path] = value
         elif is_plain(value) and not self._shares_memory(value):
             self.values[path] = copied(value)
@@ -161,7 +164,7 @@ class ModuleSnapshot:
         elif _is_class_of_program(kind) and not is_optimizer(value):
             self.visited.add(id(value))
             self.owners[path] = value
-            self._add_container(_Container(value), f"{path}.")
+            self._add_container(value, f"{path}.")
 
     def _shares_memory(self, value: Any) -> bool:
         """Return whether a value has tensors in the memory of a parameter or buffer."""
@@ -207,32 +210,24 @@ class ModuleSnapshot:
             layer._buffers[name] = _written(self.values[path], layer._buffers[name], layer)
 
 
-class _Container:
+class _Container(NamedTuple):
     """Entries of a dictionary, or attributes of an object, without those of ``unswapped`` names."""
 
-    def __init__(
-        self,
-        container: Any,
-        unswapped: Set[str] = frozenset(),
-    ) -> None:
-        self._container = container
-        self._unswapped = unswapped
-        self._read: Any = _attributes_and_slots
-        self._set_entry: Any = object.__setattr__
-        self._delete_entry: Any = object.__delattr__
-        if type(container) is dict:
-            self._read = dict
-            self._set_entry = dict.__setitem__
-            self._delete_entry = dict.__delitem__
-        self.originals = self._read(container)
-        for name in unswapped & self.originals.keys():
-            del self.originals[name]
-        # Paths by name. The snapshot has plain values by path.
-        self.paths: dict[Any, str] = {}
+    owner: Any
+    unswapped: Set[str]
+    originals: dict[str, Any]
+    paths: dict[str, str]  # by name; the snapshot has plain values by path
 
     def restore(self, values: Values) -> None:
         """Write the entries, with plain ``values`` by path. Delete new ones."""
-        present = self._read(self._container)
+        if type(self.owner) is dict:
+            present: dict[str, Any] = self.owner.copy()
+            set_entry: Any = dict.__setitem__
+            delete_entry: Any = dict.__delitem__
+        else:
+            present = _attributes_and_slots(self.owner)
+            set_entry = object.__setattr__
+            delete_entry = object.__delattr__
         restored = {}
         for name, original in self.originals.items():
             entry = present.get(name, _MISSING)
@@ -246,12 +241,12 @@ class _Container:
             else:
                 restored[name] = _refilled(original, value)
 
-        for name in present.keys() - restored.keys() - self._unswapped:
+        for name in present.keys() - restored.keys() - self.unswapped:
             if not is_optimizer(present[name]):
-                self._delete_entry(self._container, name)
+                delete_entry(self.owner, name)
         for name, entry in restored.items():
             if entry is not present.get(name, _MISSING):
-                self._set_entry(self._container, name, entry)
+                set_entry(self.owner, name, entry)
 
 
 def _attributes_and_slots(value: Any) -> dict[str, Any]:

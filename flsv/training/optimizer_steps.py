@@ -1,4 +1,4 @@
-"""ClientSteps: sees every optimizer step of a client, also those that Lightning does not take.
+"""ClientSteps: what happens at every batch of a client, and at every optimizer step.
 
 Lightning's hook ``on_before_optimizer_step`` is called by its own wrapper of an optimizer. A module may step the
 optimizer without it (``self.optimizers(use_pl_optimizer=False)``), or one that Lightning has never seen. torch's hooks
@@ -7,7 +7,9 @@ around ``Optimizer.step`` are called by all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -19,94 +21,151 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from flsv.core import opened
+from flsv._lightning.patches import PatchedAttributes
+from flsv.core import Instruction, opened
 from flsv.training.algorithms.base import ClientAlgorithm, ClientContext
-from flsv.training.optimizers import Optimizers
+from flsv.training.client_batches import LocalSteps
 from flsv.training.swapped_optimizer import parameters_of
+from flsv.training.trainer_state import TrainerState
+from flsv.training.training_step import training_loss
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import seed_generators, seed_global_rngs
 
 #: Function that evaluates a batch's loss and its gradients, which an optimizer's ``step`` calls.
 Closure = Callable[[], Any]
 
 
-class ClientSteps:
-    """Counter of a client's optimizer steps, which lets the client algorithm change their gradients."""
+class ClientSteps(L.Callback):
+    """Callback that counts a client's batches and optimizer steps, and tells the client algorithm of each batch.
+
+    Attributes:
+        context: the context of the client that trains now, else None.
+    """
 
     def __init__(
         self,
         trainer: L.Trainer,
-        optimizers: Optimizers,
+        state: TrainerState,
+        steps: LocalSteps,
         algorithm: Any,  # a ClientAlgorithm or None
     ) -> None:
-        self._parameters = set(trainer.lightning_module.parameters())
-        self._optimizers = optimizers
+        self.context: ClientContext | None = None
+        self._parameters = set(state.module.parameters())
+        self._generators = state.generators
+        self._optimizers = state.optimizers
+        self._steps = steps
         self._algorithm = algorithm
-        self._changes_gradients = _overrides(algorithm, "gradients")
-        self._uses_gradients = self._changes_gradients or _overrides(algorithm, "frozen_parameters")
-        self._context: ClientContext | None = None
+        self._added_loss: AddedLoss | None = None
         self._handles: list[RemovableHandle] = []
+        # The optimizers of the client's model that have stepped.
+        self._client_optimizers: list[Any] = []
         # The optimizers whose steps have begun, the innermost last.
         self._stepping: list[Any] = []
-        self._has_shown_gradients = False
-        if self._changes_gradients:
-            self._check_optimizers(trainer)
 
     def begin(self, context: ClientContext) -> None:
-        """Watch the steps of a client from now on."""
-        self.end()
-        self._context = context
+        """Watch the batches and steps of a client from now on."""
+        self.context = context
         self._handles = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
+            register_optimizer_step_pre_hook(partial(self._before_step, context)),
+            register_optimizer_step_post_hook(partial(self._after_step, context)),
         ]
 
-    def begin_batch(self) -> None:
-        """Forget a step that an error has interrupted."""
-        self._stepping = []
-        self._has_shown_gradients = False
-
     def end(self) -> None:
-        """Watch no steps until the next client begins."""
+        """Watch no client until the next one begins."""
+        self.context = None
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._context = None
-        self.begin_batch()
+        self._client_optimizers = []
+        self._stepping = []
+        self._remove_added_loss()
+
+    def seed(self, instruction: Instruction) -> None:
+        """Seed all generators for a client's training."""
+        purpose = "train", instruction.round_index, instruction.client_id
+        seed_global_rngs(instruction.seed, *purpose)
+        seed_generators(self._generators, instruction.seed, *purpose)
+
+    # ---- Lightning's hooks
+
+    def on_train_batch_start(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        context = self.context
+        if context is None:
+            return
+        self._stepping = []  # without a step that an error has interrupted
+        self._steps.batch = batch
+        if context.position == 0:  # transfer hooks have drawn random numbers for this batch
+            self.seed(context.instruction)
+        self._steps.last_batch = context.position + 1 == context.batches
+
+        if self._algorithm is not None:
+            with opened(context.local):  # the algorithm may read the client's data
+                self._algorithm.begin_batch(context, batch)
+        if context.loss_terms:
+            self._added_loss = AddedLoss(trainer, context)
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        context = self.context
+        if context is None:
+            return
+
+        loss = outputs
+        if isinstance(outputs, dict):
+            loss = outputs.get("loss")
+        if not isinstance(loss, Tensor):  # the module gave none
+            loss = context.loss.new_tensor(math.nan)
+        num_accumulated = trainer.accumulate_grad_batches
+        if pl_module.automatic_optimization and num_accumulated != 1:
+            loss = loss * num_accumulated  # Lightning has divided the loss
+
+        context.loss += loss.detach().to(context.loss).mean()
+        context.position += 1
+        self._steps.batch = None
+        if self._added_loss is not None:
+            self._remove_added_loss()
+
+    def _remove_added_loss(self) -> None:
+        """Let ``training_step`` return its own loss again."""
+        if self._added_loss is not None:
+            self._added_loss.remove()
+            self._added_loss = None
 
     # ---- torch's hooks
 
     def _before_step(
         self,
+        context: ClientContext,
         optimizer: Any,
         args: Any,
         kwargs: Any,
     ) -> tuple[Any, Any] | None:
         # torch takes the step with the returned arguments, or after None with its own.
-        if not self._changes_client_model(optimizer):
-            return None
+        if optimizer not in self._client_optimizers:
+            if self._parameters.isdisjoint(parameters_of(optimizer)):
+                return None  # it trains something else
+            self._optimizers.enter_new_optimizer(optimizer)
+            self._client_optimizers.append(optimizer)
+
         self._stepping.append(optimizer)  # which `_after_step` removes
-        self._optimizers.enter_new_optimizer(optimizer)
-        if len(self._stepping) > 1:
-            return None  # a step that another optimizer's step takes
-
-        closure = _closure_among(args, kwargs)
-        if closure is None or not self._uses_gradients:
-            # The algorithm sees the gradients that the parameters have now.
-            if not self._has_shown_gradients:
-                self._check_is_whole(optimizer)
-                self.show_gradients(optimizer)
-            return None
-
-        # The closure computes the gradients, after which the algorithm sees them.
-        wrapped_closure = self._wrap_closure(closure, optimizer)
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": wrapped_closure}
-        optimizer_argument, _, *further_arguments = args
-        new_args = (optimizer_argument, wrapped_closure, *further_arguments)
-        return new_args, kwargs
+        context.optimizer = self._stepping[0]
+        return None
 
     def _after_step(
         self,
+        context: ClientContext,
         optimizer: Any,
         args: Any,
         kwargs: Any,
@@ -116,17 +175,90 @@ class ClientSteps:
         self._stepping.pop()
         if self._stepping:  # another optimizer's step has taken this one
             return
-        assert self._context is not None
-        self._has_shown_gradients = False
-        self._context.num_steps += 1
-        self._context.lr_sum += optimizer.param_groups[0]["lr"]
+        context.num_steps += 1
+        context.lr_sum += optimizer.param_groups[0]["lr"]
 
-    def _wrap_closure(self, closure: Closure, optimizer: Any) -> Closure:
+
+class GradientSteps(ClientSteps):
+    """ClientSteps with a client algorithm that changes the gradients of each step."""
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        state: TrainerState,
+        steps: LocalSteps,
+        algorithm: ClientAlgorithm,
+    ) -> None:
+        super().__init__(trainer, state, steps, algorithm)
+        self._changes_gradients = _overrides(algorithm, "gradients")
+        # Whether the algorithm has seen the gradients of the present step.
+        self._has_shown_gradients = False
+        if self._changes_gradients:
+            self._check_optimizers(trainer)
+
+    def on_train_batch_start(self, *hook_arguments: Any) -> None:
+        self._has_shown_gradients = False
+        super().on_train_batch_start(*hook_arguments)
+
+    def on_before_optimizer_step(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        optimizer: Any,
+    ) -> None:
+        # Before Lightning clips the gradients.
+        if self.context is not None:
+            self._show_gradients(self.context, optimizer)
+
+    def _before_step(
+        self,
+        context: ClientContext,
+        optimizer: Any,
+        args: Any,
+        kwargs: Any,
+    ) -> tuple[Any, Any] | None:
+        super()._before_step(context, optimizer, args, kwargs)
+        if self._stepping != [optimizer]:
+            return None  # a step of something else, or one that another optimizer's step takes
+
+        closure = _closure_among(args, kwargs)
+        if closure is None:
+            # The algorithm sees the gradients that the parameters have now.
+            if not self._has_shown_gradients:
+                self._check_is_whole(optimizer)
+                self._show_gradients(context, optimizer)
+            return None
+
+        # The closure computes the gradients, after which the algorithm sees them.
+        wrapped_closure = self._wrap_closure(context, closure, optimizer)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": wrapped_closure}
+        optimizer_argument, _, *further_arguments = args
+        new_args = (optimizer_argument, wrapped_closure, *further_arguments)
+        return new_args, kwargs
+
+    def _after_step(
+        self,
+        context: ClientContext,
+        optimizer: Any,
+        args: Any,
+        kwargs: Any,
+    ) -> None:
+        super()._after_step(context, optimizer, args, kwargs)
+        if not self._stepping:
+            self._has_shown_gradients = False
+
+    def _wrap_closure(
+        self,
+        context: ClientContext,
+        closure: Closure,
+        optimizer: Any,
+    ) -> Closure:
         """Return a closure that lets the client algorithm change the gradients of ``closure``."""
         parameters = parameters_of(optimizer)
         # The client's first step is checked for a move before its closure is called.
         values_before_step: list[Tensor] | None = None
-        if self._context is not None and self._context.num_steps == 0:
+        if context.num_steps == 0:
             values_before_step = [parameter.detach().clone() for parameter in parameters]
 
         def wrapped_closure() -> Any:
@@ -138,27 +270,20 @@ class ClientSteps:
                     )
                 values_before_step = None  # only the closure's first call is checked
 
-            # Lightning's closure calls `show_gradients`, which sets this to True.
+            # Lightning's closure calls `on_before_optimizer_step`, which sets this to True.
             self._has_shown_gradients = False
             loss = closure()
             if not self._has_shown_gradients:
-                self.show_gradients(optimizer)
+                self._show_gradients(context, optimizer)
             return loss
 
         return wrapped_closure
 
-    # ---- the client algorithm
-
-    def show_gradients(self, optimizer: Any) -> None:
+    def _show_gradients(self, context: ClientContext, optimizer: Any) -> None:
         """Let the client algorithm change the gradients of a step."""
-        context = self._context
-        algorithm = self._algorithm
-        if context is None:
-            return
         self._has_shown_gradients = True
+        algorithm = self._algorithm
         context.optimizer = optimizer
-        if algorithm is None or not self._uses_gradients:
-            return
         context.epoch = context.position // context.epoch_batches
 
         trained_parameters = [
@@ -182,12 +307,6 @@ class ClientSteps:
         with opened(context.local):  # the algorithm may read the client's data
             algorithm.gradients(context, shared_parameters, shared_gradients)
 
-    def _changes_client_model(self, optimizer: Any) -> bool:
-        """Return whether a client trains, and an optimizer changes its model."""
-        if self._context is None:
-            return False
-        return not self._parameters.isdisjoint(parameters_of(optimizer))
-
     # ---- what is refused
 
     def _check_optimizers(self, trainer: L.Trainer) -> None:
@@ -200,8 +319,6 @@ class ClientSteps:
 
     def _check_is_whole(self, optimizer: Any) -> None:
         """Check that a step is not the last part of another optimizer's."""
-        if not self._uses_gradients:
-            return
         outer = self._optimizers.outer_optimizer_of(optimizer)
         if outer is not None:
             inner_name = type(optimizer).__name__
@@ -234,8 +351,49 @@ def _step_name(optimizer: Any) -> str:
     return f"{type(optimizer).__name__}.step"
 
 
-def _overrides(algorithm: ClientAlgorithm | None, method: str) -> bool:
-    """Return whether a client algorithm has its own ``method``."""
+def uses_gradients(algorithm: ClientAlgorithm | None) -> bool:
+    """Return whether a client algorithm changes gradients."""
     if algorithm is None:
         return False
+    return _overrides(algorithm, "gradients") or _overrides(algorithm, "frozen_parameters")
+
+
+def _overrides(algorithm: ClientAlgorithm, method: str) -> bool:
+    """Return whether a client algorithm has its own ``method``."""
     return getattr(type(algorithm), method) is not getattr(ClientAlgorithm, method)
+
+
+class AddedLoss:
+    """Adds a context's loss terms to the result of ``training_step``, until :meth:`remove`.
+
+    Lightning divides the sum by the number of accumulated batches, and scales it in half precision, as the loss alone.
+    """
+
+    def __init__(self, trainer: L.Trainer, context: ClientContext) -> None:
+        strategy = trainer.strategy
+        self._context = context
+        self._training_step = strategy.training_step
+        self._term_context = strategy.precision_plugin.train_step_context
+        self._handles = [term.watch() for term in context.loss_terms]
+        self._patch = PatchedAttributes([(strategy, "training_step", self._step)])
+
+    def remove(self) -> None:
+        """Restore ``training_step``, and forget the terms."""
+        self._patch.restore()
+        for handle in self._handles:
+            handle.remove()
+        self._context.loss_terms = []
+
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = self._training_step(*args, **kwargs)
+        terms = self._context.loss_terms
+        if not terms or outputs is None:  # Lightning skips a batch without a loss
+            return outputs
+
+        loss = training_loss(outputs)
+        with self._term_context():
+            for term in terms:
+                loss = loss + term.value()
+        if isinstance(outputs, Mapping):
+            return {**outputs, "loss": loss}
+        return loss

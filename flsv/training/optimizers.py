@@ -192,12 +192,14 @@ class Schedules:
         self._schedulers: list[Any] = []  # those that step per batch
         self._indices: list[int] = []  # their positions in the trainer's list
         self._round_schedulers: list[Any] = []  # those that step per round
+        self._round_optimizers: list[Optimizer] = []  # the optimizers of these
         for index, config in enumerate(trainer.lr_scheduler_configs):
             if config.interval == "step":
                 self._schedulers.append(config.scheduler)
                 self._indices.append(index)
             else:
                 self._round_schedulers.append(config.scheduler)
+                self._round_optimizers.append(config.scheduler.optimizer)
         self._check_schedulers()
         # By the numbers of steps and batches for which they are made.
         self._schedulers_by_length: dict[tuple[float, int], _SchedulersOfLength] = {}
@@ -207,7 +209,7 @@ class Schedules:
 
     def has_round_scheduler(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer's scheduler steps once per round."""
-        return any(scheduler.optimizer is optimizer for scheduler in self._round_schedulers)
+        return optimizer in self._round_optimizers
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
         """Set the schedulers to the client's last ``states``, or without these to its first step."""

@@ -29,6 +29,7 @@ State = dict[Any, Any]
 Policy = Literal["reset", "persist"]
 #: Attributes that every LightningModule has.
 _LIGHTNINGS_ATTRIBUTES = frozenset(vars(L.LightningModule()))
+_MISSING = object()
 
 
 class StoredState(TypedDict):
@@ -114,11 +115,11 @@ class SwappedOptimizer:
                     belongs_to_client = scheduled
                 else:
                     belongs_to_client = policy == "persist"
-                has_changed_before = name in stored_options
-                is_new = name not in options_at_entry
-                has_changed_now = is_new or not are_equal(options_at_entry[name], value)
-                has_changed = has_changed_before or has_changed_now
-                if belongs_to_client and has_changed:
+                if not belongs_to_client:
+                    continue
+                value_at_entry = options_at_entry.get(name, _MISSING)
+                is_unchanged = value is value_at_entry or are_equal(value, value_at_entry)
+                if name in stored_options or not is_unchanged:
                     changed[name] = value
             changed_options.append(changed)
         return changed_options

@@ -151,7 +151,6 @@ class TrainerState:
         """Load a client's optimizer state into the Trainer, and ``model [P]`` with its ``private`` parameters into the
         module. Without ``model`` the module keeps its weights."""
         if model is not None:
-            self.begin_clients()
             assert self._initial_snapshot is not None
             # A client without private parameters of its own has those of the global model.
             private_parameters = {**self._private, **(private or {})}
@@ -206,7 +205,7 @@ class TrainerState:
         self._client = None
         self._steps.client = None
         self._steps.last_batch = None
-        self._steps.is_in_batch = False
+        self._steps.batch = None
 
     # ---- checkpoints
 

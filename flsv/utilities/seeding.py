@@ -25,7 +25,12 @@ def seed_or_default(seed: int | None) -> int:
 
 def derive_seed(seed: int | None, *path: int | str) -> int:
     """Derive a 63-bit seed from a run's seed and the words and numbers in ``path``."""
-    words = [_word(part) for part in path]
+    words = []
+    for part in path:
+        if isinstance(part, str):
+            words.append(zlib.crc32(part.encode()))
+        else:
+            words.append(part % 2**32)
     # The length is included because SeedSequence pads with zeros: ("a",) and ("a", 0) would be the same stream.
     root_seed = seed_or_default(seed) % 2**64
     entropy = [root_seed, len(words), *words]
@@ -33,12 +38,6 @@ def derive_seed(seed: int | None, *path: int | str) -> int:
     (number,) = sequence.generate_state(1, np.uint64)
     # 63 bits, since torch's seeds are signed.
     return int(number >> np.uint64(1))
-
-
-def _word(part: int | str) -> int:
-    if isinstance(part, str):
-        return zlib.crc32(part.encode())
-    return part % 2**32
 
 
 def generator_for(seed: int | None, *path: int | str) -> torch.Generator:

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import lightning as L
-from torch import Tensor
 
 from flsv._lightning.fit_loop import FederatedFitLoop, Rounds
 from flsv.configuration.federation_config import FederationConfig
@@ -192,10 +191,7 @@ class SiteVisit(L.Callback, Rounds):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        loop = trainer.fit_loop
-        if not isinstance(loop, FederatedFitLoop):
-            return
-        note = note_on_types(exception, loop.batch)
+        note = note_on_types(exception, self._steps.batch)
         if note:
             exception.add_note(f"flsv: {note}")
 
@@ -228,7 +224,7 @@ class SiteVisit(L.Callback, Rounds):
         seed_global_rngs(instruction.seed, "round", instruction.round_index)
         training.state.remember()
         training.state.begin_round()
-        self._loop.begin(training.begin_batch, self._end_batch)
+        self._loop.begin(training.client_steps)
 
         if self._has_lost_its_model():
             with opened(self._local_data) as local:
@@ -242,15 +238,9 @@ class SiteVisit(L.Callback, Rounds):
         has_trained_before = self._packet.plain["counted"] is not None
         return has_trained_before and not self.site_state and self._instruction.start is None
 
-    def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
-    ) -> None:
-        self._training.begin_step(optimizer)
-
-    def _end_batch(self, loss: Tensor | None) -> None:
+    def on_train_batch_end(self, *_: Any) -> None:
         if time.monotonic() - self._start_time > self._time_limit:
             raise Refused(f"it has stopped, not ready after {self._time_limit} s")
-        self._training.end_batch(loss)
 
     def run_round(self) -> None:
         (visit,) = self._loader.visits  # a site trains one client

@@ -95,7 +95,7 @@ class ClientContext:
         self.instruction = instruction
         self.local = local
         self.state = local.state
-        self._initial_model = initial_model
+        self.start = initial_model
         self.samples = samples
         self.lengths = lengths
         self.batches = sum(lengths)
@@ -123,10 +123,6 @@ class ClientContext:
         self._frozen_modules: dict[str, nn.Module] = {}
         self.loss_terms: list[LossTerm] = []  # of the present batch
         self._num_second_steps = 0  # calls of `step`
-
-    @property
-    def start(self) -> Tensor:
-        return self._initial_model
 
     @property
     def num_parameters(self) -> int:
