@@ -95,7 +95,7 @@ def test_a_round_that_fails_at_the_server_is_counted_once(
         name = "update"
     else:
         owner = CSV
-        name = "write"
+        name = "write_round"
 
     do = getattr(owner, name)
     rounds = itertools.count()
