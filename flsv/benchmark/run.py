@@ -59,22 +59,25 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
 class _Requirements(NamedTuple):
     """Requirements of the metrics in the same training run."""
 
-    #: The client algorithm's class path, or the coalitions that are trained beside it, or "".
-    training: str
+    #: What is trained: the client algorithm's class path, or the coalitions beside the run, or "".
+    trained: str
     clients_evaluate: bool
 
 
 def _requirements(entry: Entry, federation: Federation) -> _Requirements:
     metric = entry.build(federation)
-    training = entry.client_algorithm or ""
-    if isinstance(metric, ShadowShapley) and not training:
-        training = str(metric.coalitions)
+    if entry.client_algorithm:
+        trained = entry.client_algorithm
+    elif isinstance(metric, ShadowShapley):
+        trained = str(metric.coalitions)
+    else:
+        trained = ""
 
     clients_evaluate = False
     if isinstance(metric, ContributionMetric):
         metric.check(federation.num_samples)  # raises unless it suits the federation
         clients_evaluate = metric.evaluates
-    return _Requirements(training, clients_evaluate)
+    return _Requirements(trained, clients_evaluate)
 
 
 def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:

@@ -127,16 +127,14 @@ class ClientMatrix:
         self._block_bytes = block_bytes
 
     def _suitable_block_bytes(self) -> int:
-        if self.rows.device.type == "cpu":
-            block_bytes = CPU_BLOCK_BYTES
-        else:
-            block_bytes = BLOCK_BYTES
-        if self._common_start is not None:
-            return block_bytes
-
-        # Rows are processed one by one, in pieces large enough for one call.
-        column_bytes = len(self.rows) * self.rows.element_size()
-        return max(block_bytes, column_bytes * MIN_PIECE_ENTRIES)
+        is_on_cpu = self.rows.device.type == "cpu"
+        block_bytes = CPU_BLOCK_BYTES if is_on_cpu else BLOCK_BYTES
+        processes_row_by_row = self._common_start is None
+        if processes_row_by_row:
+            # A block has a piece of each row, large enough to be worth a call of its own.
+            bytes_per_column = len(self.rows) * self.rows.element_size()
+            block_bytes = max(block_bytes, MIN_PIECE_ENTRIES * bytes_per_column)
+        return block_bytes
 
     def first_columns(self, end: int) -> ClientMatrix:
         """Return a view of each vector's first ``end`` entries, such as its parameters."""

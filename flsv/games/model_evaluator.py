@@ -511,16 +511,19 @@ class ModelEvaluator(VectorEvaluator):
     @torch.no_grad()
     def _check_repetition(self, copies: ModuleCopies) -> None:
         """Check that two copies have the same outputs, whatever the run's own weights are."""
-        x, _ = self._batches[0]
-        outputs = []
-        for run_weights in (nullcontext(), other_weights(self._module, self.space)):
-            module = copies.load().eval()
-            seed_global_rngs(self._seed, "utility")
-            with run_weights, self._context():
-                outputs.append(module(x))
-        first_outputs, repeated_outputs = outputs
-        if not are_repeated(first_outputs, repeated_outputs, self.device):
+        outputs = self._outputs_of_copy(copies)
+        with other_weights(self._module, self.space):
+            repeated_outputs = self._outputs_of_copy(copies)
+        if not are_repeated(outputs, repeated_outputs, self.device):
             raise not_repeated(self._requester, self._module, "forward")
+
+    def _outputs_of_copy(self, copies: ModuleCopies) -> Any:
+        """Return a new copy's outputs for the first batch."""
+        x, _ = self._batches[0]
+        module = copies.load().eval()
+        seed_global_rngs(self._seed, "utility")
+        with self._context():
+            return module(x)
 
     def _find_form(self, output_metric: OutputMetric, copies: ModuleCopies, x: Any) -> None:
         metric = output_metric.metric

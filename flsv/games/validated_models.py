@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from copy import copy
 from typing import Any
 
@@ -157,11 +157,12 @@ class ValidatedModels(VectorEvaluator):
         module = self._trainer.lightning_module
         vector = self.space.read(module)
         copies = self._copies()
-        values_by_name = []
-        for run_weights in (nullcontext(), other_weights(module, self.space)):
-            with run_weights, self._validation(copies, vector) as run:
-                values_by_name.append(self._named_values(run.logged()))
-        values, repeated_values = values_by_name
+        with self._validation(copies, vector) as run:
+            values = self._named_values(run.logged())
+        # Once more, while the run's module has other weights: a copy must not reach them.
+        with other_weights(module, self.space), self._validation(copies, vector) as run:
+            repeated_values = self._named_values(run.logged())
+
         device = self._trainer.strategy.root_device
         for name in self._value_names:
             if not are_repeated(values[name], repeated_values[name], device):

@@ -228,7 +228,6 @@ class ShadowShapley(MeasuredMetric):
 
     def compare_starts(self, build: Callable[[int, Tensor], None] | None) -> None:
         """Store a function that builds untrained models, whose utilities show how much initial weights change values.
-
         It is called before the first round. Nothing is stored if clients score the models.
 
         Args:
@@ -239,7 +238,6 @@ class ShadowShapley(MeasuredMetric):
 
     def await_training(self, after_the_run: bool) -> None:
         """Set whether the coalitions are trained after the run. If so, :meth:`complete` has to be called afterwards.
-
         It is called before the first round, and again if the way of training changes during the run.
         """
         self._pending = None
@@ -295,8 +293,8 @@ class ShadowShapley(MeasuredMetric):
         no_rows = torch.empty(0, 2, width, dtype=torch.float64)
         self.add_state("ends", no_rows, dist_reduce_fx=concatenated)
         self.add_state("valued", torch.empty(0, dtype=torch.long), dist_reduce_fx=concatenated)
-        # The outputs of their models, [R, 2, V, ...].
-        self.add_state("outputs", torch.empty(0), dist_reduce_fx=concatenated)
+        no_outputs = torch.empty(0)  # of their models, [R, 2, V, ...]
+        self.add_state("outputs", no_outputs, dist_reduce_fx=concatenated)
 
     def update(
         self,
@@ -323,19 +321,23 @@ class ShadowShapley(MeasuredMetric):
                 f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}."
             )
         self.participations[client_ids] += 1
-        if self._score_untrained is not None and self.starts.isnan().any():
-            untrained_utilities = self._score_untrained()
-            self.starts = untrained_utilities.to(self.starts).view(self.starts.shape)
-            self._build_untrained = None  # the untrained models are scored once in a run
-            self._score_untrained = None
+        self._store_untrained_utilities()
 
-        masks = coalitions.cpu()
-        value_round = partial(self._value_round, masks, utility, round_index)
+        compute_values = partial(self._value_round, coalitions.cpu(), utility, round_index)
         if self._is_due(round_index):
             self.put_off = None
-            value_round()
+            compute_values()
         else:
-            self.put_off = value_round
+            self.put_off = compute_values  # for the case that this round is the last
+
+    def _store_untrained_utilities(self) -> None:
+        """Score the untrained models, once in a run."""
+        if self._score_untrained is None or not self.starts.isnan().any():
+            return
+        untrained_utilities = self._score_untrained()
+        self.starts = untrained_utilities.to(self.starts).view(self.starts.shape)
+        self._build_untrained = None
+        self._score_untrained = None
 
     def _is_due(self, round_index: int) -> bool:
         """Return whether a round has values, even if it is not the last."""

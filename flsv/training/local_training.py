@@ -144,16 +144,15 @@ class LocalTraining:
         self.state.leave(keep=False)
         return context
 
-    def resume(self, context: ClientContext, loss: Tensor) -> None:
-        """Continue a suspended training, whose model was trained outside of the Trainer with the mean ``loss``."""
+    def resume(self, context: ClientContext, mean_loss: Tensor) -> None:
+        """Continue a suspended training, of which all batches were trained outside of the Trainer."""
         instruction = context.instruction
         self.state.enter(instruction.client_id)
         # The random numbers of the client's uploads must not depend on other clients.
         self.client_steps.seed(instruction)
-        # All batches are trained, with one step each. `loss` is their mean.
         context.position = context.batches
-        context.num_steps = context.batches
-        context.loss = loss * context.batches
+        context.num_steps = context.batches  # one a batch
+        context.loss = mean_loss * context.batches  # the sum over batches
         self.client_steps.context = context
 
     # ---- leave

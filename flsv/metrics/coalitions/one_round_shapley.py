@@ -250,8 +250,9 @@ def game_of_run(
     ``initial_vector [P]``.
     """
     models = initial_vector + updates  # [n, P]
-    # Buffers, which follow the parameters, are the global model's: a variance plus its changes may be negative.
-    models[:, space.num_parameters :] = global_vector[space.num_parameters :]
+    # A variance plus its changes may be negative: buffers, which follow the parameters, are the global model's.
+    buffers = slice(space.num_parameters, None)
+    models[:, buffers] = global_vector[buffers]
 
     num_clients = len(updates)
     whole_run = Round(
