@@ -16,7 +16,6 @@ from flsv.data.sources.agreed import AgreedEncoder, Moments, TableSummary
 from flsv.data.sources.encoder import TableEncoder
 from flsv.data.sources.frames import frame_table
 from flsv.data.sources.summaries import encoder_of_sites
-from flsv.data.sources.table import Table
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import set_up_data
 
@@ -296,19 +295,6 @@ def test_site_without_any_value_of_a_column_takes_the_others_encoder() -> None:
     assert data.class_names == ("no", "yes")
 
 
-def test_table_of_one_site_is_refused_outside_of_a_deployment_unless_it_has_an_encoder() -> None:
-    frame = make_wards()
-    with pytest.raises(ConfigurationError, match="A table of one site alone cannot be encoded"):
-        set_up_data(frame, OneClient(), labels="ill")
-
-    encoder = fit_encoder(frame)
-    options = {"encoder": encoder.to_plain()}
-    data = set_up_data(frame[:50], OneClient(), labels="ill", columns=options)
-
-    assert data.encoder == encoder
-    assert data.input_shape == (len(encoder.feature_names),)
-
-
 @pytest.mark.parametrize(
     ("column", "field", "value"),
     [
@@ -344,15 +330,3 @@ def test_encoder_that_cannot_be_is_refused(code: dict[str, Any]) -> None:
         Columns(encoder=encoder)
     with pytest.raises(ConfigurationError, match="its encoder has classes None"):
         Columns(encoder={"columns": {}})
-
-
-def test_summary_of_text_files_is_that_of_the_values() -> None:
-    frame = make_wards()
-    texts = Table("wards.csv", frame[["age", "smoker", "ill"]].astype(str))
-    encoder = TableEncoder(Columns(), "ill")
-    encoder.read_table(texts)
-    summary = encoder.summary(texts, np.arange(ROWS))
-    of_values = summarize(frame)
-
-    assert summary.columns["age"] == of_values.columns["age"]
-    assert summary.columns["smoker"] == of_values.columns["smoker"]

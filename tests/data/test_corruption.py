@@ -83,9 +83,14 @@ def test_only_the_chosen_clients_training_samples_change():
     for client in range(4):
         indices = data.client_indices(client)
         x, y = load_in_order(data, client)
-        is_noisy = (x != X[indices]).flatten(1).any(1)
-        expected_noisy = int(0.3 * len(indices) + 0.5) if client in (0, 2) else 0
-        expected_labels = (Y[indices] + 1) % 5 if client == 0 else Y[indices]
+        is_other_pixel = x != X[indices]
+        is_noisy = is_other_pixel.flatten(1).any(1)
+        expected_noisy = 0
+        if client in (0, 2):
+            expected_noisy = int(0.3 * len(indices) + 0.5)
+        expected_labels = Y[indices]
+        if client == 0:
+            expected_labels = (expected_labels + 1) % 5
         assert int(is_noisy.sum()) == expected_noisy
         assert torch.equal(y, expected_labels)
         assert torch.equal(
@@ -225,21 +230,6 @@ def test_shapleyfls_noise_is_standard_normal():
     assert abs(correlations[0, 1]) < 0.2
 
 
-def test_shapleyfls_noise_of_a_sample_rate_is_on_that_share_of_samples():
-    x = torch.randn(
-        500,
-        3,
-        12,
-        12,
-        generator=torch.Generator().manual_seed(1),
-    )
-
-    is_changed = added_noise(GaussianNoise(sample_rate=0.15), x) != 0
-
-    changed_samples = is_changed.flatten(1).any(1)
-    assert int(changed_samples.sum()) == 0.15 * 500
-
-
 def test_shapleyfls_noise_of_a_pixel_rate_is_on_that_share_of_pixels_in_all_channels():
     x = torch.randn(
         500,
@@ -273,12 +263,6 @@ def test_label_noise_flips_exactly_its_rate_of_the_labels(to):
     labels = corrupt_labels(ClosedSetLabelNoise(rate=0.137, to=to))
 
     assert int((labels != DIGITS).sum()) == 0.137 * len(DIGITS)
-
-
-def test_label_noise_goes_to_the_next_class():
-    labels = corrupt_labels(ClosedSetLabelNoise(to="next"))
-
-    assert torch.equal(labels, (DIGITS + 1) % 10)
 
 
 def test_label_noise_at_random_goes_to_every_other_class_equally_often():

@@ -172,14 +172,6 @@ def test_word_hashes_are_crc_32(text, words):
     assert hashed_words(text, 9) == expected
 
 
-def test_word_hash_is_the_check_value_of_the_standard():
-    assert hashed_words("123456789", 1) == [0xCBF43926]
-
-
-def test_words_beyond_the_limit_are_not_hashed():
-    assert hashed_words("one two three", 2) == hashed_words("one two", 9)
-
-
 def test_text_data_hashes_words_and_reads_classes(make_csv_data):
     data = make_csv_data(TextData, max_words=3, val_fraction=0, group="desk")
 
@@ -209,16 +201,6 @@ def test_text_windows_predict_every_byte_at_most_once(length):
 
     starts = range(0, len(data) - length, length)
     assert text_windows.tolist() == [data[at : at + length + 1] for at in starts]
-
-
-def test_text_without_words_is_all_padding(make_csv_data):
-    _, lines = KINDS[TextData][:2]
-    lines_without_words = ["ship,sea,", "earn,land,..."]
-
-    data = make_csv_data(TextData, [*lines, *lines_without_words], val_fraction=0)
-
-    words = data.train_set.tensors[0]
-    assert (words[12:] == 0).all()
 
 
 def test_character_data_cuts_text_into_pieces(make_csv_data):

@@ -249,26 +249,6 @@ def test_numbers_with_long_tails_have_no_parts_of_another_unit(tail: float) -> N
     assert doubts_by_rows(tables) == []
 
 
-def test_rows_of_one_site_at_another_and_another_share_of_a_class_are_doubts() -> None:
-    lyon = make_table(120, seed=0)
-    bonn = make_table(120, seed=1)
-    graz = pd.concat([make_table(120, seed=2), lyon.iloc[:40]])
-    sites = [
-        SiteTable("Lyon", lyon, (80, 40)),
-        SiteTable("Bonn", bonn, (85, 35)),
-        SiteTable("Graz", graz, (158, 2)),
-    ]
-
-    of_rows, of_classes = find_doubts(sites, ["no", "yes"])
-
-    assert of_rows.site == "Lyon"
-    assert of_rows.text == "40 of 120 rows are rows of Graz, too"
-    # 2 of Graz's 160 rows, and 75 of the others' 240.
-    assert of_classes.site == "Graz"
-    assert of_classes.column == "class"
-    assert of_classes.text == "1 % are yes, 31 % at the other sites"
-
-
 def make_short_rows(num_rows: int, seed: int) -> pd.DataFrame:
     """Rows of an age in tenths of years and a ward, of which many are equal by chance."""
     generator = np.random.default_rng(seed)

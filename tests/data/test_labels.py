@@ -26,7 +26,7 @@ from flsv.data.labels import count_classes, dataset_labels, find_classes
 from flsv.metrics import ClassSpecificShapley
 from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import FedBary
-from helpers.data import HERE, Items, make_items, set_up_data, toy_sets
+from helpers.data import HERE, Items, set_up_data, toy_sets
 from helpers.fits import fit
 from helpers.models import Plain, network
 
@@ -457,22 +457,17 @@ def test_groups_are_read_from_a_field_of_the_samples():
 
 
 @pytest.mark.parametrize(
-    "groups", [["a", None, "b"], [1.0, float("nan"), 2.0]], ids=["text", "numbers"]
+    "groups",
+    [
+        pytest.param(["a", None, "b"], id="text"),
+        pytest.param([1.0, float("nan"), 2.0], id="numbers"),
+        pytest.param([[0, 1]] * 3, id="two each"),
+        pytest.param(torch.tensor(5), id="one for all"),
+    ],
 )
-def test_groups_with_gaps_are_refused(groups):
+def test_groups_with_gaps_or_of_another_shape_are_refused(groups):
     with pytest.raises(ConfigurationError, match="none of them None or NaN"):
         named_groups(Items(PAIRS), groups)
-
-
-def test_client_names_come_from_groups():
-    wards = ["St Mary", "General", 'a/b "c"'] * 20
-    numbered = make_items(ward=[index % 2 for index in range(30)])
-
-    by_ward = set_up_data(HERE, groups=wards)
-    by_number = set_up_data(numbered, groups="ward")
-
-    assert by_ward.client_names == ("General", "St Mary", 'a/b "c"')
-    assert by_number.client_names == ("ward 0", "ward 1")
 
 
 @pytest.mark.parametrize(

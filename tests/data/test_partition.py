@@ -106,17 +106,6 @@ class FixedPartitioner(Partitioner):
         return [torch.tensor(part, dtype=torch.long) for part in self.parts]
 
 
-def test_indices_of_a_custom_partitioner_are_sorted():
-    labels = torch.zeros(5, dtype=torch.long)
-
-    parts = FixedPartitioner([[3, 0], [1]])(labels, 1)
-
-    assert [part.tolist() for part in parts] == [
-        [0, 3],
-        [1],
-    ]
-
-
 def test_custom_partitioner_with_empty_or_overlapping_parts_is_refused():
     labels = torch.zeros(5, dtype=torch.long)
     with_empty_part = FixedPartitioner([[0, 1], []])

@@ -117,15 +117,6 @@ def test_whole_labels_are_int64_and_words_are_names_of_classes():
     assert with_words.classes == ("ill", "well")
 
 
-def test_bytes_of_colors_become_channels_from_0_to_1():
-    pixels = np.full((2, 5, 4, 3), 51, np.uint8)
-
-    (images,) = array_set(pixels).tensors
-
-    assert images.shape == (2, 3, 5, 4)
-    assert images.max().item() == pytest.approx(51 / 255)
-
-
 @pytest.mark.parametrize(
     "y",
     [

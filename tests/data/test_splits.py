@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from flsv.cli.parser import make_cli
 from flsv.data import (
@@ -24,7 +24,6 @@ from flsv.data import (
     Partitioner,
     Splits,
 )
-from flsv.data.groups import named_groups
 from flsv.utilities.errors import ConfigurationError
 
 VISITS = 60  # of each hospital
@@ -186,46 +185,6 @@ def test_patients_stay_together() -> None:
         assert len(client["val"]) == 2 * VISITS_OF_PATIENT
 
 
-class Samples(Dataset):
-    """Samples that are dictionaries with the split's name, as of the Hugging Face hub."""
-
-    def __init__(self) -> None:
-        self.targets = [index % 2 for index in range(40)]
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        split = "test" if index < 10 else "train"
-        return {
-            "x": torch.tensor([float(index)]),
-            "label": index % 2,
-            "meta": {"split": split},
-        }
-
-
-def test_a_field_of_samples_chooses_what_is_held_out() -> None:
-    splits = Splits(server_val=HeldOut("meta.split", "test"))
-    data = FederatedDataModule(Samples(), IIDPartitioner(2), labels="label", splits=splits)
-
-    data.setup("fit")
-
-    assert data.server_val_indices.tolist() == list(range(10))
-
-
-def test_an_attribute_of_the_data_set_chooses_what_is_held_out() -> None:
-    inputs = torch.zeros(12, 2)
-    labels = torch.arange(12) % 2
-    data_set: Any = TensorDataset(inputs, labels)
-    data_set.year = [2020 + index // 4 for index in range(12)]
-    splits = Splits(server_val=HeldOut("year", 2022))
-    data = FederatedDataModule(data_set, IIDPartitioner(2), splits=splits)
-
-    data.setup("fit")
-
-    assert data.server_val_indices.tolist() == [8, 9, 10, 11]
-
-
 def test_a_blank_among_the_values_holds_out_no_sample_without_a_value() -> None:
     held_out = HeldOut("split", values=["", "A"])
     is_held_out = held_out.select(["", "A", "B", None])
@@ -235,17 +194,6 @@ def test_a_blank_among_the_values_holds_out_no_sample_without_a_value() -> None:
     with_absent_value = HeldOut("split", values=["", "A", "Z"])
     with pytest.warns(UserWarning, match="No sample has 'split' = 'Z'"):
         with_absent_value.select(["A", "B"])
-
-
-@pytest.mark.parametrize("groups", [[[0, 1]] * VISITS, torch.tensor(5)])
-def test_groups_of_another_shape_are_refused(groups: Any) -> None:
-    inputs = torch.zeros(VISITS, 1)
-    labels = torch.arange(VISITS) % 2
-    samples = TensorDataset(inputs, labels)
-    message = "groups needs one entry per training sample"
-
-    with pytest.raises(ConfigurationError, match=message):
-        named_groups(samples, groups)
 
 
 def make_site_alone(client: int, table: pd.DataFrame, splits: Splits) -> FederatedDataModule:
@@ -342,12 +290,6 @@ def test_splits_that_cannot_be_made_are_refused(case: str) -> None:
     options, message = REFUSED[case]
     with pytest.raises(ConfigurationError, match=message):
         make_hospitals(Splits(**options))
-
-
-def test_a_value_that_no_sample_has_is_warned_of() -> None:
-    splits = Splits(server_val=HeldOut("split", ["val", "validation"]))
-    with pytest.warns(UserWarning, match="No sample has 'split' = 'validation'"):
-        make_hospitals(splits)
 
 
 @pytest.mark.parametrize(

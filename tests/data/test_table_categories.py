@@ -64,20 +64,6 @@ def test_classes_are_the_same_whatever_gaps_a_file_has(tmp_path):
     assert data.class_names == ("0", "1")
 
 
-def test_a_gap_changes_no_code_beside_letters(tmp_path):
-    cells = {
-        "Boston": [1, 2, None, 2] * 10,
-        "Lyon": ["1", "A", "2", "A"] * 10,
-    }
-    data = set_up_data(
-        clients=write_hospitals(tmp_path, **cells),
-        labels="ill",
-        columns=CODES,
-    )
-
-    assert read_categories(data) == ["1", "2", "A"]
-
-
 def test_version_numbers_keep_their_zero(tmp_path):
     cells = {
         "Boston": ["1.0", "1.1"] * 20,
@@ -112,25 +98,3 @@ def test_spellings_of_a_category_are_refused_with_file_and_line(tmp_path, spelli
 
     data = set_up_data(clients=files, labels="ill", columns={"exclude": ["code"]})
     assert data.input_shape == (1,)
-
-
-def test_white_space_around_a_category_is_no_other_category(tmp_path):
-    cells = {
-        "Boston": ["male", "female"] * 20,
-        "Lyon": [" male", "female "] * 20,
-    }
-    data = set_up_data(clients=write_hospitals(tmp_path, **cells), labels="ill")
-
-    assert read_categories(data) == ["female", "male"]
-
-
-def test_spellings_of_a_label_are_refused_with_file_and_line(tmp_path):
-    cells = {
-        "Boston": ["no", "yes"] * 20,
-        "Lyon": ["no", "yes."] * 20,
-    }
-    files = write_hospitals(tmp_path, **cells)
-
-    places = r"'yes' \(\S*Boston.csv, line 3\), 'yes\.' \(\S*Lyon.csv, line 3\)"
-    with pytest.raises(ConfigurationError, match=f"target 'code' has {places}"):
-        set_up_data(clients=files, labels="code", columns={"exclude": ["ill"]})

@@ -57,27 +57,6 @@ def days_since_1970(dates):
 DAYS_OF_ARRIVAL = {"dates": {"came": "days"}, "exclude": ["left"]}
 
 
-def test_dates_in_a_declared_format_are_read():
-    table = make_stays_file(["28.02.2024", "31.12.2023", "", "1.3.2024"])
-
-    encoder, _ = encode_stays(table, **DAYS_OF_ARRIVAL, date_format="%d.%m.%Y")
-
-    values = encoder.read[0].values
-    assert np.isnan(values[2])
-    expected = days_since_1970(["2024-02-28", "2023-12-31", "2024-03-01"])
-    assert values[[0, 1, 3]].tolist() == expected
-
-
-def test_date_in_a_format_that_is_not_declared_is_refused():
-    table = make_stays_file(["28.02.2024", "2023-12-31", "", "2024-03-01"])
-
-    with pytest.raises(
-        ConfigurationError,
-        match="line 2: '28.02.2024' in 'came' is not a date.* formats YYYY-MM-DD",
-    ):
-        encode_stays(table, **DAYS_OF_ARRIVAL)
-
-
 def test_date_that_two_declared_formats_read_differently_is_refused():
     table = make_stays_file(["03/04/2024", "31/12/2023"] * 2)
 
@@ -85,13 +64,6 @@ def test_date_that_two_declared_formats_read_differently_is_refused():
         ConfigurationError, match="'03/04/2024' in 'came' is not a date, or an ambiguous one"
     ):
         encode_stays(table, **DAYS_OF_ARRIVAL, date_format=["%d/%m/%Y", "%m/%d/%Y"])
-
-
-def test_column_of_dates_that_are_not_declared_is_refused():
-    with pytest.raises(
-        ConfigurationError, match="stays.csv, line 2: 'came' has dates, such as '2024-02-28'"
-    ):
-        encode_stays(make_stays_file(), exclude=["left"])
 
 
 def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path):
@@ -446,17 +418,3 @@ def test_plain_numbers_need_no_reading_text_by_text(tmp_path, monkeypatch):
 
     assert kind == "numbers"
     np.testing.assert_equal(values.to_numpy(), [1, 2.5, np.nan, np.nan, 300])
-
-
-@pytest.mark.parametrize("words", [["yes", "no"], ["True", "False"]])
-def test_two_codings_of_yes_and_no_are_never_advised_to_be_categories(words):
-    tables = []
-    for name, cells in (("Boston", ["0", "1"]), ("Lyon", words)):
-        frame = pd.DataFrame({"smoker": cells * 4}, dtype=object)
-        tables.append(Table(f"{name}.csv", frame.set_axis(range(2, 10))))
-    table = concatenated_tables(tables)
-
-    with pytest.raises(ColumnError, match="Lyon.csv, line 2: .* two codings") as error:
-        read_column(table, "smoker", Columns())
-
-    assert error.value.remedy == {"exclude": ["smoker"]}

@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from flsv.configuration.identity import sample_hashes
 from flsv.data import Columns
 from flsv.data.sources import frames
 from flsv.data.sources.column_values import read_column, with_gaps_as_nan
@@ -367,20 +366,6 @@ def test_targets_that_would_be_nan_or_infinite_are_refused(target, message):
     columns = Columns(task="regression", standardize_target=True)
     with pytest.raises(ConfigurationError, match=message):
         set_up_data(Frame(x=list(range(ROWS)), y=target), labels="y", columns=columns)
-
-
-def test_equal_tables_have_equal_hashes():
-    clients = {
-        "a": make_patients(30, seed=1),
-        "b": make_patients(30, seed=2),
-        "c": make_patients(30, seed=1),
-    }
-    data = set_up_data(clients=clients, labels="ill", server_val=0)
-
-    hashes = sample_hashes(data)
-
-    assert hashes["0"] == hashes["2"]
-    assert hashes["0"] != hashes["1"]
 
 
 def make_clinic(rng, rows=40, **columns):

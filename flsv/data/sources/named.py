@@ -186,21 +186,22 @@ def npz(path: Path) -> SourceData:
         raise ConfigurationError(
             f"{path} cannot be read as an .npz archive of plain arrays: {error}."
         ) from error
-    splits = ["train", "test", *(["val"] if {"val_images", "val_labels"} & arrays.keys() else [])]
-    missing = [
-        name
-        for split in splits
-        for name in (f"{split}_images", f"{split}_labels")
-        if name not in arrays
-    ]
+    splits = ["train", "test"]
+    if "val_images" in arrays or "val_labels" in arrays:
+        splits.append("val")
+    missing = []
+    for split in splits:
+        names = (f"{split}_images", f"{split}_labels")
+        missing += [name for name in names if name not in arrays]
     if missing:
         raise ConfigurationError(
             f"{path} has no array {', '.join(missing)}; it has {', '.join(sorted(arrays))}."
         )
-    kinds = {
-        f"{arrays[f'{split}_images'].dtype} {list(arrays[f'{split}_images'].shape[1:])}"
-        for split in splits
-    }
+
+    kinds = set()
+    for split in splits:
+        images = arrays[f"{split}_images"]
+        kinds.add(f"{images.dtype} {list(images.shape[1:])}")
     if len(kinds) > 1:  # 8-bit pixels are scaled, and others are not
         raise ConfigurationError(
             f"{path}: images are {' and '.join(sorted(kinds))} each: give them one shape and type."

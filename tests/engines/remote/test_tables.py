@@ -261,7 +261,7 @@ def test_cell_that_cannot_be_read_is_named_in_its_sites_log_only(tmp_path, caplo
         federation.directory()
 
     assert cell not in str(error.value)
-    assert f"'{cell}' in 'age' is a number, but stored as text" in caplog.text
+    assert f"'{cell}' in 'age' is a number stored as text" in caplog.text
 
 
 def test_class_of_too_few_rows_is_refused_at_its_site_and_named_by_an_option(
