@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +56,6 @@ def find_config(name: str) -> Path:
 
 def _without_suffix(file: str) -> str:
     return file.removesuffix(".yaml")
-
-
-def files_as_options(words: Sequence[str]) -> list[str]:
-    """Return a command line in which the files that stand before its options are options, too.
-
-    Example:
-        >>> files_as_options(["federation.yaml", "--out", "tables"])
-        ['--config=federation.yaml', '--out', 'tables']
-    """
-    files = list(takewhile(lambda word: not word.startswith("-"), words))
-    options = [f"--config={file}" for file in files]
-    return [*options, *words[len(files) :]]
 
 
 def config_files(words: Sequence[str]) -> list[Path]:

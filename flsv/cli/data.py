@@ -1,7 +1,7 @@
 """flsv data: each client's samples, classes and columns, before anything is
 trained.
 
-    flsv data federation.yaml
+    flsv data --config federation.yaml
     flsv data --config quickstart --data.source patients.csv --data.labels died
 
 Reads the section "data" of a configuration of flsv fit and shows each client's

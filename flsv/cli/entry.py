@@ -22,7 +22,7 @@ from flsv.cli.command import (
     terminable,
 )
 from flsv.cli.config_errors import OptionError, explain, origin_of
-from flsv.cli.configs import check_file, config_files, files_as_options
+from flsv.cli.configs import check_file, config_files
 from flsv.utilities.errors import ConfigurationError, no_run_folder
 
 #: ``{subcommand: description}``.
@@ -134,8 +134,6 @@ def _run(words: list[str]) -> int:
 
     if command in FLSV_COMMANDS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigurationError(f"flsv {command} runs in one process. Start it without torchrun.")
-    if command == "data":
-        arguments = [command, *files_as_options(arguments[1:])]
     if command in COMMANDS_ON_A_RUN:
         _check_run_folder(arguments[1:])
     if command not in COMMANDS_WITHOUT_PYTORCH:

@@ -161,10 +161,10 @@ class FederationRun:
 
     def run_round(
         self,
-        write: Callable[[Round], None],
+        write_round: Callable[[Round], None],
         is_last: bool,
     ) -> bool:
-        """Run a round, pass it to ``write``, and return whether it is complete."""
+        """Run a round, pass it to ``write_round``, and return whether it is complete."""
         instructions = self._instruct_cohort()
 
         # The engine trains clients one after the other, many at once, on ranks or at sites.
@@ -173,7 +173,7 @@ class FederationRun:
 
         received_round = self._receive(instructions)
         round = self._finish(received_round)  # metrics, aggregation, personalization
-        write(round)
+        write_round(round)
         self._complete(is_last or self.why_budget_is_spent() is not None)
         return True
 

@@ -26,11 +26,11 @@ from flsv.utilities.errors import listed
 #: coalition was trained.
 Source = Literal["trainings", "outputs", "scores", "none"]
 #: Fraction of the validation set in one class from which on accuracy says little about each client's contribution.
-ONE_CLASS_SHARE = 0.7
+ONE_CLASS_FRACTION = 0.7
 #: Largest probability that all together have gained nothing with which values are still paid by.
 MAX_PROBABILITY_OF_NO_GAIN = 0.05
 #: Largest expected fraction of a payment that goes to the wrong clients. Payments by numbers of samples reach it.
-MAX_MOVED_SHARE = 0.18
+MAX_MOVED_FRACTION = 0.18
 #: Reasons that forbid payments. All others are sentences to pay with.
 FORBIDDING_REASONS = (
     "rounds",
@@ -175,11 +175,11 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
         "judged": inputs.judged and not inputs.accepts_partners,
         "no_gain": no_gain,
         "majority": is_like_majority and percent(inputs.majority),
-        "wide": not no_gain and not is_like_majority and joint.moved > MAX_MOVED_SHARE,
+        "wide": not no_gain and not is_like_majority and joint.moved > MAX_MOVED_FRACTION,
         "metric": not has_trainings and not inputs.unsuitable,
         "doubts": inputs.doubts,
         "unlike_run": inputs.unlike_run,
-        "one_class": inputs.majority >= ONE_CLASS_SHARE and percent(inputs.majority),
+        "one_class": inputs.majority >= ONE_CLASS_FRACTION and percent(inputs.majority),
         "one_seed": has_trainings and inputs.seeds == 1,
         "alone": has_trainings and inputs.alone_only and not ranks_only,
         "halves": inputs.halved,
@@ -224,7 +224,7 @@ def _has_no_gain(inputs: PaymentInputs, joint: JointShares) -> bool:
 
 
 def _is_like_majority(inputs: PaymentInputs) -> bool:
-    """Return whether the accuracy is not clearly above the most frequent class's share."""
+    """Return whether the accuracy is not clearly above the most frequent class's fraction."""
     margin = 0.0
     if inputs.cases:
         deviation = math.sqrt(inputs.majority * (1 - inputs.majority) / inputs.cases)

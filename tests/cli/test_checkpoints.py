@@ -197,32 +197,6 @@ def test_run_that_logs_neither_accuracy_nor_loss_has_no_best_checkpoint(tmp_path
         find_checkpoint("best", trainer)
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_best_checkpoint_before_a_resume_stays_the_best(tmp_path):
-    def run_rounds(folder: Path, rounds: int, path: Path | None) -> None:
-        fit(
-            FederatedLoop(seed=0),
-            folder,
-            Rated("val_accuracy", [0.1, 0.8, 0.5, 0.6]),
-            rounds=rounds,
-            ckpt_path=path,
-            enable_checkpointing=True,
-            callbacks=default_checkpoints([]),
-        )
-
-    run_rounds(tmp_path / "first", 3, path=None)
-    run_rounds(tmp_path / "second", 4, path=tmp_path / "first/checkpoints/last.ckpt")
-
-    best = find_checkpoint("best", trainer_for(None, tmp_path / "second"))
-    assert best == tmp_path / "second/checkpoints/best.ckpt"
-    assert best.read_bytes() == (tmp_path / "first/checkpoints/best.ckpt").read_bytes()
-
-    last_checkpoint = tmp_path / "second/checkpoints/last.ckpt"
-    callbacks = torch.load(last_checkpoint, weights_only=True)["callbacks"]
-
-    assert callbacks["BestCheckpoint"]["current_score"] == pytest.approx(0.8)
-
-
 @pytest.mark.parametrize(
     ("wrapped", "preload"),
     [

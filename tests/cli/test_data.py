@@ -41,7 +41,7 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(
         f"data:\n  source: clinics\n  labels: died\n  columns: {COLUMNS}\ntrainer:\n  max_epochs: 3\n"
     )
 
-    assert main(["data", "federation.yaml", "--out", "cards"]) == 0
+    assert main(["data", "--config", "federation.yaml", "--out", "cards"]) == 0
 
     printed = capsys.readouterr().out
     names = ("Boston", "Lyon", "Osaka", "Quito")
@@ -120,7 +120,7 @@ def test_data_command_runs_no_module_beside_a_table(tmp_path, monkeypatch, data)
     Path("visits.py").write_text("open('it ran', 'w')\n")
     Path("federation.yaml").write_text(f"data: {data}\n")
 
-    assert main(["data", "federation.yaml"]) == 0
+    assert main(["data", "--config", "federation.yaml"]) == 0
 
     assert not Path("it ran").exists()
 
@@ -143,10 +143,10 @@ def test_error_about_unreadable_columns_ends_with_a_yaml_line_that_repairs_them(
     folder_with_clinics, capsys
 ):
     Path("federation.yaml").write_text("data:\n  source: clinics\n  labels: died\n")
-    assert main(["data", "federation.yaml"]) == 2
+    assert main(["data", "--config", "federation.yaml"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     Path("federation.yaml").write_text(f"data:\n  source: clinics\n  labels: died\n{line}\n")
-    assert main(["data", "federation.yaml"]) == 0
+    assert main(["data", "--config", "federation.yaml"]) == 0
 
 
 def write_hospitals(folder: Path) -> Path:

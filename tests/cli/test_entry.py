@@ -259,7 +259,7 @@ def main_without_a_reader(words: list[str]) -> int:
     ("command", "num_checkpoints"),
     [
         ("fit --config federation.yaml", 1),
-        ("data federation.yaml", 0),
+        ("data --config federation.yaml", 0),
     ],
 )
 def test_command_goes_on_when_its_output_is_no_longer_read(command, num_checkpoints, tmp_path):
@@ -285,7 +285,7 @@ MISSPELT = {
     "fit --config quickstrat": "Did you mean quickstart?",
     "fit --config quickstart --config=shapfd": "Did you mean shapfed",
     "fit -c zzz": "With flsv come afedsv, ",
-    "data quickstrat": "Did you mean quickstart?",
+    "data --config quickstrat": "Did you mean quickstart?",
     "retrain no_run --seeds 1": "there is no folder no_run.",
     "report no_run": "there is no folder no_run.",
 }

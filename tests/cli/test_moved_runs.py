@@ -66,24 +66,6 @@ def moved_projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_best_of_a_moved_run_is_its_own_though_another_run_has_its_old_place(
-    moved_projects: Path,
-) -> None:
-    best = find_file(moved_projects / "archive", "best")
-    assert best == moved_projects / "archive" / BEST
-    assert read_epoch(best) == 1
-
-
-def test_best_of_a_moved_run_without_the_file_is_refused(
-    moved_projects: Path, tmp_path: Path
-) -> None:
-    moved = tmp_path / "moved"
-    shutil.copytree(moved_projects / "archive", moved)
-    (moved / BEST).unlink()
-    with pytest.raises(ConfigurationError, match=r"there is no .*moved/checkpoints/best.ckpt"):
-        find_file(moved, "best")
-
-
 @pytest.mark.parametrize("newest", [BEST, LAST])
 def test_files_of_a_copied_run_are_found_whatever_their_order_of_copying(
     moved_projects: Path, tmp_path: Path, newest: str

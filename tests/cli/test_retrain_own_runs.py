@@ -23,7 +23,7 @@ from flsv.metrics import (
     LeaveOneOut,
     PartialFederatedShapley,
 )
-from flsv.results.verdict import ONE_CLASS_SHARE
+from flsv.results.verdict import ONE_CLASS_FRACTION
 from flsv.retraining.copied_fits import CopiedFits
 from flsv.utilities.errors import ConfigurationError
 from helpers.pages import text_of_page
@@ -83,7 +83,7 @@ def test_retrain_warns_if_one_class_dominates_the_validation_set(tmp_path, capsy
             == 0
         )
         majority = read_rows(run / "retrained.csv")[0].get("majority")
-        assert (majority not in (None, "") and float(majority) >= ONE_CLASS_SHARE) is message
+        assert (majority not in (None, "") and float(majority) >= ONE_CLASS_FRACTION) is message
 
 
 @pytest.mark.slow

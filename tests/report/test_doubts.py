@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flsv.cli import main
 from flsv.data.doubts import STRONG_DOUBT, DoubtKind, SiteTable, find_doubts
 from flsv.federation.table_doubts import doubt_events
 from flsv.report import Budget, open_run, write_report
@@ -241,6 +242,11 @@ def test_a_fit_records_and_prints_its_doubts(
     verdict = shares_of(open_run(run), Budget(900.0)).verdict
     assert "shared_rows" in verdict.reasons
     assert verdict.forbids_payment
+
+    command = ["retrain", str(run), "--trainings", "singles", "--seeds", "1"]
+    assert main(command) == 0
+    row_of_bilbao, *_ = read_rows(run / "retrained.csv")
+    assert "rows are rows of Lyon, too" in row_of_bilbao["finding"]
 
 
 def write_retrained(folder: Path) -> None:

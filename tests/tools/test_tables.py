@@ -64,16 +64,6 @@ def test_table_file_expands_to_one_run_per_row_column_and_seed(tmp_path):
     assert cell.measure == "tools.test_tables:run_cell"
 
 
-def test_overrides_of_a_block_hold_for_rows_that_do_not_unset_them(tmp_path):
-    path = tmp_path / "made_up.yaml"
-    path.write_text(TABLE)
-
-    (cell, *_) = cells_of(read_table(path), full=False, seeds=[0])
-
-    assert cell.row == "FedAvg"
-    assert cell.overrides["b"] == 3
-
-
 def test_shortened_cells_have_the_overrides_of_their_rows(tmp_path):
     path = tmp_path / "made_up.yaml"
     path.write_text(TABLE)
@@ -98,13 +88,6 @@ def test_full_table_has_the_columns_of_its_own(tmp_path):
         "lr": 0.1,
         "a": 2,  # of a full table
     }
-
-
-def test_table_file_with_an_unknown_entry_raises(tmp_path):
-    path = tmp_path / "made_up.yaml"
-    path.write_text(TABLE.replace("only: full", "presets: full", 1))
-    with pytest.raises(ValueError, match="presets is unknown: expected"):
-        read_table(path)
 
 
 def test_seeds_of_a_run_follow_from_the_cell_and_unset_ones_are_refused(tmp_path, monkeypatch):
@@ -290,11 +273,6 @@ def test_failing_cell_does_not_stop_the_others(tmp_path):
         finish(three_cells, result_file, str(tmp_path), workers=1)
 
     assert names_and_seeds_run(tmp_path) == ["one 0", "last 0"]
-
-
-def test_two_cells_of_one_key_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="the same row, column and seed"):
-        finish(make_cells("one", "one"), Kept(tmp_path / "kept.jsonl"), str(tmp_path))
 
 
 def test_run_table_command_runs_and_prints_the_asked_cells(tmp_path, capsys):
