@@ -45,8 +45,8 @@ def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair):
     pair.check_values()
 
 
-#: Noise, a network that follows another one, optimization by hand, a carried state.
-RETRAINED = ("vae", "byol", "manual-accumulation", "carried-lstm-state")
+#: Two optimizers, noise, a network that follows another one, optimization by hand, a carried state.
+RETRAINED = ("wgan-spectral-norm", "vae", "byol", "manual-accumulation", "carried-lstm-state")
 
 
 @pytest.mark.parametrize("name", [*RETRAINED, *OF_LIBRARIES])

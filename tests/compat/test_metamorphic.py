@@ -25,12 +25,16 @@ from flsv.metrics import (
 )
 from helpers.fits import fit
 from helpers.hidden_state import Base
-from helpers.kinds_of_modules import ChangesItself, Manual, NearItsAverage, replace_layer
+from helpers.kinds_of_modules import ChangesItself, NearItsAverage, replace_layer
 from helpers.kinds_of_parts import Scheduled, decay
 
 
-class TwoRates(Manual):
+class TwoRates(Base):
     """Has two optimizers of unequal rates, and a loss that is annealed by epochs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         loss = self.loss(batch) / (self.current_epoch + 1)

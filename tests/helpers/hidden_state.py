@@ -25,6 +25,7 @@ from helpers.recorded import Recorded
 SEED, ROUNDS, RATE = 5, 3, 0.1
 #: Coalitions of each size, that of all clients at last.
 MEMBERS = [(0,), (2,), (0, 1), (0, 1, 2)]
+MODES_OF_LOGGED_VALUES = {"val_loss": "min", "val_knn": "max"}
 entropy = nn.functional.cross_entropy
 
 
@@ -103,6 +104,8 @@ class Kind:
     trainer: dict[str, Any] = field(default_factory=dict)
     loop: Callable[[], dict[str, Any]] = dict
     rounds: int = ROUNDS
+    #: By what coalitions are scored.
+    performance: str = "negative_loss"
     outcome: Outcome = "right"
     #: What the refusal says: of the run, or of scores by a logged value where the state is outside of all copies.
     message: str = ""
@@ -133,15 +136,22 @@ def fit_kind(
     return loop, module
 
 
-def utility_of_module(module: Any, precision: str = "32") -> float:
+def utility_of_module(module: Any, kind: Kind, folder: Path) -> float:
     data = make_data()
+    if kind.performance in MODES_OF_LOGGED_VALUES:
+        trainer = trainer_for(None, folder)
+        trainer.validate(module, data, verbose=False)
+        value = float(trainer.callback_metrics[kind.performance])
+        is_loss = MODES_OF_LOGGED_VALUES[kind.performance] == "min"
+        return -value if is_loss else value
+
     data.setup("fit")
     inputs, labels = zip(*data.val_dataloader())
 
     module.eval()
-    is_mixed = precision == "bf16-mixed"
+    is_mixed = kind.trainer.get("precision") == "bf16-mixed"
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
-        loss = entropy(module.net(torch.cat(inputs)), torch.cat(labels))
+        loss = entropy(module(torch.cat(inputs)), torch.cat(labels))
     return -float(loss)
 
 
@@ -155,8 +165,8 @@ def fit_members_alone(kind: Kind, members: tuple[int, ...]) -> FitAlone:
     sampler = kind.loop().get("sampler", FullParticipation())
     with tempfile.TemporaryDirectory() as folder:
         _, module = fit_kind(kind, Path(folder), sampler=sampler.among(members))
-    model = state_vector(module).tolist()
-    utility = utility_of_module(module, kind.trainer.get("precision", "32"))
+        model = state_vector(module).tolist()
+        utility = utility_of_module(module, kind, Path(folder))
     return FitAlone(utility, model)
 
 
@@ -176,7 +186,8 @@ class TrainsNothing(L.Callback):
 def fit_with_values(kind: Kind, **options: Any) -> FitWithValues:
     """Train the federation of a kind, and its coalitions. One that must be refused may not train."""
     callbacks = [TrainsNothing()] if kind.outcome == "refused" else []
-    metric = Recorded(coalitions=MEMBERS, performance="negative_loss", **options)
+    mode = MODES_OF_LOGGED_VALUES.get(kind.performance)
+    metric = Recorded(coalitions=MEMBERS, performance=kind.performance, mode=mode, **options)
     with (
         tempfile.TemporaryDirectory() as folder,
         warnings.catch_warnings(record=True) as caught_warnings,

@@ -13,56 +13,8 @@ from timm.utils import AverageMeter
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from helpers.data import CLASSES, FEATURES
+from helpers.data import CLASSES
 from helpers.hidden_state import RATE, Base, Kind, entropy
-
-
-class Manual(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def step_by(self, optimizer: Any, loss: Tensor) -> None:
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
-
-
-class AdversarialNetworks(Manual):
-    """Its critic is trained in every second batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.critic = nn.Sequential(
-            nn.Linear(FEATURES, 4),
-            nn.Tanh(),
-            nn.Linear(4, 1),
-        )
-        self.num_batches = 0
-
-    def configure_optimizers(self) -> Any:
-        adam = torch.optim.Adam(self.net.parameters(), 0.01)
-        sgd = torch.optim.SGD(
-            self.critic.parameters(),
-            0.05,
-            momentum=0.9,
-        )
-        return [adam, sgd]
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        net_optimizer, critic_optimizer = self.optimizers()  # type: ignore[misc]
-        x = batch[0]
-        if self.num_batches % 2 == 0:
-            noise = torch.randn_like(x)
-            mean_score = self.critic(x).mean()
-            mean_score_of_noise = self.critic(noise).mean()
-            self.step_by(critic_optimizer, mean_score - mean_score_of_noise)
-        self.num_batches += 1
-
-        penalty = 0.05 * self.critic(x).mean()
-        loss = self.loss(batch) + penalty
-        self.step_by(net_optimizer, loss)
-
 
 # ---- optimizers
 
@@ -442,7 +394,6 @@ class WeightWhileValidating(Base):
 
 
 KINDS: dict[str, Kind] = {
-    "two adversarial networks": Kind(AdversarialNetworks),
     "an average of weights in an attribute": Kind(NearItsAverage),
     "a teacher in a list": Kind(WithTeacher, outcome="by company", passes="module.teachers"),
     "weight norm and orthogonal by parametrizations": Kind(Parametrized),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flsv.utilities.errors import ConfigurationError
-from helpers import kinds_of_attributes, kinds_of_modules, kinds_of_parts
+from helpers import kinds_of_attributes, kinds_of_modules, kinds_of_parts, kinds_of_scores
 from helpers.hidden_state import (
     FitAlone,
     FitWithValues,
@@ -19,14 +19,19 @@ KINDS = {
     **kinds_of_modules.KINDS,
     **kinds_of_attributes.KINDS,
     **kinds_of_parts.KINDS,
+    **kinds_of_scores.KINDS,
 }
-#: State that the module shares, weights that a callback swaps in, and checkpoints; a kind of each other outcome.
+#: State that the module shares, weights that a callback swaps in, and checkpoints; a kind of each other outcome; scores
+#: by outputs, by logged values, and of a federation that comes to nothing.
 FAST = (
     "a closure",
     "EMAWeightAveraging",
     "a subclass of ModelCheckpoint",
     "a global",
     "an open file",
+    "average, outputs",
+    "neighbours",
+    "diverging members",
 )
 #: The coalitions whose members are trained alone: the one that is trained last, and that of all clients.
 COMPARED = [(0, 1), (0, 1, 2)]
@@ -39,7 +44,7 @@ def parameters() -> list[Any]:
         marks = []
         if name not in FAST:
             marks.append(pytest.mark.slow)
-            if name not in kinds_of_parts.KINDS:
+            if name not in kinds_of_parts.KINDS | kinds_of_scores.KINDS:
                 marks.append(pytest.mark.long)
         marked.append(pytest.param(name, marks=marks))
     return marked

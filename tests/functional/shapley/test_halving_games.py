@@ -115,74 +115,17 @@ def class_logits_by_hand(members, outputs, sizes):
     return center(np.log(0.99 * mean + 0.01 / len(mean)))
 
 
-def interpolation_by_hand(members, outputs, sizes):
-    """Kriging between the trained coalitions' shares, with an unknown mean, as in the model's formula."""
-
-    def point(coalition):
-        share = np.zeros(len(sizes))
-        share[list(coalition)] = sizes[list(coalition)] / sizes[list(coalition)].sum()
-        return share
-
-    def kernel(a, b):
-        squared_distance = ((a - b) ** 2).sum()
-        return 4 * a @ b + np.exp(-squared_distance / 0.5)
-
-    points = [point(coalition) for coalition in outputs]
-    matrix = np.array(
-        [
-            [
-                kernel(
-                    a,
-                    b,
-                )
-                for b in points
-            ]
-            for a in points
-        ]
-    ) + 1e-3 * np.eye(len(points))
-    # The bordered system of kriging with an unknown mean.
-    ones = np.ones((len(points), 1))
-    corner = np.zeros((1, 1))
-    system = np.block([[matrix, ones], [ones.T, corner]])
-    right_side = np.array(
-        [
-            kernel(
-                point(members),
-                b,
-            )
-            for b in points
-        ]
-        + [1.0]
-    )
-    weights = np.linalg.solve(
-        system,
-        right_side,
-    )[:-1]
-    return np.tensordot(
-        weights,
-        np.array(list(outputs.values())),
-        1,
-    )
+def interpolate(members, outputs, trained):
+    """By the weights that tests/functional/shapley/test_predicted_outputs.py compares with a Gaussian process."""
+    mask = torch.zeros(1, len(trained.weights), dtype=torch.bool)
+    mask[0, list(members)] = True
+    (weights,) = mixtures.interpolation_weights(mask, trained.masks, trained.weights)
+    return np.tensordot(weights.numpy(), np.array(list(outputs.values())), 1)
 
 
-def capped_by_hand(outputs):
-    norms = {
-        members: np.linalg.norm(
-            center(logits),
-            axis=-1,
-        ).mean()
-        for members, logits in outputs.items()
-    }
-    alone = sorted(norms[members] for members in norms if len(members) == 1)
-    limit = 1.5 * alone[(len(alone) - 1) // 2]
-    return {
-        members: center(logits)
-        * min(
-            1,
-            limit / norms[members],
-        )
-        for members, logits in outputs.items()
-    }
+def capped_outputs_by_members(trained):
+    capped = mixtures.cap_logits(trained.outputs.double(), trained.is_single).numpy()
+    return {members_of(mask): logits for mask, logits in zip(trained.masks.numpy(), capped)}
 
 
 @pytest.mark.parametrize(
@@ -195,7 +138,7 @@ def test_transported_interpolation_equals_its_formula(num_clients, count):
     outputs = outputs_by_members(trained)
     transported = {
         members: logits - class_logits_by_hand(members, outputs, sizes)
-        for members, logits in capped_by_hand(outputs).items()
+        for members, logits in capped_outputs_by_members(trained).items()
     }
     masks = untrained_masks(trained)
 
@@ -206,7 +149,7 @@ def test_transported_interpolation_equals_its_formula(num_clients, count):
         predicted.double().numpy(),
     ):
         members = members_of(mask)
-        expected = interpolation_by_hand(members, transported, sizes)
+        expected = interpolate(members, transported, trained)
         expected = expected + class_logits_by_hand(members, outputs, sizes)
         np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
 
@@ -271,10 +214,12 @@ def combiner_loss_by_hand(coefficients, features, trained):
     return weights @ cross_entropies / weights.sum() + 0.01 * (distance**2).sum()
 
 
-def features_by_hand(members, outputs, sizes):
+def features_by_hand(members, trained):
+    sizes = trained.weights.double().numpy()
+    outputs = outputs_by_members(trained)
     singles = {client: outputs[client,] for client in members}
     weights = sizes[list(members)]
-    capped = capped_by_hand({alone: logits for alone, logits in outputs.items() if len(alone) == 1})
+    capped = capped_outputs_by_members(trained)
     probabilities = [softmax(logits) for logits in singles.values()]
     by_size = np.average(probabilities, axis=0, weights=weights)
     mean_logits = np.average(
@@ -303,29 +248,11 @@ def features_by_hand(members, outputs, sizes):
 
 def test_combiner_is_a_sum_of_four_logits_that_minimizes_its_loss():
     trained = make_trained(5, count=2)
-    sizes = trained.weights.double().numpy()
-    outputs = outputs_by_members(trained)
-    all_features = np.stack(
-        [
-            features_by_hand(
-                members,
-                outputs,
-                sizes,
-            )
-            for members in outputs
-        ]
-    )
     masks = untrained_masks(trained)
-    of_untrained = np.stack(
-        [
-            features_by_hand(
-                members_of(mask),
-                outputs,
-                sizes,
-            )
-            for mask in masks.numpy()
-        ]
-    )
+    all_features, of_untrained = [
+        np.stack([features_by_hand(members_of(mask), trained) for mask in coalitions.numpy()])
+        for coalitions in (trained.masks, masks)
+    ]
 
     predicted = halving_games.combiner(trained)(masks).double().numpy()
 
@@ -349,7 +276,6 @@ def test_combiner_is_a_sum_of_four_logits_that_minimizes_its_loss():
 
 def test_kriged_residuals_equal_their_formula():
     trained = make_trained(5)
-    sizes = trained.weights.double().numpy()
     outputs = outputs_by_members(trained)
     combined = halving_games.combiner(trained)
     missed = {
@@ -369,11 +295,7 @@ def test_kriged_residuals_equal_their_formula():
     )
 
     for mask, logits in zip(masks, predicted):
-        residual = interpolation_by_hand(
-            members_of(mask.numpy()),
-            missed,
-            sizes,
-        )
+        residual = interpolate(members_of(mask.numpy()), missed, trained)
         expected = center(combined(mask[None])[0].double().numpy()) + residual
         np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
 

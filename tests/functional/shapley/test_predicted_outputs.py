@@ -146,7 +146,7 @@ def enlarge_logits_of_client_0(trained, outputs, factor):
     return outputs
 
 
-def test_logits_of_one_client_are_capped_at_1_5_times_the_median():
+def test_logits_are_centered_and_those_of_one_client_capped_at_1_5_times_the_median():
     trained, outputs, *_ = make_federation(5)
     outputs = enlarge_logits_of_client_0(trained, outputs, factor=1000)
     has_members = trained.any(1)
@@ -156,6 +156,7 @@ def test_logits_of_one_client_are_capped_at_1_5_times_the_median():
 
     capped = cap_logits(outputs, is_single)
 
+    torch.testing.assert_close(capped.sum(-1), torch.zeros_like(capped[..., 0]))
     norms = capped.norm(dim=-1).mean(1)  # [T], means over samples
     norms_of_clients = norms[is_single]
     torch.testing.assert_close(norms_of_clients[0], MAX_NORM_RATIO * norms_of_clients.median())

@@ -1,0 +1,137 @@
+"""Modules whose score is more than that of their weights: hooks set it, it is a logged value, or nothing is trained."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv import FederatedLoop
+from flsv.sampling import UniformSampler
+from helpers.hidden_state import Base, Kind, entropy
+
+
+class LogsLossOfForward(Base):
+    """Logs what its forward gives."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", entropy(self(batch[0]), batch[1]))
+
+
+class ValidatesWithAverage(LogsLossOfForward):
+    """Is trained with its weights, and used with their moving average, which is no part of its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = [copy.deepcopy(self.net).eval()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) if self.training else self.average[0](x)
+
+    @torch.no_grad()
+    def on_train_batch_end(self, *_: Any) -> None:
+        earlier_state = self.average[0].state_dict()
+        average_state = {}
+        for name, value in self.net.state_dict().items():
+            if value.is_floating_point():
+                average_state[name] = 0.8 * earlier_state[name] + 0.2 * value
+            else:
+                average_state[name] = value
+        self.average[0].load_state_dict(average_state)
+
+
+class TunesItsTemperature(LogsLossOfForward):
+    """Its outputs are divided by a number that follows from the validation loss."""
+
+    temperature = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) if self.training else self.net(x) / self.temperature
+
+    def on_train_epoch_end(self) -> None:
+        self.temperature = 0.3 + float(self.trainer.callback_metrics["val_loss"])
+
+
+class TunesItsTemperatureAtTheEnd(TunesItsTemperature):
+    def on_train_epoch_end(self) -> None:
+        pass
+
+    def on_train_end(self) -> None:
+        self.temperature = 0.3 + float(self.trainer.callback_metrics["val_loss"])
+
+
+class LogsInTraining(LogsLossOfForward):
+    """One step serves training and validation, and logs one name in both."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.log("val_loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+
+class ClassifiesByNeighbours(Base):
+    """An online classifier by nearest neighbours among the features of the round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank: list[Any] = []
+
+    def on_train_epoch_start(self) -> None:
+        self.bank.clear()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.bank.append((self.net[0](batch[0]).detach(), batch[1]))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        if self.bank:
+            is_right = self.predict_by_neighbours(x) == y
+        else:
+            is_right = torch.zeros(len(y), dtype=torch.bool)  # before the first round
+        self.log("val_knn", is_right.float().mean())
+
+    def predict_by_neighbours(self, x: Tensor) -> Tensor:
+        """The most frequent label of the five nearest training samples."""
+        bank_features, bank_labels = zip(*self.bank)
+        distances = torch.cdist(self.net[0](x), torch.cat(bank_features))
+        neighbours = distances.topk(5, largest=False).indices
+        return torch.cat(bank_labels)[neighbours].mode(1).values
+
+
+class WarmsUp(Base):
+    """Counts its steps, and has the whole loss from the twelfth on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.steps += 1
+        return self.loss(batch) * min(1.0, float(self.steps) / 12)
+
+
+class DivergesButForClient2(Base):
+    """A federation of the others has no finite model but its first."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        (loop,) = (part for part in callbacks if isinstance(part, FederatedLoop))
+        loss = self.loss(batch)
+        if loop.current_client in (0, 1):
+            return loss * float("nan")
+        return loss
+
+
+KINDS: dict[str, Kind] = {
+    "average, outputs": Kind(ValidatesWithAverage),
+    "temperature, logged": Kind(TunesItsTemperature, performance="val_loss"),
+    "temperature at the end": Kind(TunesItsTemperatureAtTheEnd),
+    "logged in training, too": Kind(LogsInTraining, performance="val_loss"),
+    "neighbours": Kind(ClassifiesByNeighbours, performance="val_knn"),
+    "diverging members": Kind(DivergesButForClient2),
+    "a counter and drawn cohorts": Kind(WarmsUp, loop=lambda: {"sampler": UniformSampler(2)}),
+    "a counter and epochs of each client": Kind(
+        WarmsUp, loop=lambda: {"local_epochs": {"0": 1, "1": 3, "2": 2}}
+    ),
+    "a counter and equal steps": Kind(WarmsUp, loop=lambda: {"local_epochs": "5 steps"}),
+}
