@@ -252,18 +252,18 @@ def assert_template_equals_one_process(project: Path, runs: Path, folder: Path) 
     )
     trainer_for(loop, folder, rounds=3).fit(module, data)
 
-    deployed = torch.load(runs / "checkpoints" / "last.ckpt", weights_only=False)
+    assert_near = partial(torch.testing.assert_close, rtol=0, atol=1e-6)
+    path = runs / "checkpoints" / "last.ckpt"
+    deployed_state = torch.load(path, weights_only=False)["state_dict"]
     for name, value in module.state_dict().items():
-        torch.testing.assert_close(deployed["state_dict"][name], value, rtol=0, atol=1e-6)
+        assert_near(deployed_state[name], value)
 
-    table = read_run(runs)
-    is_of_class = table["class"].isin([str(number) for number in range(10)])
-    rows = table[is_of_class & (table["metric"] == "cssv") & (table["round"] == 2)]
-    values = rows.pivot(index="client", columns="class", values="value")
+    rows = read_run(runs).query("metric == 'cssv' and round == 2")
+    classes = [str(number) for number in range(10)]
+    table = rows.pivot(index="client", columns="class", values="value")
+    values = torch.tensor(table[classes].to_numpy())
     expected = loop.contributions["cssv"].by_class
-    torch.testing.assert_close(
-        torch.tensor(values.to_numpy()), expected.double(), rtol=0, atol=1e-6
-    )
+    assert_near(values, expected.double())
 
 
 BIN = Path(sys.executable).parent
