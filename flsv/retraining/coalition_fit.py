@@ -121,8 +121,8 @@ class GlobalModelScoring(L.Callback):
                 is_tried=not self._scores_untrained,  # in one coalition's process scoring is tried
             )
             self._evaluators.append(evaluator)
-        for evaluator, measure in zip(self._evaluators, self._measures):
-            check_scored("retraining", loop.share, pl_module, evaluator, measure)
+        for evaluator in self._evaluators:
+            check_scored("retraining", loop.share, evaluator)
 
         self.models = self.space.read(pl_module).expand(2, -1).clone()
         if self._scores_untrained:

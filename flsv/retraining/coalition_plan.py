@@ -284,7 +284,7 @@ class CoalitionPlan(RunExtension):
         measures = {name: metric.measured_by for name, metric in self._metrics.items()}
         for name, measure in measures.items():
             evaluator = games.evaluator_of(measure)
-            check_scored(f"metric {name!r}", self._share, module, evaluator, measure)
+            check_scored(f"metric {name!r}", self._share, evaluator)
         if self._valued_models is not None:
             self._valued_models.score_untrained(module, self._initial_state, games, measures)
 

@@ -6,20 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning as L
-import torch
 from torch import Tensor
 
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core.parameter_space import named_state, sharing
-from flsv.games.coalition_utility import Measure, utility_of
-from flsv.games.module_copies import ModuleCopies
+from flsv.core.parameter_space import sharing
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.utilities.choices import Participation
 from flsv.utilities.errors import ConfigurationError
 
-#: Number of other values of the part that clients keep, with which :func:`check_scored` scores a module.
-NUM_PRIVATE_TRIALS = 4
 #: Advice in error messages, for runs whose base configuration on the command line has the metric.
 HOW_TO_DO_WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
 
@@ -45,53 +40,15 @@ def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
         )
 
 
-def check_scored(
-    metric_name: str,
-    share: Any,
-    module: L.LightningModule,
-    evaluator: Any,
-    measure: Measure,
-) -> None:
-    """Raise ConfigurationError if parameters that stay at the clients change the server's score of a model."""
+def check_scored(metric_name: str, share: Any, evaluator: Any) -> None:
+    """Raise ConfigurationError if the server scores models of which a part stays at the clients."""
     private_names = evaluator.space.private_names
-    if evaluator.asks_clients or not private_names:
-        return
-    module_copy = ModuleCopies(module).load()
-    state = dict(named_state(module_copy))
-    generator = torch.Generator().manual_seed(0)
-
-    def score_module() -> list[Tensor]:
-        scores = evaluator.live(module_copy, keep=True)
-        tensors = [utility_of(scores, measure)]
-        if scores.outputs is not None:
-            tensors.append(scores.outputs)
-        return tensors
-
-    with torch.no_grad():
-        # Initial weights of 0, as LoRA's, would hide the part behind them.
-        for name, value in state.items():
-            _change_at_random(value, generator, is_private=name in private_names)
-        expected = score_module()
-        for _ in range(NUM_PRIVATE_TRIALS):
-            for name in private_names:
-                _change_at_random(state[name], generator, is_private=True)
-            for changed, unchanged in zip(score_module(), expected):
-                if not torch.allclose(unchanged, changed, rtol=1e-5, atol=1e-7, equal_nan=True):
-                    raise ConfigurationError(
-                        f"{metric_name} scores models on the server's validation set, and with share={share!r} a part "
-                        f"of it stays at the clients, on which the score depends: of {private_names[0]!r} the server "
-                        'has the initial values. Let clients judge, each with its own (judges="clients"), or share '
-                        "all that is scored."
-                    )
-
-
-def _change_at_random(value: Tensor, generator: torch.Generator, is_private: bool) -> None:
-    """Change a module's tensor at random, in place, except shared integers, which may be indices."""
-    noise = torch.rand(value.shape, generator=generator).to(value.device)
-    if value.is_floating_point():
-        value.copy_(value * (1 + noise) + 0.1 * noise)
-    elif is_private:
-        value.copy_(value + noise.round())
+    if private_names and not evaluator.asks_clients:
+        raise ConfigurationError(
+            f"{metric_name} scores models on the server's validation set, and with share={share!r} a part of them "
+            f"stays at the clients: of {private_names[0]!r} the server has the initial values. Let clients judge, each "
+            'with its own (judges="clients"), or share all that is trained.'
+        )
 
 
 def checked_mean_cohort(

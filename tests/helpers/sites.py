@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import lightning as L
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting, read_run
 from flsv.aggregation import ShapFedWA
-from flsv.data import GroupPartitioner, OneClient, load_image_data
+from flsv.data import GroupPartitioner, OneClient, Splits, load_image_data
 from flsv.engines.remote import (
     Directory,
     Packet,
@@ -235,6 +236,34 @@ def assert_same_runs(remote: FederatedLoop, local: FederatedLoop) -> None:
     contributions = remote.contribution_metrics.contributions
     for name, expected in local.contribution_metrics.contributions.items():
         assert_same_bits(contributions[name], expected)
+
+
+def assert_template_equals_one_process(project: Path, runs: Path, folder: Path) -> None:
+    """The run of the template's ``project``, three rounds in the folder ``runs``, is that of one process."""
+    code = run_path(str(project))
+    loop = code["make_loop"]()
+    module = code["make_module"]()
+    data = FederatedDataModule(
+        "digits",
+        GroupPartitioner(),
+        groups=[sample % 3 for sample in range(1437)],
+        batch_size=16,
+        splits=Splits(server_val=0.0),
+    )
+    trainer_for(loop, folder, rounds=3).fit(module, data)
+
+    assert_near = partial(torch.testing.assert_close, rtol=0, atol=1e-6)
+    path = runs / "checkpoints" / "last.ckpt"
+    deployed_state = torch.load(path, weights_only=False)["state_dict"]
+    for name, value in module.state_dict().items():
+        assert_near(deployed_state[name], value)
+
+    rows = read_run(runs).query("metric == 'cssv' and round == 2")
+    classes = [str(number) for number in range(10)]
+    table = rows.pivot(index="client", columns="class", values="value")
+    values = torch.tensor(table[classes].to_numpy())
+    expected = loop.contributions["cssv"].by_class
+    assert_near(values, expected.double())
 
 
 BIN = Path(sys.executable).parent

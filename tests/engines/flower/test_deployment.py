@@ -1,28 +1,21 @@
 """A SuperLink and three SuperNodes with TLS and authentication, as the guide starts them."""
 
-import csv
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from flsv.data import Splits
-
 pytest.importorskip("flwr", reason="needs flwr: make flower")
 
 from flwr.app import RecordDict
 
-from flsv import FederatedDataModule
-from flsv.data import GroupPartitioner
 from flsv.engines.flower import from_record, to_record
 from flsv.engines.remote import Packet
-from helpers.fits import trainer_for
 from helpers.ports import free_ports
-from helpers.sites import BIN, SECONDS
+from helpers.sites import BIN, SECONDS, assert_template_equals_one_process
 
 pytestmark = pytest.mark.flower
 
@@ -52,44 +45,7 @@ def run_commands_of_page(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def assert_as_one_process(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The template's run of three rounds."""
-    deployed = torch.load(folder / "runs" / "checkpoints" / "last.ckpt", weights_only=False)
-    monkeypatch.syspath_prepend(folder)
-    earlier_imports = [name for name in sys.modules if name.startswith("fedapp")]
-
-    for name in earlier_imports:
-        monkeypatch.delitem(sys.modules, name)
-
-    from fedapp.federation import make_loop, make_module  # type: ignore[import-not-found]
-
-    loop = make_loop()
-    module = make_module()
-    groups = [i % 3 for i in range(1437)]
-    data = FederatedDataModule(
-        "digits", GroupPartitioner(), groups=groups, batch_size=16, splits=Splits(server_val=0.0)
-    )
-    trainer_for(loop, tmp_path, 3).fit(module, data)
-
-    for name, value in module.state_dict().items():
-        torch.testing.assert_close(deployed["state_dict"][name], value, rtol=0, atol=1e-6)
-
-    with (folder / "runs" / "contributions.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-
-    values = {}
-    for row in rows:
-        if row["round"] == "2" and row["metric"] == "cssv":
-            values[int(row["client"]), row["class"]] = float(row["value"])
-
-    cssv = loop.contributions["cssv"].by_class
-    for client in range(3):
-        for column in range(10):
-            expected = cssv[client, column].item()
-            assert values[client, str(column)] == pytest.approx(expected, abs=1e-6)
-
-
-def test_deployment_by_the_guides_commands_equals_one_process(tmp_path, monkeypatch):
+def test_deployment_by_the_guides_commands_equals_one_process(tmp_path):
     folder = tmp_path / "federation"
     done = run_commands_of_page(tmp_path)
 
@@ -102,7 +58,8 @@ def test_deployment_by_the_guides_commands_equals_one_process(tmp_path, monkeypa
         == 4
     )
     assert (folder / "runs" / "report.html").is_file()
-    assert_as_one_process(folder, tmp_path, monkeypatch)
+    federation = folder / "fedapp" / "federation.py"
+    assert_template_equals_one_process(federation, folder / "runs", tmp_path)
 
 
 def test_packet_converted_to_a_flower_record_and_back_is_equal():

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import lightning as L
 import pytest
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 pytest.importorskip("flwr", reason="needs flwr: make flower")
 
@@ -168,18 +165,13 @@ def greet(app: Any, **node_config: Any) -> Packet:
     return from_record(reply.content)
 
 
-def test_error_of_a_sites_data_is_reported_to_the_server_without_its_message(
-    caplog,
-):
-    def no_data(node: Any) -> Any:
-        raise ValueError("could not convert string to float: 'John Smith'")
+def test_client_app_reads_the_policy_of_its_nodes_configuration():
+    app = client_app(ClassifierClient, lambda node: None, FederatedLoop)  # type: ignore[arg-type,return-value]
 
-    reply = greet(client_app(ClassifierClient, no_data, FederatedLoop))
+    reply = greet(app, policy="/nowhere.toml")
 
     assert reply.kind == "failed"
-    assert reply.plain["error"].startswith("it failed with ValueError at test_grid.py:")
-    assert "John Smith" not in str(reply)
-    assert "John Smith" in caplog.text
+    assert reply.plain["error"].startswith("its policy /nowhere.toml cannot be read: ")
 
 
 def test_refused_run_contacts_no_site_and_records_its_failure(tmp_path):
@@ -194,27 +186,3 @@ def test_refused_run_contacts_no_site_and_records_its_failure(tmp_path):
     assert status["status"] == "failed"
     assert status["why"].startswith("ConfigurationError")
     assert status["run"] == "7"
-
-
-class Points(L.LightningDataModule):
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader(TensorDataset(torch.randn(6, 3), torch.arange(6) % 2), batch_size=2)
-
-
-def test_changed_policy_file_applies_to_a_running_flower_client_app(tmp_path):
-    policy = tmp_path / "flsv-site.toml"
-    module = partial(ClassifierClient, "mlp", num_classes=2, input_shape=(3,))
-    app = client_app(module, lambda node: Points(), FederatedLoop)
-    settings = {"folder": str(tmp_path), "policy": str(policy)}
-
-    def answer() -> dict[str, Any]:
-        return greet(app, **settings).plain
-
-    policy.write_text("questions = []\n")
-    assert answer()["sizes"] == {"train": 6, "val": 0, "test": 0}
-
-    policy.write_text("max_epsilon = 3\n")
-    assert "its policy wants max_epsilon=3, and updates would leave" in answer()["error"]
-
-    policy.unlink()
-    assert answer()["error"].startswith(f"its policy {policy} cannot be read: ")

@@ -1,22 +1,16 @@
 """NVFlare's server and three sites with their certificates, as the guide starts them."""
 
-import csv
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from runpy import run_path
 
 import pytest
-import torch
 
 pytest.importorskip("nvflare", reason="needs nvflare: make nvflare")
 
-from flsv import FederatedDataModule
-from flsv.data import GroupPartitioner, Splits
-from helpers.fits import trainer_for
-from helpers.sites import BIN, SECONDS
+from helpers.sites import BIN, SECONDS, assert_template_equals_one_process
 
 pytestmark = [pytest.mark.nvflare, pytest.mark.long]
 
@@ -61,31 +55,5 @@ def test_deployment_by_the_guides_commands_equals_one_process(tmp_path):
     run_folder = workspaces / "server" / "runs"
     assert (run_folder / "report.html").is_file()
 
-    deployed = torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=False)
-    code = run_path(str(project / "job" / "app" / "custom" / "federation.py"))
-    module = code["make_module"]()
-    loop = code["make_loop"]()
-    data = FederatedDataModule(
-        "digits",
-        GroupPartitioner(),
-        groups=[sample % 3 for sample in range(1437)],
-        batch_size=16,
-        splits=Splits(server_val=0.0),
-    )
-    trainer_for(loop, tmp_path / "one_process", 3).fit(module, data)
-
-    for name, value in module.state_dict().items():
-        torch.testing.assert_close(deployed["state_dict"][name], value, rtol=0, atol=1e-6)
-
-    values = {}
-    with (run_folder / "contributions.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            is_of_class = row["metric"] == "cssv" and row["class"] != ""
-            if row["round"] == "2" and is_of_class:
-                cell = int(row["client"]), int(row["class"])
-                values[cell] = float(row["value"])
-
-    cssv = loop.contributions["cssv"].by_class
-    assert len(values) == cssv.numel()
-    for cell, value in values.items():
-        assert value == pytest.approx(cssv[cell].item(), abs=1e-6)
+    federation = project / "job" / "app" / "custom" / "federation.py"
+    assert_template_equals_one_process(federation, run_folder, tmp_path / "one_process")

@@ -15,6 +15,7 @@ from torch import Tensor
 from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet, SiteClient, SitePolicy
+from flsv.engines.remote.deployment import answer_or_failure
 from flsv.engines.remote.messages import Refused
 from flsv.engines.remote.site import LEDGER_FILE
 from flsv.metrics import (
@@ -421,3 +422,37 @@ def test_site_says_at_its_start_which_policy_it_has(tmp_path, caplog, policy, ex
     sentences = [text for text in caplog.messages if "this site" in text]
     assert len(sentences) == 1
     assert re.search(expected, sentences[0])
+
+
+def answer_to_greeting(client: SiteClient, **node: str) -> dict[str, Any]:
+    """What a network would send back."""
+    answer = partial(client.answer, Packet("hello", {"client": 0}), node, "the server")
+    return dict(answer_or_failure(answer).plain)
+
+
+def test_policy_file_is_read_at_every_message(tmp_path):
+    policy = tmp_path / "flsv-site.toml"
+    client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
+    greet = partial(answer_to_greeting, client, folder=str(tmp_path), policy=str(policy))
+
+    policy.write_text("questions = []")
+    assert greet()["sizes"]["train"] > 0
+
+    policy.write_text("max_epsilon = 3")
+    assert "its policy wants max_epsilon=3, and updates would leave" in greet()["error"]
+
+    policy.unlink()
+    assert greet()["error"].startswith(f"its policy {policy} cannot be read: ")
+
+
+def test_error_of_a_sites_data_is_sent_without_its_words(tmp_path, caplog):
+    def no_data(node: Any) -> Any:
+        raise ValueError("could not convert string to float: 'John Smith'")
+
+    client = SiteClient(make_mlp_module, no_data, make_shapfed_loop)
+
+    reply = answer_to_greeting(client, folder=str(tmp_path))
+
+    assert reply["error"].startswith("it failed with ValueError at test_policy.py:")
+    assert "John Smith" not in str(reply)
+    assert "John Smith" in caplog.text

@@ -1,15 +1,18 @@
 """What leaves a private site follows from its noised update and public settings: no field of an answer tells more."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from torch import Tensor
+from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule, FederatedLoop
@@ -53,19 +56,20 @@ class Reacts(ClassifierClient):
         return super().training_step(batch, batch_idx)
 
 
-def make_module() -> ClassifierClient:
+def make_module(kind: type[ClassifierClient] = Reacts) -> ClassifierClient:
     torch.manual_seed(7)
-    return Reacts("mlp", num_classes=10, input_shape=(1, 8, 8))
+    return kind("mlp", num_classes=10, input_shape=(1, 8, 8))
 
 
-def make_samples(pixel: float = 0.0, seed: int = 0, label: int = 9) -> FederatedDataModule:
+def make_samples(
+    pixel: float = 0.0, seed: int = 0, label: int = 9, largest_label: int = 9
+) -> FederatedDataModule:
     """Samples of which the first has this pixel, a fourth held out for validation and as many for tests."""
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(SAMPLES, 1, 8, 8, generator=generator)
     images[:, 0, 0, 0] = pixel
-    # Each fourth sample is of class 9.
     labels = torch.full((SAMPLES,), label)
-    labels[::4] = 9
+    labels[::4] = largest_label
 
     class SiteData(L.LightningDataModule):
         def train_dataloader(self) -> DataLoader:
@@ -182,20 +186,27 @@ def are_equal(value: Any, expected: Any) -> bool:
     return bool(value == expected)
 
 
+@pytest.fixture
+def fixed_noise(monkeypatch):
+    """The noised vector is held fixed, so that every difference is one that noise does not hide."""
+
+    def constant(self: GaussianPrivacy, update: Tensor, context: Any) -> Tensor:
+        return torch.full_like(update, 0.01)
+
+    monkeypatch.setattr(GaussianPrivacy, "apply", constant)
+
+
+@pytest.mark.usefixtures("fixed_noise")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_answers_of_a_private_site_do_not_depend_on_its_data(settings, tmp_path, monkeypatch):
-    """The noised vector is held fixed. A field that is added to packets or updates is compared, too."""
+    """A field that is added to packets or updates is compared, too."""
     updates: list[ClientUpdate] = []
-
-    def apply_fixed_noise(self: Any, update: Tensor, context: Any) -> Tensor:
-        return torch.full_like(update, 0.01)
 
     def record_update(update: ClientUpdate, *arguments: Any, **options: Any) -> Packet:
         updates.append(update)
         return update_packet(update, *arguments, **options)
 
-    monkeypatch.setattr(GaussianPrivacy, "apply", apply_fixed_noise)
     monkeypatch.setattr(site_module, "update_packet", record_update)
     monkeypatch.setattr(site_module, "own_secret", lambda folder: "0" * 64)
     make = partial(make_private_loop, **SETTINGS[settings])
@@ -263,3 +274,154 @@ def test_private_site_sends_noise_and_logs_the_cause_when_training_fails(tmp_pat
 
     next_packet = make_training_message(model, 1, first_packet.digest.hex())
     assert site.answer(next_packet).kind == "update"
+
+
+# ---- whatever happens after a private site has read its data, it sends one kind of message of one size
+
+#: Methods of a LightningModule that a fit calls, beside its hooks.
+METHODS = [
+    "training_step",
+    "forward",
+    "backward",
+    "configure_optimizers",
+    "configure_callbacks",
+    "configure_gradient_clipping",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "lr_scheduler_step",
+    "log",
+    "state_dict",
+]
+HOOKS = {*vars(ModelHooks), *vars(DataHooks), *vars(CheckpointHooks)}
+OUTCOMES = [*METHODS, *sorted(name for name in HOOKS if not name.startswith("_"))]
+
+
+class Client(ClassifierClient):
+    """A client whose hook may fail, but only while a site answers."""
+
+    is_answering = False
+
+
+def make_failing(hook: str, error: type[BaseException]) -> Callable[[], ClassifierClient]:
+    class FailingClient(Client):
+        pass
+
+    def fail_while_answering(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if Client.is_answering:
+            raise error("what a sample says")
+        inherited_hook = getattr(super(FailingClient, self), hook)
+        return inherited_hook(*args, **kwargs)
+
+    setattr(FailingClient, hook, fail_while_answering)
+    return partial(make_module, FailingClient)
+
+
+def answer_of_site(
+    folder: Path,
+    make_client: Callable[[], ClassifierClient] = lambda: make_module(Client),
+    make_data: Callable[[], FederatedDataModule] = make_samples,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    **changed_fields: Any,
+) -> Packet:
+    """What a site answers to the message of a first round with some changed fields."""
+    make_loop = partial(make_private_loop, **options)
+    client = make_client()
+    space = shared_space(client, make_loop().config)
+    model = space.read(client)
+    packet = make_training_message(model)
+    changed_packet = replace(packet, plain={**packet.plain, **changed_fields})
+    site = Site(make_client, make_data, make_loop, folder)
+    Client.is_answering = True
+    try:
+        return site.answer(changed_packet)
+    finally:
+        Client.is_answering = False
+
+
+def assert_same_message(reply: Packet, expected: Packet) -> None:
+    assert reply.kind == expected.kind == "update"
+    assert are_equal(reply.plain, expected.plain)
+    assert are_equal(reply.tensors, expected.tensors)
+
+
+@pytest.mark.usefixtures("fixed_noise")
+@pytest.mark.filterwarnings("ignore")
+def test_error_in_any_hook_leaves_the_message_of_a_private_site_unchanged(tmp_path):
+    """Over all hooks that Lightning has, also those of versions to come, and each kind of error in turn."""
+    assert {"on_train_epoch_end", "on_fit_end", "teardown", "setup"} <= set(OUTCOMES)
+    expected = answer_of_site(tmp_path / "expected")
+    errors = cycle([ValueError, KeyboardInterrupt, StopIteration])
+    for hook, error in zip(OUTCOMES, errors, strict=False):
+        reply = answer_of_site(tmp_path / hook, make_failing(hook, error))
+        assert_same_message(reply, expected)
+
+
+class Skips(Client):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int:
+        return -1
+
+
+class Stops(Client):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.trainer.should_stop = True
+        return super().training_step(batch, batch_idx)
+
+
+class Grows(Client):
+    def on_train_end(self) -> None:
+        self.network.extra = nn.Linear(3, 3)
+
+
+class Replaces(Client):
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.network = nn.Linear(64, 3)
+
+
+class Widens(Client):
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.double()
+
+
+class LosesItsUpdate(Client):
+    def on_train_batch_end(self, *_: Any) -> None:
+        for parameter in self.parameters():
+            parameter.data.fill_(float("nan"))
+
+
+@pytest.mark.usefixtures("fixed_noise")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [Skips, Stops, Grows, Replaces, Widens, LosesItsUpdate])
+def test_training_without_an_update_leaves_the_message_of_a_private_site_unchanged(tmp_path, kind):
+    options = {"local_epochs": 2, "compressed": True, "optimizer_state": "persist"}
+    expected = answer_of_site(tmp_path / "expected", options=options)
+    reply = answer_of_site(tmp_path / "odd", partial(make_module, kind), options=options)
+    assert_same_message(reply, expected)
+
+
+@pytest.mark.usefixtures("fixed_noise")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("classes", [1, 3, 9, None])
+def test_number_of_classes_in_a_message_does_not_find_a_private_sites_labels(tmp_path, classes):
+    few_classes = partial(make_samples, label=1, largest_label=2)
+    reply = answer_of_site(tmp_path / "few", make_data=few_classes, classes=classes)
+    expected = answer_of_site(tmp_path / "all", classes=classes)
+    assert_same_message(reply, expected)
+
+
+@pytest.mark.usefixtures("fixed_noise")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"classes": 0},
+        {"classes": "x"},
+        {"rounds": 2.5},
+        {"clients": None},
+    ],
+    ids=str,
+)
+def test_impossible_request_is_refused_before_any_privacy_is_spent(tmp_path, fields):
+    reply = answer_of_site(tmp_path, **fields)
+    assert reply.kind == "failed"
+    assert "it cannot train as it is asked" in reply.plain["error"]
+    assert not (tmp_path / "privacy.json").exists()
