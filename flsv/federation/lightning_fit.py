@@ -85,6 +85,18 @@ class LightningFit(Rounds):
         self.average = RoundAverage()
         self.finetuning = FinetuningState()
 
+        work_by_client = {}
+        for client, name in enumerate(self.data.client_names):
+            work_by_client[client] = self.config.work_of(name)
+        self.steps = LocalSteps(
+            trainer,
+            self.data,
+            sampler=self.config.sampler,
+            state=self.state,
+            work_by_client=work_by_client,
+            limit_train_batches=trainer.limit_train_batches,
+        )
+
         self._cleanup = ExitStack()
         self._writes_files = config.reporting.files and leaves_files(trainer)
         if self._writes_files and trainer.is_global_zero:
@@ -140,18 +152,7 @@ class LightningFit(Rounds):
 
     def _set_up_trainer(self) -> None:
         trainer = self.trainer
-        work_by_client = {}
-        for client, name in enumerate(self.data.client_names):
-            work_by_client[client] = self.config.work_of(name)
         # limit_train_batches applies per client here, and a fast_dev_run's max_steps would end the cohort early.
-        self.steps = LocalSteps(
-            trainer,
-            self.data,
-            sampler=self.config.sampler,
-            state=self.state,
-            work_by_client=work_by_client,
-            limit_train_batches=trainer.limit_train_batches,
-        )
         # Each patch is an object, the name of an attribute, and the attribute's value until the fit ends.
         self._change(
             (trainer, "limit_train_batches", 1.0),
