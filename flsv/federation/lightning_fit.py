@@ -26,7 +26,7 @@ from flsv._lightning.patches import (
     no_profiling_patches,
     round_axis_patch,
 )
-from flsv._lightning.round_boundary import FinetuningState, RoundAverage, mark_as_refused
+from flsv._lightning.round_boundary import RoundAverage, mark_as_refused
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
@@ -83,7 +83,6 @@ class LightningFit(Rounds):
         self.federation: FederationRun | None = None
         self.reports: RunReports | None = None
         self.average = RoundAverage()
-        self.finetuning = FinetuningState()
 
         work_by_client = {}
         for client, name in enumerate(self.data.client_names):
@@ -186,8 +185,6 @@ class LightningFit(Rounds):
         trainer = self.trainer
         run_state = self.run_state
         self._change((self.data, "_partitioned", self.data.to_device(trainer)))
-        self.finetuning = FinetuningState(trainer)
-        self.finetuning.restore(module, run_state.finetuned)
         self.extension.check_run(trainer, self.data, self.config)
 
         make_engine = self._engine_class()
@@ -312,7 +309,6 @@ class LightningFit(Rounds):
             self._score_untrained()
         self.loop.copy_states()
         self.reports.begin_round()
-        self.finetuning.begin_round()
         self.average.begin_round(self.trainer)
         self.running.begin_round()
 
@@ -395,9 +391,7 @@ class LightningFit(Rounds):
         engine = None
         if self.federation is not None:
             engine = self.federation.engine
-        state = self.run_state.state_dict(engine)
-        state["finetuned"] = self.finetuning.state(self.loop.is_in_round)
-        return state
+        return self.run_state.state_dict(engine)
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Change a checkpoint that is being saved to the state between two rounds."""

@@ -13,6 +13,7 @@ from flsv.federation import FederatedLoop
 from flsv.sampling import FixedCohort
 from helpers.data import toy_data
 from helpers.fits import KeepUpdates, assert_resumes, fit
+from helpers.kinds_of_parts import WithBackbone, make_backbone_finetuning
 from helpers.models import Plain, network
 
 
@@ -150,6 +151,15 @@ def test_changes_of_the_structure_change_what_a_client_learns(tmp_path, change):
 @pytest.mark.parametrize("change", FLAGS)
 def test_flags_and_modes_of_the_first_client_are_resumed_bitwise(tmp_path, change):
     assert_resumes(partial(FederatedLoop, seed=3), tmp_path, partial(Changes, change))
+
+
+class Finetuned(WithBackbone):
+    def configure_callbacks(self) -> Any:
+        return [make_backbone_finetuning()]
+
+
+def test_run_goes_on_with_the_layers_that_a_callback_has_unfrozen(tmp_path):
+    assert_resumes(partial(FederatedLoop, seed=3), tmp_path, Finetuned)
 
 
 @pytest.mark.parametrize(
