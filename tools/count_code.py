@@ -82,6 +82,7 @@ PUBLIC_NAMES = {
     "flsv/outside/value_round.py": {"start"},
     "flsv/personalization/pfedsv.py": {"start"},
     "flsv/testing/metric.py": {"given"},
+    "flsv/training/algorithms/base.py": {"start"},
     "flsv/training/algorithms/fedprox.py": {"start"},
     "flsv/training/algorithms/in_run.py": {"start"},
     "flsv/valuation/fedbary.py": {"others"},

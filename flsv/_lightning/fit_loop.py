@@ -10,7 +10,7 @@ Such a checkpoint also gets the values for which Lightning steps its plateau sch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ class Rounds:
         """Prepare the next round, before any of its hooks is called."""
 
     def run_round(self) -> None:
-        """Train the clients, each by :meth:`FederatedFitLoop.train_epoch`, and make the next global model."""
+        """Train the clients, each by :meth:`FederatedFitLoop.train_client`, and make the next global model."""
         raise NotImplementedError
 
     def score_round(self) -> None:
@@ -134,6 +134,13 @@ class FederatedFitLoop(_FitLoop):
     def on_run_end(self) -> None:
         super().on_run_end()
         self._rounds.finish()
+
+    def train_client(self, loader: Any, epochs: Sequence[Any]) -> None:
+        """Train on a client's local epochs, one after the other. ``loader`` is the round's CohortLoader."""
+        for epoch in epochs:
+            loader.select(epoch)
+            self.train_epoch(is_last=epoch is loader.epochs[-1])
+        loader.select(None)
 
     def train_epoch(
         self,

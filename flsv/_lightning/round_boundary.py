@@ -1,4 +1,4 @@
-"""Weight averages and finetuning between two rounds, and checkpoint files that are written completely or not at all.
+"""Weight averages between two rounds, and checkpoint files that are written completely or not at all.
 
 ``WeightAveraging`` and ``EMAWeightAveraging`` update their average after every batch, which here is in the middle of a
 client's training, and after the epoch, which is later than some checkpoints of that epoch. During a federated fit the
@@ -22,71 +22,12 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor
 
 from flsv._lightning.patches import Patch, PatchedAttributes, callbacks_of, do_nothing
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError
-
-_BatchNorm = nn.modules.batchnorm._BatchNorm
-
-
-TrainedNames = dict[str, list[str]]
-"""Names of trained parameters, and of BatchNorm layers that track statistics."""
-
-
-class FinetuningState:
-    """Parameters and layers that a trainer's finetuning callbacks have unfrozen."""
-
-    def __init__(self, trainer: L.Trainer | None = None) -> None:
-        self._finetuned_trainer: L.Trainer | None = None
-        self._names_at_start: TrainedNames | None = None
-        if trainer is not None and any(
-            isinstance(callback, BaseFinetuning) for callback in callbacks_of(trainer)
-        ):
-            self._finetuned_trainer = trainer
-
-    def begin_round(self) -> None:
-        """Record which parameters and layers are trained, before callbacks begin the epoch."""
-        if self._finetuned_trainer is not None:
-            self._names_at_start = _trained_names(self._finetuned_trainer.lightning_module)
-
-    def state(self, is_in_round: bool) -> TrainedNames | None:
-        """Return the names of trained parameters and BatchNorm layers, for a checkpoint."""
-        if self._finetuned_trainer is None:
-            return None
-        if is_in_round:
-            return self._names_at_start
-        return _trained_names(self._finetuned_trainer.lightning_module)
-
-    def restore(
-        self,
-        module: L.LightningModule,
-        state: TrainedNames | None,
-    ) -> None:
-        """Unfreeze the parameters and layers that ``state`` names, and freeze all others."""
-        if state is None or self._finetuned_trainer is None:
-            return
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad = name in state["parameters"]
-        for name, layer in module.named_modules():
-            if isinstance(layer, _BatchNorm):
-                layer.track_running_stats = name in state["tracking"]
-
-
-def _trained_names(module: L.LightningModule) -> TrainedNames:
-    names_of_parameters = []
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            names_of_parameters.append(name)
-    names_of_tracking_layers = []  # of BatchNorm, which update their statistics
-    for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm) and layer.track_running_stats:
-            names_of_tracking_layers.append(name)
-    return {"parameters": names_of_parameters, "tracking": names_of_tracking_layers}
-
 
 try:
     from lightning.pytorch.callbacks.weight_averaging import WeightAveraging as WeightAveraging

@@ -209,7 +209,7 @@ class Engine:
     def _train(self, batches: Any) -> None:
         for visit in self._visits:
             self._begin(visit)
-            batches.train(visit, self.loop.train_epoch)
+            self.loop.train_client(batches, visit.epochs)
             if not self.local_training.is_trained:
                 return
             self._end()

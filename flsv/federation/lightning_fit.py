@@ -26,7 +26,7 @@ from flsv._lightning.patches import (
     no_profiling_patches,
     round_axis_patch,
 )
-from flsv._lightning.round_boundary import FinetuningState, RoundAverage, mark_as_refused
+from flsv._lightning.round_boundary import RoundAverage, mark_as_refused
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import fit_identity
 from flsv.core import FederationState
@@ -83,7 +83,18 @@ class LightningFit(Rounds):
         self.federation: FederationRun | None = None
         self.reports: RunReports | None = None
         self.average = RoundAverage()
-        self.finetuning = FinetuningState()
+
+        work_by_client = {}
+        for client, name in enumerate(self.data.client_names):
+            work_by_client[client] = self.config.work_of(name)
+        self.steps = LocalSteps(
+            trainer,
+            self.data,
+            sampler=self.config.sampler,
+            state=self.state,
+            work_by_client=work_by_client,
+            limit_train_batches=trainer.limit_train_batches,
+        )
 
         self._cleanup = ExitStack()
         self._writes_files = config.reporting.files and leaves_files(trainer)
@@ -140,18 +151,7 @@ class LightningFit(Rounds):
 
     def _set_up_trainer(self) -> None:
         trainer = self.trainer
-        work_by_client = {}
-        for client, name in enumerate(self.data.client_names):
-            work_by_client[client] = self.config.work_of(name)
         # limit_train_batches applies per client here, and a fast_dev_run's max_steps would end the cohort early.
-        self.steps = LocalSteps(
-            trainer,
-            self.data,
-            sampler=self.config.sampler,
-            state=self.state,
-            work_by_client=work_by_client,
-            limit_train_batches=trainer.limit_train_batches,
-        )
         # Each patch is an object, the name of an attribute, and the attribute's value until the fit ends.
         self._change(
             (trainer, "limit_train_batches", 1.0),
@@ -185,8 +185,6 @@ class LightningFit(Rounds):
         trainer = self.trainer
         run_state = self.run_state
         self._change((self.data, "_partitioned", self.data.to_device(trainer)))
-        self.finetuning = FinetuningState(trainer)
-        self.finetuning.restore(module, run_state.finetuned)
         self.extension.check_run(trainer, self.data, self.config)
 
         make_engine = self._engine_class()
@@ -310,7 +308,6 @@ class LightningFit(Rounds):
         if not self._has_scored_untrained:
             self._score_untrained()
         self.loop.copy_states()
-        self.finetuning.begin_round()
         self.average.begin_round(self.trainer)
         self.running.begin_round()
 
@@ -393,9 +390,7 @@ class LightningFit(Rounds):
         engine = None
         if self.federation is not None:
             engine = self.federation.engine
-        state = self.run_state.state_dict(engine)
-        state["finetuned"] = self.finetuning.state(self.loop.is_in_round)
-        return state
+        return self.run_state.state_dict(engine)
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Change a checkpoint that is being saved to the state between two rounds."""

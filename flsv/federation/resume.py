@@ -66,6 +66,11 @@ def check_state(
         saved_seed = state["seed"]
         rounds = state["round_index"]
     warn_of_versions("the checkpoint", versions)
+    if state.get("finetuned") is not None:
+        raise ConfigurationError(
+            "the checkpoint is of flsv 2.0 and of a finetuning callback, the frozen layers of which only that version "
+            "reads. Finish the run with it, or start a new one."
+        )
 
     changes = identity.differences(saved_identity)
     if changes:

@@ -323,7 +323,6 @@ class RunState:
     buffers: dict[str, Any] | None = None
     configured_options: dict[str, Any] | None = None
     shared: dict[str, str] | None = None
-    finetuned: dict[str, list[str]] | None = None
     csv: str | None = None
     identity: Identity = field(default_factory=lambda: Identity({}, {}))
     resumed: bool = False
@@ -347,7 +346,6 @@ class RunState:
             "buffers": buffers,
             "configured_options": configured_options,
             "shared": shared,
-            "finetuned": self.finetuned,
             "csv": self.csv,
             "identity": self.identity.plain(),
             "format": CHECKPOINT_FORMAT,
@@ -360,7 +358,6 @@ class RunState:
         self.buffers = state["buffers"]
         self.configured_options = state["configured_options"]
         self.shared = state["shared"]
-        self.finetuned = state["finetuned"]
         self.csv = state["csv"]
         self.resumed = True
 

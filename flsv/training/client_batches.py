@@ -30,33 +30,28 @@ from flsv.data.streams import Stream
 from flsv.sampling import ClientSampler
 from flsv.utilities.seeding import generator_for, isolated_rngs, seed_global_rngs, shuffle_stream
 
-#: Function that trains on the batches that the cohort's loader yields at present. Its argument is True if these are the
-#: round's last batches.
-RunEpoch = Callable[[bool], None]
 
-
-@dataclass(frozen=True)
-class ClientBatches:
-    """One client's batches of a round. ``lengths`` are those of its local epochs, ``epoch_indices`` their positions in
-    the loader."""
-
-    client: int
-    lengths: list[int]
-    epoch_indices: range
-
-    @property
-    def num_batches(self) -> int:
-        return sum(self.lengths)
-
-
-@dataclass(frozen=True)
-class _LocalEpoch:
+@dataclass(frozen=True, eq=False)
+class LocalEpoch:
     """A client's local epoch ``index``: the first ``num_batches`` of ``loader``."""
 
     client: int
     index: int
     loader: Any
     num_batches: int
+
+
+@dataclass(frozen=True)
+class ClientBatches:
+    """One client's batches of a round: its local epochs, and the number of batches of each."""
+
+    client: int
+    lengths: list[int]
+    epochs: list[LocalEpoch]
+
+    @property
+    def num_batches(self) -> int:
+        return sum(self.lengths)
 
 
 def one_epoch(client: int, num_batches: int, round_index: int) -> list[int]:
@@ -82,8 +77,18 @@ def samples_of_client(data: FederatedDataModule, client: int) -> Dataset[Any]:
 class CohortLoader(Iterable[Any]):
     """Train dataloader of one round, which yields the batches of one client after the other.
 
-    ``lengths(client, num_batches, round_index)`` returns the number of batches of each of a client's local epochs,
-    given the number in its loader."""
+    Args:
+        data: the clients' data.
+        cohort: the ids of the round's clients.
+        seed: the run's seed.
+        round_index: the round's number, from 0.
+        lengths: ``lengths(client, num_batches, round_index)`` returns the number of batches of each of a client's local
+            epochs, given the number in its loader.
+
+    Attributes:
+        visits: each client's local epochs, in the cohort's order.
+        epochs: the local epochs of all clients.
+    """
 
     def __init__(
         self,
@@ -97,51 +102,39 @@ class CohortLoader(Iterable[Any]):
         self.round_index = round_index
         self._seed = seed
         self._data = data
-        self._client_in_training: int | None = None
-        self._epochs: list[_LocalEpoch] = []
+        self.epochs: list[LocalEpoch] = []
         self.visits = []
         for client in cohort:
-            num_earlier_epochs = len(self._epochs)
             loader = self._make_loader(client, index=0)
             epoch_lengths = lengths(client, len(loader), round_index)
+            epochs_of_client = []
             for index, num_batches in enumerate(epoch_lengths):
                 if index > 0:
                     loader = self._make_loader(client, index)
-                self._epochs.append(
-                    _LocalEpoch(client, index, loader=loader, num_batches=num_batches)
-                )
-            epoch_indices = range(num_earlier_epochs, len(self._epochs))
-            self.visits.append(ClientBatches(client, epoch_lengths, epoch_indices))
-        self._epochs_to_yield = list(self._epochs)
+                epochs_of_client.append(LocalEpoch(client, index, loader, num_batches=num_batches))
+            self.epochs += epochs_of_client
+            self.visits.append(ClientBatches(client, epoch_lengths, epochs_of_client))
+        self.select(None)
 
     def _make_loader(self, client: int, index: int) -> Any:
         """Make the loader of a client's local epoch ``index``."""
         stream = shuffle_stream(self._seed, self.round_index, client, index)
         return self._data.client_loader(client, "train", generator=stream)
 
-    def train(self, visit: ClientBatches, run_epoch: RunEpoch) -> None:
-        """Call ``run_epoch`` for each local epoch of a client. Meanwhile this loader yields only its batches."""
-        last_epoch_of_round = self._epochs[-1]
-        self._client_in_training = visit.client
-        try:
-            for index in visit.epoch_indices:
-                epoch = self._epochs[index]
-                self._epochs_to_yield = [epoch]  # __iter__ yields the batches of these
-                is_last_of_round = epoch is last_epoch_of_round
-                run_epoch(is_last_of_round)
-        finally:
-            self._client_in_training = None
-            self._epochs_to_yield = list(self._epochs)
+    def select(self, epoch: LocalEpoch | None) -> None:
+        """Yield the batches of one local epoch from now on, or with None those of all."""
+        self._selected_epoch = epoch
+        self._epochs_to_yield = self.epochs if epoch is None else [epoch]
 
     @property
     def dataset(self) -> Dataset[Any]:
         """Return the samples of the client that trains now."""
-        if self._client_in_training is None:
+        if self._selected_epoch is None:
             raise AttributeError(
                 "no client trains now, of which this loader would have the dataset: read data.num_samples of the "
                 "FederatedDataModule."
             )
-        return samples_of_client(self._data, self._client_in_training)
+        return samples_of_client(self._data, self._selected_epoch.client)
 
     def __len__(self) -> int:
         return sum(map(attrgetter("num_batches"), self._epochs_to_yield))
@@ -160,7 +153,7 @@ class CohortLoader(Iterable[Any]):
                     "StopIteration, or is shorter than its length."
                 )
 
-    def _batches_of(self, epoch: _LocalEpoch) -> Iterator[Any]:
+    def _batches_of(self, epoch: LocalEpoch) -> Iterator[Any]:
         dataset = getattr(epoch.loader, "dataset", None)
         if isinstance(dataset, Stream):
             dataset.set_epoch(self.round_index)

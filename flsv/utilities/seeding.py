@@ -31,9 +31,11 @@ def derive_seed(seed: int | None, *path: int | str) -> int:
             words.append(zlib.crc32(part.encode()))
         else:
             words.append(part % 2**32)
+
+    if seed is None:
+        seed = seed_or_default(seed)
     # The length is included because SeedSequence pads with zeros: ("a",) and ("a", 0) would be the same stream.
-    root_seed = seed_or_default(seed) % 2**64
-    entropy = [root_seed, len(words), *words]
+    entropy = [seed % 2**64, len(words), *words]
     sequence = np.random.SeedSequence(entropy)
     (number,) = sequence.generate_state(1, np.uint64)
     # 63 bits, since torch's seeds are signed.

@@ -293,6 +293,16 @@ def test_checkpoint_of_another_format_is_refused(written, message):
         make_loop().check_state(state)
 
 
+def test_checkpoint_with_the_frozen_layers_of_version_2_0_is_refused(saved_checkpoint, tmp_path):
+    checkpoint = torch.load(saved_checkpoint, weights_only=True)
+    checkpoint["callbacks"]["FederatedLoop"]["finetuned"] = {"parameters": [], "tracking": []}
+    older = tmp_path / "older.ckpt"
+    torch.save(checkpoint, older)
+
+    with pytest.raises(ConfigurationError, match=r"is of flsv 2\.0 and of a finetuning callback"):
+        resume_fit(older, tmp_path / "resumed")
+
+
 def test_resume_by_another_version_is_told_and_ends_in_the_same_model(saved_checkpoint, tmp_path):
     """As when flsv was upgraded between the two."""
     checkpoint = torch.load(saved_checkpoint, weights_only=True)

@@ -244,7 +244,7 @@ class SiteVisit(L.Callback, Rounds):
 
     def run_round(self) -> None:
         (visit,) = self._loader.visits  # a site trains one client
-        self._loader.train(visit, self._loop.train_epoch)
+        self._loop.train_client(self._loader, visit.epochs)
         if self._training.is_trained:
             self._end_training()
             self._loop.trainer.should_stop = True  # each round is a fit of its own
