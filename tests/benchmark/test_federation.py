@@ -27,10 +27,10 @@ def test_federations_of_digits_need_no_data_root(name, monkeypatch):
 
     assert data.num_clients == 6
 
-    for kind, bad in digits.bad_client_masks().items():
-        assert 0 < int(bad.sum()) < data.num_clients
-        if kind in ("label_noise", "feature_noise", "duplicates"):
-            bad_clients = bad.nonzero().flatten().tolist()
+    for kind, is_bad in digits.bad_client_masks().items():
+        assert 0 < int(is_bad.sum()) < data.num_clients
+        if kind in ("label_noise", "feature_noise", "duplicates"):  # faults of clients' data
+            bad_clients = is_bad.nonzero().flatten().tolist()
             assert set(bad_clients) <= set(data.malicious)
 
 

@@ -24,11 +24,8 @@ def test_help_lists_every_subcommand(capsys):
         main([])
 
     text = capsys.readouterr().out
-    assert [
-        name
-        for name in ("fit", "validate", "test", "predict", *FLSV_COMMANDS)
-        if f"\n    {name} " not in text
-    ] == []
+    for subcommand in ("fit", "validate", "test", "predict", *FLSV_COMMANDS):
+        assert f"\n    {subcommand} " in text, subcommand
 
 
 @pytest.mark.parametrize("command", [["retrain", "run"], ["predict"]])

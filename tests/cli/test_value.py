@@ -94,8 +94,6 @@ def test_value_command_measures_distances_to_the_validation_set_or_barycenter(
     )
 
     clients, server = participants_of(data)
-    if not validation:
-        server = None
-
-    expected = valuer.value(clients, server, generator_for(seed, "value"))
+    target = server if validation else None  # None: the clients' barycenter
+    expected = valuer.value(clients, target, generator_for(seed, "value"))
     assert torch.equal(valuation.distances, expected.distances)

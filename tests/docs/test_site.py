@@ -112,10 +112,10 @@ def test_every_package_says_its_tier_and_the_page_of_names_shows_it():
         folder = path.parent.name
         tiers[folder] = docs_site.tier(f"flsv.{folder}")
 
-    folders_by_others = [folder for folder, tier in tiers.items() if tier == "contrib"]
+    contributed_folders = [folder for folder, tier in tiers.items() if tier == "contrib"]
     assert len(tiers) > 20
     assert tiers["metrics"] == "stable"
-    assert folders_by_others == ["contrib"]
+    assert contributed_folders == ["contrib"]
 
     page = docs_site.generated_pages()["reference/api.md"]
     for package in docs_site.PACKAGES:

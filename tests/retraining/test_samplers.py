@@ -53,11 +53,12 @@ def toss_for_members(
 ) -> list[int]:
     """Those whose coin of chance size / |S| falls, two at least, in the same numbers for all coalitions."""
     draw = generator_for(SEED, "cohort", index)
+    chance = min(1.0, size / len(members))
+    fewest = min(2, len(members))
     while True:
-        numbers = torch.rand(3, generator=draw).tolist()
-        chance = min(1.0, size / len(members))
-        sampled = [client for client in members if numbers[client] < chance]
-        if len(sampled) >= min(2, len(members)):
+        coins = torch.rand(3, generator=draw).tolist()
+        sampled = [client for client in members if coins[client] < chance]
+        if len(sampled) >= fewest:
             return sampled
 
 

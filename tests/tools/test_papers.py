@@ -112,8 +112,9 @@ def test_pfedsv_auroc_and_share_of_pairs_above_thresholds_equal_those_by_hand():
     ties = 1 * 3
     assert scores["auroc"] == pytest.approx((wins + ties / 2) / (5 * 3))
     num_relevant = 6 * 2
-    percent_above_0 = 100 * 4 / num_relevant
-    assert scores["above"] == [pytest.approx(percent_above_0), 0.0]
+    percent_of_relevant = 100 * 4 / num_relevant
+    percent_of_others = 0.0
+    assert scores["above"] == [pytest.approx(percent_of_relevant), percent_of_others]
 
 
 def test_pfedsv_communication_sums_transfers_in_millions_of_parameters():

@@ -205,7 +205,9 @@ def test_fit_whose_restoring_fails_still_releases_its_folder(tmp_path, monkeypat
 
     with monkeypatch.context() as patched:
         patched.setattr(LightningFit, "discard", broken)
+        module = Failing(ValueError("mine"), "training_step")
         with pytest.raises(ZeroDivisionError, match="half a model"):
-            fit(make_loop(), tmp_path, Failing(ValueError("mine"), "training_step"))
+            fit(make_loop(), tmp_path, module)
 
-    assert fit(make_loop(), tmp_path, rounds=1).trainer.current_epoch == 1
+    next_fit = fit(make_loop(), tmp_path, rounds=1)
+    assert next_fit.trainer.current_epoch == 1

@@ -133,10 +133,11 @@ def test_global_model_is_also_sent_to_clients_with_own_starts_if_uploads_refer_t
 ):
     uploads = [HalvesAndRecords("global")]
     loop = FederatedLoop(personalizer=FedAMP(), uploads=uploads, seed=0)
-    numbers_received: list[list[int]] = []
+    numbers_received_by_round: list[list[int]] = []
 
     def record(trainer: Any, module: Any) -> None:
-        numbers_received.append(loop.channel.numbers(range(3), "down").tolist())
+        numbers_received = loop.channel.numbers(range(3), "down")
+        numbers_received_by_round.append(numbers_received.tolist())
 
     fit(
         loop,
@@ -146,7 +147,10 @@ def test_global_model_is_also_sent_to_clients_with_own_starts_if_uploads_refer_t
     )
 
     size = loop.state.model().numel()
-    assert numbers_received == [[size] * 3, [2 * size] * 3]
+    in_first_round, in_second_round = numbers_received_by_round
+    assert in_first_round == [size] * 3
+    # From now on each client starts from a model of its own, and gets the global one besides.
+    assert in_second_round == [2 * size] * 3
 
 
 # ---- Compression beyond tests/replay: what is kept, chance, what it costs, buffers
@@ -238,6 +242,8 @@ def test_compressed_traffic_counts_indices_and_values():
     num_numbers = num_parameters + num_buffers
     num_sent = 5  # of the parameters: 0.05 * 100
     index_bytes = 4
+    float_bytes = 4
+    double_bytes = 8
     whole = Traffic(numbers=num_numbers, bytes=4.0 * num_numbers)
     sent = torch.zeros(num_numbers)
     upload_context = make_context(entries=num_parameters)
@@ -247,8 +253,10 @@ def test_compressed_traffic_counts_indices_and_values():
 
     # The parameters that are sent with their indices, and the buffers whole.
     numbers = 2 * num_sent + num_buffers
-    assert single == Traffic(numbers, bytes=num_sent * (index_bytes + 4) + 4.0 * num_buffers)
-    assert double == Traffic(numbers, bytes=num_sent * (index_bytes + 8) + 8.0 * num_buffers)
+    bytes_of_indices = num_sent * index_bytes
+    num_values = num_sent + num_buffers
+    assert single == Traffic(numbers, bytes=bytes_of_indices + float_bytes * num_values)
+    assert double == Traffic(numbers, bytes=bytes_of_indices + double_bytes * num_values)
 
 
 # ---- what cannot be done
