@@ -193,7 +193,7 @@ class TrainsNothing(L.Callback):
 def fit_with_values(kind: Kind, **options: Any) -> FitWithValues:
     """Train the federation of a kind, and its coalitions. One that must be refused may not train."""
     callbacks = [TrainsNothing()] if kind.outcome == "refused" else []
-    mode = MODES_OF_LOGGED_VALUES.get(kind.performance)
+    mode: Any = MODES_OF_LOGGED_VALUES.get(kind.performance)
     metric = Recorded(
         coalitions=MEMBERS,
         performance=kind.performance,

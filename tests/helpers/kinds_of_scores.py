@@ -111,8 +111,9 @@ class WarmsUp(Base):
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.steps += 1
-        return self.loss(batch) * min(1.0, float(self.steps) / 12)
+        steps: Any = self.steps
+        steps += 1
+        return self.loss(batch) * min(1.0, float(steps) / 12)
 
 
 class DivergesButForClient2(Base):

@@ -33,7 +33,7 @@ def record_game(
         mode="min",
         every=1,
     )
-    metrics = {"shadow": metric}
+    metrics: dict[str, Any] = {"shadow": metric}
     reporting = Reporting(table=False)
     loop = FederatedLoop(
         metrics=metrics,
