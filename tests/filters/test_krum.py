@@ -22,9 +22,11 @@ def test_krum_scores_sum_the_closest_distances():
     for byzantine in (0, 1, 2):
         scores = krum_scores(squared, byzantine)
         for client in range(8):
-            distances = (points[client] - points).square().sum(1)
+            differences = points[client] - points
+            distances = differences.square().sum(1)
             closest = distances.sort().values[1 : 8 - byzantine - 1]  # the first is its own, 0
-            assert scores[client].item() == pytest.approx(closest.sum().item())
+            expected = closest.sum().item()
+            assert scores[client].item() == pytest.approx(expected)
 
 
 def test_multi_krum_leaves_out_a_distant_update(tmp_path):
@@ -34,6 +36,7 @@ def test_multi_krum_leaves_out_a_distant_update(tmp_path):
         seed=1,
     )
 
-    fit(loop, tmp_path, data=toy_data((4, 4, 4, 4, 4)), rounds=1)
+    data = toy_data((4, 4, 4, 4, 4))
+    fit(loop, tmp_path, data=data, rounds=1)
 
     assert loop.participations.tolist() == [1, 1, 0, 1, 1]

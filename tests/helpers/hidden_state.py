@@ -25,7 +25,10 @@ from helpers.recorded import Recorded
 SEED, ROUNDS, RATE = 5, 3, 0.1
 #: Coalitions of each size, that of all clients at last.
 MEMBERS = [(0,), (2,), (0, 1), (0, 1, 2)]
-MODES_OF_LOGGED_VALUES = {"val_loss": "min", "val_knn": "max"}
+MODES_OF_LOGGED_VALUES = {
+    "val_loss": "min",
+    "val_knn": "max",
+}
 entropy = nn.functional.cross_entropy
 
 
@@ -46,7 +49,10 @@ class Base(L.LightningModule):
         super().__init__()
         torch.manual_seed(3)
         self.net = nn.Sequential(
-            nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES)
+            nn.Linear(FEATURES, 8),
+            nn.BatchNorm1d(8),
+            nn.ReLU(),
+            nn.Linear(8, CLASSES),
         )
         self.weight = 1.0
 
@@ -151,7 +157,8 @@ def utility_of_module(module: Any, kind: Kind, folder: Path) -> float:
     module.eval()
     is_mixed = kind.trainer.get("precision") == "bf16-mixed"
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
-        loss = entropy(module(torch.cat(inputs)), torch.cat(labels))
+        logits = module(torch.cat(inputs))
+        loss = entropy(logits, torch.cat(labels))
     return -float(loss)
 
 
@@ -186,8 +193,13 @@ class TrainsNothing(L.Callback):
 def fit_with_values(kind: Kind, **options: Any) -> FitWithValues:
     """Train the federation of a kind, and its coalitions. One that must be refused may not train."""
     callbacks = [TrainsNothing()] if kind.outcome == "refused" else []
-    mode = MODES_OF_LOGGED_VALUES.get(kind.performance)
-    metric = Recorded(coalitions=MEMBERS, performance=kind.performance, mode=mode, **options)
+    mode: Any = MODES_OF_LOGGED_VALUES.get(kind.performance)
+    metric = Recorded(
+        coalitions=MEMBERS,
+        performance=kind.performance,
+        mode=mode,
+        **options,
+    )
     with (
         tempfile.TemporaryDirectory() as folder,
         warnings.catch_warnings(record=True) as caught_warnings,

@@ -395,7 +395,11 @@ class WeightWhileValidating(Base):
 
 KINDS: dict[str, Kind] = {
     "an average of weights in an attribute": Kind(NearItsAverage),
-    "a teacher in a list": Kind(WithTeacher, outcome="by company", passes="module.teachers"),
+    "a teacher in a list": Kind(
+        WithTeacher,
+        outcome="by company",
+        passes="module.teachers",
+    ),
     "weight norm and orthogonal by parametrizations": Kind(Parametrized),
     "a module in a module": Kind(AroundAnother),
     "a weak proxy": Kind(Proxy),
@@ -404,10 +408,15 @@ KINDS: dict[str, Kind] = {
     "an attribute of a parameter": Kind(NotedParameter),
     "a hook of a layer, and hooks of the module": Kind(HooksThatCount),
     "Lookahead that persists": Kind(
-        functools.partial(OptimizedBy, functools.partial(Lookahead, lr=RATE)), loop=persisting
+        functools.partial(
+            OptimizedBy,
+            functools.partial(Lookahead, lr=RATE),
+        ),
+        loop=persisting,
     ),
     "an optimizer that holds an object": Kind(
-        functools.partial(OptimizedBy, CountsInObject), passes="optimizers.0.meter"
+        functools.partial(OptimizedBy, CountsInObject),
+        passes="optimizers.0.meter",
     ),
     "`configure_optimizers` that counts": Kind(CountsItsOptimizers),
     "bf16-mixed": Kind(trainer={"precision": "bf16-mixed"}),
@@ -418,7 +427,10 @@ KINDS: dict[str, Kind] = {
     "the Trainer's progress": Kind(ReadsProgress, outcome="by company"),
     "torchmetrics in steps": Kind(MetricsInSteps, outcome="by company"),
     "the logged validation loss": Kind(ReadsValidationLoss),
-    "the logged loss of a round": Kind(ReadsLossOfRound, trainer={"logger": True}),
+    "the logged loss of a round": Kind(
+        ReadsLossOfRound,
+        trainer={"logger": True},
+    ),
     "the logged loss of a batch": Kind(ReadsLossOfBatch, outcome="by company"),
     "a weight set while validating": Kind(WeightWhileValidating),
     "outputs of a round that weigh the next one": Kind(WeighsByOutputs),

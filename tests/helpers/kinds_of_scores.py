@@ -93,9 +93,14 @@ class ClassifiesByNeighbours(Base):
     def predict_by_neighbours(self, x: Tensor) -> Tensor:
         """The most frequent label of the five nearest training samples."""
         bank_features, bank_labels = zip(*self.bank)
-        distances = torch.cdist(self.net[0](x), torch.cat(bank_features))
+        features = self.net[0](x)
+        distances = torch.cdist(
+            features,
+            torch.cat(bank_features),
+        )
         neighbours = distances.topk(5, largest=False).indices
-        return torch.cat(bank_labels)[neighbours].mode(1).values
+        labels = torch.cat(bank_labels)[neighbours]
+        return labels.mode(1).values
 
 
 class WarmsUp(Base):
@@ -106,8 +111,9 @@ class WarmsUp(Base):
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.steps += 1
-        return self.loss(batch) * min(1.0, float(self.steps) / 12)
+        steps: Any = self.steps
+        steps += 1
+        return self.loss(batch) * min(1.0, float(steps) / 12)
 
 
 class DivergesButForClient2(Base):
@@ -122,16 +128,49 @@ class DivergesButForClient2(Base):
         return loss
 
 
+def drawn_cohorts() -> dict[str, Any]:
+    return {"sampler": UniformSampler(2)}
+
+
+def epochs_of_each_client() -> dict[str, Any]:
+    epochs = {
+        "0": 1,
+        "1": 3,
+        "2": 2,
+    }
+    return {"local_epochs": epochs}
+
+
+def equal_steps() -> dict[str, Any]:
+    return {"local_epochs": "5 steps"}
+
+
 KINDS: dict[str, Kind] = {
     "average, outputs": Kind(ValidatesWithAverage),
-    "temperature, logged": Kind(TunesItsTemperature, performance="val_loss"),
-    "temperature at the end": Kind(TunesItsTemperatureAtTheEnd),
-    "logged in training, too": Kind(LogsInTraining, performance="val_loss"),
-    "neighbours": Kind(ClassifiesByNeighbours, performance="val_knn"),
-    "diverging members": Kind(DivergesButForClient2),
-    "a counter and drawn cohorts": Kind(WarmsUp, loop=lambda: {"sampler": UniformSampler(2)}),
-    "a counter and epochs of each client": Kind(
-        WarmsUp, loop=lambda: {"local_epochs": {"0": 1, "1": 3, "2": 2}}
+    "temperature, logged": Kind(
+        TunesItsTemperature,
+        performance="val_loss",
     ),
-    "a counter and equal steps": Kind(WarmsUp, loop=lambda: {"local_epochs": "5 steps"}),
+    "temperature at the end": Kind(TunesItsTemperatureAtTheEnd),
+    "logged in training, too": Kind(
+        LogsInTraining,
+        performance="val_loss",
+    ),
+    "neighbours": Kind(
+        ClassifiesByNeighbours,
+        performance="val_knn",
+    ),
+    "diverging members": Kind(DivergesButForClient2),
+    "a counter and drawn cohorts": Kind(
+        WarmsUp,
+        loop=drawn_cohorts,
+    ),
+    "a counter and epochs of each client": Kind(
+        WarmsUp,
+        loop=epochs_of_each_client,
+    ),
+    "a counter and equal steps": Kind(
+        WarmsUp,
+        loop=equal_steps,
+    ),
 }

@@ -16,37 +16,85 @@ from helpers.hidden_state import SEED, Base, make_data
 from helpers.kinds_of_scores import TunesItsTemperature
 from helpers.recorded import Recorded
 
+#: A batch has 8 validation samples.
+SMALL_BATCHES = Loader(eval_batch_size=8)
 
-def record_game(folder: Path, module: Any, rounds: int = 3, **trainer_options: Any) -> Recorded:
-    """A run scored by its logged loss, of which a batch has 8 validation samples."""
-    metric = Recorded(coalitions="singles", performance="val_loss", mode="min", every=1)
-    loop = FederatedLoop(metrics={"shadow": metric}, seed=SEED, reporting=Reporting(table=False))
-    data = make_data(loader=Loader(eval_batch_size=8))
-    trainer_for(loop, folder, rounds, **trainer_options).fit(module, data)
+
+def record_game(
+    folder: Path,
+    module: Any,
+    rounds: int = 3,
+    **trainer_options: Any,
+) -> Recorded:
+    """A run that is scored by its logged loss."""
+    metric = Recorded(
+        coalitions="singles",
+        performance="val_loss",
+        mode="min",
+        every=1,
+    )
+    metrics: dict[str, Any] = {"shadow": metric}
+    reporting = Reporting(table=False)
+    loop = FederatedLoop(
+        metrics=metrics,
+        seed=SEED,
+        reporting=reporting,
+    )
+    trainer = trainer_for(loop, folder, rounds, **trainer_options)
+    data = make_data(loader=SMALL_BATCHES)
+    trainer.fit(module, data)
     metric_of_run: Any = loop.metrics["shadow"]
     return metric_of_run
 
 
-def test_scores_of_the_first_round_are_those_of_a_run_of_one_round(tmp_path: Path) -> None:
-    run = record_game(tmp_path, TunesItsTemperature())
-    run_of_one_round = record_game(tmp_path, TunesItsTemperature(), rounds=1)
+def test_scores_of_the_first_round_are_those_of_a_run_of_one_round(
+    tmp_path: Path,
+) -> None:
+    run = record_game(
+        tmp_path / "run",
+        TunesItsTemperature(),
+    )
+    run_of_one_round = record_game(
+        tmp_path / "one",
+        TunesItsTemperature(),
+        rounds=1,
+    )
 
-    torch.testing.assert_close(run.first_round, run_of_one_round.game, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        run.first_round,
+        run_of_one_round.game,
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 @pytest.fixture(scope="module")
-def scored_on_all_batches(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    return record_game(tmp_path_factory.mktemp("all"), Base())
+def scored_on_all_batches(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Recorded:
+    folder = tmp_path_factory.mktemp("all")
+    return record_game(folder, Base())
 
 
 @pytest.mark.parametrize(
     "trainer_options",
-    [{"limit_val_batches": 1}, {"limit_val_batches": 0.5}, {"check_val_every_n_epoch": 2}],
+    [
+        {"limit_val_batches": 1},
+        {"limit_val_batches": 0.5},
+        {"check_val_every_n_epoch": 2},
+    ],
 )
 def test_logged_value_is_of_all_validation_batches(
-    scored_on_all_batches: Recorded, tmp_path: Path, trainer_options: Any
+    scored_on_all_batches: Recorded,
+    tmp_path: Path,
+    trainer_options: Any,
 ) -> None:
-    few_batches = record_game(tmp_path, Base(), **trainer_options)
+    few_batches = record_game(
+        tmp_path,
+        Base(),
+        **trainer_options,
+    )
 
-    assert torch.equal(few_batches.game, scored_on_all_batches.game)
-    assert torch.equal(few_batches.first_round, scored_on_all_batches.first_round)
+    expected = scored_on_all_batches
+    assert torch.equal(few_batches.game, expected.game)
+    assert torch.equal(few_batches.first_round, expected.first_round)

@@ -156,10 +156,13 @@ def test_logits_are_centered_and_those_of_one_client_capped_at_1_5_times_the_med
 
     capped = cap_logits(outputs, is_single)
 
-    torch.testing.assert_close(capped.sum(-1), torch.zeros_like(capped[..., 0]))
+    sums = capped.sum(-1)
+    zeros = torch.zeros_like(sums)
+    torch.testing.assert_close(sums, zeros)
     norms = capped.norm(dim=-1).mean(1)  # [T], means over samples
     norms_of_clients = norms[is_single]
-    torch.testing.assert_close(norms_of_clients[0], MAX_NORM_RATIO * norms_of_clients.median())
+    max_norm = MAX_NORM_RATIO * norms_of_clients.median()
+    torch.testing.assert_close(norms_of_clients[0], max_norm)
 
 
 def test_predicted_values_of_a_class_equal_those_of_its_game():
