@@ -291,7 +291,7 @@ class LocalTraining:
             num_parameters=self.state.space.num_parameters,
             round_index=instruction.round_index,
             seed=seed,
-            state=context.state,
+            state=context.local.state,  # not that of before, which a broken client has lost
             start_sent=instruction.start is not None,
             secret=self.upload_secret,
         )
