@@ -176,7 +176,7 @@ class ParameterSpace:
         if out is None:
             device = tensors[0].device if tensors else None
             out = torch.empty(self.size, dtype=self.dtype, device=device)
-        detached = list(map(Tensor.detach, tensors))
+        detached = [tensor.detach() for tensor in tensors]
         views = self._views(out)  # one for each tensor
         torch._foreach_copy_(views, detached)
         return out
@@ -294,7 +294,7 @@ class ParameterSpace:
 
     def _views(self, vector: Tensor) -> list[Tensor]:
         parts = vector.split(self._sizes)
-        return list(map(Tensor.view, parts, self.shapes))
+        return [part.view(shape) for part, shape in zip(parts, self.shapes)]
 
     def _slices(self) -> dict[str, slice]:
         """Return where in a vector each entry stands."""

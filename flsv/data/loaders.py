@@ -111,8 +111,7 @@ class TensorBatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         for rows in self.rows():
-            rows_of_tensor = partial(torch.index_select, dim=0, index=rows)
-            yield tuple(map(rows_of_tensor, self.tensors))
+            yield tuple(tensor.index_select(0, rows) for tensor in self.tensors)
 
 
 @checked

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from operator import attrgetter
 from typing import Any
 
 import lightning as L
@@ -137,7 +136,7 @@ class CohortLoader(Iterable[Any]):
         return samples_of_client(self._data, self._selected_epoch.client)
 
     def __len__(self) -> int:
-        return sum(map(attrgetter("num_batches"), self._epochs_to_yield))
+        return sum(epoch.num_batches for epoch in self._epochs_to_yield)
 
     def __iter__(self) -> Iterator[Any]:
         for epoch in self._epochs_to_yield:

@@ -105,4 +105,5 @@ def test_kind_of_module_resumes_bitwise(tmp_path, name):
             metrics={"value": value}, optimizer_state="persist", seed=SEED, reporting=reporting
         )
 
-    assert_resumes(loop, tmp_path, kind.module, partial(make_federated_data, kind))
+    make_data = partial(make_federated_data, kind)
+    assert_resumes(loop, tmp_path, kind.module, make_data, callbacks=kind.callbacks)

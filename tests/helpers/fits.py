@@ -272,6 +272,7 @@ def assert_resumes(
     module: Callable[[], L.LightningModule] = Plain,
     data: Callable[[], FederatedDataModule] = toy_data,
     rounds: tuple[int, int] = (2, 4),
+    callbacks: Callable[[], Sequence[L.Callback]] = list,
     **options: Any,
 ) -> FederatedLoop:
     """The two end alike to the bit. Gives the first.
@@ -281,24 +282,38 @@ def assert_resumes(
     whole = make()
     half = make()
     remainder = make()
-    uninterrupted = fit(whole, folder / "whole", module(), data(), rounds=rounds[1], **options)
-    saving: dict[str, Any] = {
+    first_rounds, all_rounds = rounds
+    uninterrupted = fit(
+        whole,
+        folder / "whole",
+        module(),
+        data(),
+        rounds=all_rounds,
+        callbacks=[*callbacks()],
         **options,
-        "enable_checkpointing": True,
-        "callbacks": [make_checkpoint_callback(folder)],
-    }
-    fit(half, folder, module(), data(), rounds=rounds[0], **saving)
+    )
+
+    options["enable_checkpointing"] = True
+    fit(
+        half,
+        folder,
+        module(),
+        data(),
+        rounds=first_rounds,
+        callbacks=[make_checkpoint_callback(folder), *callbacks()],
+        **options,
+    )
     path = folder / "checkpoints/last.ckpt"
     torch.load(path, weights_only=True)
-    saving["callbacks"] = [make_checkpoint_callback(folder / "resumed")]
     resumed = fit(
         remainder,
         folder,
         module(),
         data(),
-        rounds=rounds[1],
+        rounds=all_rounds,
+        callbacks=[make_checkpoint_callback(folder / "resumed"), *callbacks()],
         ckpt_path=path,
-        **saving,
+        **options,
     )
 
     assert torch.equal(state_vector(resumed), state_vector(uninterrupted))
