@@ -264,14 +264,12 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         """Return facts on the latest values that matter for a payment, for ``run.json``. By default there are none."""
         return {}
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load states, also those that a checkpoint has under a former name."""
-        for former_name, name in self.former_names.items():
-            if prefix + former_name in state_dict:
-                state_dict[prefix + name] = state_dict.pop(prefix + former_name)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        states = {}
+        for name, value in state_dict.items():
+            states[self.former_names.get(name, name)] = value
+        return super().load_state_dict(states, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy, without what was put off: it holds the fit's models."""
