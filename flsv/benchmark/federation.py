@@ -294,11 +294,11 @@ def available_federations(
 def quiet() -> Iterator[None]:
     """Silence Lightning's log and all warnings within the context."""
     logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
+    log_level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logger.setLevel(log_level)

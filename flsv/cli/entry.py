@@ -205,9 +205,9 @@ def _parser() -> CommandParser:
 def _hide_messages(quiet: bool) -> None:
     """Hide messages of Lightning that users cannot act on, or with ``quiet`` all except warnings."""
     importlib.import_module("lightning.pytorch")  # the import sets the loggers' levels
-    level = logging.WARNING if quiet else logging.INFO
+    log_level = logging.WARNING if quiet else logging.INFO
     for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(level)
+        logging.getLogger(name).setLevel(log_level)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_tip)
     for message in HIDDEN_WARNINGS:
         warnings.filterwarnings("ignore", message=message)

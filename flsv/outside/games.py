@@ -114,7 +114,7 @@ def _trainer(module: L.LightningModule) -> L.Trainer:
     else:
         devices = 1
     log = logging.getLogger("lightning.pytorch")
-    level = log.level
+    log_level = log.level
     log.setLevel(logging.WARNING)  # the Trainer would announce the devices
     try:
         trainer = L.Trainer(
@@ -126,7 +126,7 @@ def _trainer(module: L.LightningModule) -> L.Trainer:
             enable_model_summary=False,
         )
     finally:
-        log.setLevel(level)
+        log.setLevel(log_level)
     trainer.strategy.connect(module)
     attach(module, trainer)  # to the copy only: its hooks ask the trainer whether it validates
     trainer.state.fn = TrainerFn.FITTING
