@@ -169,8 +169,8 @@ def _with_options(source: SourceData, loader: Loader, batch_size: int | None) ->
     if batch_size:
         train_options["batch_size"] = batch_size
     if loader.preload:
-        collate_fns = {train_options.get("collate_fn"), eval_options.get("collate_fn")}
-        if not collate_fns <= {None, default_collate}:
+        collate_fns = [train_options.get("collate_fn"), eval_options.get("collate_fn")]
+        if any(collate_fn not in (None, default_collate) for collate_fn in collate_fns):
             raise ConfigurationError(
                 "preload: a collate_fn may sort, mix or leave out samples of a batch, and samples are read one by one. "
                 "Leave preload out, or change samples in the data set."

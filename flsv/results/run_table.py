@@ -10,6 +10,7 @@ data frame.
 from __future__ import annotations
 
 import math
+import shutil
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flsv.results.round_result import RoundResult, Row, Sink
-from flsv.utilities.atomic_files import append, replacing, set_aside
+from flsv.utilities.atomic_files import append, numbered, replacing
 from flsv.utilities.csv_files import (
     NAN,
     Cell,
@@ -253,7 +254,7 @@ class CSV(Sink):
     ) -> list[Row]:
         """Keep the rows before ``first_round``, of this file or of an ``earlier`` run's file, and return the rows.
 
-        If this drops rounds of an earlier run, the file is first renamed.
+        If this drops rounds of an earlier run, the file is first copied.
         """
         earlier_path = earlier or self.path
         rows: list[Row] = []
@@ -275,7 +276,8 @@ class CSV(Sink):
             # The file may have rows of another run, below its header.
             loses_rows = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
         if loses_rows:
-            earlier_file = set_aside(self.path)
+            # A copy, since the file has to stand if the new one cannot be written.
+            earlier_file = shutil.copyfile(self.path, numbered(self.path))
             warnings.warn(
                 f"{self.path} holds rounds of an earlier run: they are kept in {earlier_file}.",
                 stacklevel=2,

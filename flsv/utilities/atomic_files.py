@@ -69,11 +69,16 @@ def replacing(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
 
 def set_aside(path: Path) -> Path:
     """Rename a file to its name and the first free number, and return its new path."""
+    return path.rename(numbered(path))
+
+
+def numbered(path: Path) -> Path:
+    """Return the path of a file that is not there: the name of ``path`` and the first free number."""
     for number in count(1):
         new_path = path.with_name(f"{path.stem}_{number}{path.suffix}")
         if not new_path.exists():
             break
-    return path.rename(new_path)
+    return new_path
 
 
 def append(path: Path, data: bytes) -> None:

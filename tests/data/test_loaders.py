@@ -3,6 +3,7 @@ data hold. Whether two data sets of equal labels are the same, and whether their
 
 import copy
 import random
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -101,11 +102,25 @@ def test_subsets_of_subsets_are_read_as_tensors():
     assert labels_by_batch(loader) == [[39, 15]]
 
 
-def test_preloading_with_a_collate_function_is_refused():
+def first_three(samples: list[Any]) -> Any:
+    return default_collate(samples[:3])
+
+
+@dataclass
+class Collator:
+    """A dataclass has no hash, as transformers' collators."""
+
+    num_samples: int = 3
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return first_three(samples)
+
+
+@pytest.mark.parametrize("collate_fn", [Collator(), first_three])
+def test_preloading_with_a_collate_function_is_refused(collate_fn):
+    loader = DataLoader(PER_SAMPLE, batch_size=4, shuffle=True, collate_fn=collate_fn)
     module = L.LightningDataModule()
-    module.train_dataloader = lambda: DataLoader(
-        PER_SAMPLE, 4, shuffle=True, collate_fn=lambda samples: default_collate(samples[:3])
-    )
+    module.train_dataloader = lambda: loader
     with pytest.raises(ConfigurationError, match="preload: a collate_fn may sort, mix or leave"):
         set_up_data(module, preload=True)
 

@@ -161,6 +161,25 @@ def test_rounds_of_an_earlier_run_are_copied_before_the_csv_is_rewritten(
     assert path.read_bytes() == content
 
 
+def test_file_of_an_earlier_run_stands_if_the_new_one_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_rounds(tmp_path / "c.csv", range(4))
+    content = path.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left on the disk")
+
+    monkeypatch.setattr(CSV, "_replace", fail)
+    with (
+        pytest.warns(UserWarning, match="they are kept in"),
+        pytest.raises(OSError, match="no space"),
+    ):
+        write_rounds(path, range(4), first_round=0)
+
+    assert path.read_bytes() == content
+
+
 def test_copies_of_earlier_rounds_are_numbered(tmp_path: Path) -> None:
     path = write_rounds(tmp_path / "c.csv", range(4))
     for number in (1, 2):
