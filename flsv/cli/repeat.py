@@ -15,7 +15,6 @@ continue.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,17 +30,14 @@ from flsv.cli.command import (
     printer,
 )
 from flsv.cli.parser import make_cli
-from flsv.cli.saved_run import config_with_seeds
-from flsv.report import Run, open_run
-from flsv.report.reading import RUN_LIST_COLUMNS, SUMMARY_FILE, seed_summary
-from flsv.results.folder import RUNS, run_folder
+from flsv.cli.saved_run import runs_with_seeds
+from flsv.report.reading import SUMMARY_FILE, seed_summary
 from flsv.results.terminal import print_table
 from flsv.results.text import format_numbers, percent, with_intervals
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.display import BRACKETS_NOTE
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.result_file import ResultFile
 
 
 def repeat(
@@ -55,22 +51,17 @@ def repeat(
     """Run a federation with several seeds. Return a table of the clients' mean values, and its file."""
     if runs < 2:
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs.")
-    # This seed and the one below only complete the configuration: each run gets its own.
-    fit_arguments = [*arguments, "--seed_everything=0", *QUIET_FIT_ARGUMENTS]
-    template = make_cli(fit_arguments, run=False, quiet=True)
-    identity = template.identity()
-    run_list = ResultFile(out / RUNS, RUN_LIST_COLUMNS, identity.flat())
-    finished_runs = len(run_list.rows)
-    if finished_runs > runs:
-        say(f"{out} has {finished_runs} runs. The means are over all of them.")
-
-    config_text = template.parser.dump(template.config, skip_none=False)
-    config = yaml.safe_load(config_text)
-    seeds = range(max(runs, finished_runs))
-    with config_with_seeds(config, seed=0) as config_arguments:
-        repetitions = _fit_or_read_runs(
-            seeds, config_arguments, run_list=run_list, out=out, shows_bars=shows_bars, say=say
-        )
+    # This seed and those below only complete the configuration: each run gets its own.
+    template = make_cli([*arguments, "--seed_everything=0", *QUIET_FIT_ARGUMENTS], run=False, quiet=True)
+    config = yaml.safe_load(template.parser.dump(template.config, skip_none=False))
+    repetitions = runs_with_seeds(
+        config,
+        template.identity(),
+        range(runs),
+        out,
+        shows_bars=shows_bars,
+        say=say,
+    )
     if not repetitions[0].metrics:
         raise ConfigurationError(
             "the runs have no metric, so there is nothing to average. Name some in the config."
@@ -78,53 +69,6 @@ def repeat(
     summary = seed_summary(repetitions)
     save_table(out / SUMMARY_FILE, summary)
     return summary, out / SUMMARY_FILE
-
-
-def _fit_or_read_runs(
-    seeds: Sequence[int],
-    arguments: Sequence[str],
-    *,
-    run_list: ResultFile,
-    out: Path,
-    shows_bars: bool,
-    say: Callable[[str], None],
-) -> list[Run]:
-    finished_runs = {row["run"]: out / row["folder"] for row in run_list.rows}
-    repetitions: list[Run] = []
-    for seed in seeds:
-        name = f"seed_{seed}"
-        if name in finished_runs:
-            run = open_run(finished_runs[name])
-        else:
-            say(f"Run {len(repetitions) + 1} of {len(seeds)}: seed {seed}")
-            run = _fit(arguments, seed, out / name, shows_bars)
-            path = os.path.relpath(run.folder, out)
-            run_list.add([[name, path]])
-
-        repetitions.append(run)
-        if run.record["hashes"] != repetitions[0].record["hashes"]:
-            raise ConfigurationError(
-                "the clients do not have the same samples in all runs, so that their values cannot be averaged. A "
-                "source that draws samples needs a seed of its own."
-            )
-    return repetitions
-
-
-def _fit(arguments: Sequence[str], seed: int, folder: Path, shows_bars: bool) -> Run:
-    options = [
-        f"--trainer.default_root_dir={folder}",
-        f"--seed_everything={seed}",
-        f"--federation.seed={seed}",
-        *QUIET_FIT_ARGUMENTS,
-        f"--trainer.enable_progress_bar={str(shows_bars).lower()}",
-    ]
-    cli = make_cli(["fit", *arguments, *options], quiet=True, starts_anew=True)
-    run = open_run(run_folder(cli.trainer))
-    if not run.ended:
-        raise ConfigurationError(
-            f"the run in {folder} was stopped before its last round. Run the same command again."
-        )
-    return run
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:

@@ -1,8 +1,9 @@
-"""Functions that rebuild the trainer, module and data of a run from its folder."""
+"""Runs of one configuration with several seeds, each in a folder of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,9 +11,14 @@ from typing import Any
 
 import yaml
 
-from flsv.cli.command import NO_BARS
-from flsv.cli.parser import FederatedCLI, make_cli
-from flsv.results.folder import find_config_of
+from flsv.cli.command import QUIET_FIT_ARGUMENTS
+from flsv.cli.parser import make_cli
+from flsv.configuration.identity import Identity
+from flsv.report import Run, open_run
+from flsv.report.reading import RUN_LIST_COLUMNS
+from flsv.results.folder import CONTRIBUTIONS, RUNS, run_folder
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.result_file import ResultFile
 
 #: Sections of a saved configuration that define a federation.
 SAVED_SECTIONS = (
@@ -25,33 +31,66 @@ SAVED_SECTIONS = (
     "federation",
     "strict",
 )
-#: Arguments by which a fit prints nothing, saves nothing and draws no figures.
-SILENT_ARGUMENTS = (
-    *NO_BARS,
-    "--trainer.logger=false",
-    "--trainer.enable_checkpointing=false",
-    "--trainer.num_sanity_val_steps=0",
-    "--federation.reporting.figures=0",
-    "--federation.reporting.table=false",
-    "--federation.evaluation.every=0",
-)
 
 
-@contextmanager
-def saved_run(run: Path, arguments: Sequence[str] = ()) -> Iterator[tuple[list[str], int]]:
-    """Yield the arguments that rebuild a run, valid within this context, and the run's seed."""
-    config = yaml.safe_load(find_config_of(run).read_text())
-    seed = int(config.get("seed_everything") or 0)
-    with config_with_seeds(config, seed) as config_arguments:
-        _option, config_file = config_arguments  # --config FILE
-        root_argument = f"--trainer.default_root_dir={Path(config_file).parent}"
-        all_arguments = [*config_arguments, *arguments, *SILENT_ARGUMENTS, root_argument]
-        yield all_arguments, seed
+def runs_with_seeds(
+    config: Mapping[str, Any],
+    identity: Identity,
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    shows_bars: bool = False,
+    say: Callable[[str], None],
+) -> list[Run]:
+    """Fit a configuration with each seed below ``out``, and return the runs. Those that are there are read, and one
+    that was stopped goes on.
+    """
+    run_list = ResultFile(out / RUNS, RUN_LIST_COLUMNS, identity.flat())
+    finished_runs = {row["run"]: out / row["folder"] for row in run_list.rows}
+    if len(finished_runs) > len(seeds):
+        say(f"{out} has {len(finished_runs)} runs. The means are over all of them.")
+        seeds = range(seeds[0], seeds[0] + len(finished_runs))
+    runs: list[Run] = []
+    with config_with_seeds(config, seeds[0]) as arguments:
+        for seed in seeds:
+            name = f"seed_{seed}"
+            if name in finished_runs:
+                run = open_run(finished_runs[name])
+            else:
+                say(f"Run {len(runs) + 1} of {len(seeds)}: seed {seed}")
+                run = _fit(arguments, seed, out / name, shows_bars)
+                run_list.add([[name, os.path.relpath(run.folder, out)]])
+
+            runs.append(run)
+            if run.record["hashes"] != runs[0].record["hashes"]:
+                raise ConfigurationError(
+                    "the clients do not have the same samples in all runs, so that their values cannot be averaged. A "
+                    "source that draws samples needs a seed of its own."
+                )
+    return runs
 
 
-def make_run(arguments: Sequence[str], seed: int) -> FederatedCLI:
-    """Build the trainer, module and data from the arguments that :func:`saved_run` yields."""
-    return make_cli([*arguments, f"--seed_everything={seed}"], run=False, quiet=True)
+def _fit(arguments: Sequence[str], seed: int, folder: Path, shows_bars: bool) -> Run:
+    options = [
+        f"--trainer.default_root_dir={folder}",
+        f"--seed_everything={seed}",
+        f"--federation.seed={seed}",
+        *QUIET_FIT_ARGUMENTS,
+        f"--trainer.enable_progress_bar={str(shows_bars).lower()}",
+    ]
+    checkpoints = sorted(folder.rglob("last*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    if checkpoints and (checkpoints[-1].parent.parent / CONTRIBUTIONS).is_file():
+        options.append(f"--ckpt_path={checkpoints[-1]}")
+    cli = make_cli(["fit", *arguments, *options], quiet=True, starts_anew=True)
+    run = open_run(run_folder(cli.trainer))
+    if not run.ended:
+        raise ConfigurationError(
+            f"the run in {folder} was stopped before its last round. Run the same command again."
+        )
+    for performance in run.performances.values():
+        if "why_no_values" in performance:
+            raise ConfigurationError(f"{performance['why_no_values']} Run the same command again.")
+    return run
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from flsv.metrics.coalitions.design import (
     check_halvings,
     spread_rounds,
 )
-from flsv.metrics.coalitions.evidence import coalitions_not_finite, evidence_of
+from flsv.metrics.coalitions.evidence import coalitions_not_finite, evidence_of, ranks_only
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.scores.performance import Judges, Mode
 from flsv.utilities.choices import Verify
@@ -278,12 +278,12 @@ class ShadowShapley(MeasuredMetric):
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
         for name in ("values", "errors"):
-            no_values = torch.full((num_clients, width), float("nan"))
+            no_values = torch.full((num_clients, width), float("nan")).double()
             self.add_state(name, no_values, dist_reduce_fx=latest)
         # Utilities of untrained models, and the values after the last rounds; NaN where they are not known.
         no_utilities = torch.full((NUM_UNTRAINED_MODELS, width), float("nan")).double()
         self.add_state("starts", no_utilities, dist_reduce_fx=latest)
-        no_recent_values = torch.full((NUM_RECENT_ROUNDS, num_clients, width), float("nan"))
+        no_recent_values = torch.full((NUM_RECENT_ROUNDS, num_clients, width), torch.nan).double()
         self.add_state("recent", no_recent_values, dist_reduce_fx=last_values)
         self.add_state(
             "participations", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum"
@@ -445,10 +445,12 @@ class ShadowShapley(MeasuredMetric):
             prediction = predict()
             new_values = prediction.values
             fit = prediction_stderr(prediction.disagreement)
+            self._evidence["disagreement"] = prediction.disagreement.flatten().tolist()
         else:
             estimate = few_coalitions_shapley(masks, utilities)
             new_values = estimate.values
             fit = estimate.stderr
+            self._evidence["stderr"] = fit.flatten().tolist()
         self.values = self._store_and_average(new_values.reshape(shape)).to(self.values)
 
         device_tensors = [self.starts, self.recent, self.values, fit.reshape(shape)]
@@ -469,7 +471,8 @@ class ShadowShapley(MeasuredMetric):
         """
         covariance = None if self._case_covariance is None else self._case_covariance()
         rows = None if covariance is None else [*map(numbers_text, covariance.tolist())]
-        return {**self._evidence, "case_covariance": rows}
+        evidence = {**self._evidence, "trainings": f"{self.coalitions}"}
+        return {**evidence, "ranks_only": ranks_only(evidence), "case_covariance": rows}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy, without the outputs of the coalitions' models."""

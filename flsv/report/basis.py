@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
-from pandas import DataFrame, Series
+from pandas import DataFrame
 from torch import Tensor
 
-from flsv.functional.intervals import seed_freedom
+from flsv.functional.intervals import seed_covariance, seed_freedom
 from flsv.functional.joint_shares import joint_intervals
-from flsv.report.reading import Run, over_seeds
-from flsv.results.folder import CASE_COVARIANCE, SEED_COVARIANCE
-from flsv.results.run_table import ESTIMATE
+from flsv.report.reading import Run, final_values, over_seeds
 from flsv.results.text import WORDS, joined, nearest_to_retraining_first, titled
 from flsv.results.verdict import (
     PaymentInputs,
@@ -27,14 +24,12 @@ from flsv.results.verdict import (
     verdict_of,
 )
 from flsv.utilities.choices import Negatives
-from flsv.utilities.csv_files import NAN
-from flsv.utilities.display import CLIENTS_PREFIX
 from flsv.utilities.errors import ConfigurationError
 
 #: Name of the values by retraining.
 RETRAINED = "retrained"
-#: Text in the column ``changed`` of retrained.csv if the run drew cohorts and the trainings of its coalitions do not.
-ALL_TAKE_PART = "all members of a coalition train in every round"
+#: The metric whose values they are, in the runs of ``flsv retrain``.
+RETRAINED_METRIC = "value"
 
 
 @dataclass(frozen=True)
@@ -113,12 +108,12 @@ def basis_of(run: Run, values_name: str | None = None) -> Basis:
     """
     candidates = _metrics_to_share_by(run)
     suitable = _suitable_metrics(run)
-    if not run.retrained().empty:  # the only suitable values then
+    if run.retrained is not None:  # the only suitable values then
         candidates = [*candidates, RETRAINED]
         suitable = [RETRAINED]
     key = _selected_key(run, values_name, candidates, suitable)
     if key == RETRAINED:
-        return _basis_by_retraining(run)
+        return basis_by_retraining(run)
     return _basis_by_metric(run, key)
 
 
@@ -158,8 +153,8 @@ def _selected_key(
 
 def preferred_basis(run: Run) -> Basis | None:
     """Return the values that a report without a budget shows: by retraining, else by the most suitable metric."""
-    if not run.retrained().empty:
-        return _basis_by_retraining(run)
+    if run.retrained is not None:
+        return basis_by_retraining(run)
     class_by_metric = {
         metric: run.metric_info(metric)["class"] for metric in _suitable_metrics(run)
     }
@@ -210,9 +205,17 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
     seed_texts = [str(seed) for seed in sorted(recorded_seeds)]
     rounds = [one_run.rounds for one_run in run.runs]
 
+    covariance = None
+    degrees_of_freedom = run.seeds - 1 if run.seeds > 1 else None
+    if metric_info["class"] == "ShadowShapley" and run.seeds > 1:
+        values = torch.tensor(final_values(run.runs, metric).to_numpy("float64"))
+        half_widths = torch.tensor(((estimates["high"] - estimates["low"]) / 2).to_numpy("float64"))
+        covariance = seed_covariance(values, half_widths)
+        degrees_of_freedom = seed_freedom(run.seeds)
     errors = value_errors(
         estimates,
-        degrees_of_freedom=run.seeds - 1 if run.seeds > 1 else None,
+        degrees_of_freedom=degrees_of_freedom,
+        seed_covariance=covariance,
         case_covariance=_case_covariance_of_runs(run.runs, metric),
     )
     recorded_inputs = {
@@ -252,66 +255,21 @@ def _case_covariance_of_runs(runs: Sequence[Run], metric: str) -> Tensor | None:
     return torch.stack(covariances).mean(0)
 
 
-def _basis_by_retraining(run: Run) -> Basis:
-    return basis_of_retrained(run.retrained(), run.record)
-
-
-def basis_of_retrained(rows: DataFrame, record: Mapping[str, Any]) -> Basis:
-    """Return the values in the rows of ``retrained.csv``, which has none of clients without a value."""
-    row = rows.iloc[0]
-    num_seeds = len(row["seeds"].split())
-    trainings = row.get("trainings")
-    together = row.get("together", NAN)
-    validation = record.get("validation") or {}
-
-    rows_of_all = rows.reindex(range(len(record["clients"])))
-    estimates = rows_of_all[ESTIMATE]
-    errors = value_errors(
-        estimates,
-        degrees_of_freedom=seed_freedom(num_seeds),
-        seed_covariance=_matrix_in(rows_of_all, SEED_COVARIANCE),
-        case_covariance=_matrix_in(rows_of_all, CASE_COVARIANCE),
+def basis_by_retraining(run: Run) -> Basis:
+    """Return the values of the runs by which ``flsv retrain`` has trained a run's coalitions."""
+    assert run.retrained is not None
+    basis = _basis_by_metric(run.retrained, RETRAINED_METRIC)
+    performance = run.retrained.performances.get(RETRAINED_METRIC, {})
+    trained = WORDS["trainings"].get(performance.get("trainings"))
+    doubts = doubt_inputs(run.record["events"], run.client_names)
+    del doubts["unlike_run"]  # those are of the repetitions
+    return replace(
+        basis,
+        key=RETRAINED,
+        title=f"retraining, measured by {titled(basis.by)}",
+        origin=", ".join(filter(None, [trained, basis.origin])),
+        inputs=replace(basis.inputs, **doubts),
     )
-    inputs = PaymentInputs(
-        values=estimates["value"].tolist(),
-        errors=errors,
-        by=row["by"],
-        source=row.get("source", "outputs"),
-        alone_only=trainings == "singles",
-        halved=trainings == "halves",
-        ranks_only=trainings == "leave-one-out",
-        seeds=num_seeds,
-        judged=row["by"].startswith(CLIENTS_PREFIX),
-        alone=rows_of_all.get("alone", Series()).tolist(),
-        together=together,
-        accuracy=together,
-        majority=row["majority"],
-        cases=validation.get("rows"),
-        **doubt_inputs(record["events"], record["clients"]),
-    )
-    return Basis(
-        RETRAINED,
-        f"retraining, measured by {titled(row['by'])}",
-        origin=retrained_from(row, record["rounds"]),
-        estimates=estimates,
-        inputs=inputs,
-    )
-
-
-def _matrix_in(rows: DataFrame, column: str) -> Tensor | None:
-    """Parse the matrix in a column, None if there is none or a client has no row."""
-    if column not in rows:
-        return None
-    return matrix_of(rows[column].fillna("").tolist())
-
-
-def retrained_from(row: Series, planned: int | None) -> str:
-    """Describe how the values in a row of ``retrained.csv`` arose: coalitions, seeds, rounds and changed settings."""
-    seeds = row["seeds"].split()
-    trainings = WORDS["trainings"].get(row.get("trainings"))  # None in older files
-    changes = row.get("changed")
-    parts = [trainings, *_seeds_and_rounds(seeds, [row["rounds"]], planned), changes]
-    return ", ".join(filter(None, parts))
 
 
 def _seeds_and_rounds(

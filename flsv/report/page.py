@@ -19,7 +19,7 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from flsv.report.basis import RETRAINED, Basis, preferred_basis
+from flsv.report.basis import RETRAINED, RETRAINED_METRIC, Basis, preferred_basis
 from flsv.report.html import Table, bar_cells, heatmap_table, render, table_by_name, table_of_texts
 from flsv.report.reading import Run, open_run, over_seeds
 from flsv.report.shares import (
@@ -462,10 +462,10 @@ def _value_cells(run: Run, clients: Sequence[int], metrics: Iterable[str]) -> di
 
 def _retrained_cells(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
     """Format the values by retraining like those of a metric, if there are any."""
-    rows = run.retrained()
-    if rows.empty or not clients:
+    if run.retrained is None or not clients:
         return {}
-    return {RETRAINED: with_intervals(rows.reindex(clients), between=" to ")}
+    estimates = run.retrained.estimates(RETRAINED_METRIC).loc[clients]
+    return {RETRAINED: with_intervals(estimates, between=" to ")}
 
 
 def _class_count_heatmap(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table | None:

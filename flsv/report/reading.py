@@ -16,9 +16,9 @@ from pandas import DataFrame, Series
 
 from flsv.configuration.identity import Identity, option_texts
 from flsv.core.artifacts import client_folders
-from flsv.functional.intervals import half_width
+from flsv.functional.intervals import half_width, interval_over_seeds
+from flsv.metrics.coalitions.evidence import untrained_stderr
 from flsv.results.folder import (
-    BY_SCORE,
     CONFIG,
     RECORD,
     RETRAINED,
@@ -37,20 +37,9 @@ from flsv.results.run_table import (
     tidy,
 )
 from flsv.results.text import known_mean, shares_in
-from flsv.utilities.csv_files import NAN, Cell, number_or_nan, parse_int, read_rows
+from flsv.utilities.csv_files import NAN, Cell
 from flsv.utilities.display import INTERVAL_LEVEL, client_label
 from flsv.utilities.errors import ConfigurationError, listed
-
-#: Columns that every ``retrained.csv`` has.
-RETRAINED_COLUMNS: dict[str, Cell] = {
-    "client": parse_int,
-    "by": str,
-    "seeds": str,
-    **dict.fromkeys(("value", "low", "high", "share", "majority", "rounds"), number_or_nan),
-}
-#: Columns with numbers that files of earlier versions do not have.
-OPTIONAL_NUMBERS = ("alone", "together")
-
 
 @dataclass(frozen=True)
 class Run:
@@ -214,25 +203,13 @@ class Run:
         counts = select_rows(self.table, "weight")["client"].value_counts()
         return counts.reindex(range(self.num_clients), fill_value=0).tolist()
 
-    def retrained(self) -> DataFrame:
-        """Return the rows of ``retrained.csv`` by client, none without this file."""
-        path = self.folder / RETRAINED
-        if not path.is_file():
-            return DataFrame()
-        rows = {}
-        for line, row in read_rows(path, RETRAINED_COLUMNS):
-            client = row["client"]
-            if client >= self.num_clients or client in rows:
-                raise ConfigurationError(
-                    f"{path}, line {line}: client is {client}, expected 0 to {self.num_clients - 1}, each once."
-                )
-            rows[client] = row
-
-        table = DataFrame(rows.values(), index=list(rows)).sort_index()
-        for column in table:
-            if column in OPTIONAL_NUMBERS or column.startswith(BY_SCORE):
-                table[column] = table[column].map(number_or_nan)
-        return table
+    @cached_property
+    def retrained(self) -> Run | None:
+        """Return the runs of ``flsv retrain``, with means over them, or None without any."""
+        folder = self.folder / RETRAINED
+        if not (folder / RUNS).is_file():
+            return None
+        return over_seeds(open_run(folder))
 
 
 def read_run(path: str | Path) -> DataFrame:
@@ -321,8 +298,9 @@ def over_seeds(run: Run) -> Run:
     mean_performances = {}
     for metric, performance in run.performances.items():
         performance_by_run = [repeated.performances.get(metric, {}) for repeated in runs]
-        means = _means_of_all(performance_by_run, ("start", "end", "sum"))
-        mean_performances[metric] = {**performance, **means}
+        means = _means_of_all(performance_by_run, ("start", "end", "sum", "together"))
+        alone = DataFrame([of_run.get("alone") or [] for of_run in performance_by_run]).mean().tolist()
+        mean_performances[metric] = {**performance, **means, "alone": alone}
 
     logged_by_run = [repeated.record.get("logged", {}) for repeated in runs]
     logged = _means_of_all(logged_by_run, logged_by_run[0])
@@ -361,14 +339,31 @@ def seed_summary(
                 "std": values.apply(_deviation),
             }
         )
-        half_widths = summary["std"].combine(summary["runs"], mean_half_width)
+        half_widths = half_widths_over_seeds(runs, metric, values)
         summary["low"] = summary["mean"] - half_widths
         summary["high"] = summary["mean"] + half_widths
         summary["share"] = NAN
-        if run.metric_info(metric).get("to_pay_by"):
+        only_ranks = run.performances.get(metric, {}).get("ranks_only")
+        if run.metric_info(metric).get("to_pay_by") and not only_ranks:
             summary["share"] = shares_in(summary["mean"])
         summaries.append(summary)
     return pandas.concat(summaries, ignore_index=True)
+
+
+def half_widths_over_seeds(runs: Sequence[Run], metric: str, values: DataFrame) -> Series:
+    """Compute half the widths of the intervals of a metric's means over runs.
+
+    Of trained coalitions it is known how much seeds usually differ, and how far predicted utilities are off.
+    """
+    if len(runs) == 1:
+        estimates = runs[0].estimates(metric)
+        return (estimates["high"] - estimates["low"]) / 2
+    trains_coalitions = runs[0].metric_info(metric).get("class") == "ShadowShapley"
+    if not trains_coalitions or values.isna().any(axis=None):
+        return values.apply(_deviation).combine(values.count(), mean_half_width)
+    values_by_seed = torch.tensor(values.to_numpy("float64"))
+    stderr = untrained_stderr([run.performances[metric] for run in runs])
+    return Series(interval_over_seeds(values_by_seed, stderr).tolist())
 
 
 def _deviation(values: Series) -> float:

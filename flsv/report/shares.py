@@ -14,11 +14,10 @@ from pandas import DataFrame
 
 from flsv.functional.allocation import allocate
 from flsv.functional.joint_shares import joint_shares
-from flsv.report.basis import RETRAINED, Basis, basis_of
+from flsv.report.basis import RETRAINED, RETRAINED_METRIC, Basis, basis_of
 from flsv.report.reading import Run
-from flsv.results.folder import BY_SCORE
 from flsv.results.round_result import doubts_in
-from flsv.results.text import NO_NUMBER, joined, percent
+from flsv.results.text import NO_NUMBER, joined, percent, shares_in
 from flsv.results.verdict import Verdict
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN
@@ -266,21 +265,15 @@ def findings(run: Run, for_one_client: bool = False) -> list[str]:
 
 def fractions_moved_by_scores(run: Run, basis: Basis) -> dict[str, float]:
     """Return the fraction of a payment by retraining that each other score would give to other clients."""
-    if basis.key != RETRAINED:
+    if basis.key != RETRAINED or run.retrained is None:
         return {}
-    table = run.retrained()
-    # "f1 of ill (lower is better)" is by the score "f1". The parts after it may be missing.
-    score_and_class = basis.by.split(" (")[0]
-    score_of_basis = score_and_class.split(" of ")[0]
-
+    shares = shares_in(run.retrained.final(RETRAINED_METRIC))
     fractions = {}
-    for column_name in table.columns:
-        if not column_name.startswith(BY_SCORE):
-            continue
-        score = column_name.removeprefix(BY_SCORE)
-        fraction = fraction_moved(table["share"], table[column_name])
-        if score != score_of_basis and not math.isnan(fraction):
-            fractions[score] = fraction
+    for metric in run.retrained.metrics:
+        score = run.retrained.performances.get(metric, {}).get("by")
+        if score and score != basis.by:
+            other_shares = shares_in(run.retrained.final(metric))
+            fractions[score] = fraction_moved(shares, other_shares)
     return fractions
 
 

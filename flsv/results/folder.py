@@ -17,12 +17,8 @@ from flsv.utilities.errors import ConfigurationError, listed, no_run_folder
 
 CONTRIBUTIONS = "contributions.csv"
 RECORD = "run.json"
-RETRAINED = "retrained.csv"
-#: Prefix of the columns of retrained.csv with the shares by another score.
-BY_SCORE = "share by "
-#: Columns of retrained.csv with the rows of the values' covariances between seeds and between validation samples.
-SEED_COVARIANCE = "covariance of seeds"
-CASE_COVARIANCE = "covariance of cases"
+#: The folder of the runs of ``flsv retrain``, in that of the run.
+RETRAINED = "retrained"
 CONFIG = "config.yaml"
 #: The doubts that a server of sites has about their tables.
 DOUBTS_FILE = "doubts.csv"

@@ -49,6 +49,7 @@ RECORDED_INPUTS = (
     "source",
     "alone_only",
     "halved",
+    "ranks_only",
     "alone",
     "together",
     "majority",

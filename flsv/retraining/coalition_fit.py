@@ -45,20 +45,21 @@ from flsv.utilities.run_copy import SilentLogger
 
 def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
     """Change a FederatedLoop in place to draw clients by the sampler ``cohort`` and to print nothing. Return it."""
-    # Only metrics that strategies read are worth their time. The sampler's is not: the sampler is replaced.
-    metrics_in_use = set()
-    for role, strategy in loop.strategies.items():
-        if role != "sampler":
-            metrics_in_use.add(strategy.metric)
-    metrics = {name: metric for name, metric in loop.metrics.items() if name in metrics_in_use}
     return change_in_place(
         loop,
         sampler=cohort,
         seed=seed,
-        metrics=metrics,
+        # The sampler's metric is not worth its time: the sampler is replaced.
+        metrics=metrics_in_use(loop, without="sampler"),
         reporting=Reporting(table=False, figures=0, files=False),
         evaluation=ClientEvaluation(),
     )
+
+
+def metrics_in_use(loop: Any, without: str = "") -> dict[str, Any]:
+    """Return the metrics that a loop's strategies read, but for one ``without`` role."""
+    names = {strategy.metric for role, strategy in loop.strategies.items() if role != without}
+    return {name: metric for name, metric in loop.metrics.items() if name in names}
 
 
 def change_in_place(loop: Any, **changes: Any) -> Any:
@@ -226,8 +227,7 @@ class CoalitionScoring(GlobalModelScoring):
             scores_untrained=order.scores_untrained,
         )
         self._order = order
-        # After training: the module's weights, and the model of the loop. None until then.
-        self.final_vector: Tensor | None = None
+        # The loop's model after training, None until then.
         self._global_model: Tensor | None = None
         # The scores of the last finite model, if training ended without another one.
         self._last_scores: list[Scores] = []
@@ -236,16 +236,6 @@ class CoalitionScoring(GlobalModelScoring):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
         self._rounding = rounding_of(trainer)
-        if self._order.nudged:
-            self._nudge_weights(pl_module)
-
-    @torch.no_grad()
-    def _nudge_weights(self, module: L.LightningModule) -> None:
-        """Change all weights by as much as rounding does."""
-        for parameter in module.parameters():
-            if parameter.is_floating_point():
-                nudged_values = self._rounding.nudged(parameter.flatten())
-                parameter.copy_(nudged_values.view_as(parameter))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -278,7 +268,6 @@ class CoalitionScoring(GlobalModelScoring):
             )
         module = trainer.lightning_module
         loop: Any = find_loop(callbacks_of(trainer))
-        self.final_vector = self.space.read(module).clone()
         self._global_model = loop.state.model()
         self._first_updates = loop.run.engine.first_updates
         self._score(module, last_round)
@@ -312,10 +301,8 @@ class CoalitionScoring(GlobalModelScoring):
 
     def _fit_models(self) -> FitModels:
         """Return the models before and after training, the last scored one if none is finite."""
-        # From a checkpoint the fit delivers what the module holds at its end, otherwise the server's last model.
         scored_model, initial_model = self.models.cpu()
-        has_checkpoint = self._order.checkpoint is not None
-        trained_model = self.final_vector if has_checkpoint else self._global_model
+        trained_model = self._global_model
         if trained_model is None:  # the fit has ended early
             trained_model = scored_model
         return FitModels(initial=initial_model, trained=trained_model.cpu())
@@ -458,5 +445,7 @@ def only_watches_the_run(callback: L.Callback) -> bool:
         >>> only_watches_the_run(EarlyStopping("val_loss")), only_watches_the_run(Stops("val_loss"))
         (True, False)
     """
+    if getattr(callback, "only_watches", False):
+        return True
     is_of_program = not type(callback).__module__.startswith(("lightning.", "flsv."))
     return isinstance(callback, WATCHERS) and not is_of_program

@@ -11,8 +11,7 @@ from torch import Tensor
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core.parameter_space import sharing
-from flsv.sampling import ClientSampler, FullParticipation
-from flsv.utilities.choices import Participation
+from flsv.sampling import ClientSampler
 from flsv.utilities.errors import ConfigurationError
 
 #: Advice in error messages, for runs whose base configuration on the command line has the metric.
@@ -64,12 +63,6 @@ def checked_mean_cohort(
         raise ConfigurationError(
             f"ShadowShapley trains each of many coalitions alone, and {error} Or {HOW_TO_DO_WITHOUT}."
         ) from None
-
-
-def sampler_of(loop: Any, participation: Participation) -> ClientSampler:
-    """Return the sampler from which each coalition's sampler is made: the loop's own, or one of all clients."""
-    # "drawn": each coalition draws cohorts of the run's size among its members.
-    return loop.config.sampler if participation == "drawn" else FullParticipation()
 
 
 def check_draws(sampler: ClientSampler, masks: Tensor) -> None:

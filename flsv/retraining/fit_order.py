@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -25,8 +24,6 @@ class FitOrder:
     rounds: tuple[int, ...] = (LAST_ROUND_KEY,)
     # The state_dict with which the module starts. None: its own weights.
     initial: Mapping[str, Any] | None = None
-    # Whether the weights are then nudged, see Rounding.nudged.
-    nudged: bool = False
     # Whether the module is scored after the rounds, and before the first.
     scores_rounds: bool = True
     scores_untrained: bool = False
@@ -34,10 +31,6 @@ class FitOrder:
     is_whole: bool = True
     # Whether the result has the models before and after training.
     returns_models: bool = False
-    # A file of the run whose weights the result has too, to compare with.
-    checkpoint: Path | None = None
-    # A new file for the trained module.
-    save_as: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +38,8 @@ class FitModels:
     """Models ``[P]`` before and after training a coalition."""
 
     initial: Tensor
-    # The global model after the last round. With a checkpoint to compare with, the module's weights at the end, which
-    # differ from it if, for example, a callback averages weights.
+    # The global model after the last round.
     trained: Tensor
-    # The model in the order's checkpoint.
-    checkpoint: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

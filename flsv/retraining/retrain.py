@@ -1,72 +1,38 @@
-"""Values of clients from coalitions trained with several seeds: :func:`flsv.retrain`, and what ``flsv retrain`` shares.
-
-They differ only in where fits take place.
-"""
+"""flsv.retrain: values of clients from a federation's runs with several seeds, of which each trains coalitions."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from pandas import DataFrame
-from torch import Tensor
 from torchmetrics import Metric
 
 from flsv._lightning.patches import callbacks_of, find_loop
+from flsv.configuration.federation_config import Reporting
 from flsv.data import FederatedDataModule
-from flsv.functional.intervals import interval_over_seeds, prediction_stderr, seed_covariance
-from flsv.functional.shapley.few_coalitions import few_coalitions_shapley
-from flsv.functional.shapley.halvings import choose_halvings
-from flsv.functional.shapley.predicted_outputs import favors_nobody
-from flsv.games.coalition_utility import Measure
-from flsv.games.members import members_of
-from flsv.metrics.coalitions.design import NO_OUTPUTS_FOR_HALVES, check_halvings, coalition_masks
-from flsv.results.folder import (
-    BY_SCORE,
-    CASE_COVARIANCE,
-    SEED_COVARIANCE,
-)
+from flsv.functional.intervals import interval_over_seeds
+from flsv.metrics.coalitions.evidence import untrained_stderr
+from flsv.metrics.shadow import ShadowShapley
 from flsv.results.text import shares_in
-from flsv.results.verdict import Source
-from flsv.retraining.coalition_refusals import check_draws, sampler_of
-from flsv.retraining.copied_fits import (
-    UTILITY_NAME,
-    CopiedFits,
-    Predicted,
-    Prediction,
-    Scoring,
-    copy_of_run,
-)
-from flsv.retraining.fit_order import FitOrder
-from flsv.retraining.train_fits import CoalitionTraining
-from flsv.retraining.utility_store import (
-    COALITIONS_FILE,
-    LAST_ROUND_KEY,
-    UtilityStore,
-    read_outputs,
-    utilities_after_run,
-)
-from flsv.scores.performance import Judges, Mode, ModelScore, is_logged, judged_by, performance_of
-from flsv.utilities.choices import Participation, Trainings
-from flsv.utilities.csv_files import NAN, numbers_text
+from flsv.retraining.coalition_fit import change_in_place, metrics_in_use, only_watches_the_run
+from flsv.retraining.copied_fits import copy_of_run, fit_quietly, in_quiet, new_folder
+from flsv.scores.performance import Judges, Mode
+from flsv.utilities.choices import Trainings
+from flsv.utilities.csv_files import NAN
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, check_lightning
 from flsv.utilities.run_copy import RunCopy
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_default
 
-#: Options of ``flsv retrain`` whose coalitions only rank the clients if outputs are not predicted.
-RANKING_DESIGNS = ("singles", "leave-one-out")
 #: Default number of seeds.
 NUM_SEEDS = 3
-#: The most clients of whose coalitions, if all are trained, the outputs are kept.
-MAX_CLIENTS_WITH_OUTPUTS = 7
+#: Number of a round that no run reaches: values are computed after the last one.
+NEVER = 10**9
 
 
 @checked
@@ -80,9 +46,7 @@ def retrain(
     mode: Mode | None = None,
     seeds: Count = NUM_SEEDS,
     judges: Judges = "server",
-    participation: Participation = "drawn",
-    jobs: Count = 1,
-    halvings: Count = 1,
+    halvings: Count | None = None,
 ) -> DataFrame:
     """Compute clients' values by training the federation again with coalitions of them.
 
@@ -102,12 +66,8 @@ def retrain(
             :mod:`flsv.scores.performance`, a name that the module logs, or a torchmetrics metric.
         mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
         judges: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
-        participation: the clients that train if the loop has a sampler. With ``"drawn"`` each coalition draws its own
-            cohorts among its members, with ``"all"`` all members train.
         seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or
             the seed of ``seed_everything``.
-        jobs: the number of processes that train at once. 1: this process. A backend of ``joblib.parallel_config``, such
-            as ``"dask"``, has its own number.
         halvings: as in :class:`flsv.metrics.ShadowShapley`.
 
     Returns:
@@ -136,55 +96,74 @@ def retrain(
     """
     check_lightning(trainer, module)
     loop = find_loop(callbacks_of(trainer))
-    _check(trainer)
-    first_seed = seed_or_default(loop.seed)
-    data.prepare_data()
-    data.setup("fit")
-    measure = judged_by(judges, performance_of("flsv.retrain", metric, mode, "metric"))
-    outputs = stored_outputs(coalitions, data.num_clients, measure, halvings)
-    masks = coalition_masks(coalitions, data.num_clients)
-    check_draws(sampler_of(loop, participation), masks)
-    if isinstance(module, L.LightningModule) and seeds > 1:
-        _say(
-            "the module starts from the same weights with all seeds. Give a function that makes it to draw new weights"
-        )
-
-    def copy_of(seed: int) -> RunCopy:
-        # Under the seed, since a factory draws weights by it.
-        with _seeded(seed):
-            return copy_of_run(trainer, module, data)
-
-    fits = CopiedFits(copy_of, Scoring.by(measure, participation), jobs=jobs)
-    training = CoalitionTraining(
-        fits,
-        FitOrder(members=(), seed=first_seed),
-        num_samples=data.num_samples.tolist(),
-    )
-    store = UtilityStore(None, [UTILITY_NAME], outputs=outputs)
-    retrained = train_seeds(
-        training,
-        data.client_names,
-        design=coalitions,
-        halvings=halvings,
-        first_seed=first_seed,
-        num_seeds=seeds,
-        store=store,
-        say=_say,
-    )
-    columns = {"client": range(data.num_clients), "client_name": data.client_names}
-    return DataFrame(columns | retrained.values())
-
-
-def _say(text: str) -> None:
-    rank_zero_info(f"flsv: {text}")
-
-
-def _check(trainer: L.Trainer) -> None:
     if trainer.current_epoch:
         raise ConfigurationError(
             f"flsv.retrain: this trainer has been fitted for {trainer.current_epoch} rounds, and its callbacks hold "
             "the results. Make a Trainer, a module and the data as for the fit, and give these."
         )
+    data.prepare_data()
+    data.setup("fit")
+    first_seed = seed_or_default(loop.seed)
+    games = []
+    for seed in range(first_seed, first_seed + seeds):
+        game = ShadowShapley(
+            coalitions="both" if coalitions == "auto" else coalitions,
+            performance=metric,
+            mode=mode,
+            judges=judges,
+            halvings=halvings,
+            every=NEVER,
+        )
+        with _seeded(seed):  # since a factory draws weights by it
+            run_copy = copy_of_run(trainer, module, data)
+        games.append(_fit(run_copy, game, seed))
+
+    evidence = [game.payment_record() for game in games]
+    if "why_no_values" in evidence[0]:
+        raise ConfigurationError(evidence[0]["why_no_values"])
+    values = torch.stack([game.compute() for game in games]).double()
+    mean_values = values.mean(0)
+    if seeds > 1:
+        half_widths = interval_over_seeds(values, untrained_stderr(evidence))
+        low, high = mean_values - half_widths, mean_values + half_widths
+    else:
+        low, high = games[0].intervals()
+    shares = [NAN] * len(mean_values)
+    if not evidence[0]["ranks_only"]:
+        shares = shares_in(mean_values.tolist())
+    return DataFrame(
+        {
+            "client": range(data.num_clients),
+            "client_name": data.client_names,
+            "value": mean_values.tolist(),
+            "low": low.tolist(),
+            "high": high.tolist(),
+            "share": shares,
+        }
+    )
+
+
+def _fit(run_copy: RunCopy, game: ShadowShapley, seed: int) -> ShadowShapley:
+    """Fit a copy of a run with ``game`` as its only metric, beside those that strategies read. Return the metric."""
+    with in_quiet(), new_folder() as folder:
+        trainer, module, data = run_copy.load()
+        if not isinstance(module, L.LightningModule):  # what makes it
+            module = module()
+        callbacks = callbacks_of(trainer)
+        untyped_trainer: Any = trainer
+        untyped_trainer.callbacks = [
+            callback for callback in callbacks if not only_watches_the_run(callback)
+        ]
+        untyped_trainer._default_root_dir = folder
+        loop: Any = find_loop(callbacks)
+        change_in_place(
+            loop,
+            seed=seed,
+            metrics={**metrics_in_use(loop), "value": game},
+            reporting=Reporting(table=False, figures=0, files=False),
+        )
+        fit_quietly(trainer, module, data)
+        return loop.metrics["value"]
 
 
 @contextmanager
@@ -205,232 +184,3 @@ def _seeded(seed: int) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@dataclass(frozen=True)
-class Retrained:
-    """Utilities of coalitions that were trained with s seeds."""
-
-    design: Trainings
-    masks: Tensor
-    seeds: list[int]
-    # float64 [s, K, C], by C performance measures
-    utilities: Tensor
-    # None: the values follow from the utilities.
-    predicted: Predicted | None = None
-
-    @property
-    def rank_only(self) -> bool:
-        """Return whether values can only rank the clients, since their amounts are too inaccurate."""
-        # The other coalitions would change the amounts by a third.
-        return self.design in RANKING_DESIGNS and self.source == "scores"
-
-    @property
-    def source(self) -> Source:
-        """Return where the utilities of all coalitions come from."""
-        if len(self.masks) == 2 ** self.masks.shape[1]:
-            return "trainings"
-        return "scores" if self.predicted is None else "outputs"
-
-    def values_by_seed(self, measure_index: int) -> tuple[Tensor, Tensor]:
-        """Compute each seed's values ``[s, n]`` by one performance measure, and the standard error ``[n]`` of their
-        mean that comes from coalitions that were not trained.
-        """
-        are_all_trained = len(self.masks) == 2 ** self.masks.shape[1]
-        if self.predicted is None or are_all_trained:
-            utilities = self.utilities[:, :, measure_index]  # [s, K]
-            estimate = few_coalitions_shapley(self.masks, utilities.T)
-            return estimate.values.T, estimate.stderr.mean(1)  # from [n, s]
-
-        values = self.predicted.values[:, :, measure_index]  # [s, n]
-        disagreement = self.predicted.disagreement[:, :, measure_index].mean(0)  # [n]
-        return values, prediction_stderr(disagreement)
-
-    def values(self, measure_index: int = 0) -> dict[str, list[float]]:
-        """Compute clients' values, interval ends and shares by one performance measure, ``{column: [n]}``."""
-        values_by_seed, stderr = self.values_by_seed(measure_index)  # [s, n] and [n]
-        mean_values = values_by_seed.mean(0)
-        half_widths = interval_over_seeds(values_by_seed, stderr)
-        if self.rank_only:
-            shares = [NAN] * len(mean_values)
-        else:
-            shares = shares_in(mean_values.tolist())
-        return {
-            "value": mean_values.tolist(),
-            "low": (mean_values - half_widths).tolist(),
-            "high": (mean_values + half_widths).tolist(),
-            "share": shares,
-        }
-
-    def covariance_columns(self, measure_index: int) -> dict[str, list[str]]:
-        """Return the rows of the values' covariances, ``{column: [n]}``, between seeds and between validation samples.
-        Each is left out if it is not known.
-        """
-        values_by_seed, stderr = self.values_by_seed(measure_index)
-        half_widths = interval_over_seeds(values_by_seed, stderr)
-        # {column: covariance [n, n]}
-        covariances = {SEED_COVARIANCE: seed_covariance(values_by_seed, half_widths)}
-        if self.predicted is not None:
-            covariances[CASE_COVARIANCE] = self.predicted.case_covariance[measure_index]
-
-        texts_by_column = {}
-        for name, covariance in covariances.items():
-            if covariance.isfinite().all():
-                texts_by_column[name] = [numbers_text(row) for row in covariance.tolist()]
-        return texts_by_column
-
-    def columns(
-        self,
-        names: Sequence[str],
-        metric: str,
-    ) -> dict[str, list[Any]]:
-        """Return :meth:`values` by ``metric``, with their covariances, and columns of the shares by each other measure
-        in ``names``.
-        """
-        measure_index = names.index(metric)
-        columns: dict[str, list[Any]] = {**self.values(measure_index)}
-        num_clients = self.masks.shape[1]  # masks [K, n]: the members of K coalitions
-        utilities = self.utilities[:, :, measure_index].mean(0)  # [K], over seeds
-        has_all_clients = self.masks.all(1)
-        together = float(utilities[has_all_clients])
-        columns["together"] = [together] * num_clients
-
-        is_alone = self.masks.sum(1) == 1
-        if is_alone.any():
-            client_of_row = self.masks[is_alone].int().argmax(1)
-            rows_by_client = client_of_row.argsort()
-            utilities_alone = utilities[is_alone]
-            columns["alone"] = utilities_alone[rows_by_client].tolist()
-        columns["source"] = [self.source] * num_clients
-        if self.rank_only:
-            return columns
-
-        columns.update(self.covariance_columns(measure_index))
-        is_finite = self.utilities.isfinite().all(1).all(0)  # [C], by measure
-        if len(names) > 1:
-            for position, name in enumerate(names):
-                if is_finite[position]:
-                    columns[f"{BY_SCORE}{name}"] = self.values(position)["share"]
-        return columns
-
-
-def stored_outputs(
-    coalitions: Trainings,
-    num_clients: int,
-    measure: Measure,
-    halvings: int,
-) -> Sequence[str]:
-    """Return the name under which coalitions' outputs are stored. Empty if nothing is computed from them."""
-    is_judged = isinstance(measure, ModelScore) and measure.judged
-    check_halvings(coalitions, halvings, judges="clients" if is_judged else "server")
-    names = _stored_outputs(coalition_masks(coalitions, num_clients), measure)
-    if coalitions == "halves" and not names:
-        raise ConfigurationError(f"flsv retrain: {NO_OUTPUTS_FOR_HALVES}")
-    return names
-
-
-def _stored_outputs(masks: Tensor, measure: Measure) -> Sequence[str]:
-    # Other coalitions' outputs are predicted only from whole layers, and not many can be kept.
-    num_clients = masks.shape[1]
-    are_all_trained = len(masks) == 2**num_clients
-    are_too_many = are_all_trained and num_clients > MAX_CLIENTS_WITH_OUTPUTS
-    if are_too_many or not favors_nobody(masks):
-        return ()
-    if isinstance(measure, ModelScore) and not _has_outputs(measure, are_all_trained):
-        return ()
-    if isinstance(measure, str | ModelScore):
-        return (UTILITY_NAME,)
-    # The names of several measures, all of the same outputs, which are stored once, for the first.
-    return measure[:1]
-
-
-def _has_outputs(measure: ModelScore, are_all_trained: bool) -> bool:
-    # Clients that judge models only have outputs to predict those of untrained coalitions.
-    if measure.judged:
-        return measure.by_class and not are_all_trained
-    return not is_logged(measure)
-
-
-def copy_from_run(
-    store: UtilityStore,
-    run_folder: Path,
-    names: Sequence[str],
-    output_names: Sequence[str],
-    seeds: Iterable[int],
-    num_rounds: int | None,
-) -> None:
-    """Copy from a run's folder into the store the utilities, by the measures ``names``, and outputs of coalitions that
-    were trained at the run's end.
-    """
-    outputs_folder = run_folder / Path(COALITIONS_FILE).stem
-    for seed in seeds:
-        utilities_by_members = utilities_after_run(run_folder, names, seed, num_rounds)
-        for members, utilities in utilities_by_members.items():
-            if not store.missing(seed, [members]):
-                continue
-            outputs_of_run = read_outputs(outputs_folder, seed, members)  # {name: [rounds, ...]}
-            # The store has the outputs of the last round only, by its own names.
-            last_outputs = [outputs_of_rounds[-1:] for outputs_of_rounds in outputs_of_run.values()]
-            outputs = dict(zip(output_names, last_outputs))
-            row = [[utility] for utility in utilities]  # one number by each measure
-            store.add(seed, members, rows={LAST_ROUND_KEY: row}, outputs=outputs)
-
-
-def train_seeds(
-    training: CoalitionTraining,
-    client_names: Sequence[str],
-    design: Trainings,
-    halvings: int,
-    first_seed: int,
-    num_seeds: int | None,
-    store: UtilityStore,
-    say: Callable[[str], None] = lambda text: None,
-) -> Retrained:
-    """Train coalitions with the seeds ``first_seed``, ``first_seed + 1``, ..., and return their utilities.
-
-    Coalitions in ``store`` are not trained again. Those that are trained are added to it, even if others fail.
-    """
-    if design == "auto":
-        design = "both"
-    masks = coalition_masks(design, training.num_clients)
-    num_seeds = num_seeds or NUM_SEEDS
-    seeds = list(range(first_seed, first_seed + num_seeds))
-    training.train(members_of(masks), seeds, store, say)
-    if design == "halves":
-        outputs_alone = []
-        for client in range(training.num_clients):
-            last_outputs = store.last_outputs(first_seed, (client,))
-            assert last_outputs is not None  # they are stored, or halves were refused
-            outputs_alone.append(last_outputs)
-        halves = choose_halvings(
-            torch.stack(outputs_alone),
-            client_names,
-            halvings,
-            logits=training.trainer.has_logits(first_seed, training.num_clients),
-            seed=first_seed,
-        )
-        masks = torch.cat([masks, halves])
-        training.train(members_of(masks), seeds, store, say)
-    coalitions = members_of(masks)
-    utilities = torch.stack([store.table(seed, masks) for seed in seeds])  # [s, K, C]
-
-    not_empty = coalitions[1:]
-    outputs = []
-    for seed in seeds:
-        for members in not_empty:
-            last_outputs = store.last_outputs(seed, members)
-            if last_outputs is not None:
-                outputs.append(last_outputs)
-    predicted = None
-    are_complete = len(outputs) == len(seeds) * len(not_empty)
-    if are_complete:
-        outputs_by_seed = torch.stack(outputs).unflatten(0, (len(seeds), -1))  # [s, K - 1, ...]
-        predicted = training.trainer.predict(
-            Prediction(first_seed, masks, utilities, outputs_by_seed)
-        )
-    elif len(masks) < 2 ** masks.shape[1]:
-        say(
-            "the scores of coalitions that were not trained are estimated. Predicting their outputs comes closer, but "
-            "it needs each client alone and whole sizes, and logged values have no outputs"
-        )
-    return Retrained(design, masks, seeds, utilities, predicted)

@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
-from flsv._lightning.rounding import Rounding
 from flsv.core import ALONE, Ranks
 from flsv.core.ranks import balance_load
 from flsv.games.members import EMPTY, Members
 from flsv.results.text import joined
 from flsv.retraining.copied_fits import CopiedFits
-from flsv.retraining.fit_order import FitFailed, FitModels, FitOrder, FitResult
+from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
 from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.errors import ConfigurationError, listed
 
 Result = TypeVar("Result")
 #: Seed and members of a coalition to train.
 Training = tuple[int, Members]
-
-
-@dataclass(frozen=True, eq=False)
-class Proof:
-    """Check of the way of training: the coalition of all clients must come to the model of its order's checkpoint."""
-
-    # Trains all clients with the run's seed, scores them, and returns models.
-    order: FitOrder
-    # The error's text, with "{}" for the distance.
-    message: str
-
-
-class Unproved(ConfigurationError):
-    """Error: the training of all clients does not reproduce the run's model."""
 
 
 class FitsFailed(ConfigurationError):
@@ -66,7 +50,7 @@ def _clients(members: Members) -> str:
 
 
 class CoalitionTraining:
-    """Training of coalitions by ``trainer``, which has to pass the proof, if there is one, before results count."""
+    """Training of coalitions by ``trainer``."""
 
     def __init__(
         self,
@@ -75,15 +59,13 @@ class CoalitionTraining:
         order: FitOrder,
         # The clients' numbers of samples, [n].
         num_samples: Sequence[int],
-        proof: Proof | None = None,
     ) -> None:
         self.trainer = trainer
         self.order = order
         self._num_samples = num_samples
-        self._proof = proof
         # The members' first updates in fits with the order's seed, see FitResult.
         self.first_updates: dict[Members, Mapping[int, Tensor]] = {}
-        # Whether fits are whole, see FitOrder. Without validations, if the proof needs none.
+        # Whether fits are whole, see FitOrder.
         self.is_whole = order.is_whole
 
     @property
@@ -160,22 +142,9 @@ class CoalitionTraining:
         self, trainings: Sequence[Training]
     ) -> Iterator[tuple[Training, FitResult | FitFailed]]:
         """Train coalitions on this rank, and yield each with its result or error."""
-        remaining_trainings = list(trainings)
         scored_seeds = set()
-        proof = self._proof
-        is_proof_due = any(proof is not None and proof.order.seed == seed for seed, _ in trainings)
-        if proof is not None and is_proof_due:
-            self._proof = None
-            result_of_all = self._prove(proof)
-            if result_of_all.untrained:
-                scored_seeds.add(proof.order.seed)
-            training_of_all = (proof.order.seed, proof.order.members)
-            if training_of_all in remaining_trainings:
-                remaining_trainings.remove(training_of_all)
-                yield training_of_all, result_of_all
-
         orders = []
-        for seed, members in remaining_trainings:
+        for seed, members in trainings:
             order = replace(
                 self.order,
                 members=members,
@@ -197,77 +166,6 @@ class CoalitionTraining:
         whole_orders = [replace(order, is_whole=True) for order in failed_orders]
         for order, result in self.trainer.train(whole_orders):
             yield (order.seed, order.members), result
-
-    def _prove(self, proof: Proof) -> FitResult:
-        """Train the proof's order. Raise Unproved if more than rounding differs."""
-        lean_order = replace(proof.order, is_whole=False)
-        ((_, lean_result),) = self.trainer.train([lean_order])
-        if isinstance(lean_result, FitResult) and _is_model_of_run(lean_result):
-            # The run has validated, and has come to the same model.
-            self.is_whole = False
-            return lean_result
-
-        ((_, result),) = self.trainer.train([proof.order])
-        if isinstance(result, FitFailed):
-            raise FitsFailed({proof.order.members: result})
-        models = result.models
-        assert models is not None
-        assert models.checkpoint is not None
-        train_again = partial(self._trained_again, proof.order)
-        distance = difference_from_run(models, models.checkpoint, train_again, result.rounding)
-        if distance is not None:
-            description = f"{100 * distance:.2g} % of the way that training went lie between them"
-            raise Unproved(proof.message.format(description))
-        return result
-
-    def _trained_again(self, order: FitOrder, nudged: bool) -> FitModels | None:
-        """Train by ``order`` again, from slightly changed weights if ``nudged``. None on failure."""
-        ((_, result),) = self.trainer.train([replace(order, nudged=nudged)])
-        if isinstance(result, FitResult):
-            return result.models
-        return None
-
-
-def _is_model_of_run(result: FitResult) -> bool:
-    """Return whether a fit's model is bitwise that of its order's checkpoint."""
-    if result.models is None or result.models.checkpoint is None:
-        return False
-    return torch.equal(result.models.trained, result.models.checkpoint)
-
-
-def difference_from_run(
-    models: FitModels,
-    run_model: Tensor,
-    train_again: Callable[..., FitModels | None],
-    rounding: Rounding,
-) -> float | None:
-    """Return the distance of a retrained model from the run's, relative to that from the initial model.
-
-    None if rounding explains it. If the distance is above a fixed tolerance, the effect of rounding is measured by two
-    more trainings: ``train_again(nudged=True)`` from slightly changed weights, and one from the same weights. If
-    the latter does not give the same model, the training depends on something other than its seed, and rounding does
-    not explain the difference.
-    """
-
-    def nudged_displacement() -> Tensor | None:
-        # Once from the same initial weights, and once from weights changed by as much as rounding does.
-        repeated = train_again(nudged=False)
-        nudged = train_again(nudged=True)
-        if repeated is None or nudged is None:
-            return None
-        path_length = (models.trained - models.initial).double().norm()
-        relative_tolerance = max(rounding.run_tolerance, rounding.steps)
-        tolerance = relative_tolerance * path_length
-        repetition_error = (repeated.trained - models.trained).double().norm()
-        if repetition_error > tolerance:  # something other than rounding differs
-            return None
-        return nudged.trained - nudged.initial
-
-    # This trains again only if the models are further apart than a fixed tolerance.
-    return rounding.unexplained_distance(
-        models.trained, run_model, models.initial, nudged=nudged_displacement
-    )
-
 
 def gathered(
     ranks: Ranks, train: Callable[[], Iterable[tuple[Training, Result]]], description: str

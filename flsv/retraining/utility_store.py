@@ -14,8 +14,8 @@ from torch import Tensor
 from flsv.core import ALONE, Ranks
 from flsv.games.members import Members, members_of
 from flsv.scores.performance import ModelScore
-from flsv.utilities.atomic_files import replacing, whole_lines
-from flsv.utilities.csv_files import Cell, parse_float, parse_int, read_rows
+from flsv.utilities.atomic_files import replacing
+from flsv.utilities.csv_files import Cell, parse_float, parse_int
 from flsv.utilities.result_file import ResultFile, members_text, read_members
 
 #: File in a run's folder with the utilities of the coalitions that were trained after the run.
@@ -163,13 +163,6 @@ class UtilityStore:
         """Return a coalition's outputs ``[R, V, ...]`` after each of R rounds, or raise KeyError."""
         return self._outputs_by_training[seed, members][name]
 
-    def last_outputs(self, seed: int, members: Members) -> Tensor | None:
-        """Return a coalition's outputs ``[V, ...]`` after the last round, or None."""
-        outputs = self._outputs_by_training.get((seed, members), {})
-        for outputs_of_rounds in outputs.values():
-            return outputs_of_rounds[-1]
-        return None
-
     def progress(self, seed: int, coalitions: Sequence[Members]) -> str:
         """Return text on how many of the distinct ``coalitions`` have utilities."""
         num_coalitions = len(coalitions)
@@ -293,37 +286,3 @@ def column_name(measure: str | ModelScore) -> str:
     if measure.called:
         return measure.title
     return f"{measure.title} ({measure.mode})"
-
-
-def utilities_after_run(
-    run_folder: Path,
-    names: Sequence[str],
-    seed: int,
-    num_rounds: int | None,
-) -> dict[Members, list[float]]:
-    """Read the utilities, by the measures ``names``, of the coalitions that were trained after a run, after
-    ``num_rounds`` rounds. Empty if there are none.
-    """
-    path = run_folder / COALITIONS_FILE
-    if not path.is_file() or not num_rounds:
-        return {}
-    lines = whole_lines(path)
-    if len(lines) < 2:
-        return {}
-    columns = lines[1].split(",")  # the first line has the settings
-    if not {"seed", *names} <= set(columns):
-        return {}
-
-    parsers: dict[str, Cell] = {
-        "seed": parse_int,
-        "coalition": read_members,
-        "round": parse_int,
-    }
-    parsers.update(dict.fromkeys(names, parse_float))
-    utilities = {}
-    for _, row in read_rows(path, parsers, skip=1):
-        is_last = row["round"] + 1 == num_rounds
-        if row["seed"] == seed and is_last:
-            members = row["coalition"]
-            utilities[members] = [row[name] for name in names]
-    return utilities

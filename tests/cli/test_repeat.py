@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from flsv.cli import main, repeat
+from flsv.cli import main, saved_run as repeat
 from flsv.report import open_run
 from flsv.report.shares import basis_of
 from helpers.runs import read_rows, write_config, write_table

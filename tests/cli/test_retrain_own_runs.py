@@ -12,7 +12,7 @@ import flsv
 from flsv import FederatedDataModule, FederatedLoop, Reporting
 from flsv.cli import main
 from flsv.cli.retrain import retrain
-from flsv.cli.retrained_run import performance_by
+from flsv.cli.retrain import performance_by
 from flsv.data import SizePartitioner, Splits
 from flsv.functional import few_coalitions, predicted_shapley
 from flsv.metrics import (

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from flsv.functional.intervals import prediction_stderr
 from flsv.functional.shapley.halvings import has_halvings
 from flsv.metrics.coalitions.design import are_singles_only
 
@@ -43,3 +46,16 @@ def evidence_of(
         "alone": [] if per_class else utilities[is_alone].tolist(),
         "together": None if per_class else float(utilities[masks.all(1)]),
     }
+
+
+def untrained_stderr(evidence: Sequence[Mapping[str, Any]]) -> Tensor:
+    """Return the standard error ``[n]`` of mean values over seeds that comes from coalitions that were not trained."""
+    if evidence[0].get("disagreement"):
+        disagreement = torch.tensor([of_seed["disagreement"] for of_seed in evidence])  # [s, n]
+        return prediction_stderr(disagreement.double().mean(0))
+    return torch.tensor([of_seed["stderr"] for of_seed in evidence]).double().mean(0)
+
+
+def ranks_only(evidence: Mapping[str, Any]) -> bool:
+    """Return whether the trained coalitions only allow a ranking."""
+    return evidence.get("source") == "scores" and evidence["trainings"] in ("singles", "leave-one-out")
