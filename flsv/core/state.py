@@ -17,6 +17,8 @@ from flsv.utilities.host_copies import on_host
 if TYPE_CHECKING:
     from flsv.core.round import Round
 
+#: The kind of a fault without which the values would be other ones.
+OF_VALUES = "values"
 #: Name under which the server sends the global model to a client that starts from another model, if an upload needs it.
 GLOBAL_MODEL = "global_model"
 
@@ -163,15 +165,15 @@ class FederationState:
         self.global_vector = round.server_vector
         self.failed = []
 
-    def note(self, client: int | None, fault: str) -> None:
-        """Record a fault of a client, or of all, in this round. There is one entry per client and kind.
+    def note(self, client: int | None, fault: str, kind: str | None = None) -> None:
+        """Record a fault of a client, or of all, in this round. There is one entry per client and fault.
 
         Example:
             >>> state = FederationState(round_index=3)
             >>> state.note(1, "it is away")
             >>> state.note(1, "it is away")
             >>> state.incidents
-            [{'client': 1, 'what': 'it is away', 'first': 3, 'last': 3, 'times': 2}]
+            [{'client': 1, 'what': 'it is away', 'first': 3, 'last': 3, 'times': 2, 'kind': None}]
         """
         for incident in self.incidents:
             if incident["client"] == client and incident["what"] == fault:
@@ -186,6 +188,7 @@ class FederationState:
                 "first": self.round_index,
                 "last": self.round_index,
                 "times": 1,
+                "kind": kind,
             }
         )
 

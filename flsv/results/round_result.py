@@ -39,7 +39,8 @@ class Event:
     of: int | None = None
     #: For a copy, the other clients with the same update. For a doubt, those with the same rows.
     others: Sequence[int] = ()
-    #: For a doubt, what it is about: its :data:`~flsv.data.doubts.DoubtKind`, a column, and a description.
+    #: For a doubt, what it is about: its :data:`~flsv.data.doubts.DoubtKind`, a column, and a description. The kind of
+    #: an event at a site may be :data:`flsv.core.state.OF_VALUES`.
     kind: str | None = None
     column: str = ""
     text: str = ""
