@@ -316,7 +316,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         stage: str,
     ) -> None:
         if self._lightning_fit is not None and self._lightning_fit.is_fitting:
-            self._lightning_fit.close()
+            self._lightning_fit.tear_down(pl_module)
             self._hash_model(pl_module)
 
     def _hash_model(self, module: L.LightningModule) -> None:
