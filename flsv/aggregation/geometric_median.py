@@ -11,10 +11,7 @@ from flsv.aggregation.base import Aggregator
 from flsv.core import Round
 from flsv.core.strategy import Contributions
 from flsv.functional.distances import distances, weighted_mean
-from flsv.utilities.declared import Count, Positive
-
-#: Relative decrease of the objective below which the iteration ends.
-_TOLERANCE = 1e-6
+from flsv.utilities.declared import Count, NonNegative, Positive
 
 
 class GeometricMedian(Aggregator):
@@ -33,6 +30,7 @@ class GeometricMedian(Aggregator):
     Args:
         smoothing: nu > 0, the distance below which a client's weight no longer grows.
         iterations: the largest number of steps. The paper finds 3 to be enough.
+        tolerance: relative decrease of the objective below which the iteration ends.
         server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
@@ -49,12 +47,14 @@ class GeometricMedian(Aggregator):
         self,
         smoothing: Positive = 1e-6,
         iterations: Count = 10,
+        tolerance: NonNegative = 1e-6,
         *,
         server_lr: Positive = 1.0,
     ) -> None:
         super().__init__(server_lr=server_lr)
         self.smoothing = smoothing
         self.iterations = iterations
+        self.tolerance = tolerance
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         num_parameters = round.space.num_parameters
@@ -76,7 +76,7 @@ class GeometricMedian(Aggregator):
         for _ in range(self.iterations):
             distances_to_center = distances(points, center)
             objective = (sample_shares @ distances_to_center).item()
-            if previous_objective - objective <= _TOLERANCE * objective:
+            if previous_objective - objective <= self.tolerance * objective:
                 break
             previous_objective = objective
             weights = sample_shares / distances_to_center.clamp_min(self.smoothing)

@@ -1,6 +1,6 @@
 """Data and corruptions of the benchmark's federations that need no download."""
 # Federations of clinics often have one common class and some rare ones, unlike public image data. So classes can be
-# made smaller, also in the server's validation set.
+# merged and made smaller, also in the server's validation set.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data import Corruption
-from flsv.utilities.declared import checked
+from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
 LOADERS = {"diabetes": load_diabetes, "digits": load_digits}
@@ -33,28 +33,34 @@ class BuiltInData(L.LightningDataModule):
     """Data module of ``"digits"`` or ``"diabetes"`` of scikit-learn, with a fixed split.
 
     Example:
-        >>> data = BuiltInData("digits", keep=[1.0] * 5 + [0.25] * 5, val_fraction=0.5)
+        >>> data = BuiltInData("digits", merge=8, keep=[1.0, 0.5, 0.25], val_fraction=0.5)
         >>> torch.bincount(data.train_set.tensors[1])
-        tensor([89, 91, 88, 92, 91, 23, 22, 22, 22, 23])
+        tensor([721,  43,  23])
         >>> data.train_set.tensors[0].shape
-        torch.Size([563, 64])
+        torch.Size([787, 64])
     """
 
     # Samples are (float32 [D], int64 class or float32 number). Features and number targets are standardized over the
-    # training samples. `keep` is each class's kept share.
+    # training samples. `merge` classes, from the first, become class 0, of which 1 merges none. `keep` is each class's
+    # kept share after merging.
 
     def __init__(
         self,
         name: Literal["digits", "diabetes"] = "digits",
+        merge: Count = 1,
         keep: list[Annotated[float, Gt(0), Le(1)]] | None = None,
         val_fraction: Annotated[float, Gt(0), Lt(1)] = 0.3,
     ) -> None:
         super().__init__()
         has_classes = name not in REGRESSIONS
-        if not has_classes and keep is not None:
-            raise ConfigurationError(f"BuiltInData({name!r}): it has no classes to keep.")
+        if not has_classes and (merge > 1 or keep is not None):
+            raise ConfigurationError(
+                f"BuiltInData({name!r}): merge and keep are of classes, and it has none."
+            )
         inputs, targets = LOADERS[name](return_X_y=True)
         if has_classes:
+            # The first `merge` classes become class 0.
+            targets = np.maximum(targets - (merge - 1), 0)
             rows = _rows_by_share(targets, keep)
             inputs = inputs[rows]
             targets = targets[rows]

@@ -1,4 +1,4 @@
-"""BuiltInData: what is thinned out and scaled, and what is refused."""
+"""BuiltInData: what is merged, thinned out and scaled, and what is refused."""
 
 import numpy as np
 import pytest
@@ -10,18 +10,18 @@ from flsv.benchmark.built_in import BuiltInData
 from flsv.utilities.errors import ConfigurationError
 
 
-def test_built_in_digits_thin_out_classes_in_training_and_validation() -> None:
-    shares = [1.0] * 5 + [0.5] * 4 + [0.25]
-    data = BuiltInData("digits", keep=shares, val_fraction=0.4)
+def test_built_in_digits_merge_and_thin_out_classes_in_training_and_validation() -> None:
+    shares = [1.0, 0.5, 0.5, 0.5, 0.25]
+    data = BuiltInData("digits", merge=6, keep=shares, val_fraction=0.4)
 
     train_counts, val_counts = [
-        torch.bincount(dataset.tensors[1], minlength=10)
+        torch.bincount(dataset.tensors[1], minlength=5)
         for dataset in (data.train_set, data.val_set)
     ]
 
     target = load_digits().target
-    expected = []
-    for digit, share in enumerate(shares):
+    expected = [int((target < 6).sum())]
+    for digit, share in zip((6, 7, 8, 9), shares[1:]):
         expected.append(round(share * (target == digit).sum()))
 
     assert (train_counts + val_counts).tolist() == expected
@@ -60,7 +60,7 @@ def test_diabetes_is_scaled_by_its_training_rows() -> None:
 
 
 def test_built_in_data_with_wrong_arguments_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no classes to keep"):
-        BuiltInData("diabetes", keep=[1.0, 0.5])
+    with pytest.raises(ConfigurationError, match="it has none"):
+        BuiltInData("diabetes", merge=2)
     with pytest.raises(ConfigurationError, match="each of 10 classes"):
         BuiltInData("digits", keep=[1.0, 0.5])
