@@ -115,6 +115,8 @@ class FederationState:
         counted: ``{client id: name}``, for each remote client the name of its last training whose result the server has
             used. The client continues from the state after this training.
         incidents: what went wrong at the clients, see :meth:`note`.
+        non_finite_names: names of the module's entries that the vector does not hold because they were not finite when
+            the run began. A later validation may have made them finite.
         pending_traffic: the messages that were exchanged to draw the current or next cohort, each
             ``(client, direction, name, numbers, bytes)``.
     """
@@ -135,6 +137,7 @@ class FederationState:
     run: str = ""
     counted: dict[int, str] = field(default_factory=dict)
     incidents: list[dict[str, Any]] = field(default_factory=list)
+    non_finite_names: list[str] = field(default_factory=list)
     pending_traffic: list[MessageRow] = field(default_factory=list)
 
     def model(self) -> Tensor:
@@ -196,8 +199,8 @@ class FederationState:
         return {name: _copied(getattr(self, name)) for name in self._saved()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # Checkpoints of 2.0.0 do not have it.
-        complete_state = {"is_aggregate_finite": True, **state}
+        # Checkpoints of 2.0 and 2.1 do not have these.
+        complete_state = {"is_aggregate_finite": True, "non_finite_names": [], **state}
         for name in self._saved():
             setattr(self, name, _copied(complete_state[name]))
 
