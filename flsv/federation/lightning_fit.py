@@ -76,6 +76,9 @@ class LightningFit(Rounds):
 
         self.is_fitting = True
         self._has_finished = False
+        # What is known at the end of training and written with the final results.
+        self._late_values: Mapping[str, torch.Tensor] = {}
+        self._late_scores: Mapping[str, torch.Tensor] = {}
         self._has_scored_untrained = False
         self.requested_seed: int | str | None = config.seed
         if config.seed is None:
@@ -411,21 +414,18 @@ class LightningFit(Rounds):
     # ---- the end
 
     def finish(self) -> None:
-        """Value the last round, train missing coalitions, and write the final results."""
-        assert self.reports is not None
+        """Value the last round, and write the final results, unless coalitions are trained after the fit."""
         self._warn_of_sizes()
         # Values that are only known now belong to the last round, whose rows are written already.
-        late_values = self.metrics.end_run()
-        late_scores: Mapping[str, torch.Tensor] = {}
+        self._late_values = self.metrics.end_run()
         has_tested_clients = self.running.end_run()
         if has_tested_clients:
-            late_scores = self.state.client_scores
+            self._late_scores = self.state.client_scores
         self.score_round(is_run_over=True)
         self._warn_of_filters()
         self._has_finished = True
-        if self.state.global_vector is not None:
-            self._train_and_write_late(late_values, late_scores)
-        self.reports.finish()
+        if not self.extension.has_missing_values:
+            self._write_results()
 
     def _warn_of_sizes(self) -> None:
         """Say it if the round's last hooks have changed the sizes of buffers."""
@@ -442,19 +442,17 @@ class LightningFit(Rounds):
         if notices:
             warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
 
-    def _train_and_write_late(
-        self,
-        late_values: Mapping[str, torch.Tensor],
-        late_scores: Mapping[str, torch.Tensor],
-    ) -> None:
-        """Train the missing coalitions, and write their values."""
+    def _write_results(self) -> None:
+        """Train the missing coalitions, and write the final results."""
         assert self.reports is not None
-        values_by_round = dict(self.extension.train(self._ended_run()))
-        if late_values or late_scores:
-            last_round = self.state.round_index - 1
-            trained_values = values_by_round.get(last_round, {})
-            values_by_round[last_round] = {**late_values, **trained_values}
-        self.reports.write_late_rounds(values_by_round, late_scores)
+        if self.state.global_vector is not None:
+            values_by_round = dict(self.extension.train(self._ended_run()))
+            if self._late_values or self._late_scores:
+                last_round = self.state.round_index - 1
+                trained_values = values_by_round.get(last_round, {})
+                values_by_round[last_round] = {**self._late_values, **trained_values}
+            self.reports.write_late_rounds(values_by_round, self._late_scores)
+        self.reports.finish()
 
     def _ended_run(self) -> EndedRun:
         """Describe the run for the training of its coalitions."""
@@ -481,6 +479,23 @@ class LightningFit(Rounds):
         if not self._has_finished and self.extension.has_missing_values:
             self.running.make_games()
             self.finish()
+
+    def tear_down(self, module: L.LightningModule) -> None:
+        """Close the fit. If coalitions are missing, train them first, after the module's own ``teardown``, which is the
+        last of a fit's hooks."""
+        if not (self._has_finished and self.extension.has_missing_values):
+            self.close()
+            return
+        tear_down_module = module.teardown
+
+        def tear_down_and_close(stage: str) -> None:
+            tear_down_module(stage=stage)
+            patch.restore()  # a copy of the module must not hold this fit
+            self._write_results()
+            self.close()
+
+        patch = PatchedAttributes([(module, "teardown", tear_down_and_close)])
+        self._cleanup.callback(patch.restore)
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
         """Add client and round to an error's message, and restore trainer and module."""

@@ -290,7 +290,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         stage: str,
     ) -> None:
         if stage == "fit" and self._lightning_fit is not None:
-            self._lightning_fit.close()
+            self._lightning_fit.tear_down(pl_module)
 
     # ---- checkpoints
 

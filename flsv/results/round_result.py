@@ -14,16 +14,20 @@ if TYPE_CHECKING:
 DOUBT = "doubt"
 #: What an event is that holds a sentence on how coalitions' trainings differ from the run.
 UNLIKE_RUN = "coalitions unlike the run"
+#: What an event is that tells of rounds in which no client has sent an update.
+NO_UPDATE = "no client of the cohort has sent an update that counts"
+#: What an event is that names a client of such a cohort.
+ALL_DIVERGED = "sent a model that is not finite, as all of its cohort"
 
 
 @dataclass(frozen=True)
 class Event:
     """An incident at a client, a fault of its updates, in one round or in several, or a doubt about its table."""
 
-    #: The client's id. None for a doubt about all clients' tables.
+    #: The client's id. None for what concerns all clients.
     client: int | None
     #: The kind of fault that a filter found (`"not_finite"`, `"large"`, `"copy"`, `"echo"`), a description of the
-    #: incident, `"doubt"`, or :data:`UNLIKE_RUN`.
+    #: incident, `"doubt"`, :data:`UNLIKE_RUN`, or :data:`NO_UPDATE`.
     what: str
     #: The first round in which it occurred, from 0.
     first: int
@@ -35,7 +39,8 @@ class Event:
     of: int | None = None
     #: For a copy, the other clients with the same update. For a doubt, those with the same rows.
     others: Sequence[int] = ()
-    #: For a doubt, what it is about: its :data:`~flsv.data.doubts.DoubtKind`, a column, and a description.
+    #: For a doubt, what it is about: its :data:`~flsv.data.doubts.DoubtKind`, a column, and a description. The kind of
+    #: an event at a site may be :data:`flsv.core.state.OF_VALUES`.
     kind: str | None = None
     column: str = ""
     text: str = ""
@@ -133,7 +138,7 @@ class RoundResult:
     events: Sequence[Event] = ()
     #: `{metric: function}`, functions that draw the metrics' values.
     pictures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
-    #: Whether pictures of this round are to be drawn.
+    #: Whether pictures of this round are due.
     draws_pictures: bool = False
 
 
@@ -158,6 +163,8 @@ class RunResult:
     logged: Mapping[str, float]
     #: `{metric: function}`, functions that draw the metrics' values.
     pictures: Mapping[str, Callable[[], Any]]
+    #: Whether the last round's pictures are drawn.
+    draws_pictures: bool = False
     #: The names of the metrics that train coalitions.
     trained: Sequence[str] = ()
     #: The run's events.
@@ -181,9 +188,6 @@ class Sink:
 
     def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
         """Process values of earlier rounds that became known now. A resumed run passes them again."""
-
-    def draw(self, result: RunResult) -> None:
-        """Draw the values of a run whose last round was not drawn."""
 
     def finish(self, result: RunResult) -> None:
         """Process the result of the whole run, at its end."""

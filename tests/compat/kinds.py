@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import random
 from typing import Any
 
 import lightning as L
@@ -320,19 +319,17 @@ class NormalizedHead(Small):
 
 
 class GraphOfPixels(Small):
-    """A sparse matrix as an attribute, one as an unsaved buffer, one as a saved one, and numbers of the system."""
+    """A sparse matrix as an attribute, and one as an unsaved buffer."""
 
     def __init__(self) -> None:
         super().__init__()
         neighbors = (torch.eye(64) + torch.eye(64).roll(1, 0)).to_sparse()
         self.neighbors = neighbors
         self.register_buffer("halves", 0.5 * torch.eye(64).to_sparse(), persistent=False)
-        self.register_buffer("saved", torch.eye(64).to_sparse())
-        self.entropy = random.SystemRandom()
 
     def forward(self, x: Tensor) -> Tensor:
         signal = x.flatten(1).T
-        for matrix in (self.neighbors, self.halves, self.saved):
+        for matrix in (self.neighbors, self.halves):
             signal = torch.sparse.mm(matrix, signal)
         return self.net(signal.T)
 

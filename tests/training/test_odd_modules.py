@@ -1,6 +1,7 @@
 """Modules whose state is of an unusual kind; and what their forward gives, which is tried before training."""
 
 import copy
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -351,14 +352,40 @@ class WithNestedTensor(Plain):
         self.parts = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
 
 
+class WithSavedGraph(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("graph", torch.eye(FEATURES).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(torch.sparse.mm(self.graph, x.T).T)
+
+
 class WithMetaTensor(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.shape_only = torch.ones(2, device="meta")
 
 
-@pytest.mark.parametrize("kind", [WithNestedTensor, WithMetaTensor])
-def test_tensors_that_have_no_mean_change_nothing(tmp_path, kind):
+class WithSystemRandom(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.entropy = random.SystemRandom()
+
+
+class WithOtherClassifier(Plain):
+    """Has a method of timm's name, of another meaning."""
+
+    def get_classifier(self, name: str) -> nn.Module:
+        return getattr(self, name)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [WithNestedTensor, WithSavedGraph, WithMetaTensor, WithSystemRandom, WithOtherClassifier],
+)
+def test_attributes_that_have_no_mean_or_no_state_change_nothing(tmp_path, kind):
     module = fit(FederatedLoop(seed=1), tmp_path / "with", kind())
     plain = fit(FederatedLoop(seed=1), tmp_path / "without")
-    assert torch.equal(state_vector(module), state_vector(plain))
+    for name, value in plain.state_dict().items():
+        assert torch.equal(module.state_dict()[name], value)
