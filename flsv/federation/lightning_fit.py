@@ -28,13 +28,13 @@ from flsv._lightning.patches import (
 )
 from flsv._lightning.round_boundary import RoundAverage, mark_as_refused
 from flsv.configuration.federation_config import FederationConfig
-from flsv.configuration.identity import fit_identity
+from flsv.configuration.identity import changeable_settings_of
 from flsv.core import FederationState
 from flsv.core.extension import EndedRun, RunExtension
 from flsv.data import FederatedDataModule
 from flsv.engines.engine import ENGINES, Engine, where
 from flsv.federation.reports import RunReports
-from flsv.federation.resume import check_sharing
+from flsv.federation.resume import check_sharing, requested_seed
 from flsv.federation.run import FederationRun, RunState
 from flsv.results.folder import leaves_files, run_folder
 from flsv.server.checks import check_metric_shapes
@@ -80,9 +80,7 @@ class LightningFit(Rounds):
         self._late_values: Mapping[str, torch.Tensor] = {}
         self._late_scores: Mapping[str, torch.Tensor] = {}
         self._has_scored_untrained = False
-        self.requested_seed: int | str | None = config.seed
-        if config.seed is None:
-            self.requested_seed = os.environ.get("PL_GLOBAL_SEED")
+        self.requested_seed = requested_seed(config.seed)
         self.federation: FederationRun | None = None
         self.reports: RunReports | None = None
         self.average = RoundAverage()
@@ -109,12 +107,11 @@ class LightningFit(Rounds):
 
     # ---- before the first round
 
-    def set_up(self, settings: Mapping[str, str]) -> None:
-        """Prepare the trainer and the metrics, before the module is on its device. ``settings`` describe the loop."""
+    def set_up(self) -> None:
+        """Prepare the trainer and the metrics, before the module is on its device."""
         self._cleanup.enter_context(warnings.catch_warnings())
         for message in _REPEATED_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
-        self.run_state.identity = fit_identity(settings, self.data)
         self._set_up_metrics()
 
         state = self.state
@@ -170,10 +167,12 @@ class LightningFit(Rounds):
 
     def _agreed_seed(self) -> int:
         """Return the seed of the run, the same on all processes."""
-        if self.requested_seed is None:
+        if self.requested_seed is None and self.run_state.resumed:
+            seed = self.state.seed
+        elif self.requested_seed is None:
             seed = int.from_bytes(os.urandom(4), "little")
         else:
-            seed = int(self.requested_seed)
+            seed = self.requested_seed
 
         # Several ranks take the seed of the first, and check that all have the same data and settings.
         strategy: Any = self.trainer.strategy
@@ -208,18 +207,28 @@ class LightningFit(Rounds):
 
         self._lengths.restore()
         self._change((self.data, "round_loader", federation.loader))
+        changes_of_optimizers: list[str] = []
         if run_state.configured_options is not None:
             engine.options.check(run_state.configured_options)
+            changes_of_optimizers = engine.options.changes(run_state.configured_options)
             check_sharing(run_state.shared, engine.space.described())
-        federation.begin(resumed=run_state.resumed or trainer.current_epoch > 0)
+        settings = changeable_settings_of(self.config, self.data)
+        run_state.note_changes(settings, changes_of_optimizers, self.state.round_index)
+        federation.begin(resumed=run_state.resumed)
 
-        self.reports = RunReports(
-            trainer,
-            federation,
-            run_state,
-            writes_files=self._writes_files,
-            extension=self.extension,
-        )
+        if self._has_rounds_left or self.extension.has_missing_values:
+            self.reports = RunReports(
+                trainer,
+                federation,
+                run_state,
+                writes_files=self._writes_files,
+                extension=self.extension,
+            )
+
+    @property
+    def _has_rounds_left(self) -> bool:
+        max_rounds = self.trainer.max_epochs
+        return max_rounds in (None, -1) or self.state.round_index < max_rounds
 
     def _plot_steps(self, engine: Engine) -> None:
         """Plot what clients log of their single steps, and of a round."""
@@ -397,12 +406,13 @@ class LightningFit(Rounds):
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Change a checkpoint that is being saved to the state between two rounds."""
-        if self.reports is None:
+        if self.federation is None:
             return
-        if self.running.is_at_server:
+        if self.federation.is_at_server:
             # An error has come between the clients' training and the end of the round.
             mark_as_refused(self.trainer, checkpoint, f"round {self.state.round_index + 1}")
-        self.reports.flush()
+        if self.reports is not None:
+            self.reports.flush()
 
         # After the fit the trainer has its own loop.
         checkpoint["loops"]["fit_loop"] = self.loop.state_dict()
@@ -466,6 +476,7 @@ class LightningFit(Rounds):
             folder=folder,
             settings=settings,
             resumed=self.run_state.resumed,
+            changes=self.run_state.changes,
             weights=self._weights(),
             games=self.running.server.games,
         )
