@@ -84,6 +84,11 @@ class ClientSampler(Strategy):
             'participation="all", where all members of a coalition train in every round.'
         )
 
+    @property
+    def asks(self) -> bool:
+        """Return whether the sampler sends requests to clients before it draws a cohort."""
+        return type(self).choose is not ClientSampler.choose
+
     @abstractmethod
     def inclusion_probabilities(
         self,
