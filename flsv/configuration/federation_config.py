@@ -135,7 +135,7 @@ class Reporting:
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """Checked arguments of a :class:`flsv.FederatedLoop`, with defaults in place of None."""
+    """Arguments of a :class:`flsv.FederatedLoop`, checked, and with defaults in place of None."""
 
     aggregator: Aggregator
     metrics: Mapping[str, Metric]
@@ -151,11 +151,6 @@ class FederationConfig:
     reporting: Reporting
     seed: int | None
     engine: str | Callable[..., Any]
-
-    @classmethod
-    def from_arguments(cls, **arguments: Any) -> FederationConfig:
-        """Check a loop's arguments, of which some may be None."""
-        return cls(**arguments)
 
     def __post_init__(self) -> None:
         arguments: Any = self  # some fields are None, or unchecked, until they are replaced below

@@ -150,22 +150,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         seed: int | None = None,
         engine: Literal["sequential", "vmap"] | Callable[..., Any] = "sequential",
     ) -> None:
-        config = FederationConfig.from_arguments(
-            aggregator=aggregator,
-            metrics=metrics,
-            personalizer=personalizer,
-            sampler=sampler,
-            client_algorithm=client_algorithm,
-            uploads=uploads,
-            filters=filters,
-            local_epochs=local_epochs,
-            optimizer_state=optimizer_state,
-            share=share,
-            evaluation=evaluation,
-            reporting=reporting,
-            seed=seed,
-            engine=engine,
-        )
+        arguments = dict(locals())
+        del arguments["self"]
+        config = FederationConfig(**arguments)
         self.config = config
         for name in _ARGUMENT_NAMES:
             if name != "metrics":  # the property returns the live metrics
