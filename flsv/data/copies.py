@@ -166,6 +166,8 @@ def hash_samples(dataset: Dataset[Any], indices: Tensor, key: bytes = b"") -> np
     columns = _columns_of(dataset)
     if not columns:
         return None
+    if len(indices) == 0:
+        return np.empty(0, dtype=np.uint64)
     hashes = []
     for rows in indices.split(_ROWS_AT_ONCE):
         bytes_by_column = [_bytes_of_rows(column, rows) for column in columns]

@@ -125,7 +125,7 @@ class Shares:
     #: One row per client, with the columns :data:`COLUMN_ORDER`. `share` is the client's fraction of the budget.
     #: `share_low` and `share_high` are the ends of its interval, from draws of all values together, see
     #: :mod:`flsv.functional.joint_shares`. `amount`, `amount_low` and `amount_high` are the same in money, rounded to
-    #: the currency's decimals. `finding` is a text on outliers among its updates and on doubts about its samples. Unknown numbers are NaN.
+    #: the currency's decimals. `finding` is a text on its updates and its samples. Unknown numbers are NaN.
     table: DataFrame
 
     @property

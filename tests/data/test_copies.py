@@ -110,6 +110,15 @@ def test_a_sample_has_one_hash_whatever_holds_it(make: Callable[[int], Dataset[A
     assert np.array_equal(hash_samples(make(0), indices), expected)
 
 
+@pytest.mark.parametrize("make", [make_tensors, make_parts, Texts, Images])
+def test_a_client_without_samples_has_no_hashes(make: Callable[[int], Dataset[Any]]) -> None:
+    hashes = hash_samples(make(0), torch.arange(0))
+
+    assert hashes is not None
+    assert len(hashes) == 0
+    assert find_copies([hashes, np.arange(40)]) == []
+
+
 def test_labels_alone_are_not_compared() -> None:
     assert hash_samples(LabelsOnly(0), torch.arange(NUM_SAMPLES)) is None
 
