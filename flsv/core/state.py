@@ -117,6 +117,8 @@ class FederationState:
         counted: ``{client id: name}``, for each remote client the name of its last training whose result the server has
             used. The client continues from the state after this training.
         incidents: what went wrong at the clients, see :meth:`note`.
+        non_finite_names: names of the module's entries that the vector does not hold because they were not finite when
+            the run began. A later validation may have made them finite.
         failed: ids of the clients of the last rounds that were without an update. Empty after a round with one.
         pending_traffic: the messages that were exchanged to draw the current or next cohort, each
             ``(client, direction, name, numbers, bytes)``.
@@ -138,6 +140,7 @@ class FederationState:
     run: str = ""
     counted: dict[int, str] = field(default_factory=dict)
     incidents: list[dict[str, Any]] = field(default_factory=list)
+    non_finite_names: list[str] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
     pending_traffic: list[MessageRow] = field(default_factory=list)
 
@@ -203,7 +206,8 @@ class FederationState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # Checkpoints of earlier versions do not have them.
-        complete_state = {"is_aggregate_finite": True, "failed": [], **state}
+        added_later = {"is_aggregate_finite": True, "failed": [], "non_finite_names": []}
+        complete_state = {**added_later, **state}
         for name in self._saved():
             setattr(self, name, _copied(complete_state[name]))
 
