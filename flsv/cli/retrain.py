@@ -32,9 +32,9 @@ import torch
 import yaml
 from pandas import DataFrame
 
-from flsv.cli.command import command_parser, display_path, from_1, printer
 from flsv._lightning.patches import callbacks_of, find_loop
 from flsv._lightning.rounding import rounding_of
+from flsv.cli.command import command_parser, display_path, from_1, printer
 from flsv.cli.parser import make_cli
 from flsv.cli.saved_run import config_with_seeds, runs_with_seeds
 from flsv.configuration.identity import Identity
@@ -144,7 +144,9 @@ class SameModel(L.Callback):
         loop: Any = find_loop(callbacks_of(trainer))
         if loop.state.seed != self.seed:
             return
-        checkpoint: Any = torch.load(self.checkpoint, map_location=pl_module.device, weights_only=True)
+        checkpoint: Any = torch.load(
+            self.checkpoint, map_location=pl_module.device, weights_only=True
+        )
         expected = _weights(checkpoint["state_dict"])
         distance = (_weights(trainer.strategy.lightning_module_state_dict()) - expected).norm()
         if distance > rounding_of(trainer).run_tolerance * expected.norm():
@@ -160,7 +162,9 @@ def _add_comparison(
     config: dict[str, Any], run: Path, seed: int, say: Callable[[str], None]
 ) -> None:
     """Let a fit compare itself with the run's last checkpoint, unless that is of other rounds."""
-    checkpoints = sorted((run / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
+    checkpoints = sorted(
+        (run / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime
+    )
     reason = f"{run / 'checkpoints'} has no last.ckpt"
     if checkpoints:
         try:

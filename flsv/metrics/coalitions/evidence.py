@@ -58,4 +58,7 @@ def untrained_stderr(evidence: Sequence[Mapping[str, Any]]) -> Tensor:
 
 def ranks_only(evidence: Mapping[str, Any]) -> bool:
     """Return whether the trained coalitions only allow a ranking."""
-    return evidence.get("source") == "scores" and evidence["trainings"] in ("singles", "leave-one-out")
+    return evidence.get("source") == "scores" and evidence["trainings"] in (
+        "singles",
+        "leave-one-out",
+    )
