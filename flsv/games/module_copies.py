@@ -23,6 +23,7 @@ from flsv._lightning.private import forget_compilation, trainer_of
 from flsv._lightning.rounding import MAX_ROUNDING
 from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import is_dense
 from flsv.utilities.run_copy import Pickled, StandIn, find_refused, pickled
 
 #: Types of objects that a copy has in common with the run's module.
@@ -179,7 +180,7 @@ def _storages_of_vectors(module: nn.Module, space: ParameterSpace) -> set[int]:
     """Return the keys of memory that holds nothing but entries of vectors."""
     storages = set()
     for name, tensor in named_tensors(module).items():
-        is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+        is_plain = type(tensor) in (Tensor, nn.Parameter) and is_dense(tensor)
         if name not in space.names or not is_plain:
             continue
         storage = tensor.untyped_storage()
@@ -248,7 +249,7 @@ def other_weights(module: nn.Module, space: ParameterSpace) -> Iterator[None]:
     shared_ids = set(map(id, space.constants(module).values()))
     weights = []
     for tensor in named_tensors(module).values():
-        is_number = tensor.is_floating_point() and not is_lazy(tensor)
+        is_number = not is_lazy(tensor) and tensor.is_floating_point() and is_dense(tensor)
         if is_number and not tensor.is_inference() and id(tensor) not in shared_ids:
             weights.append((tensor, tensor.clone()))
     try:

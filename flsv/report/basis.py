@@ -262,7 +262,8 @@ def basis_by_retraining(run: Run) -> Basis:
     performance = run.retrained.performances.get(RETRAINED_METRIC, {})
     trained = WORDS["trainings"].get(performance.get("trainings"))
     doubts = doubt_inputs(run.record["events"], run.client_names)
-    del doubts["unlike_run"]  # those are of the repetitions
+    for name in ("unlike_run", "incidents"):  # those are of the repetitions, where all data are
+        del doubts[name]
     return replace(
         basis,
         key=RETRAINED,

@@ -11,7 +11,8 @@ import torch
 from pandas import DataFrame
 from torch import Tensor
 
-from flsv.data.doubts import STRONG_DOUBT
+from flsv.core.state import OF_VALUES
+from flsv.data.copies import STRONG_DOUBT
 from flsv.functional.intervals import t_quantile
 from flsv.functional.joint_shares import JointShares, ValueErrors, joint_shares
 from flsv.results.round_result import UNLIKE_RUN, Event, RunResult, doubts_in
@@ -37,7 +38,7 @@ FORBIDDING_REASONS = (
     "unsuitable",
     "unfinished",
     "no_values",
-    "shared_rows",
+    "shared_samples",
     "ranking",
     "judged",
     "no_gain",
@@ -94,11 +95,13 @@ class PaymentInputs:
     accuracy: float = NAN
     majority: float = NAN
     cases: int | None = None
-    #: Descriptions of rows that several clients have, and of all else about their tables that is strongly doubted.
-    shared_rows: str = ""
+    #: Descriptions of samples that several clients have, and of all else about their samples that is strongly doubted.
+    shared_samples: str = ""
     doubts: str = ""
     # Sentences on how coalitions' trainings differ from the run
     unlike_run: str = ""
+    #: A description of what sites have missed, or did otherwise than asked, in training.
+    incidents: str = ""
     #: A sentence that tells why no client has a value, if the metric knows it.
     why_no_values: str = ""
 
@@ -171,7 +174,7 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
         "unsuitable": inputs.unsuitable,
         "unfinished": not inputs.is_finished,
         "no_values": not has_values and _why_no_values(inputs),
-        "shared_rows": inputs.shared_rows,
+        "shared_samples": inputs.shared_samples,
         "ranking": ranks_only,
         "judged": inputs.judged and not inputs.accepts_partners,
         "no_gain": no_gain,
@@ -180,6 +183,7 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
         "metric": not has_trainings and not inputs.unsuitable,
         "doubts": inputs.doubts,
         "unlike_run": inputs.unlike_run,
+        "incidents": inputs.incidents,
         "one_class": inputs.majority >= ONE_CLASS_FRACTION and percent(inputs.majority),
         "one_seed": has_trainings and inputs.seeds == 1,
         "alone": has_trainings and inputs.alone_only and not ranks_only,
@@ -278,14 +282,14 @@ def doubt_inputs(
     events: Sequence[Event],
     client_names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the inputs of :class:`PaymentInputs` that a run's events have on the clients' tables.
+    """Return the inputs of :class:`PaymentInputs` that a run's events have on the clients.
 
     Example:
-        >>> shared = Event(0, "doubt", 0, 0, others=[1], text="80 of 80 rows are rows of Lyon, too", strength=40.0)
-        >>> doubt_inputs([shared], ["Graz", "Lyon"])["shared_rows"]
-        'Graz and Lyon (80 of 80 rows are rows of Lyon, too)'
+        >>> shared = Event(0, "doubt", 0, 0, others=[1], text="80 of 80 are samples of Lyon, too", strength=40.0)
+        >>> doubt_inputs([shared], ["Graz", "Lyon"])["shared_samples"]
+        'Graz and Lyon (80 of 80 are samples of Lyon, too)'
     """
-    shared_rows = []
+    shared_samples = []
     descriptions = []
     for doubt in doubts_in(events):
         owners = []
@@ -294,15 +298,22 @@ def doubt_inputs(
                 client_label(client, client_names) for client in (doubt.client, *doubt.others)
             ]
         if doubt.others:
-            shared_rows.append(f"{joined(owners)} ({doubt.text})")
+            shared_samples.append(f"{joined(owners)} ({doubt.text})")
         elif doubt.strength is not None and doubt.strength >= STRONG_DOUBT:
             column_at_owners = ", ".join([*owners, doubt.column])
             descriptions.append(f"{column_at_owners} ({doubt.text})")
 
+    incidents = []
+    for event in events:
+        if event.kind == OF_VALUES and event.client is not None:
+            site = client_label(event.client, client_names)
+            incidents.append(f"{site} {event.what} ({event.times} times)")
+
     text = listed(descriptions, MAX_DOUBTS_SHOWN)
     return {
-        "shared_rows": listed(shared_rows, MAX_DOUBTS_SHOWN),
+        "shared_samples": listed(shared_samples, MAX_DOUBTS_SHOWN),
         "doubts": text,
+        "incidents": listed(incidents, MAX_DOUBTS_SHOWN),
         "unlike_run": "; ".join(event.text for event in events if event.what == UNLIKE_RUN),
     }
 
