@@ -131,6 +131,9 @@ class RemoteData(FederatedDataModule):
             hashes[str(client)] = contents
         return hashes
 
+    def hashes_of_samples(self) -> None:
+        """Return None: the samples are at the sites."""
+
     def indices_and_labels(self, client: int) -> list[Tensor]:
         """Return no indices and labels, which only the site has."""
         return [torch.arange(0)] * 6

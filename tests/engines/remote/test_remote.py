@@ -488,6 +488,7 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path):
     # Of less, they are refused.
     visit = {
         "run": "0" * 16,
+        "greeting": "0" * 16,
         "clients": 3,
         "client": 0,
         "classes": 7,
