@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.run_copy import copy_of_data_module
 
 
 def on_device(
@@ -301,7 +302,7 @@ def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
     # What hooks set on the data module is not the run's.
     data = getattr(trainer_copy, "datamodule", None)
     if data is not None:
-        trainer_copy.datamodule = copy.copy(data)
+        trainer_copy.datamodule = copy_of_data_module(data)
         trainer_copy.datamodule.trainer = trainer_copy
     # The data connector calls the hooks around batches.
     data_connector = copy.copy(trainer_copy._data_connector)
