@@ -19,6 +19,7 @@ from torchmetrics import Metric
 from flsv.core import Round
 from flsv.functional import few_coalitions_shapley
 from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
+from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.halvings import choose_halvings
 from flsv.functional.shapley.predicted_outputs import PredictedValues, favors_nobody
 from flsv.games.trained_game import NUM_UNTRAINED_MODELS, OutputScore, TrainedGame
@@ -173,7 +174,7 @@ class ShadowShapley(MeasuredMetric):
         self._build_untrained: Callable[[int, Tensor], None] | None = None
         self._score_untrained: Callable[[], Tensor] | None = None
         self._client_scores: Tensor | None = None  # of the federation's own model, if clients judge
-        self._case_covariance: Callable[[], Tensor | None] | None = None
+        self._case_values: Callable[[], CaseValues | None] | None = None
         self._evidence: dict[str, Any] = {}
         per_class = per_class or num_classes is not None
         self._set_performance(performance, mode, per_class=per_class, judges=judges)
@@ -422,7 +423,7 @@ class ShadowShapley(MeasuredMetric):
         shape = self.values.shape
         are_all_trained = len(masks) == 2 ** masks.shape[1]
         predict: Callable[[], PredictedValues] | None = None
-        self._case_covariance = None
+        self._case_values = None
         if (
             output_score is not None
             and outputs is not None
@@ -432,9 +433,7 @@ class ShadowShapley(MeasuredMetric):
             if not are_all_trained:
                 predict = partial(output_score.shapley, masks, utilities.cpu(), outputs, weights)
             if not self.per_class:
-                self._case_covariance = partial(
-                    output_score.case_covariance, masks, outputs[None], weights
-                )
+                self._case_values = partial(output_score.case_values, masks, outputs, weights)
 
         source = "outputs"
         if predict is None:
@@ -466,17 +465,24 @@ class ShadowShapley(MeasuredMetric):
         self.errors = errors.to(self.errors).reshape(shape)
 
     def payment_record(self) -> dict[str, Any]:
-        """Return the evidence of the latest values, and the rows of their covariance between draws of as many samples.
-        The covariance is None for values per class, if outputs are not known, or if it would take too long.
+        """Return the evidence of the latest values, their values on each validation sample, and the rows of the
+        covariance that follows. None for values per class, if outputs are not known, or if it would take too long.
         """
-        covariance = None if self._case_covariance is None else self._case_covariance()
-        rows = None if covariance is None else [*map(numbers_text, covariance.tolist())]
-        evidence = {**self._evidence, "trainings": f"{self.coalitions}"}
-        return {**evidence, "ranks_only": ranks_only(evidence), "case_covariance": rows}
+        case_values = None if self._case_values is None else self._case_values()
+        covariance_rows = None
+        if case_values is not None:
+            covariance_rows = [numbers_text(row) for row in case_values.covariance().tolist()]
+        return {
+            **self._evidence,
+            "trainings": f"{self.coalitions}",
+            "ranks_only": ranks_only(self._evidence, f"{self.coalitions}"),
+            "case_covariance": covariance_rows,
+            "case_values": case_values,
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy, without the outputs of the coalitions' models."""
-        return {**super().__getstate__(), "_case_covariance": None}
+        return {**super().__getstate__(), "_case_values": None}
 
     def _store_and_average(self, values: Tensor) -> Tensor:
         """Store a round's values. Return them, or with a sampler the last rounds' mean."""

@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from flsv._lightning.patches import callbacks_of
+from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Round, TrainedCoalitions
 from flsv.core.extension import EndedRun, RunExtension
@@ -37,7 +37,6 @@ from flsv.metrics.coalitions.design import (
     with_any_halves,
 )
 from flsv.metrics.shadow import ShadowShapley
-from flsv.results.folder import leaves_files, run_folder
 from flsv.retraining.after_the_run import TrainingAfterTheRun
 from flsv.retraining.coalition_refusals import (
     check_scored,
@@ -47,7 +46,6 @@ from flsv.retraining.coalition_refusals import (
 )
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites, models_of
 from flsv.retraining.copied_fits import copy_of_run
-from flsv.retraining.utility_store import COALITIONS_FILE
 from flsv.sampling import FullParticipation
 from flsv.scores.performance import is_logged
 from flsv.utilities.arguments import attribute_of
@@ -266,7 +264,6 @@ class CoalitionPlan(RunExtension):
             return
         self._games = games
         self._first_round_time = time.monotonic()
-        self._remove_stale_coalitions(module.trainer)
         self._check_outputs(games)
         if not self._trains_at_sites:
             self._check_and_score_untrained(games, module)
@@ -287,13 +284,6 @@ class CoalitionPlan(RunExtension):
             check_scored(f"metric {name!r}", self._share, evaluator)
         if self._valued_models is not None:
             self._valued_models.score_untrained(module, self._initial_state, games, measures)
-
-    def _remove_stale_coalitions(self, trainer: L.Trainer) -> None:
-        """Remove the coalitions of an earlier run in the folder of one that begins."""
-        is_new_run = trainer.ckpt_path is None
-        if is_new_run and trainer.is_global_zero and leaves_files(trainer):
-            path = run_folder(trainer) / COALITIONS_FILE
-            path.unlink(missing_ok=True)
 
     def _log_plan(self, num_clients: int, games: Any) -> None:
         masks = self._planned_masks(num_clients)
@@ -452,7 +442,7 @@ class CoalitionPlan(RunExtension):
             checked_round=self._checked_round,
             checked_model=self._checked_model,
             verifies_all=self._verifies_all,
-            run_id=self._run_id(),
+            run_id=self._run_id(find_loop(callbacks_of(run.trainer)).state.model()),
             space=self._valued_models.space,
             run_seconds=run_seconds,
         )
@@ -464,12 +454,11 @@ class CoalitionPlan(RunExtension):
     def _verifies_all(self) -> bool:
         return any(metric.verify == "all" for metric in self._metrics.values())
 
-    def _run_id(self) -> str:
-        """Return a text that runs share only if initial models and scoring agree."""
+    def _run_id(self, trained_model: Tensor) -> str:
+        """Return a text that runs share only if they start from the same model, and come to the same one."""
         assert self._valued_models is not None
-        scores = [metric.ends for metric in self._metrics.values()]
-        tensors = [self._valued_models.untrained_model, self._checked_model, *scores]
-        hashes = [digest(tensor.cpu()).hex()[:16] for tensor in tensors if tensor is not None]
+        models = [self._valued_models.untrained_model, trained_model]
+        hashes = [digest(model.cpu()).hex()[:16] for model in models]
         return " ".join(hashes)
 
     def keep_checked_model(self, round: Round) -> None:

@@ -56,6 +56,6 @@ def untrained_stderr(evidence: Sequence[Mapping[str, Any]]) -> Tensor:
     return torch.tensor([of_seed["stderr"] for of_seed in evidence]).double().mean(0)
 
 
-def ranks_only(evidence: Mapping[str, Any]) -> bool:
-    """Return whether the trained coalitions only allow a ranking."""
-    return evidence.get("source") == "scores" and evidence["trainings"] in ("singles", "leave-one-out")
+def ranks_only(evidence: Mapping[str, Any], coalitions: str) -> bool:
+    """Return whether the trained ``coalitions`` only allow a ranking, since the others' scores are estimated."""
+    return evidence.get("source") == "scores" and coalitions in ("singles", "leave-one-out")
