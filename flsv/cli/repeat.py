@@ -52,7 +52,9 @@ def repeat(
     if runs < 2:
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs.")
     # This seed and those below only complete the configuration: each run gets its own.
-    template = make_cli([*arguments, "--seed_everything=0", *QUIET_FIT_ARGUMENTS], run=False, quiet=True)
+    template = make_cli(
+        [*arguments, "--seed_everything=0", *QUIET_FIT_ARGUMENTS], run=False, quiet=True
+    )
     config = yaml.safe_load(template.parser.dump(template.config, skip_none=False))
     repetitions = runs_with_seeds(
         config,

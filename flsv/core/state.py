@@ -115,6 +115,7 @@ class FederationState:
         counted: ``{client id: name}``, for each remote client the name of its last training whose result the server has
             used. The client continues from the state after this training.
         incidents: what went wrong at the clients, see :meth:`note`.
+        failed: ids of the clients of the last rounds that were without an update. Empty after a round with one.
         pending_traffic: the messages that were exchanged to draw the current or next cohort, each
             ``(client, direction, name, numbers, bytes)``.
     """
@@ -135,6 +136,7 @@ class FederationState:
     run: str = ""
     counted: dict[int, str] = field(default_factory=dict)
     incidents: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)
     pending_traffic: list[MessageRow] = field(default_factory=list)
 
     def model(self) -> Tensor:
@@ -159,9 +161,10 @@ class FederationState:
         self.participations[ids] += 1
         self.updates_received[list(senders)] += 1
         self.global_vector = round.server_vector
+        self.failed = []
 
-    def note(self, client: int, fault: str) -> None:
-        """Record a fault of a client in this round, one entry per client and kind.
+    def note(self, client: int | None, fault: str) -> None:
+        """Record a fault of a client, or of all, in this round. There is one entry per client and kind.
 
         Example:
             >>> state = FederationState(round_index=3)
@@ -196,8 +199,8 @@ class FederationState:
         return {name: _copied(getattr(self, name)) for name in self._saved()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # Checkpoints of 2.0.0 do not have it.
-        complete_state = {"is_aggregate_finite": True, **state}
+        # Checkpoints of earlier versions do not have them.
+        complete_state = {"is_aggregate_finite": True, "failed": [], **state}
         for name in self._saved():
             setattr(self, name, _copied(complete_state[name]))
 

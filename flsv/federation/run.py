@@ -22,10 +22,11 @@ from flsv.core.strategy import FederationInfo
 from flsv.engines.engine import Engine
 from flsv.results.folder import CONTRIBUTIONS, RECORD
 from flsv.results.record import read_record
+from flsv.results.round_result import ALL_DIVERGED, NO_UPDATE
 from flsv.sampling.base import chances_of, cohort_of
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.server.round_server import RoundServer
+from flsv.server.round_server import NoModel, RoundServer
 from flsv.training.store import ClientStore
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
@@ -171,9 +172,13 @@ class FederationRun:
         if not self.engine.train(instructions):
             return False
 
-        received_round = self._receive(instructions)
-        round = self._finish(received_round)  # metrics, aggregation, personalization
-        write_round(round)
+        try:
+            received_round = self._receive(instructions)
+        except NoModel as error:
+            self._pass_over(error)
+        else:
+            round = self._finish(received_round)  # metrics, aggregation, personalization
+            write_round(round)
         self._complete(is_last or self.why_budget_is_spent() is not None)
         return True
 
@@ -235,6 +240,34 @@ class FederationRun:
         senders = {update.client_id for update in engine.updates}
         engine.leave_out(senders.difference(on_host(round.client_ids)))
         return round
+
+    def _pass_over(self, reason: NoModel) -> None:
+        """Keep the model in a round without updates. Raise NoModel if all clients that could be drawn have failed
+        since the last update.
+        """
+        state = self.state
+        engine = self.engine
+        drawable = self.config.sampler.members
+        if drawable is None:
+            drawable = range(state.num_clients)
+        failed_clients = {*state.failed, *state.cohort}
+        if failed_clients.issuperset(drawable):
+            raise NoModel(
+                f"{reason} No client is left that could be drawn in its place. Mend them, and resume the run from its "
+                "last checkpoint."
+            ) from reason
+
+        state.failed = sorted(failed_clients)
+        state.note(None, NO_UPDATE)
+        for client in engine.broken_clients:
+            state.note(client, ALL_DIVERGED)
+        with self._warnings_once():
+            warnings.warn(f"{reason} The model stays, and other clients are drawn.", stacklevel=2)
+        senders = [update.client_id for update in engine.updates]
+        state.updates_received[[*engine.broken_clients, *senders]] += 1
+        self.has_evaluated_clients = False
+        engine.leave_out(senders)
+        engine.end_round(state.model())
 
     def _finish(self, round: Round) -> Round:
         """Compute metrics and the aggregate, and write the next global model into the module."""

@@ -41,6 +41,7 @@ from flsv.utilities.csv_files import NAN, Cell
 from flsv.utilities.display import INTERVAL_LEVEL, client_label
 from flsv.utilities.errors import ConfigurationError, listed
 
+
 @dataclass(frozen=True)
 class Run:
     """The contents of a run's folder.
@@ -299,7 +300,9 @@ def over_seeds(run: Run) -> Run:
     for metric, performance in run.performances.items():
         performance_by_run = [repeated.performances.get(metric, {}) for repeated in runs]
         means = _means_of_all(performance_by_run, ("start", "end", "sum", "together"))
-        alone = DataFrame([of_run.get("alone") or [] for of_run in performance_by_run]).mean().tolist()
+        alone = (
+            DataFrame([of_run.get("alone") or [] for of_run in performance_by_run]).mean().tolist()
+        )
         mean_performances[metric] = {**performance, **means, "alone": alone}
 
     logged_by_run = [repeated.record.get("logged", {}) for repeated in runs]

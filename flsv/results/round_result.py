@@ -14,16 +14,20 @@ if TYPE_CHECKING:
 DOUBT = "doubt"
 #: What an event is that holds a sentence on how coalitions' trainings differ from the run.
 UNLIKE_RUN = "coalitions unlike the run"
+#: What an event is that tells of rounds in which no client has sent an update.
+NO_UPDATE = "no client of the cohort has sent an update that counts"
+#: What an event is that names a client of such a cohort.
+ALL_DIVERGED = "sent a model that is not finite, as all of its cohort"
 
 
 @dataclass(frozen=True)
 class Event:
     """An incident at a client, a fault of its updates, in one round or in several, or a doubt about its table."""
 
-    #: The client's id. None for a doubt about all clients' tables.
+    #: The client's id. None for what concerns all clients.
     client: int | None
     #: The kind of fault that a filter found (`"not_finite"`, `"large"`, `"copy"`, `"echo"`), a description of the
-    #: incident, `"doubt"`, or :data:`UNLIKE_RUN`.
+    #: incident, `"doubt"`, :data:`UNLIKE_RUN`, or :data:`NO_UPDATE`.
     what: str
     #: The first round in which it occurred, from 0.
     first: int

@@ -167,6 +167,7 @@ class CoalitionTraining:
         for order, result in self.trainer.train(whole_orders):
             yield (order.seed, order.members), result
 
+
 def gathered(
     ranks: Ranks, train: Callable[[], Iterable[tuple[Training, Result]]], description: str
 ) -> Iterator[tuple[Training, Result]]:

@@ -209,15 +209,18 @@ class RoundServer:
         if cohort.warnings:
             warnings.warn(" ".join(cohort.warnings), stacklevel=2)
         if not cohort.updates:
-            fault = "NaN or infinite entries"
-            if had_updates:  # the filters have left out the last of them
-                fault += ", or one that is far too large"
-            hints = [update_filter.hint() for update_filter in self.filters]
-            advice = " ".join(hint for hint in hints if hint)
-            raise NoModel(
-                f"round {cohort.round_index + 1}: every client of the cohort returned a model with {fault}. {advice}"
-            )
+            raise NoModel(self._why_no_update(cohort, had_updates))
         return cohort
+
+    def _why_no_update(self, cohort: Cohort, had_updates: bool) -> str:
+        fault = "NaN or infinite entries"
+        if had_updates:  # the filters have left out the last of them
+            fault += ", or one that is far too large"
+        elif not cohort.broken:
+            return f"round {cohort.round_index + 1}: no site sent a model."
+        hints = [update_filter.hint() for update_filter in self.filters]
+        advice = " ".join(hint for hint in hints if hint)
+        return f"round {cohort.round_index + 1}: every client of the cohort returned a model with {fault}. {advice}"
 
     def _find_initial_models(
         self,

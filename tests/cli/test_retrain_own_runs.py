@@ -11,8 +11,7 @@ import yaml
 import flsv
 from flsv import FederatedDataModule, FederatedLoop, Reporting
 from flsv.cli import main
-from flsv.cli.retrain import retrain
-from flsv.cli.retrain import performance_by
+from flsv.cli.retrain import performance_by, retrain
 from flsv.data import SizePartitioner, Splits
 from flsv.functional import few_coalitions, predicted_shapley
 from flsv.metrics import (

@@ -159,8 +159,9 @@ class RemoteServer:
     def _faults(self, loop: Any) -> str | None:
         faults = []
         for incident in loop.state.incidents:
-            site = self.sites[incident["client"]]
-            faults.append(f"{site} {incident['what']} ({incident['times']} times)")
+            client = incident["client"]
+            subject = "" if client is None else f"{self.sites[client]} "
+            faults.append(f"{subject}{incident['what']} ({incident['times']} times)")
         return "; ".join(faults) or None
 
 

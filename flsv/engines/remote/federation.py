@@ -215,11 +215,6 @@ class RemoteFederation(IdleEngine):
         global_vector = self.global_vector
         device = global_vector.device
         updates, self.broken_clients = self._remote.train(self._instructions, device, self.space)
-        if not updates and not self.broken_clients:
-            raise RuntimeError(
-                "no site sent a model in this round. Start them again and then this server: it goes on from its last "
-                "checkpoint."
-            )
         if updates:
             folder = self.trainer.default_root_dir
             self._matrix = empty_rows(len(updates), global_vector, folder)

@@ -437,7 +437,7 @@ def change_samples_of_sites(
 def test_sites_log_names_types_that_torch_refuses(tmp_path, monkeypatch, caplog):
     change_samples_of_sites(monkeypatch, use_integer_images)
 
-    with pytest.raises(RuntimeError, match="no site sent a model"):
+    with pytest.raises(RuntimeError, match="no site sent a model. No client is left"):
         SitesInProcess(tmp_path, FederatedLoop).fit(rounds=1)
 
     notes: list[str] = []

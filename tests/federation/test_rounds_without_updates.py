@@ -1,0 +1,108 @@
+"""A round without updates is an event: the model stays, and other clients are drawn."""
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from flsv import FederatedLoop
+from flsv.engines.remote import Packet
+from flsv.metrics import CumulativeShapley
+from flsv.results.round_result import ALL_DIVERGED, NO_UPDATE
+from flsv.sampling import ClientSampler
+from helpers.fits import assert_resumes, fit, state_vector
+from helpers.models import Diverges, network, sgd
+from helpers.sites import BOSTON_ADDRESS, LYON_ADDRESS, SitesInProcess, make_shapfed_loop
+
+
+class OneAfterTheOther(ClientSampler):
+    """Draws client 0, 1, 2, 0, ..."""
+
+    def sample(
+        self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0
+    ) -> Tensor:
+        return torch.tensor([round_index % num_clients])
+
+    def inclusion_probabilities(self, num_clients: int, *_: Any, **__: Any) -> Tensor:
+        return torch.full((num_clients,), 1 / num_clients)
+
+
+class ModelsAfterRounds(Callback):
+    def __init__(self) -> None:
+        self.models: list[Tensor] = []
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.models.append(state_vector(pl_module).clone())
+
+
+def make_loop(**options: Any) -> FederatedLoop:
+    return FederatedLoop(sampler=OneAfterTheOther(), seed=1, **options)
+
+
+def make_module() -> Diverges:
+    second_round, client = 1, 1
+    return Diverges(network(), sgd, failing={(second_round, client)})
+
+
+def test_round_in_which_the_only_client_diverges_leaves_the_model_as_it_is(tmp_path):
+    loop = make_loop(metrics={"shapley": CumulativeShapley()})
+    recorder = ModelsAfterRounds()
+    with pytest.warns(UserWarning, match=r"round 2: every .* The model stays, and other clients"):
+        fit(loop, tmp_path, make_module(), rounds=3, callbacks=[recorder])
+
+    first, second, third = recorder.models
+    assert torch.equal(second, first)
+    assert not torch.equal(third, second)
+
+    assert loop.participations.tolist() == [1, 0, 1]
+    assert loop.contributions["shapley"].isfinite().tolist() == [True, False, True]
+    events = [(event.client, event.what, event.first) for event in loop.events]
+    assert events == [(None, NO_UPDATE, 1), (1, ALL_DIVERGED, 1)]
+
+
+@pytest.mark.filterwarnings("ignore:.*The model stays")
+@pytest.mark.parametrize("first_rounds", [1, 2])
+def test_run_that_resumes_around_a_round_without_updates_equals_one_without_a_break(
+    tmp_path, first_rounds
+):
+    assert_resumes(make_loop, tmp_path, make_module, rounds=(first_rounds, 4))
+
+
+def make_site_loop() -> FederatedLoop:
+    return make_shapfed_loop(sampler=OneAfterTheOther())
+
+
+def fit_with_failing_sites(folder: Any, failing: set[tuple[int, int]]) -> FederatedLoop:
+    """``failing`` has pairs of an address and a round."""
+
+    def spoil(address: int, packet: Packet, reply: Packet) -> Any:
+        is_failing = (address, packet.plain.get("round")) in failing
+        return None if is_failing and packet.kind == "train" else reply
+
+    federation = SitesInProcess(folder, make_site_loop)
+    federation.transport.on_reply = spoil
+    federation.fit(rounds=4)
+    return federation.loop
+
+
+def test_round_whose_only_site_is_silent_is_followed_by_the_next_sites(tmp_path):
+    second_round = 1
+    with pytest.warns(UserWarning, match="round 2: no site sent a model. The model stays"):
+        loop = fit_with_failing_sites(tmp_path, {(LYON_ADDRESS, second_round)})
+
+    assert loop.participations.tolist() == [2, 0, 1]
+    events = [(event.client, event.first) for event in loop.events]
+    assert events == [(1, 1), (None, 1)]
+
+
+@pytest.mark.filterwarnings("ignore:.*The model stays")
+@pytest.mark.filterwarnings("ignore:.*is left out")
+def test_run_ends_when_every_site_has_failed_since_the_last_update(tmp_path):
+    failing = {
+        (BOSTON_ADDRESS + site, round_index) for site in range(3) for round_index in (1, 2, 3)
+    }
+
+    with pytest.raises(RuntimeError, match="round 4: no site .* No client is left that could be"):
+        fit_with_failing_sites(tmp_path, failing)
