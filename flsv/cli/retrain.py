@@ -6,13 +6,15 @@
 
 Repeats the run with three seeds, the first its own, and with ShadowShapley as
 its only metric, which trains coalitions of the clients after each run: by
-default each client alone and all but one. The first repetition must come to
-the weights of the run's last checkpoint, and data that differ from the run's
-are refused. Finished trainings are kept: start a stopped command again to
-continue.
+default each client alone and all but one (2 n for n clients). From their
+outputs it predicts those of all other coalitions (from their scores if there
+are no outputs). --trainings all is exact for these trainings. The first
+repetition must come to the weights of the run's last checkpoint, and data that
+differ from the run's are refused. Finished trainings are kept: start a stopped
+command again to continue, or ask for other coalitions.
 
-The repetitions are in the folder "retrained" of the run. flsv report of the run
-shows their means, and shares by other scores.
+The repetitions are in the folder "retrained" of the run, and their means in its
+repeat.csv. flsv report of the run shows them.
 """
 
 from __future__ import annotations
@@ -27,23 +29,28 @@ from pathlib import Path
 from typing import Any, get_args
 
 import joblib
-import lightning as L
 import torch
 import yaml
 from pandas import DataFrame
 
-from flsv._lightning.patches import callbacks_of, find_loop
-from flsv._lightning.rounding import rounding_of
-from flsv.cli.command import command_parser, display_path, from_1, printer
-from flsv.cli.parser import make_cli
+from flsv.cli.command import (
+    QUIET_FIT_ARGUMENTS,
+    command_parser,
+    display_path,
+    from_1,
+    printer,
+)
+from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.cli.saved_run import config_with_seeds, runs_with_seeds
-from flsv.configuration.identity import Identity
+from flsv.configuration.identity import Identity, config_settings
 from flsv.federation import FederatedLoop
 from flsv.report.basis import RETRAINED_METRIC, basis_by_retraining
-from flsv.report.reading import SUMMARY_FILE, Run, open_run, seed_summary
-from flsv.results.folder import RECORD, RETRAINED, find_config_of, run_folder
+from flsv.report.reading import CHANGED, SUMMARY_FILE, Run, open_run, seed_summary
+from flsv.results.folder import RECORD, RETRAINED, RUNS, find_config_of
 from flsv.results.terminal import filled, print_table
 from flsv.results.text import percent, shares_in, with_intervals
+from flsv.retraining.coalition_fit import metrics_in_use
+from flsv.retraining.utility_store import COALITIONS_FILE, EARLIER_FOLDER
 from flsv.scores.performance import CLASSIFICATION, Judges
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.choices import Trainings
@@ -51,9 +58,13 @@ from flsv.utilities.csv_files import save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.display import BRACKETS_NOTE
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.formats import refuse_other_versions
+from flsv.utilities.result_file import stored_settings
 
 #: Default number of seeds.
 NUM_SEEDS = 3
+#: Setting of the list of runs: the coalitions, and by which score their values are. Runs of others are replaced.
+COALITIONS_ASKED_FOR = "coalitions"
 
 
 @checked
@@ -93,19 +104,28 @@ def retrain(
         "halvings": halvings,
     }
     performance, game["mode"] = (metric, mode) if metric else performance_by(cli.loop)
-    _set_metrics(config, cli.loop, game, performance)
+    _set_metrics(config, cli.loop, game, _performances(str(performance), game))
     _set_callbacks(config, run, seed, rounds=num_rounds, changes=changes, say=say)
 
     out = run / RETRAINED
-    settings = {**cli.identity().settings, "changed": "; ".join(changes)}
-    settings |= {"performance": f"{performance} {game}"}
+    performances = _performances(str(performance), game)
+    settings = {
+        **cli.identity().settings,
+        CHANGED: "; ".join(changes),
+        "rounds": f"{num_rounds}",
+        "scores": f"{sorted(performances.values())} {game['mode']} {game['judges']}",
+        COALITIONS_ASKED_FOR: f"{game['coalitions']} {halvings} {performance}",
+    }
     identity = Identity(settings, cli.identity().samples)
     _remove_runs_of_other_coalitions(out, identity)
-    if not changes and num_rounds == record.get("rounds_done"):
-        _copy_coalitions(run, out / f"seed_{seed}")
+    folder_of_own_seed = out / f"seed_{seed}"
+    is_own_game = not changes and num_rounds == record.get("rounds_done")
+    if is_own_game and (run / COALITIONS_FILE).is_file() and not folder_of_own_seed.exists():
+        _copy_coalitions(run, folder_of_own_seed)
     repetitions = runs_with_seeds(config, identity, range(seed, seed + seeds), out, say=say)
-    for repetition in repetitions:  # its checkpoints were for a command that was stopped
-        shutil.rmtree(repetition.folder / "checkpoints", ignore_errors=True)
+    for repetition in repetitions:
+        for name in ("checkpoints", EARLIER_FOLDER):  # which a stopped command needs
+            shutil.rmtree(repetition.folder / name, ignore_errors=True)
     summary = seed_summary(repetitions)
     save_table(out / SUMMARY_FILE, summary)
     return summary, out / SUMMARY_FILE
@@ -156,19 +176,25 @@ def _num_rounds(cli: FederatedCLI, record: Mapping[str, Any], options: Sequence[
     return num_rounds
 
 
+def _performances(performance: str, game: Mapping[str, Any]) -> dict[str, str]:
+    """Return the performances ``{metric: performance}`` by which coalitions are scored, that of the values first."""
+    performances = {RETRAINED_METRIC: performance}
+    if performance in CLASSIFICATION and game["judges"] == "server":
+        for name in CLASSIFICATION:
+            if name != performance:
+                performances[f"by_{name}"] = name
+    return performances
+
+
 def _set_metrics(
     config: dict[str, Any],
     loop: FederatedLoop,
     game: Mapping[str, Any],
-    performance: str,
+    performances: Mapping[str, str],
 ) -> None:
     """Let a run have only the metrics that its strategies read, and those of the game."""
     federation = config["federation"]
     metrics = {name: federation["metrics"][name] for name in metrics_in_use(loop)}
-    performances = {RETRAINED_METRIC: performance}
-    if performance in CLASSIFICATION and game["judges"] == "server":
-        other_names = [name for name in CLASSIFICATION if name != performance]
-        performances |= {f"by_{name}": name for name in other_names}
     for name, measure in performances.items():
         arguments = {**game, "performance": measure}
         metrics[name] = {"class_path": "flsv.metrics.ShadowShapley", "init_args": arguments}
@@ -222,13 +248,13 @@ def _remove_runs_of_other_coalitions(out: Path, identity: Identity) -> None:
     head = stored_settings(out / RUNS)
     settings = {name: str(value) for name, value in identity.flat().items()}
     names = {name for name in {**head, **settings} if head.get(name) != settings.get(name)}
-    if not head or not names <= {"performance"}:
-        return  # those of other settings are refused
-    if not names:
-        return
+    if not head or names != {COALITIONS_ASKED_FOR}:
+        return  # other differences are refused
     for folder in out.glob("seed_*"):
+        if (folder / COALITIONS_FILE).is_file():
+            _copy_coalitions(folder)
         for path in folder.iterdir():
-            if path.stem == COALITIONS:
+            if path.name == EARLIER_FOLDER:
                 continue
             if path.is_dir():
                 shutil.rmtree(path)
@@ -237,16 +263,16 @@ def _remove_runs_of_other_coalitions(out: Path, identity: Identity) -> None:
     (out / RUNS).unlink()
 
 
-def _copy_coalitions(run: Path, folder: Path) -> None:
-    """Copy the coalitions that the run itself has trained, which are those of its own seed."""
+def _copy_coalitions(run: Path, folder: Path | None = None) -> None:
+    """Let a run in ``folder`` take over the coalitions that ``run`` has trained, by default in its own folder."""
+    earlier = (folder or run) / EARLIER_FOLDER
+    shutil.rmtree(earlier, ignore_errors=True)
     file = run / COALITIONS_FILE
-    if folder.exists() or not file.is_file():
-        return
-    folder.mkdir(parents=True)
     outputs = file.with_suffix("")
     if outputs.is_dir():
-        shutil.copytree(outputs, folder / outputs.name)
-    shutil.copy(file, folder)
+        shutil.copytree(outputs, earlier / outputs.name)
+    earlier.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, earlier)
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -11,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
-from flsv._lightning.patches import callbacks_of, find_loop
+from flsv._lightning.patches import callbacks_of, find_loop, in_turn
 from flsv._lightning.rounding import rounding_of
 from flsv.results.folder import run_folder
 from flsv.utilities.errors import ConfigurationError
@@ -51,9 +52,14 @@ class SameRun(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._initial_weights = _weights(trainer.strategy.lightning_module_state_dict())
+        fit_loop: Any = trainer.fit_loop
+        # After all hooks of a round, of which others may stop training.
+        fit_loop.on_advance_end = in_turn(
+            fit_loop.on_advance_end, partial(self._end_round, trainer)
+        )
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        trainer.should_stop = trainer.current_epoch + 1 >= self.rounds
+    def _end_round(self, trainer: L.Trainer) -> None:
+        trainer.should_stop = trainer.current_epoch >= self.rounds
         if trainer.should_stop:
             trainer.fit_loop.min_epochs = 0
 

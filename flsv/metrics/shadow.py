@@ -251,7 +251,7 @@ class ShadowShapley(MeasuredMetric):
 
     def explain_missing(self, reason: str) -> None:
         """Store why the coalitions' trainings have given no values, for :meth:`payment_record`."""
-        self._evidence = {"why_no_values": reason}
+        self._evidence = {"why_no_values": reason, "lacks_trainings": True}
 
     def check_rounds(self, rounds: int) -> None:
         if self.every is not None:

@@ -208,8 +208,8 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
 
     covariance = None
     degrees_of_freedom = run.seeds - 1 if run.seeds > 1 else None
+    values = torch.tensor(final_values(run.runs, metric).to_numpy("float64"))  # [seeds, n]
     if metric_info["class"] == "ShadowShapley" and run.seeds > 1:
-        values = torch.tensor(final_values(run.runs, metric).to_numpy("float64"))
         half_widths = torch.tensor(((estimates["high"] - estimates["low"]) / 2).to_numpy("float64"))
         covariance = seed_covariance(values, half_widths)
         degrees_of_freedom = seed_freedom(run.seeds)
@@ -270,12 +270,13 @@ def basis_by_retraining(run: Run) -> Basis:
     performance = run.retrained.performances.get(RETRAINED_METRIC, {})
     trained = WORDS["trainings"].get(performance.get("trainings"))
     doubts = doubt_inputs(run.record["events"], run.client_names)
-    del doubts["unlike_run"]  # those are of the repetitions
+    # The run's own coalitions may be among those of the repetitions.
+    doubts["unlike_run"] = doubts["unlike_run"] or basis.inputs.unlike_run
     return replace(
         basis,
         key=RETRAINED,
         title=f"retraining, measured by {titled(basis.by)}",
-        origin=", ".join(filter(None, [trained, basis.origin])),
+        origin=", ".join(filter(None, [trained, basis.origin, run.changed_settings])),
         inputs=replace(basis.inputs, **doubts),
     )
 

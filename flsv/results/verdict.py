@@ -38,6 +38,7 @@ FORBIDDING_REASONS = (
     "unfinished",
     "no_values",
     "shared_rows",
+    "unlike_run",
     "ranking",
     "judged",
     "no_gain",

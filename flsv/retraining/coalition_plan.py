@@ -37,6 +37,7 @@ from flsv.metrics.coalitions.design import (
     with_any_halves,
 )
 from flsv.metrics.shadow import ShadowShapley
+from flsv.results.folder import leaves_files, run_folder
 from flsv.retraining.after_the_run import TrainingAfterTheRun
 from flsv.retraining.coalition_refusals import (
     check_scored,
@@ -46,6 +47,7 @@ from flsv.retraining.coalition_refusals import (
 )
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites, models_of
 from flsv.retraining.copied_fits import copy_of_run
+from flsv.retraining.utility_store import COALITIONS_FILE
 from flsv.sampling import FullParticipation
 from flsv.scores.performance import is_logged
 from flsv.utilities.arguments import attribute_of
@@ -264,6 +266,7 @@ class CoalitionPlan(RunExtension):
             return
         self._games = games
         self._first_round_time = time.monotonic()
+        self._remove_stale_coalitions(module.trainer)
         self._check_outputs(games)
         if not self._trains_at_sites:
             self._check_and_score_untrained(games, module)
@@ -284,6 +287,13 @@ class CoalitionPlan(RunExtension):
             check_scored(f"metric {name!r}", self._share, evaluator)
         if self._valued_models is not None:
             self._valued_models.score_untrained(module, self._initial_state, games, measures)
+
+    def _remove_stale_coalitions(self, trainer: L.Trainer) -> None:
+        """Remove the coalitions of an earlier run in the folder of one that begins."""
+        is_new_run = trainer.ckpt_path is None
+        if is_new_run and trainer.is_global_zero and leaves_files(trainer):
+            path = run_folder(trainer) / COALITIONS_FILE
+            path.unlink(missing_ok=True)
 
     def _log_plan(self, num_clients: int, games: Any) -> None:
         masks = self._planned_masks(num_clients)

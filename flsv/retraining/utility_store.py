@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +16,12 @@ from flsv.games.members import Members, members_of
 from flsv.scores.performance import ModelScore
 from flsv.utilities.atomic_files import replacing, whole_lines
 from flsv.utilities.csv_files import Cell, parse_float, parse_int, read_rows
-from flsv.utilities.result_file import ResultFile, members_text, read_members
+from flsv.utilities.result_file import ResultFile, members_text, read_members, stored_settings
 
 #: File in a run's folder with the utilities of the coalitions that were trained after the run.
 COALITIONS_FILE = "coalitions.csv"
+#: Folder beside that file with one of an earlier run, from which trainings of the same run are taken over.
+EARLIER_FOLDER = "earlier"
 #: The index under which utilities after training are stored if a store has no rounds.
 LAST_ROUND_KEY = -1
 #: Settings of a file that tell which scores it has of trainings, not how they trained.
@@ -58,8 +59,8 @@ class UtilityStore:
         self,
         path: Path | None,
         names: Sequence[str],
-        # All on which the utilities depend, except the seed. A file with other settings is refused. With `anew` it is
-        # replaced, and only the trainings stay that it shares with this store.
+        # All on which the utilities depend, except the seed. A file with other settings is refused, or with `anew`
+        # replaced.
         settings: Mapping[str, Any] | None = None,
         *,
         # The rounds after which each coalition has utilities.
@@ -83,8 +84,8 @@ class UtilityStore:
             if outputs:
                 self._outputs_folder = path.with_suffix("")
             self._read_back(self._file)
-            if anew and not self._file.rows:
-                self._take_over(path, settings or {})
+            if not self._file.rows:
+                self._take_over(path.parent / EARLIER_FOLDER / path.name, settings or {})
         # All ranks take what the first one has read.
         trainings = self._rows_by_training, self._outputs_by_training
         trainings = ranks.broadcast(0, trainings, "the stored trainings")
@@ -128,7 +129,7 @@ class UtilityStore:
                 self._outputs_by_training[training] = outputs
 
     def _take_over(self, path: Path, settings: Mapping[str, Any]) -> None:
-        """Store the trainings in a file of the same run with other coalitions, or more scores or rounds."""
+        """Store the trainings in a file of the same run, which may have other coalitions, and more scores or rounds."""
         for (seed, members), rows in _trainings_of_run(path, settings, self.names).items():
             stored_rounds = sorted(rows)
             has_all_rounds = rows.keys() >= set(self.rounds)
@@ -137,7 +138,7 @@ class UtilityStore:
             positions = [stored_rounds.index(round_index) for round_index in self.rounds]
             self._rows_by_training[seed, members] = {index: rows[index] for index in self.rounds}
             if self._outputs_folder is not None:
-                stored_outputs = read_outputs(self._outputs_folder, seed, members)
+                stored_outputs = read_outputs(path.with_suffix(""), seed, members)
                 self._outputs_by_training[seed, members] = {
                     name: outputs[positions]
                     for name, outputs in stored_outputs.items()
@@ -267,10 +268,10 @@ def _trainings_of_run(
     lines = whole_lines(path) if path.is_file() else []
     if len(lines) < 2:
         return {}
-    head, columns, *_lines = lines
-    stored_settings = json.loads(head.removeprefix("# "))
-    for name in stored_settings.keys() & settings.keys() - SETTINGS_OF_SCORES:
-        if stored_settings[name] != str(settings[name]):
+    _head, columns, *_rows = lines
+    settings_of_file = stored_settings(path)
+    for name in settings_of_file.keys() & settings.keys() - SETTINGS_OF_SCORES:
+        if settings_of_file[name] != str(settings[name]):
             return {}
     if not {"round", *names} <= set(columns.split(",")):
         return {}
