@@ -113,7 +113,7 @@ def _origin(error: ConfigurationError, words: list[str]) -> str:
         files = config_files(words)
     except ConfigurationError:  # the error is about a file that does not exist
         return ""
-    return origin_of(str(error), files)
+    return origin_of(str(error), files, words)
 
 
 def _configuration_error(error: BaseException | None) -> ConfigurationError | None:

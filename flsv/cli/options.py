@@ -204,13 +204,12 @@ class OptionParser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> Any:
         if not self.exit_on_error:  # a part of a value, of which jsonargparse tells the rest
             return super().error(message, ex)
-        options = [*self.get_defaults(skip_validation=True).keys()]
-        for subparser in subparsers_of(self):
-            options += subparser.get_defaults(skip_validation=True).keys()
-        class_names: list[str] = []
+        names: list[str] = []
         for package in (*PACKAGES, *PACKAGES_OF_OTHERS):
-            class_names += _names_in(package)
-        raise OptionError(message, options, class_names) from ex
+            names += _names_in(package)
+        for parser in [self, *subparsers_of(self)]:
+            names += parser.get_defaults(skip_validation=True).keys()
+        raise OptionError(message, names) from ex
 
 
 def subparsers_of(parser: ArgumentParser) -> list[ArgumentParser]:

@@ -86,7 +86,7 @@ class Reporting:
     Args:
         per_class: log per-class contributions to the loggers, too (the CSV always has them).
         figures: rounds between two figures of a metric in TensorBoard (the last round always has one). 0: no figures.
-            None: ten figures in the run.
+            None: at most ten figures in the run, which take at most 5 % of its time before its end.
         table: print a table of the clients at the end.
         files: write ``contributions.csv``, ``run.json`` and the clients' pictures, and reserve the run's folder for
             this run. A trainer with neither a logger nor a ``default_root_dir`` has no folder for these files.
@@ -135,7 +135,7 @@ class Reporting:
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """Checked arguments of a :class:`flsv.FederatedLoop`, with defaults in place of None."""
+    """Arguments of a :class:`flsv.FederatedLoop`, checked, and with defaults in place of None."""
 
     aggregator: Aggregator
     metrics: Mapping[str, Metric]
@@ -151,11 +151,6 @@ class FederationConfig:
     reporting: Reporting
     seed: int | None
     engine: str | Callable[..., Any]
-
-    @classmethod
-    def from_arguments(cls, **arguments: Any) -> FederationConfig:
-        """Check a loop's arguments, of which some may be None."""
-        return cls(**arguments)
 
     def __post_init__(self) -> None:
         arguments: Any = self  # some fields are None, or unchecked, until they are replaced below

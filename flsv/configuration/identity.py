@@ -126,6 +126,18 @@ def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict
     return {f"federation.{name}": described(value) for name, value in values.items()}
 
 
+def changeable_settings_of(config: FederationConfig, data: FederatedDataModule) -> dict[str, str]:
+    """Describe the settings that a resumed run may change, and on which its models depend."""
+    settings = {
+        "local_epochs": repr(config.local_epochs),
+        "batch_size": repr(data.describe().get("batch_size")),
+    }
+    for role, strategy in config.strategies.items():
+        for name in CHANGEABLE_ON_RESUME & vars(strategy).keys():
+            settings[f"{role}.{name}"] = repr(getattr(strategy, name))
+    return settings
+
+
 def fit_identity(settings: Mapping[str, str], data: FederatedDataModule) -> Identity:
     """Return the identity of a training run, from its settings and data. A resumed run must have the same."""
     data_settings = {

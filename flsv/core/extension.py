@@ -30,6 +30,8 @@ class EndedRun:
     settings: Mapping[str, str]
     # Whether results that are already in the folder belong to the run.
     resumed: bool
+    # Descriptions of the settings that have changed in the course of the run.
+    changes: Sequence[str]
     # [n], the clients' weights in the federation's average.
     weights: Tensor
     # The CoalitionGames of flsv.games.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from flsv.core.client import Client
 from flsv.core.round import Round
 from flsv.core.vocabulary import NEEDS, STAGES, VOCABULARY, Stage
 from flsv.utilities.arguments import attribute_of
@@ -107,23 +106,8 @@ def _optional_arguments_of(part: Any) -> set[str]:
     return {parameter.name for parameter in parameters if parameter.default is not parameter.empty}
 
 
-class Undeclared(ConfigurationError):
-    """Error: a part reads at run time what it has not declared."""
-
-    def __init__(
-        self,
-        reader: Any,
-        name: str,
-        why: str,
-    ) -> None:
-        line = f"needs = ({name!r},)"
-        super().__init__(
-            f"{reader} reads Round.{name}, {why}, and has not declared it. Add to its class: {line}"
-        )
-
-
 class ReadRound:
-    """A round as one part reads it. What the part has not declared raises :class:`Undeclared`.
+    """A round as one part reads it. What the part has not declared is no attribute of it.
 
     Args:
         round: the round.
@@ -132,7 +116,7 @@ class ReadRound:
         reader: the part's name, for messages. None: its ``repr``.
     """
 
-    __slots__ = ("_declared_needs", "_is_metric", "_reader", "_round", "_stage")
+    __slots__ = ("_needs", "_reader", "_round", "_stage")
 
     def __init__(
         self,
@@ -142,14 +126,13 @@ class ReadRound:
         reader: str | None = None,
     ) -> None:
         self._round = round
-        self._reader = part if reader is None else reader
+        self._reader = reader or repr(part)
         self._stage = stage
-        self._is_metric = _is_metric(part)
-        self._declared_needs = set[str]()
-        if not self._is_metric:
-            self._declared_needs.add("updates")  # aggregators and personalizers exist to use these
+        self._needs = set[str]()
+        if not _is_metric(part):
+            self._needs.add("updates")  # aggregators and personalizers exist to use these
         for name in reads_of(part):
-            self._declared_needs.update(VOCABULARY[name].needs)
+            self._needs.update(VOCABULARY[name].needs)
 
     def __len__(self) -> int:
         return len(self._round)
@@ -163,32 +146,12 @@ class ReadRound:
 
     def _check(self, name: str) -> None:
         attribute = VOCABULARY[name]
-        missing_needs = [need for need in attribute.needs if need not in self._declared_needs]
-        if missing_needs:
-            descriptions = " and ".join(NEEDS[need] for need in missing_needs)
-            raise Undeclared(self._reader, name, f"for which {descriptions}")
         is_known = STAGES.index(attribute.stage) <= STAGES.index(self._stage)
-        if is_known:
-            return
-        reason = f"which is known only after {attribute.stage}"
-        if self._is_metric:
-            raise Undeclared(self._reader, name, reason)
-        raise RuntimeError(f"{self._reader} reads Round.{name}, {reason}.")
-
-
-class UndeclaredClient(Client):
-    """A client in the hands of a part that has not declared that it asks clients."""
-
-    def __init__(self, client: Client, reader: str) -> None:
-        self.id = client.id
-        self.is_private = client.is_private
-        self._reader = reader
-        self._channel = None
-        self._owners = None
-
-    def _answer(self, *_: Any) -> Any:
-        why = f"for which {NEEDS['answers']}"
-        raise Undeclared(self._reader, "all_clients", why)
+        if not is_known or not self._needs.issuperset(attribute.needs):
+            raise AttributeError(
+                f"{self._reader} reads Round.{name}, known after {attribute.stage}, and has not declared it. Add to "
+                f"its class: needs = ({name!r},)"
+            )
 
 
 def read_by(
@@ -199,15 +162,3 @@ def read_by(
 ) -> Round:
     """Return the round as ``part``, called ``reader`` in messages, reads it after ``stage``."""
     return cast(Round, ReadRound(round, part, stage, reader=reader))
-
-
-def asked_by(
-    part: Any,
-    reader: str,
-    clients: Sequence[Client],
-) -> Sequence[Client]:
-    """Return ``clients`` as ``part`` gets them: they answer only if it has declared that it asks."""
-    for name in reads_of(part):
-        if "answers" in VOCABULARY[name].needs:
-            return clients
-    return [UndeclaredClient(client, reader) for client in clients]

@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from flsv.utilities.classifier_head import head_name
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.plain_values import has_floats, is_dense
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class ParameterSpace:
         kept_names: names of further parameters and persistent buffers, including integer ones, that each client keeps
             to itself.
         constant: names of parameters that never change, outside of the vector.
+        non_finite: names of entries that the vector does not hold although they are finite now, because they were not
+            when a resumed run began.
 
     Attributes:
         size: P, the length of the vector.
@@ -63,8 +66,8 @@ class ParameterSpace:
         kept_names: those of ``private_names`` that the argument of this name holds.
         constant_names: names of the parameters that are not in the vector and are the same at all clients.
         non_finite_names: names of other buffers and frozen parameters with entries that are not finite, such as
-            attention masks of -inf. Their averages would be NaN, so the vector does not hold them. They must not
-            change.
+            attention masks of -inf. Their averages would be NaN, so the vector does not hold them. Clients must not
+            change them.
         num_parameters: the length of the vector's first part, the parameters. The rest are buffers.
         head: the :class:`Head`. None if there is no linear layer, or the vector does not hold the head's weights.
         unshared_head: the head's name if the vector does not hold the head's weights, else None.
@@ -93,13 +96,14 @@ class ParameterSpace:
         *,
         kept_names: Collection[str] = (),
         constant: Collection[str] = (),
+        non_finite: Collection[str] = (),
     ) -> None:
         float_state = dict(_float_state(module))
         _check_values(float_state)
         self._floating = frozenset(float_state)
         self._assign_names(module, private, kept_names=kept_names, candidate_constants=constant)
 
-        self.non_finite_names = self._frozen_not_finite(float_state)
+        self.non_finite_names = self._frozen_not_finite(float_state, former_names=non_finite)
         self._excluded = self._private_set.union(self._constant_set, self.non_finite_names)
         entries = float_state.items()
         shared = {name: tensor for name, tensor in entries if name not in self._excluded}
@@ -156,13 +160,15 @@ class ParameterSpace:
     def _frozen_not_finite(
         self,
         state: Mapping[str, Tensor],
+        former_names: Collection[str],
     ) -> tuple[str, ...]:
-        """Return the names of entries that are neither private, constant nor trained, and not finite."""
+        """Return the names of entries that are neither private, constant nor trained, and are or were not finite."""
         names = []
         for name, tensor in state.items():
             if name in self._private_set or name in self._constant_set:
                 continue
-            if not tensor.requires_grad and not tensor.isfinite().all():
+            is_former = name in former_names
+            if is_former or (not tensor.requires_grad and not tensor.isfinite().all()):
                 names.append(name)
         return tuple(names)
 
@@ -317,8 +323,8 @@ class ParameterSpace:
 
         # By identity, since a weight that several layers share has one name.
         name_by_tensor = {id(tensor): name for name, tensor in _float_state(module)}
-        weight_name = name_by_tensor.get(id(getattr(layer, "weight", None)))
-        bias_name = name_by_tensor.get(id(getattr(layer, "bias", None)))
+        weight_name = name_by_tensor.get(id(_stored_tensor(layer, "weight")))
+        bias_name = name_by_tensor.get(id(_stored_tensor(layer, "bias")))
 
         if weight_name in self._excluded:
             self.unshared_head = layer_name
@@ -342,6 +348,14 @@ class ParameterSpace:
             weight=slices[weight_name],
             bias=bias,
         )
+
+
+def _stored_tensor(layer: nn.Module, name: str) -> Tensor | None:
+    """Return a layer's parameter or buffer, without computing it from others as a parametrization does."""
+    for tensors in (layer._parameters, layer._buffers):
+        if name in tensors:
+            return tensors[name]
+    return None
 
 
 def named_state(
@@ -369,20 +383,26 @@ def _buffers(
                 continue
             if id(buffer) in yielded_ids:
                 continue
-            is_floating = buffer.is_floating_point() or buffer.is_complex()
-            if is_floating == floating:
+            if has_floats(buffer) == floating:
                 yielded_ids.add(id(buffer))
                 full_name = f"{prefix}.{name}" if prefix else name
                 yield full_name, buffer
 
 
 def _check_values(state: Mapping[str, Tensor]) -> None:
-    """Raise ConfigurationError if a parameter has no shape, or a trainable one is not finite."""
+    """Raise ConfigurationError if a parameter has no shape or is not dense, or a trainable one is not finite."""
     lazy_names = [name for name, tensor in state.items() if is_lazy(tensor)]
     if lazy_names:
         raise ConfigurationError(
             f"{lazy_names} have no shape before the first batch (lazy layers), and a federation starts from the model "
             "that all clients are sent. Give the layers their sizes, or run a batch through the module before the fit."
+        )
+
+    other_names = [name for name, tensor in state.items() if not is_dense(tensor)]
+    if other_names:
+        raise ConfigurationError(
+            f"{listed(other_names, show=repr)} is sparse, nested, quantized or on the meta device: only dense "
+            "parameters can be averaged. Hold what is not trained as a buffer."
         )
 
     broken_names = []

@@ -216,14 +216,10 @@ class Round:
         """
         return self._required_games.utility(metric, weighting)
 
-    def slopes(
-        self,
-        balanced: bool = False,
-        loss: Any = "negative_loss",
-    ) -> Tensor:
+    def slopes(self, loss: Any = "negative_loss") -> Tensor:
         """Compute the inner products g . d_i ``[k]`` of a gradient with the updates d_i. g is the gradient of the
-        validation loss at the global model. With ``balanced`` all classes count equally in the loss."""
-        return self._required_games.slopes(balanced, loss)
+        validation loss at the global model."""
+        return self._required_games.slopes(loss)
 
     def generator(self, name: str) -> torch.Generator:
         """Return this round's random generator called ``name``. It depends only on seed, name and round."""

@@ -17,6 +17,8 @@ from flsv.utilities.host_copies import on_host
 if TYPE_CHECKING:
     from flsv.core.round import Round
 
+#: The kind of a fault without which the values would be other ones.
+OF_VALUES = "values"
 #: Name under which the server sends the global model to a client that starts from another model, if an upload needs it.
 GLOBAL_MODEL = "global_model"
 
@@ -115,6 +117,8 @@ class FederationState:
         counted: ``{client id: name}``, for each remote client the name of its last training whose result the server has
             used. The client continues from the state after this training.
         incidents: what went wrong at the clients, see :meth:`note`.
+        non_finite_names: names of the module's entries that the vector does not hold because they were not finite when
+            the run began. A later validation may have made them finite.
         failed: ids of the clients of the last rounds that were without an update. Empty after a round with one.
         pending_traffic: the messages that were exchanged to draw the current or next cohort, each
             ``(client, direction, name, numbers, bytes)``.
@@ -136,6 +140,7 @@ class FederationState:
     run: str = ""
     counted: dict[int, str] = field(default_factory=dict)
     incidents: list[dict[str, Any]] = field(default_factory=list)
+    non_finite_names: list[str] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
     pending_traffic: list[MessageRow] = field(default_factory=list)
 
@@ -163,15 +168,15 @@ class FederationState:
         self.global_vector = round.server_vector
         self.failed = []
 
-    def note(self, client: int | None, fault: str) -> None:
-        """Record a fault of a client, or of all, in this round. There is one entry per client and kind.
+    def note(self, client: int | None, fault: str, kind: str | None = None) -> None:
+        """Record a fault of a client, or of all, in this round. There is one entry per client and fault.
 
         Example:
             >>> state = FederationState(round_index=3)
             >>> state.note(1, "it is away")
             >>> state.note(1, "it is away")
             >>> state.incidents
-            [{'client': 1, 'what': 'it is away', 'first': 3, 'last': 3, 'times': 2}]
+            [{'client': 1, 'what': 'it is away', 'first': 3, 'last': 3, 'times': 2, 'kind': None}]
         """
         for incident in self.incidents:
             if incident["client"] == client and incident["what"] == fault:
@@ -186,6 +191,7 @@ class FederationState:
                 "first": self.round_index,
                 "last": self.round_index,
                 "times": 1,
+                "kind": kind,
             }
         )
 
@@ -200,7 +206,8 @@ class FederationState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # Checkpoints of earlier versions do not have them.
-        complete_state = {"is_aggregate_finite": True, "failed": [], **state}
+        added_later = {"is_aggregate_finite": True, "failed": [], "non_finite_names": []}
+        complete_state = {**added_later, **state}
         for name in self._saved():
             setattr(self, name, _copied(complete_state[name]))
 

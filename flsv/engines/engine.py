@@ -54,14 +54,21 @@ _SCORING_MODULE = "flsv.engines.scoring"
 Instruct = Callable[[Sequence[int]], dict[int, Instruction]]
 
 
-def shared_space(module: nn.Module, config: FederationConfig) -> ParameterSpace:
+def shared_space(
+    module: nn.Module, config: FederationConfig, non_finite: Collection[str] = ()
+) -> ParameterSpace:
     """Return the map between a module and its shared vectors ``[P]``."""
     private_patterns: list[str] = []
     for strategy in config.strategies.values():
         private_patterns += strategy.private
     kept_names, constant = sharing(config.share, module, config.head)
     return ParameterSpace(
-        module, config.head, private_patterns, kept_names=kept_names, constant=constant
+        module,
+        config.head,
+        private_patterns,
+        kept_names=kept_names,
+        constant=constant,
+        non_finite=non_finite,
     )
 
 
@@ -93,7 +100,8 @@ class Engine:
         self._strategies: Mapping[str, Any] = config.strategies
         self._module: Any = trainer.lightning_module
         self.loop: Any = trainer.fit_loop  # a FederatedFitLoop
-        self.space = shared_space(self._module, config)
+        self.space = shared_space(self._module, config, state.non_finite_names)
+        state.non_finite_names = list(self.space.non_finite_names)
         store.to(self._module.device)
         self.options = OptimizerOptions(trainer)
 

@@ -28,13 +28,13 @@ from flsv._lightning.patches import (
 )
 from flsv._lightning.round_boundary import RoundAverage, mark_as_refused
 from flsv.configuration.federation_config import FederationConfig
-from flsv.configuration.identity import fit_identity
+from flsv.configuration.identity import changeable_settings_of
 from flsv.core import FederationState
 from flsv.core.extension import EndedRun, RunExtension
 from flsv.data import FederatedDataModule
 from flsv.engines.engine import ENGINES, Engine, where
 from flsv.federation.reports import RunReports
-from flsv.federation.resume import check_sharing
+from flsv.federation.resume import check_sharing, requested_seed
 from flsv.federation.run import FederationRun, RunState
 from flsv.results.folder import leaves_files, run_folder
 from flsv.server.checks import check_metric_shapes
@@ -76,10 +76,11 @@ class LightningFit(Rounds):
 
         self.is_fitting = True
         self._has_finished = False
+        # What is known at the end of training and written with the final results.
+        self._late_values: Mapping[str, torch.Tensor] = {}
+        self._late_scores: Mapping[str, torch.Tensor] = {}
         self._has_scored_untrained = False
-        self.requested_seed: int | str | None = config.seed
-        if config.seed is None:
-            self.requested_seed = os.environ.get("PL_GLOBAL_SEED")
+        self.requested_seed = requested_seed(config.seed)
         self.federation: FederationRun | None = None
         self.reports: RunReports | None = None
         self.average = RoundAverage()
@@ -106,12 +107,11 @@ class LightningFit(Rounds):
 
     # ---- before the first round
 
-    def set_up(self, settings: Mapping[str, str]) -> None:
-        """Prepare the trainer and the metrics, before the module is on its device. ``settings`` describe the loop."""
+    def set_up(self) -> None:
+        """Prepare the trainer and the metrics, before the module is on its device."""
         self._cleanup.enter_context(warnings.catch_warnings())
         for message in _REPEATED_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
-        self.run_state.identity = fit_identity(settings, self.data)
         self._set_up_metrics()
 
         state = self.state
@@ -167,10 +167,12 @@ class LightningFit(Rounds):
 
     def _agreed_seed(self) -> int:
         """Return the seed of the run, the same on all processes."""
-        if self.requested_seed is None:
+        if self.requested_seed is None and self.run_state.resumed:
+            seed = self.state.seed
+        elif self.requested_seed is None:
             seed = int.from_bytes(os.urandom(4), "little")
         else:
-            seed = int(self.requested_seed)
+            seed = self.requested_seed
 
         # Several ranks take the seed of the first, and check that all have the same data and settings.
         strategy: Any = self.trainer.strategy
@@ -205,18 +207,28 @@ class LightningFit(Rounds):
 
         self._lengths.restore()
         self._change((self.data, "round_loader", federation.loader))
+        changes_of_optimizers: list[str] = []
         if run_state.configured_options is not None:
             engine.options.check(run_state.configured_options)
+            changes_of_optimizers = engine.options.changes(run_state.configured_options)
             check_sharing(run_state.shared, engine.space.described())
-        federation.begin(resumed=run_state.resumed or trainer.current_epoch > 0)
+        settings = changeable_settings_of(self.config, self.data)
+        run_state.note_changes(settings, changes_of_optimizers, self.state.round_index)
+        federation.begin(resumed=run_state.resumed)
 
-        self.reports = RunReports(
-            trainer,
-            federation,
-            run_state,
-            writes_files=self._writes_files,
-            extension=self.extension,
-        )
+        if self._has_rounds_left or self.extension.has_missing_values:
+            self.reports = RunReports(
+                trainer,
+                federation,
+                run_state,
+                writes_files=self._writes_files,
+                extension=self.extension,
+            )
+
+    @property
+    def _has_rounds_left(self) -> bool:
+        max_rounds = self.trainer.max_epochs
+        return max_rounds in (None, -1) or self.state.round_index < max_rounds
 
     def _plot_steps(self, engine: Engine) -> None:
         """Plot what clients log of their single steps, and of a round."""
@@ -394,12 +406,13 @@ class LightningFit(Rounds):
 
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Change a checkpoint that is being saved to the state between two rounds."""
-        if self.reports is None:
+        if self.federation is None:
             return
-        if self.running.is_at_server:
+        if self.federation.is_at_server:
             # An error has come between the clients' training and the end of the round.
             mark_as_refused(self.trainer, checkpoint, f"round {self.state.round_index + 1}")
-        self.reports.flush()
+        if self.reports is not None:
+            self.reports.flush()
 
         # After the fit the trainer has its own loop.
         checkpoint["loops"]["fit_loop"] = self.loop.state_dict()
@@ -411,21 +424,18 @@ class LightningFit(Rounds):
     # ---- the end
 
     def finish(self) -> None:
-        """Value the last round, train missing coalitions, and write the final results."""
-        assert self.reports is not None
+        """Value the last round, and write the final results, unless coalitions are trained after the fit."""
         self._warn_of_sizes()
         # Values that are only known now belong to the last round, whose rows are written already.
-        late_values = self.metrics.end_run()
-        late_scores: Mapping[str, torch.Tensor] = {}
+        self._late_values = self.metrics.end_run()
         has_tested_clients = self.running.end_run()
         if has_tested_clients:
-            late_scores = self.state.client_scores
+            self._late_scores = self.state.client_scores
         self.score_round(is_run_over=True)
         self._warn_of_filters()
         self._has_finished = True
-        if self.state.global_vector is not None:
-            self._train_and_write_late(late_values, late_scores)
-        self.reports.finish()
+        if not self.extension.has_missing_values:
+            self._write_results()
 
     def _warn_of_sizes(self) -> None:
         """Say it if the round's last hooks have changed the sizes of buffers."""
@@ -442,19 +452,17 @@ class LightningFit(Rounds):
         if notices:
             warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
 
-    def _train_and_write_late(
-        self,
-        late_values: Mapping[str, torch.Tensor],
-        late_scores: Mapping[str, torch.Tensor],
-    ) -> None:
-        """Train the missing coalitions, and write their values."""
+    def _write_results(self) -> None:
+        """Train the missing coalitions, and write the final results."""
         assert self.reports is not None
-        values_by_round = dict(self.extension.train(self._ended_run()))
-        if late_values or late_scores:
-            last_round = self.state.round_index - 1
-            trained_values = values_by_round.get(last_round, {})
-            values_by_round[last_round] = {**late_values, **trained_values}
-        self.reports.write_late_rounds(values_by_round, late_scores)
+        if self.state.global_vector is not None:
+            values_by_round = dict(self.extension.train(self._ended_run()))
+            if self._late_values or self._late_scores:
+                last_round = self.state.round_index - 1
+                trained_values = values_by_round.get(last_round, {})
+                values_by_round[last_round] = {**self._late_values, **trained_values}
+            self.reports.write_late_rounds(values_by_round, self._late_scores)
+        self.reports.finish()
 
     def _ended_run(self) -> EndedRun:
         """Describe the run for the training of its coalitions."""
@@ -468,6 +476,7 @@ class LightningFit(Rounds):
             folder=folder,
             settings=settings,
             resumed=self.run_state.resumed,
+            changes=self.run_state.changes,
             weights=self._weights(),
             games=self.running.server.games,
         )
@@ -481,6 +490,23 @@ class LightningFit(Rounds):
         if not self._has_finished and self.extension.has_missing_values:
             self.running.make_games()
             self.finish()
+
+    def tear_down(self, module: L.LightningModule) -> None:
+        """Close the fit. If coalitions are missing, train them first, after the module's own ``teardown``, which is the
+        last of a fit's hooks."""
+        if not (self._has_finished and self.extension.has_missing_values):
+            self.close()
+            return
+        tear_down_module = module.teardown
+
+        def tear_down_and_close(stage: str) -> None:
+            tear_down_module(stage=stage)
+            patch.restore()  # a copy of the module must not hold this fit
+            self._write_results()
+            self.close()
+
+        patch = PatchedAttributes([(module, "teardown", tear_down_and_close)])
+        self._cleanup.callback(patch.restore)
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
         """Add client and round to an error's message, and restore trainer and module."""

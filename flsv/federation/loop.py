@@ -25,14 +25,23 @@ from flsv.configuration.federation_config import (
     LocalEpochs,
     Reporting,
 )
-from flsv.configuration.identity import settings_of
+from flsv.configuration.identity import Identity, fit_identity, settings_of
 from flsv.core import FederationState
 from flsv.core.extension import extension_of
 from flsv.core.strategy import Strategy
 from flsv.federation.contribution import Contribution, contribution
 from flsv.federation.lightning_fit import LightningFit
 from flsv.federation.reports import current_table, events_of
-from flsv.federation.resume import check_checkpoint, check_state, refuse_incomplete
+from flsv.federation.resume import (
+    ModelHash,
+    check_checkpoint,
+    check_rounds,
+    check_same_run,
+    check_seed,
+    check_state,
+    refuse_incomplete,
+    requested_seed,
+)
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
@@ -141,22 +150,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         seed: int | None = None,
         engine: Literal["sequential", "vmap"] | Callable[..., Any] = "sequential",
     ) -> None:
-        config = FederationConfig.from_arguments(
-            aggregator=aggregator,
-            metrics=metrics,
-            personalizer=personalizer,
-            sampler=sampler,
-            client_algorithm=client_algorithm,
-            uploads=uploads,
-            filters=filters,
-            local_epochs=local_epochs,
-            optimizer_state=optimizer_state,
-            share=share,
-            evaluation=evaluation,
-            reporting=reporting,
-            seed=seed,
-            engine=engine,
-        )
+        arguments = dict(locals())
+        del arguments["self"]
+        config = FederationConfig(**arguments)
         self.config = config
         for name in _ARGUMENT_NAMES:
             if name != "metrics":  # the property returns the live metrics
@@ -184,6 +180,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self.state = FederationState()
         self.run_state = RunState()
         self._lightning_fit: LightningFit | None = None
+        self._last_model: ModelHash | None = None
         self._extension.reset()
 
     def replace(self, **changes: Any) -> FederatedLoop:
@@ -226,14 +223,16 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
         data = check_setup(trainer, pl_module, self.contribution_metrics, self.config)
         check_callbacks(trainer, self)
-        is_new_fit = trainer.current_epoch == 0
-        if not is_new_fit and trainer.current_epoch < self.round_index:
-            raise ConfigurationError(
-                "this trainer's last fit ended in a validation: make a new Trainer, and resume."
-            )
-        if is_new_fit:
+        identity = fit_identity(self._described, data)
+        is_new_run = trainer.current_epoch == 0
+        if is_new_run:
             self._reset()
             self.contribution_metrics.reset()
+        elif trainer.ckpt_path is None:  # what a checkpoint brings is compared when it is read
+            self._go_on(trainer, pl_module, identity)
+            if self.round_index == trainer.max_epochs and not self._extension.has_missing_values:
+                return  # Lightning finds no round to run either
+        self.run_state.identity = identity
         self._extension.prepare(trainer, pl_module)
 
         self._lightning_fit = LightningFit(
@@ -245,15 +244,27 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             run_state=self.run_state,
             extension=self._extension,
         )
-        self._lightning_fit.set_up(self._described)
+        self._lightning_fit.set_up()
+
+    def _go_on(self, trainer: L.Trainer, module: L.LightningModule, identity: Identity) -> None:
+        """Begin a further fit of the Trainer, in which the run of the last one goes on."""
+        check_rounds(trainer, self.round_index)
+        check_seed(requested_seed(self.config.seed), self.state.seed)
+        assert self._last_model is not None  # of the fit that has run the rounds
+        check_same_run(identity, self.run_state.identity, module, self._last_model)
+        last_federation = self._fit.federation
+        last_engine = None if last_federation is None else last_federation.engine
+        self.run_state = self.run_state.copy(last_engine)
+        self.run_state.resumed = True
 
     def on_fit_start(
         self,
         trainer: L.Trainer,
         pl_module: L.LightningModule,
     ) -> None:
-        self.run_state.find_table(trainer.ckpt_path, self.state.seed)
-        self._fit.start(pl_module)
+        if self._fit.is_fitting:
+            self.run_state.find_table(trainer.ckpt_path, self.state.seed)
+            self._fit.start(pl_module)
 
     def on_train_start(
         self,
@@ -275,13 +286,15 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         trainer: L.Trainer,
         pl_module: L.LightningModule,
     ) -> None:
-        self._fit.end()
+        if self._fit.is_fitting:
+            self._fit.end()
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        if self._lightning_fit is not None:
+        if self._lightning_fit is not None and self._lightning_fit.is_fitting:
             self._lightning_fit.fail(pl_module, exception)
+            self._hash_model(pl_module)
 
     def teardown(
         self,
@@ -289,8 +302,15 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         pl_module: L.LightningModule,
         stage: str,
     ) -> None:
-        if stage == "fit" and self._lightning_fit is not None:
-            self._lightning_fit.close()
+        if self._lightning_fit is not None and self._lightning_fit.is_fitting:
+            self._lightning_fit.tear_down(pl_module)
+            self._hash_model(pl_module)
+
+    def _hash_model(self, module: L.LightningModule) -> None:
+        """Store a hash of the model with which a fit has left the module."""
+        federation = self._fit.federation
+        if federation is not None:
+            self._last_model = ModelHash.of(module, federation.space)
 
     # ---- checkpoints
 
@@ -354,6 +374,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             "log_dict": None,
             "run_state": self.run_state.copy(engine),
             "_lightning_fit": None,
+            "_last_model": None,
         }
 
     def __repr__(self) -> str:

@@ -203,7 +203,11 @@ class RunReports:
             # In a fast_dev_run a logger's experiment is a dummy.
             if is_tensorboard and isinstance(logger.experiment, logger_sinks.SummaryWriter):
                 tensorboard = logger_sinks.TensorBoard(
-                    logger, self._metrics, per_class=per_class, **names
+                    logger,
+                    self._metrics,
+                    per_class=per_class,
+                    limits_drawing=self._config.reporting.figures is None,
+                    **names,
                 )
                 tensorboard.write_settings(first_round, all_settings, self._draw_partition)
                 sinks.append(tensorboard)
@@ -339,14 +343,7 @@ class RunReports:
             learning = resolve_name(_LEARNING_MODULE).learning_record(self._federation)
         result = self._result(learning)
 
-        # Pictures are drawn after the last round. If the run has ended early, the last round is known only now.
-        index = result.round_index
-        num_rounds = index + 1
-        is_due = self._config.reporting.draws(index, num_rounds)
-        draws_now = is_due and not self._draws_pictures(index)
         for sink in self.sinks:
-            if draws_now:
-                sink.draw(result)
             sink.finish(result)
 
     def show_stopped_run(self) -> None:
@@ -402,6 +399,7 @@ class RunReports:
             learning_record=learning_record,
             logged=self._logged_numbers(),
             pictures=self.results.pictures(last_round, values),
+            draws_pictures=self._config.reporting.figures != 0,
             events=self._events(),
         )
 

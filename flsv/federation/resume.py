@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
+from torch.nn.parameter import is_lazy
 
 from flsv.configuration.identity import Identity, described, sample_hashes
+from flsv.core.parameter_space import ParameterSpace, named_state
 from flsv.data import FederatedDataModule
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import READABLE_CHECKPOINTS, check_format, warn_of_versions
+from flsv.utilities.plain_values import digest
 
 #: Hyper-parameters that select the network. If they differ, weights are refused even if all shapes agree.
 NETWORK_OPTIONS = ("network", "network_args")
@@ -51,7 +56,7 @@ def check_checkpoint(
 
 
 def check_state(
-    state: dict[str, Any], identity: Identity, seed: Any, max_epochs: int | None
+    state: dict[str, Any], identity: Identity, seed: int | None, max_epochs: int | None
 ) -> None:
     """Check that the present fit can resume from a loop's saved ``state``."""
     check_format(
@@ -78,20 +83,90 @@ def check_state(
             f"the checkpoint is of another federation: {'; '.join(changes)}. Resume with what the run was started "
             "with, or start a new one without ckpt_path."
         )
-    if seed is not None and int(seed) != saved_seed:
-        raise ConfigurationError(
-            f"the seed is {seed} and was {saved_seed} when the run was started, from which every choice of its rounds "
-            f"derives: it cannot be changed. Give federation.seed={saved_seed} (or seed_everything), or start a new "
-            "run without ckpt_path."
-        )
+    check_seed(seed, saved_seed)
     if max_epochs not in (None, -1) and rounds > max_epochs:
         raise ConfigurationError(
             f"the checkpoint is of round {rounds}, and max_epochs={max_epochs} counts these rounds, too: "
             f"say more than {rounds}."
         )
     if rounds == max_epochs:
-        warnings.warn(
-            f"all {rounds} rounds are run already: raise max_epochs to go on.", stacklevel=2
+        _warn_that_all_is_run(rounds)
+
+
+def check_rounds(trainer: L.Trainer, rounds: int) -> None:
+    """Check that the ``rounds`` of a loop are those that its Trainer has run."""
+    if rounds == 0:
+        raise ConfigurationError(
+            f"this Trainer has run {trainer.current_epoch} rounds, and its FederatedLoop none of them. Make a new "
+            "Trainer."
+        )
+    if trainer.current_epoch != rounds:
+        raise ConfigurationError(
+            "this Trainer's last fit ended in a validation: make a new Trainer, and resume."
+        )
+    if rounds == trainer.max_epochs:
+        _warn_that_all_is_run(rounds)
+
+
+def check_same_run(
+    identity: Identity,
+    last_identity: Identity,
+    module: L.LightningModule,
+    last_model: ModelHash,
+) -> None:
+    """Check that a further fit of a Trainer has the settings, samples and weights with which its last one ended."""
+    changes = identity.differences(last_identity)
+    if not last_model.is_of(module):
+        changes.append(f"{type(module).__name__} has other weights than this fit has left")
+    if changes:
+        raise ConfigurationError(
+            f"this Trainer's last fit was of another federation: {'; '.join(changes)}. Make a new Trainer and a new "
+            "FederatedLoop for another run, such as the next fold of a cross-validation."
+        )
+
+
+def _warn_that_all_is_run(rounds: int) -> None:
+    warnings.warn(
+        f"all {rounds} rounds are run already: raise max_epochs to go on, or make a new Trainer for another run.",
+        stacklevel=3,
+    )
+
+
+@dataclass(frozen=True)
+class ModelHash:
+    """Hash of the model vector that a module holds."""
+
+    space: ParameterSpace
+    hash: bytes
+
+    @classmethod
+    def of(cls, module: L.LightningModule, space: ParameterSpace) -> ModelHash:
+        """Compute the hash of the entries of ``module`` that are in ``space``."""
+        return cls(space, digest(space.read(module)))
+
+    def is_of(self, module: L.LightningModule) -> bool:
+        """Return whether a module holds this model."""
+        sizes = {name: tensor.shape for name, tensor in named_state(module) if not is_lazy(tensor)}
+        for name, shape in zip(self.space.names, self.space.shapes):
+            if sizes.get(name) != shape:
+                return False
+        return digest(self.space.read(module)) == self.hash
+
+
+def requested_seed(seed: int | None) -> int | None:
+    """Return a loop's seed, or that of ``seed_everything``, if one is given."""
+    if seed is None and "PL_GLOBAL_SEED" in os.environ:
+        return int(os.environ["PL_GLOBAL_SEED"])
+    return seed
+
+
+def check_seed(seed: int | None, seed_of_run: int) -> None:
+    """Check that the seed of a fit is that of the run that goes on. None: it takes the run's."""
+    if seed is not None and seed != seed_of_run:
+        raise ConfigurationError(
+            f"the seed is {seed} and was {seed_of_run} when the run was started, from which every choice of its rounds "
+            f"derives: it cannot be changed. Give federation.seed={seed_of_run} (or seed_everything), or start a new "
+            "run without ckpt_path."
         )
 
 

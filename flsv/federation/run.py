@@ -359,6 +359,10 @@ class RunState:
     csv: str | None = None
     identity: Identity = field(default_factory=lambda: Identity({}, {}))
     resumed: bool = False
+    #: Settings that may change when the run is resumed, `{name: text}`.
+    changeable: dict[str, str] = field(default_factory=dict)
+    #: Descriptions of those that have changed in the course of the run.
+    changes: list[str] = field(default_factory=list)
 
     def state_dict(self, engine: Engine | None = None) -> dict[str, Any]:
         # Without an engine, or before it has begun, the checkpoint repeats what was loaded.
@@ -381,6 +385,8 @@ class RunState:
             "shared": shared,
             "csv": self.csv,
             "identity": self.identity.plain(),
+            "changeable": self.changeable,
+            "changes": self.changes,
             "format": CHECKPOINT_FORMAT,
             "versions": package_versions(),
         }
@@ -392,7 +398,23 @@ class RunState:
         self.configured_options = state["configured_options"]
         self.shared = state["shared"]
         self.csv = state["csv"]
+        # A checkpoint of flsv 2.1 has none.
+        self.changeable = dict(state.get("changeable", {}))
+        self.changes = list(state.get("changes", []))
         self.resumed = True
+
+    def note_changes(
+        self,
+        settings: dict[str, str],
+        changes_of_optimizers: Sequence[str],
+        round_index: int,
+    ) -> None:
+        """Add to :attr:`changes` what is other from round ``round_index`` on than before."""
+        earlier = Identity(self.changeable or settings, {})
+        differences = [*changes_of_optimizers, *Identity(settings, {}).other_settings(earlier)]
+        for difference in differences:
+            self.changes.append(f"{difference}, from round {round_index + 1} on")
+        self.changeable = settings
 
     def find_table(
         self,

@@ -17,33 +17,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.utilities.declared import Share, checked
 
-
-@checked
 def gradient_agreement(
     descent: Tensor,
     agreement: Tensor,
-    blend: Share = 0.5,
 ) -> Tensor:
     r"""Blend each client's shares in loss descent and in agreement.
 
     .. math::
-        \phi_i = (1 - b) \frac{\max(u_i, 0)}{\sum_j \max(u_j, 0)} + b \frac{\max(a_i, 0)}{\sum_j \max(a_j, 0)}
+        \phi_i = \frac{\max(u_i, 0)}{2 \sum_j \max(u_j, 0)} + \frac{\max(a_i, 0)}{2 \sum_j \max(a_j, 0)}
 
     Args:
         descent: u, the decrease of the validation loss by each client's updates, to first order, in nats, ``[n]``. NaN
             for clients that took part in no round.
         agreement: a, each client's number of samples times the mean cosine of its updates with the aggregate, ``[n]``.
             NaN for clients that took part in no round.
-        blend: b, the weight of the agreement, in [0, 1].
 
     Returns:
         The contributions, float64 ``[n]``, which sum to 1. NaN for clients that took part in no round. If no client has
         a positive u, only a counts, and vice versa. If no client has a positive u or a, all contributions are 0.
 
     Raises:
-        ConfigurationError: ``blend`` is out of range.
         ValueError: the shapes do not fit.
 
     Example:
@@ -61,9 +55,7 @@ def gradient_agreement(
     shares = quantities / _one_for_zero(totals)
 
     # A quantity that no client has does not count.
-    is_present = totals > 0
-    blend_weights = totals.new_tensor([[1 - blend], [blend]])
-    weights = is_present * blend_weights  # 0 if not
+    weights = (totals > 0).to(totals)
     weights = weights / _one_for_zero(weights.sum())
     return (weights * shares).sum(0)
 

@@ -58,9 +58,9 @@ class CoalitionGames:
         self._ranks = ranks
         self._round: Round | None = None
         # {variant of the loss: (model, its gradient)}, see _loss_variant.
-        self._gradient_by_variant: dict[Hashable, tuple[Tensor, Tensor]] = {}
+        self._gradient_by_loss: dict[str, tuple[Tensor, Tensor]] = {}
         # {variant of the loss: slopes along the round's updates}
-        self._slopes_by_variant: dict[Hashable, Tensor] = {}
+        self._slopes_by_loss: dict[str, Tensor] = {}
         # {key of the evaluator, None for the classifiers': scores of the round's coalitions}
         self._tables_by_evaluator: dict[Hashable, CoalitionTable] = {}
         self._evaluations_of_earlier_rounds = 0
@@ -94,14 +94,14 @@ class CoalitionGames:
     def end(self) -> None:
         """Forget the current round, and release its vectors."""
         self._change_round(None)
-        self._gradient_by_variant = {}
+        self._gradient_by_loss = {}
 
     def _change_round(self, round: Round | None) -> None:
         self._evaluations_of_earlier_rounds = self.total_evaluations
         self._evaluations_without_table = 0
         self._round = round
         self._tables_by_evaluator = {}
-        self._slopes_by_variant = {}
+        self._slopes_by_loss = {}
 
     def evaluator_of(self, metric: str | ModelScore) -> Any:
         """Return the evaluator that computes the performance measure ``metric``."""
@@ -172,45 +172,39 @@ class CoalitionGames:
         self._evaluations_without_table += len(coalitions.masks)
         return TrainedGame(coalitions, self.evaluator_of(metric), metric)
 
-    def gradient(
-        self, vector: Tensor, balanced: bool = False, loss: str | ModelScore = "negative_loss"
-    ) -> Tensor:
+    def gradient(self, vector: Tensor, loss: str | ModelScore = "negative_loss") -> Tensor:
         """Compute the validation loss's gradient at a model.
 
         The last gradient of each loss is cached as long as ``vector`` is the same tensor object.
 
         Args:
             vector: ``[P]``, the model.
-            balanced: whether all classes have the same weight in a classifier's loss.
             loss: the loss to differentiate, see :func:`flsv.scores.performance.loss_measure`.
 
         Returns:
             The gradient with respect to the P' parameters, the leading entries of the vector, float64 ``[P']``.
         """
-        variant = _loss_variant(loss, balanced)
-        # The last gradient of each variant is kept with the vector at which it was taken.
-        if variant in self._gradient_by_variant:
-            last_vector, last_gradient = self._gradient_by_variant[variant]
+        name = _loss_name(loss)
+        # The last gradient of each loss is kept with the vector at which it was taken.
+        if name in self._gradient_by_loss:
+            last_vector, last_gradient = self._gradient_by_loss[name]
             if last_vector is vector:
                 return last_gradient
 
-        gradient = self.evaluator_of(loss).gradient(vector, variant)
-        self._gradient_by_variant[variant] = vector, gradient
+        gradient = self.evaluator_of(loss).gradient(vector, name)
+        self._gradient_by_loss[name] = vector, gradient
         return gradient
 
-    def slopes(self, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
+    def slopes(self, loss: str | ModelScore = "negative_loss") -> Tensor:
         """Compute the validation loss's slopes along the k updates, once per round. They are dot products ``[k]`` with
         :meth:`gradient` at the global model.
         """
-        variant = _loss_variant(loss, balanced)
-        if variant not in self._slopes_by_variant:
-            gradient = self.gradient(self.round.global_vector, balanced, loss)
-            self._slopes_by_variant[variant] = self.round.matrix.dot(gradient).cpu()
-        return self._slopes_by_variant[variant]
+        name = _loss_name(loss)
+        if name not in self._slopes_by_loss:
+            gradient = self.gradient(self.round.global_vector, loss)
+            self._slopes_by_loss[name] = self.round.matrix.dot(gradient).cpu()
+        return self._slopes_by_loss[name]
 
 
-def _loss_variant(loss: str | ModelScore, balanced: bool) -> str | bool:
-    """Return the name of a logged loss, or of the cross-entropy whether it is balanced."""
-    if isinstance(loss, ModelScore):
-        return loss.name
-    return balanced
+def _loss_name(loss: str | ModelScore) -> str:
+    return loss.name if isinstance(loss, ModelScore) else loss

@@ -344,24 +344,18 @@ class ModelEvaluator(VectorEvaluator):
         return metric.value()
 
     @torch.inference_mode(False)
-    def gradient(self, vector: Tensor, balanced: bool = False) -> Tensor:
+    def gradient(self, vector: Tensor, loss: str = "negative_loss") -> Tensor:
         """Compute the gradient of the mean validation cross-entropy at a model, in full precision.
 
         Args:
             vector: ``[P]``, the model.
-            balanced: whether all classes that occur have the same weight in the loss.
+            loss: the loss's name. A classifier has no other.
 
         Returns:
             The gradient with respect to the P' parameters, the leading entries of the vector, float64 ``[P']``.
         """
         device = vector.device
-        support = self.support
-        class_weights = None
-        if balanced:
-            counts = support.to(device, vector.dtype)
-            num_classes = (counts > 0).sum()
-            class_weights = counts.sum() / num_classes / counts.clamp(min=1)
-        num_samples = int(support.sum())
+        num_samples = int(self.support.sum())
 
         num_parameters = self.space.num_parameters
         gradient = torch.zeros(num_parameters, dtype=torch.float64, device=device)
@@ -386,8 +380,8 @@ class ModelEvaluator(VectorEvaluator):
                     state[name] = tensor.to(dtypes[name])
 
                 logits = functional_call(module, state, (x,))
-                logits = checked_logits(logits, y, len(support)).to(vector.dtype)
-                loss = F.cross_entropy(logits, y, class_weights, reduction="sum")
+                logits = checked_logits(logits, y, len(self.support)).to(vector.dtype)
+                loss = F.cross_entropy(logits, y, reduction="sum")
                 (batch_gradient,) = torch.autograd.grad(loss / num_samples, parameters)
                 gradient += batch_gradient.detach()
         return gradient

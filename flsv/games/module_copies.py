@@ -23,6 +23,7 @@ from flsv._lightning.private import forget_compilation, trainer_of
 from flsv._lightning.rounding import MAX_ROUNDING
 from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import is_dense
 from flsv.utilities.run_copy import Pickled, pickle_error, pickled
 
 #: Types of objects that a copy has in common with the run's module.
@@ -157,7 +158,7 @@ def other_weights(module: nn.Module, space: ParameterSpace) -> Iterator[None]:
     shared_ids = set(map(id, space.constants(module).values()))
     weights = []
     for tensor in named_tensors(module).values():
-        is_number = tensor.is_floating_point() and not is_lazy(tensor)
+        is_number = not is_lazy(tensor) and tensor.is_floating_point() and is_dense(tensor)
         if is_number and not tensor.is_inference() and id(tensor) not in shared_ids:
             weights.append((tensor, tensor.clone()))
     try:

@@ -29,9 +29,10 @@ class DomainRelevance(ContributionMetric):
 
     The scores come from a personalizer such as :class:`flsv.personalization.PFedSV`. ``compute`` gives ``[num_clients,
     num_clients]``, row i with client i's scores of the others. NaN for pairs that were never evaluated. ``per_client``
-    returns the mean of the scores that other clients gave to a client's model. With a ``truth``, ``diagnostics``
+    returns the mean of the scores that other clients gave to a client's model. In a ``FederatedLoop``, ``diagnostics``
     returns ``auroc``, the probability that among the evaluated pairs a relevant pair has a higher score than a pair
-    that is not relevant, and ``found``, the share of relevant pairs that were evaluated.
+    that is not relevant, and ``found``, the share of relevant pairs that were evaluated. Relevant are clients with
+    labels in common (:func:`flsv.functional.label_overlap`), which no real client knows.
 
     When not to use it:
         For one value per client: the metric has one value per pair. Where clients have no validation data of their own,
@@ -40,9 +41,6 @@ class DomainRelevance(ContributionMetric):
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``.
         alpha: in [0, 1), the weight of the old score. The paper gives no value.
-        truth: ``[n, n]``, above 0 for a relevant pair. It is used only to evaluate the scores. None: in a
-            ``FederatedLoop``, the label overlap (:func:`flsv.functional.label_overlap`) of the clients' training
-            samples, which no real client knows.
         kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -50,15 +48,13 @@ class DomainRelevance(ContributionMetric):
         ValueError: shapes do not fit, or client ids are unknown or repeated.
 
     Example:
-        >>> metric = DomainRelevance(num_clients=3, truth=torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]]))
+        >>> metric = DomainRelevance(num_clients=3)
         >>> nan = float("nan")
         >>> metric.update(torch.tensor([0, 1]), torch.tensor([[0.6, 0.4, -0.2], [nan, 0.8, 0.0]]))
         >>> metric.compute()
         tensor([[ 0.3000,  0.2000, -0.1000],
                 [    nan,  0.4000,  0.0000],
                 [    nan,     nan,     nan]])
-        >>> metric.diagnostics()["auroc"], metric.diagnostics()["found"]
-        (tensor(1., dtype=torch.float64), tensor(0.5000))
     """
 
     unit = "gain in accuracy"
@@ -72,20 +68,10 @@ class DomainRelevance(ContributionMetric):
         self,
         num_clients: int | None = None,
         alpha: Momentum = 0.5,
-        truth: Tensor | None = None,
         **kwargs: Any,
     ) -> None:
         self.alpha = alpha
         super().__init__(num_clients, **kwargs)
-        self._truth = truth
-
-    @property
-    def truth(self) -> Tensor | None:
-        """The argument ``truth``, or the clients' label overlap: ``[n, n]``, above 0 for a relevant pair. None if
-        neither is known."""
-        if self._truth is None and self.class_counts is not None:
-            return label_overlap(self.class_counts.cpu())
-        return self._truth
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         # A row per pair, see flsv.functional.moving_average.
@@ -129,13 +115,12 @@ class DomainRelevance(ContributionMetric):
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return ``auroc``, how well the scores separate relevant pairs from others, and ``found``, the share of
-        relevant pairs that were evaluated. Return an empty dictionary if :attr:`truth` is None.
+        relevant pairs that were evaluated. Return an empty dictionary if nobody knows the clients' classes.
         """
-        truth = self.truth
-        if truth is None:
+        if self.class_counts is None:
             return {}
         scores = self.compute().cpu()
-        relevant = truth.cpu() > 0
+        relevant = label_overlap(self.class_counts.cpu()) > 0
         relevant.fill_diagonal_(False)
         was_evaluated = ~scores[relevant].isnan()
         return {

@@ -15,7 +15,6 @@ from flsv.functional.gradient_agreement import gradient_agreement
 from flsv.metrics.base import ContributionMetric, latest
 from flsv.metrics.cosine_gradient_shapley import cosines_with_sum, parameters_of
 from flsv.scores.performance import ModelScore, performance_of
-from flsv.utilities.declared import Share
 
 #: Step of the difference quotients of a logged loss, as a fraction of an update.
 STEP_FRACTION = 0.05
@@ -28,10 +27,10 @@ class GradientAgreement(ContributionMetric):
 
     .. math::
         u_i = -n_i \sum_t \nabla L(x^t) \cdot d_i^t, \qquad a_i = n_i\, \overline{\cos(d_i^t, d_N^t)}, \qquad
-        \phi_i = (1 - b) \frac{\max(u_i, 0)}{\sum_j \max(u_j, 0)} + b \frac{\max(a_i, 0)}{\sum_j \max(a_j, 0)}
+        \phi_i = \frac{\max(u_i, 0)}{2 \sum_j \max(u_j, 0)} + \frac{\max(a_i, 0)}{2 \sum_j \max(a_j, 0)}
 
     with :math:`L` the validation loss, :math:`x^t` the global model of round t, :math:`d_i^t` client i's update,
-    :math:`n_i` its number of samples, b the ``blend``, and :math:`d_N^t` the sum of the updates, each scaled to length
+    :math:`n_i` its number of samples, and :math:`d_N^t` the sum of the updates, each scaled to length
     1 and weighted by samples. A client gets 0 if its update is zero, or if it raises the loss and opposes the other
     clients' updates.
 
@@ -49,17 +48,13 @@ class GradientAgreement(ContributionMetric):
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``.
-        blend: the weight b of the agreement, in [0, 1].
         loss: for modules other than classifiers: the name of the loss that they log in ``validation_step``, such as
             ``"val_loss"``. Its slopes are computed by difference quotients, with one evaluation per client. None: the
             classifier's cross-entropy.
-        balanced: use a cross-entropy in which all classes of the validation set have the same weight, for models that
-            are evaluated by balanced accuracy.
         kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: ``blend`` is out of range, or ``balanced`` is used with a ``loss``, or before the first
-            round: the module does not log the loss.
+        ConfigurationError: before the first round: the module does not log the loss.
         ValueError: shapes do not fit, or client ids are unknown or repeated.
 
     Example:
@@ -75,12 +70,6 @@ class GradientAgreement(ContributionMetric):
     cost = "a gradient of the validation loss, and per client two dot products."
     claims = ("effect", "agreement", "weight")
     to_pay_by = True
-    rules = (
-        (
-            lambda arguments: not arguments.balanced or arguments.loss is None,
-            "the module's own loss has no classes to balance. Leave one of them out.",
-        ),
-    )
     per_class = False
     plot_lower_bound = 0.0
     plot_upper_bound = 1.0
@@ -101,14 +90,10 @@ class GradientAgreement(ContributionMetric):
     def __init__(
         self,
         num_clients: int | None = None,
-        blend: Share = 0.5,
         loss: str | None = None,
-        balanced: bool = False,
         **kwargs: Any,
     ) -> None:
-        self.blend = blend
         self.loss = loss
-        self.balanced = balanced
         #: The performance measure of models, see :meth:`flsv.Round.play`.
         self.measured_by: str | ModelScore = "negative_loss"
         if loss is not None:
@@ -126,7 +111,7 @@ class GradientAgreement(ContributionMetric):
     def _slopes(self, round: Round) -> Tensor:
         """Compute the validation loss's slope along the update of each of the round's k clients, ``[k]``."""
         if isinstance(self.measured_by, str):
-            return round.slopes(self.balanced)
+            return round.slopes()
         return logged_slopes(round, self.measured_by)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -183,7 +168,7 @@ class GradientAgreement(ContributionMetric):
     def compute(self) -> Tensor:
         """Compute the shares ``[num_clients]``, NaN for clients that never took part."""
         descents, cosines = self._descents_and_cosines()
-        return gradient_agreement(descents, cosines, self.blend).float()
+        return gradient_agreement(descents, cosines).float()
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the parts of each client's value, ``[num_clients]``. ``descent`` is :math:`u_i` in the class's

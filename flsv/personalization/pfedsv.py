@@ -11,11 +11,6 @@ Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning",
 - With U(empty) = 0 every model with some accuracy has a positive value: a model that knows one of a client's two
   classes has a value of about a quarter even if it harms the mixture. With ``safeguard`` a client refuses such a
   mixture.
-- ``game="joining"`` and ``shared`` are not in the paper. In the paper's game a model's value depends on its own
-  accuracy, and the clients' models drift apart, so that averages are worse than each model. In the joining game a
-  client's own model is a member of every coalition, U(empty) is the accuracy of this model, and another model's value
-  is the accuracy that it adds. The models of clients that start from the shared model can be averaged. A client then
-  uses the mixture, but does not train from it. docs/results/pfedsv.md shows in which federations this helps.
 - For partial participation, which the paper does not treat, the server stores the last model that each client sent,
   which can be downloaded while the client is outside the cohort.
 """
@@ -46,7 +41,6 @@ from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional import permutation_shapley
 from flsv.functional.common_entries import keep_common
 from flsv.functional.pfedsv import Explore, Policy, SelfWeight, personalized_weights, top_k_download
-from flsv.functional.shapley.game import Utility
 from flsv.personalization.base import (
     OWN_MODEL,
     Personalized,
@@ -55,7 +49,7 @@ from flsv.personalization.base import (
     ask_model_values,
     check_validation,
 )
-from flsv.utilities.declared import Count, NonNegative, Share
+from flsv.utilities.declared import Count, NonNegative
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 from flsv.utilities.seeding import generator_for
@@ -63,10 +57,6 @@ from flsv.utilities.seeding import generator_for
 #: The largest amount by which a Shapley value of accuracies may leave [-1, 1].
 ROUNDING = 1e-9
 _ENTRIES_PER_CHUNK = 2**26  # the most in the coalition models that exist at the same time
-
-
-#: Models among which the best one of the line from a client's own model to the mixture is chosen.
-_POINTS_ON_LINE = 11
 
 
 def _expected_values(
@@ -96,7 +86,6 @@ def collaborate(
     permutations_factor: int,
     self_weight: SelfWeight,
     safeguard: bool,
-    game: str,
     generator: Generator,
 ) -> Tensor:
     """Mix a client's own and the downloaded models by their Shapley values, at the client. Store the mixture there, and
@@ -111,11 +100,10 @@ def collaborate(
     scored = _ScoredMixtures(local, models=models, base=base, personal=personal)
 
     num_marginals = permutations_factor * len(models) * (len(models) - 1)
-    joins = game == "joining"
-    shapley_values = _values_of_joining if joins else _values_of_all
-    values = shapley_values(
+    estimate = permutation_shapley(
         scored.utility, len(models), budget=num_marginals + 2, generator=generator
     )
+    values = estimate.values
 
     if personal is None:
         num_mixed_parameters = num_parameters
@@ -123,14 +111,10 @@ def collaborate(
         num_mixed_parameters = int(personal[:num_parameters].sum())
     differences = models - models[0]  # to the client's own model
     distances = differences[:, :num_mixed_parameters].norm(dim=1)
-    if joins:
-        self_weight = "exclude"
     weights = personalized_weights(values, distances.to(values), own=0, self_weight=self_weight)
     mixed_model = keep_common(weights.to(models) @ models, models)
 
-    if joins:
-        mixed_model = _best_on_line(models, mixed_model, scored.evaluate)
-    elif safeguard:
+    if safeguard:
         mixed_model = _own_unless_better(models[0], mixed_model, scored.evaluate)
     local.state[OWN_MODEL] = insert_entries(mixed_model, base, personal)
     return values
@@ -151,13 +135,13 @@ class _ScoredMixtures:
     def models_per_chunk(self) -> int:
         return max(_ENTRIES_PER_CHUNK // len(self.base), 1)
 
-    def evaluate(self, mixtures: Tensor, score_name: str = "accuracy") -> Tensor:
-        """Compute the scores ``[c]`` of mixtures ``[c, Q]``."""
-        scores = []
+    def evaluate(self, mixtures: Tensor) -> Tensor:
+        """Compute the accuracies ``[c]`` of mixtures ``[c, Q]``."""
+        accuracies = []
         for mixtures_of_chunk in mixtures.split(self.models_per_chunk):
             vectors = insert_entries(mixtures_of_chunk, self.base, self.personal)
-            scores.append(self.local.evaluate(vectors).value(score_name))
-        return torch.cat(scores)
+            accuracies.append(self.local.evaluate(vectors).value("accuracy"))
+        return torch.cat(accuracies)
 
     def utility(self, masks: Tensor) -> Tensor:
         """Compute the accuracies ``[c]`` of coalitions' mean models, 0 for the empty one. Masks are ``[c, s]``."""
@@ -185,48 +169,6 @@ def _own_unless_better(
 
 
 declare_answer(collaborate, _expected_values)
-
-
-def _best_on_line(
-    models: Tensor,
-    mixed_model: Tensor,
-    evaluate: Callable[[Tensor, str], Tensor],
-) -> Tensor:
-    """Return the best of 11 models from the client's own to the mixture."""
-    fractions = torch.linspace(0, 1, _POINTS_ON_LINE).to(models)
-    client_model = models[0]
-    line = torch.lerp(client_model, mixed_model, fractions[:, None])  # [points, Q]
-    line = keep_common(line, models)
-    utilities = evaluate(line, "negative_loss")
-    # Of equal losses the first, which is nearest to the client's own model.
-    best_point = int(utilities.argmax())
-    return line[best_point].clone()  # a view would keep the whole line in memory
-
-
-def _values_of_all(
-    utility: Utility, num_models: int, *, budget: int, generator: Generator
-) -> Tensor:
-    estimate = permutation_shapley(utility, num_models, budget=budget, generator=generator)
-    return estimate.values
-
-
-def _values_of_joining(
-    utility: Utility, num_models: int, *, budget: int, generator: Generator
-) -> Tensor:
-    # The client's own model, the first, is in every coalition, and the downloads are the players.
-    client_model_alone = torch.eye(1, num_models).bool()  # [[1, 0, ..., 0]]
-    client_value = utility(client_model_alone)  # [1]
-    if num_models == 1:
-        return client_value
-
-    def utility_with_client(masks: Tensor) -> Tensor:
-        has_client_model = torch.ones(len(masks), 1, dtype=torch.bool)
-        return utility(torch.cat([has_client_model, masks], dim=1))
-
-    estimate = permutation_shapley(
-        utility_with_client, num_models - 1, budget=budget, generator=generator
-    )
-    return torch.cat([client_value, estimate.values])
 
 
 def select_entries(vector: Tensor, personal: Tensor | None) -> Tensor:
@@ -295,9 +237,9 @@ class PFedSV(UploadKeeper):
     ``round.peer_values`` they are also the scores that :class:`flsv.metrics.DomainRelevance` averages. A client that no
     download helps keeps the model that it has trained, without the privacy noise of the model that it sends.
 
-    In its first round a client starts from the initial model of the run. The exceptions are ``mode="extractor"``, where
+    In its first round a client starts from the initial model of the run. The exception is ``mode="extractor"``, where
     only the classifier is personalized and all other layers are those of the new global model (with FedAvg as in the
-    paper), and ``shared`` above 0.
+    paper).
 
     Args:
         metric: name of a :class:`flsv.metrics.DomainRelevance` among the loop's metrics.
@@ -314,18 +256,10 @@ class PFedSV(UploadKeeper):
             default the head.
         safeguard: whether a client keeps its own model if the mixture is less accurate on its validation split. Not in
             the paper.
-        game: ``"coalition"`` is the paper's game, as above. ``"joining"`` (not in the paper): U(X) is the accuracy of
-            the plain mean of the client's own model and the models in X, and U(empty) the accuracy of its own model.
-            Equation 6 gives the weights of the downloaded models. Of the 11 equally spaced points from the client's own
-            model to their mixture, the client takes the one with the lowest validation loss. Negative scores count as 0
-            when downloads are chosen, so that no client is excluded for ever.
-        shared: position of the start point of training between a client's own model (0) and the global model (1). At 0
-            (the paper) clients train the model that they use. At 1 all clients train the global model, and the mixture
-            is only used.
 
     Raises:
-        ConfigurationError: at construction: an argument is out of range, or options contradict ``shared`` or the
-            joining game. Before the first round: a client has no validation samples, or the classifier does not exist.
+        ConfigurationError: at construction: an argument is out of range. Before the first round: a client has no
+            validation samples, or the classifier does not exist.
 
     Example:
         >>> PFedSV(k=3)
@@ -346,15 +280,6 @@ class PFedSV(UploadKeeper):
             lambda a: a.classifier is None or a.mode == "extractor",
             'classifier is for mode="extractor": leave it out.',
         ),
-        (
-            lambda a: a.game == "coalition" or (not a.safeguard and a.self_weight == "mean"),
-            "the joining game finds the weight of the own model on the validation split, and may keep all of it: leave "
-            "safeguard and self_weight out.",
-        ),
-        (
-            lambda a: not a.shared or a.mode == "model",
-            'mode="extractor" shares the extractor: leave shared out.',
-        ),
     )
 
     def __init__(
@@ -367,8 +292,6 @@ class PFedSV(UploadKeeper):
         explore: Explore = "score",
         classifier: list[str] | None = None,
         safeguard: bool = False,
-        game: Literal["coalition", "joining"] = "coalition",
-        shared: Share = 0.0,
     ) -> None:
         super().__init__()
         self.metric: str = metric
@@ -379,8 +302,6 @@ class PFedSV(UploadKeeper):
         self.explore = explore
         self.classifier = classifier
         self.safeguard = safeguard
-        self.game = game
-        self.shared = shared
         self._initial = torch.zeros(0)  # the run's initial model
         self._cohort: list[int] = []  # of the last round
 
@@ -400,8 +321,6 @@ class PFedSV(UploadKeeper):
         super().resume(federation)
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
-        if self.shared > 0:
-            return state.model()
         if client in self._uploads:
             return None  # the client has stored its own mixture
         model = state.model()
@@ -423,11 +342,6 @@ class PFedSV(UploadKeeper):
 
     def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
         model = super().receive(local, instruction)
-        starts_between_models = 0 < self.shared < 1
-        if starts_between_models and OWN_MODEL in local.state:
-            client_model = local.state[OWN_MODEL].to(model)
-            # shared * model + (1 - shared) * client_model
-            return torch.lerp(client_model, model, self.shared)
         if "extractor" not in instruction.tensors:
             return model
 
@@ -437,16 +351,6 @@ class PFedSV(UploadKeeper):
         model_with_extractor = model.clone()
         model_with_extractor[is_shared] = instruction.tensors["extractor"]
         return model_with_extractor
-
-    def own(self, local: LocalData, instruction: Instruction) -> Tensor:
-        if self.shared > 0 and OWN_MODEL in local.state:
-            return local.state[OWN_MODEL]
-        return self.receive(local, instruction)
-
-    def used(self, client: int, state: FederationState) -> Tensor | None:
-        if self.shared > 0 and client in self._uploads:
-            return None
-        return self.start(client, state)
 
     def personalize(
         self, round: Round, contributions: Contributions, models: Starts
@@ -480,13 +384,10 @@ class PFedSV(UploadKeeper):
     ) -> tuple[list[int], Tensor | None]:
         # relevance [n, n] has a score for every pair of clients.
         generator = generator_for(round.seed, "pfedsv", round.round_index, client.id)
-        scores = relevance[client.id]
-        if self.game == "joining":  # a model that adds nothing now may add accuracy later
-            scores = scores.clamp_min(0)
         has_upload = torch.zeros(self._num_clients, dtype=torch.bool)
         has_upload[list(self._uploads)] = True
         peers = top_k_download(
-            scores,
+            relevance[client.id],
             has_upload,
             own=client.id,
             k=self.k,
@@ -514,7 +415,6 @@ class PFedSV(UploadKeeper):
             permutations_factor=self.permutations_factor,
             self_weight=self.self_weight,
             safeguard=self.safeguard,
-            game=self.game,
         )
 
     def _relevance(self, contributions: Contributions) -> Tensor:

@@ -270,6 +270,7 @@ def basis_by_retraining(run: Run) -> Basis:
     performance = run.retrained.performances.get(RETRAINED_METRIC, {})
     trained = WORDS["trainings"].get(performance.get("trainings"))
     doubts = doubt_inputs(run.record["events"], run.client_names)
+    del doubts["incidents"]  # those are of the repetitions, where all data are
     # The run's own coalitions may be among those of the repetitions.
     doubts["unlike_run"] = doubts["unlike_run"] or basis.inputs.unlike_run
     return replace(

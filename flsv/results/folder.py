@@ -95,7 +95,7 @@ def find_contributions(run: Path) -> Path:
 def repeated_folders(repeat: Path) -> list[Path]:
     """Return the folders of the finished runs that the folder of a ``flsv repeat`` lists."""
     rows = read_rows(repeat / RUNS, {"folder": str}, skip=1)
-    return [repeat / row["folder"] for _, row in rows]
+    return [repeat / row["folder"] for row in rows]
 
 
 def _first_of_repeat(repeat: Path) -> Path:

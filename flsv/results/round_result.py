@@ -39,7 +39,8 @@ class Event:
     of: int | None = None
     #: For a copy, the other clients with the same update. For a doubt, those with the same rows.
     others: Sequence[int] = ()
-    #: For a doubt, what it is about: its :data:`~flsv.data.doubts.DoubtKind`, a column, and a description.
+    #: For a doubt, what it is about: its :data:`~flsv.data.doubts.DoubtKind`, a column, and a description. The kind of
+    #: an event at a site may be :data:`flsv.core.state.OF_VALUES`.
     kind: str | None = None
     column: str = ""
     text: str = ""
@@ -137,7 +138,7 @@ class RoundResult:
     events: Sequence[Event] = ()
     #: `{metric: function}`, functions that draw the metrics' values.
     pictures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
-    #: Whether pictures of this round are to be drawn.
+    #: Whether pictures of this round are due.
     draws_pictures: bool = False
 
 
@@ -162,6 +163,8 @@ class RunResult:
     logged: Mapping[str, float]
     #: `{metric: function}`, functions that draw the metrics' values.
     pictures: Mapping[str, Callable[[], Any]]
+    #: Whether the last round's pictures are drawn.
+    draws_pictures: bool = False
     #: The names of the metrics that train coalitions.
     trained: Sequence[str] = ()
     #: The run's events.
@@ -185,9 +188,6 @@ class Sink:
 
     def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
         """Process values of earlier rounds that became known now. A resumed run passes them again."""
-
-    def draw(self, result: RunResult) -> None:
-        """Draw the values of a run whose last round was not drawn."""
 
     def finish(self, result: RunResult) -> None:
         """Process the result of the whole run, at its end."""

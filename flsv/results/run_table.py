@@ -90,13 +90,13 @@ def round_rows(
 
     Example:
         >>> table = round_rows(0, [Numbers("sv", [0.5, NAN]), Numbers("weight", [0.75, 0.25])], ["Boston", "Lyon"])
-        >>> print(csv_lines(table).decode())
+        >>> print(csv_text(table).decode())
         0,sv,0,,0.5,Boston,,,
         0,weight,0,,0.75,Boston,,,
         0,weight,1,,0.25,Lyon,,,
         <BLANKLINE>
         >>> then = round_rows(1, [Numbers("sv", [0.5, 0.125])], ["Boston", "Lyon"])
-        >>> csv_lines(changed_rows(then, table))
+        >>> csv_text(changed_rows(then, table))
         b'1,sv,1,,0.125,Lyon,,,\\n'
     """
     rows = []
@@ -207,14 +207,6 @@ def tidy(table: DataFrame) -> DataFrame:
     return table[list(COLUMNS)].reset_index(drop=True)
 
 
-def csv_lines(rows: Iterable[Sequence[Any]]) -> bytes:
-    """Encode rows as lines of ``contributions.csv``, without the header."""
-    lines = []
-    for row in rows:
-        lines.append(["" if cell != cell else cell for cell in row])  # NaN is no cell
-    return csv_text(lines)
-
-
 _CELLS: Mapping[str, Cell] = {
     **dict.fromkeys(SCHEMA, str),
     "round": parse_int,
@@ -231,7 +223,7 @@ _KEY = ["round", "metric", "client", "class"]
 def read_contributions(path: Path) -> DataFrame:
     """Read a run's table from its ``contributions.csv``, except an incomplete last line."""
     # Of equal keys, which a resumed run of version 1.1 has written, the last line counts.
-    rows = [list(row.values()) for _, row in read_rows(path, _CELLS)]
+    rows = [row.values() for row in read_rows(path, _CELLS)]
     return frame(rows).drop_duplicates(_KEY, keep="last", ignore_index=True)
 
 
@@ -311,8 +303,8 @@ class CSV(Sink):
 
     def append(self, rows: Iterable[Row]) -> None:
         """Append one round's rows, all or none. Numbers are written without rounding."""
-        append(self.path, csv_lines(rows))
+        append(self.path, csv_text(rows))
 
     def _replace(self, rows: Iterable[Row]) -> None:
         with replacing(self.path) as file:
-            file.write(_HEADER + csv_lines(rows))
+            file.write(_HEADER + csv_text(rows))

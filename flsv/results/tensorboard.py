@@ -16,6 +16,7 @@ TensorBoard would take the columns of the first run's for all runs.
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -48,6 +49,8 @@ MAX_CLIENT_RUNS = 30
 RESULT_RUN = "result"
 #: Seconds after which a client's curves are written to the disk.
 FLUSH_SECONDS = 10
+#: Pictures before the end of a run take at most this part of its time, unless the user asks for them.
+MAX_PART_FOR_PICTURES = 0.05
 #: Loggers of services that accept pictures.
 LOGGERS_OF_SERVICES = (WandbLogger, MLFlowLogger, CometLogger)
 
@@ -67,6 +70,8 @@ class TensorBoard(Sink):
         client_names: Sequence[str],
         class_names: Sequence[str] | None,
         per_class: Sequence[str],
+        # Whether pictures before the end take at most a part of the run's time.
+        limits_drawing: bool = True,
     ) -> None:
         self._writer: SummaryWriter = logger.experiment
         self._folder = Path(logger.log_dir)
@@ -79,6 +84,11 @@ class TensorBoard(Sink):
         *self._client_folders, self._result_folder = client_folders([*labels, RESULT_RUN])
         self._writers: dict[int, SummaryWriter] = {}
         self._first_round = 0
+        self._limits_drawing = limits_drawing
+        self._start_time = time.monotonic()
+        self._seconds_of_drawing = 0.0
+        # {metric: the round whose values were drawn last}
+        self._drawn_rounds: dict[str, int] = {}
 
     def write_settings(
         self,
@@ -104,7 +114,7 @@ class TensorBoard(Sink):
             self._draw("data/partition", partition, 0)
 
     def write_round(self, result: RoundResult) -> None:
-        """Write a round's curves, and its pictures if ``result.draws_pictures``."""
+        """Write a round's curves, and its pictures if they are due and there is time for them."""
         num_clients = len(self._client_names)
         points = list(curve_points(result, self._per_class, num_clients, self._class_names))
         scalars = dict(result.shared_changes)
@@ -114,20 +124,29 @@ class TensorBoard(Sink):
             scalars.update(scalars_of(points, self._client_names))
         # One event per round: an event per scalar takes 30 us, and there are n x M scalars.
         _write_scalars(self._writer, scalars, result.round_index)
-        if result.draws_pictures:
-            self.draw(result)
+        if result.draws_pictures and self._has_time_for_pictures():
+            self._draw_values(result)
 
-    def draw(self, result: RoundResult | RunResult) -> None:
-        """Draw the pictures of the metrics' values."""
+    def _has_time_for_pictures(self) -> bool:
+        seconds_of_run = time.monotonic() - self._start_time
+        max_seconds = MAX_PART_FOR_PICTURES * seconds_of_run
+        return not self._limits_drawing or self._seconds_of_drawing <= max_seconds
+
+    def _draw_values(self, result: RoundResult | RunResult) -> None:
+        """Draw the metrics' values, but those of a round that are drawn."""
         for name, draw in result.pictures.items():
-            self._draw(f"{SORTS_FIRST}{name}", draw, result.round_index)
+            if self._drawn_rounds.get(name) != result.round_index:
+                self._drawn_rounds[name] = result.round_index
+                self._draw(f"{SORTS_FIRST}{name}", draw, result.round_index)
 
     def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
         for result in results:
             self.write_round(result)
 
     def finish(self, result: RunResult) -> None:
-        """Write the final numbers for the tab HParams."""
+        """Draw the last round's pictures, and write the final numbers for the tab HParams."""
+        if result.draws_pictures:
+            self._draw_values(result)
         assert self._result_writer is not None
         _experiment, _session_start, session_end = hparams({}, {})
         _write_scalars(self._result_writer, self._final_numbers(result), result.round_index)
@@ -193,8 +212,10 @@ class TensorBoard(Sink):
         return self._writers[client]
 
     def _draw(self, tag: str, draw: Callable[[], Figure], step: int) -> None:
+        start_time = time.monotonic()
         with drawing(tag):
             self._writer.add_figure(tag, draw(), step)
+        self._seconds_of_drawing += time.monotonic() - start_time
 
 
 class Trackers(Sink):

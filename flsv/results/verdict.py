@@ -11,6 +11,7 @@ import torch
 from pandas import DataFrame
 from torch import Tensor
 
+from flsv.core.state import OF_VALUES
 from flsv.data.doubts import STRONG_DOUBT
 from flsv.functional.intervals import t_quantile
 from flsv.functional.joint_shares import JointShares, ValueErrors, joint_shares
@@ -100,6 +101,8 @@ class PaymentInputs:
     doubts: str = ""
     # Sentences on how coalitions' trainings differ from the run
     unlike_run: str = ""
+    #: A description of what sites have missed, or did otherwise than asked, in training.
+    incidents: str = ""
     #: A sentence that tells why no client has a value, if the metric knows it.
     why_no_values: str = ""
 
@@ -181,6 +184,7 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
         "metric": not has_trainings and not inputs.unsuitable,
         "doubts": inputs.doubts,
         "unlike_run": inputs.unlike_run,
+        "incidents": inputs.incidents,
         "one_class": inputs.majority >= ONE_CLASS_FRACTION and percent(inputs.majority),
         "one_seed": has_trainings and inputs.seeds == 1,
         "alone": has_trainings and inputs.alone_only and not ranks_only,
@@ -279,7 +283,7 @@ def doubt_inputs(
     events: Sequence[Event],
     client_names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the inputs of :class:`PaymentInputs` that a run's events have on the clients' tables.
+    """Return the inputs of :class:`PaymentInputs` that a run's events have on the clients.
 
     Example:
         >>> shared = Event(0, "doubt", 0, 0, others=[1], text="80 of 80 rows are rows of Lyon, too", strength=40.0)
@@ -300,10 +304,17 @@ def doubt_inputs(
             column_at_owners = ", ".join([*owners, doubt.column])
             descriptions.append(f"{column_at_owners} ({doubt.text})")
 
+    incidents = []
+    for event in events:
+        if event.kind == OF_VALUES and event.client is not None:
+            site = client_label(event.client, client_names)
+            incidents.append(f"{site} {event.what} ({event.times} times)")
+
     text = listed(descriptions, MAX_DOUBTS_SHOWN)
     return {
         "shared_rows": listed(shared_rows, MAX_DOUBTS_SHOWN),
         "doubts": text,
+        "incidents": listed(incidents, MAX_DOUBTS_SHOWN),
         "unlike_run": "; ".join(event.text for event in events if event.what == UNLIKE_RUN),
     }
 

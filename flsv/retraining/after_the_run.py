@@ -237,7 +237,14 @@ class TrainingAfterTheRun:
         ranks = ranks_of(run.trainer)
         doubts: list[str] = []
         needs_validations = False
-        if ranks.rank == 0:
+        if run.changes:
+            # The twin, which has the present settings in all rounds, is known to be another.
+            self.doubts.append(
+                f"the run has gone on with other settings ({'; '.join(run.changes)}), and coalitions are trained with "
+                "the present ones from their first round on, so that the values are not quite the run's. flsv fit with "
+                "the present settings from the start brings values of one history"
+            )
+        elif ranks.rank == 0:
             doubt = self._doubt_by_twin(training, training.is_whole)
             if doubt is not None and not training.is_whole:
                 doubt = self._doubt_by_twin(training, is_whole=True)

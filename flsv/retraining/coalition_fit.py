@@ -351,8 +351,12 @@ def prepare_coalition_fit(
     if order.rounds == (LAST_ROUND_KEY,):
         num_rounds = int(trainer.max_epochs or 0)
         order = replace(order, rounds=(num_rounds - 1,))
-    scoring = CoalitionScoring(data, measures, order)
     untyped_trainer: Any = trainer
+    last_round = order.rounds[-1]
+    if 0 <= (trainer.max_epochs or 0) <= last_round:
+        # More rounds were planned after the first fit of the run's Trainer.
+        untyped_trainer.fit_loop.max_epochs = last_round + 1
+    scoring = CoalitionScoring(data, measures, order)
     untyped_trainer.callbacks = [scoring, *_callbacks_of_copy(trainer, order, folder)]
     untyped_trainer._default_root_dir = folder
     # A callback may save checkpoints by a path of its own, where the run's lie.

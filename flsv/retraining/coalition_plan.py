@@ -98,6 +98,8 @@ class CoalitionPlan(RunExtension):
     def reset(self) -> None:
         """Forget the coalitions' models of an earlier fit."""
         self.close()
+        # Whether the run has had rounds in an earlier fit of its Trainer.
+        self._goes_on = False
         # The state before the fit, or why there is none.
         self._run_copy: RunCopy | None = None
         self._why_no_copy = ""
@@ -145,9 +147,10 @@ class CoalitionPlan(RunExtension):
         """Copy the state before the fit."""
         if not self._metrics:
             return
-        if trainer.current_epoch > 0:
+        self._goes_on = trainer.current_epoch > 0
+        if self._goes_on:
             self._why_no_copy = (
-                "this Trainer has been fitted before. Make a new one, and resume from a checkpoint"
+                "this Trainer has been fitted before. Make a new one, and resume from a checkpoint."
             )
             return
         untyped_trainer: Any = trainer
@@ -167,6 +170,11 @@ class CoalitionPlan(RunExtension):
         """Choose where coalitions are trained, at sites or after the run. Raise ConfigurationError if nowhere."""
         if not self._metrics:
             return
+        if self._goes_on and trainer.lr_scheduler_configs and trainer.ckpt_path is None:
+            raise ConfigurationError(
+                "ShadowShapley: a further fit of a Trainer begins its learning-rate schedules anew, and the one fit of "
+                "a coalition does not. Make a new Trainer with all rounds, and resume from a checkpoint."
+            )
         module = trainer.lightning_module
         self._seed = config.seed or 0
         self._trains_at_sites = callable(config.engine)

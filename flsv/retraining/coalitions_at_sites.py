@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Channel, Client, ClientUpdate, FederationState, Round, TrainedCoalitions
+from flsv.core.state import OF_VALUES
 from flsv.core.strategy import FederationInfo, Strategy
 from flsv.engines.remote.federation import RemoteFederation, RemoteSites
 from flsv.engines.remote.messages import Packet
@@ -103,6 +104,8 @@ def _cosines(moves: Tensor, updates: Tensor) -> Tensor:
 
 #: The largest distance of a client's own model to its first update, which is the same training, as a part of its way.
 MAX_RELATIVE_DIFFERENCE = 0.01
+#: What is noted of a client whose model is not finite.
+DIVERGED = "sent a model that is not finite in a coalition's training"
 #: From this round on what speaks against the values ends no run, and is told.
 NUM_ROUNDS_BEFORE_TELLING = 2
 
@@ -281,7 +284,7 @@ class CoalitionsAtSites(Strategy):
             client_model = alone[client].sent_models.get(client, update.vector)
             distance = (client_model - update.vector).norm()
             if is_same_training and distance > MAX_RELATIVE_DIFFERENCE * step.norm():
-                self._run.note(client, "its own model is not its first update")
+                self._run.note(client, "its own model is not its first update", OF_VALUES)
         if not round.round_index:
             return
 
@@ -294,7 +297,7 @@ class CoalitionsAtSites(Strategy):
             update_sums=self._update_sums,
         )
         for client, reason in reasons.items():
-            self._run.note(client, reason)
+            self._run.note(client, reason, OF_VALUES)
 
     def coalition_models(self, round: Round) -> TrainedCoalitions:
         assert round.server_vector is not None
@@ -314,7 +317,7 @@ class _Coalition:
         self,
         members: list[int],
         federation: FederationInfo,
-        sites_of: Callable[[FederationState], RemoteSites],
+        sites_of: Callable[..., RemoteSites],
         saved: Mapping[str, Any] | None,
     ) -> None:
         # {client: the model [P] that it sent in the last round}
@@ -361,7 +364,7 @@ class _Coalition:
                 part.load_state_dict(state)
                 part.resume(info)
         self._metrics.to(initial_model.device)
-        self.sites = sites_of(self.state)
+        self.sites = sites_of(self.state, left_out_of=" of a coalition's training")
 
     def set_members(self, members: list[int]) -> None:
         self.members = members
@@ -418,6 +421,8 @@ class _Coalition:
         # In the order of the instructions, whatever the order of the replies.
         replies_in_order = {site: replies[site] for site in self._instructions}
         updates, broken_clients = self.sites.updates(replies_in_order, device, server.space)
+        for client in broken_clients:
+            self.state.note(client, DIVERGED, OF_VALUES)
         self.sent_models = {update.client_id: update.vector for update in updates}
         server.send(self._instructions)  # counted: the packets have been sent already
         if updates:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from flsv.core import Client
-from flsv.core.needs import asked_by
 from flsv.core.strategy import Contributions, Strategy
 from flsv.utilities.errors import ConfigurationError
 
@@ -124,8 +123,6 @@ def cohort_of(
     model: Tensor,
 ) -> list[int]:
     """Draw the client ids of the round's cohort, and check them."""
-    if sampler.asks:
-        clients = asked_by(sampler, repr(sampler), clients)
     ids = sampler.choose(clients, model, contributions, generator, round_index)
     ids = torch.as_tensor(ids)
     cohort: list[int] = ids.tolist()

@@ -23,7 +23,7 @@ from flsv.core import (
     Start,
     ask_for_initial_models,
 )
-from flsv.core.needs import asked_by, read_by
+from flsv.core.needs import read_by
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
 from flsv.filters import Cohort, UpdateFilter, with_finite_check
@@ -152,7 +152,7 @@ class RoundServer:
                 self._count(update)
         for strategy in self.strategies:
             if type(strategy).before_filters is not Strategy.before_filters:
-                strategy.before_filters(updates, asked_by(strategy, repr(strategy), clients))
+                strategy.before_filters(updates, clients)
         numbers = partial(torch.tensor, device=model.device)
         cohort = Cohort(
             round_index=state.round_index,

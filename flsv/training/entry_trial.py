@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim import Optimizer
@@ -34,6 +35,7 @@ SHARED_TYPES = (
     LRScheduler,
     Metric,
     SimpleNamespace,
+    torch.jit.ScriptModule,  # its tensors are the module's
 )
 
 

@@ -25,6 +25,7 @@ from flsv.utilities.plain_values import (
     are_equal,
     copied,
     has_floats,
+    is_dense,
     is_plain,
     packed,
     unpacked,
@@ -93,10 +94,12 @@ class ModuleSnapshot:
         attributes = vars(layer)
         num_hooks = 0
         for name in _TABLES:
-            table = attributes.get(name, {})  # a scripted layer lacks some
-            self._tables.append((table, table.copy()))
-            if name.endswith("_hooks"):
-                num_hooks += len(table)
+            table = attributes.get(name)
+            # A scripted layer lacks some, and those in its compiled code never change.
+            if isinstance(table, dict | set):
+                self._tables.append((table, table.copy()))
+                if name.endswith("_hooks"):
+                    num_hooks += len(table)
         description = f"{type(layer).__name__} with {num_hooks} hooks"
         self.structure[path] = [layer.training, description]
         self.owners[path] = layer
@@ -202,7 +205,9 @@ class ModuleSnapshot:
             container.restore(self.values)
         for path, (flag, _) in self.structure.items():
             owner = self.owners[path]
-            if isinstance(owner, nn.Module):
+            if isinstance(owner, torch.jit.ScriptModule):
+                owner.training = flag
+            elif isinstance(owner, nn.Module):
                 vars(owner)["training"] = flag
             elif owner.requires_grad != flag:
                 owner.requires_grad = flag
@@ -328,9 +333,9 @@ def _written(
     layer: nn.Module,
 ) -> Tensor | None:
     """Return ``value`` in a buffer's memory, or a copy of it if the shapes differ."""
-    if value is None:
-        return None
-    if buffer is None:
+    if value is None or value is buffer:
+        return value
+    if buffer is None or not is_dense(value) or not is_dense(buffer):
         return copied(value)
     if buffer.shape == value.shape and buffer.dtype == value.dtype:
         return buffer.copy_(value)

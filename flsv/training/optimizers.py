@@ -409,6 +409,17 @@ class OptimizerOptions:
                 "before and cannot be changed on resume. Resume with the options that the run was started with."
             )
 
+    def changes(self, saved: dict[str, Any]) -> list[str]:
+        """Describe each option of an optimizer that differs from the saved ones."""
+        descriptions = []
+        for options, saved_options in zip(self._options, saved["options"]):
+            for name, value in options.items():
+                text = _option_text(value)
+                saved_text = saved_options.get(name, text)
+                if text != saved_text:
+                    descriptions.append(f"{name} is {text} and was {saved_text}")
+        return list(dict.fromkeys(descriptions))  # groups often have the same options
+
     def apply(self, saved: dict[str, Any]) -> None:
         """Apply the options that differ from the saved ones."""
         groups = []

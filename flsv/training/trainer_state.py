@@ -58,7 +58,6 @@ class TrainerState:
         self.optimizers = Optimizers(trainer, policy, steps)
         # States from a checkpoint are moved to the optimizers' device.
         store.convert("optimizer", self.optimizers.move_states)
-        self._non_finite_tensors = self._copied_tensors(space.non_finite_names)
         self._constants = space.constants(self.module)
         #: Random generators to which the module and its optimizers refer.
         self.generators = find_generators(self.module, trainer.optimizers, closed=SHARED_TYPES)
@@ -99,6 +98,7 @@ class TrainerState:
         """Take the snapshot with which each client starts, before the first client trains."""
         if self._initial_snapshot is None:
             self._initial_snapshot = ModuleSnapshot(self.module)
+            self._non_finite_tensors = self._copied_tensors(self.space.non_finite_names)
             for generator in self.generators:
                 self._generator_states.append((generator, generator_state(generator)))
 
@@ -257,16 +257,16 @@ class TrainerState:
         return [(name, tensors[name], copied(tensors[name])) for name in names]
 
     def _check_non_finite(self) -> None:
-        """Check that entries that were infinite or NaN at the start have not changed."""
+        """Check that a client has not changed entries that were infinite or NaN when the run began."""
         changed_names = []
         for name, tensor, initial_tensor in self._non_finite_tensors:
             if not are_equal(tensor.detach(), initial_tensor):
                 changed_names.append(name)
         if changed_names:
             raise ConfigurationError(
-                f"{changed_names} held infinite values or NaN when training started, and training has changed them: "
-                "such values cannot be averaged. Register the buffers with persistent=False, so that every client has "
-                "its own for a round, or start them from finite values."
+                f"{changed_names} held infinite values or NaN when the run began, and a client's training changes "
+                "them: such values cannot be averaged. Register the buffers with persistent=False, so that every "
+                "client has its own for a round, or start them from finite values."
             )
 
     def _check_constants(self) -> None:

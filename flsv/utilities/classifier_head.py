@@ -30,7 +30,10 @@ def _default_head(module: nn.Module) -> str | None:
         get_classifier = getattr(layer, "get_classifier", None)
         if not callable(get_classifier):
             continue
-        head = get_classifier()
+        try:
+            head = get_classifier()
+        except Exception:  # another package's method of this name may need arguments
+            continue
         if isinstance(head, nn.Linear) and id(head) in name_by_id:
             return name_by_id[id(head)]
 

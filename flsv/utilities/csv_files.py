@@ -27,12 +27,19 @@ _FORMULA = re.compile("'*[=+@-]")
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> bytes:
-    """Encode rows as CSV in UTF-8, without formulas that a spreadsheet would run."""
+    """Encode rows as CSV in UTF-8, without NaN and without formulas that a spreadsheet would run."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
-        writer.writerow([as_text(cell) if isinstance(cell, str) else cell for cell in row])
+        writer.writerow(map(_cell, row))
     return text.getvalue().encode()
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, str):
+        return as_text(value)
+    is_nan = value != value
+    return "" if is_nan else value
 
 
 def save_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
@@ -43,17 +50,7 @@ def save_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
 
 def save_table(path: Path, table: DataFrame) -> None:
     """Write a data frame without its index to a CSV file, and replace an earlier one."""
-    rows: list[Sequence[object]] = [list(table)]
-    for row in table.itertuples(index=False, name=None):
-        rows.append([_empty_for_nan(cell) for cell in row])
-    save_csv(path, rows)
-
-
-def _empty_for_nan(cell: object) -> object:
-    is_nan = cell != cell
-    if is_nan:
-        return ""
-    return cell
+    save_csv(path, [list(table), *table.itertuples(index=False, name=None)])
 
 
 @lru_cache(maxsize=10_000)  # names are repeated in every row and every round
@@ -84,8 +81,8 @@ def read_rows(
     path: Path,
     needed: Mapping[str, Cell],
     skip: int = 0,
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield ``(line number, {column: value})`` for each row of a CSV file. ``needed`` maps columns to parsers."""
+) -> Iterator[dict[str, Any]]:
+    """Yield ``{column: value}`` for each row of a CSV file. ``needed`` maps columns to parsers."""
     lines = whole_lines(path)[skip:]
     columns = []
     if lines:
@@ -111,7 +108,7 @@ def read_rows(
                 raise ConfigurationError(
                     f"{path}, line {number}: {name} is {cell[:60]!r}, expected {error}."
                 ) from None
-        yield number, row
+        yield row
 
 
 def parse_int(cell: str) -> int:

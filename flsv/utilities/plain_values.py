@@ -40,7 +40,7 @@ _KIND_KEY = "flsv_kind"
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value is a constant, a tensor, an array or a collection of plain values.
+    """Return whether a value is a constant, a dense tensor, an array or a collection of plain values.
 
     Parameters, and other leaves that require a gradient, are not plain: a copy is another one."""
     if type(value) in _CONSTANTS:  # mostly, and fast. Subclasses follow at the end
@@ -48,7 +48,7 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, Tensor):
         is_parameter = isinstance(value, nn.Parameter)
         is_trained = value.requires_grad and value.is_leaf
-        return not is_parameter and not is_trained
+        return is_dense(value) and not is_parameter and not is_trained
     if isinstance(value, np.ndarray):
         return value.dtype != object
 
@@ -59,10 +59,17 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, CONSTANT_TYPES)
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor has a number for each entry, unlike sparse, nested, quantized and meta tensors."""
+    has_entries = tensor.layout == torch.strided and not tensor.is_meta
+    return has_entries and not tensor.is_nested and not tensor.is_quantized
+
+
 def has_floats(value: Any) -> bool:
-    """Return whether a tensor, an array or a number is of a floating-point or complex type."""
+    """Return whether a dense tensor, an array or a number is of a floating-point or complex type."""
     if isinstance(value, Tensor):
-        return value.is_floating_point() or value.is_complex()
+        is_floating = value.is_floating_point() or value.is_complex()
+        return is_floating and is_dense(value)
     return np.issubdtype(np.asarray(value).dtype, np.inexact)
 
 
@@ -71,7 +78,7 @@ def copied(value: Any) -> Any:
     if isinstance(value, CONSTANT_TYPES):
         return value
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return value.detach().clone() if is_dense(value) else value
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
@@ -129,12 +136,11 @@ def _are_equal_arrays(array: np.ndarray, other_array: np.ndarray) -> bool:
 
 
 def _are_equal_tensors(tensor: Tensor, other_tensor: Tensor) -> bool:
+    if not is_dense(tensor) or not is_dense(other_tensor):
+        return False
     if tensor.shape != other_tensor.shape:
         return False
     if tensor.dtype != other_tensor.dtype:
-        return False
-    are_dense = tensor.layout == other_tensor.layout == torch.strided
-    if not are_dense:
         return False
     other_tensor = other_tensor.to(tensor.device)
     are_nan = (tensor != tensor) & (other_tensor != other_tensor)

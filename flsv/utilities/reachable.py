@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from flsv.utilities.seeding import generator_state
+
 #: Types of values that refer to nothing.
 _PLAIN_TYPES = frozenset(
     {
@@ -139,12 +141,21 @@ def find_generators(*roots: Any, closed: tuple[type, ...] = ()) -> list[Any]:
         # The type is asked, not the object, whose __class__ may raise an error.
         kind = type(value)
         if issubclass(kind, GENERATORS):
-            if not is_global(value):
+            if not is_global(value) and _has_state(value):
                 generators.append(value)
         elif not issubclass(kind, closed) and not _is_closed(value):
             parts = [part for part in _parts_of(value) if type(part) not in _PLAIN_TYPES]
             pending.extend(reversed(parts))  # the last is visited first
     return generators
+
+
+def _has_state(generator: Any) -> bool:
+    """Return whether a generator's state can be read, unlike that of the operating system's entropy."""
+    try:
+        generator_state(generator)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def is_global(generator: Any) -> bool:

@@ -73,8 +73,7 @@ class ResultFile:
         header_index = 0 if self._settings is None else 1
         if len(lines) <= header_index:
             return
-        numbered_rows = read_rows(self.path, self._columns, skip=header_index)
-        self.rows = [row for _, row in numbered_rows]
+        self.rows = [*read_rows(self.path, self._columns, skip=header_index)]
         header = lines[header_index]
         expected_header = csv_text([list(self._columns)]).decode().strip()
         if header != expected_header:  # rows to come would not fit

@@ -6,6 +6,7 @@ import copy
 import copyreg
 import io
 import pickle
+import random
 import sys
 import threading
 import weakref
@@ -202,6 +203,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return _empty_function, (_Original(value), cells), state, None, None, _fill_function
         if kind is CellType:
             return CellType, (), _contents_of(value), None, None, _fill_cell
+        if kind is random.SystemRandom:  # it has no state
+            return kind, ()
         if kind in _LOCK_MAKERS:  # free in a copy, whoever holds the original
             return _LOCK_MAKERS[kind], ()
         if kind is weakref.ref:

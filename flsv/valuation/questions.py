@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -22,18 +22,32 @@ from flsv.functional import (
     client_values,
     label_embedding,
 )
+from flsv.functional.transport.potentials import Part
 from flsv.utilities.csv_files import save_csv
 from flsv.utilities.declared import checked
 from flsv.utilities.seeding import generator_for
-
-if TYPE_CHECKING:
-    from flsv.valuation.fedbary import FedBary
 
 Covariance = Literal["diag", "full", "none"]
 Embed = Callable[[LocalData, Tensor], Tensor]
 
 #: Names of the rules by which samples are flagged, see :func:`flag_samples`.
 Rule = Literal["outlier", "positive"]
+
+
+class ValuationOptions(Protocol):
+    """Options of :class:`flsv.valuation.FedBary` that its clients read."""
+
+    label_weight: float
+    covariance: Covariance
+    t: float
+    p: float
+    calibration: Literal["class", "client"]
+    rule: Rule
+    blur: float
+    scaling: float
+    part: Part
+    chunk: int
+    allow_reconstruction: bool
 
 
 @dataclass(frozen=True)
@@ -76,7 +90,7 @@ class _ClientState:
     device: torch.device
 
 
-def embed_labels(x: Tensor, y: Tensor, valuer: FedBary) -> tuple[Tensor, ClassStatistics]:
+def embed_labels(x: Tensor, y: Tensor, valuer: ValuationOptions) -> tuple[Tensor, ClassStatistics]:
     """Append coordinates that represent the labels to the samples' features. Also return the classes' statistics."""
     statistics = class_statistics(x, y, covariance=valuer.covariance)
     if valuer.label_weight == 0:
@@ -87,7 +101,7 @@ def embed_labels(x: Tensor, y: Tensor, valuer: FedBary) -> tuple[Tensor, ClassSt
     return points, statistics
 
 
-def enter(local: LocalData, key: Any, embed: Embed, valuer: FedBary) -> FirstAnswer:
+def enter(local: LocalData, key: Any, embed: Embed, valuer: ValuationOptions) -> FirstAnswer:
     """Compute the features of a client's samples, and store them in the client's memory under ``key``."""
     if local.class_counts.sum() == 0:
         return FirstAnswer(samples=0, broken=0)
@@ -135,7 +149,7 @@ def answer(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:
     return client_state.transport_client.answer(gamma)
 
 
-def judge(local: LocalData, key: Any, points: Tensor, valuer: FedBary, seed: int) -> int:
+def judge(local: LocalData, key: Any, points: Tensor, valuer: ValuationOptions, seed: int) -> int:
     """Value a client's samples against the server's ``points``, and store the values at the client.
 
     Return the number of flagged samples, including all samples that are not finite. ``key`` is the key of the client's
@@ -159,7 +173,7 @@ def judge(local: LocalData, key: Any, points: Tensor, valuer: FedBary, seed: int
 
 
 def _sample_gradients(
-    client_state: _ClientState, points: Tensor, valuer: FedBary, seed: int
+    client_state: _ClientState, points: Tensor, valuer: ValuationOptions, seed: int
 ) -> Tensor:
     """Compute the gradients ``[m]`` of a client's finite samples, in random parts of at most ``valuer.chunk``."""
     device = client_state.device

@@ -310,6 +310,30 @@ class Odd(Small):
         self.outputs.clear()
 
 
+class NormalizedHead(Small):
+    """A last layer whose weight is computed anew, by a step of a power iteration, when it is read in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        spectral_norm(self.net[-1])
+
+
+class GraphOfPixels(Small):
+    """A sparse matrix as an attribute, and one as an unsaved buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        neighbors = (torch.eye(64) + torch.eye(64).roll(1, 0)).to_sparse()
+        self.neighbors = neighbors
+        self.register_buffer("halves", 0.5 * torch.eye(64).to_sparse(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        signal = x.flatten(1).T
+        for matrix in (self.neighbors, self.halves):
+            signal = torch.sparse.mm(matrix, signal)
+        return self.net(signal.T)
+
+
 def _backbone() -> list[L.Callback]:
     return [BackboneFinetuning(1, lambda epoch: 2.0, backbone_initial_ratio_lr=0.1)]
 
@@ -337,4 +361,6 @@ KINDS = {
     "hooks": Kind(Hooked, lambda: KnowsItsClasses(make_images().train, *make_images().val)),
     "dataloader-iter": Kind(Fetches, make_images),
     "odd-parts": Kind(Odd, make_images),
+    "spectral-norm-head": Kind(NormalizedHead, make_images),
+    "sparse-tensors": Kind(GraphOfPixels, make_images),
 }

@@ -133,4 +133,5 @@ def train_federated(
 
 def _tensors(module: L.LightningModule) -> dict[str, Tensor]:
     """All state, and the buffers that are not saved."""
-    return {**module.state_dict(), **dict(module.named_buffers())}
+    buffers = {name: buffer.to_dense() for name, buffer in module.named_buffers()}
+    return {**module.state_dict(), **buffers}

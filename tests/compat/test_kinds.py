@@ -5,7 +5,9 @@ Modules of public libraries are tested in an environment of their own (``make li
 
 import json
 from functools import partial
+from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from compat import kinds, libraries
@@ -16,7 +18,7 @@ from compat.runs import ROUNDS, train_federated, train_with_values
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import PartialFederatedShapley, ShadowShapley
 from helpers import slow_except
-from helpers.fits import assert_resumes
+from helpers.fits import assert_resumes, trainer_for
 
 KINDS = {**kinds.KINDS, **libraries.KINDS}
 OF_LIBRARIES = [
@@ -39,6 +41,40 @@ def pair(request, tmp_path_factory):
 
 def test_every_kind_of_module_trains_as_the_loop_by_hand(pair):
     pair.check()
+
+
+class WatchesBuffers(L.Callback):
+    """Stores the buffers' bytes and version counters before the loop begins, and before the first batch."""
+
+    def __init__(self) -> None:
+        self.contents: list[dict[str, tuple[int, bytes]]] = []
+
+    def on_fit_start(self, trainer: L.Trainer, module: Any) -> None:
+        self.contents.append(buffer_contents(module))
+
+    def on_train_epoch_start(self, trainer: L.Trainer, module: Any) -> None:
+        self.contents.append(buffer_contents(module))
+
+
+def buffer_contents(module: torch.nn.Module) -> dict[str, tuple[int, bytes]]:
+    contents = {}
+    for name, buffer in module.named_buffers():
+        dense = buffer.to_dense() if buffer.is_sparse else buffer
+        contents[name] = buffer._version, dense.numpy().tobytes()
+    return contents
+
+
+@pytest.mark.parametrize("name", kinds.KINDS)
+def test_no_buffer_of_any_kind_of_module_changes_before_the_first_batch(tmp_path, name):
+    kind = KINDS[name]
+    watch = WatchesBuffers()
+    loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
+    callbacks = [watch, loop, *kind.callbacks()]
+    trainer = trainer_for(None, tmp_path, rounds=1, callbacks=callbacks, **kind.trainer)
+    trainer.fit(kind.module(), make_federated_data(kind))
+
+    at_start, before_first_batch = watch.contents
+    assert {name: before_first_batch[name] for name in at_start} == at_start
 
 
 def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair):

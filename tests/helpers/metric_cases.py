@@ -163,7 +163,6 @@ METRICS = [
         expected_failures={"alone_is_a_number": "its value is what other clients find in it"},
     ),
     checks_of_metric(metrics.GradientAgreement()),
-    checks_of_metric(metrics.GradientAgreement(balanced=True)),
     checks_of_metric(metrics.GradientShapley(momentum=0.5)),
     checks_of_metric(
         metrics.InRunShapley(),

@@ -1,10 +1,10 @@
-"""DomainRelevance against equation 5, and its diagnostics against a given truth."""
+"""DomainRelevance against equation 5, and its diagnostics against label overlap."""
 
 import pytest
 import torch
 
 from flsv.federation import FederatedLoop
-from flsv.functional import relevance_auroc
+from flsv.functional import label_overlap, relevance_auroc
 from flsv.metrics import DomainRelevance
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit
@@ -49,31 +49,27 @@ def test_domain_relevance_equals_the_moving_average_of_pfedsvs_equation_5(alpha)
         )
 
 
-def test_relevance_diagnostics_give_auroc_and_found_share_for_a_given_truth():
-    truth = (
-        torch.rand(
-            N,
-            N,
-            generator=torch.Generator().manual_seed(1),
-        )
-        > 0.5
-    )
-    metric = DomainRelevance(N, truth=truth)
+def test_relevance_diagnostics_give_auroc_and_found_share_by_label_overlap():
+    # Clients with a class in common are relevant for each other.
+    class_counts = torch.eye(2, dtype=torch.long)[torch.arange(N) % 2]
+    metric = DomainRelevance()
+    metric.bind(N, 2, class_counts=class_counts)
     for arguments in make_rounds(3):
         metric.update(*arguments)
 
     scores = metric.compute()
     diagnostics = metric.diagnostics()
+    is_relevant = label_overlap(class_counts) > 0
 
-    assert diagnostics["auroc"] == relevance_auroc(scores, truth)
+    assert diagnostics["auroc"] == relevance_auroc(scores, is_relevant)
 
-    is_relevant = truth.clone().fill_diagonal_(False)
+    is_relevant.fill_diagonal_(False)
     share_measured = scores[is_relevant].isfinite().double().mean().item()
 
     assert diagnostics["found"].item() == pytest.approx(share_measured)
 
 
-def test_truth_of_domain_relevance_is_by_default_the_clients_label_overlap():
+def test_domain_relevance_has_diagnostics_once_the_clients_classes_are_known():
     # Client 1 shares a class with each of the others, which share none.
     class_counts = torch.tensor([[4, 0], [2, 2], [0, 9]])
     values = torch.tensor(

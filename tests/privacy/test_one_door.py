@@ -121,7 +121,7 @@ def contents_of(value):
         yield from enumerate(value)
     elif isinstance(value, ReadRound):
         for name in VOCABULARY:
-            with suppress(ConfigurationError, RuntimeError):
+            with suppress(AttributeError, ConfigurationError):
                 yield name, getattr(value, name)
     elif is_dataclass(value):
         for field in fields(value):

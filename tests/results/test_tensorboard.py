@@ -29,6 +29,7 @@ from flsv.functional import few_coalitions
 from flsv.metrics import (
     ClassSpecificShapley,
     CommunicationCost,
+    ContributionMetric,
     CumulativeShapley,
     ShadowShapley,
 )
@@ -433,10 +434,33 @@ def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run
     assert curves(tmp_path / "resumed/run") == expected
 
 
-def test_values_that_come_after_the_run_have_one_picture_a_round(tmp_path: Path) -> None:
-    loop = FederatedLoop(metrics={"value": ShadowShapley()}, seed=1)
+def picture_rounds(
+    folder: Path, metric: ContributionMetric, figures: int | None, rounds: int = 3
+) -> list[int]:
+    """Return the rounds after which a run has drawn its metric's values."""
+    reporting = Reporting(figures=figures)
+    loop = FederatedLoop(metrics={"value": metric}, seed=1, reporting=reporting)
     module = Plain(network(batch_norm=False))
-    fit(loop, tmp_path, module, toy_data(server_val=0.3), rounds=2, logger=make_logger(tmp_path))
+    fit(loop, folder, module, toy_data(server_val=0.3), rounds, logger=make_logger(folder))
+    return [picture.step for picture in read_events(folder / "run").Images("Contributions/value")]
 
-    pictures = read_events(tmp_path / "run").Images("Contributions/value")
-    assert [picture.step for picture in pictures] == [0, 1]
+
+@pytest.mark.parametrize("metric", [ClassSpecificShapley, ShadowShapley])
+def test_pictures_that_are_asked_for_are_drawn_once_a_round(
+    tmp_path: Path, metric: type[ContributionMetric]
+) -> None:
+    assert picture_rounds(tmp_path, metric(), figures=1) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("metric", [ClassSpecificShapley, ShadowShapley])
+@pytest.mark.parametrize(("max_part", "rounds"), [(0.0, [2]), (1.0, [0, 1, 2])])
+def test_pictures_before_the_end_take_a_part_of_the_time(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    metric: type[ContributionMetric],
+    max_part: float,
+    rounds: list[int],
+) -> None:
+    monkeypatch.setattr("flsv.results.tensorboard.MAX_PART_FOR_PICTURES", max_part)
+
+    assert picture_rounds(tmp_path, metric(), figures=None) == rounds

@@ -1,6 +1,9 @@
 """Modules whose state is of an unusual kind; and what their forward gives, which is tried before training."""
 
 import copy
+import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ from flsv.personalization import FedAMP
 from flsv.sampling import UniformSampler
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import FEATURES, toy_data
-from helpers.fits import fit, state_vector
+from helpers.fits import assert_resumes, fit, state_vector
 from helpers.models import Plain, network
 
 
@@ -146,7 +149,7 @@ class WithOwnSchedule(Plain):
         (
             Observer,
             {},
-            r"\['largest'\] held infinite values or NaN when training started, and training has changed",
+            r"\['largest'\] held infinite values or NaN when the run began, and a client's training changes",
         ),
         (
             make_broken_module,
@@ -276,3 +279,113 @@ def test_trial_forward_changes_neither_module_nor_generator(tmp_path, monkeypatc
     assert tried.calls_before == untried.calls_before
     assert torch.equal(tried.generator_state, untried.generator_state)
     assert torch.equal(tried_model, untried_model)
+
+
+class Thresholded(Plain):
+    """Sets a buffer, which is not finite before, in each validation."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.register_buffer("threshold", torch.tensor(start))
+        self.thresholds_in_training: list[float] = []
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.thresholds_in_training.append(float(self.threshold))
+
+    def on_validation_epoch_end(self) -> None:
+        weight = next(self.parameters())
+        self.threshold.copy_(weight.detach().max())
+
+
+@pytest.mark.parametrize("start", [torch.nan, -torch.inf])
+def test_buffer_that_validation_makes_finite_is_the_validations_at_every_client(tmp_path, start):
+    module = fit(FederatedLoop(seed=1), tmp_path, Thresholded(start))
+    weight = next(module.parameters())
+    assert module.threshold == weight.max()
+
+    plain = fit(FederatedLoop(seed=1), tmp_path)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(module.state_dict()[name], value)
+    assert torch.tensor(module.thresholds_in_training[-1]).isfinite()
+
+
+def test_run_resumes_bitwise_with_a_buffer_that_validation_has_made_finite(tmp_path):
+    assert_resumes(
+        partial(FederatedLoop, seed=1), tmp_path, partial(Thresholded, -torch.inf), toy_data
+    )
+
+
+def test_sparse_parameters_are_refused_by_name(tmp_path):
+    module = Plain()
+    module.graph = nn.Parameter(torch.eye(3).to_sparse())
+    with pytest.raises(ConfigurationError, match="'graph' is sparse, nested"):
+        fit(FederatedLoop(seed=1), tmp_path, module)
+
+
+class WithHiddenLayers(Plain):
+    """Compiled or not, with a dropout that is off in evaluation and buffers."""
+
+    def __init__(self, compile_layers: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        layers = nn.Sequential(
+            nn.Linear(FEATURES, FEATURES), nn.BatchNorm1d(FEATURES), nn.Dropout(0.3)
+        )
+        self.layers = compile_layers(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(self.layers(x))
+
+
+def test_scripted_layers_train_as_the_same_layers_in_python(tmp_path):
+    modules = [WithHiddenLayers(nn.Sequential), WithHiddenLayers(torch.jit.script)]
+    in_python, scripted = (
+        fit(FederatedLoop(seed=1), tmp_path / str(number), module)
+        for number, module in enumerate(modules)
+    )
+    torch.testing.assert_close(state_vector(scripted), state_vector(in_python))
+
+
+class WithNestedTensor(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+class WithSavedGraph(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("graph", torch.eye(FEATURES).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(torch.sparse.mm(self.graph, x.T).T)
+
+
+class WithMetaTensor(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shape_only = torch.ones(2, device="meta")
+
+
+class WithSystemRandom(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.entropy = random.SystemRandom()
+
+
+class WithOtherClassifier(Plain):
+    """Has a method of timm's name, of another meaning."""
+
+    def get_classifier(self, name: str) -> nn.Module:
+        return getattr(self, name)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [WithNestedTensor, WithSavedGraph, WithMetaTensor, WithSystemRandom, WithOtherClassifier],
+)
+def test_attributes_that_have_no_mean_or_no_state_change_nothing(tmp_path, kind):
+    module = fit(FederatedLoop(seed=1), tmp_path / "with", kind())
+    plain = fit(FederatedLoop(seed=1), tmp_path / "without")
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], value)

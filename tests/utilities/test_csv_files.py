@@ -38,7 +38,7 @@ def test_any_text_comes_back_on_one_line_and_is_no_formula(tmp_path_factory, tex
     path.write_bytes(csv_text([head, (-1, *texts)]))
 
     cells = read_cells(path)
-    ((_, row),) = read_rows(path, {})
+    (row,) = read_rows(path, {})
 
     _, *texts_read = row.values()
     assert not any(map(is_formula, cells))
@@ -55,7 +55,7 @@ def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path):
 
     for path in tmp_path.glob("*.csv"):
         assert not any(map(is_formula, read_cells(path))), path
-        table_rows = [row for _, row in read_rows(path, {})]
+        table_rows = [*read_rows(path, {})]
         names = [row["client_name"] for row in table_rows if "client_name" in row]
         assert names == list(NAMES)
 

@@ -34,6 +34,7 @@ from flsv.core.answers import expected_answer
 from flsv.core.matrix import empty_rows
 from flsv.core.needs import needs_of
 from flsv.core.parameter_space import ParameterSpace
+from flsv.core.state import OF_VALUES
 from flsv.core.strategy import Strategy
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import Instruct
@@ -155,9 +156,10 @@ class RemoteFederation(IdleEngine):
             return max_batches * steps_of_batch
 
         reports = expected_reports(config)
-        self.sites_of = lambda run_state: RemoteSites(
+        self.sites_of = lambda run_state, **options: RemoteSites(
             directory,
             run_state,
+            **options,
             rounds=trainer.max_epochs or 1,
             max_steps=max_steps,
             reports=reports,
@@ -268,8 +270,10 @@ class RemoteSites:
         max_steps: Callable[[int, int], int],  # (site, number of samples) -> steps in a round
         reports: Mapping[str, Numbers | None] = MappingProxyType({}),
         num_classes: int | None = None,
+        left_out_of: str = "",  # what a site without a valid update is left out of, beside the round
     ) -> None:
         self.directory = directory
+        self._left_out = f"is left out{left_out_of}"
         self.conversations = Conversations(directory.exchange)
         self._state = state
         self._rounds = rounds
@@ -345,7 +349,7 @@ class RemoteSites:
         faults |= self._unusual_reports(reports)
         when = f" of round {self._state.round_index + 1}"
         for site, fault in faults.items():
-            self._warn(site, "is left out", fault, when)
+            self._warn(site, self._left_out, fault, when)
         accepted_sites = [site for site in finite_updates if site not in faults]
         self._visits_of_round = {site: visits[site] for site in accepted_sites}
         for site in accepted_sites:
@@ -479,7 +483,7 @@ class RemoteSites:
                 scores[site] = scores_of_site
                 self._warn_of_withheld(site, reply, OWN_SCORES)
             except GARBLED_REPLY_ERRORS as error:
-                self._warn(site, "has not tested its model", fault_of(error))
+                self._warn(site, "has not tested its model", fault_of(error), kind=None)
         return scores
 
     def _warn_of_withheld(self, site: int, reply: Any, names: Sequence[str]) -> None:
@@ -493,7 +497,8 @@ class RemoteSites:
                 self._withheld_names.add((site, name))
                 new_names.append(name)
         if new_names:
-            self._warn(site, f"does not tell {', '.join(new_names)}", "its policy does not let it")
+            told = ", ".join(new_names)
+            self._warn(site, f"does not tell {told}", "its policy does not let it", kind=None)
 
     def _run_info(self, site: int) -> dict[str, Any]:
         """Return the values of JSON types that every message to a site contains."""
@@ -508,19 +513,26 @@ class RemoteSites:
             "counted": self._accepted_visits.get(site),
         }
 
-    def _note(self, site: int, event: str, why: object = "", when: str = "") -> str:
+    def _note(
+        self,
+        site: int,
+        event: str,
+        why: object = "",
+        when: str = "",
+        kind: str | None = OF_VALUES,
+    ) -> str:
         # Both texts may come from a site.
         printable_event = printable(event)
         reason = printable(why)
         clause = ""
         if reason:
             clause = f": {reason}"
-        self._state.note(site, f"{printable_event}{clause}")
+        self._state.note(site, f"{printable_event}{clause}", kind)
         site_name = self.directory.names[site]
         return f"site {site_name!r} (client {site}) {printable_event}{when}{clause}."
 
-    def _warn(self, site: int, what: str, why: object = "", when: str = "") -> None:
-        warnings.warn(self._note(site, what, why, when), stacklevel=3)
+    def _warn(self, site: int, *words: Any, **kind: Any) -> None:
+        warnings.warn(self._note(site, *words, **kind), stacklevel=3)
 
 
 def expected_reports(config: FederationConfig) -> dict[str, Numbers | None]:

@@ -1,0 +1,273 @@
+"""A further fit of one Trainer goes on with its run, or is refused by name; and changed settings are named."""
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+
+from flsv import ConfigurationError, FederatedLoop
+from flsv.aggregation import FedAvg
+from flsv.data import FederatedDataModule
+from flsv.metrics import CosineGradientShapley, ShadowShapley
+from helpers.coalitions_by_hand import make_shadow_loop, make_three_clients
+from helpers.data import toy_data, toy_sets
+from helpers.fits import fit, make_checkpoint_callback, trainer_for
+from helpers.models import Plainest
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*bar is not installed"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+]
+ROUNDS = 2
+
+
+def make_module(seed: int = 0) -> Plainest:
+    torch.manual_seed(seed)
+    return Plainest()
+
+
+def make_loop() -> FederatedLoop:
+    shadow = ShadowShapley(coalitions="all", performance="negative_loss")
+    return make_shadow_loop(shadow, metrics={"cosine": CosineGradientShapley()})
+
+
+def make_next_fold() -> FederatedDataModule:
+    return FederatedDataModule(toy_sets(seed=1), make_three_clients().partitioner, batch_size=8)
+
+
+def fit_once(folder: Path, **options: Any) -> tuple[L.Trainer, Plainest, FederatedLoop]:
+    loop = make_loop()
+    trainer = trainer_for(loop, folder, ROUNDS, **options)
+    module = make_module()
+    trainer.fit(module, make_three_clients())
+    return trainer, module, loop
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def plan_more_rounds(trainer: L.Trainer) -> None:
+    trainer.fit_loop.max_epochs = 2 * ROUNDS
+
+
+@pytest.mark.parametrize(
+    "adds_rounds", [True, False], ids=["rounds are left", "no rounds are left"]
+)
+@pytest.mark.parametrize(
+    ("make_other_module", "make_data", "message"),
+    [
+        (None, make_next_fold, r"other samples or labels for clients \[0, 1, 2\]"),
+        (None, partial(toy_data, (4, 2, 1), server_val=0.3), "data.partitioner is"),
+        (make_module, make_three_clients, "Plainest has other weights"),
+        (partial(make_module, 1), make_three_clients, "Plainest has other weights"),
+    ],
+    ids=["next fold", "another split", "the initial module", "another module"],
+)
+def test_a_fit_of_another_federation_is_refused_by_name_and_changes_nothing(
+    tmp_path: Path,
+    make_other_module: Callable[[], Plainest] | None,
+    make_data: Callable[[], FederatedDataModule],
+    message: str,
+    adds_rounds: bool,
+) -> None:
+    trainer, module, loop = fit_once(tmp_path)
+    values = loop.contributions["shadow"].clone()
+    files = read_files(tmp_path)
+    if make_other_module is not None:
+        module = make_other_module()
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    if adds_rounds:
+        plan_more_rounds(trainer)
+
+    with pytest.raises(ConfigurationError, match=message):
+        trainer.fit(module, make_data())
+
+    assert read_files(tmp_path) == files
+    assert loop.contributions["shadow"].equal(values)
+    for name, tensor in module.state_dict().items():
+        assert tensor.equal(state[name])
+
+
+def test_a_fit_without_rounds_says_so_and_writes_nothing(tmp_path: Path) -> None:
+    trainer, module, loop = fit_once(tmp_path)
+    files = read_files(tmp_path)
+    values = loop.contributions["shadow"].clone()
+
+    with pytest.warns(UserWarning, match="all 2 rounds are run already"):
+        trainer.fit(module, make_three_clients())
+
+    assert read_files(tmp_path) == files
+    assert loop.contributions["shadow"].equal(values)
+
+
+def test_a_resumed_run_without_rounds_writes_nothing(tmp_path: Path) -> None:
+    saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(tmp_path)]}
+    cosine = {"cosine": CosineGradientShapley()}
+    loop = make_loop().replace(metrics=cosine)
+    fit(loop, tmp_path / "run", make_module(), make_three_clients(), ROUNDS, **saving)
+    files = read_files(tmp_path / "run")
+
+    with pytest.warns(UserWarning, match="all 2 rounds are run already"):
+        fit(
+            make_loop().replace(metrics=cosine),
+            tmp_path / "run",
+            make_module(),
+            make_three_clients(),
+            rounds=ROUNDS,
+            ckpt_path=tmp_path / "checkpoints/last.ckpt",
+        )
+
+    assert read_files(tmp_path / "run") == files
+
+
+def test_more_rounds_on_the_same_data_go_on_with_the_values_of_one_fit(tmp_path: Path) -> None:
+    at_once = make_loop()
+    module_at_once = fit(
+        at_once, tmp_path / "at_once", make_module(), make_three_clients(), 2 * ROUNDS
+    )
+    trainer, module, loop = fit_once(tmp_path / "two fits")
+
+    plan_more_rounds(trainer)
+    trainer.fit(module, make_three_clients())
+
+    for name, tensor in module_at_once.state_dict().items():
+        assert module.state_dict()[name].equal(tensor)
+    for metric in ("shadow", "cosine"):
+        torch.testing.assert_close(loop.contributions[metric], at_once.contributions[metric])
+    assert not loop.contributions["shadow"].isnan().any()
+    assert loop.history()["round"].max() == 2 * ROUNDS - 1
+
+
+def test_a_further_fit_keeps_the_seed_that_was_drawn(tmp_path: Path) -> None:
+    loop = make_loop().replace(seed=None)
+    trainer = trainer_for(loop, tmp_path, ROUNDS)
+    module = make_module()
+    trainer.fit(module, make_three_clients())
+    seed = loop.state.seed
+
+    plan_more_rounds(trainer)
+    trainer.fit(module, make_three_clients())
+
+    assert loop.state.seed == seed
+
+
+def test_a_further_fit_with_another_seed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "3")
+    loop = make_loop().replace(seed=None)
+    trainer = trainer_for(loop, tmp_path, ROUNDS)
+    module = make_module()
+    data = toy_data((4, 1, 2), server_val=0.3, seed=5)
+    trainer.fit(module, data)
+
+    monkeypatch.setenv("PL_GLOBAL_SEED", "4")
+    plan_more_rounds(trainer)
+    with pytest.raises(ConfigurationError, match="the seed is 4 and was 3"):
+        trainer.fit(module, toy_data((4, 1, 2), server_val=0.3, seed=5))
+
+
+def test_another_loop_in_a_trainer_with_rounds_is_refused(tmp_path: Path) -> None:
+    trainer, module, _ = fit_once(tmp_path)
+    trainer.callbacks = [make_loop()]
+    plan_more_rounds(trainer)
+
+    with pytest.raises(ConfigurationError, match="has run 2 rounds, and its FederatedLoop none"):
+        trainer.fit(module, make_three_clients())
+
+
+def test_a_schedule_that_would_begin_anew_is_refused_if_coalitions_are_trained(
+    tmp_path: Path,
+) -> None:
+    def make_scheduled() -> Plainest:
+        halve = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+        return Plainest(scheduler=halve)
+
+    trainer = trainer_for(make_loop(), tmp_path, ROUNDS)
+    module = make_scheduled()
+    trainer.fit(module, make_three_clients())
+    plan_more_rounds(trainer)
+
+    with pytest.raises(ConfigurationError, match="begins its learning-rate schedules anew"):
+        trainer.fit(module, make_three_clients())
+
+
+# ---- a run that goes on with other settings
+
+
+def go_on_with(
+    folder: Path,
+    first_options: dict[str, Any],
+    new_options: dict[str, Any],
+    batch_size: int = 8,
+) -> list[str]:
+    """Resume a run with other settings, and return its sentences on coalitions unlike the run."""
+    saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(folder)]}
+    learning_rate = first_options.pop("lr", 0.1)
+    sgd = partial(torch.optim.SGD, lr=learning_rate)
+    loop = make_loop().replace(**first_options)
+    fit(loop, folder / "first", Plainest(sgd), make_three_clients(), ROUNDS, **saving)
+
+    new_sgd = partial(torch.optim.SGD, lr=new_options.pop("lr", learning_rate))
+    resumed = make_loop().replace(**new_options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit(
+            resumed,
+            folder / "second",
+            Plainest(new_sgd),
+            toy_data((4, 1, 2), batch_size, server_val=0.3),
+            2 * ROUNDS,
+            folder / "checkpoints/last.ckpt",
+        )
+    return list(resumed._extension.doubts)
+
+
+@pytest.mark.parametrize(
+    ("first_options", "new_options", "batch_size", "expected"),
+    [
+        ({"lr": 0.1}, {"lr": 0.4}, 8, "lr is 0.4 and was 0.1, from round 3 on"),
+        ({}, {"local_epochs": 2}, 8, "local_epochs is 2 and was 1, from round 3 on"),
+        ({}, {}, 16, "batch_size is 16 and was 8, from round 3 on"),
+        (
+            {"aggregator": FedAvg(server_lr=0.1)},
+            {"aggregator": FedAvg(server_lr=0.2)},
+            8,
+            "aggregator.server_lr is 0.2 and was 0.1, from round 3 on",
+        ),
+    ],
+    ids=["learning rate", "local epochs", "batch size", "server's rate"],
+)
+def test_settings_that_changed_on_resume_are_named_where_the_values_are_doubted(
+    tmp_path: Path,
+    first_options: dict[str, Any],
+    new_options: dict[str, Any],
+    batch_size: int,
+    expected: str,
+) -> None:
+    (doubt,) = go_on_with(tmp_path, dict(first_options), dict(new_options), batch_size)
+
+    assert expected in doubt
+    assert "a global" not in doubt
+
+
+def test_a_run_resumed_with_the_same_settings_is_not_doubted(tmp_path: Path) -> None:
+    assert go_on_with(tmp_path, {"lr": 0.1}, {"lr": 0.1}) == []
+
+
+def test_settings_that_changed_are_named_again_after_a_third_fit(tmp_path: Path) -> None:
+    go_on_with(tmp_path, {"lr": 0.1}, {"lr": 0.4})
+    trainer, module, loop = fit_once(tmp_path / "third")
+    module.make_optimizer = partial(torch.optim.SGD, lr=0.7)
+
+    plan_more_rounds(trainer)
+    trainer.fit(module, make_three_clients())
+    (doubt,) = loop._extension.doubts
+
+    assert "lr is 0.7 and was" in doubt

@@ -1,0 +1,34 @@
+"""Coalitions train when the run has ended: after all of its hooks, and with what these have set free."""
+
+from pathlib import Path
+from typing import Any
+
+from flsv import FederatedLoop, Reporting
+from flsv.metrics import ShadowShapley
+from helpers.fits import trainer_for
+from helpers.hidden_state import SEED, Base, make_data
+
+HOLDERS: list[Any] = []
+
+
+class HoldsUntilTeardown(Base):
+    """Holds something that only one fit of a program may have, such as a port."""
+
+    def setup(self, stage: str) -> None:
+        if HOLDERS:
+            raise OSError("the port is in use")
+        HOLDERS.append(self)
+
+    def teardown(self, stage: str) -> None:
+        HOLDERS.clear()
+
+
+def test_coalitions_train_after_the_modules_teardown(tmp_path: Path) -> None:
+    metrics: dict[str, Any] = {"shadow": ShadowShapley(coalitions="singles")}
+    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
+    module = HoldsUntilTeardown()
+
+    trainer_for(loop, tmp_path, rounds=2).fit(module, make_data())
+
+    assert loop.contributions["shadow"].isfinite().all()
+    assert "teardown" not in vars(module)
