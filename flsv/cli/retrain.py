@@ -103,12 +103,22 @@ def retrain(
         "every": num_rounds,  # only the last round is valued
         "halvings": halvings,
     }
-    performance, game["mode"] = (metric, mode) if metric else performance_by(cli.loop)
-    _set_metrics(config, cli.loop, game, _performances(str(performance), game))
-    _set_callbacks(config, run, seed, rounds=num_rounds, changes=changes, say=say)
+    performance = metric
+    game["mode"] = mode
+    if performance is None:
+        performance, game["mode"] = performance_by(cli.loop)
+    performances = _performances(performance, game)
+    _set_metrics(config, cli.loop, game, performances)
+    _set_callbacks(
+        config,
+        run,
+        seed,
+        rounds=num_rounds,
+        changes=changes,
+        say=say,
+    )
 
     out = run / RETRAINED
-    performances = _performances(str(performance), game)
     settings = {
         **cli.identity().settings,
         CHANGED: "; ".join(changes),
@@ -119,10 +129,11 @@ def retrain(
     identity = Identity(settings, cli.identity().samples)
     _remove_runs_of_other_coalitions(out, identity)
     folder_of_own_seed = out / f"seed_{seed}"
-    is_own_game = not changes and num_rounds == record.get("rounds_done")
-    if is_own_game and (run / COALITIONS_FILE).is_file() and not folder_of_own_seed.exists():
+    is_same_training = not changes and num_rounds == record.get("rounds_done")
+    if is_same_training and not folder_of_own_seed.exists():
         _copy_coalitions(run, folder_of_own_seed)
-    repetitions = runs_with_seeds(config, identity, range(seed, seed + seeds), out, say=say)
+    seeds_of_runs = range(seed, seed + seeds)
+    repetitions = runs_with_seeds(config, identity, seeds_of_runs, out, say=say)
     for repetition in repetitions:
         for name in ("checkpoints", EARLIER_FOLDER):  # which a stopped command needs
             shutil.rmtree(repetition.folder / name, ignore_errors=True)
@@ -157,7 +168,10 @@ def _make_run(run: Path, arguments: Sequence[str]) -> FederatedCLI:
     return cli
 
 
-def _changed_settings(identity: Identity, arguments: Sequence[str]) -> list[str]:
+def _changed_settings(
+    identity: Identity,
+    arguments: Sequence[str],
+) -> list[str]:
     """Describe each setting that differs from those of ``--config FILE``, except the number of rounds."""
     _option, file = arguments
     run_settings = config_settings(yaml.safe_load(Path(file).read_text()))
@@ -166,11 +180,17 @@ def _changed_settings(identity: Identity, arguments: Sequence[str]) -> list[str]
     return identity.other_settings(Identity(run_settings, {}), "{} instead of {}")
 
 
-def _num_rounds(cli: FederatedCLI, record: Mapping[str, Any], options: Sequence[str]) -> int:
+def _num_rounds(
+    cli: FederatedCLI,
+    record: Mapping[str, Any],
+    options: Sequence[str],
+) -> int:
     """Return the number of rounds: as asked for, or as the run had."""
     planned_rounds = cli.trainer.max_epochs or 0
     is_asked_for = any(option.startswith("--trainer.max_epochs") for option in options)
-    num_rounds = planned_rounds if is_asked_for else record.get("rounds_done") or planned_rounds
+    num_rounds = planned_rounds
+    if not is_asked_for:
+        num_rounds = record.get("rounds_done", planned_rounds)
     if num_rounds < 1:
         raise ConfigurationError("the run has no number of rounds: add --rounds.")
     return num_rounds
@@ -179,10 +199,11 @@ def _num_rounds(cli: FederatedCLI, record: Mapping[str, Any], options: Sequence[
 def _performances(performance: str, game: Mapping[str, Any]) -> dict[str, str]:
     """Return the performances ``{metric: performance}`` by which coalitions are scored, that of the values first."""
     performances = {RETRAINED_METRIC: performance}
-    if performance in CLASSIFICATION and game["judges"] == "server":
-        for name in CLASSIFICATION:
-            if name != performance:
-                performances[f"by_{name}"] = name
+    if performance not in CLASSIFICATION or game["judges"] == "clients":
+        return performances
+    for name in CLASSIFICATION:
+        if name != performance:
+            performances[f"by_{name}"] = name
     return performances
 
 
@@ -194,7 +215,9 @@ def _set_metrics(
 ) -> None:
     """Let a run have only the metrics that its strategies read, and those of the game."""
     federation = config["federation"]
-    metrics = {name: federation["metrics"][name] for name in metrics_in_use(loop)}
+    metrics = {}
+    for name in metrics_in_use(loop):
+        metrics[name] = federation["metrics"][name]
     for name, measure in performances.items():
         arguments = {**game, "performance": measure}
         metrics[name] = {"class_path": "flsv.metrics.ShadowShapley", "init_args": arguments}
@@ -251,8 +274,7 @@ def _remove_runs_of_other_coalitions(out: Path, identity: Identity) -> None:
     if not head or names != {COALITIONS_ASKED_FOR}:
         return  # other differences are refused
     for folder in out.glob("seed_*"):
-        if (folder / COALITIONS_FILE).is_file():
-            _copy_coalitions(folder)
+        _copy_coalitions(folder, folder)
         for path in folder.iterdir():
             if path.name == EARLIER_FOLDER:
                 continue
@@ -263,11 +285,13 @@ def _remove_runs_of_other_coalitions(out: Path, identity: Identity) -> None:
     (out / RUNS).unlink()
 
 
-def _copy_coalitions(run: Path, folder: Path | None = None) -> None:
-    """Let a run in ``folder`` take over the coalitions that ``run`` has trained, by default in its own folder."""
-    earlier = (folder or run) / EARLIER_FOLDER
-    shutil.rmtree(earlier, ignore_errors=True)
+def _copy_coalitions(run: Path, folder: Path) -> None:
+    """Let a run in ``folder`` take over the coalitions that ``run`` has trained, if any."""
     file = run / COALITIONS_FILE
+    if not file.is_file():
+        return
+    earlier = folder / EARLIER_FOLDER
+    shutil.rmtree(earlier, ignore_errors=True)
     outputs = file.with_suffix("")
     if outputs.is_dir():
         shutil.copytree(outputs, earlier / outputs.name)

@@ -39,7 +39,12 @@ class SameRun(L.Callback):
 
     only_watches = True  # it takes part in no coalition
 
-    def __init__(self, rounds: int, seed: int, checkpoint: str | None = None) -> None:
+    def __init__(
+        self,
+        rounds: int,
+        seed: int,
+        checkpoint: str | None = None,
+    ) -> None:
         self.rounds = rounds
         self.seed = seed
         self.checkpoint = checkpoint
@@ -51,12 +56,11 @@ class SameRun(L.Callback):
                 callback.dirpath = str(run_folder(trainer) / "checkpoints")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._initial_weights = _weights(trainer.strategy.lightning_module_state_dict())
+        self._initial_weights = _weights_of(trainer)
         fit_loop: Any = trainer.fit_loop
         # After all hooks of a round, of which others may stop training.
-        fit_loop.on_advance_end = in_turn(
-            fit_loop.on_advance_end, partial(self._end_round, trainer)
-        )
+        end_round = partial(self._end_round, trainer)
+        fit_loop.on_advance_end = in_turn(fit_loop.on_advance_end, end_round)
 
     def _end_round(self, trainer: L.Trainer) -> None:
         trainer.should_stop = trainer.current_epoch >= self.rounds
@@ -67,16 +71,30 @@ class SameRun(L.Callback):
         loop: Any = find_loop(callbacks_of(trainer))
         if self.checkpoint is None or loop.state.seed != self.seed:
             return
-        checkpoint: Any = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
-        distance = rounding_of(trainer).unexplained_distance(
-            _weights(trainer.strategy.lightning_module_state_dict()),
-            _weights(checkpoint["state_dict"]),
+        checkpoint: Any = torch.load(
+            self.checkpoint,
+            map_location="cpu",
+            weights_only=True,
+        )
+        rounding = rounding_of(trainer)
+        distance = rounding.unexplained_distance(
+            _weights_of(trainer),
+            _vector(checkpoint["state_dict"]),
             self._initial_weights,
         )
         if distance is not None:
             shutil.rmtree(run_folder(trainer))
-            raise ConfigurationError(MESSAGE_IF_DIFFERENT.format(100 * distance))
+            percent = 100 * distance
+            raise ConfigurationError(MESSAGE_IF_DIFFERENT.format(percent))
 
 
-def _weights(state: Mapping[str, Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().double().flatten().cpu() for tensor in state.values()])
+def _weights_of(trainer: L.Trainer) -> Tensor:
+    return _vector(trainer.strategy.lightning_module_state_dict())
+
+
+def _vector(state: Mapping[str, Tensor]) -> Tensor:
+    vectors = []
+    for tensor in state.values():
+        vector = tensor.detach().flatten()
+        vectors.append(vector.double().cpu())
+    return torch.cat(vectors)

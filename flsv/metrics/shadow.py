@@ -32,11 +32,10 @@ from flsv.metrics.coalitions.design import (
     check_halvings,
     spread_rounds,
 )
-from flsv.metrics.coalitions.evidence import coalitions_not_finite, evidence_of, ranks_only
+from flsv.metrics.coalitions.evidence import cases_record, coalitions_not_finite, evidence_of
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.scores.performance import Judges, Mode
 from flsv.utilities.choices import Verify
-from flsv.utilities.csv_files import numbers_text
 from flsv.utilities.declared import Count
 from flsv.utilities.display import INTERVAL_LEVEL
 from flsv.utilities.host_copies import to_host
@@ -64,15 +63,11 @@ class ShadowShapley(MeasuredMetric):
     and the verdict say so. Sites train coalitions beside the run.
 
     **Cost.** For n clients ``"singles"`` costs the training of one more run and validations of n models, ``"both"``
-    that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`. Validations are left out if the smallest coalition comes to
-    the same model without them.
+    that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`.
 
     **Performances.** Outputs are predicted for accuracy, balanced accuracy, negative loss, values per class and
     torchmetrics metrics of ``(forward(x), y)``. A value that the module logs has no outputs: then the missing
     coalitions' *scores* are estimated by :func:`flsv.functional.few_coalitions_shapley`, which is less accurate.
-
-    **Intervals.** Brackets of reports hold the mean over many seeds in about 9 of 10 cases, see
-    :mod:`flsv.functional.intervals`.
 
     **Samplers.** Each coalition draws its own cohorts among its members, as many clients as the run draws, or all if it
     has fewer (:meth:`flsv.sampling.ClientSampler.among`). If every round is valued, the values are means over the last
@@ -438,7 +433,8 @@ class ShadowShapley(MeasuredMetric):
         source = "outputs"
         if predict is None:
             source = "trainings" if are_all_trained else "scores"
-        self._evidence = evidence_of(masks, utilities, source, per_class=self.per_class)
+        design = f"{self.coalitions}"
+        self._evidence = evidence_of(masks, utilities, source, self.per_class, design)
 
         if predict is not None:
             prediction = predict()
@@ -464,21 +460,15 @@ class ShadowShapley(MeasuredMetric):
         )
         self.errors = errors.to(self.errors).reshape(shape)
 
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """Facts on the latest values: where utilities come from, and what is not known."""
+        return self._evidence
+
     def payment_record(self) -> dict[str, Any]:
-        """Return the evidence of the latest values, their values on each validation sample, and the rows of the
-        covariance that follows. None for values per class, if outputs are not known, or if it would take too long.
-        """
+        """Return the evidence of the latest values, and how they depend on the validation samples if it is known."""
         case_values = None if self._case_values is None else self._case_values()
-        covariance_rows = None
-        if case_values is not None:
-            covariance_rows = [numbers_text(row) for row in case_values.covariance().tolist()]
-        return {
-            **self._evidence,
-            "trainings": f"{self.coalitions}",
-            "ranks_only": ranks_only(self._evidence, f"{self.coalitions}"),
-            "case_covariance": covariance_rows,
-            "case_values": case_values,
-        }
+        return {**self._evidence, **cases_record(case_values)}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy, without the outputs of the coalitions' models."""

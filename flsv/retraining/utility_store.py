@@ -283,7 +283,7 @@ def _trainings_of_run(
         **dict.fromkeys(names, _parse_numbers),
     }
     trainings: dict[Training, dict[int, Row]] = {}
-    for _, cells in read_rows(path, parsers, skip=1):
+    for cells in read_rows(path, parsers, skip=1):
         training = cells["seed"], cells["coalition"]
         rows = trainings.setdefault(training, {})
         rows[cells["round"]] = [cells[name] for name in names]
