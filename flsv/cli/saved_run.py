@@ -98,7 +98,9 @@ def _fit(
             f"the run in {folder} was stopped before its last round. Run the same command again."
         )
     for performance in run.performances.values():
-        if performance.get("lacks_trainings"):
+        if performance.get("interrupted"):
+            raise KeyboardInterrupt  # the fit has ended as usual, without its coalitions
+        if performance.get("unfinished"):
             raise ConfigurationError(
                 f"the run in {folder} has no values. {performance['why_no_values']} Run the same command again."
             )

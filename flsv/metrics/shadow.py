@@ -244,9 +244,9 @@ class ShadowShapley(MeasuredMetric):
             self.errors = torch.full_like(self.errors, torch.nan)
             self._computed = None
 
-    def explain_missing(self, reason: str) -> None:
+    def explain_missing(self, reason: str, interrupted: bool = False) -> None:
         """Store why the coalitions' trainings have given no values, for :meth:`payment_record`."""
-        self._evidence = {"why_no_values": reason, "lacks_trainings": True}
+        self._evidence = {"why_no_values": reason, "unfinished": True, "interrupted": interrupted}
 
     def check_rounds(self, rounds: int) -> None:
         if self.every is not None:

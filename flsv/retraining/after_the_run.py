@@ -147,7 +147,8 @@ class TrainingAfterTheRun:
         except KeyboardInterrupt:
             done = store.progress(run.seed, trained_coalitions)
             return self._without_values(
-                f"Their training was interrupted: {done} are trained{_rest(run)}"
+                f"Their training was interrupted: {done} are trained{_rest(run)}",
+                interrupted=True,
             )
         except ConfigurationError as error:  # the federation itself is trained
             advice = "flsv retrain trains the coalitions that are missing."
@@ -197,10 +198,14 @@ class TrainingAfterTheRun:
             seed=run.seed,
         )
 
-    def _without_values(self, reason: str) -> dict[int, dict[str, Tensor]]:
+    def _without_values(
+        self,
+        reason: str,
+        interrupted: bool = False,
+    ) -> dict[int, dict[str, Tensor]]:
         """Warn that there are no values, and let the metrics tell why."""
         for metric in self._metrics.values():
-            metric.explain_missing(reason)
+            metric.explain_missing(reason, interrupted)
         rank_zero_warn(f"{', '.join(self._metrics)}: there are no values. {reason}")
         return {}
 
