@@ -27,6 +27,7 @@ import pandas as pd
 from flsv.cli.command import display_path
 from flsv.cli.options import instantiated, option_parser
 from flsv.data import FederatedDataModule
+from flsv.data.copies import SAMPLES, copies_in
 from flsv.data.doubts import Doubt, doubts_of
 from flsv.data.sources.dictionary import draft_dictionary
 from flsv.data.sources.named import unreadable_images
@@ -241,6 +242,10 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     rows = []
     for doubt in all_doubts:
         rows.append((doubt.strength, doubt.site, doubt.column, doubt.text, doubt.rows))
+    for copies in copies_in(data):
+        client_name = data.client_names[copies.client]
+        rows.append((copies.strength, client_name, SAMPLES, copies.text(data.client_names), ""))
+    rows.sort(reverse=True)
     doubts = pd.DataFrame(rows, columns=["strength", "site", "column", "doubt", "rows"])
     if not quiet:
         show(data, doubts)

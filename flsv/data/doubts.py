@@ -19,6 +19,7 @@ import pandas as pd
 from lightning.pytorch.utilities import rank_zero_warn
 from scipy.stats import iqr
 
+from flsv.data.copies import STRONG_DOUBT
 from flsv.data.federation_view import FederationView
 from flsv.utilities.errors import listed
 
@@ -63,8 +64,6 @@ UNIQUE_SHARE = 0.9
 UNIQUE_SHARE_AT_SITE = 0.99
 MIN_VALUES_AT_SITE = 50
 MIN_VALUES_OF_IDENTIFIERS = 5 * MIN_VALUES
-#: Largest share of a site's rows that are there twice, beyond that of the other sites.
-MAX_DUPLICATE_SHARE = 0.05
 #: Largest difference of a class's log odds from the others', in standard errors of sampling and at all.
 MAX_STANDARD_ERRORS = 6.0
 MAX_LOG_ODDS_DIFFERENCE = math.log(6)
@@ -80,8 +79,6 @@ MAX_PART = 0.95
 MAX_PART_EVERYWHERE = 0.25
 #: Largest number of values between two units, as a share of the values of the other unit.
 MAX_SHARE_BETWEEN = 0.1
-#: Strength from which on a doubt is strong.
-STRONG_DOUBT = 2.0
 #: Smallest probability at which a site's having one value only is taken for chance.
 MIN_PROBABILITY_OF_CHANCE = 1e-3
 #: Strength of a doubt about categories that only one site has, for a share of MAX_OWN_SHARE: they may well be right. A
@@ -89,13 +86,10 @@ MIN_PROBABILITY_OF_CHANCE = 1e-3
 STRENGTH_OF_OWN_CATEGORIES = 0.25
 #: Largest number of rows that a doubt names.
 _MAX_ROWS = 10
-#: Column of a doubt about whole rows.
-ALL_COLUMNS = "all columns"
-
 
 #: What is doubtful: values are missing, codes of missing ones, another coding of yes and no, all the same, of another
 #: unit, all or in part, or of another origin, or categories are of one site only. A column numbers the cases, or tells
-#: the site. Rows are at a site twice, or at two sites. A class has another share.
+#: the site. A class has another share.
 DoubtKind = Literal[
     "missing",
     "gaps",
@@ -107,8 +101,6 @@ DoubtKind = Literal[
     "categories",
     "identifier",
     "site",
-    "twice",
-    "shared",
     "class",
 ]
 
@@ -124,8 +116,6 @@ class Doubt:
     kind: DoubtKind | None = None
     site: str = ""
     column: str = ""
-    #: The other site that has the same rows. "" for all other doubts.
-    other_site: str = ""
     #: Lines and values of up to ten of its rows, for who has the table. "" without single rows.
     rows: str = ""
 
@@ -176,8 +166,6 @@ def find_doubts(
             for compare in (_missing, _unusual_values):
                 for finding in compare(columns[index], other_values):
                     doubts.append(finding.at(site.site, name))
-    if len(sites) > 1:
-        doubts += _rows_twice(sites)
     doubts += doubts_of_classes(sites, class_names)
     return sorted(_without_counterparts(doubts), key=lambda doubt: -doubt.strength)
 
@@ -467,64 +455,6 @@ def _identifiers(name: str, columns: Sequence[pd.Series]) -> Iterator[Doubt]:
     if share > UNIQUE_SHARE or is_unique_at_sites:
         text = f"nearly all of its {values.nunique()} values are different, as of a number of the case: exclude it"
         yield Doubt(STRONG_DOUBT, text, "identifier", site="all sites", column=name)
-
-
-def _rows_twice(
-    sites: Sequence[SiteTable],
-) -> Iterator[Doubt]:
-    hashes = [pd.util.hash_pandas_object(site.columns, index=False) for site in sites]
-    shares_twice = [float(rows.duplicated().mean()) for rows in hashes]
-    chances = [_chance_of_equality(rows) for rows in hashes]
-    chance_of_equality = float(np.median(chances))
-    for site_index, (site, rows) in enumerate(zip(sites, hashes)):
-        if len(rows) < MIN_VALUES:
-            continue
-        usual_share = float(np.median(shares_twice[:site_index] + shares_twice[site_index + 1 :]))
-        # The more rows of few columns a site has, the more of them are equal by chance.
-        usual_chance = float(np.median(chances[:site_index] + chances[site_index + 1 :]))
-        usual_share = max(usual_share, usual_chance * len(rows))
-        count = int(rows.duplicated().sum())
-        excess = shares_twice[site_index] - usual_share
-        if excess > MAX_DUPLICATE_SHARE and count >= MIN_COUNT_OF_SHARE:
-            text = f"{count} of {len(rows)} rows are there twice"
-            strength = STRONG_DOUBT * excess / MAX_DUPLICATE_SHARE
-            yield Doubt(strength, text, "twice", site=site.site, column=ALL_COLUMNS)
-
-        further_hashes = hashes[site_index + 1 :]
-        for other_site, other_rows in zip(sites[site_index + 1 :], further_hashes):
-            if len(other_rows) < MIN_VALUES:
-                continue
-            is_shared = rows.isin(other_rows.unique())
-            # Rows of few columns are equal by chance, at one site as at two.
-            share_by_chance = chance_of_equality * len(other_rows)
-            deviation_of_share = math.sqrt(share_by_chance / len(rows))
-            largest_share_by_chance = share_by_chance + 3 * deviation_of_share
-            usual_share = max(
-                usual_share,
-                float(np.median(shares_twice)),
-                largest_share_by_chance,
-            )
-            excess = float(is_shared.mean()) - usual_share
-            if excess > MAX_DUPLICATE_SHARE and is_shared.sum() >= MIN_COUNT_OF_SHARE:
-                text = (
-                    f"{int(is_shared.sum())} of {len(rows)} rows are rows of {other_site.site}, too"
-                )
-                yield Doubt(
-                    STRONG_DOUBT * excess / MAX_DUPLICATE_SHARE,
-                    text,
-                    "shared",
-                    site=site.site,
-                    column=ALL_COLUMNS,
-                    other_site=other_site.site,
-                )
-
-
-def _chance_of_equality(rows: pd.Series) -> float:
-    """Return the share of pairs of rows that are equal."""
-    counts = rows.value_counts()
-    num_equal_pairs = (counts * (counts - 1) // 2).sum()
-    num_pairs = len(rows) * (len(rows) - 1) // 2
-    return float(num_equal_pairs) / max(num_pairs, 1)
 
 
 def doubts_of_classes(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader
 
 from flsv.data.contents import content_hashes, loader_hash, loader_rows
+from flsv.data.copies import hash_samples
 from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import Loader, TensorBatches, drawn_order, make_loader
 from flsv.data.partition import Partitioner
@@ -30,6 +32,7 @@ from flsv.utilities.seeding import generator_for, seed_or_default
 if TYPE_CHECKING:
     from flsv.data.corruption import Corruption
     from flsv.data.sources.columns import ColumnCard
+    from flsv.data.tables.dictionary import Dictionary
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 #: Largest number of classes' or clients' names that a description of a run lists.
@@ -158,6 +161,11 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._source.columns
 
     @property
+    def dictionary(self) -> Dictionary | None:
+        """The data dictionary by which a table is read. None for other data."""
+        return self._source.dictionary
+
+    @property
     def encoding(self) -> dict[str, Any] | None:
         """How a table's columns became inputs, as ``Columns(encoder=...)`` takes it. None for other data."""
         encoder = self._source.encoder
@@ -206,6 +214,16 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             "server": loader_hash(self.val_dataloader()),
             **content_hashes(self._source.train, samples_by_client),
         }
+
+    def hashes_of_samples(self) -> list[np.ndarray] | None:
+        """Return the hashes of each client's training samples, or None if they cannot be hashed."""
+        hashes = []
+        for client in range(self.num_clients):
+            hashes_of_client = hash_samples(self._source.train, self.client_indices(client))
+            if hashes_of_client is None:
+                return None
+            hashes.append(hashes_of_client)
+        return hashes
 
     @property
     def malicious(self) -> list[int]:

@@ -46,7 +46,7 @@ from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
-from flsv.results.round_result import Event, copies_in, faults_in
+from flsv.results.round_result import Event, faults_in
 from flsv.sampling import ClientSampler
 from flsv.server import ContributionMetrics
 from flsv.server.checks import check_callbacks, check_names, check_setup
@@ -94,7 +94,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             does not know of, ``flsv.privacy.GaussianPrivacy``, whose budget ends the fit and which adds the metric
             ``"epsilon"``, and compression, such as ``flsv.uploads.TopK``.
         filters: filters that the server applies to a cohort's updates before it measures and averages them, in this
-            order, such as ``[OutlierFilter(), CopyFilter(0.7, gap=0.45)]``, see :mod:`flsv.filters`. Default: an
+            order, such as ``[OutlierFilter(exclude=True), NormCap(1.25)]``, see :mod:`flsv.filters`. Default: an
             ``OutlierFilter()``, which warns. Updates that are not finite, or swamp the sum numerically, are always
             dropped.
         local_epochs: the number of passes over a client's data per round, or ``{"Boston": 2, "Lyon": 1}``, by client,
@@ -449,12 +449,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Return ``{client: (faulty, sent)}``, numbers of rounds, for the clients with faulty updates. An update is
         faulty if it is not finite or far too large. ``sent`` counts all updates."""
         return faults_in(self.events)
-
-    @property
-    def copies(self) -> list[list[int]]:
-        """Return a list of groups of clients whose updates are copies of each other. A group of one client means that
-        the client sent back the server's last step."""
-        return copies_in(self.events)
 
     @property
     def current_client(self) -> int | None:

@@ -22,7 +22,7 @@ from flsv.data import plot_partition
 from flsv.engines.engine import Engine
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
-from flsv.filters.base import COPY, LARGE, NOT_FINITE
+from flsv.filters.base import LARGE, NOT_FINITE
 from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, DOUBTS_FILE, run_folder
 from flsv.results.record import Record, record_of, to_pay_by
@@ -72,6 +72,7 @@ class RunReports:
 
         folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
         self._doubts = self._doubts_of_tables(folder, writes_files)
+        self._doubts += self._doubts_of_copies(writes_files)
         settings = hyperparameters(
             self._config, self._metrics, data=self._data, seed=self._state.seed
         )
@@ -110,6 +111,14 @@ class RunReports:
         # The module needs pandas.
         events_of_tables: Any = resolve_name("flsv.federation.table_doubts:events_of_tables")
         return events_of_tables(self._data, file_of_sites)
+
+    def _doubts_of_copies(self, writes_files: bool) -> list[Event]:
+        """Return the doubts about samples that several clients have, if anybody is told of them."""
+        is_told = writes_files or self._config.reporting.table
+        if self._config.is_private or not is_told or not self._trainer.is_global_zero:
+            return []
+        events_of_copies: Any = resolve_name("flsv.federation.copied_samples:events_of_copies")
+        return events_of_copies(self._data)
 
     def _events(self) -> list[Event]:
         last_round = max(0, self._state.round_index - 1)
@@ -470,12 +479,6 @@ def events_of(
 ) -> list[Event]:
     """Return one event for each client and kind of fault in the run."""
     _note_faults(filters, state)  # adds to `state.incidents`
-    group_by_client: dict[int, Sequence[int]] = {}  # the clients that send the same update
-    for update_filter in filters:
-        for group in update_filter.groups:
-            for client in group:
-                group_by_client[client] = group
-
     events = []
     for incident in state.incidents:
         client = incident["client"]
@@ -483,12 +486,8 @@ def events_of(
         num_updates = None
         if fault in (NOT_FINITE, LARGE):
             num_updates = int(state.updates_received[client])
-        clients_with_copies = []
-        if fault == COPY:
-            copied_group = group_by_client.get(client, ())
-            clients_with_copies = [member for member in copied_group if member != client]
         # An incident also has the first and last round, and the number of times.
-        events.append(Event(**incident, of=num_updates, others=clients_with_copies))
+        events.append(Event(**incident, of=num_updates))
     return events
 
 

@@ -37,15 +37,11 @@ def doubt_events(
     client_of_name = {name: client for client, name in enumerate(client_names)}
     events = []
     for doubt in doubts:
-        other_clients = []
-        if doubt.other_site:
-            other_clients.append(client_of_name[doubt.other_site])
         event = Event(
             client_of_name.get(doubt.site),  # None: it is about all sites
             DOUBT,
             first=0,
             last=0,
-            others=other_clients,
             kind=doubt.kind,
             column=doubt.column,
             text=doubt.text,

@@ -1,5 +1,4 @@
 from .base import Cohort as Cohort, UpdateFilter as UpdateFilter
 from .caps import NormCap as NormCap, SampleCap as SampleCap
-from .copies import CopyFilter as CopyFilter
 from .krum import MultiKrum as MultiKrum
 from .outliers import OutlierFilter as OutlierFilter, with_finite_check as with_finite_check

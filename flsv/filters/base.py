@@ -24,7 +24,6 @@ from flsv.utilities.host_copies import to_host
 # Kinds of faults of clients' updates, by the names that filters note them under and results show.
 NOT_FINITE = "not_finite"
 LARGE = "large"
-COPY = "copy"
 
 
 @dataclass(frozen=True)
@@ -254,11 +253,6 @@ class UpdateFilter(Component):
     def notices(self) -> Notices:
         """Counter of the rounds in which each client was found faulty."""
         return Notices(self.faults)
-
-    @property
-    def groups(self) -> list[list[int]]:
-        """Groups of clients whose updates are copies of each other."""
-        return []
 
     def hint(self) -> str:
         """Return a sentence on a possible cause of non-finite models, for warnings. By default an empty text."""

@@ -27,7 +27,7 @@ from flsv.results.folder import (
     repeated_folders,
 )
 from flsv.results.record import read_record
-from flsv.results.round_result import UNLIKE_RUN, Event, copies_in, faults_in
+from flsv.results.round_result import UNLIKE_RUN, Event, faults_in
 from flsv.results.run_table import (
     ESTIMATE,
     columns_in,
@@ -142,11 +142,6 @@ class Run:
             client_name=self.table["client"].map(name_of_client),
             class_name=class_names,
         )
-
-    @property
-    def copies(self) -> list[list[int]]:
-        """Return the groups of clients that sent copies of updates."""
-        return copies_in(self.record["events"])
 
     @cached_property
     def faulty_updates(self) -> dict[int, tuple[int, int]]:

@@ -125,7 +125,7 @@ class Shares:
     #: One row per client, with the columns :data:`COLUMN_ORDER`. `share` is the client's fraction of the budget.
     #: `share_low` and `share_high` are the ends of its interval, from draws of all values together, see
     #: :mod:`flsv.functional.joint_shares`. `amount`, `amount_low` and `amount_high` are the same in money, rounded to
-    #: the currency's decimals. `finding` is a text on copies and outliers among its updates. Unknown numbers are NaN.
+    #: the currency's decimals. `finding` is a text on its updates and its samples. Unknown numbers are NaN.
     table: DataFrame
 
     @property
@@ -227,24 +227,11 @@ def _nan_where_unvalued(amounts: torch.Tensor, values: torch.Tensor) -> list[flo
 
 
 def findings(run: Run, for_one_client: bool = False) -> list[str]:
-    """Describe the copies and outliers among each client's updates, and the doubts about its table, ``[n]`` texts.
+    """Describe the outliers among each client's updates, and the doubts about its samples, ``[n]`` texts.
 
     A text is "" if there are none. With ``for_one_client`` it neither names nor describes other clients.
     """
     texts: list[list[str]] = [[] for _ in range(run.num_clients)]
-    for group in run.copies:
-        for client in group:
-            is_replay = len(group) == 1  # a copy of the model's last step
-            if is_replay:
-                texts[client].append("sent the model's last step back")
-                continue
-            if for_one_client:
-                names = "another participant"
-            else:
-                peers = [peer for peer in group if peer != client]
-                names = joined(map(run.label, peers))
-            texts[client].append(f"almost the same updates as {names}")
-
     for client, (faulty_rounds, num_rounds) in run.faulty_updates.items():
         texts[client].append(
             f"not finite or far too large in {faulty_rounds} of {num_rounds} rounds"
@@ -259,7 +246,7 @@ def findings(run: Run, for_one_client: bool = False) -> list[str]:
         texts[doubt.client].append(description)
         for other_client in doubt.others:
             name = "another participant" if for_one_client else run.label(doubt.client)
-            texts[other_client].append(f"{doubt.column}: has rows of {name}")
+            texts[other_client].append(f"{doubt.column}: has some of {name}")
     return ["; ".join(client_texts) for client_texts in texts]
 
 

@@ -26,7 +26,7 @@ class Event:
 
     #: The client's id. None for what concerns all clients.
     client: int | None
-    #: The kind of fault that a filter found (`"not_finite"`, `"large"`, `"copy"`, `"echo"`), a description of the
+    #: The kind of fault that a filter found (`"not_finite"`, `"large"`), a description of the
     #: incident, `"doubt"`, :data:`UNLIKE_RUN`, or :data:`NO_UPDATE`.
     what: str
     #: The first round in which it occurred, from 0.
@@ -37,41 +37,15 @@ class Event:
     times: int = 1
     #: The number of rounds in which the client has sent an update. None if that does not apply.
     of: int | None = None
-    #: For a copy, the other clients with the same update. For a doubt, those with the same rows.
+    #: For a doubt, the other clients with the same samples.
     others: Sequence[int] = ()
-    #: For a doubt, what it is about: its :data:`~flsv.data.doubts.DoubtKind`, a column, and a description. The kind of
-    #: an event at a site may be :data:`flsv.core.state.OF_VALUES`.
+    #: For a doubt, what it is about: its :data:`~flsv.data.doubts.DoubtKind`, or of samples "shared" or "twice", a
+    #: column, and a description. The kind of an event at a site may be :data:`flsv.core.state.OF_VALUES`.
     kind: str | None = None
     column: str = ""
     text: str = ""
     #: How far a doubt is beyond what is usual, 1 where doubts begin. None without a doubt.
     strength: float | None = None
-
-
-def copies_in(events: Iterable[Event]) -> list[list[int]]:
-    """Return groups of clients that sent copies of updates.
-
-    A client that sent the model's last step back is a group of its own.
-
-    Example:
-        >>> copies_in([Event(3, "copy", 0, 2, others=[1]), Event(1, "copy", 0, 2, others=[3]), Event(2, "echo", 1, 1)])
-        [[1, 3], [2]]
-    """
-    groups = set()
-    echoing_clients = set[int]()
-    for event in events:
-        if event.client is None:
-            continue
-        if event.what == "copy":
-            members = {event.client, *event.others}
-            groups.add(tuple(sorted(members)))
-        if event.what == "echo":
-            echoing_clients.add(event.client)
-
-    clients_in_groups = set().union(*groups)
-    for client in echoing_clients - clients_in_groups:
-        groups.add((client,))
-    return [list(group) for group in sorted(groups)]
 
 
 def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
@@ -97,9 +71,9 @@ def doubts_in(events: Iterable[Event]) -> list[Event]:
     """Return the doubts about the clients' tables.
 
     Example:
-        >>> events = [Event(3, "copy", 0, 2, others=[1]), Event(1, "doubt", 0, 0, text="9 rows are there twice")]
+        >>> events = [Event(3, "large", 0, 2), Event(1, "doubt", 0, 0, text="9 of 80 are there twice")]
         >>> [event.text for event in doubts_in(events)]
-        ['9 rows are there twice']
+        ['9 of 80 are there twice']
     """
     return [event for event in events if event.what == DOUBT]
 

@@ -12,7 +12,7 @@ from pandas import DataFrame
 from torch import Tensor
 
 from flsv.core.state import OF_VALUES
-from flsv.data.doubts import STRONG_DOUBT
+from flsv.data.copies import STRONG_DOUBT
 from flsv.functional.intervals import t_quantile
 from flsv.functional.joint_shares import JointShares, ValueErrors, joint_shares
 from flsv.results.round_result import UNLIKE_RUN, Event, RunResult, doubts_in
@@ -38,7 +38,7 @@ FORBIDDING_REASONS = (
     "unsuitable",
     "unfinished",
     "no_values",
-    "shared_rows",
+    "shared_samples",
     "unlike_run",
     "ranking",
     "judged",
@@ -96,8 +96,8 @@ class PaymentInputs:
     accuracy: float = NAN
     majority: float = NAN
     cases: int | None = None
-    #: Descriptions of rows that several clients have, and of all else about their tables that is strongly doubted.
-    shared_rows: str = ""
+    #: Descriptions of samples that several clients have, and of all else about their samples that is strongly doubted.
+    shared_samples: str = ""
     doubts: str = ""
     # Sentences on how coalitions' trainings differ from the run
     unlike_run: str = ""
@@ -175,7 +175,7 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
         "unsuitable": inputs.unsuitable,
         "unfinished": not inputs.is_finished,
         "no_values": not has_values and _why_no_values(inputs),
-        "shared_rows": inputs.shared_rows,
+        "shared_samples": inputs.shared_samples,
         "ranking": ranks_only,
         "judged": inputs.judged and not inputs.accepts_partners,
         "no_gain": no_gain,
@@ -286,11 +286,11 @@ def doubt_inputs(
     """Return the inputs of :class:`PaymentInputs` that a run's events have on the clients.
 
     Example:
-        >>> shared = Event(0, "doubt", 0, 0, others=[1], text="80 of 80 rows are rows of Lyon, too", strength=40.0)
-        >>> doubt_inputs([shared], ["Graz", "Lyon"])["shared_rows"]
-        'Graz and Lyon (80 of 80 rows are rows of Lyon, too)'
+        >>> shared = Event(0, "doubt", 0, 0, others=[1], text="80 of 80 are samples of Lyon, too", strength=40.0)
+        >>> doubt_inputs([shared], ["Graz", "Lyon"])["shared_samples"]
+        'Graz and Lyon (80 of 80 are samples of Lyon, too)'
     """
-    shared_rows = []
+    shared_samples = []
     descriptions = []
     for doubt in doubts_in(events):
         owners = []
@@ -299,7 +299,7 @@ def doubt_inputs(
                 client_label(client, client_names) for client in (doubt.client, *doubt.others)
             ]
         if doubt.others:
-            shared_rows.append(f"{joined(owners)} ({doubt.text})")
+            shared_samples.append(f"{joined(owners)} ({doubt.text})")
         elif doubt.strength is not None and doubt.strength >= STRONG_DOUBT:
             column_at_owners = ", ".join([*owners, doubt.column])
             descriptions.append(f"{column_at_owners} ({doubt.text})")
@@ -312,7 +312,7 @@ def doubt_inputs(
 
     text = listed(descriptions, MAX_DOUBTS_SHOWN)
     return {
-        "shared_rows": listed(shared_rows, MAX_DOUBTS_SHOWN),
+        "shared_samples": listed(shared_samples, MAX_DOUBTS_SHOWN),
         "doubts": text,
         "incidents": listed(incidents, MAX_DOUBTS_SHOWN),
         "unlike_run": "; ".join(event.text for event in events if event.what == UNLIKE_RUN),

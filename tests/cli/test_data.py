@@ -189,14 +189,14 @@ def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, mo
 
     assert named_columns == [
         ("Celle", "creatinine"),
-        ("Bonn", "all columns"),
+        ("Bonn", "samples"),
         ("all sites", "case"),
     ]
     assert "as between creatinine in mg/dl and µmol/l" in doubts["doubt"][0]
-    assert re.fullmatch(r"\d+ of \d+ rows are there twice", doubts["doubt"][1])
+    assert re.fullmatch(r"\d+ of \d+ are there twice", doubts["doubt"][1])
 
     printed = capsys.readouterr().out
-    assert printed.index("creatinine in mg/dl") < printed.index("rows are there twice")
+    assert printed.index("creatinine in mg/dl") < printed.index("are there twice")
 
     further_options = [
         "--data.partitioner=null",
@@ -206,7 +206,7 @@ def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, mo
     ]
     with pytest.warns(
         UserWarning,
-        match="the tables are doubtful: creatinine of Celle.* 2 more",
+        match="the tables are doubtful: creatinine of Celle.* 1 more",
     ):
         assert main(["fit", "--config=quickstart", *options, *further_options]) == 0
 

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 from sklearn import datasets
 
-from flsv.data.doubts import STRONG_DOUBT, Doubt, SiteTable, find_doubts
+from flsv.data.copies import STRONG_DOUBT
+from flsv.data.doubts import Doubt, SiteTable, find_doubts
 from flsv.data.sources.agreed import ColumnSummary, TableSummary
 from flsv.data.sources.summaries import count_frequent, moments_of_enough
 from flsv.data.sources.summary_doubts import doubts_of_summaries
@@ -247,29 +248,6 @@ def test_numbers_with_long_tails_have_no_parts_of_another_unit(tail: float) -> N
         tables[name] = pd.DataFrame({"income": incomes})
 
     assert doubts_by_rows(tables) == []
-
-
-def make_short_rows(num_rows: int, seed: int) -> pd.DataFrame:
-    """Rows of an age in tenths of years and a ward, of which many are equal by chance."""
-    generator = np.random.default_rng(seed)
-    ages = generator.normal(60, 10, num_rows).round(1)
-    wards = generator.choice(["A", "B"], num_rows)
-    return pd.DataFrame({"age": ages, "ward": wards})
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_rows_that_are_equal_by_chance_are_no_doubt(seed: int) -> None:
-    tables = {}
-    for index, name in enumerate(["Lyon", "Bonn", "Graz"]):
-        tables[name] = make_short_rows(72, seed=3 * seed + index)
-
-    doubts = doubts_by_rows(tables)
-    tables["Graz"] = tables["Lyon"].sample(frac=1, random_state=seed)
-    doubts_of_shared_rows = doubts_by_rows(tables)
-
-    assert all(doubt.kind != "shared" for doubt in doubts)
-    (text,) = [doubt.text for doubt in doubts_of_shared_rows if doubt.kind == "shared"]
-    assert text == "72 of 72 rows are rows of Graz, too"
 
 
 def test_columns_of_a_site_and_numbers_of_cases_are_named_once() -> None:

@@ -116,25 +116,6 @@ def make_fault_event(client: int, times: int, num_rounds: int) -> dict[str, Any]
     }
 
 
-def make_copy_events(*clients: int) -> list[dict[str, Any]]:
-    """Events of ``run.json``: a group of copies, or one who sends the last step back."""
-    kind = "copy" if len(clients) > 1 else "echo"
-    events = []
-    for client in clients:
-        copies = [copy for copy in clients if copy != client]
-        events.append(
-            {
-                "client": client,
-                "what": kind,
-                "first": 2,
-                "last": 2,
-                "times": 1,
-                "others": copies,
-            }
-        )
-    return events
-
-
 def write_rows(folder: Path, rows: Sequence[Sequence[Any]], names: Sequence[str] = NAMES) -> None:
     """``contributions.csv`` of rounds, metrics, clients, classes and values, with the clients' names."""
     save_csv(

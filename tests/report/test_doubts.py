@@ -9,9 +9,13 @@ from typing import Any, get_args
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from flsv.cli import main
-from flsv.data.doubts import STRONG_DOUBT, DoubtKind, SiteTable, find_doubts
+from flsv.data import FederatedDataModule, Splits
+from flsv.data.copies import STRONG_DOUBT
+from flsv.data.doubts import DoubtKind, SiteTable, find_doubts
+from flsv.federation.copied_samples import events_of_copies
 from flsv.federation.table_doubts import doubt_events
 from flsv.report import Budget, open_run, write_report
 from flsv.report.shares import shares_of
@@ -31,6 +35,8 @@ CLIENTS = ("Bilbao", "Lyon", "Turin")
 BUDGET = Budget(900.0, by="sv")
 #: Doubts about all sites, which are no finding about one partner.
 KINDS_OF_ALL_SITES = ("site", "identifier")
+
+pytestmark = pytest.mark.filterwarnings("ignore:samples of Bilbao")
 
 Tables = dict[str, pd.DataFrame]
 
@@ -126,10 +132,24 @@ FAULTS: dict[str, Callable[[Tables], None]] = {
 }
 
 
+def make_data(tables: Tables) -> FederatedDataModule:
+    """The tables' numbers as arrays."""
+    clients = {}
+    for name, table in tables.items():
+        features = torch.tensor(table.select_dtypes("number").to_numpy(), dtype=torch.float32)
+        clients[name] = (features, torch.zeros(len(features), dtype=torch.long))
+    validation = (torch.zeros(2, 3), torch.tensor([0, 1]))
+    data = FederatedDataModule(clients=clients, val=validation, splits=Splits())
+    data.setup("fit")
+    return data
+
+
 def events_of_fault(kind: str) -> list[dict[str, Any]]:
     """The events of the one doubt about tables with a fault."""
     tables = make_tables()
     FAULTS[kind](tables)
+    if kind in ("twice", "shared"):
+        return [asdict(event) for event in events_of_copies(make_data(tables))]
     counts_of_bilbao = [60, 60]
     if kind == "class":
         counts_of_bilbao = [119, 1]
@@ -149,7 +169,7 @@ def make_run_with_doubt(folder: Path, kind: str) -> Path:
 
 
 def test_there_is_a_table_for_each_kind_of_doubt() -> None:
-    assert FAULTS.keys() == set(get_args(DoubtKind))
+    assert FAULTS.keys() == {*get_args(DoubtKind), "twice", "shared"}
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -171,7 +191,7 @@ def test_each_doubt_is_on_the_page_in_the_shares_and_if_strong_in_the_verdict(
         assert reason in row_of_bilbao["verdict"]
     is_strong = doubt.strength >= STRONG_DOUBT
     assert ("doubts" in reasons) == (is_strong and kind != "shared")
-    assert ("shared_rows" in reasons) == (kind == "shared")
+    assert ("shared_samples" in reasons) == (kind == "shared")
     assert ("amount" in row_of_bilbao) == (kind != "shared")
 
 
@@ -180,11 +200,11 @@ def test_both_partners_with_the_same_rows_are_named(tmp_path: Path) -> None:
 
     shares = shares_of(open_run(folder), BUDGET)
 
-    assert shares.verdict.reasons.keys() == {"shared_rows"}
-    assert "Bilbao and Lyon (" in shares.verdict.reasons["shared_rows"]
+    assert shares.verdict.reasons.keys() == {"shared_samples"}
+    assert "Bilbao and Lyon (" in shares.verdict.reasons["shared_samples"]
     finding_of_bilbao, finding_of_lyon, finding_of_turin = shares.table["finding"]
-    assert finding_of_bilbao == f"all columns: {NUM_ROWS} of {NUM_ROWS} rows are rows of Lyon, too"
-    assert finding_of_lyon == "all columns: has rows of Bilbao"
+    assert finding_of_bilbao == f"samples: {NUM_ROWS} of {NUM_ROWS} are samples of Lyon, too"
+    assert finding_of_lyon == "samples: has some of Bilbao"
     assert finding_of_turin == ""
 
 
@@ -208,7 +228,7 @@ def test_the_page_of_one_client_has_the_same_verdict_without_names(
             assert other_client not in page
 
 
-def write_table_with_shared_rows(folder: Path) -> None:
+def write_table_with_shared_samples(folder: Path) -> None:
     folder.mkdir()
     tables = make_tables()
     copy_lyons_rows(tables)
@@ -220,7 +240,7 @@ def write_table_with_shared_rows(folder: Path) -> None:
 def test_a_fit_records_and_prints_its_doubts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_table_with_shared_rows(tmp_path / "clinics")
+    write_table_with_shared_samples(tmp_path / "clinics")
     config = write_config(
         tmp_path / "federation.yaml",
         seed_everything=0,
@@ -229,7 +249,7 @@ def test_a_fit_records_and_prints_its_doubts(
         federation={"metrics": {"value": "ShadowShapley"}, "reporting": {"figures": 0}},
     )
 
-    with pytest.warns(UserWarning, match="rows are rows of Lyon, too"):
+    with pytest.warns(UserWarning, match="are samples of Lyon, too"):
         run = fit_by_command(tmp_path, config)
 
     printed_words = capsys.readouterr().out.split()
@@ -240,16 +260,16 @@ def test_a_fit_records_and_prints_its_doubts(
     assert event["kind"] == "shared"
     assert [event["client"], *event["others"]] == [0, 1]
     verdict = shares_of(open_run(run), Budget(900.0)).verdict
-    assert "shared_rows" in verdict.reasons
+    assert "shared_samples" in verdict.reasons
     assert verdict.forbids_payment
 
     command = ["retrain", str(run), "--trainings", "singles", "--seeds", "1"]
     assert main(command) == 0
     verdict = shares_of(open_run(run), Budget(900.0)).verdict
-    assert "rows are rows of Lyon, too" in verdict.reasons["shared_rows"]
+    assert "are samples of Lyon, too" in verdict.reasons["shared_samples"]
 
 
-def test_values_by_retraining_of_shared_rows_are_not_paid_by(tmp_path: Path) -> None:
+def test_values_by_retraining_of_shared_samples_are_not_paid_by(tmp_path: Path) -> None:
     folder = make_run_with_doubt(tmp_path, "shared")
     add_retrained_runs(folder, [0.3, 0.2, 0.1])
 
@@ -258,5 +278,5 @@ def test_values_by_retraining_of_shared_rows_are_not_paid_by(tmp_path: Path) -> 
     change_record(folder, events=[])
     verdict_without_doubts = shares_of(open_run(folder), budget).verdict
 
-    assert verdict.reasons.keys() == {"shared_rows"}
+    assert verdict.reasons.keys() == {"shared_samples"}
     assert not verdict_without_doubts.forbids_payment

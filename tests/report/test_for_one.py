@@ -15,7 +15,6 @@ from helpers.retrained import add_retrained_runs
 from helpers.runs import (
     NAMES,
     change_record,
-    make_copy_events,
     make_fault_event,
     make_game,
     make_run,
@@ -268,21 +267,30 @@ def test_report_for_one_client_has_its_share_and_explains_it(tmp_path):
     assert "coalition" not in text.partition("How to read")[0]
 
 
-def test_report_for_one_client_mentions_copies_without_names_of_others(tmp_path):
+def test_report_for_one_client_mentions_copied_samples_without_names_of_others(tmp_path):
     lyon = NAMES.index("Lyon")
     graz = NAMES.index("Graz")
     oslo = NAMES.index("Oslo")
     events = [
         make_fault_event(lyon, times=2, num_rounds=2),
         make_fault_event(graz, times=1, num_rounds=2),
-        *make_copy_events(graz, oslo),
+        {
+            "client": oslo,
+            "what": "doubt",
+            "first": 0,
+            "last": 0,
+            "others": [graz],
+            "column": "samples",
+            "text": "60 of 60 are samples of Graz, too",
+            "strength": 40.0,
+        },
     ]
     folder = change_record(make_run(tmp_path, clients=5), events=events)
 
     page = text_of_page(write_report(folder, client="Graz"))
 
     assert (
-        "almost the same updates as another participant; not finite or far too large in 1 of 2 rounds"
+        "not finite or far too large in 1 of 2 rounds; samples: has some of another participant"
         in page
     )
     assert "Lyon" not in page

@@ -29,7 +29,6 @@ from helpers.pages import text_of_page
 from helpers.retrained import add_retrained_runs
 from helpers.runs import (
     change_record,
-    make_copy_events,
     make_fault_event,
     make_game,
     make_repeated_runs,
@@ -259,9 +258,9 @@ def test_shares_of_a_repeated_run_with_other_data_are_refused(tmp_path):
         shares_of(run, Budget(100.0))
 
 
-def test_copies_and_outliers_are_reported_without_changing_amounts(fitted_run, tmp_path):
+def test_outliers_are_reported_without_changing_amounts(fitted_run, tmp_path):
     plain = copy_part_of_run(fitted_run, tmp_path / "plain", "sv")
-    events = [*make_copy_events(0, 1), make_fault_event(2, 1, 2)]
+    events = [make_fault_event(2, 1, 2)]
     suspicious = copy_part_of_run(fitted_run, tmp_path / "found", "sv", events=events)
 
     for folder in (plain, suspicious):
@@ -270,18 +269,13 @@ def test_copies_and_outliers_are_reported_without_changing_amounts(fitted_run, t
     amounts = [row["amount"] for row in read_share_rows(suspicious)]
     assert amounts == [row["amount"] for row in read_share_rows(plain)]
 
-    findings = [
-        "almost the same updates as client 1",
-        "almost the same updates as client 0",
-        "not finite or far too large in 1 of 2 rounds",
-    ]
-
-    assert [row["finding"] for row in read_share_rows(suspicious)] == findings
+    finding = "not finite or far too large in 1 of 2 rounds"
+    assert [row["finding"] for row in read_share_rows(suspicious)] == ["", "", finding]
     assert "finding" not in read_share_rows(plain)[0]
 
     text = text_of_page(suspicious / "report.html").partition("\nAppendix\n")[0]
-    for finding in (*findings, WORDS["findings"]):
-        assert finding in text
+    for sentence in (finding, WORDS["findings"]):
+        assert sentence in text
 
 
 def test_intervals_of_shares_come_from_joint_draws_of_all_values(

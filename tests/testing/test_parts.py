@@ -150,7 +150,6 @@ UPLOADS += [
     )
 ]
 FILTERS: Sequence[Checks] = [
-    update_filter(filters.CopyFilter(0.7, gap=0.45)),
     update_filter(filters.MultiKrum(byzantine=0, keep=2), sampler=sampling.FullParticipation()),
     update_filter(filters.NormCap(1.25)),
     update_filter(filters.OutlierFilter(exclude=True)),

@@ -10,7 +10,7 @@ import pytest
 from flsv import ConfigurationError, FederatedDataModule, FederatedLoop
 from flsv.aggregation import GeometricMedian
 from flsv.attacks import SignFlip
-from flsv.filters import CopyFilter, OutlierFilter
+from flsv.filters import NormCap, OutlierFilter
 from flsv.metrics import ClassSpecificShapley
 from flsv.utilities.arguments import attribute_of, client_number, plain_name
 from helpers.data import toy_data
@@ -40,7 +40,7 @@ def test_setting_an_argument_of_a_loop_names_replace():
 def test_replace_changes_given_arguments_and_keeps_the_rest():
     loop = FederatedLoop(
         local_epochs=3,
-        filters=[OutlierFilter(), CopyFilter(0.7, gap=None)],
+        filters=[OutlierFilter(), NormCap(1.25)],
         metrics={"cssv": ClassSpecificShapley()},
     )
     changed = loop.replace(aggregator=GeometricMedian(), filters=[])

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from flsv.data.copies import STRONG_DOUBT
 from flsv.data.doubts import (
     MAX_SHIFT_IN_RANGES,
     MIN_RATIO,
     MIN_VALUES,
-    STRONG_DOUBT,
     Doubt,
     SiteTable,
     doubts_of_classes,
