@@ -29,7 +29,7 @@ from flsv.data.sources.source import open_source, source_name
 from flsv.data.splits import Splits
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.seeding import generator_for
+from flsv.utilities.seeding import generator_for, kept_global_seed
 
 if TYPE_CHECKING:
     from flsv.data.corruption import Corruption
@@ -266,7 +266,8 @@ class FederatedDataModule(FederationView):
         """Download missing data sets if ``Files.download`` is set, or prepare a wrapped data module."""
         if self._module is not None:
             self._module.trainer = self.trainer
-            self._module.prepare_data()
+            with kept_global_seed():
+                self._module.prepare_data()
             return
         is_of_torchvision = known_as(self.source) in TORCHVISION_SETS
         if self.files.download and self._clients is None and is_of_torchvision:
@@ -358,7 +359,8 @@ class FederatedDataModule(FederationView):
             needed_stages.append(stage_name)
         for needed_stage in needed_stages:
             if needed_stage not in self._stages:
-                module.setup(needed_stage)
+                with kept_global_seed():
+                    module.setup(needed_stage)
                 self._stages.add(needed_stage)
 
     def _labels_beside(self, source: SourceData) -> Any:

@@ -103,7 +103,7 @@ def test_runs_of_another_version_of_a_package_are_used_with_a_warning(stored_run
     text = runs.read_text().replace('"version of torch": "', '"version of torch": "1.')
     runs.write_text(text)
 
-    with pytest.warns(VersionWarning, match=r"\(.*torch is .* and was 1\."):
+    with pytest.warns(VersionWarning, match=r"\(.*torch is .* and was"):
         assert main([*RETRAIN, str(stored_run)]) == 0
     assert runs.read_text() == text
 
