@@ -26,7 +26,7 @@ def start_command(folder: Path, *arguments: str, **environment: str) -> Forked:
 def uninterrupted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run and its values, in one go."""
     folder = tmp_path_factory.mktemp("whole")
-    model: dict[str, Any] = {"class_path": "helpers.coalition_kinds.DigitsCountsSteps"}
+    model: dict[str, Any] = {"class_path": "helpers.coalition_kinds.DigitsThatWait"}
     trainer = {
         "max_epochs": 2,
         "accelerator": "cpu",
