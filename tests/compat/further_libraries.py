@@ -1,4 +1,4 @@
-"""Modules and data of libraries of forecasting, brains, tables, uncertainty and spikes: `KINDS` by the library's name."""
+"""Modules and data of libraries of forecasting, EEG, tables, uncertainty and spikes: `KINDS` by the library's name."""
 
 from typing import Any
 
