@@ -549,5 +549,8 @@ def test_former_options_of_columns_are_read() -> None:
     assert kinds == {"age": "whole numbers", "plan": "categories", "came": "days since 1970"}
     assert data.column_cards[0].is_missing.sum() == 10
     message = r"\['max_categories'\] is no longer an option"
-    with pytest.warns(DeprecationWarning), pytest.raises(ConfigurationError, match=message):
+    with (
+        pytest.warns(DeprecationWarning, match="columns goes"),
+        pytest.raises(ConfigurationError, match=message),
+    ):
         set_up_data(frame, labels="ill", columns={"max_categories": 99})

@@ -63,10 +63,9 @@ def make_module() -> ClassifierClient:
 def make_data(source: Any, **options: Any) -> FederatedDataModule:
     return FederatedDataModule(
         source,
-        OneClient(),
         labels="died",
         batch_size=16,
-        **{"splits": Splits(server_val=0.0), **options},
+        **{"partitioner": OneClient(), "splits": Splits(server_val=0.0), **options},
     )
 
 

@@ -512,6 +512,15 @@ class Dictionary:
         return replace(self, positive=positive, classes=(*classes, positive))
 
 
+@dataclass(frozen=True)
+class ColumnCard:
+    """Record of a table's column: the features that it became, and which training rows have no value, bool ``[N]``."""
+
+    name: str
+    became: str
+    is_missing: np.ndarray
+
+
 _HEAD = (
     "# What the columns mean. Read each line, correct it, and let all sites have the same file.",
     "# Counts, classes, means and rare words tell something of the rows: delete what must not leave.",

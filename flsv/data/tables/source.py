@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from flsv.data.groups import check_spelling, client_names_of
 from flsv.data.labels import chosen_by_rarity, in_order, named_class, positive_last
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.tables.cells import USUAL_GAPS, Cells, format_of, read_cells
-from flsv.data.tables.dictionary import REST, Dictionary
+from flsv.data.tables.dictionary import REST, ColumnCard, Dictionary
 from flsv.data.tables.drafts import MIN_ROWS, TableDoubt
 from flsv.data.tables.merger import check_classes, check_number_of_classes, compare, draft_all
 from flsv.utilities.errors import ConfigurationError, listed
@@ -40,15 +40,6 @@ class OpenQuestions(ConfigurationError):
             '{"excluded": ["patient"], "columns": {"came": {"kind": "days since 1970"}}}. '
             "flsv data --write FILE drafts it."
         )
-
-
-@dataclass(frozen=True)
-class ColumnCard:
-    """Record of a table's column: the features that it became, and which training rows have no value, bool ``[N]``."""
-
-    name: str
-    became: str
-    is_missing: np.ndarray
 
 
 def read_table(source: Any, reading: Reading, client: str) -> Cells:
