@@ -485,8 +485,9 @@ class Dictionary:
         dictionary: Dictionary = _record(cls, options, "the data dictionary")
         positive = dictionary.positive
         is_draft = bool(dictionary.class_counts)
-        if positive is None and len(dictionary.classes or ()) == 2 and not is_draft:
-            positive = dictionary.classes[-1]
+        classes = dictionary.classes or ()
+        if positive is None and len(classes) == 2 and not is_draft:
+            positive = classes[-1]
         return dictionary.with_positive(positive)
 
     @classmethod

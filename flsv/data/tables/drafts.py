@@ -149,7 +149,7 @@ def with_target_column(dictionary: Dictionary, target: Column) -> Dictionary:
         raise ConfigurationError(
             f"all training rows have the same {dictionary.target!r}, which cannot be standardized."
         )
-    return replace(dictionary, target_mean=target.mean, target_scale=target.scale)
+    return replace(dictionary, target_mean=target.mean or 0.0, target_scale=target.scale)
 
 
 def _read_column(cells: Cells, name: str, column: Column) -> tuple[Column, pd.Series]:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from flsv.data.groups import check_spelling
 from flsv.data.labels import in_order, positive_last
-from flsv.data.tables.cells import Cells
+from flsv.data.tables.cells import Cells, FileFormat
 from flsv.data.tables.dictionary import (
     NUMBERS,
     REST,
@@ -271,7 +271,7 @@ def _difference(column: Column, usual_column: Column) -> _Difference:
 def _with_merged_target(drafts: Mapping[str, Dictionary]) -> tuple[Dictionary, list[TableDoubt]]:
     """Return a dictionary with all classes and no columns, and doubts about the classes' shares."""
     first_site, first_draft = next(iter(drafts.items()))
-    read = {}
+    read: dict[str, FileFormat] = {}
     for site, dictionary in drafts.items():
         for setting in ("target", "task", "patient", "standardize_target", "positive", "tolerance"):
             value = getattr(dictionary, setting)
@@ -431,8 +431,8 @@ def draft_all(
     merged, _ = _widened(merged, untrained_drafts, about=_UNTRAINED)
     for cells in held_out:
         drafts_of_table, doubts_of_table = draft(cells, dictionary, min_rows=min_rows)
-        merged, disagreements = _widened(merged, drafts_of_table, about=cells.name)
-        doubts += [*disagreements, *doubts_of_table]
+        merged, doubts_beside_clients = _widened(merged, drafts_of_table, about=cells.name)
+        doubts += [*doubts_beside_clients, *doubts_of_table]
     return merged, doubts
 
 

@@ -329,13 +329,13 @@ class _TablesSource:
     def _row_names(self, cells: Cells) -> dict[str, list[str]]:
         """Return the texts that identify each row, ``{title: texts}``: line, client, and excluded columns."""
         texts = {"line": [str(line) for line in cells.lines()]}
-        column_of_title = {"client": self._reading.group}
+        column_of_title: dict[str, str | None] = {"client": self._reading.group}
         for name in self._dictionary.excluded:
             if name not in (REST, self._reading.group):
                 column_of_title[name] = name
-        for title, name in column_of_title.items():
-            if name is not None and name in cells.frame:
-                texts[title] = cells.words(name, "excluded").fillna("").tolist()
+        for title, column_name in column_of_title.items():
+            if column_name is not None and column_name in cells.frame:
+                texts[title] = cells.words(column_name).fillna("").tolist()
         return texts
 
 
