@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
@@ -14,27 +14,27 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from flsv._lightning.data_source import show_data_module
 from flsv.data.federated_data import (
     FederatedData,
-    data_without_encoder,
     partition_data,
     without_flagged,
 )
-from flsv.data.federation_view import BATCH_HOOKS, FederationView
+from flsv.data.federation_view import FederationView
 from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.read_back import check_read_back, warn_of_random_evaluation
+from flsv.data.shown import parts_of_samples
 from flsv.data.sources.base import TORCHVISION_SETS, Files, Reading, SourceData, Whole, known_as
-from flsv.data.sources.source import open_source, source_name
+from flsv.data.sources.source import loader_options, open_source, source_name
 from flsv.data.splits import Splits
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.run_copy import copy_of_data_module
 from flsv.utilities.seeding import generator_for, kept_global_seed
 
 if TYPE_CHECKING:
     from flsv.data.corruption import Corruption
-    from flsv.data.sources.agreed import AgreedEncoder, TableSummary
-    from flsv.data.sources.columns import Columns, GivenColumns
     from flsv.data.tables.dictionary import Dictionary, DictionaryOptions
 
 #: Largest number of doubts in a warning.
@@ -86,8 +86,7 @@ class FederatedDataModule(FederationView):
             By default the attribute ``groups``, if any.
         dictionary: what the columns of tables mean: a data dictionary, its options, or the path of its file, see
             :class:`~flsv.data.Dictionary`. What it does not say is drafted from the training rows of all clients.
-        columns: how the columns of a table other than ``labels`` and ``groups`` become inputs: ``Columns(...)``, or its
-            options as a dictionary.
+        columns: deprecated, the options of columns of 2.1.
         splits: shares of the samples for validation and test sets of the server and the clients, see
             :class:`~flsv.data.Splits`.
         corruptions: changes to some clients' training data, in this order, such as
@@ -135,8 +134,8 @@ class FederatedDataModule(FederationView):
         labels: bool | list[int] | str | None = None,
         pos_label: str | bool | int | None = None,
         groups: str | list[int] | list[str] | None = None,
-        columns: GivenColumns = None,
         dictionary: DictionaryOptions = None,
+        columns: dict[str, Any] | None = None,
         splits: Splits = _DEFAULT_SPLITS,
         corruptions: list[Corruption] | None = None,
         files: Files = _DEFAULT_FILES,
@@ -151,33 +150,22 @@ class FederatedDataModule(FederationView):
         pos_label = check("pos_label", pos_label, str | bool | int | None)
         source = str(source) if isinstance(source, Path | str) else source
         labels, groups = _name(labels), _name(groups)
-        if columns is not None and (
-            isinstance(source, L.LightningDataModule) or not isinstance(labels, str)
-        ):
-            raise ConfigurationError(
-                "columns needs a table, no data module, and labels, the column to predict."
-            )
+        if columns is not None:
+            from flsv.data.tables.former_columns import Columns
+
+            if dictionary is not None:
+                raise ConfigurationError("columns: the data dictionary says it all. Leave it out.")
+            dictionary = columns if not isinstance(columns, Mapping) else Columns(**columns)
         if dictionary is not None:
             dictionary = _checked_dictionary(dictionary, splits.together)
             splits = replace(splits, together=dictionary.patient)
-            if labels is None and dictionary.target:
-                labels = dictionary.target
-            if labels != (dictionary.target or labels) or not isinstance(labels, str):
-                raise ConfigurationError(
-                    f"labels={labels!r}, and the data dictionary has target: {dictionary.target!r}. Name the column to "
-                    "predict in one of them."
-                )
-            if columns is not None:
-                raise ConfigurationError(
-                    "columns: the data dictionary says it all. Leave columns out."
-                )
+            labels = _target(labels, dictionary)
+            if isinstance(source, L.LightningDataModule):
+                raise ConfigurationError("dictionary: a data module reads its data itself.")
+        elif splits.together is not None and isinstance(labels, str):
+            dictionary = _checked_dictionary(None, splits.together)
         label = labels if isinstance(labels, str) else None
         group = groups if isinstance(groups, str) else None
-        table_columns = None
-        if label is not None and dictionary is None:
-            table_columns = _checked_columns(columns)
-            splits = replace(splits, together=table_columns.kept_together(splits.together))
-        # Not as attributes val and test: __getattr__ has to find a wrapped module's attributes of these names.
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
         self._source_name = (
@@ -205,7 +193,6 @@ class FederatedDataModule(FederationView):
             files=files,
             label=label,
             group=group,
-            columns=table_columns,
             pos_label=pos_label,
             is_alone=isinstance(self.partitioner, OneClient),
             dictionary=dictionary,
@@ -226,31 +213,31 @@ class FederatedDataModule(FederationView):
         self.groups = groups
         self.labels = labels
         self.pos_label = pos_label
-        #: Set by the loop: returns the batches of the coming round, in place of all clients' pooled training data. Not
-        #: a list or a dictionary of batches: Lightning would take that for a collection of loaders.
-        self.round_loader: Callable[[], Iterable[Any]] | None = None
+        #: Set by the loop: returns a loader of the samples of the client that trains, or of all.
+        self.loader_in_fit: Callable[[], Any] | None = None
         self._module = source if isinstance(source, L.LightningDataModule) else None
         self._stages: set[str] = set()
         self._needs_setup = True
+        self._is_shown = False
         self._is_site = False
+        self._opened: SourceData | None = None
         self._partitioned: FederatedData | None = None
         self._num_dropped = 0
         if self._module is not None:
             self.prepare_data_per_node = self._module.prepare_data_per_node
-            # On the instance, and only if the module has them: Lightning prefers a data module's hook to the model's.
-            for hook in filter(partial(is_overridden, instance=self._module), BATCH_HOOKS):
-                setattr(self, hook, getattr(self._module, hook))
         self._read_only = _ARGUMENTS - {"batch_size"}
 
-    if not TYPE_CHECKING:  # or every misspelt attribute would be one
-
-        def __getattr__(self, name: str) -> Any:
-            # Called only for names that are not found here. The module is missing while a copy or a pickle is made;
-            # private names are probed by libraries that test whether this object has them.
-            module = self.__dict__.get("_module")
-            if module is None or name.startswith("_"):
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            return getattr(module, name)
+    def __copy__(self) -> FederatedDataModule:
+        """Copy this data module for another fit. A wrapped data module is copied, too, without its data."""
+        copied: FederatedDataModule = object.__new__(type(self))
+        vars(copied).update(vars(self), trainer=None)
+        if self._module is not None:
+            samples: list[Any] = []
+            if self._partitioned is not None and self._source.train_loader is not None:
+                samples = parts_of_samples(self._source.train_loader.dataset)
+            users_copy = copy_of_data_module(self._module, samples)
+            vars(copied).update(source=users_copy, _module=users_copy, _is_shown=False)
+        return copied
 
     def __repr__(self) -> str:
         text = f"{type(self).__name__}({self._source_name}, {self.partitioner!r})"
@@ -261,6 +248,11 @@ class FederatedDataModule(FederationView):
     __str__ = __repr__  # Lightning's own would open every loader and expects a DataLoader in each
 
     # Lightning's life cycle
+
+    @property
+    def users_module(self) -> L.LightningDataModule | None:
+        """The wrapped data module, which a Trainer has as ``trainer.datamodule``. None if there is none."""
+        return self._module
 
     def prepare_data(self) -> None:
         """Download missing data sets if ``Files.download`` is set, or prepare a wrapped data module."""
@@ -282,13 +274,14 @@ class FederatedDataModule(FederationView):
         if not self._needs_setup:
             return
 
-        source = open_source(self.source, self._reading, self._held_out, self._clients)
+        source = self._opened
+        if source is None:
+            source = open_source(self.source, self._reading, self._held_out, self._clients)
+        if self._is_site:  # which is greeted by its number later, and reads no file again
+            self._opened = source
         if self._is_partitioner_undecided and source.clients:
             vars(self)["partitioner"] = GroupPartitioner()  # in the place of None
         self._is_partitioner_undecided = False
-        if source.summary is not None:
-            self._wait_for_encoder(source)
-            return
         labels = self._labels_beside(source)
         self._partitioned = partition_data(
             source,
@@ -306,10 +299,6 @@ class FederatedDataModule(FederationView):
         self._needs_setup = False
         if source.dictionary is not None:
             self._tell_doubts()
-        elif self._is_site and self.column_cards:
-            from flsv.data.doubts import doubts_of, warn_of_doubts
-
-            warn_of_doubts(doubts_of(self), min_strength=1.0)  # in the site's own log
         if self.splits.detector is not None:
             num_samples = int(self.num_samples.sum())
             generator = generator_for(self.seed, "flagged samples")
@@ -333,25 +322,22 @@ class FederatedDataModule(FederationView):
                 texts.append(f"and {len(doubts) - _MAX_DOUBTS} more, which flsv data shows")
             rank_zero_warn(f"the tables are doubtful: {'; '.join(texts)}.")
 
-    def _wait_for_encoder(self, source: SourceData) -> None:
-        """Split a site's rows, whose features are made when the sites have agreed on an encoder."""
-        if not self._is_site:
-            raise ConfigurationError(
-                "A table of one site alone cannot be encoded, because means and categories are "
-                "those of all sites, which agree on them at the start of a deployment. Outside of one, set "
-                "columns: {encoder: ...} to an encoder that was agreed on before, or give arrays (X, y)."
-            )
-        self._partitioned = data_without_encoder(source, self.partitioner, self.splits)
-        self._needs_setup = False
-
     def _set_up_module(self, module: L.LightningDataModule, stage: str | None) -> None:
-        """Set up a wrapped data module, once for each stage."""
+        """Set up a wrapped data module, once for each stage, and let the Trainer show it from now on."""
         if getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0) and stage == "fit":
             raise ConfigurationError(
                 f"reload_dataloaders_every_n_epochs: the loaders of {self._source_name} are read once, when its "
                 "samples are partitioned. Leave it at 0, and change the samples in the data set."
             )
-        module.trainer = self.trainer
+        trainer: Any = self.trainer
+        is_new_run = trainer is not None and trainer.datamodule is self
+        if is_new_run:
+            if self._is_shown and is_overridden("teardown", module):  # at the end of an earlier run
+                self._stages.clear()
+                self._needs_setup = True
+            self._is_shown = True
+            show_data_module(trainer, self, module)
+
         # Training data are always needed: the clients' samples are known in every stage.
         needed_stages = ["fit"]
         if stage:
@@ -362,6 +348,15 @@ class FederatedDataModule(FederationView):
                 with kept_global_seed():
                     module.setup(needed_stage)
                 self._stages.add(needed_stage)
+        if is_new_run and not self._needs_setup:
+            self._read_batch_size(module)
+
+    def _read_batch_size(self, module: L.LightningDataModule) -> None:
+        """Take the batch size of a wrapped data module's loader, which a tuner may have changed."""
+        size = loader_options(module.train_dataloader())["batch_size"]
+        if self._batch_size is None and size != self.batch_size:
+            self.batch_size = size
+            self._batch_size = None
 
     def _labels_beside(self, source: SourceData) -> Any:
         """Return the user's argument ``labels``, or None if the classes are those that the samples have."""
@@ -374,63 +369,12 @@ class FederatedDataModule(FederationView):
         self.partitioner.first_client = first_client
         self.setup("fit")
 
-    @property
-    def needs_encoder(self) -> bool:
-        """Return whether these data are a site's table that waits for the encoder of all sites."""
-        return self._source.summary is not None
-
-    @property
-    def encoder(self) -> AgreedEncoder | None:
-        """The encoder that was given to this table, as an option or by :meth:`encode`."""
-        columns = self._reading.columns
-        return None if columns is None else columns.agreed
-
-    def table_summary(self) -> TableSummary:
-        """Return what a site tells about its table, so that all sites can agree on one encoder."""
-        summary = self._source.summary
-        if summary is None:
-            raise ConfigurationError("only a table that has no encoder yet is summarized.")
-        return summary(self.client_indices(0))
-
-    def encode(self, encoder: AgreedEncoder | None) -> None:
-        """Encode a site's table by the encoder of all sites. None: the table waits for one again."""
-        if encoder == self.encoder:
-            return
-        plain = None if encoder is None else encoder.to_plain()
-        columns = replace(_checked_columns(self._reading.columns), encoder=plain)
-        self._reading = replace(self._reading, columns=columns)
-        self._needs_setup = True
-        self.setup("fit")
-
-    def teardown(self, stage: str) -> None:
-        """Call a wrapped data module's ``teardown``.
-
-        If it overrides this hook, the next ``setup`` reads the data again.
-        """
-        if self._module is not None and is_overridden("teardown", self._module):
-            self._module.teardown(stage)
-            self._stages.clear()
-            self._needs_setup = True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped data module's state.
-
-        Without a wrapped module it is an empty dictionary, because the seed determines the data.
-        """
-        return {} if self._module is None else self._module.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self._module is not None:
-            self._module.load_state_dict(state_dict)
-
-    def train_dataloader(self) -> Iterable[Any]:
-        """Return the training dataloader.
-
-        In a federated fit it yields the next round's batches, in any other fit shuffled batches of all clients'
-        samples.
-        """
-        if self.round_loader is not None:
-            return self.round_loader()
+    def train_dataloader(self) -> Any:
+        """Return a loader of all clients' samples, shuffled. In a federated fit it is ``trainer.train_dataloader``."""
+        if self.loader_in_fit is not None:
+            return self.loader_in_fit()
+        if self._module is not None and self.trainer is not None:
+            self._read_batch_size(self._module)
         if self.has_streams and self.num_clients > 1:
             raise ConfigurationError(
                 "streams of several clients are trained on in a federation: add a FederatedLoop to the callbacks."
@@ -479,11 +423,6 @@ class FederatedDataModule(FederationView):
             self._partitioned = replace(self._partitioned, source=source)
         self._batch_size = size
 
-    @property
-    def hparams(self) -> Any:
-        """Hyper-parameters of the wrapped data module, or of this one if none is wrapped."""
-        return super().hparams if self._module is None else self._module.hparams
-
 
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
 
@@ -502,11 +441,17 @@ def _checked_dictionary(options: DictionaryOptions, together: str | None) -> Dic
     return replace(dictionary, patient=together)
 
 
-def _checked_columns(options: GivenColumns) -> Columns:
-    """Return options of a table's columns, whose class is loaded for tables only."""
-    from flsv.data.sources.columns import as_columns
-
-    return as_columns(options)
+def _target(labels: Any, dictionary: Dictionary) -> str:
+    """Return the column to predict, which the user or the data dictionary names."""
+    target = dictionary.target or labels
+    if labels is None and target:
+        return dictionary.target
+    if labels != target or not isinstance(labels, str):
+        raise ConfigurationError(
+            f"labels={labels!r}, and the data dictionary has target: {dictionary.target!r}. Name the column to predict "
+            "in one of them."
+        )
+    return labels
 
 
 def _name(name: Any) -> Any:

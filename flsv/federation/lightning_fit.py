@@ -162,6 +162,7 @@ class LightningFit(Rounds):
             *no_profiling_patches(trainer),
         )
         self._cleanup.callback(self.steps.patch_step_counts().restore)
+        self._cleanup.callback(lambda: self.loop.leave(self.steps.loader_of(None)))
         self._lengths = self.steps.patch_batch_counts()
         self._cleanup.callback(self._lengths.restore)
 
@@ -206,7 +207,7 @@ class LightningFit(Rounds):
         federation.server.strategies += self.extension.strategies(federation, module, self._weights)
 
         self._lengths.restore()
-        self._change((self.data, "round_loader", federation.loader))
+        self._cleanup.callback(self.loop.take_loaders_from(federation.loader))
         changes_of_optimizers: list[str] = []
         if run_state.configured_options is not None:
             engine.options.check(run_state.configured_options)
@@ -375,21 +376,49 @@ class LightningFit(Rounds):
         last_round = self.state.round_index - 1
 
         # At the end the module holds what the run delivers. A round that was begun is discarded.
+        keeping_run = self.metrics.keeping_run(
+            self.metrics.trained_names, f"scoring the model after round {last_round + 1}"
+        )
         if is_run_over:
-            self.extension.end_round(module, last_round, skips_scored=False)
+            with keeping_run:
+                self.extension.end_round(module, last_round, skips_scored=False)
             return
 
         # Several calls may follow a round, and only a validation scores the round again. Within a round there is
         # nothing to score.
         if not self.loop.is_in_round:
             skips_scored = not self.trainer.validating
-            with self.average.averaged_weights(self.trainer, module):
+            with keeping_run, self.average.averaged_weights(self.trainer, module):
                 self.extension.end_round(module, last_round, skips_scored=skips_scored)
 
     def begin_validation(self) -> None:
         """Discard an unfinished round, so that the module holds the global model."""
         if self.is_fitting and self.loop.is_in_round:
             self.discard(_ENDED_EARLY)
+        own_validation = self._own_validation()
+        if own_validation is not None:
+            module = self.trainer.lightning_module
+            with self.average.averaged_weights(self.trainer, module):
+                own_validation.begin(module)
+
+    def end_validation(self) -> None:
+        """Compare what the run's own validation has logged with what a copy logs."""
+        own_validation = self._own_validation()
+        difference = "" if own_validation is None else own_validation.difference()
+        if difference:
+            self.running.doubts.append(f"in round {self.state.round_index}, {difference}")
+            module_name = type(self.trainer.lightning_module).__name__
+            warnings.warn(
+                f"models are scored in copies of {module_name}, and in round {self.state.round_index}, {difference}. "
+                "Copies lack something that the module has, such as the layers in a list of their class: values may "
+                "be wrong. Keep it in an attribute of the module.",
+                stacklevel=2,
+            )
+
+    def _own_validation(self) -> Any:
+        if not self.is_fitting or self.federation is None or self.federation.server.games is None:
+            return None
+        return self.federation.server.games.own_validation
 
     def discard(self, why: str) -> None:
         """Discard an unfinished round with a warning, if there is one."""
@@ -461,6 +490,9 @@ class LightningFit(Rounds):
                 last_round = self.state.round_index - 1
                 trained_values = values_by_round.get(last_round, {})
                 values_by_round[last_round] = {**self._late_values, **trained_values}
+            for values in values_by_round.values():
+                for name in values.keys() & self.metrics.missing.keys():
+                    del values[name]
             self.reports.write_late_rounds(values_by_round, self._late_scores)
         self.reports.finish()
 

@@ -40,7 +40,7 @@ from flsv.data.sources.base import (
     known_as,
     one_numbering,
 )
-from flsv.data.sources.table import TableRows, find_place, is_columnar
+from flsv.data.sources.places import TableRows, find_place, is_columnar
 from flsv.data.streams import stream_samples
 from flsv.utilities.errors import ConfigurationError, check_lightning
 
@@ -85,13 +85,9 @@ def _read_object(source: Any, reading: Reading, client: str) -> Dataset[Any] | T
     is_from_hugging_face = isinstance(getattr(source, "features", None), Mapping)
     is_read_by_row = is_from_hugging_face and reading.label is None
     if is_columnar(source) and not is_read_by_row:
-        if reading.is_by_dictionary:
-            from flsv.data.tables.source import read_table
+        from flsv.data.tables.source import read_table
 
-            return read_table(source, reading, client)
-        from flsv.data.sources.frames import frame_table
-
-        return frame_table(source)
+        return read_table(source, reading, client)
 
     if isinstance(source, IterableDataset):
         return stream_samples(source)
@@ -207,15 +203,10 @@ def _combine_sets(
         raise ConfigurationError(
             f"{names_by_kind[True]!r} is a table and {names_by_kind[False]!r} is not: give all data as tables, or none."
         )
-    if True in names_by_kind and reading.is_by_dictionary:
+    if True in names_by_kind:
         from flsv.data.tables import source as tables
 
         return tables.tables_source(parts, held_out_parts, reading, are_clients=clients)
-    if True in names_by_kind:
-        from flsv.data.sources.encoder import tables_source
-
-        return tables_source(parts, held_out_parts, reading, clients)
-
     source = SourceData(first_part, clients=clients)
     if isinstance(first_part, SourceData):
         source = first_part
@@ -245,8 +236,6 @@ def module_source(module: L.LightningDataModule) -> SourceData:
     source = replace(
         source,
         class_names=class_names_of(source.train),
-        pooled=getattr(module, "pooled_inputs", False),
-        columns=getattr(module, "columns_read", ()),
         by_rarity=getattr(source.train, "by_rarity", False),
     )
     if not is_overridden("val_dataloader", module):
@@ -255,7 +244,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
     val_loaders = _only_loader(module.val_dataloader())
     has_usual_batches = _makes_usual_batches(val_loaders)
     if has_usual_batches and isinstance(val_loaders.batch_sampler.sampler, SequentialSampler):
-        eval_options = {**_options(val_loaders), "drop_last": False}
+        eval_options = {**loader_options(val_loaders), "drop_last": False}
         return replace(source, val=val_loaders.dataset, eval_options=eval_options)
     return replace(source, val_loaders=val_loaders)
 
@@ -273,10 +262,11 @@ def _training_source(loader: Any, name: str) -> SourceData:
         train = stream_samples(train)
     else:
         indices, draws = _indices_and_draws(loader, name)
-    options = _options(loader)
+    options = loader_options(loader)
     return SourceData(
         train,
         indices=indices,
+        train_loader=loader,
         draws=draws,
         train_options=options,
         eval_options={**options, "drop_last": False},
@@ -335,7 +325,8 @@ def _makes_usual_batches(loader: Any) -> bool:
     return all(vars(subclass).keys().isdisjoint(_METHODS_OF_BATCHES) for subclass in subclasses)
 
 
-def _options(loader: DataLoader[Any]) -> dict[str, Any]:
+def loader_options(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the options of a loader that concern samples, batches and workers."""
     batch_sampler: Any = loader.batch_sampler  # may be given instead of the first two options
     return {
         "batch_size": batch_sampler.batch_size,

@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from flsv.engines.remote.messages import GARBLED_REPLY_ERRORS, Refused, checked_
 from flsv.games.judges import judge
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.utilities.atomic_files import replacing
-from flsv.utilities.declared import Count, checked
+from flsv.utilities.declared import checked
 from flsv.utilities.errors import listed
 
 #: Functions of flsv that a server may let sites compute on their data if the loop asks them, and the score that they
@@ -34,6 +35,8 @@ QUESTIONS: Mapping[str, str | None] = {
     "flsv.games.judges:judge": "accuracy",
     "flsv.games.judges:judge_coalitions": "accuracy",
 }
+#: Two names are like each other if this part of their letters is the same, in order.
+MIN_LIKENESS = 0.7
 
 
 @checked
@@ -58,8 +61,6 @@ class SitePolicy:
             (``"accuracy"`` for counts of right answers, ``"negative_loss"``, ``"val_loss"``), and what the strategies
             let it report, such as ``"label_divergence"``. It always tells its numbers of samples and steps. None for
             all. The server's log says what a site withholds. A run that cannot do without it is refused at the start.
-        min_rows: the smallest number of rows of which the site tells when sites agree on an encoder of their tables:
-            no category or class of fewer rows, and no sum of fewer numbers.
 
     Raises:
         ConfigurationError: an argument is out of range.
@@ -77,7 +78,6 @@ class SitePolicy:
     max_epsilon: Annotated[float, Gt(0)] | None = None
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
     tells: list[Annotated[str, 'Say a list of names such as "accuracy".']] | None = None
-    min_rows: Count = 5
 
     @classmethod
     def read(cls, path: Path) -> SitePolicy:
@@ -150,6 +150,17 @@ class SitePolicy:
                     "epsilon": epsilon,
                 }
                 file.write(json.dumps(entries).encode())
+
+
+def is_like(name: str, expected: str) -> bool:
+    """Return whether ``name`` was probably meant to be ``expected``.
+
+    Example:
+        >>> is_like("FLSV_site.tml", "flsv-site.toml"), is_like("resources.json", "flsv-site.toml")
+        (True, False)
+    """
+    letters, expected_letters = [re.sub("[^a-z]", "", text.lower()) for text in (name, expected)]
+    return SequenceMatcher(None, letters, expected_letters).ratio() >= MIN_LIKENESS
 
 
 def questions_of(config: FederationConfig) -> list[str]:
