@@ -162,6 +162,7 @@ class LightningFit(Rounds):
             *no_profiling_patches(trainer),
         )
         self._cleanup.callback(self.steps.patch_step_counts().restore)
+        self._cleanup.callback(lambda: self.loop.leave(self.steps.loader_of(None)))
         self._lengths = self.steps.patch_batch_counts()
         self._cleanup.callback(self._lengths.restore)
 
@@ -206,7 +207,7 @@ class LightningFit(Rounds):
         federation.server.strategies += self.extension.strategies(federation, module, self._weights)
 
         self._lengths.restore()
-        self._change((self.data, "round_loader", federation.loader))
+        self._cleanup.callback(self.loop.take_loaders_from(federation.loader))
         changes_of_optimizers: list[str] = []
         if run_state.configured_options is not None:
             engine.options.check(run_state.configured_options)

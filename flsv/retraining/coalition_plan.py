@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from flsv._lightning.data_source import data_of
 from flsv._lightning.patches import callbacks_of
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Round, TrainedCoalitions
@@ -153,9 +154,8 @@ class CoalitionPlan(RunExtension):
                 "this Trainer has been fitted before. Make a new one, and resume from a checkpoint."
             )
             return
-        untyped_trainer: Any = trainer
         try:
-            self._run_copy = copy_of_run(trainer, module, untyped_trainer.datamodule)
+            self._run_copy = copy_of_run(trainer, module, data_of(trainer))
         except ConfigurationError as error:  # told when it is known that coalitions will be trained
             self._why_no_copy = str(error)
 
