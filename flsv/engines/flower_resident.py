@@ -51,8 +51,8 @@ def resident(app: str) -> ClientApp:
     name the result as ``clientapp`` in ``pyproject.toml``.
 
     A SuperNode has one resident process for each run, reached through a socket with a key in the site's folder, which
-    only the site's user can read. The process ends with the SuperNode, or if no message has come for five minutes. If it
-    dies while it answers a message, a new process answers the message once more. On Windows, or if Flower installs
+    only the site's user can read. The process ends with the SuperNode, or if no message has come for five minutes. If
+    it dies while it answers a message, a new process answers the message once more. On Windows, or if Flower installs
     dependencies for each message, each message is answered in a process of its own.
 
     The data module is made once. Data that change within a run are seen after the next start of the SuperNode.
