@@ -281,6 +281,14 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         if self._lightning_fit is not None and not trainer.sanity_checking:
             self._lightning_fit.begin_validation()
 
+    def on_validation_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+    ) -> None:
+        if self._lightning_fit is not None and not trainer.sanity_checking:
+            self._lightning_fit.end_validation()
+
     def on_fit_end(
         self,
         trainer: L.Trainer,

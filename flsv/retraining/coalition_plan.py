@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from flsv._lightning.data_source import data_of
-from flsv._lightning.patches import callbacks_of
+from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Round, TrainedCoalitions
 from flsv.core.extension import EndedRun, RunExtension
@@ -460,7 +460,7 @@ class CoalitionPlan(RunExtension):
             checked_round=self._checked_round,
             checked_model=self._checked_model,
             verifies_all=self._verifies_all,
-            run_id=self._run_id(),
+            run_id=self._run_id(find_loop(callbacks_of(run.trainer)).state.model()),
             space=self._valued_models.space,
             run_seconds=run_seconds,
         )
@@ -472,12 +472,11 @@ class CoalitionPlan(RunExtension):
     def _verifies_all(self) -> bool:
         return any(metric.verify == "all" for metric in self._metrics.values())
 
-    def _run_id(self) -> str:
-        """Return a text that runs share only if initial models and scoring agree."""
+    def _run_id(self, trained_model: Tensor) -> str:
+        """Return a text that runs share only if they start from the same model, and come to the same one."""
         assert self._valued_models is not None
-        scores = [metric.ends for metric in self._metrics.values()]
-        tensors = [self._valued_models.untrained_model, self._checked_model, *scores]
-        hashes = [digest(tensor.cpu()).hex()[:16] for tensor in tensors if tensor is not None]
+        models = [self._valued_models.untrained_model, trained_model]
+        hashes = [digest(model.cpu()).hex()[:16] for model in models]
         return " ".join(hashes)
 
     def keep_checked_model(self, round: Round) -> None:
