@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from flsv.report import open_run
 from helpers import pages
+from helpers.retrained import retrained_rows
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
