@@ -116,7 +116,6 @@ class CoalitionPlan(RunExtension):
         # The state of `_sites` in a checkpoint.
         self._saved_sites: dict[str, Any] | None = None
         self._trains_at_sites = False
-        self._seed = 0
         self._mean_cohort_size: float | None = None
         # Whether no two clients have a class in common, as far as the server may know.
         self._shares_no_class = False
@@ -176,7 +175,6 @@ class CoalitionPlan(RunExtension):
                 "a coalition does not. Make a new Trainer with all rounds, and resume from a checkpoint."
             )
         module = trainer.lightning_module
-        self._seed = config.seed or 0
         self._trains_at_sites = callable(config.engine)
         self._share = config.share
         if self._trains_at_sites:
@@ -246,7 +244,8 @@ class CoalitionPlan(RunExtension):
             return []
         space = run.space
         for metric in self._metrics.values():
-            build_untrained = untrained_models(module, self._initial_state, space, self._seed)
+            seed = run.state.seed
+            build_untrained = untrained_models(module, self._initial_state, space, seed)
             metric.compare_starts(build_untrained)
 
         untrained_module = ModuleCopies(module, space).load()
