@@ -20,13 +20,12 @@ from lightning.pytorch.cli import SaveConfigCallback
 from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
-from flsv._lightning.patches import callbacks_of, find_loop, in_turn, is_loop
+from flsv._lightning.patches import WATCHERS, callbacks_of, find_loop, in_turn, is_loop
 from flsv._lightning.round_boundary import averaged_weights
 from flsv._lightning.rounding import rounding_of
 from flsv.configuration.federation_config import ClientEvaluation, Reporting
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
-from flsv.engines.vmap import WATCHERS
 from flsv.games.coalition_utility import Measure, check_untrained, utility_of
 from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import classifier_evaluator, make_evaluators

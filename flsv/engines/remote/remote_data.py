@@ -114,6 +114,11 @@ class RemoteData(FederatedDataModule):
             self._sizes[client][split], f"{client_called(client, self.names)} are at its site"
         )
 
+    def shown_loader(self, *_: Any) -> Any:
+        """Return a placeholder loader for all sites' training samples."""
+        num_samples = sum(sizes["train"] for sizes in self._sizes)
+        return _Elsewhere(num_samples, f"{', '.join(self.names)} are at their sites")
+
     def content_hashes(self) -> dict[str, str]:
         """Return the hash of the server's validation set, and what each site has told of its samples' hash."""
         hashes = {"server": loader_hash(self.val_dataloader())}
