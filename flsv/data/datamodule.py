@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from flsv._lightning.patches import callbacks_of, is_loop
 from flsv.data.federated_data import (
     FederatedData,
     data_without_encoder,
@@ -254,6 +255,14 @@ class FederatedDataModule(FederationView):
 
     def setup(self, stage: str | None = None) -> None:
         """Load and partition the data at the first call. Further calls, for any ``stage``, change nothing."""
+        self._load(stage)
+        if self.trainer is not None and self.trainer.training:
+            for callback in callbacks_of(self.trainer):
+                if is_loop(callback):
+                    loop: Any = callback
+                    loop.prepare(self.trainer)
+
+    def _load(self, stage: str | None) -> None:
         if self._module is not None:
             self._set_up_module(self._module, stage)
         if not self._needs_setup:

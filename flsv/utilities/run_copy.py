@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import io
+import os
 import pickle
 import random
 import sys
@@ -12,18 +13,22 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import PurePath
 from types import CellType, FunctionType
 from typing import Any
 
 import cloudpickle
 import torch
-from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyExperiment
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.program_state import ProgramState
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
 #: How an object is pickled, as ``__reduce__`` returns it.
@@ -36,16 +41,18 @@ class RunCopy:
     """The state of a Trainer and a module, taken before their fit.
 
     Data, classes and functions without a state are shared. All else is copied, with the references that its objects
-    have to each other. Loggers become ones that log nothing.
+    have to each other. Loggers become ones that log nothing. Paths in the run's folders lead into the folder in which a
+    copy is loaded.
 
     Args:
         trainer: a Trainer that has not been fitted, which may be in the ``setup`` of its fit.
         module: its module, or what makes the module.
         data: its data module.
         reductions: ``{id of an object: how it is pickled}``, for objects that copies have in another form.
+        places: ``{a folder of the run: its path below the folder in which a copy is loaded}``.
 
     Raises:
-        ConfigurationError: a part cannot be pickled. The message has its path.
+        ConfigurationError: a part cannot be pickled and loaded. The message has its path.
 
     Example:
         >>> import lightning as L
@@ -63,32 +70,43 @@ class RunCopy:
         *,
         data: Any,
         reductions: Mapping[int, Reduction] | None = None,
+        places: Mapping[str, str] | None = None,
     ) -> None:
         # A fit changes attributes of the data module until its end.
         self._data = copy.copy(data)
         self._data.trainer = None
         self._global_rngs = global_rngs()
         self._torch_settings = torch_settings()
+        self._program: ProgramState | None = ProgramState()
 
         all_reductions: dict[int, Reduction] = dict(reductions or {})
         all_reductions[id(trainer.profiler)] = (PassThroughProfiler, ())
         for logger in trainer.loggers:
-            all_reductions[id(logger)] = (SilentLogger, ())
+            all_reductions[id(logger)] = silenced(logger)
 
         def dump(value: Any) -> Pickled:
-            return pickled(value, data, all_reductions)
+            return pickled(value, data, all_reductions, places=places or {})
+
+        def dump_and_load(value: Any) -> None:
+            with restored_program():
+                dump(value).load(data)
 
         try:
             self._pickled = dump((trainer, module))
+            with restored_program():
+                self._pickled.load(data)
         except Exception as error:
-            roots = {"the module": module, "the Trainer": trainer}
+            roots = {"the module": module}
+            for callback in trainer.callbacks:
+                roots[type(callback).__name__] = callback
+            roots["the Trainer"] = trainer
             reason = "the run cannot be copied, and a coalition is a fit of a copy"
-            raise pickle_error(reason, roots, dump) from error
+            raise pickle_error(reason, roots, dump_and_load) from error
 
     def __getstate__(self) -> dict[str, Any]:
-        # For a worker, which has no data yet.
+        # For a worker, which has no data yet, and whose globals nothing has changed.
         pickled_data = pickled(self._data)
-        return {**vars(self), "_data": pickled_data}
+        return {**vars(self), "_data": pickled_data, "_program": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         data = state["_data"].load()
@@ -100,12 +118,30 @@ class RunCopy:
         return len(self._pickled.bytes) + num_bytes_of_tensors
 
     def load(self) -> tuple[Any, Any, Any]:
-        """Return a new Trainer, module and data module, and set the global generators as they were."""
+        """Return a new Trainer, module and data module, and set generators and the program's globals as they were."""
+        if self._program is not None:
+            self._program.restore()
         restore_global_rngs(self._global_rngs)
         restore_torch(self._torch_settings)
         data = copy.copy(self._data)
         trainer, module = self._pickled.load(data)
         return trainer, module, data
+
+
+@contextmanager
+def restored_program() -> Iterator[list[str]]:
+    """Restore global generators, torch's settings and the program's globals at the end of this context. The list then
+    has the paths of tensors that have changed."""
+    global_generators = global_rngs()
+    settings = torch_settings()
+    program = ProgramState()
+    changed_tensors: list[str] = []
+    try:
+        yield changed_tensors
+    finally:
+        changed_tensors += program.restore()
+        restore_torch(settings)
+        restore_global_rngs(global_generators)
 
 
 def torch_settings() -> dict[str, Any]:
@@ -143,8 +179,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         reductions: Mapping[int, Reduction],
         shared_ids: Collection[int],
         shared_types: tuple[type, ...],
+        places: Mapping[str, str],
     ) -> None:
         super().__init__(file)
+        # {folder: its path below the folder in which a copy is loaded}
+        self._places = places
         self._run_data = data
         self._reductions = reductions
         self._shared_ids = shared_ids
@@ -160,6 +199,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     def persistent_id(self, value: Any) -> Any:
         if value is self._run_data:
             return "data"
+        if type(value) is str:
+            return self._persistent_path(value)
         if isinstance(value, torch.TypedStorage):
             storage = value._untyped_storage
             return self._position(storage), storage.device, value.dtype
@@ -172,6 +213,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return SHARED, self._share(value)
         if type(value) is _Original:
             return SHARED, self._share(value.function)
+        return None
+
+    def _persistent_path(self, text: str) -> tuple[str, str] | None:
+        """Return where a path in one of the run's folders leads, below the folder in which a copy is loaded."""
+        for folder, place in self._places.items():
+            if text == folder or text.startswith(folder + os.sep):
+                return PATH, place + text.removeprefix(folder)
         return None
 
     def _share(self, value: Any) -> int:
@@ -207,6 +255,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return kind, ()
         if kind in _LOCK_MAKERS:  # free in a copy, whoever holds the original
             return _LOCK_MAKERS[kind], ()
+        if issubclass(kind, PurePath):
+            return kind, (str(value),)
         if kind is weakref.ref:
             return _reference, (value(),)
         if isinstance(value, torch.Tensor) and _has_hooks(value):
@@ -228,6 +278,8 @@ _NO_DATA = object()
 
 #: Marks what a copy has in common with the run.
 SHARED = "shared"
+#: Marks a path in a folder of the run.
+PATH = "path"
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,10 +352,13 @@ def pickled(
     reductions: Mapping[int, Reduction] | None = None,
     shared_ids: Collection[int] = (),
     shared_types: tuple[type, ...] = (),
+    places: Mapping[str, str] | None = None,
 ) -> Pickled:
-    """Pickle an object. Its copies have objects of ``shared_ids`` and ``shared_types`` in common with it."""
+    """Pickle an object. Its copies have objects of ``shared_ids`` and ``shared_types`` in common with it, and other
+    paths for those in ``places``.
+    """
     file = io.BytesIO()
-    pickler = _Pickler(file, data, reductions or {}, shared_ids, shared_types)
+    pickler = _Pickler(file, data, reductions or {}, shared_ids, shared_types, places or {})
     pickler.dump(value)
     return Pickled(file.getvalue(), pickler.storages, pickler.shared)
 
@@ -321,6 +376,9 @@ class _Unpickler(pickle.Unpickler):
         if name[0] == SHARED:
             _, position = name
             return self._pickled.shared[position]
+        if name[0] == PATH:
+            _, place = name
+            return os.path.join(os.getcwd(), place.removeprefix(os.sep)).rstrip(os.sep)
         position, device, dtype = name
         if position not in self._copied_storages:
             raw_bytes = self._pickled.storages[position].clone().to(device)
@@ -359,18 +417,74 @@ class _Gone:
     pass
 
 
-class SilentLogger(DummyLogger):
-    """Logger that logs nothing, with a folder for the files of who asks it."""
+#: Names of a logger's properties that are folders.
+_FOLDERS_OF_LOGGERS = ("save_dir", "root_dir", "log_dir")
 
-    folder: str | None = None
 
-    @property
-    def save_dir(self) -> str | None:
-        return self.folder
+class SilentLogger(Logger):
+    """Logger that logs nothing, beside the class of a logger in whose place it is.
 
-    @property
-    def log_dir(self) -> str | None:
-        return self.folder
+    Args:
+        facts: what the logger says of itself, such as its name and its folder, by the names of its properties.
+    """
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self._facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _do_nothing
+
+    experiment = property(lambda self: _SilentExperiment(self.save_dir))
+    name = property(lambda self: self._facts["name"])
+    version = property(lambda self: self._facts["version"])
+    save_dir = property(lambda self: self._facts["save_dir"])
+    root_dir = property(lambda self: self._facts["root_dir"])
+    log_dir = property(lambda self: self._facts["log_dir"])
+    group_separator = property(lambda self: "/")
+
+    def log_metrics(self, *_: Any, **__: Any) -> None:
+        pass
+
+    log_hyperparams = log_graph = save = finalize = after_save_checkpoint = log_metrics
+
+    def redirect(self, folder: str) -> None:
+        """Have folders in ``folder`` only."""
+        for name in _FOLDERS_OF_LOGGERS:
+            if not str(self._facts[name]).startswith(folder):
+                self._facts[name] = folder
+
+
+class _SilentExperiment(DummyExperiment):
+    """Experiment that does nothing, and has a folder."""
+
+    def __init__(self, folder: str | None) -> None:
+        self.dir = self.log_dir = self.logdir = folder
+
+    def get_logdir(self) -> str | None:
+        return self.dir
+
+
+def _do_nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def silenced(logger: Any) -> Reduction:
+    """Return how a logger is pickled, so that a copy is of its class and logs nothing."""
+    facts = {}
+    for name in ("name", "version", *_FOLDERS_OF_LOGGERS):
+        try:
+            value = getattr(logger, name, None)
+        except Exception:  # of a service that is not there
+            value = None
+        facts[name] = value if isinstance(value, str | int | PurePath) else None
+    return _silent_logger, (type(logger), facts)
+
+
+def _silent_logger(kind: type, facts: dict[str, Any]) -> Any:
+    silent_kind: Any = type(kind.__name__, (SilentLogger, kind), {"__module__": kind.__module__})
+    return silent_kind(facts)
 
 
 def pickle_error(
@@ -381,8 +495,9 @@ def pickle_error(
     """Return the error for ``roots`` that cannot be pickled, with the path of the part that fails."""
     path, part, error = _find_unpicklable(roots, dump)
     return ConfigurationError(
-        f"{reason}: {path} ({type(part).__name__}) cannot be pickled ({type(error).__name__}: {error}). Make it where "
-        "it is used, or give its class a __getstate__ that leaves it out and a __setstate__ that makes it anew."
+        f"{reason}: {path} ({type(part).__name__}) cannot be pickled and loaded ({type(error).__name__}: {error}). "
+        "Make it where it is used, or give its class a __getstate__ that leaves it out and a __setstate__ that makes "
+        "it anew."
     )
 
 

@@ -367,10 +367,10 @@ KINDS: dict[str, Kind] = {
         Queue, outcome="by company", passes="module.numbers, module.has_begun"
     ),
     "`types.SimpleNamespace`": Kind(NamespaceCounter, outcome="by company"),
-    "a global": Kind(Global, outcome="doubt", message=TWO_SCORES),
+    "a global": Kind(Global, outcome="by company", message=TWO_SCORES),
     "a global cache": Kind(GlobalCache, outcome="cached"),
     "a counter of the class": Kind(
-        ClassCounter, outcome="doubt", passes="ClassCounter.num_steps", message=TWO_SCORES
+        ClassCounter, outcome="by company", passes="ClassCounter.num_steps", message=TWO_SCORES
     ),
     "an attribute of the data module": Kind(StepsInTheData, outcome="by company"),
     "a temporary folder of `setup`": Kind(
